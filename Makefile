@@ -1,0 +1,36 @@
+BIN := .venv/bin
+OUT := .
+PACKAGES := stages serving trainer loadtest
+PROTOS := proto/stages/v1/stage.proto proto/serving/v1/router.proto proto/trainer/v1/training.proto
+
+.PHONY: help demo test lint bench proto clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 8
+
+.venv/.ready: pyproject.toml
+	@sh .ci/venv.sh
+
+demo: .venv/.ready ## a small model on three local hosts, one sweep against the AR pipeline
+	$(BIN)/onesweep demo
+
+test: .venv/.ready ## all tests
+	$(BIN)/python -m pytest -q
+
+lint: .venv/.ready ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(PACKAGES:%=-p %)
+
+bench: .venv/.ready ## what a sweep costs on top of the model
+	$(BIN)/onesweep bench overhead
+
+# A contract's path is its package's path, so the stubs land where they are imported from.
+proto: .venv/.ready ## regenerate the stubs from the contracts
+	PATH="$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iproto \
+		--python_out=$(OUT) --grpc_python_out=$(OUT) --mypy_out=quiet:$(OUT) --mypy_grpc_out=quiet:$(OUT) $(PROTOS)
+
+clean: ## remove the virtual environment, caches and build output
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""What measures: the emulated WAN, locust users, benchmarks and reports."""

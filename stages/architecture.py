@@ -1,0 +1,47 @@
+"""The shapes of the two model families: a chain of diffusion blocks and an AR pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from stages.errors import ShapeError
+
+VOCABULARY = 256
+"""One symbol for each byte. There is no padding and no start symbol: a prompt has at least one byte."""
+
+Context = Literal["own", "chained"]
+"""What a block's clean stream reads: the bytes (`own`) or the features of the block before (`chained`)."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Sizes shared by every block of a chain, or every stage of an AR pipeline.
+
+    `parts` counts blocks (chain) or stages (AR); `layers` counts transformer layers in *one* part.
+    """
+
+    parts: int = 3
+    layers: int = 2
+    width: int = 128
+    heads: int = 4
+    context_bytes: int = 512
+    code_dim: int = 32
+    condition_dim: int = 64
+    context: Context = "own"
+
+    def __post_init__(self) -> None:
+        for name in ("parts", "layers", "width", "heads", "context_bytes", "code_dim", "condition_dim"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1 << 20:
+                raise ShapeError(f"architecture: {name} must be a whole number from 1 to 1048576, not {value!r}")
+        if self.width % (2 * self.heads):
+            raise ShapeError(
+                f"architecture: width {self.width} must be an even multiple of heads {self.heads} (rotary pairs)"
+            )
+        if self.context not in ("own", "chained"):
+            raise ShapeError(f"architecture: context must be 'own' or 'chained', not {self.context!r}")
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.heads

@@ -1,0 +1,98 @@
+"""One block of the chain: clean stream, noisy slots, next-byte head."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from stages.architecture import VOCABULARY, Architecture
+from stages.codes import Codes
+from stages.layers import Layer, LayerCache, NoiseCondition, initialise, noise_frequencies, rotary_table
+from stages.noise import input_scale
+
+
+class Block(nn.Module):
+    """Layers of one noise range. Holds everything that a host or a worker needs, and nothing of other blocks.
+
+    :param index: position in the chain; block 0 takes the most noise and always reads bytes.
+    """
+
+    def __init__(self, architecture: Architecture, index: int, codes: Codes) -> None:
+        super().__init__()
+        a = architecture
+        self.architecture, self.index = a, index
+        self.data_std = a.code_dim**-0.5
+        self.reads_bytes = a.context == "own" or index == 0
+        self.embedding = nn.Embedding(VOCABULARY, a.width) if self.reads_bytes else None
+        self.state_in = nn.Linear(a.code_dim, a.width, bias=False)
+        self.estimate_in = nn.Linear(a.code_dim, a.width, bias=False)
+        self.slot = nn.Parameter(torch.zeros(a.width))
+        self.condition = NoiseCondition(a.condition_dim)
+        self.layers = nn.ModuleList(Layer(a.width, a.heads, a.condition_dim) for _ in range(a.layers))
+        self.noisy_norm, self.noisy_head = nn.RMSNorm(a.width), nn.Linear(a.width, VOCABULARY)
+        self.clean_norm, self.clean_head = nn.RMSNorm(a.width), nn.Linear(a.width, VOCABULARY)
+        self.register_buffer("codes", codes.table(), persistent=False)
+        self.register_buffer("rotary", rotary_table(a.context_bytes, a.head_dim), persistent=False)
+        initialise(self, a.layers)
+
+    def restore_tables(self, codes: Codes) -> None:
+        """Compute what is not stored, for a block that was built on the meta device."""
+        a = self.architecture
+        self.codes = codes.table()
+        self.rotary = rotary_table(a.context_bytes, a.head_dim)
+        self.condition.frequencies = noise_frequencies()
+
+    def clean_input(self, source: Tensor) -> Tensor:
+        """The clean stream's input: bytes (batch, positions) int64, or features (batch, positions, width)."""
+        return self.embedding(source) if self.embedding is not None else source
+
+    def read(
+        self, source: Tensor, caches: list[LayerCache] | None = None
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """Run clean positions, appending to `caches`.
+
+        source: as `clean_input`. Returns features (batch, positions, width) and each layer's keys and values
+        of all clean positions so far.
+        """
+        x = self.clean_input(source)
+        start = caches[0].length if caches else 0
+        rotary = self.rotary[:, start : start + x.shape[1]]
+        memory = []
+        for i, layer in enumerate(self.layers):
+            x, keys, values = layer.clean(x, rotary, caches[i] if caches else None)
+            memory.append((keys, values))
+        return x, memory
+
+    def next_byte(self, features: Tensor) -> Tensor:
+        """Logits (batch, positions, 256) of the byte after each clean position."""
+        return self.clean_head(self.clean_norm(features))
+
+    def denoise(
+        self,
+        z: Tensor,
+        estimate: Tensor,
+        sigma: Tensor,
+        memory: list[tuple[Tensor, Tensor]],
+        start: int,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """Logits (batch, slots, 256) of the byte under each noisy slot.
+
+        z, estimate: (batch, slots, code_dim); sigma: (batch, slots or 1); memory: from `read`;
+        start: the position that the first slot fills.
+
+        The likelihood of each byte given its own slot, z . code / sigma^2, is known in closed form (codes have
+        equal norms), so it is added to the logits and the layers learn only what the context says.
+        """
+        x = self.state_in(z * input_scale(sigma, self.data_std)[..., None])
+        x = x + self.estimate_in(estimate / self.data_std) + self.slot
+        rotary = self.rotary[:, start : start + z.shape[1]]
+        condition = self.condition(sigma)
+        for layer, (keys, values) in zip(self.layers, memory, strict=True):
+            x = layer.noisy(x, condition, rotary, keys, values, mask)
+        likelihood = (z @ self.codes.T) / (sigma * sigma)[..., None]
+        return self.noisy_head(self.noisy_norm(x)).float() + likelihood
+
+    def point(self, logits: Tensor) -> Tensor:
+        """The denoised point D = softmax(logits) @ C: (batch, slots, code_dim)."""
+        return logits.softmax(dim=-1) @ self.codes

@@ -1,0 +1,70 @@
+"""Errors for people: the message says what was wrong and what to do, and no traceback is shown.
+
+OnesweepError           exit 1
++- InputError           exit 2: a value that a user gave
+|  +- ShapeError        an architecture
+|  +- PartitionError    a noise partition
+|  +- CodecError        a codec's name or payload
+|  +- RequestError      a field of a request or message
+|  +- DataError         training text
+|  +- ConfigError       settings of a run
+|  +- TopologyError     a topology file
++- CheckpointError      files that cannot be loaded or saved
++- ResumeError          a training state that cannot be gone on from
++- Interrupted          asked to stop, state saved; exit 130
++- ServiceError         a server answered with an error, or not at all
+"""
+
+from __future__ import annotations
+
+
+class OnesweepError(Exception):
+    exit_code = 1
+
+
+class InputError(OnesweepError):
+    exit_code = 2
+
+
+class ShapeError(InputError):
+    pass
+
+
+class PartitionError(InputError):
+    pass
+
+
+class CodecError(InputError):
+    pass
+
+
+class RequestError(InputError):
+    pass
+
+
+class DataError(InputError):
+    pass
+
+
+class ConfigError(InputError):
+    pass
+
+
+class TopologyError(InputError):
+    pass
+
+
+class CheckpointError(OnesweepError):
+    pass
+
+
+class ResumeError(OnesweepError):
+    pass
+
+
+class Interrupted(OnesweepError):
+    exit_code = 130
+
+
+class ServiceError(OnesweepError):
+    pass

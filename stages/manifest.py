@@ -1,0 +1,151 @@
+"""The manifest of a checkpoint: everything that defines a model but its weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from stages.architecture import Architecture
+from stages.codes import Codes
+from stages.errors import CheckpointError, InputError
+from stages.partition import LogNormalPrior, NoisePartition
+
+FORMAT = 1
+MANIFEST_NAME = "manifest.json"
+MAX_MANIFEST_BYTES = 1 << 20
+
+Kind = Literal["chain", "ar"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """The file of one block (chain) or one stage (AR)."""
+
+    file: str
+    sha256: str
+    bytes: int
+    probe: dict[str, float]
+    """What the gate measured when the part was saved: name of a measure -> value."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """`kind` is `chain` (blocks with noise ranges) or `ar` (stages trained end to end)."""
+
+    kind: Kind
+    architecture: Architecture
+    parts: tuple[Part | None, ...]
+    codes: Codes | None = None
+    partition: NoisePartition | None = None
+    probe_text: str = ""
+    probe_tolerance: float = 0.02
+    """How far a measure of the gate may be from the recorded one: nats, or relative error for hidden states."""
+    tokenizer: str = "bytes"
+    data: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        record: dict[str, Any] = {"format": FORMAT, **asdict(self)}
+        if self.codes is not None:
+            record["codes"]["digest"] = self.codes.digest()
+        return json.dumps(record, indent=2, sort_keys=True, allow_nan=False) + "\n"
+
+    def digest(self) -> str:
+        """Names the weights: SHA-256 over kind, architecture, codes, partition and the parts' own digests.
+
+        Losses and notes about the data are left out, so adding a measurement does not make it another model.
+        """
+        record = asdict(self)
+        identity = {key: record[key] for key in ("kind", "architecture", "codes", "partition", "tokenizer")}
+        identity["parts"] = [part.sha256 if part else None for part in self.parts]
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def complete(self) -> bool:
+        return all(part is not None for part in self.parts)
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read and validate `directory`/manifest.json.
+
+    Raises CheckpointError when it is missing, damaged, of a newer format, or contradicts itself.
+    """
+    path = directory / MANIFEST_NAME
+    try:
+        if path.stat().st_size > MAX_MANIFEST_BYTES:
+            raise CheckpointError(f"{path} is over {MAX_MANIFEST_BYTES} bytes: that is no manifest")
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise CheckpointError(f"no checkpoint in {directory}: {MANIFEST_NAME} is missing") from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged ({error}); fetch the checkpoint again") from None
+    return _parse(record, path)
+
+
+def _parse(record: Any, path: Path) -> Manifest:
+    if not isinstance(record, dict) or not isinstance(record.get("format"), int):
+        raise CheckpointError(f"{path} has no format number: it is not a manifest of onesweep")
+    if record["format"] != FORMAT:
+        advice = "upgrade onesweep" if record["format"] > FORMAT else "export it again with this version"
+        raise CheckpointError(f"{path} has format {record['format']}, this version reads {FORMAT}: {advice}")
+    try:
+        return _build(record)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    except (KeyError, TypeError, AttributeError, ValueError, InputError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise CheckpointError(f"{path} is damaged: {what}") from None
+
+
+def _build(record: dict[str, Any]) -> Manifest:
+    architecture = Architecture(**record["architecture"])
+    kind = record["kind"]
+    if kind not in ("chain", "ar"):
+        raise CheckpointError(f"kind {kind!r} is neither 'chain' nor 'ar'")
+    parts = tuple(None if part is None else _part(part) for part in record["parts"])
+    if len(parts) != architecture.parts:
+        raise CheckpointError(f"{len(parts)} parts listed, the architecture has {architecture.parts}")
+    codes = partition = None
+    if kind == "chain":
+        codes, partition = _codes(record["codes"], architecture), _partition(record["partition"], architecture)
+    return Manifest(
+        kind=kind,
+        architecture=architecture,
+        parts=parts,
+        codes=codes,
+        partition=partition,
+        **{
+            name: record[name] for name in ("probe_text", "probe_tolerance", "tokenizer", "data", "training", "metrics")
+        },
+    )
+
+
+def _part(record: dict[str, Any]) -> Part:
+    part = Part(**record)
+    if Path(part.file).name != part.file or not part.file.endswith(".safetensors"):
+        raise CheckpointError(f"part file {part.file!r} must be a plain .safetensors name in the same directory")
+    return part
+
+
+def _codes(record: dict[str, Any], architecture: Architecture) -> Codes:
+    codes = Codes(int(record["seed"]), int(record["dim"]))
+    if codes.dim != architecture.code_dim:
+        raise CheckpointError(f"codes of {codes.dim} numbers, the architecture has {architecture.code_dim}")
+    if codes.digest() != record["digest"]:
+        raise CheckpointError(f"codes from seed {codes.seed} do not have the recorded digest {record['digest'][:12]}")
+    return codes
+
+
+def _partition(record: dict[str, Any], architecture: Architecture) -> NoisePartition:
+    partition = NoisePartition(
+        record["kind"], tuple(record["boundaries"]), LogNormalPrior(**record["prior"]), record["overlap"]
+    )
+    if len(partition.boundaries) != architecture.parts + 1:
+        raise CheckpointError(f"{len(partition.boundaries)} boundaries for {architecture.parts} blocks")
+    return partition

@@ -1,0 +1,75 @@
+"""The gate's probe: losses on a text that every checkpoint carries.
+
+A mis-mapped checkpoint loads and runs cleanly; only a measured loss shows that the weights mean what they should.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from stages.ar import ArStage
+from stages.block import Block
+from stages.partition import NoisePartition
+from stages.randomness import Purpose, normals
+
+PROBE_TEXT = (
+    "The letter left the coast before dawn, and it was noon when the rider saw the first roofs of the town. "
+    "He had not slept. At the gate a boy asked him what he carried, and he said that he did not know; "
+    "it was sealed, and it was only one of three. \n"
+)
+PROBE_INPUT = "probe.input"
+PROBE_OUTPUT = "probe.output"
+"""Tensors in a part's file: what enters and leaves the part on the probe text where no bytes or losses do."""
+
+Measures = dict[str, float]
+
+
+def probe_bytes(text: str, context_bytes: int) -> Tensor:
+    """The probe as (1, positions) int64, cut to the context."""
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).long()[None, :context_bytes]
+
+
+@torch.inference_mode()
+def probe_block(block: Block, partition: NoisePartition, text: str, features: Tensor | None) -> tuple[Measures, Tensor]:
+    """Cross-entropies (nats) of both heads of a block on the probe text.
+
+    features: (positions, width) from the block before, where the block is `chained`.
+    Returns the measures and the block's own clean features (positions, width).
+    """
+    known = probe_bytes(text, block.architecture.context_bytes)
+    clean, memory = block.read(known if features is None else features[None])
+    high, low = partition.range(block.index)
+    sigma = torch.full((1, 1), (high * low) ** 0.5)
+    half = known.shape[1] // 2
+    target = known[:, half:]
+    noise = normals(0, Purpose.INITIAL_NOISE, half, target.shape[1], block.architecture.code_dim)[None]
+    prefix = [(keys[:, :, :half], values[:, :, :half]) for keys, values in memory]
+    z = block.codes[target] + sigma[..., None] * noise
+    denoised = block.denoise(z, torch.zeros_like(z), sigma, prefix, half)
+    measures = {
+        "next_byte_nats": _cross_entropy(block.next_byte(clean)[:, :-1], known[:, 1:]),
+        "denoise_nats": _cross_entropy(denoised, target),
+    }
+    return measures, clean[0]
+
+
+@torch.inference_mode()
+def probe_stage(
+    stage: ArStage, text: str, hidden: Tensor | None, recorded: Tensor | None = None
+) -> tuple[Measures, Tensor]:
+    """Next-byte CE (nats) of the last AR stage; for the others, the relative error of their hidden states.
+
+    hidden: (positions, width) that enter, None for the first stage; recorded: those that should leave.
+    """
+    known = probe_bytes(text, stage.architecture.context_bytes)
+    out = stage.read(known if hidden is None else hidden[None])[0]
+    if stage.is_last:
+        return {"next_byte_nats": _cross_entropy(stage.next_byte(out[None])[:, :-1], known[:, 1:])}, out
+    error = 0.0 if recorded is None else float((out - recorded).norm() / recorded.norm())
+    return {"hidden_relative_error": error}, out
+
+
+def _cross_entropy(logits: Tensor, target: Tensor) -> float:
+    return float(F.cross_entropy(logits.reshape(-1, logits.shape[-1]), target.reshape(-1)))

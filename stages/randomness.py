@@ -1,0 +1,70 @@
+"""Random numbers as a pure function of (seed, purpose, position, step).
+
+Every host and device computes the same noise, so any replica can take over a sweep. Philox is counter-based:
+the numbers of one position do not depend on how many others are drawn. Only numpy's raw Philox bits are used,
+which its stream policy (NEP 19) keeps stable; the normal transform is our own.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+MAX_SEED = (1 << 64) - 1
+_WORDS_PER_COUNTER = 4
+
+
+class Purpose(IntEnum):
+    """Keeps streams apart that share a seed."""
+
+    INITIAL_NOISE = 1
+    SAMPLE = 2
+    CODES = 3
+    WINDOWS = 4
+    TRAINING = 5
+
+
+def raw_words(seed: int, purpose: Purpose, position: int, count: int, width: int, step: int = 0) -> NDArray[np.uint64]:
+    """`width` 64-bit words for each of `count` positions from `position` on: (count, width) uint64."""
+    counters = -(-width // _WORDS_PER_COUNTER)
+    start = position * counters
+    bits = np.random.Philox(key=[seed & MAX_SEED, int(purpose)], counter=[start, step, 0, 0])
+    words = bits.random_raw(count * counters * _WORDS_PER_COUNTER)
+    return np.asarray(words).reshape(count, counters * _WORDS_PER_COUNTER)[:, :width]
+
+
+def uniforms(seed: int, purpose: Purpose, position: int, count: int, width: int, step: int = 0) -> NDArray[np.float64]:
+    """Uniform numbers in (0, 1]: (count, width) float64."""
+    words = raw_words(seed, purpose, position, count, width, step)
+    return ((words >> np.uint64(11)).astype(np.float64) + 1.0) * 2.0**-53
+
+
+def normals(seed: int, purpose: Purpose, position: int, count: int, width: int, step: int = 0) -> Tensor:
+    """Standard normal numbers: (count, width) float32, by the Box-Muller transform in float64."""
+    half = -(-width // 2)
+    u = uniforms(seed, purpose, position, count, 2 * half, step)
+    radius, angle = np.sqrt(-2 * np.log(u[:, :half])), 2 * np.pi * u[:, half:]
+    pairs = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
+    return torch.from_numpy(pairs[:, :width].astype(np.float32))
+
+
+def gumbels(seed: int, position: int, count: int, width: int) -> NDArray[np.float64]:
+    """Standard Gumbel numbers for sampling by argmax: (count, width) float64."""
+    u = uniforms(seed, Purpose.SAMPLE, position, count, width)
+    return np.asarray(-np.log(-np.log(u * (1 - 2.0**-53))))
+
+
+def sample_bytes(logits: Tensor, temperature: float, seed: int, position: int) -> bytes:
+    """One byte for each row of `logits` (count, 256): a draw at `temperature`, or the argmax at 0.
+
+    Byte i uses the Gumbel numbers of `position + i`, so the same (seed, position, logits) give the same byte
+    on every host and in every mode.
+    """
+    scores = logits.detach().double().cpu().numpy()
+    if temperature > 0:
+        scores = scores / temperature + gumbels(seed, position, *scores.shape)
+    return bytes(scores.argmax(axis=1).astype(np.uint8).tolist())

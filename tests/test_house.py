@@ -1,0 +1,259 @@
+"""The house's rules: who may import whom, what files are called, what lies at the top."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import importlib.util
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+MAY_IMPORT = {
+    "stages": set(),
+    "serving": {"stages"},
+    "trainer": {"stages"},
+    "loadtest": {"stages", "serving"},
+}
+MATHS = {
+    "stages.architecture",
+    "stages.noise",
+    "stages.partition",
+    "stages.randomness",
+    "stages.codes",
+    "stages.layers",
+    "stages.block",
+    "stages.ar",
+    "stages.codec",
+    "stages.checkpoint",
+    "stages.chain",
+}
+NETWORK = {"grpc", "asyncio"}
+TOP_FOLDERS = {"proto", "serving", "stages", "trainer", "loadtest", "tests", "docs", "deploy", "weights"}
+NAMELESS = {"utils.py", "helpers.py"}
+
+
+# Reading imports
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """Every module of the four packages, by its dotted name."""
+    found = {}
+    for package in MAY_IMPORT:
+        for path in sorted((root / package).rglob("*.py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def import_nodes(node: ast.AST, *, in_functions: bool, for_types: bool) -> Iterator[ast.Import | ast.ImportFrom]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) and not in_functions:
+            continue
+        elif is_type_checking(child) and not for_types:
+            yield from import_nodes(ast.Module(child.orelse, []), in_functions=in_functions, for_types=for_types)
+        else:
+            yield from import_nodes(child, in_functions=in_functions, for_types=for_types)
+
+
+def imports(name: str, path: Path, known: dict[str, Path], *, in_functions: bool, for_types: bool) -> set[str]:
+    """What a module imports, by dotted names: `from stages import noise` is stages.noise where that is a module."""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    found = set()
+    for node in import_nodes(ast.parse(path.read_text()), in_functions=in_functions, for_types=for_types):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+            continue
+        base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+        wholes = {f"{base}.{alias.name}" for alias in node.names}
+        found |= {whole if whole in known or base not in known else base for whole in wholes}
+    return found - {name}
+
+
+def is_network(name: str) -> bool:
+    parts = name.split(".")
+    return parts[0] in NETWORK or any(part.endswith(("_pb2", "_pb2_grpc")) for part in parts)
+
+
+# The rules: each returns what breaks it
+
+
+def forbidden_imports(root: Path) -> list[str]:
+    known = modules(root)
+    broken = []
+    for name, path in known.items():
+        package = name.partition(".")[0]
+        for target in sorted(imports(name, path, known, in_functions=True, for_types=True)):
+            other = target.partition(".")[0]
+            if other in MAY_IMPORT and other != package and other not in MAY_IMPORT[package]:
+                broken.append(f"{name} imports {target}")
+    return broken
+
+
+def network_in_maths(root: Path) -> list[str]:
+    """Ways from a maths module to the network, through modules of the house and the packages that hold them."""
+    known = modules(root)
+    broken = []
+    for start in sorted(MATHS):
+        ways, seen = [[start]], {start}
+        while ways:
+            way = ways.pop()
+            name = way[-1]
+            if is_network(name):
+                broken.append(" -> ".join(way))
+            elif name in known:
+                following = imports(name, known[name], known, in_functions=True, for_types=False)
+                following |= {name.rpartition(".")[0]} - {""}
+                ways += [[*way, target] for target in sorted(following - seen)]
+                seen |= following
+    return broken
+
+
+def import_cycle(root: Path) -> list[str]:
+    """One circle of imports that run when a module is loaded, or nothing."""
+    known = modules(root)
+    graph = {
+        name: imports(name, path, known, in_functions=False, for_types=False) & known.keys()
+        for name, path in known.items()
+    }
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return []
+
+
+def nameless_files(root: Path) -> list[str]:
+    folders = [root / folder for folder in (*MAY_IMPORT, "tests")]
+    return [str(path.relative_to(root)) for folder in folders for path in folder.rglob("*.py") if path.name in NAMELESS]
+
+
+def stray_folders(files: list[str]) -> list[str]:
+    folders = {Path(file).parts[0] for file in files if len(Path(file).parts) > 1}
+    return sorted(folder for folder in folders - TOP_FOLDERS if not folder.startswith("."))
+
+
+def silent_test_files(root: Path) -> list[str]:
+    def asserts(node: ast.AST) -> bool:
+        return isinstance(node, ast.Assert) or (isinstance(node, ast.Attribute) and node.attr == "raises")
+
+    return [
+        str(path.relative_to(root))
+        for path in sorted((root / "tests").rglob("test_*.py"))
+        if not any(asserts(node) for node in ast.walk(ast.parse(path.read_text())))
+    ]
+
+
+# The house keeps them
+
+
+def test_packages_import_only_those_they_may_know() -> None:
+    broken = forbidden_imports(ROOT)
+    assert not broken, f"allowed are only stages <- serving <- loadtest and stages <- trainer: {broken}"
+
+
+def test_every_maths_module_exists() -> None:
+    missing = sorted(MATHS - modules(ROOT).keys())
+    assert not missing, f"the list MATHS in this file names modules that are not there: {missing}"
+
+
+def test_maths_knows_nothing_of_the_network() -> None:
+    broken = network_in_maths(ROOT)
+    assert not broken, f"model maths must not reach grpc, asyncio or generated stubs: {broken}"
+
+
+def test_imports_make_no_circle() -> None:
+    cycle = import_cycle(ROOT)
+    assert not cycle, f"these modules import each other in a circle: {' -> '.join(cycle)}"
+
+
+def test_files_are_named_by_what_they_hold() -> None:
+    broken = nameless_files(ROOT)
+    assert not broken, f"name these files by the noun they hold: {broken}"
+
+
+def test_top_level_has_only_the_rooms_of_the_house() -> None:
+    listing = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listing.returncode:
+        pytest.skip("not a git checkout: what belongs to the project cannot be told from what lies about")
+    broken = stray_folders(listing.stdout.splitlines())
+    assert not broken, f"no room for these top-level folders: {broken}; there are {sorted(TOP_FOLDERS)}"
+
+
+def test_every_test_file_asserts_something() -> None:
+    broken = silent_test_files(ROOT)
+    assert not broken, f"these test files have neither an assert nor a pytest.raises: {broken}"
+
+
+# The rules can be broken
+
+
+def plant(root: Path, sources: dict[str, str]) -> Path:
+    for name, source in sources.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "message"),
+    [
+        ("stages/block.py", "import serving.cli", "stages.block imports serving.cli"),
+        ("serving/cli.py", "def late():\n    from trainer.data import read", "serving.cli imports trainer.data.read"),
+        ("trainer/data.py", "from loadtest import wan", "trainer.data imports loadtest.wan"),
+        ("serving/__init__.py", "if TYPE_CHECKING:\n    import trainer", "serving imports trainer"),
+    ],
+)
+def test_a_forbidden_import_is_caught(tmp_path: Path, file: str, source: str, message: str) -> None:
+    plant(tmp_path, {"loadtest/wan.py": "import stages.noise, serving.cli", file: source})
+    assert forbidden_imports(tmp_path) == [message]
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import asyncio", "import grpc.aio", "from stages.v1 import stage_pb2", "def late():\n    from grpc import aio"],
+)
+def test_network_behind_maths_is_caught(tmp_path: Path, source: str) -> None:
+    plant(tmp_path, {"stages/noise.py": "from stages.wire import send", "stages/wire.py": source})
+    (way,) = network_in_maths(tmp_path)
+    assert way.startswith("stages.noise -> stages.wire -> ")
+
+
+def test_network_in_the_package_that_holds_the_maths_is_caught(tmp_path: Path) -> None:
+    plant(tmp_path, {"stages/__init__.py": "import grpc", "stages/noise.py": ""})
+    assert network_in_maths(tmp_path) == ["stages.noise -> stages -> grpc"]
+
+
+def test_maths_may_import_maths(tmp_path: Path) -> None:
+    plant(tmp_path, {"stages/block.py": "import torch\nfrom . import noise", "stages/noise.py": "import math"})
+    assert network_in_maths(tmp_path) == []
+
+
+def test_a_circle_is_caught(tmp_path: Path) -> None:
+    plant(tmp_path, {"stages/a.py": "from stages import b", "stages/b.py": "from .a import name"})
+    assert set(import_cycle(tmp_path)) == {"stages.a", "stages.b"}
+
+
+def test_imports_for_types_and_in_functions_make_no_circle(tmp_path: Path) -> None:
+    for_types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import stages.b"
+    late = "def late():\n    import stages.a"
+    plant(tmp_path, {"stages/a.py": for_types, "stages/b.py": "import stages.c", "stages/c.py": late})
+    assert import_cycle(tmp_path) == []
+
+
+def test_other_broken_rules_are_caught(tmp_path: Path) -> None:
+    plant(tmp_path, {"serving/utils.py": "", "tests/stages/test_nothing.py": "def test_it():\n    print('fine')"})
+    assert nameless_files(tmp_path) == ["serving/utils.py"]
+    assert silent_test_files(tmp_path) == ["tests/stages/test_nothing.py"]
+    assert stray_folders(["README.md", ".ci/run", "docs/wire.md", "misc/notes.md"]) == ["misc"]

@@ -1,0 +1,1 @@
+"""What makes blocks: data, objectives, local training, evaluation."""

@@ -1,0 +1,141 @@
+"""Settings of a training run: a profile, a TOML file, flags; in that order, the later wins."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tomllib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stages.architecture import Architecture
+from stages.errors import ConfigError, ShapeError
+from stages.partition import KINDS, Kind
+
+
+@dataclass(frozen=True)
+class NoiseConfig:
+    """The noise range of the chain and how it is cut."""
+
+    partition: Kind = "equal_entropy"
+    sigma_min: float = 0.15
+    sigma_max: float = 10.0
+    overlap: float = 0.05
+    code_seed: int = 0
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """One run. Every arm of a comparison (blocks, AR, local AR) uses the same data, steps and batch."""
+
+    profile: str = "onesweep"
+    architecture: Architecture = Architecture()
+    noise: NoiseConfig = NoiseConfig()
+    steps: int = 2000
+    sequences: int = 8
+    """Windows of `architecture.context_bytes` in a batch."""
+    learning_rate: float = 3e-3
+    """Peak rate of AdamW: embeddings, heads, norms, AdaLN."""
+    matrix_learning_rate: float = 2e-2
+    """Peak rate of Muon: the layers' matrices."""
+    warmup_steps: int = 100
+    weight_decay: float = 0.1
+    anchor: float = 0.3
+    """Weight of the clean next-byte loss beside the denoising loss."""
+    chunks: tuple[int, ...] = (1, 8, 32, 64, 0)
+    """Chunk sizes drawn for each batch; 0 is the whole window."""
+    self_condition: float = 0.5
+    """Share of steps in which the block sees its own first guess as the estimate."""
+    edm_weighted: bool = False
+    bfloat16: bool = True
+    seed: int = 0
+    log_every: int = 20
+    evaluate_every: int = 500
+    save_every_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        whole = {"steps": 0, "sequences": 1, "warmup_steps": 0, "seed": 0, "log_every": 1, "evaluate_every": 1}
+        for name, least in whole.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ConfigError(f"{name} must be a whole number of at least {least}, not {value!r}")
+        for name in (
+            "learning_rate",
+            "matrix_learning_rate",
+            "weight_decay",
+            "anchor",
+            "self_condition",
+            "save_every_s",
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+                raise ConfigError(f"{name} must be a finite number of at least 0, not {value!r}")
+        if not self.chunks or any(not isinstance(c, int) or c < 0 for c in self.chunks):
+            raise ConfigError(f"chunks must be sizes of at least 1, or 0 for the whole window, not {self.chunks!r}")
+        if self.noise.partition not in KINDS:
+            raise ConfigError(f"partition must be one of {', '.join(KINDS)}, not {self.noise.partition!r}")
+        if not 0 < self.noise.sigma_min < self.noise.sigma_max:
+            raise ConfigError(
+                f"sigma_min {self.noise.sigma_min} must be above 0 and below sigma_max {self.noise.sigma_max}"
+            )
+
+
+PROFILES: dict[str, TrainingConfig] = {
+    "onesweep": TrainingConfig(),
+    # The recipe of BlockTrain (arXiv 2606.24722): [1, 10], the whole sequence noised at once with the true prefix
+    # at every position, equal probability; for comparison with its table, not for text.
+    "blocktrain": TrainingConfig(
+        profile="blocktrain",
+        noise=NoiseConfig(partition="equal_probability", sigma_min=1.0, sigma_max=10.0),
+        chunks=(1,),
+        self_condition=0.0,
+    ),
+}
+
+
+def load_config(path: Path | None, profile: str | None = None, **flags: Any) -> TrainingConfig:
+    """Merge a profile, the TOML file at `path` and `flags` (None = not given).
+
+    Raises ConfigError that names the file, the key and what it may be.
+    """
+    table = _read(path) if path else {}
+    name = profile or table.pop("profile", "onesweep")
+    table.pop("profile", None)
+    if name not in PROFILES:
+        raise ConfigError(f"unknown profile {name!r}; choose from {', '.join(PROFILES)}")
+    where = str(path) if path else "settings"
+    config = _overlay(PROFILES[name], table, where)
+    architecture = {key: flags.pop(key) for key in ("context",) if flags.get(key) is not None}
+    given = {key: value for key, value in flags.items() if value is not None and key != "context"}
+    if architecture:
+        given["architecture"] = architecture
+    return _overlay(config, given, "flags")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+
+
+def _overlay(config: Any, table: dict[str, Any], where: str) -> Any:
+    """Replace fields of a dataclass by a table's entries, one level of sections deep."""
+    known = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    changes: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in known:
+            raise ConfigError(f"{where}: unknown setting {key!r}; there are {', '.join(sorted(known))}")
+        if dataclasses.is_dataclass(known[key]):
+            if not isinstance(value, dict):
+                raise ConfigError(f"{where}: {key} must be a section [{key}]")
+            changes[key] = _overlay(known[key], value, f"{where} [{key}]")
+        else:
+            changes[key] = tuple(value) if isinstance(value, list) else value
+    try:
+        return replace(config, **changes)
+    except (ConfigError, ShapeError, TypeError) as error:
+        raise ConfigError(f"{where}: {error}") from None

@@ -1,0 +1,106 @@
+"""Losses: denoising with a clean anchor for one block, next byte for the AR model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from stages.architecture import VOCABULARY
+from stages.block import Block
+from stages.noise import edm_weight
+from stages.partition import NoisePartition
+
+MASKED = -1e9
+"""Finite: -inf in masks breaks some backends."""
+
+
+@dataclass(frozen=True)
+class ChunkLayout:
+    """How a window of `length` positions is cut into chunks of `chunk`, the first one shortened by `offset`."""
+
+    length: int
+    chunk: int
+    offset: int = 0
+
+    def indices(self) -> Tensor:
+        """The chunk that each position belongs to: (length,) int64."""
+        return (torch.arange(self.length) + self.offset) // self.chunk
+
+    def mask(self) -> Tensor:
+        """Additive mask (length, 2 * length) of a noisy slot over [clean, noisy] positions.
+
+        A slot sees the clean positions of earlier chunks and the slots of its own chunk (BD3-LM, arXiv 2503.09573).
+        """
+        index = self.indices()
+        clean = index[None, :] < index[:, None]
+        noisy = index[None, :] == index[:, None]
+        return torch.where(torch.cat([clean, noisy], dim=1), 0.0, MASKED)
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """The noise of one training step: sigma (batch, positions), eps (batch, positions, code_dim)."""
+
+    sigma: Tensor
+    eps: Tensor
+
+    @classmethod
+    def draw(
+        cls, block: Block, partition: NoisePartition, layout: ChunkLayout, batch: int, generator: torch.Generator
+    ) -> Corruption:
+        """One noise level for each chunk of each sequence, from the block's widened range."""
+        index = layout.indices()
+        uniform = torch.rand(batch, int(index[-1]) + 1, generator=generator)
+        sigma = partition.sample(block.index, uniform)[:, index]
+        eps = torch.randn(batch, layout.length, block.architecture.code_dim, generator=generator)
+        return cls(sigma, eps)
+
+
+@dataclass(frozen=True)
+class BlockLoss:
+    """Mean cross-entropies in nats a byte; `total` carries the gradient."""
+
+    total: Tensor
+    denoise: Tensor
+    next_byte: Tensor
+
+
+def block_loss(
+    block: Block,
+    text: Tensor,
+    features: Tensor | None,
+    layout: ChunkLayout,
+    corruption: Corruption,
+    *,
+    self_condition: bool,
+    anchor: float,
+    edm_weighted: bool = False,
+) -> BlockLoss:
+    """CE of the noisy slots + `anchor` * CE of the clean next byte.
+
+    text: (batch, length + 1) int64; features: the block before's clean features (batch, length, width), detached,
+    where the block is `chained`. With `self_condition` the estimate input is the block's own first guess.
+    """
+    known, following = text[:, :-1], text[:, 1:]
+    clean, memory = block.read(known if features is None else features)
+    z = block.codes[known] + corruption.sigma[..., None] * corruption.eps
+    mask = layout.mask()
+    estimate = torch.zeros_like(z)
+    if self_condition:
+        with torch.no_grad():
+            estimate = block.point(block.denoise(z, estimate, corruption.sigma, memory, 0, mask))
+    logits = block.denoise(z, estimate, corruption.sigma, memory, 0, mask)
+    losses = F.cross_entropy(logits.reshape(-1, VOCABULARY), known.reshape(-1), reduction="none")
+    denoise = losses.mean()
+    weight = edm_weight(corruption.sigma, block.data_std).reshape(-1)
+    objective = (losses * weight / weight.mean()).mean() if edm_weighted else denoise
+    next_byte = F.cross_entropy(block.next_byte(clean).float().reshape(-1, VOCABULARY), following.reshape(-1))
+    return BlockLoss(objective + anchor * next_byte, denoise.detach(), next_byte.detach())
+
+
+def next_byte_loss(logits: Tensor, text: Tensor) -> Tensor:
+    """Mean next-byte CE in nats. logits: (batch, length, 256) for text[:, :-1]; text: (batch, length + 1)."""
+    return F.cross_entropy(logits.float().reshape(-1, VOCABULARY), text[:, 1:].reshape(-1))

@@ -1,0 +1,74 @@
+"""Optimizers and their state as plain tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainer.config import TrainingConfig
+
+FINAL_LEARNING_RATE = 0.05
+"""Share of the peak rates that is left at the last step."""
+
+
+class OptimizerSet:
+    """Muon for the layers' matrices, AdamW for embeddings, heads, norms and AdaLN (as Muon's author advises)."""
+
+    def __init__(self, module: nn.Module, config: TrainingConfig) -> None:
+        named = list(module.named_parameters())
+        matrices = [p for name, p in named if "layers." in name and "modulation" not in name and p.dim() == 2]
+        chosen = {id(p) for p in matrices}
+        rest = [p for _, p in named if id(p) not in chosen]
+        self.config = config
+        self.peaks = (config.matrix_learning_rate, config.learning_rate)
+        muon = torch.optim.Muon(
+            matrices, lr=self.peaks[0], weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
+        )
+        adamw = torch.optim.AdamW(rest, lr=self.peaks[1], betas=(0.9, 0.95), weight_decay=0.0)
+        self.optimizers: list[Optimizer] = [muon, adamw]
+
+    def step(self, step: int) -> float:
+        """One update at the rates of `step`; returns the share of the peak rates."""
+        share = schedule(step, self.config)
+        for optimizer, peak in zip(self.optimizers, self.peaks, strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = peak * share
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return share
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All state, by a name that says optimizer, parameter and moment."""
+        return {
+            f"optimizer.{i}.{parameter}.{key}": value if isinstance(value, Tensor) else torch.tensor(float(value))
+            for i, optimizer in enumerate(self.optimizers)
+            for parameter, state in optimizer.state_dict()["state"].items()
+            for key, value in state.items()
+        }
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Take state that `tensors` returned; the parameters must be the same."""
+        for i, optimizer in enumerate(self.optimizers):
+            state: dict[int, dict[str, Tensor]] = {}
+            for name, tensor in tensors.items():
+                if name.startswith(f"optimizer.{i}."):
+                    _, _, parameter, key = name.split(".", 3)
+                    state.setdefault(int(parameter), {})[key] = tensor
+            optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def schedule(step: int, config: TrainingConfig) -> float:
+    """Share of the peak learning rates: linear warm-up, then a cosine down to 5 % at the last step."""
+    warmup = min(1.0, (step + 1) / max(config.warmup_steps, 1))
+    progress = step / max(config.steps, 1)
+    decay = FINAL_LEARNING_RATE + (1 - FINAL_LEARNING_RATE) * 0.5 * (1 + math.cos(math.pi * progress))
+    return warmup * decay
+
+
+def state_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes held by some tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

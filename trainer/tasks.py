@@ -1,0 +1,106 @@
+"""What can be trained: one block of a chain, or an AR model end to end."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stages.ar import ArModel
+from stages.block import Block
+from stages.partition import NoisePartition
+from stages.randomness import Purpose, uniforms
+from trainer.config import TrainingConfig
+from trainer.data import Corpus
+from trainer.evaluation import bits, from_noise_nats, next_byte_nats, sigma_max_nats
+from trainer.objectives import ChunkLayout, Corruption, block_loss, next_byte_loss
+from trainer.run import StepLoss
+
+VALID_WINDOWS = 16
+
+
+class BlockTask:
+    """One block; the blocks before it run forward only, where the chain is `chained`."""
+
+    def __init__(
+        self, block: Block, before: list[Block], partition: NoisePartition, corpus: Corpus, config: TrainingConfig
+    ) -> None:
+        self.name = f"block-{block.index}"
+        self.module, self.before, self.partition = block, before, partition
+        self.corpus, self.config = corpus, config
+        self.length = block.architecture.context_bytes
+
+    def loss(self, step: int) -> StepLoss:
+        config, block = self.config, self.module
+        text = self.corpus.batch(config.seed, step, config.sequences, self.length + 1)
+        # one independent stream for each (seed, block, step)
+        draws = uniforms(config.seed, Purpose.TRAINING, 1 + block.index, 1, 4, step)[0]
+        generator = torch.Generator().manual_seed(int(draws[0] * 2**53))
+        chunk = config.chunks[int(draws[1] * len(config.chunks)) % len(config.chunks)] or self.length
+        layout = ChunkLayout(self.length, chunk, int(draws[2] * chunk) % chunk)
+        corruption = Corruption.draw(block, self.partition, layout, len(text), generator)
+        loss = block_loss(
+            block,
+            text,
+            self._features(text[:, :-1]),
+            layout,
+            corruption,
+            self_condition=bool(draws[3] <= config.self_condition),
+            anchor=config.anchor,
+            edm_weighted=config.edm_weighted,
+        )
+        return StepLoss(
+            loss.total, {"denoise_nats": float(loss.denoise), "next_byte_nats": float(loss.next_byte), "chunk": chunk}
+        )
+
+    def evaluate(self) -> dict[str, float]:
+        """Validation losses of this block alone; the from-noise CE starts from pure noise at its own sigma_max."""
+        block = self.module
+        text = self.corpus.valid_batch(VALID_WINDOWS, self.length + 1)
+        features = self._features(text[:, :-1])
+        clean, _ = block.read(text[:, :-1] if features is None else features)
+        next_byte = next_byte_nats(block, clean, text)
+        return {
+            "valid_next_byte_nats": next_byte,
+            "valid_next_byte_bits": bits(next_byte),
+            "valid_sigma_max_nats": sigma_max_nats(block, features, self.partition, text),
+        }
+
+    def _features(self, known: Tensor) -> Tensor | None:
+        if self.module.reads_bytes:
+            return None
+        x = known
+        with torch.no_grad():
+            for block in self.before:
+                x, _ = block.read(x)
+        return x.float()
+
+
+class ArTask:
+    """An AR model, all of its stages at once."""
+
+    def __init__(self, name: str, model: ArModel, corpus: Corpus, config: TrainingConfig) -> None:
+        self.name, self.module, self.corpus, self.config = name, model, corpus, config
+        self.length = model.architecture.context_bytes
+
+    def loss(self, step: int) -> StepLoss:
+        text = self.corpus.batch(self.config.seed, step, self.config.sequences, self.length + 1)
+        loss = next_byte_loss(self.module(text[:, :-1]), text)
+        return StepLoss(loss, {"next_byte_nats": float(loss.detach())})
+
+    def evaluate(self) -> dict[str, float]:
+        text = self.corpus.valid_batch(VALID_WINDOWS, self.length + 1)
+        nats = float(next_byte_loss(self.module(text[:, :-1]), text))
+        return {"valid_next_byte_nats": nats, "valid_next_byte_bits": bits(nats)}
+
+
+def chain_diagnostics(
+    blocks: list[Block], partition: NoisePartition, corpus: Corpus, steps: int, windows: int = VALID_WINDOWS
+) -> dict[str, float]:
+    """The three figures that unmask a chain which looks well trained and is not (nats a byte, validation text)."""
+    text = corpus.valid_batch(windows, blocks[0].architecture.context_bytes + 1)
+    return {
+        "sigma_max_nats": sigma_max_nats(blocks[0], None, partition, text),
+        "from_noise_nats": from_noise_nats(blocks, partition, text, steps),
+        "from_noise_scrambled_nats": from_noise_nats(blocks, partition, text, steps, scramble=True),
+        "last_block_from_noise_nats": from_noise_nats(blocks, partition, text, steps, first=len(blocks) - 1),
+    }
