@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -12,13 +15,16 @@ from stages.layers import Layer, LayerCache, initialise, rotary_table
 class ArStage(nn.Module):
     """Layers of one stage. The first stage embeds bytes, the last has the next-byte head."""
 
+    layers: Sequence[Layer]
+    rotary: Tensor
+
     def __init__(self, architecture: Architecture, index: int) -> None:
         super().__init__()
         a = architecture
         self.architecture, self.index = a, index
         self.is_first, self.is_last = index == 0, index == a.parts - 1
         self.embedding = nn.Embedding(VOCABULARY, a.width) if self.is_first else None
-        self.layers = nn.ModuleList(Layer(a.width, a.heads) for _ in range(a.layers))
+        self.layers = cast(Sequence[Layer], nn.ModuleList(Layer(a.width, a.heads) for _ in range(a.layers)))
         self.norm = nn.RMSNorm(a.width) if self.is_last else None
         self.head = nn.Linear(a.width, VOCABULARY) if self.is_last else None
         self.register_buffer("rotary", rotary_table(a.context_bytes, a.head_dim), persistent=False)
@@ -40,17 +46,22 @@ class ArStage(nn.Module):
 
     def next_byte(self, hidden: Tensor) -> Tensor:
         """Logits (batch, positions, 256); the last stage only."""
-        assert self.norm is not None and self.head is not None, "only the last stage has a head"
+        assert self.norm is not None, "only the last stage has a head"
+        assert self.head is not None
         return self.head(self.norm(hidden))
 
 
 class ArModel(nn.Module):
     """All stages in one process: what training and the local baseline use."""
 
-    def __init__(self, architecture: Architecture) -> None:
+    stages: Sequence[ArStage]
+
+    def __init__(self, architecture: Architecture, stages: Sequence[ArStage] | None = None) -> None:
+        """:param stages: those of a loaded model; new ones if not given."""
         super().__init__()
         self.architecture = architecture
-        self.stages = nn.ModuleList(ArStage(architecture, i) for i in range(architecture.parts))
+        stages = stages or [ArStage(architecture, i) for i in range(architecture.parts)]
+        self.stages = cast(Sequence[ArStage], nn.ModuleList(stages))
 
     def forward(self, source: Tensor, caches: list[list[LayerCache]] | None = None) -> Tensor:
         """Next-byte logits (batch, positions, 256) for bytes (batch, positions)."""

@@ -33,8 +33,9 @@ class Architecture:
     def __post_init__(self) -> None:
         for name in ("parts", "layers", "width", "heads", "context_bytes", "code_dim", "condition_dim"):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1 << 20:
-                raise ShapeError(f"architecture: {name} must be a whole number from 1 to 1048576, not {value!r}")
+            least = 2 if name == "context_bytes" else 1  # one byte alone has no next byte to learn from
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= 1 << 20:
+                raise ShapeError(f"architecture: {name} must be a whole number from {least} to 1048576, not {value!r}")
         if self.width % (2 * self.heads):
             raise ShapeError(
                 f"architecture: width {self.width} must be an even multiple of heads {self.heads} (rotary pairs)"

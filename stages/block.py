@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -17,6 +20,10 @@ class Block(nn.Module):
     :param index: position in the chain; block 0 takes the most noise and always reads bytes.
     """
 
+    layers: Sequence[Layer]
+    codes: Tensor
+    rotary: Tensor
+
     def __init__(self, architecture: Architecture, index: int, codes: Codes) -> None:
         super().__init__()
         a = architecture
@@ -28,7 +35,8 @@ class Block(nn.Module):
         self.estimate_in = nn.Linear(a.code_dim, a.width, bias=False)
         self.slot = nn.Parameter(torch.zeros(a.width))
         self.condition = NoiseCondition(a.condition_dim)
-        self.layers = nn.ModuleList(Layer(a.width, a.heads, a.condition_dim) for _ in range(a.layers))
+        layers = (Layer(a.width, a.heads, a.condition_dim) for _ in range(a.layers))
+        self.layers = cast(Sequence[Layer], nn.ModuleList(layers))
         self.noisy_norm, self.noisy_head = nn.RMSNorm(a.width), nn.Linear(a.width, VOCABULARY)
         self.clean_norm, self.clean_head = nn.RMSNorm(a.width), nn.Linear(a.width, VOCABULARY)
         self.register_buffer("codes", codes.table(), persistent=False)

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
-import json
 import math
 import os
 import tempfile
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from stages.ar import ArModel, ArStage
 from stages.architecture import VOCABULARY
 from stages.block import Block
 from stages.errors import CheckpointError
 from stages.manifest import MANIFEST_NAME, Manifest, Part, read_manifest
-from stages.probe import PROBE_INPUT, PROBE_OUTPUT, Measures, probe_block, probe_stage
-
-_PROBE_TENSORS = (PROBE_INPUT, PROBE_OUTPUT)
+from stages.probe import PROBE_INPUT, PROBE_OUTPUT, Measures, probe_block, probe_shapes, probe_stage
+from stages.weights import read_weights
 
 
 def load_block(directory: Path, index: int) -> Block:
@@ -56,11 +55,8 @@ def load_stage(directory: Path, index: int) -> ArStage:
 
 def load_ar(directory: Path) -> ArModel:
     """All stages of an AR model, for one process."""
-    manifest = read_manifest(directory)
-    with torch.device("meta"):
-        model = ArModel(manifest.architecture)
-    model.stages = nn.ModuleList(load_stage(directory, i) for i in range(manifest.architecture.parts))
-    return model
+    architecture = read_manifest(directory).architecture
+    return ArModel(architecture, [load_stage(directory, i) for i in range(architecture.parts)])
 
 
 def load_chain(directory: Path) -> list[Block]:
@@ -69,9 +65,28 @@ def load_chain(directory: Path) -> list[Block]:
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Create or replace the manifest, atomically."""
-    directory.mkdir(parents=True, exist_ok=True)
+    """Create or replace the manifest, atomically. Raises CheckpointError when it cannot be written."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"cannot make the directory {directory}: {error.strerror}") from None
     replace_file(directory / MANIFEST_NAME, lambda path: path.write_text(manifest.to_json(), encoding="utf-8"))
+
+
+def update_manifest(directory: Path, change: Callable[[Manifest], Manifest]) -> Manifest:
+    """Read, change and replace the manifest under a lock, so that workers on one directory lose nothing of each other.
+
+    Returns the changed manifest.
+    """
+    read_manifest(directory)  # says what is wrong with the directory, if anything
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        manifest = change(read_manifest(directory))
+        write_manifest(directory, manifest)
+        return manifest
+    finally:
+        os.close(handle)
 
 
 def save_block(directory: Path, block: Block, features: Tensor | None = None) -> Tensor:
@@ -83,7 +98,7 @@ def save_block(directory: Path, block: Block, features: Tensor | None = None) ->
     assert manifest.partition is not None
     measures, out = probe_block(block, manifest.partition, manifest.probe_text, features)
     extra = {} if features is None else {PROBE_INPUT: features}
-    _save_part(directory, manifest, block.index, "block", block, extra, measures)
+    _save_part(directory, block, "block", extra, measures)
     return out
 
 
@@ -91,13 +106,21 @@ def save_ar(directory: Path, model: ArModel) -> None:
     """Put every stage of an AR model into the checkpoint in `directory`, whose manifest must exist."""
     hidden: Tensor | None = None
     for stage in model.stages:
-        manifest = read_manifest(directory)
-        measures, out = probe_stage(stage, manifest.probe_text, hidden)
-        extra = {} if hidden is None else {PROBE_INPUT: hidden}
-        if not stage.is_last:
-            extra[PROBE_OUTPUT] = out
-        _save_part(directory, manifest, stage.index, "stage", stage, extra, measures)
-        hidden = out
+        hidden = save_stage(directory, stage, hidden)
+
+
+def save_stage(directory: Path, stage: ArStage, hidden: Tensor | None = None) -> Tensor:
+    """Put one stage of an AR model into the checkpoint in `directory`, whose manifest must exist.
+
+    hidden: what the stage before made of the probe text, None for the first. Returns this stage's own.
+    """
+    manifest = read_manifest(directory)
+    measures, out = probe_stage(stage, manifest.probe_text, hidden)
+    extra = {} if hidden is None else {PROBE_INPUT: hidden}
+    if not stage.is_last:
+        extra[PROBE_OUTPUT] = out
+    _save_part(directory, stage, "stage", extra, measures)
+    return out
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
@@ -105,20 +128,30 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
 
     Raises CheckpointError with the reason when it cannot be written.
     """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    temporary = Path(name)
+    with _staged(path, write) as staged:
+        staged.replace(path)
+
+
+@contextmanager
+def _staged(path: Path, write: Callable[[Path], object]) -> Iterator[Path]:
+    """A finished temporary file beside `path`, to be moved into place; gone at the end if it was not."""
+    temporary: Path | None = None
     try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        temporary = Path(name)
         write(temporary)
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
         temporary.chmod(0o644)
-        temporary.replace(path)
+        yield temporary
     except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
         raise CheckpointError(
             f"cannot save {path}: {error}; what was saved before is untouched, free some space and go on"
         ) from None
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
 
 
 def file_digest(path: Path) -> str:
@@ -128,85 +161,58 @@ def file_digest(path: Path) -> str:
 
 
 def _save_part(
-    directory: Path,
-    manifest: Manifest,
-    index: int,
-    noun: str,
-    module: nn.Module,
-    extra: dict[str, Tensor],
-    measures: Measures,
+    directory: Path, module: Block | ArStage, noun: str, extra: dict[str, Tensor], measures: Measures
 ) -> None:
     """The file's name holds its digest: the old file stays until the manifest points to the new one."""
     tensors = {name: tensor.detach().contiguous() for name, tensor in (module.state_dict() | extra).items()}
-    staging = directory / f"{noun}-{index}.safetensors"
-    replace_file(staging, lambda path: save_file(tensors, path))
-    digest = file_digest(staging)
-    name = f"{noun}-{index}-{digest[:12]}.safetensors"
-    staging.replace(directory / name)
-    part = Part(name, digest, (directory / name).stat().st_size, measures)
-    parts = tuple(part if i == index else old for i, old in enumerate(manifest.parts))
-    write_manifest(directory, replace(manifest, parts=parts))
-    previous = manifest.parts[index]
-    if previous is not None and previous.file != name:
-        (directory / previous.file).unlink(missing_ok=True)
-
-
-def _load(directory: Path, manifest: Manifest, index: int, module: nn.Module) -> dict[str, Tensor]:
-    """Fill `module` (on the meta device) from the part's file; return the probe's tensors."""
-    path = _checked_file(directory, manifest, index)
-    expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    stem = f"{noun}-{module.index}"
+    with _staged(directory / f"{stem}.safetensors", lambda path: save_file(tensors, path)) as staged:
+        digest = file_digest(staged)
+        part = Part(f"{stem}-{digest[:12]}.safetensors", digest, staged.stat().st_size, measures)
+        staged.replace(directory / part.file)
     try:
-        with safe_open(path, framework="pt") as file:
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-            _check_shapes(path, expected, {k: v for k, v in shapes.items() if k not in _PROBE_TENSORS})
-            tensors = {name: file.get_tensor(name) for name in shapes}
-    except SafetensorError as error:
-        raise CheckpointError(f"{path} cannot be read ({error}); fetch it again") from None
-    probe = {name: tensors.pop(name) for name in _PROBE_TENSORS if name in tensors}
-    module.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, assign=True)
+        update_manifest(directory, lambda manifest: manifest.with_part(module.index, part))
+    finally:
+        _drop_orphans(directory, module.index, stem)
+
+
+def _drop_orphans(directory: Path, index: int, stem: str) -> None:
+    """Remove a part's files that the manifest does not name, those of a killed process among them."""
+    part = read_manifest(directory).parts[index]
+    for pattern in (f"{stem}-*.safetensors", f".{stem}.safetensors.*"):
+        for path in directory.glob(pattern):
+            if part is None or path.name != part.file:
+                path.unlink(missing_ok=True)
+
+
+def _load(directory: Path, manifest: Manifest, index: int, module: Block | ArStage) -> dict[str, Tensor]:
+    """Fill `module` (on the meta device) from the part's file; return the probe's tensors."""
+    part = _part(directory, manifest, index)
+    shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    probe_only = probe_shapes(module, manifest.probe_text)
+    tensors = read_weights(directory / part.file, part.bytes, part.sha256, shapes | probe_only)
+    probe = {name: tensors.pop(name) for name in probe_only}
+    module.load_state_dict(tensors, assign=True)
     return probe
 
 
-def _checked_file(directory: Path, manifest: Manifest, index: int) -> Path:
+def _part(directory: Path, manifest: Manifest, index: int) -> Part:
     count = manifest.architecture.parts
     if not 0 <= index < count:
         raise CheckpointError(f"{directory} has parts 0 to {count - 1}; there is no part {index}")
     part = manifest.parts[index]
     if part is None:
         raise CheckpointError(f"part {index} of {directory} is not trained yet")
-    path = directory / part.file
-    if not path.is_file():
-        raise CheckpointError(f"{path} is missing; fetch it again")
-    size = path.stat().st_size
-    if size != part.bytes:
-        raise CheckpointError(f"{path} has {size} bytes, its manifest says {part.bytes}: it is cut off; fetch it again")
-    if file_digest(path) != part.sha256:
-        raise CheckpointError(f"{path} does not have the SHA-256 of its manifest: it is damaged; fetch it again")
-    return path
-
-
-def _check_shapes(path: Path, expected: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> None:
-    for name in sorted(expected.keys() | found.keys()):
-        if expected.get(name) != found.get(name):
-            raise CheckpointError(
-                f"{path}: tensor {name} has shape {found.get(name, 'none')}, "
-                f"the manifest's architecture asks for {expected.get(name, 'none')}"
-            )
+    return part
 
 
 def _gate(directory: Path, manifest: Manifest, index: int, measured: Measures) -> None:
-    part = manifest.parts[index]
-    assert part is not None
-    for name, recorded in part.probe.items():
-        value = measured.get(name, math.nan)
-        if not abs(value - recorded) <= manifest.probe_tolerance:
+    recorded = _part(directory, manifest, index).probe
+    for name, value in measured.items():
+        expected = recorded.get(name, math.nan)
+        if not abs(value - expected) <= manifest.probe_tolerance:  # true for NaN too
             raise CheckpointError(
                 f"{directory}: part {index} is refused: {name} on the probe text is {value:.4f}, the manifest recorded "
-                f"{recorded:.4f} (tolerance {manifest.probe_tolerance}; ln({VOCABULARY}) = {math.log(VOCABULARY):.3f} "
+                f"{expected:.4f} (tolerance {manifest.probe_tolerance}; ln({VOCABULARY}) = {math.log(VOCABULARY):.3f} "
                 "is what untrained weights give): the weights do not mean what the manifest says"
             )
-
-
-def describe(directory: Path) -> str:
-    """The manifest as indented JSON, for people."""
-    return json.dumps(json.loads(read_manifest(directory).to_json()), indent=2)

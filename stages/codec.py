@@ -15,7 +15,7 @@ from torch import Tensor
 from stages.errors import CodecError
 
 ESTIMATE_LIMIT = 2.0
-"""Largest magnitude accepted in an estimate E: it is a weighted mean of unit-norm codes, so honest ones stay under 1."""
+"""Largest magnitude accepted in an estimate E. A weighted mean of unit-norm codes stays under 1."""
 FEATURE_LIMIT = 1e6
 """Largest magnitude accepted in features or hidden states."""
 
@@ -49,7 +49,8 @@ class StateCodec(ABC):
 
     def round_trip(self, matrix: Tensor, limit: float) -> Tensor:
         """What the other side of a block boundary would see. matrix: (positions, dim)."""
-        return self.decode(self.encode(matrix), *matrix.shape, limit=limit)
+        positions, dim = matrix.shape
+        return self.decode(self.encode(matrix), positions, dim, limit)
 
 
 class Fp32(StateCodec):
@@ -71,7 +72,11 @@ class Fp32(StateCodec):
 
 
 class _Scaled(StateCodec):
-    """Integers with one float32 scale a position: [scales, little-endian][rows]."""
+    """Integers with one float32 scale a position: [scales, little-endian][rows].
+
+    A decoded matrix encodes to the same bytes again. For levels of 2^n - 1 the scale survives both roundings,
+    (levels * s) / levels = s, because x / levels never falls where it would not (subnormal scales excepted).
+    """
 
     levels: int
 
@@ -100,6 +105,8 @@ class _Scaled(StateCodec):
         if not np.all((scales >= 0) & (scales * self.levels <= limit * 1.0001)):
             raise CodecError(f"{self.name} payload holds scales that are not finite, negative or beyond {limit:g}")
         integers = self._unpack(payload[4 * positions :], positions, dim)
+        if np.any(integers < -self.levels):
+            raise CodecError(f"{self.name} payload holds integers beyond {self.levels}")
         return integers.astype(np.float32) * scales[:, None]
 
 

@@ -54,6 +54,8 @@ def noise_frequencies() -> Tensor:
 class NoiseCondition(nn.Module):
     """Embeds c_noise = ln(sigma)/4 for AdaLN: sigma (batch, positions) -> (batch, positions, condition_dim)."""
 
+    frequencies: Tensor
+
     def __init__(self, condition_dim: int) -> None:
         super().__init__()
         self.register_buffer("frequencies", noise_frequencies(), persistent=False)

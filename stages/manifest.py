@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+import math
+import re
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,6 +66,10 @@ class Manifest:
         identity["parts"] = [part.sha256 if part else None for part in self.parts]
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
+    def with_part(self, index: int, part: Part) -> Manifest:
+        """The same model with one part put in or exchanged."""
+        return replace(self, parts=(*self.parts[:index], part, *self.parts[index + 1 :]))
+
     @property
     def complete(self) -> bool:
         return all(part is not None for part in self.parts)
@@ -78,18 +84,26 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         if path.stat().st_size > MAX_MANIFEST_BYTES:
             raise CheckpointError(f"{path} is over {MAX_MANIFEST_BYTES} bytes: that is no manifest")
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(path.read_text(encoding="utf-8"), parse_float=_finite, parse_constant=_finite)
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"no checkpoint in {directory}: {MANIFEST_NAME} is missing") from None
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged ({error}); fetch the checkpoint again") from None
     return _parse(record, path)
 
 
-def _parse(record: Any, path: Path) -> Manifest:
-    if not isinstance(record, dict) or not isinstance(record.get("format"), int):
+def _finite(literal: str) -> float:
+    """JSON's own grammar has no NaN or Infinity, but Python's reader takes them, and 1e999 too."""
+    value = float(literal)
+    if not math.isfinite(value):
+        raise ValueError(f"{literal} is no finite number")
+    return value
+
+
+def _parse(record: object, path: Path) -> Manifest:
+    if not isinstance(record, dict) or type(record.get("format")) is not int:
         raise CheckpointError(f"{path} has no format number: it is not a manifest of onesweep")
     if record["format"] != FORMAT:
         advice = "upgrade onesweep" if record["format"] > FORMAT else "export it again with this version"
@@ -111,6 +125,12 @@ def _build(record: dict[str, Any]) -> Manifest:
     parts = tuple(None if part is None else _part(part) for part in record["parts"])
     if len(parts) != architecture.parts:
         raise CheckpointError(f"{len(parts)} parts listed, the architecture has {architecture.parts}")
+    if record["tokenizer"] != "bytes":
+        raise CheckpointError(f"tokenizer {record['tokenizer']!r} is unknown; this version has 'bytes' only")
+    if len(record["probe_text"].encode()) < 2:
+        raise CheckpointError("the probe text needs two bytes at least, or its gate holds nothing back")
+    if not 0 < record["probe_tolerance"] <= 1:
+        raise CheckpointError(f"probe tolerance {record['probe_tolerance']} must be above 0 and at most 1")
     codes = partition = None
     if kind == "chain":
         codes, partition = _codes(record["codes"], architecture), _partition(record["partition"], architecture)
@@ -128,8 +148,12 @@ def _build(record: dict[str, Any]) -> Manifest:
 
 def _part(record: dict[str, Any]) -> Part:
     part = Part(**record)
-    if Path(part.file).name != part.file or not part.file.endswith(".safetensors"):
+    if not re.fullmatch(r"[A-Za-z0-9_-]+\.safetensors", part.file):
         raise CheckpointError(f"part file {part.file!r} must be a plain .safetensors name in the same directory")
+    if type(part.bytes) is not int or not re.fullmatch(r"[0-9a-f]{64}", part.sha256):
+        raise CheckpointError(f"part file {part.file!r} needs its size in bytes and its SHA-256")
+    if not all(isinstance(value, int | float) for value in part.probe.values()):
+        raise CheckpointError(f"part file {part.file!r}: the probe's measures must be numbers")
     return part
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import NormalDist
 from typing import Literal
 
@@ -24,6 +25,10 @@ class LogNormalPrior:
     mean: float = -1.2
     std: float = 1.2
 
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.mean) or not 0 < self.std < math.inf:
+            raise PartitionError(f"noise partition: a prior needs a finite mean and a positive std, not {self}")
+
 
 @dataclass(frozen=True)
 class NoisePartition:
@@ -41,7 +46,7 @@ class NoisePartition:
         bounds = self.boundaries
         if len(bounds) < 2 or not all(math.isfinite(s) and s > 0 for s in bounds):
             raise PartitionError(f"noise partition: boundaries must be finite and positive, not {bounds}")
-        if any(high <= low for high, low in zip(bounds, bounds[1:], strict=False)):
+        if any(high <= low for high, low in pairwise(bounds)):
             raise PartitionError(f"noise partition: boundaries must fall from sigma_max to sigma_min, not {bounds}")
         if not 0 <= self.overlap < 1:
             raise PartitionError(f"noise partition: overlap must be in [0, 1), not {self.overlap}")
@@ -84,18 +89,30 @@ def equal_probability(
     """Ranges of equal mass under the truncated log-normal prior (DiffusionBlocks section 3.3).
 
     sigma_b = exp(P_mean + P_std * Phi^-1(q_b)), q_b equally spaced between the truncation points.
+    Raises PartitionError for a range that is empty, or so far in the prior's tail that it has no mass to share.
     """
+    _check_range(blocks, sigma_min, sigma_max)
     prior = prior or LogNormalPrior()
     normal = NormalDist(prior.mean, prior.std)
     q_min, q_max = normal.cdf(math.log(sigma_min)), normal.cdf(math.log(sigma_max))
+    if not 0 < q_min < q_max < 1:
+        raise PartitionError(f"noise partition: the prior has no mass to share in [{sigma_min:g}, {sigma_max:g}]")
     inner = [math.exp(normal.inv_cdf(q_max + (q_min - q_max) * b / blocks)) for b in range(1, blocks)]
     return NoisePartition("equal_probability", (sigma_max, *inner, sigma_min), prior, overlap)
 
 
 def uniform(blocks: int, sigma_min: float, sigma_max: float, overlap: float = 0.05) -> NoisePartition:
     """Ranges of equal width in sigma: DiffusionBlocks' ablation baseline."""
+    _check_range(blocks, sigma_min, sigma_max)
     inner = [sigma_max + (sigma_min - sigma_max) * b / blocks for b in range(1, blocks)]
     return NoisePartition("uniform", (sigma_max, *inner, sigma_min), overlap=overlap)
+
+
+def _check_range(blocks: int, sigma_min: float, sigma_max: float) -> None:
+    if blocks < 1:
+        raise PartitionError(f"noise partition: needs at least one block, not {blocks}")
+    if not 0 < sigma_min < sigma_max < math.inf:
+        raise PartitionError(f"noise partition: sigma must have 0 < min < max, not [{sigma_min:g}, {sigma_max:g}]")
 
 
 def equal_entropy(
@@ -105,9 +122,12 @@ def equal_entropy(
 
     `cross_entropies[i]` is the CE (nats) measured at `sigmas[i]`; sigmas rise. The curve is made monotone.
     """
-    log_sigma = np.log(np.asarray(sigmas, dtype=np.float64))
-    if len(log_sigma) < 2 or np.any(np.diff(log_sigma) <= 0):
+    if len(sigmas) < 2 or any(high <= low for low, high in pairwise(sigmas)):
         raise PartitionError("noise partition: equal_entropy needs at least two rising noise levels")
+    if len(cross_entropies) != len(sigmas):
+        raise PartitionError("noise partition: equal_entropy needs one cross-entropy for each noise level")
+    _check_range(blocks, sigmas[0], sigmas[-1])
+    log_sigma = np.log(np.asarray(sigmas, dtype=np.float64))
     curve = np.maximum.accumulate(np.asarray(cross_entropies, dtype=np.float64))
     if not np.all(np.isfinite(curve)) or curve[-1] <= curve[0]:
         raise PartitionError("noise partition: equal_entropy needs a cross-entropy that rises with sigma")

@@ -31,6 +31,15 @@ def probe_bytes(text: str, context_bytes: int) -> Tensor:
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).long()[None, :context_bytes]
 
 
+def probe_shapes(part: Block | ArStage, text: str) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the probe's tensors in the file of `part`."""
+    a = part.architecture
+    names = [PROBE_INPUT] if part.embedding is None else []
+    if isinstance(part, ArStage) and not part.is_last:
+        names.append(PROBE_OUTPUT)
+    return dict.fromkeys(names, (min(len(text.encode()), a.context_bytes), a.width))
+
+
 @torch.inference_mode()
 def probe_block(block: Block, partition: NoisePartition, text: str, features: Tensor | None) -> tuple[Measures, Tensor]:
     """Cross-entropies (nats) of both heads of a block on the probe text.

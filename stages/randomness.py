@@ -32,7 +32,9 @@ def raw_words(seed: int, purpose: Purpose, position: int, count: int, width: int
     """`width` 64-bit words for each of `count` positions from `position` on: (count, width) uint64."""
     counters = -(-width // _WORDS_PER_COUNTER)
     start = position * counters
-    bits = np.random.Philox(key=[seed & MAX_SEED, int(purpose)], counter=[start, step, 0, 0])
+    # as uint64: a list of Python numbers on both sides of 2^63 would pass through float64 and lose low bits
+    key = np.array([seed & MAX_SEED, int(purpose)], dtype=np.uint64)
+    bits = np.random.Philox(key=key, counter=np.array([start, step, 0, 0], dtype=np.uint64))
     words = bits.random_raw(count * counters * _WORDS_PER_COUNTER)
     return np.asarray(words).reshape(count, counters * _WORDS_PER_COUNTER)[:, :width]
 
@@ -66,5 +68,8 @@ def sample_bytes(logits: Tensor, temperature: float, seed: int, position: int) -
     """
     scores = logits.detach().double().cpu().numpy()
     if temperature > 0:
-        scores = scores / temperature + gumbels(seed, position, *scores.shape)
+        # relative to the best: a tiny temperature then gives -inf and the argmax, instead of inf for many
+        with np.errstate(over="ignore"):
+            scores = (scores - scores.max(axis=1, keepdims=True)) / temperature
+        scores = scores + gumbels(seed, position, *scores.shape)
     return bytes(scores.argmax(axis=1).astype(np.uint8).tolist())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -63,7 +64,7 @@ class BlockSequence:
         memory = [cache.stored() for cache in self.caches]
         high, low = self.partition.range(block.index)
         sigmas = step_sigmas(high, low, plan.steps)
-        for sigma, sigma_next in zip(sigmas, sigmas[1:], strict=False):
+        for sigma, sigma_next in pairwise(sigmas):
             logits = self._evaluate(trajectory, initial, current, sigma, memory, plan.start)
             current = trajectory.advance(current, block.point(logits), sigma, sigma_next)
         if block.index == block.architecture.parts - 1:

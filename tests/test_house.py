@@ -21,6 +21,7 @@ MAY_IMPORT = {
 }
 MATHS = {
     "stages.architecture",
+    "stages.errors",
     "stages.noise",
     "stages.partition",
     "stages.randomness",
@@ -29,8 +30,12 @@ MATHS = {
     "stages.block",
     "stages.ar",
     "stages.codec",
+    "stages.sweep",
+    "stages.manifest",
+    "stages.probe",
+    "stages.weights",
     "stages.checkpoint",
-    "stages.chain",
+    "stages.inspect",
 }
 NETWORK = {"grpc", "asyncio"}
 TOP_FOLDERS = {"proto", "serving", "stages", "trainer", "loadtest", "tests", "docs", "deploy", "weights"}

@@ -13,6 +13,8 @@ from stages.architecture import Architecture
 from stages.errors import ConfigError, ShapeError
 from stages.partition import KINDS, Kind
 
+MAX_WHOLE = 2**53
+
 
 @dataclass(frozen=True)
 class NoiseConfig:
@@ -23,6 +25,19 @@ class NoiseConfig:
     sigma_max: float = 10.0
     overlap: float = 0.05
     code_seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.partition not in KINDS:
+            raise ConfigError(f"partition must be one of {', '.join(KINDS)}, not {self.partition!r}")
+        for name in ("sigma_min", "sigma_max", "overlap"):
+            if not _is_number(value := getattr(self, name)):
+                raise ConfigError(f"{name} must be a finite number, not {value!r}")
+        if not 0 < self.sigma_min < self.sigma_max:
+            raise ConfigError(f"sigma_min {self.sigma_min} must be above 0 and below sigma_max {self.sigma_max}")
+        if not 0 <= self.overlap < 1:
+            raise ConfigError(f"overlap must be at least 0 and below 1, not {self.overlap}")
+        if not isinstance(self.code_seed, int) or isinstance(self.code_seed, bool) or self.code_seed < 0:
+            raise ConfigError(f"code_seed must be a whole number of at least 0, not {self.code_seed!r}")
 
 
 @dataclass(frozen=True)
@@ -55,30 +70,39 @@ class TrainingConfig:
     save_every_s: float = 60.0
 
     def __post_init__(self) -> None:
-        whole = {"steps": 0, "sequences": 1, "warmup_steps": 0, "seed": 0, "log_every": 1, "evaluate_every": 1}
-        for name, least in whole.items():
+        for name, least in _WHOLE.items():
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ConfigError(f"{name} must be a whole number of at least {least}, not {value!r}")
-        for name in (
-            "learning_rate",
-            "matrix_learning_rate",
-            "weight_decay",
-            "anchor",
-            "self_condition",
-            "save_every_s",
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MAX_WHOLE:
+                raise ConfigError(f"{name} must be a whole number from {least} to {MAX_WHOLE}, not {value!r}")
+        for name in _AT_LEAST_ZERO:
+            if not _is_number(value := getattr(self, name)) or value < 0:
                 raise ConfigError(f"{name} must be a finite number of at least 0, not {value!r}")
-        if not self.chunks or any(not isinstance(c, int) or c < 0 for c in self.chunks):
+        if self.self_condition > 1:
+            raise ConfigError(f"self_condition is a share of the steps, from 0 to 1, not {self.self_condition!r}")
+        for name in ("edm_weighted", "bfloat16"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ConfigError(f"{name} must be true or false, not {value!r}")
+        if not isinstance(self.chunks, tuple) or not self.chunks or any(not _is_chunk(c) for c in self.chunks):
             raise ConfigError(f"chunks must be sizes of at least 1, or 0 for the whole window, not {self.chunks!r}")
-        if self.noise.partition not in KINDS:
-            raise ConfigError(f"partition must be one of {', '.join(KINDS)}, not {self.noise.partition!r}")
-        if not 0 < self.noise.sigma_min < self.noise.sigma_max:
-            raise ConfigError(
-                f"sigma_min {self.noise.sigma_min} must be above 0 and below sigma_max {self.noise.sigma_max}"
-            )
+
+
+_WHOLE = {
+    "steps": 0,
+    "sequences": 1,
+    "warmup_steps": 0,
+    "seed": 0,
+    "log_every": 1,
+    "evaluate_every": 1,
+}
+_AT_LEAST_ZERO = ("learning_rate", "matrix_learning_rate", "weight_decay", "anchor", "self_condition", "save_every_s")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_chunk(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_WHOLE
 
 
 PROFILES: dict[str, TrainingConfig] = {
@@ -95,21 +119,19 @@ PROFILES: dict[str, TrainingConfig] = {
 
 
 def load_config(path: Path | None, profile: str | None = None, **flags: Any) -> TrainingConfig:
-    """Merge a profile, the TOML file at `path` and `flags` (None = not given).
+    """Merge a profile, the TOML file at `path` and `flags` (None = not given; `context` goes to the architecture).
 
     Raises ConfigError that names the file, the key and what it may be.
     """
     table = _read(path) if path else {}
-    name = profile or table.pop("profile", "onesweep")
-    table.pop("profile", None)
+    named = table.pop("profile", "onesweep")
+    name = profile or named
     if name not in PROFILES:
         raise ConfigError(f"unknown profile {name!r}; choose from {', '.join(PROFILES)}")
-    where = str(path) if path else "settings"
-    config = _overlay(PROFILES[name], table, where)
-    architecture = {key: flags.pop(key) for key in ("context",) if flags.get(key) is not None}
-    given = {key: value for key, value in flags.items() if value is not None and key != "context"}
-    if architecture:
-        given["architecture"] = architecture
+    config = _overlay(PROFILES[name], table, str(path))
+    given = {key: value for key, value in flags.items() if value is not None}
+    if "context" in given:
+        given["architecture"] = {"context": given.pop("context")}
     return _overlay(config, given, "flags")
 
 
@@ -122,9 +144,9 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not TOML: {error}") from None
 
 
-def _overlay(config: Any, table: dict[str, Any], where: str) -> Any:
+def _overlay(config: Any, table: dict[str, Any], where: str) -> Any:  # noqa: ANN401 - any of the dataclasses above
     """Replace fields of a dataclass by a table's entries, one level of sections deep."""
-    known = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    known = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name != "profile"}
     changes: dict[str, Any] = {}
     for key, value in table.items():
         if key not in known:
@@ -137,5 +159,5 @@ def _overlay(config: Any, table: dict[str, Any], where: str) -> Any:
             changes[key] = tuple(value) if isinstance(value, list) else value
     try:
         return replace(config, **changes)
-    except (ConfigError, ShapeError, TypeError) as error:
+    except (ConfigError, ShapeError) as error:
         raise ConfigError(f"{where}: {error}") from None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+
+from stages.checkpoint import replace_file
+from trainer.log import read_records
 
 
 def draw_curves(directory: Path) -> Path | None:
@@ -16,7 +18,7 @@ def draw_curves(directory: Path) -> Path | None:
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     for path in sorted(directory.glob("*.jsonl")):
-        records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        records = read_records(path)
         for key, style in (("next_byte_nats", "-"), ("denoise_nats", ":"), ("valid_next_byte_nats", "o")):
             points = [(r["step"], r[key]) for r in records if key in r]
             if points:
@@ -24,7 +26,8 @@ def draw_curves(directory: Path) -> Path | None:
     axes.set_xlabel("step")
     axes.set_ylabel("cross-entropy, nats a byte")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=7)
+    if axes.lines:
+        axes.legend(fontsize=7)
     target = directory / "curves.png"
-    figure.savefig(target, dpi=120)
+    replace_file(target, lambda path: figure.savefig(path, dpi=120, format="png"))
     return target

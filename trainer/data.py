@@ -35,6 +35,15 @@ class Corpus:
         starts = np.linspace(0, len(self.valid) - length, sequences).astype(np.int64)
         return windows(self.valid, starts, length)
 
+    def require(self, length: int) -> None:
+        """Raise DataError unless both texts hold a window of `length` bytes."""
+        for what, text in (("training", self.train), ("validation", self.valid)):
+            if len(text) < length:
+                raise DataError(
+                    f"{self.name}: the {what} text has {len(text)} bytes, but one window needs {length}; "
+                    "give more text, or a smaller context_bytes"
+                )
+
     def digest(self) -> str:
         """SHA-256 of the training bytes, for the manifest."""
         return hashlib.sha256(self.train.numpy().tobytes()).hexdigest()
@@ -77,9 +86,11 @@ def _python_docs() -> bytes:
 
 
 def _read(path: Path) -> bytes:
-    raw = path.read_bytes()
     try:
+        raw = path.read_bytes()
         raw.decode()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 (byte {error.start}); convert it or leave it out") from None
     return raw

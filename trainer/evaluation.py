@@ -1,8 +1,9 @@
-"""Losses that say what a chain is worth: bits per byte, and the from-noise diagnostics."""
+"""Cross-entropies of a trained block or chain on known text."""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,9 +14,16 @@ from stages.block import Block
 from stages.noise import Trajectory, step_sigmas
 from stages.partition import NoisePartition
 from stages.randomness import Purpose, normals
-from trainer.objectives import ChunkLayout, next_byte_loss
+from trainer.objectives import ChunkLayout
 
 Memory = list[tuple[Tensor, Tensor]]
+
+
+class PathPoint(NamedTuple):
+    """CE of one evaluation on the way from noise to text."""
+
+    sigma: float
+    nats: float
 
 
 def bits(nats: float) -> float:
@@ -31,62 +39,61 @@ def clean_features(blocks: list[Block], known: Tensor) -> list[tuple[Tensor, Mem
     return out
 
 
-@torch.inference_mode()
-def next_byte_nats(block: Block, features: Tensor, text: Tensor) -> float:
-    """CE of a block's next-byte head. features: (batch, length, width); text: (batch, length + 1)."""
-    return float(next_byte_loss(block.next_byte(features), text))
+def next_byte_nats(logits: Tensor, text: Tensor, skip: int = 1) -> float:
+    """CE of next-byte logits (batch, length, 256) on text (batch, length + 1), from byte `skip` (at least 1) on."""
+    return _cross_entropy(logits[:, skip - 1 :], text[:, skip:])
 
 
-@torch.inference_mode()
-def from_noise_nats(
+def from_noise_path(
     blocks: list[Block],
+    memories: list[Memory],
     partition: NoisePartition,
-    text: Tensor,
+    known: Tensor,
     steps: int,
     *,
-    scramble: bool = False,
-    first: int = 0,
-    seed: int = 0,
-) -> float:
-    """The papers' metric: CE of each byte after denoising its slot from pure noise, given its *true* prefix.
+    skip: int = 1,
+    row: int = 0,
+) -> list[PathPoint]:
+    """CE of each byte while its slot is denoised from pure noise, given the clean memory: one point an evaluation.
 
-    Every position is a chunk of its own, so no slot sees another. It does not describe a one-sweep text, whose
-    positions after the first have no true prefix. With `scramble`, the clean stream reads another window: if that
-    is not much worse, the context is unused. `first` starts the chain at a later block, from pure noise at that
-    block's own sigma_max.
+    blocks: neighbours, in order; memories: theirs, of the true prefix or another (see `clean_features`);
+    known: (batch, positions) int64; `steps` Euler steps a block, starting at the first block's own sigma_max, and
+    one more evaluation at the last block's sigma_min; bytes before `skip` are not counted; `row` is the number of
+    known[0] in a larger set, whose noise it takes.
+
+    Every position is a chunk of its own, so no slot sees another (BlockTrain, arXiv 2606.24722). It does not
+    describe a one-sweep text, whose positions after the first have no true prefix.
     """
-    known = text[:, :-1]
-    prefix = known.roll(1, dims=0).flip(1) if scramble else known
     batch, length = known.shape
     mask = ChunkLayout(length, 1).mask()
     dim = blocks[0].architecture.code_dim
-    trajectory = Trajectory(partition.range(first)[0])
-    noise = normals(seed, Purpose.INITIAL_NOISE, 0, batch * length, dim).reshape(batch, length, dim)
+    trajectory = Trajectory(partition.range(blocks[0].index)[0])
+    noise = normals(0, Purpose.INITIAL_NOISE, row * length, batch * length, dim).reshape(batch, length, dim)
     initial, estimate = trajectory.sigma_start * noise, torch.zeros(batch, length, dim)
-    logits = torch.empty(0)
-    for block, (_, memory) in zip(blocks[first:], clean_features(blocks, prefix)[first:], strict=True):
+    path = []
+    for block, memory in zip(blocks, memories, strict=True):
         sigmas = step_sigmas(*partition.range(block.index), steps)
-        last = block.index == len(blocks) - 1
-        for i, sigma in enumerate(sigmas if last else sigmas[:-1]):
+        for i, sigma in enumerate(sigmas if block is blocks[-1] else sigmas[:-1]):
             z = trajectory.state(initial, estimate, sigma)
             logits = block.denoise(z, estimate, torch.full((1, 1), sigma), memory, 0, mask)
+            path.append(PathPoint(sigma, _cross_entropy(logits[:, skip:], known[:, skip:])))
             if i < steps:
                 estimate = trajectory.advance(estimate, block.point(logits), sigma, sigmas[i + 1])
-    return _cross_entropy(logits[:, 1:], known[:, 1:])
+    return path
 
 
-@torch.inference_mode()
-def sigma_max_nats(block: Block, features: Tensor | None, partition: NoisePartition, text: Tensor) -> float:
+def sigma_max_nats(
+    block: Block, memory: Memory, partition: NoisePartition, known: Tensor, *, skip: int = 1, row: int = 0
+) -> float:
     """CE of one evaluation at a block's own sigma_max, where z says next to nothing: what the context alone gives."""
-    known = text[:, :-1]
-    _, memory = block.read(known if features is None else features)
     sigma = partition.range(block.index)[0]
-    eps = normals(1, Purpose.INITIAL_NOISE, 0, known.numel(), block.architecture.code_dim)
+    dim = block.architecture.code_dim
+    eps = normals(1, Purpose.INITIAL_NOISE, row * known.shape[1], known.numel(), dim)
     z = block.codes[known] + sigma * eps.reshape(*known.shape, -1)
     mask = ChunkLayout(known.shape[1], 1).mask()
     logits = block.denoise(z, torch.zeros_like(z), torch.full((1, 1), sigma), memory, 0, mask)
-    return _cross_entropy(logits[:, 1:], known[:, 1:])
+    return _cross_entropy(logits[:, skip:], known[:, skip:])
 
 
 def _cross_entropy(logits: Tensor, target: Tensor) -> float:
-    return float(F.cross_entropy(logits.reshape(-1, VOCABULARY), target.reshape(-1)))
+    return float(F.cross_entropy(logits.float().reshape(-1, VOCABULARY), target.reshape(-1)))

@@ -66,6 +66,10 @@ class BlockLoss:
     total: Tensor
     denoise: Tensor
     next_byte: Tensor
+    clean: Tensor
+    """Clean features (batch, length, width) that the next `chained` block reads; still part of the graph."""
+    logits: Tensor
+    """Of the noisy slots (batch, length, 256); still part of the graph."""
 
 
 def block_loss(
@@ -78,27 +82,30 @@ def block_loss(
     self_condition: bool,
     anchor: float,
     edm_weighted: bool = False,
+    estimate: Tensor | None = None,
 ) -> BlockLoss:
     """CE of the noisy slots + `anchor` * CE of the clean next byte.
 
     text: (batch, length + 1) int64; features: the block before's clean features (batch, length, width), detached,
-    where the block is `chained`. With `self_condition` the estimate input is the block's own first guess.
+    where the block is `chained`. The estimate input is `estimate` (batch, length, code_dim) where that is given,
+    else the block's own first guess with `self_condition`, else zero.
     """
     known, following = text[:, :-1], text[:, 1:]
     clean, memory = block.read(known if features is None else features)
     z = block.codes[known] + corruption.sigma[..., None] * corruption.eps
     mask = layout.mask()
-    estimate = torch.zeros_like(z)
-    if self_condition:
-        with torch.no_grad():
-            estimate = block.point(block.denoise(z, estimate, corruption.sigma, memory, 0, mask))
+    if estimate is None:
+        estimate = torch.zeros_like(z)
+        if self_condition:
+            with torch.no_grad():
+                estimate = block.point(block.denoise(z, estimate, corruption.sigma, memory, 0, mask))
     logits = block.denoise(z, estimate, corruption.sigma, memory, 0, mask)
     losses = F.cross_entropy(logits.reshape(-1, VOCABULARY), known.reshape(-1), reduction="none")
     denoise = losses.mean()
     weight = edm_weight(corruption.sigma, block.data_std).reshape(-1)
     objective = (losses * weight / weight.mean()).mean() if edm_weighted else denoise
     next_byte = F.cross_entropy(block.next_byte(clean).float().reshape(-1, VOCABULARY), following.reshape(-1))
-    return BlockLoss(objective + anchor * next_byte, denoise.detach(), next_byte.detach())
+    return BlockLoss(objective + anchor * next_byte, denoise.detach(), next_byte.detach(), clean, logits)
 
 
 def next_byte_loss(logits: Tensor, text: Tensor) -> Tensor:

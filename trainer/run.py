@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import math
 import signal
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +12,16 @@ from types import FrameType
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from stages.checkpoint import replace_file
-from stages.errors import Interrupted, ResumeError
+from stages.errors import ConfigError, Interrupted
 from trainer.config import TrainingConfig
+from trainer.lock import exclusive
+from trainer.log import StepLog
 from trainer.optimizer import OptimizerSet
+from trainer.progress import Progress, State
+from trainer.state import load_state, save_state, state_path
 
 MAX_GRADIENT_NORM = 1.0
 
@@ -46,47 +48,61 @@ class Task(Protocol):
 class Run:
     """Trains one task in `directory`: NAME.jsonl, one line a log step; NAME.state.safetensors, to resume."""
 
-    def __init__(self, task: Task, config: TrainingConfig, directory: Path, identity: str) -> None:
+    def __init__(
+        self, task: Task, config: TrainingConfig, directory: Path, identity: str, progress: Progress | None = None
+    ) -> None:
         """:param identity: names config and data; a state of another identity is not resumed."""
         self.task, self.config, self.identity = task, config, identity
+        self.progress = progress or Progress()
         directory.mkdir(parents=True, exist_ok=True)
-        self.state_path = directory / f"{task.name}.state.safetensors"
-        self.log_path = directory / f"{task.name}.jsonl"
+        self.state_path = state_path(directory, task.name)
+        self.lock_path = directory / f"{task.name}.lock"
+        self.log = StepLog(directory / f"{task.name}.jsonl")
         self.optimizers = OptimizerSet(task.module, config)
         self.step = 0
-        self._stop = False
+        self.asked_to_stop = False
 
     def train(self) -> dict[str, float]:
-        """Train to the last step and return the final evaluation. Raises Interrupted on SIGINT or SIGTERM."""
-        self._resume()
-        handlers = {number: signal.signal(number, self._ask_to_stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            return self._loop()
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+        """Train to the last step and return the final evaluation.
+
+        Raises Interrupted on SIGINT or SIGTERM once the state is saved; a second signal does not wait for that.
+        When the signal comes after the last step, `asked_to_stop` says so.
+        """
+        with exclusive(
+            self.lock_path, f"{self.task.name} is being trained by another process in {self.log.path.parent}"
+        ):
+            self._resume()
+            handlers = {number: signal.signal(number, self._ask_to_stop) for number in (signal.SIGINT, signal.SIGTERM)}
+            try:
+                return self._loop()
+            finally:
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)
 
     def finish(self) -> None:
         """Drop the state once the weights are in their checkpoint."""
         self.state_path.unlink(missing_ok=True)
 
     def _loop(self) -> dict[str, float]:
-        config, saved_at = self.config, time.monotonic()
-        with tqdm(total=config.steps, initial=self.step, desc=self.task.name, unit="step", mininterval=1.0) as bar:
-            while self.step < config.steps:
+        steps, saved_at = self.config.steps, time.monotonic()
+        self.progress.begin(self.task.name, self.step, steps)
+        with _bar(self.task.name, self.step, steps) as bar:
+            while self.step < steps:
                 record = self._train_step()
                 self.step += 1
+                self.progress.reach(self.step)
                 bar.update()
-                last = self.step == config.steps
-                if self.step % config.log_every == 0 or last:
-                    if self.step % config.evaluate_every == 0 and not last:
+                last = self.step == steps
+                evaluate = self.step % self.config.evaluate_every == 0 and not last
+                if self.step % self.config.log_every == 0 or evaluate or last:
+                    if evaluate:
                         record |= self._evaluate()
                     self._log(record)
                     bar.set_postfix({key: f"{value:.3f}" for key, value in record.items() if key.endswith("nats")})
-                if last or self._stop or time.monotonic() - saved_at > config.save_every_s:
+                if last or self.asked_to_stop or time.monotonic() - saved_at > self.config.save_every_s:
                     self._save()
                     saved_at = time.monotonic()
-                if self._stop and not last:
+                if self.asked_to_stop and not last:
                     raise Interrupted(f"{self.task.name}: stopped and saved at step {self.step}; run again to go on")
         final = self._evaluate()
         self._log({"final": True, **final})
@@ -97,47 +113,43 @@ class Run:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.config.bfloat16):
             loss = self.task.loss(self.step)
         loss.total.backward()
-        norm = nn.utils.clip_grad_norm_(module.parameters(), MAX_GRADIENT_NORM)
+        norm = float(nn.utils.clip_grad_norm_(module.parameters(), MAX_GRADIENT_NORM))
+        if not math.isfinite(norm):
+            raise ConfigError(
+                f"{self.task.name}: the gradient is {norm} at step {self.step}; lower learning_rate and "
+                "matrix_learning_rate, or set bfloat16 = false"
+            )
         share = self.optimizers.step(self.step)
-        return {**loss.parts, "gradient_norm": float(norm), "rate_share": share}
+        return {**loss.parts, "gradient_norm": norm, "rate_share": share}
 
     def _evaluate(self) -> dict[str, float]:
+        self.progress.enter(State.EVALUATING)
         self.task.module.eval()
         with torch.inference_mode():
             return self.task.evaluate()
 
     def _log(self, record: dict[str, Any]) -> None:
-        with self.log_path.open("a", encoding="utf-8") as log:
-            log.write(json.dumps({"step": self.step, "time": round(time.time(), 1), **record}) + "\n")
+        self.progress.record({key: value for key, value in record.items() if key.endswith("nats")})
+        self.log.append({"step": self.step, "time": round(time.time(), 1), **record})
 
     def _save(self) -> None:
-        tensors = {f"module.{k}": v for k, v in self.task.module.state_dict().items()} | self.optimizers.tensors()
-        metadata = {"step": str(self.step), "identity": self.identity}
-        replace_file(self.state_path, lambda path: save_file(tensors, path, metadata))
+        self.log.flush()
+        save_state(self.state_path, self.task.module, self.optimizers, self.step, self.identity)
 
     def _resume(self) -> None:
         """Take the saved state, if any, and cut the log back to it."""
-        if not self.state_path.exists():
-            self.log_path.unlink(missing_ok=True)
-            return
-        try:
-            with safe_open(self.state_path, framework="pt") as file:
-                metadata = file.metadata()
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise ResumeError(f"{self.state_path} cannot be read ({error}); delete it to start anew") from None
-        if metadata["identity"] != self.identity:
-            raise ResumeError(
-                f"{self.state_path} belongs to a run with other settings or data; "
-                "give the same ones to go on, another --out, or delete it to start anew"
-            )
-        self.step = int(metadata["step"])
-        prefix = "module."
-        self.task.module.load_state_dict({k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)})
-        self.optimizers.restore(tensors)
-        lines = self.log_path.read_text(encoding="utf-8").splitlines() if self.log_path.exists() else []
-        kept = [line for line in lines if json.loads(line)["step"] <= self.step]
-        replace_file(self.log_path, lambda path: path.write_text("".join(line + "\n" for line in kept)))
+        for leftover in self.state_path.parent.glob(f".{self.task.name}.*"):
+            leftover.unlink(missing_ok=True)
+        if self.state_path.exists():
+            self.step = load_state(self.state_path, self.task.module, self.optimizers, self.identity)
+        self.log.cut(self.step)
 
     def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
-        self._stop = True
+        if self.asked_to_stop:
+            raise KeyboardInterrupt
+        self.asked_to_stop = True
+
+
+def _bar(name: str, step: int, steps: int) -> tqdm[Any]:
+    interval = 1.0 if sys.stderr.isatty() else 30.0
+    return tqdm(total=steps, initial=step, desc=name, unit="step", mininterval=interval)

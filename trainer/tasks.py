@@ -11,11 +11,14 @@ from stages.partition import NoisePartition
 from stages.randomness import Purpose, uniforms
 from trainer.config import TrainingConfig
 from trainer.data import Corpus
-from trainer.evaluation import bits, from_noise_nats, next_byte_nats, sigma_max_nats
+from trainer.diagnostics import block_diagnostics
+from trainer.evaluation import bits, next_byte_nats
 from trainer.objectives import ChunkLayout, Corruption, block_loss, next_byte_loss
 from trainer.run import StepLoss
 
 VALID_WINDOWS = 16
+STEPS_PER_BLOCK = 4
+"""Euler steps with which the diagnostics denoise."""
 
 
 class BlockTask:
@@ -58,11 +61,12 @@ class BlockTask:
         text = self.corpus.valid_batch(VALID_WINDOWS, self.length + 1)
         features = self._features(text[:, :-1])
         clean, _ = block.read(text[:, :-1] if features is None else features)
-        next_byte = next_byte_nats(block, clean, text)
+        next_byte = next_byte_nats(block.next_byte(clean), text)
+        losses = block_diagnostics(self.before, block, self.partition, text, STEPS_PER_BLOCK)
         return {
             "valid_next_byte_nats": next_byte,
             "valid_next_byte_bits": bits(next_byte),
-            "valid_sigma_max_nats": sigma_max_nats(block, features, self.partition, text),
+            **{f"valid_{name}": nats for name, nats in losses.items()},
         }
 
     def _features(self, known: Tensor) -> Tensor | None:
@@ -89,18 +93,5 @@ class ArTask:
 
     def evaluate(self) -> dict[str, float]:
         text = self.corpus.valid_batch(VALID_WINDOWS, self.length + 1)
-        nats = float(next_byte_loss(self.module(text[:, :-1]), text))
+        nats = next_byte_nats(self.module(text[:, :-1]), text)
         return {"valid_next_byte_nats": nats, "valid_next_byte_bits": bits(nats)}
-
-
-def chain_diagnostics(
-    blocks: list[Block], partition: NoisePartition, corpus: Corpus, steps: int, windows: int = VALID_WINDOWS
-) -> dict[str, float]:
-    """The three figures that unmask a chain which looks well trained and is not (nats a byte, validation text)."""
-    text = corpus.valid_batch(windows, blocks[0].architecture.context_bytes + 1)
-    return {
-        "sigma_max_nats": sigma_max_nats(blocks[0], None, partition, text),
-        "from_noise_nats": from_noise_nats(blocks, partition, text, steps),
-        "from_noise_scrambled_nats": from_noise_nats(blocks, partition, text, steps, scramble=True),
-        "last_block_from_noise_nats": from_noise_nats(blocks, partition, text, steps, first=len(blocks) - 1),
-    }

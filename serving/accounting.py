@@ -1,0 +1,69 @@
+"""What a request costs, added up from the accounts that travel with its sweeps."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from serving.v1 import router_pb2
+from stages.v1 import stage_pb2
+
+
+@dataclass
+class Account:
+    """One request's account: sweeps, hops, bytes and milliseconds, as the servers measured them."""
+
+    begin: float = field(default_factory=time.perf_counter)
+    first_byte_ms: float = 0.0
+    output_bytes: int = 0
+    sweeps: int = 0
+    hops: int = 0
+    wire_bytes: list[int] = field(default_factory=list)
+    wire_bytes_total: int = 0
+    local_compute_ms: float = 0.0
+    compute_ms: dict[str, float] = field(default_factory=dict)
+    queue_ms: dict[str, float] = field(default_factory=dict)
+
+    def add_sweep(self, event: stage_pb2.Event) -> None:
+        """Book one sweep: a payload for each message that brought work to a host, and the one with the result."""
+        payloads = [p.received_bytes for p in event.passages if p.received_bytes] + [event.ByteSize()]
+        self.sweeps += 1
+        self.hops += len(payloads)
+        self.wire_bytes_total += sum(payloads)
+        longest = max(len(payloads), len(self.wire_bytes))
+        padded = [row + [0] * (longest - len(row)) for row in (payloads, self.wire_bytes)]
+        self.wire_bytes = [max(pair) for pair in zip(*padded, strict=True)]
+        for passage in event.passages:
+            self.compute_ms[passage.host] = self.compute_ms.get(passage.host, 0.0) + passage.compute_ms
+            self.queue_ms[passage.host] = self.queue_ms.get(passage.host, 0.0) + passage.queue_ms
+
+    def add_text(self, text: bytes) -> None:
+        if not self.output_bytes:
+            self.first_byte_ms = self._elapsed_ms()
+        self.output_bytes += len(text)
+
+    def summary(self, mode: str, seed: int, prompt_bytes: int, blocks: dict[str, tuple[int, ...]]) -> router_pb2.Summary:
+        """:param blocks: what each host holds."""
+        return router_pb2.Summary(
+            mode=mode,
+            seed=seed,
+            prompt_bytes=prompt_bytes,
+            output_bytes=self.output_bytes,
+            sweeps=self.sweeps,
+            hops=self.hops,
+            wire_bytes=self.wire_bytes,
+            wire_bytes_total=self.wire_bytes_total,
+            latency_ms=self._elapsed_ms(),
+            first_byte_ms=self.first_byte_ms,
+            compute_ms=self.local_compute_ms + sum(self.compute_ms.values()),
+            hosts=[
+                router_pb2.HostShare(
+                    name=name, blocks=held, compute_ms=self.compute_ms[name], queue_ms=self.queue_ms[name]
+                )
+                for name, held in blocks.items()
+                if name in self.compute_ms
+            ],
+        )
+
+    def _elapsed_ms(self) -> float:
+        return (time.perf_counter() - self.begin) * 1000

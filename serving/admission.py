@@ -1,0 +1,65 @@
+"""Checks a client's request field by field, before any host works for it."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import grpc
+
+from serving.modes import MODES, Generation, Mode
+from serving.modes.base import DEFAULT_CHUNK, DEFAULT_CODEC, DEFAULT_STEPS, DEFAULT_TEMPERATURE
+from serving.v1 import router_pb2
+from stages.admission import MAX_STEPS, MAX_TEMPERATURE
+from stages.codec import CodecError, codec_named
+from stages.refusal import Refusal, invalid
+
+
+def check_mode(name: str, modes: dict[str, Mode]) -> Mode:
+    """The mode called `name`. Raises Refusal."""
+    if name not in modes:
+        raise invalid(f"unknown mode {name!r}; choose from {', '.join(MODES)}")
+    return modes[name]
+
+
+def check_request(request: router_pb2.GenerateRequest, mode: Mode, deadline_unix_ms: int) -> Generation:
+    """A Generation from a message. Raises Refusal with a sentence that says what to change."""
+    _check_prompt(request.prompt)
+    if request.max_bytes < 1:
+        raise invalid("max_bytes must be at least 1")
+    temperature = request.temperature if request.HasField("temperature") else DEFAULT_TEMPERATURE
+    if not math.isfinite(temperature) or not 0 <= temperature <= MAX_TEMPERATURE:
+        raise invalid(f"temperature must be 0 to {MAX_TEMPERATURE:g}, not {temperature}")
+    steps = request.steps if request.HasField("steps") else DEFAULT_STEPS
+    if not 1 <= steps <= MAX_STEPS:
+        raise invalid(f"steps must be 1 to {MAX_STEPS}, not {steps}")
+    chunk = request.chunk if request.HasField("chunk") else DEFAULT_CHUNK
+    if chunk < 1:
+        raise invalid("chunk must be at least 1 byte")
+    codec = request.codec if request.HasField("codec") else DEFAULT_CODEC
+    try:
+        codec_named(codec)
+    except CodecError as error:
+        raise invalid(str(error)) from None
+    if mode.problem:
+        raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, f"mode {mode.name} cannot be served: {mode.problem}")
+    total = len(request.prompt) + request.max_bytes
+    if total > mode.context_bytes:
+        raise invalid(
+            f"prompt ({len(request.prompt)} bytes) and output ({request.max_bytes}) together take {total} bytes, "
+            f"the model's context is {mode.context_bytes}: shorten one of them"
+        )
+    if deadline_unix_ms <= time.time() * 1000:
+        raise Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed")
+    return Generation(
+        bytes(request.prompt), request.max_bytes, request.seed, deadline_unix_ms, temperature, chunk, steps, codec
+    )
+
+
+def _check_prompt(prompt: bytes) -> None:
+    if not prompt:
+        raise invalid("the prompt is empty: give at least one byte of text")
+    try:
+        prompt.decode()
+    except UnicodeDecodeError as error:
+        raise invalid(f"the prompt is not UTF-8 (byte {error.start}): send UTF-8 text") from None

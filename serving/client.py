@@ -1,0 +1,278 @@
+"""The client: `Client` for plain code, `AsyncClient` for asyncio.
+
+    with Client() as client:
+        result = client.generate("Once upon a time", mode="sweep", max_bytes=256, seed=1)
+        print(result.text, result.latency_ms)
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict, dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+import grpc.aio
+
+from serving.topology import DEFAULT_ROUTER
+from serving.v1 import router_pb2, router_pb2_grpc
+from stages.errors import InputError, ServiceError
+from stages.randomness import MAX_SEED
+from stages.transport import open_channel, parse_address
+
+DEFAULT_TIMEOUT_S = 120.0
+MAX_BYTES = (1 << 32) - 1
+
+_USER_MISTAKES = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION)
+
+
+class RequestRefused(InputError):
+    """The router found a field of the request wrong; `code` is the gRPC status."""
+
+    def __init__(self, message: str, code: grpc.StatusCode) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class RouterError(ServiceError):
+    """The router, or a host behind it, failed or did not answer; `code` is the gRPC status."""
+
+    def __init__(self, message: str, code: grpc.StatusCode, retry_after_ms: int | None = None) -> None:
+        super().__init__(message)
+        self.code, self.retry_after_ms = code, retry_after_ms
+
+
+@dataclass(frozen=True)
+class HostShare:
+    """What one host did for a request."""
+
+    name: str
+    blocks: list[int]
+    compute_ms: float
+    queue_ms: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """A generated text and what it cost, as the servers booked it."""
+
+    text: str
+    mode: str
+    seed: int
+    prompt_bytes: int
+    output_bytes: int
+    sweeps: int
+    hops: int
+    wire_bytes: list[int]
+    """Payload of each hop of a sweep, in its order; where sweeps differ, the largest."""
+    wire_bytes_total: int
+    latency_ms: float
+    first_byte_ms: float
+    compute_ms: float
+    hosts: list[HostShare]
+    output: bytes = field(repr=False)
+    """The exact bytes; `text` shows those that are no UTF-8 as U+FFFD."""
+
+    @property
+    def host_seconds(self) -> float:
+        """Seconds of arithmetic on the hosts."""
+        return sum(host.compute_ms for host in self.hosts) / 1000
+
+    def as_json(self) -> dict[str, Any]:
+        record = asdict(self)
+        record["output_hex"] = record.pop("output").hex()
+        return record
+
+
+class AsyncClient:
+    """Talks to a router from asyncio code."""
+
+    def __init__(self, address: str = DEFAULT_ROUTER) -> None:
+        parse_address(address, "router address")
+        self.address = address
+        self._channel = open_channel(address)
+        self._stub: router_pb2_grpc.RouterServiceAsyncStub = router_pb2_grpc.RouterServiceStub(self._channel)
+
+    async def generate(self, prompt: str | bytes, **settings: Any) -> Result:
+        """Generate a whole text; see `request_of` for the settings. Raises RequestRefused or RouterError."""
+        result: Result | None = None
+        async for item in self.stream(prompt, **settings):
+            if isinstance(item, Result):
+                result = item
+        if result is None:
+            raise RouterError("the router ended the answer without an account", grpc.StatusCode.INTERNAL)
+        return result
+
+    async def stream(
+        self, prompt: str | bytes, *, timeout_s: float = DEFAULT_TIMEOUT_S, **settings: Any
+    ) -> AsyncIterator[bytes | Result]:
+        """Pieces of text as they arrive, then the Result. Leaving early cancels the request on every host."""
+        call = self._stub.Generate(request_of(prompt, **settings), timeout=timeout_s)
+        output = b""
+        try:
+            async for response in call:
+                if response.WhichOneof("kind") == "summary":
+                    yield _result(response.summary, output)
+                else:
+                    output += response.text
+                    yield response.text
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error, self.address, timeout_s) from None
+        finally:
+            call.cancel()
+
+    async def status(self, timeout_s: float = 5.0) -> router_pb2.StatusResponse:
+        """The hosts as the router sees them. Raises RouterError."""
+        try:
+            return await self._stub.Status(router_pb2.StatusRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error, self.address, timeout_s) from None
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+
+class Client:
+    """Talks to a router from plain code."""
+
+    def __init__(self, address: str = DEFAULT_ROUTER) -> None:
+        parse_address(address, "router address")
+        self.address = address
+        self._channel = grpc.insecure_channel(address)
+        self._stub = router_pb2_grpc.RouterServiceStub(self._channel)
+
+    def generate(self, prompt: str | bytes, **settings: Any) -> Result:
+        """Generate a whole text; see `request_of` for the settings. Raises RequestRefused or RouterError."""
+        result: Result | None = None
+        for item in self.stream(prompt, **settings):
+            if isinstance(item, Result):
+                result = item
+        if result is None:
+            raise RouterError("the router ended the answer without an account", grpc.StatusCode.INTERNAL)
+        return result
+
+    def stream(
+        self, prompt: str | bytes, *, timeout_s: float = DEFAULT_TIMEOUT_S, **settings: Any
+    ) -> Iterator[bytes | Result]:
+        """Pieces of text as they arrive, then the Result. Leaving early cancels the request on every host."""
+        call = self._stub.Generate(request_of(prompt, **settings), timeout=timeout_s)
+        output = b""
+        try:
+            for response in call:
+                if response.WhichOneof("kind") == "summary":
+                    yield _result(response.summary, output)
+                else:
+                    output += response.text
+                    yield response.text
+        except grpc.RpcError as error:
+            raise error_of(error, self.address, timeout_s) from None
+        finally:
+            call.cancel()
+
+    def status(self, timeout_s: float = 5.0) -> router_pb2.StatusResponse:
+        """The hosts as the router sees them. Raises RouterError."""
+        try:
+            return self._stub.Status(router_pb2.StatusRequest(), timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise error_of(error, self.address, timeout_s) from None
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def request_of(
+    prompt: str | bytes,
+    *,
+    mode: str = "sweep",
+    max_bytes: int = 128,
+    seed: int = 0,
+    temperature: float | None = None,
+    chunk: int | None = None,
+    steps: int | None = None,
+    codec: str | None = None,
+) -> router_pb2.GenerateRequest:
+    """A request message; None leaves a setting to the router. Raises InputError for what the message cannot carry."""
+    try:
+        raw = prompt.encode() if isinstance(prompt, str) else bytes(prompt)
+    except UnicodeEncodeError:
+        raise InputError("the prompt is not UTF-8: check the terminal's or file's encoding") from None
+    for name, value, least, most in (
+        ("max_bytes", max_bytes, 1, MAX_BYTES),
+        ("seed", seed, 0, MAX_SEED),
+        ("chunk", chunk, 1, MAX_BYTES),
+        ("steps", steps, 1, MAX_BYTES),
+    ):
+        if value is not None and (not isinstance(value, int) or not least <= value <= most):
+            raise InputError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
+    return router_pb2.GenerateRequest(
+        prompt=raw,
+        mode=mode,
+        max_bytes=max_bytes,
+        seed=seed,
+        temperature=temperature,
+        chunk=chunk,
+        steps=steps,
+        codec=codec,
+    )
+
+
+class TextDecoder:
+    """Shows bytes as they arrive without cutting a UTF-8 character in two."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def feed(self, piece: bytes) -> str:
+        return self._decoder.decode(piece)
+
+    def end(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+def error_of(error: grpc.RpcError | grpc.aio.AioRpcError, address: str, timeout_s: float) -> Exception:
+    """The exception for people that a status stands for."""
+    code, details = error.code(), error.details() or ""
+    if code in _USER_MISTAKES:
+        return RequestRefused(details, code)
+    metadata = {key: value for key, value in (error.trailing_metadata() or ())}
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return RouterError(f"no answer within {timeout_s:g} s: {details}", code)
+    if code is grpc.StatusCode.UNAVAILABLE and "connect" in details.lower():
+        return RouterError(f"no router answers at {address}; start one with `onesweep up` ({details})", code)
+    retry = metadata.get("retry-after-ms")
+    return RouterError(details or code.name, code, None if retry is None else int(retry))
+
+
+def _result(summary: router_pb2.Summary, output: bytes) -> Result:
+    return Result(
+        text=output.decode(errors="replace"),
+        mode=summary.mode,
+        seed=summary.seed,
+        prompt_bytes=summary.prompt_bytes,
+        output_bytes=summary.output_bytes,
+        sweeps=summary.sweeps,
+        hops=summary.hops,
+        wire_bytes=list(summary.wire_bytes),
+        wire_bytes_total=summary.wire_bytes_total,
+        latency_ms=round(summary.latency_ms, 3),
+        first_byte_ms=round(summary.first_byte_ms, 3),
+        compute_ms=round(summary.compute_ms, 3),
+        hosts=[HostShare(h.name, list(h.blocks), round(h.compute_ms, 3), round(h.queue_ms, 3)) for h in summary.hosts],
+        output=output,
+    )

@@ -1,0 +1,273 @@
+"""Commands for users: `router`, `generate`, `compare`, `up`, `down`, `status`, `demo`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from serving.topology import DEFAULT_ROUTER
+from stages.errors import InputError, OnesweepError
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from serving.client import Result
+
+    Subparsers = _SubParsersAction[argparse.ArgumentParser]
+
+SHIPPED = Path(__file__).resolve().parent.parent / "weights"
+DEMO_PROMPT = "The old man looked at the sea and said that "
+DEMO_BYTES = 128
+
+
+def register(subparsers: Subparsers) -> None:
+    router = subparsers.add_parser("router", help="run the router of a topology")
+    router.add_argument("--topology", type=Path, required=True, metavar="FILE")
+    router.add_argument("--listen", metavar="HOST:PORT", help=f"default: the topology's, else {DEFAULT_ROUTER}")
+    router.add_argument("--checkpoint", type=Path, metavar="DIR", help="bundle with the local model, for mode `local`")
+    router.add_argument("--threads", type=int, metavar="N", help="processor threads (default: all cores)")
+    router.add_argument("--max-requests", type=int, default=64, metavar="N", help="requests in flight (64)")
+    router.add_argument("--max-rate", type=float, default=1000.0, metavar="R", help="requests started a second (1000)")
+    router.add_argument("--hop-timeout-s", type=float, default=5.0, metavar="S", help="wait for a host (5)")
+    router.add_argument("--insecure", action="store_true", help="accept an address that others can reach, unencrypted")
+    router.set_defaults(run=run_router_command)
+
+    generate = subparsers.add_parser("generate", help="generate text")
+    _add_request(generate)
+    generate.add_argument("--mode", default="sweep", metavar="M", help="sweep, chunked, ar, local (sweep)")
+    generate.add_argument("--stream", action="store_true", help="print pieces as they arrive")
+    generate.add_argument("--json", action="store_true")
+    generate.set_defaults(run=run_generate)
+
+    compare = subparsers.add_parser("compare", help="run modes side by side on one prompt")
+    _add_request(compare)
+    compare.add_argument("--modes", default="sweep,chunked,ar,local", metavar="M[,M]")
+    compare.add_argument("--json", action="store_true")
+    compare.set_defaults(run=run_compare)
+
+    up = subparsers.add_parser("up", help="start hosts and router on this machine")
+    up.add_argument("--detach", action="store_true", help="return when ready, leave them running")
+    where = up.add_mutually_exclusive_group()
+    where.add_argument("--hosts", type=int, metavar="N", help="hosts that share the blocks (3)")
+    where.add_argument("--topology", type=Path, metavar="FILE")
+    up.add_argument("--checkpoint", type=Path, metavar="DIR", help="bundle to serve (default: the shipped weights)")
+    up.add_argument("--port", type=int, default=7700, metavar="P", help="the router's; hosts take those after it (7700)")
+    up.add_argument("--threads", type=int, default=1, metavar="N", help="processor threads of each process (1)")
+    up.set_defaults(run=run_up)
+
+    subparsers.add_parser("down", help="stop what `up --detach` started").set_defaults(run=run_down)
+
+    status = subparsers.add_parser("status", help="hosts, readiness, sessions")
+    status.add_argument("--router", metavar="HOST:PORT", help="default: what is up here, else " + DEFAULT_ROUTER)
+    status.add_argument("--json", action="store_true")
+    status.set_defaults(run=run_status)
+
+    demo = subparsers.add_parser("demo", help="three hosts here, one prompt in every mode, then stop")
+    demo.add_argument("--prompt", default=DEMO_PROMPT)
+    demo.add_argument("--checkpoint", type=Path, default=SHIPPED, metavar="DIR")
+    demo.set_defaults(run=run_demo)
+
+
+def _add_request(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", metavar="PROMPT")
+    parser.add_argument("--router", metavar="HOST:PORT", help="default: what is up here, else " + DEFAULT_ROUTER)
+    parser.add_argument("--max-bytes", type=int, default=128, metavar="N", help="bytes to generate (128)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S")
+    parser.add_argument("--chunk", type=int, metavar="C", help="bytes a sweep, mode chunked (32)")
+    parser.add_argument("--temperature", type=float, metavar="T", help="0 = most likely (0.8)")
+    parser.add_argument("--steps", type=int, metavar="K", help="Euler steps in each block (8)")
+    parser.add_argument("--codec", metavar="NAME", help="state between blocks: fp32, int8, int4 (int8)")
+    parser.add_argument("--timeout-s", type=float, default=120.0, metavar="S")
+
+
+def run_router_command(options: argparse.Namespace) -> int:
+    import asyncio
+
+    from serving.router import RouterSettings, run_router
+    from serving.topology import read_topology
+
+    topology = read_topology(options.topology)
+    for name in ("threads", "max_requests", "max_rate", "hop_timeout_s"):
+        value = getattr(options, name)
+        if value is not None and not value > 0:
+            raise InputError(f"--{name.replace('_', '-')} must be above 0, not {value}")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    settings = RouterSettings(
+        topology,
+        options.listen or topology.router,
+        options.checkpoint or topology.checkpoint,
+        options.max_requests,
+        options.max_rate,
+        options.hop_timeout_s,
+        options.threads,
+        options.insecure,
+    )
+    asyncio.run(run_router(settings))
+    return 0
+
+
+def run_generate(options: argparse.Namespace) -> int:
+    from serving.client import Client, Result, TextDecoder
+
+    settings = _request_settings(options)
+    with Client(_router_address(options.router)) as client:
+        if options.stream and not options.json:
+            decoder = TextDecoder()
+            for item in client.stream(options.prompt, mode=options.mode, **settings):
+                if isinstance(item, Result):
+                    print(decoder.end(), flush=True)
+                    _print_cost(item)
+                else:
+                    print(decoder.feed(item), end="", flush=True)
+            return 0
+        result = client.generate(options.prompt, mode=options.mode, **settings)
+    if options.json:
+        print(json.dumps(result.as_json()))
+    else:
+        print(result.text)
+        _print_cost(result)
+    return 0
+
+
+def run_compare(options: argparse.Namespace) -> int:
+    from serving.client import Client
+
+    modes = [mode.strip() for mode in options.modes.split(",") if mode.strip()]
+    if not modes:
+        raise InputError("--modes is empty: name one or more, such as sweep,ar")
+    with Client(_router_address(options.router)) as client:
+        outcomes = _run_modes(client, options.prompt, modes, _request_settings(options))
+    _print_outcomes(options.prompt, outcomes, options.json)
+    return 0 if all(not isinstance(outcome, str) for outcome in outcomes.values()) else 1
+
+
+def run_up(options: argparse.Namespace) -> int:
+    from serving.deployment import Deployment, state_directory
+    from serving.topology import local_topology, read_topology
+    from stages.parts import plan_host
+
+    topology = read_topology(options.topology) if options.topology else None
+    checkpoint = options.checkpoint or (topology.checkpoint if topology else None) or SHIPPED
+    parts = plan_host(checkpoint, (0,)).parts
+    if topology is None:
+        topology = local_topology(options.hosts or min(3, parts), parts, checkpoint.resolve(), options.port + 1)
+    elif topology.blocks != parts:
+        raise InputError(f"the topology has {topology.blocks} blocks, the checkpoint {parts}: make them agree")
+    deployment = Deployment.start(topology, checkpoint.resolve(), state_directory(), options.threads)
+    try:
+        deployment.wait_ready()
+    except BaseException:
+        deployment.stop()
+        raise
+    for host in topology.hosts:
+        print(f"{host.name:10} {host.address:22} blocks {host.span}")
+    print(f"{'router':10} {topology.router:22} ready; logs in {deployment.directory}")
+    if options.detach:
+        return 0
+    print("Ctrl-C stops them.")
+    try:
+        while True:
+            time.sleep(1)
+            deployment.check_alive()
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        deployment.stop()
+
+
+def run_down(options: argparse.Namespace) -> int:
+    from serving.deployment import require_deployment, state_directory
+
+    deployment = require_deployment(state_directory())
+    deployment.stop()
+    print(f"stopped {len(deployment.processes)} processes")
+    return 0
+
+
+def run_status(options: argparse.Namespace) -> int:
+    from google.protobuf.json_format import MessageToDict
+
+    from serving.client import Client
+
+    with Client(_router_address(options.router)) as client:
+        status = client.status()
+    if options.json:
+        print(json.dumps(MessageToDict(status, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)))
+        return 0
+    state = "ready" if status.ready else "not ready"
+    print(f"router {state}; modes {', '.join(status.modes)}; {status.requests} of {status.request_limit} requests")
+    for host in status.hosts:
+        blocks = ",".join(map(str, host.blocks))
+        state = f"ready, {host.rtt_ms:.1f} ms, {host.sessions} sessions" if host.ready else host.reason
+        print(f"{host.name:10} {host.address:22} blocks {blocks:6} {state}")
+    return 0 if status.ready else 1
+
+
+def run_demo(options: argparse.Namespace) -> int:
+    from serving.client import Client
+    from serving.deployment import free_port_block, temporary_deployment
+    from serving.topology import local_topology
+    from stages.parts import plan_host
+
+    parts = plan_host(options.checkpoint, (0,)).parts
+    topology = local_topology(min(3, parts), parts, options.checkpoint.resolve(), free_port_block(4) + 1)
+    print(f"starting {len(topology.hosts)} hosts and a router on this machine ...", flush=True)
+    with temporary_deployment(topology, options.checkpoint.resolve()) as deployment:
+        with Client(deployment.topology.router) as client:
+            modes = list(client.status().modes)
+            outcomes = _run_modes(client, options.prompt, modes, {"max_bytes": DEMO_BYTES, "seed": 1})
+        _print_outcomes(options.prompt, outcomes, as_json=False)
+    print("\nstopped. `onesweep up --detach` keeps such hosts running; the README goes on from here.")
+    return 0
+
+
+def _request_settings(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        name: getattr(options, name)
+        for name in ("max_bytes", "seed", "chunk", "temperature", "steps", "codec", "timeout_s")
+    }
+
+
+def _router_address(given: str | None) -> str:
+    from serving.deployment import find_deployment, state_directory
+
+    if given:
+        return given
+    deployment = find_deployment(state_directory())
+    return deployment.topology.router if deployment else DEFAULT_ROUTER
+
+
+def _run_modes(client: Any, prompt: str, modes: list[str], settings: dict[str, Any]) -> dict[str, Result | str]:
+    """Each mode's Result, or the sentence that says why there is none. The first error of an only mode is raised."""
+    outcomes: dict[str, Result | str] = {}
+    for mode in modes:
+        try:
+            outcomes[mode] = client.generate(prompt, mode=mode, **settings)
+        except OnesweepError as error:
+            if len(modes) == 1:
+                raise
+            outcomes[mode] = str(error)
+    return outcomes
+
+
+def _print_outcomes(prompt: str, outcomes: dict[str, Result | str], as_json: bool) -> None:
+    from serving.table import comparison
+
+    if as_json:
+        rows = {m: {"mode": m, "error": o} if isinstance(o, str) else o.as_json() for m, o in outcomes.items()}
+        print(json.dumps(list(rows.values())))
+    else:
+        print(comparison(prompt, outcomes))
+
+
+def _print_cost(result: Result) -> None:
+    print(
+        f"[{result.mode}, seed {result.seed}: {result.output_bytes} bytes, {result.sweeps} sweeps, {result.hops} hops, "
+        f"{result.wire_bytes_total} bytes on the wire, {result.latency_ms:.0f} ms, {result.compute_ms:.0f} ms of compute]",
+        file=sys.stderr,
+    )

@@ -1,0 +1,221 @@
+"""A deployment on this machine: one process for each host and one for the router, from one topology."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from serving.client import Client, RouterError
+from serving.topology import HostEntry, Topology, read_topology
+from stages.errors import OnesweepError, ServiceError
+from stages.transport import is_loopback, parse_address
+
+STOP_S = 15.0
+POLL_S = 0.1
+LOG_LINES = 5
+
+
+class NothingUp(OnesweepError):
+    """No deployment is running."""
+
+
+def state_directory() -> Path:
+    """Where a detached deployment leaves its record and logs: $ONESWEEP_STATE, or a folder of this user's."""
+    named = os.environ.get("ONESWEEP_STATE")
+    return Path(named) if named else Path(tempfile.gettempdir()) / f"onesweep-{os.getuid()}"
+
+
+@dataclass
+class Deployment:
+    """Running processes, by name, and where their logs are."""
+
+    topology: Topology
+    directory: Path
+    processes: dict[str, int]
+    """Process id of each host and of `router`."""
+
+    @classmethod
+    def start(cls, topology: Topology, checkpoint: Path, directory: Path, threads: int = 1) -> Deployment:
+        """Start every process; they are live but not ready when this returns.
+
+        Raises OnesweepError when one is up already, or an address is taken.
+        """
+        _check_free(topology)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        previous = find_deployment(directory)
+        if previous is not None:
+            raise ServiceError(f"a deployment is up already (router {previous.topology.router}); `onesweep down` first")
+        deployment = cls(topology, directory, {})
+        topology_path = directory / "topology.toml"
+        topology_path.write_text(topology.to_toml(), encoding="utf-8")
+        try:
+            for host in topology.hosts:
+                deployment._spawn(host.name, _stage_arguments(topology, host, checkpoint, threads))
+            router = ["router", "--topology", str(topology_path), "--checkpoint", str(checkpoint)]
+            deployment._spawn("router", [*router, "--threads", str(threads)])
+        except BaseException:
+            deployment.stop()
+            raise
+        deployment._record_path(directory).write_text(json.dumps({"processes": deployment.processes}))
+        return deployment
+
+    def wait_ready(self, timeout_s: float = 60.0) -> None:
+        """Return when the router can serve. Raises ServiceError with the reason and the log of what died."""
+        deadline, reason = time.monotonic() + timeout_s, "the router does not answer yet"
+        with Client(self.topology.router) as client:
+            while time.monotonic() < deadline:
+                self.check_alive()
+                with contextlib.suppress(RouterError, grpc.RpcError):
+                    status = client.status(timeout_s=2.0)
+                    if status.ready:
+                        return
+                    reason = "; ".join(host.reason for host in status.hosts if host.reason)
+                time.sleep(POLL_S)
+        raise ServiceError(f"not ready after {timeout_s:.0f} s: {reason}; logs are in {self.directory}")
+
+    def check_alive(self) -> None:
+        """Raises ServiceError with the last log lines of a process that ended."""
+        for name, pid in self.processes.items():
+            if not _alive(pid):
+                raise ServiceError(f"{name} ended: {self._last_words(name)}")
+
+    def stop(self) -> None:
+        """End every process, the router first so that running requests end; kill what does not stop."""
+        for name in ["router", *(host.name for host in self.topology.hosts)]:
+            pid = self.processes.get(name)
+            if pid is not None:
+                _end(pid)
+        self._record_path(self.directory).unlink(missing_ok=True)
+
+    def _spawn(self, name: str, arguments: list[str]) -> None:
+        with (self.directory / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "serving.cli", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.processes[name] = process.pid
+
+    def _last_words(self, name: str) -> str:
+        lines = (self.directory / f"{name}.log").read_text(errors="replace").strip().splitlines()
+        return " ".join(lines[-LOG_LINES:]).removeprefix("onesweep: ") or "its log is empty"
+
+    @staticmethod
+    def _record_path(directory: Path) -> Path:
+        return directory / "deployment.json"
+
+
+def find_deployment(directory: Path) -> Deployment | None:
+    """The deployment that runs from `directory`, if any; a record of dead processes is removed."""
+    record_path = Deployment._record_path(directory)
+    try:
+        record = json.loads(record_path.read_text())
+        topology = read_topology(directory / "topology.toml")
+    except (OSError, ValueError, OnesweepError):
+        return None
+    deployment = Deployment(topology, directory, {str(k): int(v) for k, v in record["processes"].items()})
+    if any(_alive(pid) for pid in deployment.processes.values()):
+        return deployment
+    record_path.unlink(missing_ok=True)
+    return None
+
+
+def require_deployment(directory: Path) -> Deployment:
+    """Like `find_deployment`. Raises NothingUp."""
+    deployment = find_deployment(directory)
+    if deployment is None:
+        raise NothingUp("nothing is up; start a deployment with `onesweep up --detach`")
+    return deployment
+
+
+@contextlib.contextmanager
+def temporary_deployment(topology: Topology, checkpoint: Path, threads: int = 1) -> Iterator[Deployment]:
+    """A deployment for the length of a `with` block, in a directory of its own."""
+    directory = Path(tempfile.mkdtemp(prefix="onesweep-"))
+    try:
+        deployment = Deployment.start(topology, checkpoint, directory, threads)
+        try:
+            deployment.wait_ready()
+            yield deployment
+        finally:
+            deployment.stop()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def free_port_block(count: int) -> int:
+    """First of `count` neighbouring loopback ports that are free now."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            first = probe.getsockname()[1]
+        if first + count < 65536 and all(_port_free("127.0.0.1", first + i) for i in range(count)):
+            return int(first)
+
+
+def _stage_arguments(topology: Topology, host: HostEntry, checkpoint: Path, threads: int) -> list[str]:
+    successor = topology.successor(host)
+    return [
+        *("stage", "--checkpoint", str(checkpoint), "--blocks", host.span),
+        *("--listen", host.listen, "--name", host.name, "--threads", str(threads)),
+        *(("--next", successor) if successor else ()),
+    ]
+
+
+def _check_free(topology: Topology) -> None:
+    for name, address in [("router", topology.router), *((h.name, h.listen) for h in topology.hosts)]:
+        if not is_loopback(address):
+            raise ServiceError(
+                f"{name} listens on {address}, which is not loopback: `up` starts processes of this machine only; "
+                "start that one there with `onesweep stage` or `onesweep router`"
+            )
+        if not _port_free(*parse_address(address)):
+            raise ServiceError(
+                f"{address}, where {name} should listen, is in use: `onesweep down` ends a deployment of ours, "
+                "another topology or --port avoids it"
+            )
+
+
+def _port_free(host: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def _alive(pid: int) -> bool:
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)  # a child that ended is not alive
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _end(pid: int) -> None:
+    deadline = time.monotonic() + STOP_S
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    while _alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

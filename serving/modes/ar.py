@@ -1,0 +1,44 @@
+"""`ar`: the AR pipeline over the same hosts. The last host samples; one byte costs one trip round the ring."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from serving.accounting import Account
+from serving.modes.base import Generation, Mode
+from serving.ring import Ring
+from stages.v1 import stage_pb2
+
+
+class ArMode(Mode):
+    """Token by token, KV-cached. The last host hands each byte to the first host and to the router at once."""
+
+    name = "ar"
+
+    def __init__(self, ring: Ring) -> None:
+        self.ring = ring
+
+    @property
+    def problem(self) -> str:
+        return "" if self.ring.model("ar") else "the hosts have no AR model (no ar/ in their checkpoint)"
+
+    @property
+    def context_bytes(self) -> int:
+        model = self.ring.model("ar")
+        return model.context_bytes if model else 0
+
+    async def generate(self, request: Generation, account: Account) -> AsyncIterator[bytes]:
+        capacity = len(request.prompt) + request.max_bytes - 1  # the last byte is never read back
+        async with self.ring.session("ar", capacity, request.deadline_unix_ms) as session:
+            await session.push(
+                stage_pb2.Step(
+                    clean=request.prompt,
+                    remaining=request.max_bytes,
+                    sampling=stage_pb2.Sampling(seed=request.seed, temperature=request.temperature),
+                )
+            )
+            for _ in range(request.max_bytes):
+                event = await session.event()
+                account.add_sweep(event)
+                account.add_text(event.text)
+                yield event.text

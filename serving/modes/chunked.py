@@ -1,0 +1,71 @@
+"""`chunked` and `sweep`: the chain of blocks denoises a chunk, or the whole output, in one trip."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from serving.accounting import Account
+from serving.modes.base import Generation, Mode
+from serving.ring import Ring, Session
+from stages.v1 import stage_pb2
+
+
+class ChunkedMode(Mode):
+    """One chunk a sweep, each conditioned on all bytes before it."""
+
+    name = "chunked"
+
+    def __init__(self, ring: Ring) -> None:
+        self.ring = ring
+
+    @property
+    def problem(self) -> str:
+        return "" if self.ring.model("chain") else "the hosts have no chain of blocks (no chain/ in their checkpoint)"
+
+    @property
+    def context_bytes(self) -> int:
+        model = self.ring.model("chain")
+        return model.context_bytes if model else 0
+
+    async def generate(self, request: Generation, account: Account) -> AsyncIterator[bytes]:
+        chunk = min(self._chunk(request), request.max_bytes)
+        # the last chunk is never read back, so the hosts need not cache it
+        capacity = len(request.prompt) + (request.max_bytes - 1) // chunk * chunk
+        async with self.ring.session("chain", capacity, request.deadline_unix_ms) as session:
+            clean, start, left, number = request.prompt, 0, request.max_bytes, 0
+            while left:
+                event = await _sweep(session, request, number, start, clean, min(chunk, left))
+                account.add_sweep(event)
+                account.add_text(event.text)
+                yield event.text
+                start, clean = start + len(clean), event.text
+                left, number = left - len(event.text), number + 1
+
+    def _chunk(self, request: Generation) -> int:
+        return request.chunk
+
+
+class SweepMode(ChunkedMode):
+    """The whole output as one chunk: one sweep."""
+
+    name = "sweep"
+
+    def _chunk(self, request: Generation) -> int:
+        return request.max_bytes
+
+
+async def _sweep(
+    session: Session, request: Generation, number: int, start: int, clean: bytes, slots: int
+) -> stage_pb2.Event:
+    await session.push(
+        stage_pb2.Sweep(
+            number=number,
+            clean_start=start,
+            clean=clean,
+            slots=slots,
+            steps=request.steps,
+            sampling=stage_pb2.Sampling(seed=request.seed, temperature=request.temperature),
+            codec=request.codec,
+        )
+    )
+    return await session.event()

@@ -1,0 +1,36 @@
+"""`local`: a small AR model on the router's own machine, no sweep at all. What a sweep must beat on quality."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from serving.accounting import Account
+from serving.local import LocalModel
+from serving.modes.base import Generation, Mode
+
+
+class LocalMode(Mode):
+    """Zero sweeps."""
+
+    name = "local"
+    uses_hosts = False
+
+    def __init__(self, model: LocalModel | None) -> None:
+        self.model = model
+
+    @property
+    def problem(self) -> str:
+        return "" if self.model else "the router has no local model (start it with a bundle that has local/)"
+
+    @property
+    def context_bytes(self) -> int:
+        return self.model.context_bytes if self.model else 0
+
+    async def generate(self, request: Generation, account: Account) -> AsyncIterator[bytes]:
+        assert self.model is not None
+        async for text, compute_ms in self.model.generate(
+            request.prompt, request.max_bytes, request.temperature, request.seed, request.deadline_unix_ms
+        ):
+            account.local_compute_ms += compute_ms
+            account.add_text(text)
+            yield text

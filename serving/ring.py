@@ -1,0 +1,224 @@
+"""The router's side of the ring: a warm link to every host, and sessions whose results come back over them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from serving.topology import HostEntry, Topology
+from stages.refusal import Refusal
+from stages.relay import Relay
+from stages.sessions import Kind
+from stages.v1 import stage_pb2
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.2
+RELEASE_TIMEOUT_S = 5.0
+MESSAGE_BYTES = 64 << 20
+WARM_BYTES = 16 << 10
+
+
+
+class HostLink:
+    """One host as the router sees it."""
+
+    def __init__(self, entry: HostEntry, router: str, hop_timeout_s: float) -> None:
+        self.entry, self.router = entry, router
+        self.relay = Relay(entry.address, MESSAGE_BYTES, hop_timeout_s)
+        self.info: stage_pb2.DescribeResponse | None = None
+        self.problem = f"host {entry.name} at {entry.address} was not reached yet"
+        """Why no request can use this host; empty when one can."""
+
+    async def describe(self) -> None:
+        """Refresh `info` and `problem`."""
+        try:
+            info = await self.relay.describe(timeout=self.relay.hop_timeout_s)
+        except Refusal as refusal:
+            self.problem = f"host {self.entry.name}: {refusal.message}"
+            return
+        self.info = info
+        if tuple(info.blocks) != self.entry.blocks:
+            self.problem = (
+                f"host {self.entry.name} at {self.entry.address} holds blocks {list(info.blocks)}, "
+                f"the topology says {list(self.entry.blocks)}"
+            )
+        elif not info.ready:
+            self.problem = f"host {self.entry.name} is not ready: {info.not_ready_reason}"
+        else:
+            self.problem = ""
+
+    async def events(self) -> AsyncIterator[stage_pb2.Event]:
+        async for event in self.relay.stub.Subscribe(stage_pb2.SubscribeRequest(router=self.router)):
+            yield event
+
+    async def release(self, session: str) -> None:
+        with suppress(grpc.aio.AioRpcError):
+            await self.relay.stub.Release(
+                stage_pb2.ReleaseRequest(sessions=[session]), timeout=RELEASE_TIMEOUT_S
+            )
+
+
+class Session:
+    """One request's place on the hosts: pushes go to the first host, events come from any."""
+
+    def __init__(self, ring: Ring, name: str, kind: Kind, capacity: int, deadline_unix_ms: int) -> None:
+        self.ring, self.name, self.kind = ring, name, kind
+        self.capacity, self.deadline_unix_ms = capacity, deadline_unix_ms
+        self.inbox: asyncio.Queue[stage_pb2.Event] = asyncio.Queue()
+
+    async def push(self, work: stage_pb2.Sweep | stage_pb2.Step) -> None:
+        """Start a sweep or the first AR step. Raises Refusal."""
+        request = stage_pb2.PushRequest(
+            router=self.ring.name,
+            session=self.name,
+            deadline_unix_ms=self.deadline_unix_ms,
+            digest=self.ring.digest(self.kind),
+            capacity=self.capacity,
+        )
+        if isinstance(work, stage_pb2.Sweep):
+            request.sweep.CopyFrom(work)
+        else:
+            request.step.CopyFrom(work)
+        await self.ring.links[0].relay.push(request)
+
+    async def event(self) -> stage_pb2.Event:
+        """The next result. Raises Refusal for a fault on any host, or when one is lost."""
+        event = await self.inbox.get()
+        if event.WhichOneof("outcome") == "fault":
+            raise Refusal.numbered(event.fault.code, f"{event.fault.host}: {event.fault.message}")
+        return event
+
+
+class Ring:
+    """Links to every host of a topology, subscribed, warmed and kept warm."""
+
+    def __init__(self, topology: Topology, hop_timeout_s: float = 5.0) -> None:
+        self.topology = topology
+        self.name = secrets.token_hex(8)
+        self.links = [HostLink(host, self.name, hop_timeout_s) for host in topology.hosts]
+        self.sessions: dict[str, Session] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Start linking; returns at once. `problem` says when the ring can be used."""
+        for link in self.links:
+            self._spawn(self._keep_linked(link))
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for link in self.links:
+            await link.relay.close()
+
+    @property
+    def problem(self) -> str:
+        """Why requests cannot be served now; empty when they can."""
+        for link in self.links:
+            if link.problem:
+                return link.problem
+        for kind in ("chain", "ar"):
+            digests = {link.entry.name: self._digest(link, kind) for link in self.links}
+            if len(set(digests.values())) > 1:
+                shown = ", ".join(f"{name} {digest[:12] or '(none)'}" for name, digest in digests.items())
+                return f"the hosts have different {kind} checkpoints ({shown}): give every host the same one"
+        return ""
+
+    async def usable(self, wait_s: float) -> None:
+        """Return when requests can be served. Raises Refusal with the problem and how long it was waited for."""
+        waited = 0.0
+        while problem := self.problem:
+            if waited >= wait_s:
+                raise Refusal(grpc.StatusCode.UNAVAILABLE, f"{problem} (waited {wait_s:.1f} s)")
+            await asyncio.sleep(RETRY_S)
+            waited += RETRY_S
+
+    def model(self, kind: Kind) -> stage_pb2.ModelInfo | None:
+        """The hosts' common model of a kind, if they have one. Meaningful while there is no `problem`."""
+        info = self.links[0].info
+        if info is None or not info.HasField(kind):
+            return None
+        return info.chain if kind == "chain" else info.ar
+
+    def digest(self, kind: Kind) -> str:
+        model = self.model(kind)
+        return model.digest if model else ""
+
+    @asynccontextmanager
+    async def session(self, kind: Kind, capacity: int, deadline_unix_ms: int) -> AsyncIterator[Session]:
+        """A session that is freed on every host at the end, however it ends."""
+        session = Session(self, secrets.token_hex(16), kind, capacity, deadline_unix_ms)
+        self.sessions[session.name] = session
+        try:
+            yield session
+        finally:
+            del self.sessions[session.name]
+            for link in self.links:
+                self._spawn(link.release(session.name))
+
+    async def _keep_linked(self, link: HostLink) -> None:
+        """Subscribe to a host, for ever; a lost subscription fails the requests under way."""
+        while True:
+            keeper: asyncio.Task[None] | None = None
+            try:
+                async for event in link.events():
+                    if event.session:
+                        self._deliver(event)
+                    else:
+                        keeper = asyncio.create_task(self._keep_fresh(link))
+                reason = "it closed the connection"
+            except grpc.aio.AioRpcError as error:
+                reason = error.details() or error.code().name
+            finally:
+                if keeper is not None:
+                    keeper.cancel()
+            self._lose(link, reason)
+            await asyncio.sleep(RETRY_S)
+
+    async def _keep_fresh(self, link: HostLink) -> None:
+        """Keep a link warm and its description current."""
+        warmer = asyncio.create_task(link.relay.keep_warm(WARM_BYTES))
+        try:
+            while True:
+                before = link.problem
+                await link.describe()
+                if link.problem != before:
+                    log.info("%s", link.problem or f"host {link.entry.name} is ready")
+                await asyncio.sleep(1.0 if not link.problem else RETRY_S)
+        finally:
+            warmer.cancel()
+
+    def _deliver(self, event: stage_pb2.Event) -> None:
+        session = self.sessions.get(event.session)
+        if session is not None:  # else the client has gone
+            session.inbox.put_nowait(event)
+
+    def _lose(self, link: HostLink, reason: str) -> None:
+        problem = f"host {link.entry.name} at {link.entry.address} is lost: {reason}"
+        if problem != link.problem and link.info is not None:
+            log.warning("%s", problem)
+        link.problem = problem
+        fault = stage_pb2.Fault(
+            code=grpc.StatusCode.UNAVAILABLE.value[0], message=problem + "; see that it runs", host=link.entry.name
+        )
+        for session in self.sessions.values():
+            session.inbox.put_nowait(stage_pb2.Event(session=session.name, fault=fault))
+
+    def _spawn(self, job: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(job)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    @staticmethod
+    def _digest(link: HostLink, kind: str) -> str:
+        if link.info is None:
+            return ""
+        return link.info.chain.digest if kind == "chain" else link.info.ar.digest

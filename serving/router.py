@@ -1,0 +1,93 @@
+"""The router: takes requests and sends them round the ring."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from serving.local import LocalModel
+from serving.modes import all_modes
+from serving.ring import Ring
+from serving.service import RouterService
+from serving.topology import Topology
+from serving.v1 import router_pb2, router_pb2_grpc
+from stages.bundle import find_bundle
+from stages.transport import bind, new_server
+
+log = logging.getLogger(__name__)
+
+SERVICE = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
+HEALTH_S = 0.2
+DRAIN_S = 10.0
+
+
+@dataclass(frozen=True)
+class RouterSettings:
+    """What `onesweep router` is told."""
+
+    topology: Topology
+    listen: str
+    checkpoint: Path | None = None
+    """Bundle with the local model; None = no mode `local`."""
+    request_limit: int = 64
+    requests_per_s: float = 1000.0
+    hop_timeout_s: float = 5.0
+    threads: int | None = None
+    insecure: bool = False
+
+
+async def run_router(settings: RouterSettings) -> None:
+    """Serve until SIGTERM or SIGINT; running requests end first. Raises OnesweepError."""
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    local = _local_model(settings.checkpoint)
+    ring = Ring(settings.topology, settings.hop_timeout_s)
+    service = RouterService(
+        ring, all_modes(ring, local), settings.request_limit, settings.requests_per_s, settings.hop_timeout_s
+    )
+    server = new_server()
+    router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
+    checks = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    port = bind(server, settings.listen, settings.insecure)
+    await checks.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
+    await checks.set("", health_pb2.HealthCheckResponse.SERVING)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await server.start()
+    await ring.open()
+    log.info("router: live on port %d", port)
+    reporter = asyncio.create_task(_report_health(ring, checks))
+    await stop.wait()
+    reporter.cancel()
+    await checks.enter_graceful_shutdown()
+    await server.stop(DRAIN_S if service.requests else 0)
+    await ring.close()
+
+
+def _local_model(checkpoint: Path | None) -> LocalModel | None:
+    if checkpoint is None:
+        return None
+    directory = find_bundle(checkpoint).local
+    return LocalModel(directory) if directory else None
+
+
+async def _report_health(ring: Ring, checks: health.aio.HealthServicer) -> None:
+    previous: str | None = None
+    while True:
+        problem = ring.problem
+        if problem != previous:
+            log.info("router: %s", problem or "ready")
+            status = health_pb2.HealthCheckResponse
+            await checks.set(SERVICE, status.NOT_SERVING if problem else status.SERVING)
+            previous = problem
+        await asyncio.sleep(HEALTH_S)

@@ -1,0 +1,125 @@
+"""Checks every field of a message before a tensor is built from it or a session touched."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import grpc
+
+from stages.codec import ESTIMATE_LIMIT, FEATURE_LIMIT, CodecError, Fp32, codec_named
+from stages.parts import HostPlan, ModelSource
+from stages.randomness import MAX_SEED
+from stages.refusal import Refusal, failed_precondition, invalid
+from stages.sessions import Kind
+from stages.sweep import FEATURES
+from stages.v1 import stage_pb2
+
+MAX_NAME = 64
+MAX_STEPS = 64
+MAX_TEMPERATURE = 100.0
+MAX_PASSAGES = 64
+HIDDEN = Fp32()
+"""How hidden states travel between AR stages."""
+
+
+def check_push(request: stage_pb2.PushRequest, plan: HostPlan) -> Kind:
+    """Raise Refusal unless `request` is a hop that a host with `plan` can do; returns the model that it needs."""
+    kind = _kind(request)
+    for what, name in (("router", request.router), ("session", request.session)):
+        if not 0 < len(name) <= MAX_NAME or not name.isascii() or not name.isprintable():
+            raise invalid(f"{what} must be 1 to {MAX_NAME} printable ASCII characters")
+    if len(request.passages) > MAX_PASSAGES:
+        raise invalid(f"{len(request.passages)} passages; a sweep passes at most {MAX_PASSAGES} hosts")
+    source = _source(request, plan, kind)
+    if kind == "chain":
+        _check_sweep(request, plan, source)
+    else:
+        _check_step(request, plan, source)
+    if request.deadline_unix_ms <= time.time() * 1000:
+        raise Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed")
+    return kind
+
+
+def _kind(request: stage_pb2.PushRequest) -> Kind:
+    work = request.WhichOneof("work")
+    if work is None:
+        raise invalid("the message carries no work: neither a sweep nor a step")
+    return "chain" if work == "sweep" else "ar"
+
+
+def _source(request: stage_pb2.PushRequest, plan: HostPlan, kind: Kind) -> ModelSource:
+    source = plan.model(kind)
+    if source is None:
+        raise failed_precondition(f"this host has no {kind} model; its checkpoint directory lacks {kind}/")
+    if request.digest != source.digest:
+        raise failed_precondition(
+            f"the request is for the {kind} checkpoint {request.digest[:12] or '(none)'}, "
+            f"this host has {source.digest[:12]}: give every host the same checkpoint"
+        )
+    return source
+
+
+def _check_sweep(request: stage_pb2.PushRequest, plan: HostPlan, source: ModelSource) -> None:
+    sweep, a = request.sweep, source.manifest.architecture
+    _check_part(sweep.block, plan, "block")
+    start = sweep.clean_start + len(sweep.clean)
+    _check_extent(request.capacity, sweep.clean_start, len(sweep.clean), a.context_bytes)
+    if start < 1:
+        raise invalid("a sweep needs at least one clean byte before its slots")
+    if sweep.slots < 1 or start + sweep.slots > a.context_bytes:
+        raise invalid(f"{sweep.slots} slots after {start} bytes do not fit the context of {a.context_bytes}")
+    if not 1 <= sweep.steps <= MAX_STEPS:
+        raise invalid(f"steps must be 1 to {MAX_STEPS}, not {sweep.steps}")
+    _check_sampling(sweep.sampling)
+    first = sweep.block == 0
+    chained = a.context == "chained" and not first
+    try:
+        codec = codec_named(sweep.codec)
+        if not first:
+            codec.decode(sweep.estimate, sweep.slots, a.code_dim, ESTIMATE_LIMIT)
+        if chained:
+            FEATURES.decode(sweep.features, len(sweep.clean), a.width, FEATURE_LIMIT)
+    except CodecError as error:
+        raise invalid(str(error)) from None
+    if first and sweep.estimate:
+        raise invalid("block 0 starts from noise: its message carries no estimate")
+    if not chained and sweep.features:
+        raise invalid("this block reads bytes: its message carries no features")
+
+
+def _check_step(request: stage_pb2.PushRequest, plan: HostPlan, source: ModelSource) -> None:
+    step, a = request.step, source.manifest.architecture
+    _check_part(step.stage, plan, "stage")
+    if not step.clean:
+        raise invalid("an AR step needs at least one new byte")
+    _check_extent(request.capacity, step.start, len(step.clean), a.context_bytes)
+    if not 1 <= step.remaining <= a.context_bytes - step.start - len(step.clean):
+        raise invalid(f"{step.remaining} bytes to generate do not fit the context of {a.context_bytes}")
+    _check_sampling(step.sampling)
+    if step.stage == 0 and step.hidden:
+        raise invalid("stage 0 reads bytes: its message carries no hidden states")
+    if step.stage > 0:
+        try:
+            HIDDEN.decode(step.hidden, len(step.clean), a.width, FEATURE_LIMIT)
+        except CodecError as error:
+            raise invalid(str(error)) from None
+
+
+def _check_part(part: int, plan: HostPlan, noun: str) -> None:
+    if part != plan.blocks[0]:
+        held = ",".join(map(str, plan.blocks))
+        raise failed_precondition(f"{noun} {part} does not start here: this host holds {held}; check the topology")
+
+
+def _check_extent(capacity: int, start: int, new: int, context_bytes: int) -> None:
+    if not 1 <= capacity <= context_bytes:
+        raise invalid(f"a session of {capacity} positions does not fit the context of {context_bytes}")
+    if start + new > capacity:
+        raise invalid(f"{new} bytes at position {start} do not fit the session's {capacity} positions")
+
+
+def _check_sampling(sampling: stage_pb2.Sampling) -> None:
+    if not math.isfinite(sampling.temperature) or not 0 <= sampling.temperature <= MAX_TEMPERATURE:
+        raise invalid(f"temperature must be 0 to {MAX_TEMPERATURE:g}, not {sampling.temperature}")
+    assert 0 <= sampling.seed <= MAX_SEED  # the field's type holds it

@@ -1,0 +1,76 @@
+"""Commands of a block host: `stage` and `inspect`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stages.errors import InputError
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    Subparsers = _SubParsersAction[argparse.ArgumentParser]
+
+
+def register(subparsers: Subparsers) -> None:
+    stage = subparsers.add_parser("stage", help="run a stage server: one host of the ring")
+    stage.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="a checkpoint or bundle")
+    stage.add_argument("--blocks", required=True, metavar="N[,N]", help="consecutive blocks that this host holds")
+    stage.add_argument("--listen", required=True, metavar="HOST:PORT")
+    stage.add_argument("--next", metavar="HOST:PORT", help="the host after this one; the last host's is the first")
+    stage.add_argument("--name", help="shown in accounts and errors (default: stage-BLOCKS)")
+    stage.add_argument("--threads", type=int, metavar="N", help="processor threads (default: all cores)")
+    stage.add_argument("--session-mb", type=int, default=256, metavar="MB", help="memory for KV caches (256)")
+    stage.add_argument("--lease-s", type=float, default=60.0, metavar="S", help="free an unused session after (60)")
+    stage.add_argument("--queue", type=int, default=64, metavar="N", help="hops that may wait (64)")
+    stage.add_argument("--hop-timeout-s", type=float, default=5.0, metavar="S", help="wait for the next host (5)")
+    stage.add_argument("--insecure", action="store_true", help="accept an address that others can reach, unencrypted")
+    stage.set_defaults(run=run_stage)
+
+    inspect = subparsers.add_parser("inspect", help="print what is in a checkpoint or bundle")
+    inspect.add_argument("directory", type=Path, metavar="DIR")
+    inspect.add_argument("--verify", action="store_true", help="load every part: digests, shapes, loss gate")
+    inspect.add_argument("--json", action="store_true")
+    inspect.set_defaults(run=run_inspect)
+
+
+def run_stage(options: argparse.Namespace) -> int:
+    from stages.host import HostSettings
+    from stages.server import StageSettings, serve
+
+    blocks = parse_blocks(options.blocks)
+    for name in ("threads", "session_mb", "lease_s", "queue", "hop_timeout_s"):
+        value = getattr(options, name)
+        if value is not None and not value > 0:
+            raise InputError(f"--{name.replace('_', '-')} must be above 0, not {value}")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    name = options.name or "stage-" + "-".join(map(str, blocks))
+    host = HostSettings(name, options.queue, options.session_mb, options.lease_s, options.hop_timeout_s)
+    serve(
+        StageSettings(
+            options.checkpoint, blocks, options.listen, options.next, host, options.threads, options.insecure
+        )
+    )
+    return 0
+
+
+def run_inspect(options: argparse.Namespace) -> int:
+    from stages.inspect import describe, record, verify
+
+    print(json.dumps(record(options.directory), indent=2) if options.json else describe(options.directory))
+    if options.verify:
+        for line in verify(options.directory):
+            print(line)
+    return 0
+
+
+def parse_blocks(text: str) -> tuple[int, ...]:
+    """Block numbers of "0,1". Raises InputError."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"--blocks {text!r} must be numbers such as 0 or 0,1") from None

@@ -1,0 +1,246 @@
+"""A block host: accepts hops, runs its parts on them, and hands them on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import grpc
+import torch
+
+from stages.admission import HIDDEN, check_push
+from stages.codec import FEATURE_LIMIT, codec_named
+from stages.parts import HostPlan, Parts
+from stages.randomness import sample_bytes
+from stages.refusal import Refusal, exhausted
+from stages.relay import Relay
+from stages.sessions import Session, SessionStore
+from stages.subscribers import Subscribers
+from stages.sweep import Boundary, SweepPlan, run_block
+from stages.v1 import stage_pb2
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class HostSettings:
+    """Limits of one stage server."""
+
+    name: str
+    queue_limit: int = 64
+    """Hops waiting for the processor; one more is refused."""
+    session_mb: int = 256
+    """Memory for KV caches."""
+    lease_s: float = 60.0
+    """A session unused for this long is freed."""
+    hop_timeout_s: float = 5.0
+    """How long to wait for the next host to take a hop."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One accepted hop."""
+
+    request: stage_pb2.PushRequest
+    session: Session
+    received_bytes: int
+    accepted_at: float
+
+
+class Host:
+    """Everything between a Push and what follows from it. Lives on the event loop; arithmetic has its own thread."""
+
+    def __init__(self, plan: HostPlan, settings: HostSettings, relay: Relay | None) -> None:
+        """:param relay: the next host; None where one host is the whole ring."""
+        self.plan, self.settings, self.relay = plan, settings, relay
+        self.parts: Parts | None = None
+        self.sessions = SessionStore(settings.session_mb << 20, settings.lease_s)
+        self.subscribers = Subscribers()
+        self.queue: asyncio.Queue[Job] = asyncio.Queue(settings.queue_limit)
+        self.compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
+        self.counters = stage_pb2.Counters()
+        self._handovers: set[asyncio.Task[None]] = set()
+
+    def accept(self, request: stage_pb2.PushRequest, received_bytes: int) -> None:
+        """Check a hop and queue it. Raises Refusal; nothing has changed then."""
+        try:
+            self._admit(request, received_bytes)
+        except Refusal:
+            self.counters.refused += 1
+            raise
+
+    async def work(self) -> None:
+        """Compute hops in their order, for ever."""
+        loop = asyncio.get_running_loop()
+        while True:
+            job = await self.queue.get()
+            if job.request.session not in self.sessions.sessions:
+                continue  # released while it waited: nobody wants the result
+            begin = time.perf_counter()
+            try:
+                outcome = await loop.run_in_executor(self.compute, self._compute, job)
+            except Refusal as refusal:
+                self._fault(job.request, refusal)
+                continue
+            except Exception:
+                log.exception("session %s: a hop failed", job.request.session)
+                self._fault(job.request, Refusal(grpc.StatusCode.INTERNAL, "a hop failed; the host's log says why"))
+                continue
+            self.counters.completed += 1
+            self._hand_over(job, outcome, begin)
+
+    def release(self, names: list[str]) -> int:
+        """Free sessions; returns how many there were."""
+        return sum(self.sessions.release(name) for name in names)
+
+    def counters_now(self) -> stage_pb2.Counters:
+        counters, store = self.counters, self.sessions
+        counters.sessions, counters.session_bytes = len(store.sessions), store.bytes
+        counters.session_bytes_limit = store.budget_bytes
+        counters.queued, counters.queue_limit = self.queue.qsize(), self.settings.queue_limit
+        return counters
+
+    def _admit(self, request: stage_pb2.PushRequest, received_bytes: int) -> None:
+        if self.parts is None:
+            raise Refusal(grpc.StatusCode.UNAVAILABLE, f"{self.settings.name} is still loading its weights")
+        kind = check_push(request, self.plan)
+        if request.router not in self.subscribers:
+            raise Refusal(
+                grpc.StatusCode.FAILED_PRECONDITION, f"router {request.router!r} does not listen here: subscribe first"
+            )
+        if self.queue.full():
+            raise exhausted(f"{self.settings.name} has {self.queue.maxsize} hops waiting", retry_after_ms=500)
+        work = request.sweep if kind == "chain" else request.step
+        start = request.sweep.clean_start if kind == "chain" else request.step.start
+        if work.number == 0 and start == 0:
+            source = self.plan.model(kind)
+            assert source is not None
+            session = self.sessions.open(request.session, kind, request.capacity, source.manifest, self.parts)
+        else:
+            session = self.sessions.due(request.session, kind, work.number, start)
+            if start + len(work.clean) > session.capacity:
+                raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, f"the session holds {session.capacity} positions only")
+        session.next_number += 1
+        session.length += len(work.clean)
+        self.queue.put_nowait(Job(request, session, received_bytes, time.perf_counter()))
+
+    def _compute(self, job: Job) -> tuple[stage_pb2.PushRequest | stage_pb2.Event, float]:
+        """What comes after this host, and the milliseconds that it took. Runs on the compute thread."""
+        if job.request.deadline_unix_ms <= time.time() * 1000:
+            raise Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed while the work was waiting")
+        begin = time.perf_counter()
+        run = self._sweep if job.request.WhichOneof("work") == "sweep" else self._step
+        return run(job.request, job.session), (time.perf_counter() - begin) * 1000
+
+    def _sweep(self, request: stage_pb2.PushRequest, session: Session) -> stage_pb2.PushRequest | stage_pb2.Event:
+        sweep = request.sweep
+        plan = SweepPlan(
+            sweep.sampling.seed,
+            sweep.clean_start + len(sweep.clean),
+            sweep.slots,
+            sweep.steps,
+            sweep.sampling.temperature,
+        )
+        codec = codec_named(sweep.codec)
+        boundary = Boundary(sweep.estimate, sweep.features) if sweep.block else None
+        for sequence in session.blocks.values():
+            outcome = run_block(sequence, plan, codec, sweep.clean, boundary)
+            if isinstance(outcome, bytes):
+                return stage_pb2.Event(session=request.session, number=sweep.number, text=outcome)
+            boundary = outcome
+        assert boundary is not None
+        following = stage_pb2.PushRequest()
+        following.CopyFrom(request)
+        following.sweep.block = self.plan.blocks[-1] + 1
+        following.sweep.estimate, following.sweep.features = boundary.estimate, boundary.features
+        return following
+
+    @torch.inference_mode()
+    def _step(self, request: stage_pb2.PushRequest, session: Session) -> stage_pb2.PushRequest | stage_pb2.Event:
+        assert self.parts is not None
+        step, x = request.step, torch.empty(0)
+        if step.stage == 0:
+            x = torch.frombuffer(bytearray(step.clean), dtype=torch.uint8).long()[None]
+        else:
+            width = next(iter(self.parts.ar.values())).architecture.width
+            x = HIDDEN.decode(step.hidden, len(step.clean), width, FEATURE_LIMIT)[None]
+        for index, stage in self.parts.ar.items():
+            x = stage.read(x, session.stages[index])
+            if stage.is_last:
+                position = step.start + len(step.clean)
+                logits = stage.next_byte(x[:, -1:])[0]
+                text = sample_bytes(logits, step.sampling.temperature, step.sampling.seed, position)
+                return stage_pb2.Event(session=request.session, number=step.number, text=text)
+        following = stage_pb2.PushRequest()
+        following.CopyFrom(request)
+        following.step.stage = self.plan.blocks[-1] + 1
+        following.step.hidden = HIDDEN.encode(x[0])
+        return following
+
+    def _hand_over(
+        self, job: Job, outcome: tuple[stage_pb2.PushRequest | stage_pb2.Event, float], begin: float
+    ) -> None:
+        message, compute_ms = outcome
+        passages = [*job.request.passages]
+        passages.append(
+            stage_pb2.Passage(
+                host=self.settings.name,
+                queue_ms=(begin - job.accepted_at) * 1000,
+                compute_ms=compute_ms,
+                received_bytes=job.received_bytes,
+            )
+        )
+        if isinstance(message, stage_pb2.PushRequest):
+            del message.passages[:]
+            message.passages.extend(passages)
+            self._push(message)
+            return
+        message.passages.extend(passages)
+        # the next step starts before the router is told: its trip round the ring is what the user waits for
+        if job.request.WhichOneof("work") == "step" and job.request.step.remaining > 1:
+            self._push(_next_step(job.request, message.text))
+        self.subscribers.publish(job.request.router, message)
+
+    def _push(self, request: stage_pb2.PushRequest) -> None:
+        task = asyncio.create_task(self._push_or_fault(request))
+        self._handovers.add(task)
+        task.add_done_callback(self._handovers.discard)
+
+    async def _push_or_fault(self, request: stage_pb2.PushRequest) -> None:
+        try:
+            if self.relay is None:
+                self.accept(request, received_bytes=0)
+            else:
+                await self.relay.push(request)
+        except Refusal as refusal:
+            self._fault(request, refusal)
+
+    def _fault(self, request: stage_pb2.PushRequest, refusal: Refusal) -> None:
+        """Tell the router that a request ends here."""
+        self.counters.faults += 1
+        self.sessions.release(request.session)
+        work = request.sweep if request.WhichOneof("work") == "sweep" else request.step
+        fault = stage_pb2.Fault(code=refusal.number, message=refusal.message, host=self.settings.name)
+        self.subscribers.publish(
+            request.router, stage_pb2.Event(session=request.session, number=work.number, fault=fault)
+        )
+
+
+def _next_step(request: stage_pb2.PushRequest, text: bytes) -> stage_pb2.PushRequest:
+    """The step that reads the byte just sampled."""
+    following = stage_pb2.PushRequest(
+        router=request.router,
+        session=request.session,
+        deadline_unix_ms=request.deadline_unix_ms,
+        digest=request.digest,
+        capacity=request.capacity,
+    )
+    following.step.number = request.step.number + 1
+    following.step.start = request.step.start + len(request.step.clean)
+    following.step.clean = text
+    following.step.remaining = request.step.remaining - 1
+    following.step.sampling.CopyFrom(request.step.sampling)
+    return following

@@ -1,0 +1,91 @@
+"""The parts of the models that one host holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from stages.ar import ArStage, cache_bytes
+from stages.block import Block
+from stages.bundle import check_split, find_bundle
+from stages.checkpoint import load_block, load_stage
+from stages.errors import InputError
+from stages.manifest import Manifest, read_manifest
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """One model of a bundle, before its weights are read."""
+
+    directory: Path
+    manifest: Manifest
+    digest: str
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """Which parts a host will hold: known from the manifests, before any weights are read."""
+
+    blocks: tuple[int, ...]
+    parts: int
+    chain: ModelSource | None
+    ar: ModelSource | None
+
+    @property
+    def is_first(self) -> bool:
+        return self.blocks[0] == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.blocks[-1] == self.parts - 1
+
+    def model(self, kind: str) -> ModelSource | None:
+        return self.chain if kind == "chain" else self.ar
+
+    def message_bytes(self) -> int:
+        """Largest message that a hop can need: a full context of features or hidden states, with room to spare."""
+        sizes = [
+            source.manifest.architecture.context_bytes * (source.manifest.architecture.width + 64) * 4
+            for source in (self.chain, self.ar)
+            if source is not None
+        ]
+        return max(sizes) + (1 << 20)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Loaded and gated weights, by part index."""
+
+    chain: dict[int, Block]
+    ar: dict[int, ArStage]
+
+
+def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:
+    """Check a host's blocks against a checkpoint. Raises InputError or CheckpointError."""
+    bundle = find_bundle(checkpoint)
+    chain, ar = (
+        None if path is None else ModelSource(path, manifest := read_manifest(path), manifest.digest())
+        for path in (bundle.chain, bundle.ar)
+    )
+    parts = check_split(chain and chain.manifest, ar and ar.manifest)
+    if not blocks:
+        raise InputError(f"no block given: this checkpoint has blocks 0 to {parts - 1}")
+    for block in blocks:
+        if not 0 <= block < parts:
+            raise InputError(f"block {block} does not exist: this checkpoint has blocks 0 to {parts - 1}")
+    if list(blocks) != list(range(blocks[0], blocks[0] + len(blocks))):
+        raise InputError(f"blocks {','.join(map(str, blocks))} are not consecutive: a host holds neighbours, in order")
+    return HostPlan(blocks, parts, chain, ar)
+
+
+def load_parts(plan: HostPlan) -> Parts:
+    """Read this host's files, and no others."""
+    chain = {i: load_block(plan.chain.directory, i) for i in plan.blocks} if plan.chain else {}
+    ar = {i: load_stage(plan.ar.directory, i) for i in plan.blocks} if plan.ar else {}
+    return Parts(chain, ar)
+
+
+def session_bytes(manifest: Manifest, held: int, capacity: int) -> int:
+    """KV cache bytes of one session of `capacity` positions on a host that holds `held` parts."""
+    architecture = manifest.architecture
+    return held * cache_bytes(architecture.layers, architecture, capacity)

@@ -1,0 +1,46 @@
+"""A refusal: why a host or router does not take a piece of work, as a gRPC status."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+RETRY_AFTER = "retry-after-ms"
+
+_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class Refusal(Exception):
+    """Carries a status code, a sentence, and for RESOURCE_EXHAUSTED when to come back."""
+
+    def __init__(self, code: grpc.StatusCode, message: str, retry_after_ms: int | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.retry_after_ms = code, message, retry_after_ms
+
+    @property
+    def number(self) -> int:
+        return int(self.code.value[0])
+
+    @classmethod
+    def numbered(cls, number: int, message: str) -> Refusal:
+        """From a status code that came over the wire."""
+        return cls(_BY_NUMBER.get(number, grpc.StatusCode.UNKNOWN), message)
+
+    async def abort(self, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
+        """End a call with this status."""
+        metadata = () if self.retry_after_ms is None else ((RETRY_AFTER, str(self.retry_after_ms)),)
+        await context.abort(self.code, self.message, metadata)
+
+
+def invalid(message: str) -> Refusal:
+    return Refusal(grpc.StatusCode.INVALID_ARGUMENT, message)
+
+
+def exhausted(message: str, retry_after_ms: int) -> Refusal:
+    return Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, retry_after_ms)
+
+
+def failed_precondition(message: str) -> Refusal:
+    return Refusal(grpc.StatusCode.FAILED_PRECONDITION, message)

@@ -1,0 +1,198 @@
+"""A stage server: live at once, ready when its weights are loaded and warm and its next hop is reached."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from stages.errors import OnesweepError
+from stages.host import Host, HostSettings
+from stages.parts import HostPlan, Parts, load_parts, plan_host
+from stages.refusal import Refusal
+from stages.relay import Relay
+from stages.service import StageService
+from stages.sweep import BlockSequence, SweepPlan
+from stages.transport import bind, new_server, parse_address
+from stages.v1 import stage_pb2, stage_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+SERVICE = stage_pb2.DESCRIPTOR.services_by_name["StageService"].full_name
+"""The health service's name for readiness; the empty name stands for liveness."""
+RETRY_S = 0.2
+HOUSEKEEPING_S = 0.5
+DRAIN_S = 5.0
+
+
+@dataclass(frozen=True)
+class StageSettings:
+    """What `onesweep stage` is told."""
+
+    checkpoint: Path
+    blocks: tuple[int, ...]
+    listen: str
+    next: str | None
+    host: HostSettings
+    threads: int | None = None
+    insecure: bool = False
+
+
+class StageServer:
+    """One process of a deployment: health, reflection and the stage service on one port."""
+
+    def __init__(self, settings: StageSettings) -> None:
+        """Checks everything that can be checked without reading weights. Raises OnesweepError."""
+        self.settings = settings
+        self.plan = plan_host(settings.checkpoint, settings.blocks)
+        if settings.next is not None:
+            parse_address(settings.next, "next address")
+        self.failure: OnesweepError | None = None
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT, or until the weights turn out to be unusable (OnesweepError)."""
+        if self.settings.threads:
+            torch.set_num_threads(self.settings.threads)
+        relay = self._relay()
+        host = Host(self.plan, self.settings.host, relay)
+        service = StageService(host)
+        server = new_server(self.plan.message_bytes())
+        stage_pb2_grpc.add_StageServiceServicer_to_server(service, server)
+        checks = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        port = bind(server, self.settings.listen, self.settings.insecure)
+        await checks.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
+        await checks.set("", health_pb2.HealthCheckResponse.SERVING)
+        await server.start()
+        log.info("%s: live on port %d", host.settings.name, port)
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        tasks = [
+            asyncio.create_task(job)
+            for job in (self._become_ready(host, service, checks, stop), host.work(), _housekeeping(host))
+        ]
+        await stop.wait()
+        await checks.enter_graceful_shutdown()
+        await server.stop(grace=0 if self.failure else DRAIN_S if host.sessions.sessions else 0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if relay is not None:
+            await relay.close()
+        if self.failure:
+            raise self.failure
+
+    def _relay(self) -> Relay | None:
+        if self.settings.next is None:
+            return None
+        return Relay(self.settings.next, self.plan.message_bytes(), self.settings.host.hop_timeout_s)
+
+    async def _become_ready(
+        self, host: Host, service: StageService, checks: health.aio.HealthServicer, stop: asyncio.Event
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            parts = await loop.run_in_executor(host.compute, load_parts, self.plan)
+        except OnesweepError as error:
+            self.failure = error
+            stop.set()
+            return
+        await loop.run_in_executor(host.compute, warm_up, self.plan, parts)
+        host.parts = parts
+        keeper: asyncio.Task[None] | None = None
+        size = full_state_bytes(self.plan)
+        try:
+            while True:
+                reason = await self._link_problem(host.relay)
+                if reason != service.not_ready_reason:
+                    log.info("%s: %s", host.settings.name, reason or "ready")
+                service.not_ready_reason = reason
+                status = health_pb2.HealthCheckResponse
+                await checks.set(SERVICE, status.NOT_SERVING if reason else status.SERVING)
+                if not reason and host.relay is not None and keeper is None:
+                    keeper = asyncio.create_task(host.relay.keep_warm(size))
+                await asyncio.sleep(HOUSEKEEPING_S if not reason else RETRY_S)
+        finally:
+            if keeper is not None:
+                keeper.cancel()
+
+    async def _link_problem(self, relay: Relay | None) -> str:
+        """Why the next hop cannot be used; empty when it can."""
+        last = self.plan.blocks[-1] + 1 == self.plan.parts
+        if relay is None:
+            if self.plan.is_first and last:
+                return ""
+            return "no next host: give --next (the last host's is the first host)"
+        if relay.rtt_ms is not None:
+            return ""  # the keep-warm messages arrive
+        try:
+            other = await relay.describe(timeout=self.settings.host.hop_timeout_s)
+            problem = wiring_problem(self.plan, relay.address, other)
+            if not problem:
+                await relay.warm(full_state_bytes(self.plan))
+        except Refusal as refusal:
+            return refusal.message
+        return problem
+
+
+def wiring_problem(plan: HostPlan, address: str, other: stage_pb2.DescribeResponse) -> str:
+    """Why `other` cannot follow a host with `plan` in the ring; empty when it can."""
+    due = (plan.blocks[-1] + 1) % plan.parts
+    if not other.blocks or other.blocks[0] != due:
+        return f"{address} holds blocks {list(other.blocks)}, block {due} must come next: check --next and --blocks"
+    for kind, mine, theirs in (("chain", plan.chain, other.chain), ("ar", plan.ar, other.ar)):
+        digest = mine.digest if mine else ""
+        if digest != theirs.digest:
+            return (
+                f"{other.name} at {address} has the {kind} checkpoint {theirs.digest[:12] or '(none)'}, "
+                f"this host {digest[:12] or '(none)'}: give every host the same checkpoint"
+            )
+    return ""
+
+
+def full_state_bytes(plan: HostPlan) -> int:
+    """Size of the largest usual sweep message: what a link is warmed with."""
+    if plan.chain is None:
+        return 0
+    a = plan.chain.manifest.architecture
+    return a.context_bytes * (a.code_dim + 4)
+
+
+def warm_up(plan: HostPlan, parts: Parts) -> None:
+    """Run every part once at full size: the first request shall not pay for allocations and kernel choice."""
+    for block in parts.chain.values():
+        assert plan.chain is not None and plan.chain.manifest.partition is not None
+        a = block.architecture
+        sequence = BlockSequence(block, plan.chain.manifest.partition, a.context_bytes)
+        half = max(a.context_bytes // 2, 1)
+        clean = torch.zeros(half, dtype=torch.int64) if block.reads_bytes else torch.zeros(half, a.width)
+        sequence.read(clean)
+        sequence.denoise(SweepPlan(0, half, a.context_bytes - half, 1, 1.0), None)
+    with torch.inference_mode():
+        for stage in parts.ar.values():
+            a = stage.architecture
+            stage.read(torch.zeros(1, 8, dtype=torch.int64) if stage.is_first else torch.zeros(1, 8, a.width))
+
+
+async def _housekeeping(host: Host) -> None:
+    while True:
+        await asyncio.sleep(HOUSEKEEPING_S)
+        host.sessions.expire()
+
+
+def serve(settings: StageSettings) -> None:
+    """Run a stage server to its end. Raises OnesweepError."""
+    server = StageServer(settings)
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(server.run())
+
+

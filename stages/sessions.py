@@ -1,0 +1,107 @@
+"""Sessions: KV caches under leases, within a byte budget."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import grpc
+
+from stages.ar import new_caches
+from stages.layers import LayerCache
+from stages.parts import Parts, session_bytes
+from stages.manifest import Manifest
+from stages.refusal import Refusal, exhausted, failed_precondition, invalid
+from stages.sweep import BlockSequence
+
+Kind = Literal["chain", "ar"]
+
+
+@dataclass
+class Session:
+    """What a host remembers of one request."""
+
+    kind: Kind
+    capacity: int
+    bytes: int
+    expires_at: float
+    length: int = 0
+    """Clean positions accepted so far, those still in the queue included."""
+    next_number: int = 0
+    """The sweep or step that is due."""
+    blocks: dict[int, BlockSequence] = field(default_factory=dict)
+    stages: dict[int, list[LayerCache]] = field(default_factory=dict)
+
+
+class SessionStore:
+    """All sessions of a host. Not thread-safe: it lives on the event loop."""
+
+    def __init__(self, budget_bytes: int, lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.budget_bytes, self.lease_s, self.clock = budget_bytes, lease_s, clock
+        self.sessions: dict[str, Session] = {}
+        self.bytes = 0
+
+    def open(self, name: str, kind: Kind, capacity: int, manifest: Manifest, parts: Parts) -> Session:
+        """Make a session's caches. Raises Refusal when the budget does not allow them."""
+        if name in self.sessions:
+            raise Refusal(grpc.StatusCode.ALREADY_EXISTS, f"session {name!r} is open already")
+        held = parts.chain if kind == "chain" else parts.ar
+        need = session_bytes(manifest, len(held), capacity)
+        self.expire()
+        if self.bytes + need > self.budget_bytes:
+            raise exhausted(
+                f"no memory for another session: {need} bytes needed, {self.budget_bytes - self.bytes} of "
+                f"{self.budget_bytes} free; come back later or raise --session-mb",
+                retry_after_ms=1000,
+            )
+        session = Session(kind, capacity, need, self.clock() + self.lease_s)
+        architecture = manifest.architecture
+        if kind == "chain":
+            assert manifest.partition is not None
+            session.blocks = {i: BlockSequence(b, manifest.partition, capacity) for i, b in parts.chain.items()}
+        else:
+            session.stages = {i: new_caches(architecture.layers, architecture, capacity) for i in parts.ar}
+        self.sessions[name] = session
+        self.bytes += need
+        return session
+
+    def due(self, name: str, kind: Kind, number: int, start: int) -> Session:
+        """The session that a sweep or step goes on with; its lease is renewed.
+
+        Raises Refusal: NOT_FOUND for an unknown one, ALREADY_EXISTS for a sweep seen before, and
+        FAILED_PRECONDITION for one that skips something.
+        """
+        session = self.sessions.get(name)
+        if session is None:
+            raise Refusal(
+                grpc.StatusCode.NOT_FOUND,
+                f"unknown session {name!r}: its lease ran out or this host was restarted; start the request again",
+            )
+        if session.kind != kind:
+            raise invalid(f"session {name!r} is of the {session.kind} model, not of {kind}")
+        if number < session.next_number:
+            raise Refusal(grpc.StatusCode.ALREADY_EXISTS, f"sweep {number} of session {name!r} was accepted before")
+        if number > session.next_number:
+            raise failed_precondition(f"sweep {number} of session {name!r} came before sweep {session.next_number}")
+        if start != session.length:
+            raise failed_precondition(
+                f"session {name!r} has read {session.length} positions, the sweep goes on at {start}"
+            )
+        session.expires_at = self.clock() + self.lease_s
+        return session
+
+    def release(self, name: str) -> bool:
+        """Free a session; False when there was none."""
+        session = self.sessions.pop(name, None)
+        if session is None:
+            return False
+        self.bytes -= session.bytes
+        return True
+
+    def expire(self) -> None:
+        """Free the sessions whose lease ran out."""
+        now = self.clock()
+        for name in [name for name, session in self.sessions.items() if session.expires_at <= now]:
+            self.release(name)

@@ -1,0 +1,170 @@
+"""Small models for the maths tests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from stages.ar import ArModel
+from stages.architecture import Architecture
+from stages.block import Block
+from stages.checkpoint import save_ar, save_block, write_manifest
+from stages.codes import Codes
+from stages.manifest import MANIFEST_NAME, Manifest
+from stages.partition import NoisePartition
+from stages.probe import PROBE_TEXT, probe_bytes
+
+SMALL = {"parts": 2, "layers": 2, "width": 32, "heads": 2, "context_bytes": 96, "code_dim": 8, "condition_dim": 16}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def small(**changes: Any) -> Architecture:
+    return Architecture(**{**SMALL, **changes})
+
+
+def shaken(module: nn.Module, seed: int = 0) -> nn.Module:
+    """Weights so large that every path through the module shows in its output."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.15 * torch.randn(parameter.shape, generator=generator))
+    return module.eval().requires_grad_(False)
+
+
+@pytest.fixture
+def make_block() -> Callable[..., Block]:
+    def make(index: int = 0, seed: int = 0, **changes: Any) -> Block:
+        a = small(**changes)
+        return shaken(Block(a, index, Codes(0, a.code_dim)), seed + 100 * index)
+
+    return make
+
+
+@pytest.fixture
+def make_chain(make_block: Callable[..., Block]) -> Callable[..., list[Block]]:
+    def make(parts: int = 3, **changes: Any) -> list[Block]:
+        return [make_block(i, parts=parts, **changes) for i in range(parts)]
+
+    return make
+
+
+@pytest.fixture
+def make_ar() -> Callable[..., ArModel]:
+    def make(**changes: Any) -> ArModel:
+        return shaken(ArModel(small(**changes)))
+
+    return make
+
+
+@pytest.fixture
+def partition() -> NoisePartition:
+    return NoisePartition("uniform", (8.0, 1.5, 0.6, 0.2))
+
+
+# Checkpoints: trained for a moment on the probe text, so that their losses say something
+
+
+def fit(module: nn.Module, loss: Callable[[], Tensor], steps: int = 60) -> None:
+    optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+
+
+def block_loss(block: Block, features: Tensor | None) -> Tensor:
+    known = probe_bytes(PROBE_TEXT, block.architecture.context_bytes)
+    half = known.shape[1] // 2
+    clean, memory = block.read(known if features is None else features[None])
+    prefix = [(keys[:, :, :half], values[:, :, :half]) for keys, values in memory]
+    z = block.codes[known[:, half:]] + torch.randn(1, known.shape[1] - half, block.codes.shape[1])
+    denoised = block.denoise(z, torch.zeros_like(z), torch.ones(1, 1), prefix, half)
+    return F.cross_entropy(block.next_byte(clean)[0, :-1], known[0, 1:]) + F.cross_entropy(denoised[0], known[0, half:])
+
+
+def write_chain(directory: Path, **changes: Any) -> None:
+    torch.manual_seed(0)
+    a, codes = small(**changes), Codes(0, SMALL["code_dim"])
+    boundaries = (8.0, 1.0, 0.2)
+    training = {"steps": 60, "seed": 0}
+    metrics = {"block-0": {"valid_next_byte_nats": 2.5}}
+    data = {"name": "probe", "train_bytes": 256}
+    partition = NoisePartition("equal_entropy", boundaries)
+    manifest = Manifest("chain", a, (None, None), codes, partition, PROBE_TEXT, 0.02, "bytes", data, training, metrics)
+    write_manifest(directory, manifest)
+    features: Tensor | None = None
+    for index in range(a.parts):
+        block = Block(a, index, codes)
+        entering = None if block.reads_bytes else features
+        fit(block, lambda block=block, entering=entering: block_loss(block, entering))
+        features = save_block(directory, block.eval(), entering).clone()
+
+
+def write_ar(directory: Path) -> None:
+    torch.manual_seed(0)
+    model = ArModel(small())
+    known = probe_bytes(PROBE_TEXT, small().context_bytes)
+    fit(model, lambda: F.cross_entropy(model(known)[0, :-1], known[0, 1:]))
+    write_manifest(directory, Manifest("ar", small(), (None, None), probe_text=PROBE_TEXT))
+    save_ar(directory, model.eval())
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """chain/ (own), chained/ and ar/, each of two parts. Not to be changed: `checkpoint` gives copies."""
+    root = tmp_path_factory.mktemp("trained")
+    write_chain(root / "chain")
+    write_chain(root / "chained", context="chained")
+    write_ar(root / "ar")
+    return root
+
+
+@pytest.fixture
+def checkpoint(trained: Path, tmp_path: Path) -> Callable[[str], Path]:
+    """A copy of one of the trained checkpoints, to be damaged."""
+
+    def copy(name: str) -> Path:
+        return Path(shutil.copytree(trained / name, tmp_path / name))
+
+    return copy
+
+
+@pytest.fixture
+def edit_manifest() -> Callable[[Path, Callable[[dict[str, Any]], object]], None]:
+    def edit(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
+        path = directory / MANIFEST_NAME
+        record = json.loads(path.read_text())
+        change(record)
+        path.write_text(json.dumps(record))
+
+    return edit
+
+
+@pytest.fixture
+def forge(edit_manifest: Callable[..., None]) -> Callable[..., None]:
+    """Exchange a part's tensors, and make the manifest agree with the new file."""
+
+    def write(directory: Path, part: int, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
+        (path,) = directory.glob(f"*-{part}-*.safetensors")
+        save_file(change(load_file(path)), path)
+        digest = {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "bytes": path.stat().st_size}
+        edit_manifest(directory, lambda record: record["parts"][part].update(digest))
+
+    return write

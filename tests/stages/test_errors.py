@@ -1,0 +1,27 @@
+"""The tree of errors in the module's docstring is the tree of its classes."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+from stages import errors
+
+
+def test_the_documented_tree_is_the_real_one() -> None:
+    classes = dict(inspect.getmembers(errors, inspect.isclass))
+    assert errors.__doc__ is not None
+    parents: list[str] = []
+    seen = set()
+    for line in errors.__doc__.splitlines():
+        entry = re.fullmatch(r"([| +-]*)([A-Z]\w+)(?: .*)?", line)
+        if entry is None or entry[2] not in classes:
+            continue
+        depth = len(entry[1]) // 3
+        parents = [*parents[:depth], entry[2]]
+        assert [c.__name__ for c in classes[entry[2]].__mro__[1 : depth + 1]] == parents[:-1][::-1]
+        code = re.search(r"exit (\d+)", line)
+        if code:
+            assert classes[entry[2]].exit_code == int(code[1])
+        seen.add(entry[2])
+    assert seen == classes.keys()

@@ -1,0 +1,246 @@
+"""The trainer's commands: `train`, `evaluate` and `init`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainer.config import TrainingConfig
+    from trainer.data import Corpus
+
+# What needs torch is imported when a command runs: `onesweep --help` should not wait for it.
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the commands to the parser of `onesweep`."""
+    train = subparsers.add_parser("train", help="train blocks or an AR model, watch a training, measure its memory")
+    kinds = train.add_subparsers(title="what", metavar="WHAT", required=True)
+    _add(kinds, "blocks", run_blocks, _blocks_options, "train the blocks of a chain, one at a time")
+    _add(
+        kinds, "ar", run_ar, _ar_options, "train an autoregressive model end to end, on the same data, steps and batch"
+    )
+    _add(kinds, "memory", run_memory, _memory_options, "measure what one block's training holds against the whole")
+    _add(kinds, "watch", run_watch, _watch_options, "follow a training that was started with --listen")
+    _add(subparsers, "evaluate", run_evaluate, _evaluate_options, "bits per byte of checkpoints on held-out text")
+    _add(subparsers, "init", run_init, _init_options, "a checkpoint with random weights, for capacity tests")
+
+
+def run_blocks(options: argparse.Namespace) -> int:
+    """Train a chain's blocks."""
+    from trainer.local import train_blocks
+    from trainer.progress import Progress
+    from trainer.service import listening
+
+    progress, config = Progress(), _config(options, context=options.context)
+    with listening(options.listen, progress):
+        manifest = train_blocks(config, _corpus(options), options.out, options.block, progress)
+    for name, nats in manifest.metrics.get("chain", {}).items():
+        if name.endswith("_nats"):
+            print(f"{name:32} {nats:.3f}")
+    done = sum(part is not None for part in manifest.parts)
+    print(f"{options.out}: {done} of {len(manifest.parts)} blocks trained")
+    return 0
+
+
+def run_ar(options: argparse.Namespace) -> int:
+    """Train an AR model."""
+    from trainer.local import train_ar
+    from trainer.progress import Progress
+    from trainer.service import listening
+
+    progress, config = Progress(), _config(options)
+    stages = config.architecture.parts if options.stages is None else options.stages
+    layers = config.architecture.parts * config.architecture.layers if options.layers is None else options.layers
+    out = options.out or Path("runs/local" if stages == 1 else "runs/ar")
+    with listening(options.listen, progress):
+        manifest = train_ar(config, _corpus(options), out, layers, stages, progress)
+    bits = manifest.metrics["ar"]["valid_next_byte_bits"]
+    print(f"{out}: {layers} layers in {stages} stage{'s' * (stages > 1)}, {bits:.3f} bits/byte on validation text")
+    return 0
+
+
+def run_memory(options: argparse.Namespace) -> int:
+    """Measure one training step's memory three ways."""
+    from trainer.memory import measure_training
+
+    sizes = {name: getattr(options, name) for name in ("parts", "layers", "width", "heads", "context_bytes", "context")}
+    config = _config(options, sequences=options.sequences, architecture=_given(sizes))
+    uses = measure_training(config, _corpus(options))
+    block, blocks = uses["block"].total, config.architecture.parts
+    ratios = {f"block / {name}": block / uses[name].total for name in ("end to end", "ar")}
+    if options.json:
+        _print_json({"bytes": {name: use.to_record() for name, use in uses.items()}, "ratios": ratios})
+        return 0
+    print(f"{'MiB':12}" + "".join(f"{key:>12}" for key in uses["block"].to_record()))
+    for name, use in uses.items():
+        print(f"{name:12}" + "".join(f"{value / 2**20:12.1f}" for value in use.to_record().values()))
+    for name, ratio in ratios.items():
+        print(f"{name} = {ratio:.3f} (1/{blocks} = {1 / blocks:.3f})")
+    return 0
+
+
+def run_watch(options: argparse.Namespace) -> int:
+    """Print a training's progress until it ends; 1 if it failed, 130 if it was stopped."""
+    import asyncio
+
+    from trainer.progress import State
+    from trainer.watch import describe, follow
+
+    async def watch() -> State:
+        state = State.STARTING
+        async for moment in follow(options.address, options.interval):
+            print(describe(moment), flush=True)
+            state = moment.state
+        return state
+
+    return {State.FAILED: 1, State.STOPPED: 130}.get(asyncio.run(watch()), 0)
+
+
+def run_evaluate(options: argparse.Namespace) -> int:
+    """Score checkpoints on validation text."""
+    from trainer.scores import Scorer, checkpoints
+
+    corpus = _corpus(options)
+    scorer = Scorer(corpus, options.windows, options.min_context, options.steps)
+    results = [scorer.score(path) for directory in options.checkpoints for path in checkpoints(directory)]
+    if options.json:
+        text = {"name": corpus.name, "valid_bytes": len(corpus.valid)}
+        settings = {"windows": options.windows, "min_context": options.min_context, "steps_per_block": options.steps}
+        _print_json({"text": text, **settings, "checkpoints": [result.to_record() for result in results]})
+        return 0
+    for result in results:
+        print(f"{result.directory} ({result.kind} {result.digest[:12]}): {result.description}")
+        for score in result.scores:
+            print(f"  {score.name:46} {score.bits_per_byte:8.3f} bits/byte of {score.bytes:,} bytes")
+        if not result.trained_on_this_text:
+            print("  note: trained on other text than lies beside this validation text")
+    return 0
+
+
+def run_init(options: argparse.Namespace) -> int:
+    """Write a checkpoint with random weights."""
+    from stages.architecture import Architecture
+    from trainer.untrained import create_untrained
+
+    names = ("parts", "layers", "width", "heads", "context_bytes", "context")
+    architecture = Architecture(**_given({name: getattr(options, name) for name in names}))
+    manifest = create_untrained(options.directory, options.kind, architecture, options.seed)
+    for part in manifest.parts:
+        assert part is not None
+        print(f"{part.file}  {part.bytes:,} bytes")
+    total = sum(part.bytes for part in manifest.parts if part is not None)
+    print(f"{options.directory}: {len(manifest.parts)} parts, {total:,} bytes, random weights")
+    return 0
+
+
+def _add(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    options: Callable[[argparse.ArgumentParser], None],
+    summary: str,
+) -> None:
+    parser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+    options(parser)
+    parser.set_defaults(run=run)
+
+
+def _blocks_options(parser: argparse.ArgumentParser) -> None:
+    _training_options(parser)
+    parser.add_argument("--out", type=Path, default=Path("runs/chain"), help="the checkpoint (default: %(default)s)")
+    parser.add_argument("--block", type=int, metavar="N", help="only this one (default: all that are not done yet)")
+    parser.add_argument("--context", choices=("own", "chained"), help="what a block reads: bytes, or features")
+
+
+def _ar_options(parser: argparse.ArgumentParser) -> None:
+    _training_options(parser)
+    parser.add_argument("--out", type=Path, help="the checkpoint (default: runs/ar; runs/local for one stage)")
+    parser.add_argument("--layers", type=int, help="layers in all (default: as many as the chain has)")
+    parser.add_argument("--stages", type=int, help="cut into so many parts (default: as many as the chain has blocks)")
+
+
+def _memory_options(parser: argparse.ArgumentParser) -> None:
+    _config_options(parser)
+    _data_options(parser)
+    _size_options(parser)
+    parser.add_argument("--sequences", type=int, help="windows in a batch")
+    parser.add_argument("--json", action="store_true", help="bytes, for programs")
+
+
+def _watch_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("address", metavar="HOST:PORT")
+    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="least time between two lines")
+
+
+def _evaluate_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoints", type=Path, nargs="+", metavar="CKPT", help="a checkpoint, or a bundle of them")
+    _data_options(parser)
+    parser.add_argument("--windows", type=int, default=64, help="evenly spaced windows (default: %(default)s)")
+    parser.add_argument("--min-context", type=int, default=64, metavar="BYTES", help="read but not scored in each")
+    parser.add_argument("--steps", type=int, default=4, help="Euler steps in each block (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def _init_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", type=Path, metavar="DIR")
+    parser.add_argument("--kind", choices=("chain", "ar"), default="chain")
+    _size_options(parser)
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def _training_options(parser: argparse.ArgumentParser) -> None:
+    _config_options(parser)
+    _data_options(parser)
+    parser.add_argument("--steps", type=int, help="steps of each block, or of the AR model")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--listen", metavar="HOST:PORT", help="tell `train watch` how far it is (loopback only)")
+
+
+def _config_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML; flags win over them")
+    parser.add_argument("--profile", help="onesweep (default) or blocktrain")
+
+
+def _data_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", type=Path, metavar="PATH", help="UTF-8 text, file or folder (default: Python's docs)")
+    parser.add_argument("--threads", type=int, metavar="N", help="default: all cores")
+
+
+def _size_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--parts", type=int, help="blocks, or stages")
+    parser.add_argument("--layers", type=int, help="layers in each part")
+    parser.add_argument("--width", type=int)
+    parser.add_argument("--heads", type=int)
+    parser.add_argument("--context-bytes", type=int, metavar="N")
+    parser.add_argument("--context", choices=("own", "chained"))
+
+
+def _config(options: argparse.Namespace, **flags: Any) -> TrainingConfig:  # noqa: ANN401 - of any setting
+    from trainer.config import load_config
+    from trainer.threads import set_threads
+
+    set_threads(options.threads)
+    for name in ("steps", "seed"):
+        flags.setdefault(name, getattr(options, name, None))
+    return load_config(options.config, options.profile, **flags)
+
+
+def _corpus(options: argparse.Namespace) -> Corpus:
+    from trainer.data import load_corpus
+    from trainer.threads import set_threads
+
+    set_threads(options.threads)
+    return load_corpus(options.data)
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _print_json(record: dict[str, Any]) -> None:
+    import json
+
+    print(json.dumps(record, indent=2))
