@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from serving.topology import HostEntry
 from serving.v1 import router_pb2
 from stages.v1 import stage_pb2
 
@@ -31,7 +32,8 @@ class Account:
         self.hops += len(payloads)
         self.wire_bytes_total += sum(payloads)
         longest = max(len(payloads), len(self.wire_bytes))
-        padded = [row + [0] * (longest - len(row)) for row in (payloads, self.wire_bytes)]
+        # a later step of a ring of one host has no message that brings work: its result is still the last hop
+        padded = [[0] * (longest - len(row)) + row for row in (payloads, self.wire_bytes)]
         self.wire_bytes = [max(pair) for pair in zip(*padded, strict=True)]
         for passage in event.passages:
             self.compute_ms[passage.host] = self.compute_ms.get(passage.host, 0.0) + passage.compute_ms
@@ -42,8 +44,8 @@ class Account:
             self.first_byte_ms = self._elapsed_ms()
         self.output_bytes += len(text)
 
-    def summary(self, mode: str, seed: int, prompt_bytes: int, blocks: dict[str, tuple[int, ...]]) -> router_pb2.Summary:
-        """:param blocks: what each host holds."""
+    def summary(self, mode: str, seed: int, prompt_bytes: int, hosts: dict[str, HostEntry]) -> router_pb2.Summary:
+        """:param hosts: topology entries, by the name that a host has in its own account."""
         return router_pb2.Summary(
             mode=mode,
             seed=seed,
@@ -58,9 +60,9 @@ class Account:
             compute_ms=self.local_compute_ms + sum(self.compute_ms.values()),
             hosts=[
                 router_pb2.HostShare(
-                    name=name, blocks=held, compute_ms=self.compute_ms[name], queue_ms=self.queue_ms[name]
+                    name=entry.name, blocks=entry.blocks, compute_ms=self.compute_ms[name], queue_ms=self.queue_ms[name]
                 )
-                for name, held in blocks.items()
+                for name, entry in hosts.items()
                 if name in self.compute_ms
             ],
         )

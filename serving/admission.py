@@ -11,7 +11,8 @@ from serving.modes import MODES, Generation, Mode
 from serving.modes.base import DEFAULT_CHUNK, DEFAULT_CODEC, DEFAULT_STEPS, DEFAULT_TEMPERATURE
 from serving.v1 import router_pb2
 from stages.admission import MAX_STEPS, MAX_TEMPERATURE
-from stages.codec import CodecError, codec_named
+from stages.codec import codec_named
+from stages.errors import CodecError
 from stages.refusal import Refusal, invalid
 
 
@@ -22,8 +23,11 @@ def check_mode(name: str, modes: dict[str, Mode]) -> Mode:
     return modes[name]
 
 
-def check_request(request: router_pb2.GenerateRequest, mode: Mode, deadline_unix_ms: int) -> Generation:
-    """A Generation from a message. Raises Refusal with a sentence that says what to change."""
+def check_request(request: router_pb2.GenerateRequest, deadline_unix_ms: int) -> Generation:
+    """A Generation from a message, checked as far as it can be without knowing the hosts.
+
+    Raises Refusal with a sentence that says what to change.
+    """
     _check_prompt(request.prompt)
     if request.max_bytes < 1:
         raise invalid("max_bytes must be at least 1")
@@ -41,19 +45,23 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, deadline_unix
         codec_named(codec)
     except CodecError as error:
         raise invalid(str(error)) from None
-    if mode.problem:
-        raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, f"mode {mode.name} cannot be served: {mode.problem}")
-    total = len(request.prompt) + request.max_bytes
-    if total > mode.context_bytes:
-        raise invalid(
-            f"prompt ({len(request.prompt)} bytes) and output ({request.max_bytes}) together take {total} bytes, "
-            f"the model's context is {mode.context_bytes}: shorten one of them"
-        )
     if deadline_unix_ms <= time.time() * 1000:
         raise Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed")
     return Generation(
         bytes(request.prompt), request.max_bytes, request.seed, deadline_unix_ms, temperature, chunk, steps, codec
     )
+
+
+def check_fit(generation: Generation, mode: Mode) -> None:
+    """Raise Refusal unless `mode` has weights, and a context that `generation` fits."""
+    if mode.problem:
+        raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, f"mode {mode.name} cannot be served: {mode.problem}")
+    prompt, output = len(generation.prompt), generation.max_bytes
+    if prompt + output > mode.context_bytes:
+        raise invalid(
+            f"prompt ({prompt} bytes) and output ({output}) together take {prompt + output} bytes, "
+            f"the model's context is {mode.context_bytes}: shorten one of them"
+        )
 
 
 def _check_prompt(prompt: bytes) -> None:

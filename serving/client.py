@@ -1,17 +1,18 @@
 """The client: `Client` for plain code, `AsyncClient` for asyncio.
 
-    with Client() as client:
-        result = client.generate("Once upon a time", mode="sweep", max_bytes=256, seed=1)
-        print(result.text, result.latency_ms)
+with Client() as client:
+    result = client.generate("Once upon a time", mode="sweep", max_bytes=256, seed=1)
+    print(result.text, result.latency_ms)
 """
 
 from __future__ import annotations
 
 import codecs
+import math
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
 import grpc
 import grpc.aio
@@ -19,13 +20,34 @@ import grpc.aio
 from serving.topology import DEFAULT_ROUTER
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.errors import InputError, ServiceError
-from stages.randomness import MAX_SEED
-from stages.transport import open_channel, parse_address
+from stages.refusal import MARK, RETRY_AFTER, trailing
+from stages.transport import open_blocking_channel, open_channel, parse_address
 
 DEFAULT_TIMEOUT_S = 120.0
 MAX_BYTES = (1 << 32) - 1
+MAX_SEED = (1 << 64) - 1
+MAX_PROMPT_BYTES = 1 << 20
+"""No model has a larger context."""
 
 _USER_MISTAKES = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION)
+
+
+class RequestSettings(TypedDict, total=False):
+    """Settings of a request; those that are None or left out are the router's to choose."""
+
+    mode: str
+    max_bytes: int
+    seed: int
+    temperature: float | None
+    chunk: int | None
+    steps: int | None
+    codec: str | None
+
+
+class TimedSettings(RequestSettings, total=False):
+    """The same, with how long to wait for the whole answer."""
+
+    timeout_s: float
 
 
 class RequestRefused(InputError):
@@ -95,7 +117,7 @@ class AsyncClient:
         self._channel = open_channel(address)
         self._stub: router_pb2_grpc.RouterServiceAsyncStub = router_pb2_grpc.RouterServiceStub(self._channel)
 
-    async def generate(self, prompt: str | bytes, **settings: Any) -> Result:
+    async def generate(self, prompt: str | bytes, **settings: Unpack[TimedSettings]) -> Result:
         """Generate a whole text; see `request_of` for the settings. Raises RequestRefused or RouterError."""
         result: Result | None = None
         async for item in self.stream(prompt, **settings):
@@ -106,10 +128,11 @@ class AsyncClient:
         return result
 
     async def stream(
-        self, prompt: str | bytes, *, timeout_s: float = DEFAULT_TIMEOUT_S, **settings: Any
+        self, prompt: str | bytes, *, timeout_s: float = DEFAULT_TIMEOUT_S, **settings: Unpack[RequestSettings]
     ) -> AsyncIterator[bytes | Result]:
         """Pieces of text as they arrive, then the Result. Leaving early cancels the request on every host."""
-        call = self._stub.Generate(request_of(prompt, **settings), timeout=timeout_s)
+        request = request_of(prompt, **settings)
+        call = self._stub.Generate(request, timeout=_checked_timeout(timeout_s))
         output = b""
         try:
             async for response in call:
@@ -146,10 +169,10 @@ class Client:
     def __init__(self, address: str = DEFAULT_ROUTER) -> None:
         parse_address(address, "router address")
         self.address = address
-        self._channel = grpc.insecure_channel(address)
+        self._channel = open_blocking_channel(address)
         self._stub = router_pb2_grpc.RouterServiceStub(self._channel)
 
-    def generate(self, prompt: str | bytes, **settings: Any) -> Result:
+    def generate(self, prompt: str | bytes, **settings: Unpack[TimedSettings]) -> Result:
         """Generate a whole text; see `request_of` for the settings. Raises RequestRefused or RouterError."""
         result: Result | None = None
         for item in self.stream(prompt, **settings):
@@ -160,10 +183,11 @@ class Client:
         return result
 
     def stream(
-        self, prompt: str | bytes, *, timeout_s: float = DEFAULT_TIMEOUT_S, **settings: Any
+        self, prompt: str | bytes, *, timeout_s: float = DEFAULT_TIMEOUT_S, **settings: Unpack[RequestSettings]
     ) -> Iterator[bytes | Result]:
         """Pieces of text as they arrive, then the Result. Leaving early cancels the request on every host."""
-        call = self._stub.Generate(request_of(prompt, **settings), timeout=timeout_s)
+        request = request_of(prompt, **settings)
+        call = self._stub.Generate(request, timeout=_checked_timeout(timeout_s))
         output = b""
         try:
             for response in call:
@@ -212,6 +236,11 @@ def request_of(
         raw = prompt.encode() if isinstance(prompt, str) else bytes(prompt)
     except UnicodeEncodeError:
         raise InputError("the prompt is not UTF-8: check the terminal's or file's encoding") from None
+    if len(raw) > MAX_PROMPT_BYTES:
+        raise InputError(f"the prompt has {len(raw)} bytes, at most {MAX_PROMPT_BYTES} can be sent: shorten it")
+    for word, text in (("mode", mode), ("codec", codec)):
+        if text is not None and not text.isascii():
+            raise InputError(f"unknown {word} {text!r}: its name has letters that no {word} has")
     for name, value, least, most in (
         ("max_bytes", max_bytes, 1, MAX_BYTES),
         ("seed", seed, 0, MAX_SEED),
@@ -245,17 +274,25 @@ class TextDecoder:
         return self._decoder.decode(b"", final=True)
 
 
+def _checked_timeout(timeout_s: float) -> float:
+    if not 0 < timeout_s < math.inf:
+        raise InputError(f"timeout_s must be above 0, not {timeout_s}")
+    return timeout_s
+
+
 def error_of(error: grpc.RpcError | grpc.aio.AioRpcError, address: str, timeout_s: float) -> Exception:
     """The exception for people that a status stands for."""
     code, details = error.code(), error.details() or ""
     if code in _USER_MISTAKES:
         return RequestRefused(details, code)
-    metadata = {key: value for key, value in (error.trailing_metadata() or ())}
+    metadata = trailing(error)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return RouterError(f"no answer within {timeout_s:g} s: {details}", code)
-    if code is grpc.StatusCode.UNAVAILABLE and "connect" in details.lower():
+    if MARK not in metadata and code is grpc.StatusCode.UNAVAILABLE:
         return RouterError(f"no router answers at {address}; start one with `onesweep up` ({details})", code)
-    retry = metadata.get("retry-after-ms")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return RouterError(f"{address} is no router; give the router's address", code)
+    retry = metadata.get(RETRY_AFTER)
     return RouterError(details or code.name, code, None if retry is None else int(retry))
 
 

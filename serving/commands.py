@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
+import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serving.topology import DEFAULT_ROUTER
+from stages.commands import check_positive
 from stages.errors import InputError, OnesweepError
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from serving.client import Result
+    from serving.client import Client, Result
+    from serving.deployment import Deployment
 
     Subparsers = _SubParsersAction[argparse.ArgumentParser]
 
@@ -32,10 +37,18 @@ def register(subparsers: Subparsers) -> None:
     router.add_argument("--checkpoint", type=Path, metavar="DIR", help="bundle with the local model, for mode `local`")
     router.add_argument("--threads", type=int, metavar="N", help="processor threads (default: all cores)")
     router.add_argument("--max-requests", type=int, default=64, metavar="N", help="requests in flight (64)")
-    router.add_argument("--max-rate", type=float, default=1000.0, metavar="R", help="requests started a second (1000)")
+    router.add_argument("--max-rate", type=int, default=1000, metavar="R", help="requests started a second (1000)")
     router.add_argument("--hop-timeout-s", type=float, default=5.0, metavar="S", help="wait for a host (5)")
     router.add_argument("--insecure", action="store_true", help="accept an address that others can reach, unencrypted")
     router.set_defaults(run=run_router_command)
+
+    host = subparsers.add_parser("host", help="run one host of a topology on this machine")
+    host.add_argument("name", metavar="NAME")
+    host.add_argument("--topology", type=Path, required=True, metavar="FILE")
+    host.add_argument("--checkpoint", type=Path, metavar="DIR", help="default: the topology's")
+    host.add_argument("--threads", type=int, metavar="N", help="processor threads (default: all cores)")
+    host.add_argument("--insecure", action="store_true", help="accept an address that others can reach, unencrypted")
+    host.set_defaults(run=run_host)
 
     generate = subparsers.add_parser("generate", help="generate text")
     _add_request(generate)
@@ -56,7 +69,9 @@ def register(subparsers: Subparsers) -> None:
     where.add_argument("--hosts", type=int, metavar="N", help="hosts that share the blocks (3)")
     where.add_argument("--topology", type=Path, metavar="FILE")
     up.add_argument("--checkpoint", type=Path, metavar="DIR", help="bundle to serve (default: the shipped weights)")
-    up.add_argument("--port", type=int, default=7700, metavar="P", help="the router's; hosts take those after it (7700)")
+    up.add_argument(
+        "--port", type=int, default=7700, metavar="P", help="the router's; hosts take those after it (7700)"
+    )
     up.add_argument("--threads", type=int, default=1, metavar="N", help="processor threads of each process (1)")
     up.set_defaults(run=run_up)
 
@@ -86,16 +101,11 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
 
 
 def run_router_command(options: argparse.Namespace) -> int:
-    import asyncio
-
-    from serving.router import RouterSettings, run_router
+    from serving.router import RouterSettings, serve
     from serving.topology import read_topology
 
     topology = read_topology(options.topology)
-    for name in ("threads", "max_requests", "max_rate", "hop_timeout_s"):
-        value = getattr(options, name)
-        if value is not None and not value > 0:
-            raise InputError(f"--{name.replace('_', '-')} must be above 0, not {value}")
+    check_positive(options, "threads", "max_requests", "max_rate", "hop_timeout_s")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     settings = RouterSettings(
         topology,
@@ -107,7 +117,34 @@ def run_router_command(options: argparse.Namespace) -> int:
         options.threads,
         options.insecure,
     )
-    asyncio.run(run_router(settings))
+    serve(settings)
+    return 0
+
+
+def run_host(options: argparse.Namespace) -> int:
+    from serving.topology import read_topology
+    from stages.host import HostSettings
+    from stages.server import StageSettings, serve
+
+    topology = read_topology(options.topology)
+    host = topology.host(options.name)
+    checkpoint = options.checkpoint or topology.checkpoint
+    if checkpoint is None:
+        raise InputError(f"{options.topology} names no checkpoint: add one, or give --checkpoint")
+    if options.threads is not None and options.threads < 1:
+        raise InputError(f"--threads must be above 0, not {options.threads}")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    serve(
+        StageSettings(
+            checkpoint,
+            host.blocks,
+            host.listen,
+            topology.successor(host),
+            HostSettings(host.name),
+            options.threads,
+            options.insecure,
+        )
+    )
     return 0
 
 
@@ -151,6 +188,7 @@ def run_up(options: argparse.Namespace) -> int:
     from serving.topology import local_topology, read_topology
     from stages.parts import plan_host
 
+    check_positive(options, "hosts", "threads")
     topology = read_topology(options.topology) if options.topology else None
     checkpoint = options.checkpoint or (topology.checkpoint if topology else None) or SHIPPED
     parts = plan_host(checkpoint, (0,)).parts
@@ -158,26 +196,44 @@ def run_up(options: argparse.Namespace) -> int:
         topology = local_topology(options.hosts or min(3, parts), parts, checkpoint.resolve(), options.port + 1)
     elif topology.blocks != parts:
         raise InputError(f"the topology has {topology.blocks} blocks, the checkpoint {parts}: make them agree")
-    deployment = Deployment.start(topology, checkpoint.resolve(), state_directory(), options.threads)
-    try:
-        deployment.wait_ready()
-    except BaseException:
-        deployment.stop()
-        raise
-    for host in topology.hosts:
-        print(f"{host.name:10} {host.address:22} blocks {host.span}")
-    print(f"{'router':10} {topology.router:22} ready; logs in {deployment.directory}")
-    if options.detach:
-        return 0
-    print("Ctrl-C stops them.")
-    try:
+    with _ends_cleanly():
+        deployment = Deployment.start(topology, checkpoint.resolve(), state_directory(), options.threads)
+        try:
+            deployment.wait_ready()
+            for host in topology.hosts:
+                print(f"{host.name:10} {host.address:22} blocks {host.span}")
+            print(f"{'router':10} {topology.router:22} ready; logs in {deployment.directory}", flush=True)
+            if not options.detach:
+                _watch(deployment)
+        except BaseException:
+            deployment.stop()
+            raise
+    return 0
+
+
+def _watch(deployment: Deployment) -> None:
+    """Return at Ctrl-C, with everything stopped. Raises ServiceError when a process ends by itself."""
+    print("Ctrl-C stops them.", flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
         while True:
             time.sleep(1)
             deployment.check_alive()
-    except KeyboardInterrupt:
-        return 0
+    deployment.stop()
+
+
+@contextlib.contextmanager
+def _ends_cleanly() -> Iterator[None]:
+    """Makes a plain `kill`, or a closed terminal, end a command as Ctrl-C does: its servers must not outlive it."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
     finally:
-        deployment.stop()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def run_down(options: argparse.Namespace) -> int:
@@ -197,7 +253,11 @@ def run_status(options: argparse.Namespace) -> int:
     with Client(_router_address(options.router)) as client:
         status = client.status()
     if options.json:
-        print(json.dumps(MessageToDict(status, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)))
+        print(
+            json.dumps(
+                MessageToDict(status, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+            )
+        )
         return 0
     state = "ready" if status.ready else "not ready"
     print(f"router {state}; modes {', '.join(status.modes)}; {status.requests} of {status.request_limit} requests")
@@ -217,7 +277,7 @@ def run_demo(options: argparse.Namespace) -> int:
     parts = plan_host(options.checkpoint, (0,)).parts
     topology = local_topology(min(3, parts), parts, options.checkpoint.resolve(), free_port_block(4) + 1)
     print(f"starting {len(topology.hosts)} hosts and a router on this machine ...", flush=True)
-    with temporary_deployment(topology, options.checkpoint.resolve()) as deployment:
+    with _ends_cleanly(), temporary_deployment(topology, options.checkpoint.resolve()) as deployment:
         with Client(deployment.topology.router) as client:
             modes = list(client.status().modes)
             outcomes = _run_modes(client, options.prompt, modes, {"max_bytes": DEMO_BYTES, "seed": 1})
@@ -242,7 +302,7 @@ def _router_address(given: str | None) -> str:
     return deployment.topology.router if deployment else DEFAULT_ROUTER
 
 
-def _run_modes(client: Any, prompt: str, modes: list[str], settings: dict[str, Any]) -> dict[str, Result | str]:
+def _run_modes(client: Client, prompt: str, modes: list[str], settings: dict[str, Any]) -> dict[str, Result | str]:
     """Each mode's Result, or the sentence that says why there is none. The first error of an only mode is raised."""
     outcomes: dict[str, Result | str] = {}
     for mode in modes:
@@ -267,7 +327,8 @@ def _print_outcomes(prompt: str, outcomes: dict[str, Result | str], as_json: boo
 
 def _print_cost(result: Result) -> None:
     print(
-        f"[{result.mode}, seed {result.seed}: {result.output_bytes} bytes, {result.sweeps} sweeps, {result.hops} hops, "
-        f"{result.wire_bytes_total} bytes on the wire, {result.latency_ms:.0f} ms, {result.compute_ms:.0f} ms of compute]",
+        f"[{result.mode}, seed {result.seed}: {result.output_bytes} bytes, "
+        f"{result.sweeps} sweeps, {result.hops} hops, {result.wire_bytes_total} bytes on the wire, "
+        f"{result.latency_ms:.0f} ms, {result.compute_ms:.0f} ms of compute]",
         file=sys.stderr,
     )

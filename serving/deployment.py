@@ -6,8 +6,8 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
+import psutil
 
 from serving.client import Client, RouterError
 from serving.topology import HostEntry, Topology, read_topology
@@ -26,6 +26,8 @@ from stages.transport import is_loopback, parse_address
 STOP_S = 15.0
 POLL_S = 0.1
 LOG_LINES = 5
+MODULE = ["-P", "-m", "serving.cli"]
+"""How a server is started: -P, because the directory that `up` is called in is not for importing from."""
 
 
 class NothingUp(OnesweepError):
@@ -53,11 +55,14 @@ class Deployment:
 
         Raises OnesweepError when one is up already, or an address is taken.
         """
-        _check_free(topology)
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ServiceError(f"cannot make {directory}: {error.strerror}; name another in ONESWEEP_STATE") from None
         previous = find_deployment(directory)
         if previous is not None:
             raise ServiceError(f"a deployment is up already (router {previous.topology.router}); `onesweep down` first")
+        _check_free(topology)
         deployment = cls(topology, directory, {})
         topology_path = directory / "topology.toml"
         topology_path.write_text(topology.to_toml(), encoding="utf-8")
@@ -69,7 +74,6 @@ class Deployment:
         except BaseException:
             deployment.stop()
             raise
-        deployment._record_path(directory).write_text(json.dumps({"processes": deployment.processes}))
         return deployment
 
     def wait_ready(self, timeout_s: float = 60.0) -> None:
@@ -78,7 +82,7 @@ class Deployment:
         with Client(self.topology.router) as client:
             while time.monotonic() < deadline:
                 self.check_alive()
-                with contextlib.suppress(RouterError, grpc.RpcError):
+                with contextlib.suppress(RouterError):
                     status = client.status(timeout_s=2.0)
                     if status.ready:
                         return
@@ -88,32 +92,42 @@ class Deployment:
 
     def check_alive(self) -> None:
         """Raises ServiceError with the last log lines of a process that ended."""
-        for name, pid in self.processes.items():
-            if not _alive(pid):
+        for name in self.processes:
+            if self._process(name) is None:
                 raise ServiceError(f"{name} ended: {self._last_words(name)}")
 
     def stop(self) -> None:
         """End every process, the router first so that running requests end; kill what does not stop."""
-        for name in ["router", *(host.name for host in self.topology.hosts)]:
-            pid = self.processes.get(name)
-            if pid is not None:
-                _end(pid)
+        _end([self._process("router")])
+        _end([self._process(host.name) for host in self.topology.hosts])
         self._record_path(self.directory).unlink(missing_ok=True)
 
     def _spawn(self, name: str, arguments: list[str]) -> None:
         with (self.directory / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "serving.cli", *arguments],
+                [sys.executable, *MODULE, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
         self.processes[name] = process.pid
+        self._record_path(self.directory).write_text(json.dumps({"processes": self.processes}), encoding="utf-8")
+
+    def _process(self, name: str) -> psutil.Process | None:
+        """The process called `name`, if it still runs; another that was given its number since is not ours."""
+        with contextlib.suppress(KeyError, psutil.Error):
+            process = psutil.Process(self.processes[name])
+            command = process.cmdline()  # empty for one that ended and was not waited for
+            if command[1:4] == MODULE and name in command:
+                return process
+        return None
 
     def _last_words(self, name: str) -> str:
         lines = (self.directory / f"{name}.log").read_text(errors="replace").strip().splitlines()
-        return " ".join(lines[-LOG_LINES:]).removeprefix("onesweep: ") or "its log is empty"
+        if lines and lines[-1].startswith("onesweep: "):
+            return lines[-1].removeprefix("onesweep: ")
+        return " ".join(lines[-LOG_LINES:]) or "its log is empty"
 
     @staticmethod
     def _record_path(directory: Path) -> Path:
@@ -121,15 +135,20 @@ class Deployment:
 
 
 def find_deployment(directory: Path) -> Deployment | None:
-    """The deployment that runs from `directory`, if any; a record of dead processes is removed."""
+    """The deployment that runs from `directory`, if any; a record of dead processes is removed.
+
+    Raises ServiceError when somebody else could have written the record.
+    """
+    _check_private(directory)
     record_path = Deployment._record_path(directory)
     try:
-        record = json.loads(record_path.read_text())
+        record = json.loads(record_path.read_text(encoding="utf-8"))
+        processes = {str(name): int(pid) for name, pid in record["processes"].items()}
         topology = read_topology(directory / "topology.toml")
-    except (OSError, ValueError, OnesweepError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OnesweepError):
         return None
-    deployment = Deployment(topology, directory, {str(k): int(v) for k, v in record["processes"].items()})
-    if any(_alive(pid) for pid in deployment.processes.values()):
+    deployment = Deployment(topology, directory, processes)
+    if any(deployment._process(name) for name in processes):
         return deployment
     record_path.unlink(missing_ok=True)
     return None
@@ -201,21 +220,26 @@ def _port_free(host: str, port: int) -> bool:
     return True
 
 
-def _alive(pid: int) -> bool:
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)  # a child that ended is not alive
+def _check_private(directory: Path) -> None:
+    """Raise ServiceError unless `directory` is this user's alone: what it says is believed, and signals are sent."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+        status = directory.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise ServiceError(
+            f"{directory} must be a directory of yours that nobody else can enter (chmod 700): "
+            "put that right, or name another in ONESWEEP_STATE"
+        )
 
 
-def _end(pid: int) -> None:
-    deadline = time.monotonic() + STOP_S
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
-    while _alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+def _end(processes: list[psutil.Process | None]) -> None:
+    running = [process for process in processes if process is not None]
+    for process in running:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+    _, stubborn = psutil.wait_procs(running, timeout=STOP_S)
+    for process in stubborn:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(stubborn, timeout=STOP_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,7 +32,7 @@ class LocalModel:
 
     async def generate(
         self, prompt: bytes, max_bytes: int, temperature: float, seed: int, deadline_unix_ms: int
-    ) -> AsyncIterator[tuple[bytes, float]]:
+    ) -> AsyncGenerator[tuple[bytes, float], None]:
         """(text, compute milliseconds) pieces. Raises Refusal when the deadline passes."""
         loop = asyncio.get_running_loop()
         caches = self._caches(len(prompt) + max_bytes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -26,24 +27,19 @@ MESSAGE_BYTES = 64 << 20
 WARM_BYTES = 16 << 10
 
 
-
 class HostLink:
     """One host as the router sees it."""
 
     def __init__(self, entry: HostEntry, router: str, hop_timeout_s: float) -> None:
         self.entry, self.router = entry, router
-        self.relay = Relay(entry.address, MESSAGE_BYTES, hop_timeout_s)
+        self.relay = Relay(entry.address, MESSAGE_BYTES, hop_timeout_s, entry.name)
         self.info: stage_pb2.DescribeResponse | None = None
         self.problem = f"host {entry.name} at {entry.address} was not reached yet"
         """Why no request can use this host; empty when one can."""
 
     async def describe(self) -> None:
-        """Refresh `info` and `problem`."""
-        try:
-            info = await self.relay.describe(timeout=self.relay.hop_timeout_s)
-        except Refusal as refusal:
-            self.problem = f"host {self.entry.name}: {refusal.message}"
-            return
+        """Refresh `info` and `problem`. Raises Refusal when the host does not answer."""
+        info = await self.relay.describe(timeout=self.relay.hop_timeout_s)
         self.info = info
         if tuple(info.blocks) != self.entry.blocks:
             self.problem = (
@@ -61,9 +57,7 @@ class HostLink:
 
     async def release(self, session: str) -> None:
         with suppress(grpc.aio.AioRpcError):
-            await self.relay.stub.Release(
-                stage_pb2.ReleaseRequest(sessions=[session]), timeout=RELEASE_TIMEOUT_S
-            )
+            await self.relay.stub.Release(stage_pb2.ReleaseRequest(sessions=[session]), timeout=RELEASE_TIMEOUT_S)
 
 
 class Session:
@@ -90,10 +84,17 @@ class Session:
         await self.ring.links[0].relay.push(request)
 
     async def event(self) -> stage_pb2.Event:
-        """The next result. Raises Refusal for a fault on any host, or when one is lost."""
-        event = await self.inbox.get()
+        """The next result. Raises Refusal for a fault on any host, when one is lost, or at the deadline."""
+        try:
+            async with asyncio.timeout(self.deadline_unix_ms / 1000 - time.time()):
+                event = await self.inbox.get()
+        except TimeoutError:
+            raise Refusal(
+                grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed before the hosts sent a result"
+            ) from None
         if event.WhichOneof("outcome") == "fault":
-            raise Refusal.numbered(event.fault.code, f"{event.fault.host}: {event.fault.message}")
+            source = f"{event.fault.host}: " if event.fault.host else ""
+            raise Refusal.numbered(event.fault.code, source + event.fault.message)
         return event
 
 
@@ -172,15 +173,14 @@ class Ring:
                 async for event in link.events():
                     if event.session:
                         self._deliver(event)
-                    else:
+                    elif keeper is None:
                         keeper = asyncio.create_task(self._keep_fresh(link))
-                reason = "it closed the connection"
+                self._lose(link, "it closed the connection")
             except grpc.aio.AioRpcError as error:
-                reason = error.details() or error.code().name
+                self._lose(link, error.details() or error.code().name)
             finally:
                 if keeper is not None:
                     keeper.cancel()
-            self._lose(link, reason)
             await asyncio.sleep(RETRY_S)
 
     async def _keep_fresh(self, link: HostLink) -> None:
@@ -189,9 +189,12 @@ class Ring:
         try:
             while True:
                 before = link.problem
-                await link.describe()
-                if link.problem != before:
-                    log.info("%s", link.problem or f"host {link.entry.name} is ready")
+                try:
+                    await link.describe()
+                    if link.problem != before:
+                        log.info("%s", link.problem or f"host {link.entry.name} is ready")
+                except Refusal as refusal:
+                    self._lose(link, refusal.message)
                 await asyncio.sleep(1.0 if not link.problem else RETRY_S)
         finally:
             warmer.cancel()
@@ -202,13 +205,13 @@ class Ring:
             session.inbox.put_nowait(event)
 
     def _lose(self, link: HostLink, reason: str) -> None:
-        problem = f"host {link.entry.name} at {link.entry.address} is lost: {reason}"
-        if problem != link.problem and link.info is not None:
+        name = f"host {link.entry.name} at {link.entry.address}"
+        # a reason that names the host already says what happened and what to do
+        problem = reason if reason.startswith(name) else f"{name} is lost ({reason}); see that it runs"
+        if not link.problem:
             log.warning("%s", problem)
         link.problem = problem
-        fault = stage_pb2.Fault(
-            code=grpc.StatusCode.UNAVAILABLE.value[0], message=problem + "; see that it runs", host=link.entry.name
-        )
+        fault = stage_pb2.Fault(code=grpc.StatusCode.UNAVAILABLE.value[0], message=problem)
         for session in self.sessions.values():
             session.inbox.put_nowait(stage_pb2.Event(session=session.name, fault=fault))
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from serving.service import RouterService
 from serving.topology import Topology
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.bundle import find_bundle
-from stages.transport import bind, new_server
+from stages.transport import bind, new_server, stop_on_signals
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +37,14 @@ class RouterSettings:
     checkpoint: Path | None = None
     """Bundle with the local model; None = no mode `local`."""
     request_limit: int = 64
-    requests_per_s: float = 1000.0
+    requests_per_s: int = 1000
     hop_timeout_s: float = 5.0
     threads: int | None = None
     insecure: bool = False
 
 
-async def run_router(settings: RouterSettings) -> None:
-    """Serve until SIGTERM or SIGINT; running requests end first. Raises OnesweepError."""
+async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
+    """Serve until `stop` is set; running requests end first. Raises OnesweepError."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
     local = _local_model(settings.checkpoint)
@@ -60,9 +60,6 @@ async def run_router(settings: RouterSettings) -> None:
     port = bind(server, settings.listen, settings.insecure)
     await checks.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
     await checks.set("", health_pb2.HealthCheckResponse.SERVING)
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await server.start()
     await ring.open()
     log.info("router: live on port %d", port)
@@ -91,3 +88,13 @@ async def _report_health(ring: Ring, checks: health.aio.HealthServicer) -> None:
             await checks.set(SERVICE, status.NOT_SERVING if problem else status.SERVING)
             previous = problem
         await asyncio.sleep(HEALTH_S)
+
+
+def serve(settings: RouterSettings) -> None:
+    """Run a router to its end. Raises OnesweepError."""
+
+    async def until_signal() -> None:
+        gc.freeze()  # as in a stage server
+        await run_router(settings, stop_on_signals())
+
+    asyncio.run(until_signal())

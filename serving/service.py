@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from importlib.metadata import version
 from typing import Any
 
 import grpc.aio
-from asyncio_throttle import Throttler  # type: ignore[import-untyped]
+from asyncio_throttle.throttler import Throttler
 
 from serving.accounting import Account
-from serving.admission import check_mode, check_request
+from serving.admission import check_fit, check_mode, check_request
 from serving.modes import Mode
 from serving.ring import Ring
 from serving.v1 import router_pb2, router_pb2_grpc
@@ -27,7 +28,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     """Admits requests, runs their mode, streams their text and closes their account."""
 
     def __init__(
-        self, ring: Ring, modes: dict[str, Mode], request_limit: int, requests_per_s: float, ring_wait_s: float
+        self, ring: Ring, modes: dict[str, Mode], request_limit: int, requests_per_s: int, ring_wait_s: float
     ) -> None:
         """:param request_limit: requests in flight; one more is refused.
         :param requests_per_s: pace at which admitted requests start.
@@ -45,8 +46,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 raise exhausted(f"{self.requests} requests are under way, the limit", retry_after_ms=1000)
             self.requests += 1
             try:
-                async with self.throttler:
-                    async for response in self._generate(request, _deadline(context)):
+                async with self.throttler, aclosing(self._generate(request, _deadline(context))) as responses:
+                    async for response in responses:
                         yield response
             finally:
                 self.requests -= 1
@@ -80,16 +81,18 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
     async def _generate(
         self, request: router_pb2.GenerateRequest, deadline_unix_ms: int
-    ) -> AsyncIterator[router_pb2.GenerateResponse]:
+    ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
         mode = check_mode(request.mode, self.modes)
+        generation = check_request(request, deadline_unix_ms)
         if mode.uses_hosts:
             await self.ring.usable(self.ring_wait_s)
-        generation = check_request(request, mode, deadline_unix_ms)
+        check_fit(generation, mode)
         account = Account()
-        async for text in mode.generate(generation, account):
-            yield router_pb2.GenerateResponse(text=text)
-        blocks = {link.entry.name: link.entry.blocks for link in self.ring.links}
-        summary = account.summary(mode.name, request.seed, len(request.prompt), blocks)
+        async with aclosing(mode.generate(generation, account)) as pieces:
+            async for text in pieces:
+                yield router_pb2.GenerateResponse(text=text)
+        hosts = {link.info.name: link.entry for link in self.ring.links if link.info}
+        summary = account.summary(mode.name, request.seed, len(request.prompt), hosts)
         yield router_pb2.GenerateResponse(summary=summary)
 
 

@@ -13,7 +13,7 @@ _COLUMNS = ("mode", "latency", "first byte", "sweeps", "hops", "wire bytes", "co
 
 def comparison(prompt: str, outcomes: dict[str, Result | str]) -> str:
     """A table of what each mode cost, and its text; a mode that failed has its error in place of figures."""
-    rows = [_COLUMNS]
+    rows: list[tuple[str, ...]] = [_COLUMNS]
     for mode, outcome in outcomes.items():
         rows.append(_row(outcome) if isinstance(outcome, Result) else (mode, outcome))
     widths = [max(len(row[i]) for row in rows if len(row) == len(_COLUMNS)) for i in range(len(_COLUMNS))]
@@ -45,6 +45,4 @@ def _wrapped(prompt: str, text: str) -> str:
 
 def printable(text: str) -> str:
     """Text that cannot move the cursor or colour the screen: control characters are shown as symbols."""
-    return "".join(
-        "⏎" if c == "\n" else c if c.isprintable() else "�" for c in text
-    )
+    return "".join("⏎" if c == "\n" else c if c.isprintable() else "�" for c in text)

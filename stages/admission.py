@@ -7,15 +7,16 @@ import time
 
 import grpc
 
-from stages.codec import ESTIMATE_LIMIT, FEATURE_LIMIT, CodecError, Fp32, codec_named
+from stages.codec import ESTIMATE_LIMIT, FEATURE_LIMIT, Fp32, codec_named
+from stages.errors import CodecError
 from stages.parts import HostPlan, ModelSource
 from stages.randomness import MAX_SEED
 from stages.refusal import Refusal, failed_precondition, invalid
 from stages.sessions import Kind
 from stages.sweep import FEATURES
+from stages.transport import MAX_NAME
 from stages.v1 import stage_pb2
 
-MAX_NAME = 64
 MAX_STEPS = 64
 MAX_TEMPERATURE = 100.0
 MAX_PASSAGES = 64
@@ -26,11 +27,9 @@ HIDDEN = Fp32()
 def check_push(request: stage_pb2.PushRequest, plan: HostPlan) -> Kind:
     """Raise Refusal unless `request` is a hop that a host with `plan` can do; returns the model that it needs."""
     kind = _kind(request)
-    for what, name in (("router", request.router), ("session", request.session)):
-        if not 0 < len(name) <= MAX_NAME or not name.isascii() or not name.isprintable():
-            raise invalid(f"{what} must be 1 to {MAX_NAME} printable ASCII characters")
-    if len(request.passages) > MAX_PASSAGES:
-        raise invalid(f"{len(request.passages)} passages; a sweep passes at most {MAX_PASSAGES} hosts")
+    check_label(request.router, "router")
+    check_label(request.session, "session")
+    _check_passages(request)
     source = _source(request, plan, kind)
     if kind == "chain":
         _check_sweep(request, plan, source)
@@ -39,6 +38,21 @@ def check_push(request: stage_pb2.PushRequest, plan: HostPlan) -> Kind:
     if request.deadline_unix_ms <= time.time() * 1000:
         raise Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed")
     return kind
+
+
+def check_label(text: str, what: str) -> None:
+    """Raise Refusal unless `text` can name a router or session."""
+    if not 0 < len(text) <= MAX_NAME or not text.isascii() or not text.isprintable():
+        raise invalid(f"{what} must be 1 to {MAX_NAME} printable ASCII characters")
+
+
+def _check_passages(request: stage_pb2.PushRequest) -> None:
+    if len(request.passages) > MAX_PASSAGES:
+        raise invalid(f"{len(request.passages)} passages; a sweep passes at most {MAX_PASSAGES} hosts")
+    for passage in request.passages:
+        check_label(passage.host, "a passage's host")
+        if not all(0 <= ms < math.inf for ms in (passage.queue_ms, passage.compute_ms)):
+            raise invalid(f"the passage of {passage.host} has times that are negative or not finite")
 
 
 def _kind(request: stage_pb2.PushRequest) -> Kind:

@@ -102,10 +102,10 @@ class _Scaled(StateCodec):
     def _decode(self, payload: bytes, positions: int, dim: int, limit: float) -> NDArray[np.float32]:
         scales = np.frombuffer(payload, dtype="<f4", count=positions).astype(np.float32)
         # levels * scale is the largest magnitude of a row; one rounding step over the limit is still honest
-        if not np.all((scales >= 0) & (scales * self.levels <= limit * 1.0001)):
+        if not np.all((scales >= 0) & (scales <= limit * 1.0001 / self.levels)):
             raise CodecError(f"{self.name} payload holds scales that are not finite, negative or beyond {limit:g}")
         integers = self._unpack(payload[4 * positions :], positions, dim)
-        if np.any(integers < -self.levels):
+        if np.any(integers < -self.levels):  # two's complement has one more integer below zero
             raise CodecError(f"{self.name} payload holds integers beyond {self.levels}")
         return integers.astype(np.float32) * scales[:, None]
 
@@ -141,8 +141,9 @@ class Int4(_Scaled):
         return (nibbles[:, 0::2] | (nibbles[:, 1::2] << 4)).tobytes()
 
     def _unpack(self, payload: bytes, positions: int, dim: int) -> NDArray[np.int8]:
-        packed = np.frombuffer(payload, dtype=np.uint8).reshape(positions, self._row_bytes(dim))
-        nibbles = np.stack([packed & 15, packed >> 4], axis=2).reshape(positions, -1)[:, :dim]
+        row = self._row_bytes(dim)
+        packed = np.frombuffer(payload, dtype=np.uint8).reshape(positions, row)
+        nibbles = np.stack([packed & 15, packed >> 4], axis=2).reshape(positions, 2 * row)[:, :dim]
         return nibbles.astype(np.int8) - np.int8(8)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,13 +18,16 @@ if TYPE_CHECKING:
     Subparsers = _SubParsersAction[argparse.ArgumentParser]
 
 
+MAX_THREADS = 1024
+
+
 def register(subparsers: Subparsers) -> None:
     stage = subparsers.add_parser("stage", help="run a stage server: one host of the ring")
     stage.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="a checkpoint or bundle")
     stage.add_argument("--blocks", required=True, metavar="N[,N]", help="consecutive blocks that this host holds")
     stage.add_argument("--listen", required=True, metavar="HOST:PORT")
     stage.add_argument("--next", metavar="HOST:PORT", help="the host after this one; the last host's is the first")
-    stage.add_argument("--name", help="shown in accounts and errors (default: stage-BLOCKS)")
+    stage.add_argument("--name", help="shown in accounts and errors (default: stage- and the blocks)")
     stage.add_argument("--threads", type=int, metavar="N", help="processor threads (default: all cores)")
     stage.add_argument("--session-mb", type=int, default=256, metavar="MB", help="memory for KV caches (256)")
     stage.add_argument("--lease-s", type=float, default=60.0, metavar="S", help="free an unused session after (60)")
@@ -43,17 +48,12 @@ def run_stage(options: argparse.Namespace) -> int:
     from stages.server import StageSettings, serve
 
     blocks = parse_blocks(options.blocks)
-    for name in ("threads", "session_mb", "lease_s", "queue", "hop_timeout_s"):
-        value = getattr(options, name)
-        if value is not None and not value > 0:
-            raise InputError(f"--{name.replace('_', '-')} must be above 0, not {value}")
+    check_positive(options, "threads", "session_mb", "lease_s", "queue", "hop_timeout_s")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    name = options.name or "stage-" + "-".join(map(str, blocks))
+    name = options.name or "-".join(["stage", *sorted({str(blocks[0]), str(blocks[-1])})])
     host = HostSettings(name, options.queue, options.session_mb, options.lease_s, options.hop_timeout_s)
     serve(
-        StageSettings(
-            options.checkpoint, blocks, options.listen, options.next, host, options.threads, options.insecure
-        )
+        StageSettings(options.checkpoint, blocks, options.listen, options.next, host, options.threads, options.insecure)
     )
     return 0
 
@@ -62,10 +62,21 @@ def run_inspect(options: argparse.Namespace) -> int:
     from stages.inspect import describe, record, verify
 
     print(json.dumps(record(options.directory), indent=2) if options.json else describe(options.directory))
-    if options.verify:
-        for line in verify(options.directory):
-            print(line)
-    return 0
+    checks = verify(options.directory) if options.verify else []
+    for check in checks:
+        print(check, file=sys.stderr if options.json else sys.stdout)
+    return 0 if all(check.ok for check in checks) else 1
+
+
+def check_positive(options: argparse.Namespace, *names: str) -> None:
+    """Raise InputError unless these options are above 0, and not absurd."""
+    for name in names:
+        value = getattr(options, name)
+        flag = "--" + name.replace("_", "-")
+        if value is not None and not 0 < value < math.inf:
+            raise InputError(f"{flag} must be above 0, not {value}")
+        if name == "threads" and value is not None and value > MAX_THREADS:
+            raise InputError(f"{flag} must be at most {MAX_THREADS}, not {value}")
 
 
 def parse_blocks(text: str) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from stages.relay import Relay
 from stages.sessions import Session, SessionStore
 from stages.subscribers import Subscribers
 from stages.sweep import Boundary, SweepPlan, run_block
+from stages.transport import check_name
 from stages.v1 import stage_pb2
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,9 @@ class HostSettings:
     hop_timeout_s: float = 5.0
     """How long to wait for the next host to take a hop."""
 
+    def __post_init__(self) -> None:
+        check_name(self.name, "host name")
+
 
 @dataclass(frozen=True)
 class Job:
@@ -57,6 +61,8 @@ class Host:
         """:param relay: the next host; None where one host is the whole ring."""
         self.plan, self.settings, self.relay = plan, settings, relay
         self.parts: Parts | None = None
+        self.stopping = False
+        """No new session is opened any more."""
         self.sessions = SessionStore(settings.session_mb << 20, settings.lease_s)
         self.subscribers = Subscribers()
         self.queue: asyncio.Queue[Job] = asyncio.Queue(settings.queue_limit)
@@ -74,27 +80,28 @@ class Host:
 
     async def work(self) -> None:
         """Compute hops in their order, for ever."""
-        loop = asyncio.get_running_loop()
         while True:
             job = await self.queue.get()
-            if job.request.session not in self.sessions.sessions:
-                continue  # released while it waited: nobody wants the result
-            begin = time.perf_counter()
             try:
-                outcome = await loop.run_in_executor(self.compute, self._compute, job)
+                await self._work_on(job)
             except Refusal as refusal:
                 self._fault(job.request, refusal)
-                continue
             except Exception:
                 log.exception("session %s: a hop failed", job.request.session)
                 self._fault(job.request, Refusal(grpc.StatusCode.INTERNAL, "a hop failed; the host's log says why"))
-                continue
-            self.counters.completed += 1
-            self._hand_over(job, outcome, begin)
+            finally:
+                job.session.pending -= 1
 
     def release(self, names: list[str]) -> int:
         """Free sessions; returns how many there were."""
         return sum(self.sessions.release(name) for name in names)
+
+    async def close(self) -> None:
+        """Let go of threads and hand-overs under way."""
+        for task in self._handovers:
+            task.cancel()
+        await asyncio.gather(*self._handovers, return_exceptions=True)
+        self.compute.shutdown(wait=False, cancel_futures=True)
 
     def counters_now(self) -> stage_pb2.Counters:
         counters, store = self.counters, self.sessions
@@ -118,14 +125,33 @@ class Host:
         if work.number == 0 and start == 0:
             source = self.plan.model(kind)
             assert source is not None
-            session = self.sessions.open(request.session, kind, request.capacity, source.manifest, self.parts)
+            if self.stopping:
+                raise Refusal(grpc.StatusCode.UNAVAILABLE, f"{self.settings.name} is stopping")
+            session = self.sessions.open(
+                request.session, request.router, kind, request.capacity, source.manifest, self.parts
+            )
         else:
             session = self.sessions.due(request.session, kind, work.number, start)
             if start + len(work.clean) > session.capacity:
                 raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, f"the session holds {session.capacity} positions only")
         session.next_number += 1
         session.length += len(work.clean)
+        session.pending += 1
         self.queue.put_nowait(Job(request, session, received_bytes, time.perf_counter()))
+
+    async def _work_on(self, job: Job) -> None:
+        if not self._wanted(job):
+            return
+        begin = time.perf_counter()
+        outcome = await asyncio.get_running_loop().run_in_executor(self.compute, self._compute, job)
+        self.counters.completed += 1
+        if self._wanted(job):
+            self.sessions.renew(job.session)
+            self._hand_over(job, outcome, begin)
+
+    def _wanted(self, job: Job) -> bool:
+        """Whether the session is still open: nobody waits for the result of one that was released meanwhile."""
+        return self.sessions.sessions.get(job.request.session) is job.session
 
     def _compute(self, job: Job) -> tuple[stage_pb2.PushRequest | stage_pb2.Event, float]:
         """What comes after this host, and the milliseconds that it took. Runs on the compute thread."""

@@ -122,10 +122,7 @@ def _describe(name: str, model: dict[str, Any]) -> str:
         "training": _wrap(_pairs(model["training"])),
         "losses": "\n".join(_wrap(f"{what}: {_pairs(losses)}") for what, losses in model["metrics"].items()) or "none",
     }
-    return "\n".join(
-        textwrap.indent(text, " " * INDENT).replace(" " * INDENT, f"{label:<{INDENT}}", 1)
-        for label, text in rows.items()
-    )
+    return "\n".join(f"{label:<{INDENT}}{textwrap.indent(text, ' ' * INDENT)[INDENT:]}" for label, text in rows.items())
 
 
 def _part_rows(model: dict[str, Any]) -> list[list[str]]:

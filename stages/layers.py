@@ -20,7 +20,7 @@ def rotary_table(positions: int, head_dim: int) -> Tensor:
 
 
 def rotate(x: Tensor, rotary: Tensor) -> Tensor:
-    """Rotary embedding. x: (batch, heads, positions, head_dim); rotary: (2, positions, head_dim / 2)."""
+    """Rotary embedding. x: (..., positions, head_dim); rotary: (2, positions, head_dim / 2)."""
     cos, sin = rotary.to(x.dtype)
     left, right = x.chunk(2, dim=-1)
     return torch.cat([left * cos - right * sin, left * sin + right * cos], dim=-1)
@@ -117,9 +117,9 @@ class Layer(nn.Module):
 
     def _project(self, x: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         batch, positions, width = x.shape
-        qkv = self.qkv(x).view(batch, positions, 3, self.heads, width // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        return rotate(q, rotary), rotate(k, rotary), v
+        qkv = self.qkv(x).view(batch, positions, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        q, k = rotate(qkv[:2], rotary)
+        return q, k, qkv[2]
 
 
 def _join(x: Tensor) -> Tensor:

@@ -131,6 +131,9 @@ def _build(record: dict[str, Any]) -> Manifest:
         raise CheckpointError("the probe text needs two bytes at least, or its gate holds nothing back")
     if not 0 < record["probe_tolerance"] <= 1:
         raise CheckpointError(f"probe tolerance {record['probe_tolerance']} must be above 0 and at most 1")
+    for name in ("data", "training", "metrics"):
+        if not isinstance(record[name], dict):
+            raise CheckpointError(f"{name} must be an object, not {record[name]!r}")
     codes = partition = None
     if kind == "chain":
         codes, partition = _codes(record["codes"], architecture), _partition(record["partition"], architecture)

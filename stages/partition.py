@@ -95,7 +95,7 @@ def equal_probability(
     prior = prior or LogNormalPrior()
     normal = NormalDist(prior.mean, prior.std)
     q_min, q_max = normal.cdf(math.log(sigma_min)), normal.cdf(math.log(sigma_max))
-    if not 0 < q_min < q_max < 1:
+    if q_max - q_min < 1e-9:  # the CDF's rounding would show in the boundaries
         raise PartitionError(f"noise partition: the prior has no mass to share in [{sigma_min:g}, {sigma_max:g}]")
     inner = [math.exp(normal.inv_cdf(q_max + (q_min - q_max) * b / blocks)) for b in range(1, blocks)]
     return NoisePartition("equal_probability", (sigma_max, *inner, sigma_min), prior, overlap)

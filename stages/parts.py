@@ -67,7 +67,7 @@ def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:
         None if path is None else ModelSource(path, manifest := read_manifest(path), manifest.digest())
         for path in (bundle.chain, bundle.ar)
     )
-    parts = check_split(chain and chain.manifest, ar and ar.manifest)
+    parts = check_split(chain.manifest if chain else None, ar.manifest if ar else None)
     if not blocks:
         raise InputError(f"no block given: this checkpoint has blocks 0 to {parts - 1}")
     for block in blocks:

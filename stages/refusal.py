@@ -8,6 +8,8 @@ import grpc
 import grpc.aio
 
 RETRY_AFTER = "retry-after-ms"
+MARK = "onesweep-refusal"
+"""Trailing metadata of every Refusal: tells one from a status that gRPC itself makes up when a peer is gone."""
 
 _BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -25,13 +27,22 @@ class Refusal(Exception):
 
     @classmethod
     def numbered(cls, number: int, message: str) -> Refusal:
-        """From a status code that came over the wire."""
-        return cls(_BY_NUMBER.get(number, grpc.StatusCode.UNKNOWN), message)
+        """From a status code that came over the wire; a full queue is worth another try in a second."""
+        code = _BY_NUMBER.get(number, grpc.StatusCode.UNKNOWN)
+        return cls(code, message, 1000 if code is grpc.StatusCode.RESOURCE_EXHAUSTED else None)
 
     async def abort(self, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
         """End a call with this status."""
-        metadata = () if self.retry_after_ms is None else ((RETRY_AFTER, str(self.retry_after_ms)),)
-        await context.abort(self.code, self.message, metadata)
+        metadata = [(MARK, "1")]
+        if self.retry_after_ms is not None:
+            metadata.append((RETRY_AFTER, str(self.retry_after_ms)))
+        await context.abort(self.code, self.message, tuple(metadata))
+
+
+def trailing(error: grpc.RpcError) -> dict[str, str]:
+    """Trailing metadata of a failed call."""
+    metadata: Any = error.trailing_metadata()
+    return {str(key): str(value) for key, value in metadata or ()}
 
 
 def invalid(message: str) -> Refusal:

@@ -12,7 +12,7 @@ import time
 import grpc
 import grpc.aio
 
-from stages.refusal import Refusal
+from stages.refusal import MARK, RETRY_AFTER, Refusal, trailing
 from stages.transport import open_channel
 from stages.v1 import stage_pb2, stage_pb2_grpc
 
@@ -23,9 +23,11 @@ WARM_TIMEOUT_S = 2.0
 class Relay:
     """A warm connection to one stage server."""
 
-    def __init__(self, address: str, message_bytes: int, hop_timeout_s: float) -> None:
-        """:param hop_timeout_s: how long a push may wait for the next host's answer."""
+    def __init__(self, address: str, message_bytes: int, hop_timeout_s: float, name: str = "") -> None:
+        """:param hop_timeout_s: how long a push may wait for the next host's answer.
+        :param name: what to call the host in errors; its own once it was described, if not given."""
         self.address, self.hop_timeout_s = address, hop_timeout_s
+        self.name = name
         self.channel = open_channel(address, message_bytes)
         self.stub: stage_pb2_grpc.StageServiceAsyncStub = stage_pb2_grpc.StageServiceStub(self.channel)
         self.rtt_ms: float | None = None
@@ -33,19 +35,23 @@ class Relay:
 
     async def push(self, request: stage_pb2.PushRequest) -> None:
         """Hand a hop over. Raises Refusal that names this address and how long it was waited for."""
-        left = request.deadline_unix_ms / 1000 - time.time()
-        timeout = max(min(self.hop_timeout_s, left), 0.001)
+        left, begin = request.deadline_unix_ms / 1000 - time.time(), time.perf_counter()
         try:
-            await self.stub.Push(request, timeout=timeout, wait_for_ready=True)
+            await self.stub.Push(request, timeout=max(min(self.hop_timeout_s, left), 0.001), wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
-            raise self._refusal(error, timeout) from None
+            if left < self.hop_timeout_s and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise Refusal(error.code(), f"the deadline passed while {self.host} did not answer") from None
+            raise self._refusal(error, begin) from None
 
     async def describe(self, timeout: float) -> stage_pb2.DescribeResponse:
         """What the next host holds. Raises Refusal."""
+        begin = time.perf_counter()
         try:
-            return await self.stub.Describe(stage_pb2.DescribeRequest(), timeout=timeout)
+            description = await self.stub.Describe(stage_pb2.DescribeRequest(), timeout=timeout)
         except grpc.aio.AioRpcError as error:
-            raise self._refusal(error, timeout) from None
+            raise self._refusal(error, begin) from None
+        self.name = self.name or description.name
+        return description
 
     async def warm(self, size: int) -> None:
         """Send one message of `size` bytes, so that the next one of that size finds the window open."""
@@ -55,7 +61,7 @@ class Relay:
             self.rtt_ms = (time.perf_counter() - begin) * 1000
         except grpc.aio.AioRpcError as error:
             self.rtt_ms = None
-            raise self._refusal(error, WARM_TIMEOUT_S) from None
+            raise self._refusal(error, begin) from None
 
     async def keep_warm(self, size: int) -> None:
         """Warm the link for ever; after a break, with a message of `size` bytes."""
@@ -69,15 +75,23 @@ class Relay:
     async def close(self) -> None:
         await self.channel.close()
 
-    def _refusal(self, error: grpc.aio.AioRpcError, waited_s: float) -> Refusal:
-        code, details = error.code(), error.details() or ""
+    @property
+    def host(self) -> str:
+        """What errors call the other side."""
+        return f"host {self.name} at {self.address}" if self.name else f"the host at {self.address}"
+
+    def _refusal(self, error: grpc.aio.AioRpcError, begin: float) -> Refusal:
+        code, details, metadata = error.code(), error.details() or "", trailing(error)
+        if MARK in metadata:
+            retry_after = metadata.get(RETRY_AFTER)
+            return Refusal(code, f"{self.host} refused: {details}", int(retry_after) if retry_after else None)
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             reason = f" ({details})" if code is grpc.StatusCode.UNAVAILABLE and details else ""
             return Refusal(
                 grpc.StatusCode.UNAVAILABLE,
-                f"the host at {self.address} did not answer within {waited_s:.1f} s{reason}; "
+                f"{self.host} did not answer within {time.perf_counter() - begin:.1f} s{reason}; "
                 "see that it runs and can be reached",
             )
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return Refusal(code, f"{self.address} is no stage server; the last host's successor is the first host")
-        return Refusal(code, f"the host at {self.address} refused: {details}")
+        return Refusal(code, f"{self.host} failed: {details}")

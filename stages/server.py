@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
-import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,14 +14,15 @@ import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from stages.errors import OnesweepError
+from stages.allocator import return_large_buffers
+from stages.errors import OnesweepError, ServiceError
 from stages.host import Host, HostSettings
 from stages.parts import HostPlan, Parts, load_parts, plan_host
 from stages.refusal import Refusal
-from stages.relay import Relay
+from stages.relay import WARM_TIMEOUT_S, Relay
 from stages.service import StageService
 from stages.sweep import BlockSequence, SweepPlan
-from stages.transport import bind, new_server, parse_address
+from stages.transport import bind, new_server, parse_address, stop_on_signals
 from stages.v1 import stage_pb2, stage_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -30,6 +32,8 @@ SERVICE = stage_pb2.DESCRIPTOR.services_by_name["StageService"].full_name
 RETRY_S = 0.2
 HOUSEKEEPING_S = 0.5
 DRAIN_S = 5.0
+"""How long a server that was told to stop goes on with the sessions it has."""
+POLL_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,8 @@ class StageServer:
             parse_address(settings.next, "next address")
         self.failure: OnesweepError | None = None
 
-    async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, or until the weights turn out to be unusable (OnesweepError)."""
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set, or until the weights turn out to be unusable (OnesweepError)."""
         if self.settings.threads:
             torch.set_num_threads(self.settings.threads)
         relay = self._relay()
@@ -73,19 +77,19 @@ class StageServer:
         await checks.set("", health_pb2.HealthCheckResponse.SERVING)
         await server.start()
         log.info("%s: live on port %d", host.settings.name, port)
-        stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
         tasks = [
             asyncio.create_task(job)
             for job in (self._become_ready(host, service, checks, stop), host.work(), _housekeeping(host))
         ]
         await stop.wait()
+        host.stopping = True
         await checks.enter_graceful_shutdown()
-        await server.stop(grace=0 if self.failure else DRAIN_S if host.sessions.sessions else 0)
+        await _drained(host)
+        await server.stop(grace=0)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await host.close()
         if relay is not None:
             await relay.close()
         if self.failure:
@@ -102,11 +106,14 @@ class StageServer:
         loop = asyncio.get_running_loop()
         try:
             parts = await loop.run_in_executor(host.compute, load_parts, self.plan)
-        except OnesweepError as error:
+            await loop.run_in_executor(host.compute, warm_up, self.plan, parts)
+        except Exception as error:
+            if not isinstance(error, OnesweepError):
+                log.exception("%s: the weights cannot be run", host.settings.name)
+                error = ServiceError(f"the weights cannot be run ({error}); see the log above")
             self.failure = error
             stop.set()
             return
-        await loop.run_in_executor(host.compute, warm_up, self.plan, parts)
         host.parts = parts
         keeper: asyncio.Task[None] | None = None
         size = full_state_bytes(self.plan)
@@ -135,7 +142,7 @@ class StageServer:
         if relay.rtt_ms is not None:
             return ""  # the keep-warm messages arrive
         try:
-            other = await relay.describe(timeout=self.settings.host.hop_timeout_s)
+            other = await relay.describe(timeout=min(self.settings.host.hop_timeout_s, WARM_TIMEOUT_S))
             problem = wiring_problem(self.plan, relay.address, other)
             if not problem:
                 await relay.warm(full_state_bytes(self.plan))
@@ -170,7 +177,8 @@ def full_state_bytes(plan: HostPlan) -> int:
 def warm_up(plan: HostPlan, parts: Parts) -> None:
     """Run every part once at full size: the first request shall not pay for allocations and kernel choice."""
     for block in parts.chain.values():
-        assert plan.chain is not None and plan.chain.manifest.partition is not None
+        assert plan.chain is not None
+        assert plan.chain.manifest.partition is not None
         a = block.architecture
         sequence = BlockSequence(block, plan.chain.manifest.partition, a.context_bytes)
         half = max(a.context_bytes // 2, 1)
@@ -179,8 +187,18 @@ def warm_up(plan: HostPlan, parts: Parts) -> None:
         sequence.denoise(SweepPlan(0, half, a.context_bytes - half, 1, 1.0), None)
     with torch.inference_mode():
         for stage in parts.ar.values():
-            a = stage.architecture
-            stage.read(torch.zeros(1, 8, dtype=torch.int64) if stage.is_first else torch.zeros(1, 8, a.width))
+            positions, width = stage.architecture.context_bytes, stage.architecture.width
+            source = (
+                torch.zeros(1, positions, dtype=torch.int64) if stage.is_first else torch.zeros(1, positions, width)
+            )
+            stage.read(source)
+
+
+async def _drained(host: Host) -> None:
+    """Return when every session has ended, or after DRAIN_S."""
+    deadline = time.monotonic() + DRAIN_S
+    while host.sessions.sessions and time.monotonic() < deadline:
+        await asyncio.sleep(POLL_S)
 
 
 async def _housekeeping(host: Host) -> None:
@@ -191,8 +209,12 @@ async def _housekeeping(host: Host) -> None:
 
 def serve(settings: StageSettings) -> None:
     """Run a stage server to its end. Raises OnesweepError."""
+    return_large_buffers()
     server = StageServer(settings)
+
+    async def until_signal() -> None:
+        gc.freeze()  # what the imports made stays: looking through it again would stall requests, and the exit
+        await server.run(stop_on_signals())
+
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(server.run())
-
-
+        asyncio.run(until_signal())

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from importlib.metadata import version
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from stages.admission import MAX_NAME
+from stages.admission import check_label
 from stages.host import Host
 from stages.parts import ModelSource
 from stages.refusal import Refusal, invalid
@@ -49,10 +50,17 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         return stage_pb2.PushResponse()
 
     async def Subscribe(self, request: stage_pb2.SubscribeRequest, context: Context) -> AsyncIterator[stage_pb2.Event]:
-        if not 0 < len(request.router) <= MAX_NAME:
-            await invalid(f"router must be 1 to {MAX_NAME} characters").abort(context)
-        async for event in self.host.subscribers.listen(request.router):
-            yield event
+        try:
+            check_label(request.router, "router")
+        except Refusal as refusal:
+            await refusal.abort(context)
+        try:
+            async with aclosing(self.host.subscribers.listen(request.router)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            if request.router not in self.host.subscribers:
+                self.host.sessions.release_router(request.router)
 
     async def Release(self, request: stage_pb2.ReleaseRequest, context: Context) -> stage_pb2.ReleaseResponse:
         if len(request.sessions) > MAX_RELEASED:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -11,22 +12,28 @@ import grpc
 
 from stages.ar import new_caches
 from stages.layers import LayerCache
-from stages.parts import Parts, session_bytes
 from stages.manifest import Manifest
+from stages.parts import Parts, session_bytes
 from stages.refusal import Refusal, exhausted, failed_precondition, invalid
 from stages.sweep import BlockSequence
 
 Kind = Literal["chain", "ar"]
+
+REMEMBERED = 4096
+"""Names of released sessions that are kept: work for one of them may still be on its way."""
 
 
 @dataclass
 class Session:
     """What a host remembers of one request."""
 
+    router: str
     kind: Kind
     capacity: int
     bytes: int
     expires_at: float
+    pending: int = 0
+    """Hops accepted and not computed yet: a session with such does not expire."""
     length: int = 0
     """Clean positions accepted so far, those still in the queue included."""
     next_number: int = 0
@@ -42,11 +49,14 @@ class SessionStore:
         self.budget_bytes, self.lease_s, self.clock = budget_bytes, lease_s, clock
         self.sessions: dict[str, Session] = {}
         self.bytes = 0
+        self._released: OrderedDict[str, None] = OrderedDict()
 
-    def open(self, name: str, kind: Kind, capacity: int, manifest: Manifest, parts: Parts) -> Session:
+    def open(self, name: str, router: str, kind: Kind, capacity: int, manifest: Manifest, parts: Parts) -> Session:
         """Make a session's caches. Raises Refusal when the budget does not allow them."""
         if name in self.sessions:
             raise Refusal(grpc.StatusCode.ALREADY_EXISTS, f"session {name!r} is open already")
+        if name in self._released:
+            raise Refusal(grpc.StatusCode.NOT_FOUND, f"session {name!r} was released")
         held = parts.chain if kind == "chain" else parts.ar
         need = session_bytes(manifest, len(held), capacity)
         self.expire()
@@ -56,7 +66,7 @@ class SessionStore:
                 f"{self.budget_bytes} free; come back later or raise --session-mb",
                 retry_after_ms=1000,
             )
-        session = Session(kind, capacity, need, self.clock() + self.lease_s)
+        session = Session(router, kind, capacity, need, self.clock() + self.lease_s)
         architecture = manifest.architecture
         if kind == "chain":
             assert manifest.partition is not None
@@ -68,7 +78,7 @@ class SessionStore:
         return session
 
     def due(self, name: str, kind: Kind, number: int, start: int) -> Session:
-        """The session that a sweep or step goes on with; its lease is renewed.
+        """The session that a sweep or step goes on with.
 
         Raises Refusal: NOT_FOUND for an unknown one, ALREADY_EXISTS for a sweep seen before, and
         FAILED_PRECONDITION for one that skips something.
@@ -89,19 +99,32 @@ class SessionStore:
             raise failed_precondition(
                 f"session {name!r} has read {session.length} positions, the sweep goes on at {start}"
             )
-        session.expires_at = self.clock() + self.lease_s
         return session
 
+    def renew(self, session: Session) -> None:
+        """Begin a session's lease again."""
+        session.expires_at = self.clock() + self.lease_s
+
     def release(self, name: str) -> bool:
-        """Free a session; False when there was none."""
+        """Free a session; False when there was none. Either way it cannot be opened any more."""
+        self._released[name] = None
+        if len(self._released) > REMEMBERED:
+            self._released.popitem(last=False)
         session = self.sessions.pop(name, None)
         if session is None:
             return False
         self.bytes -= session.bytes
         return True
 
+    def release_router(self, router: str) -> None:
+        """Free every session of a router that has gone."""
+        for name in [name for name, session in self.sessions.items() if session.router == router]:
+            self.release(name)
+
     def expire(self) -> None:
         """Free the sessions whose lease ran out."""
         now = self.clock()
-        for name in [name for name, session in self.sessions.items() if session.expires_at <= now]:
+        for name in [
+            name for name, session in self.sessions.items() if session.expires_at <= now and not session.pending
+        ]:
             self.release(name)

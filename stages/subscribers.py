@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from stages.v1 import stage_pb2
 
@@ -23,7 +23,7 @@ class Subscribers:
     def __contains__(self, router: str) -> bool:
         return router in self.queues
 
-    async def listen(self, router: str) -> AsyncIterator[stage_pb2.Event]:
+    async def listen(self, router: str) -> AsyncGenerator[stage_pb2.Event, None]:
         """Events for `router`; a second subscription of the same name takes over from the first."""
         queue: asyncio.Queue[stage_pb2.Event] = asyncio.Queue(MAX_WAITING)
         self.queues[router] = queue

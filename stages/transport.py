@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import re
+import signal
 
 import grpc
 import grpc.aio
@@ -10,6 +13,7 @@ import grpc.aio
 from stages.errors import InputError, ServiceError
 
 DEFAULT_MESSAGE_BYTES = 4 << 20
+MAX_NAME = 64
 
 # gRPC's own keepalive finds dead peers; it does not keep the congestion window open, Warm messages do (relay.py).
 _OPTIONS: list[tuple[str, int]] = [
@@ -26,10 +30,20 @@ _OPTIONS: list[tuple[str, int]] = [
 
 def parse_address(text: str, what: str = "address") -> tuple[str, int]:
     """(host, port) of "HOST:PORT" or "[IPv6]:PORT". Raises InputError."""
-    host, separator, port = text.rpartition(":")
-    if not separator or not host or not port.isdigit() or not 0 <= int(port) <= 65535:
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})", text)
+    if match is None or int(match[2]) > 65535:
         raise InputError(f"{what} {text!r} must be HOST:PORT, with a port from 0 to 65535")
-    return host.strip("[]"), int(port)
+    return match[1].strip("[]"), int(match[2])
+
+
+def check_name(name: str, what: str = "name") -> str:
+    """`name`, if it can name a host or router in messages, file names and terminals. Raises InputError."""
+    if not re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NAME - 1}}}", name):
+        raise InputError(
+            f"{what} {name!r} must be 1 to {MAX_NAME} letters, digits, dots, dashes or underscores, "
+            "and begin with a letter or digit"
+        )
+    return name
 
 
 def is_loopback(address: str) -> bool:
@@ -47,6 +61,12 @@ def open_channel(address: str, message_bytes: int = DEFAULT_MESSAGE_BYTES) -> gr
     """A channel to another machine. Nothing connects before the first call."""
     parse_address(address)
     return grpc.aio.insecure_channel(address, options=_message_options(message_bytes))
+
+
+def open_blocking_channel(address: str, message_bytes: int = DEFAULT_MESSAGE_BYTES) -> grpc.Channel:
+    """Like `open_channel`, for code without an event loop."""
+    parse_address(address)
+    return grpc.insecure_channel(address, options=_message_options(message_bytes))
 
 
 def new_server(message_bytes: int = DEFAULT_MESSAGE_BYTES) -> grpc.aio.Server:
@@ -73,6 +93,14 @@ def bind(server: grpc.aio.Server, address: str, insecure: bool = False) -> int:
     if not bound:
         raise ServiceError(f"cannot listen on {host}:{port}: the port is in use, or the address is not of this machine")
     return bound
+
+
+def stop_on_signals() -> asyncio.Event:
+    """An event that SIGTERM or SIGINT sets. Call it on the main thread's event loop."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
 
 
 def _message_options(message_bytes: int) -> list[tuple[str, int]]:

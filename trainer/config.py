@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,8 @@ class TrainingConfig:
     """One run. Every arm of a comparison (blocks, AR, local AR) uses the same data, steps and batch."""
 
     profile: str = "onesweep"
-    architecture: Architecture = Architecture()
-    noise: NoiseConfig = NoiseConfig()
+    architecture: Architecture = field(default_factory=Architecture)
+    noise: NoiseConfig = field(default_factory=NoiseConfig)
     steps: int = 2000
     sequences: int = 8
     """Windows of `architecture.context_bytes` in a batch."""
@@ -118,7 +118,7 @@ PROFILES: dict[str, TrainingConfig] = {
 }
 
 
-def load_config(path: Path | None, profile: str | None = None, **flags: Any) -> TrainingConfig:
+def load_config(path: Path | None, profile: str | None = None, **flags: object) -> TrainingConfig:
     """Merge a profile, the TOML file at `path` and `flags` (None = not given; `context` goes to the architecture).
 
     Raises ConfigError that names the file, the key and what it may be.
@@ -126,7 +126,7 @@ def load_config(path: Path | None, profile: str | None = None, **flags: Any) -> 
     table = _read(path) if path else {}
     named = table.pop("profile", "onesweep")
     name = profile or named
-    if name not in PROFILES:
+    if not isinstance(name, str) or name not in PROFILES:
         raise ConfigError(f"unknown profile {name!r}; choose from {', '.join(PROFILES)}")
     config = _overlay(PROFILES[name], table, str(path))
     given = {key: value for key, value in flags.items() if value is not None}

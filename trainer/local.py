@@ -78,12 +78,12 @@ def train_ar(
     model = ArModel(architecture)
     run = Run(ArTask("ar", model, corpus, config), config, out / RUN_FOLDER, identity(manifest), progress)
     losses = run.train()
-    manifest = add_metrics(out, {"ar": losses})
+    add_metrics(out, {"ar": losses})
     with manifest_lock(out):
         save_ar(out, model.eval())
     run.finish()
     draw_curves(out / RUN_FOLDER)
-    return manifest
+    return read_manifest(out)
 
 
 def _train_block(

@@ -37,8 +37,11 @@ class StepLoss:
 class Task(Protocol):
     """What a run trains. Batches and noise are a pure function of the step, so a run can resume anywhere."""
 
-    name: str
-    module: nn.Module
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def module(self) -> nn.Module: ...
 
     def loss(self, step: int) -> StepLoss: ...
 
@@ -98,7 +101,8 @@ class Run:
                     if evaluate:
                         record |= self._evaluate()
                     self._log(record)
-                    bar.set_postfix({key: f"{value:.3f}" for key, value in record.items() if key.endswith("nats")})
+                    shown = {key: f"{value:.3f}" for key, value in record.items() if key.endswith("nats")}
+                    bar.set_postfix(shown, refresh=False)
                 if last or self.asked_to_stop or time.monotonic() - saved_at > self.config.save_every_s:
                     self._save()
                     saved_at = time.monotonic()

@@ -48,11 +48,11 @@ def create_untrained(directory: Path, kind: Kind, architecture: Architecture, se
 
 
 def _manifest(kind: Kind, architecture: Architecture, seed: int) -> Manifest:
-    notes = {"training": {"steps": 0, "seed": seed}, "data": {"name": "none: random weights"}}
+    training = {"steps": 0, "seed": seed}
     parts = (None,) * architecture.parts
     if kind == "ar":
-        return Manifest(kind, architecture, parts, probe_text=PROBE_TEXT, **notes)
+        return Manifest(kind, architecture, parts, probe_text=PROBE_TEXT, training=training)
     noise = NoiseConfig()
     codes = Codes(noise.code_seed, architecture.code_dim)
     partition = make_partition(noise, architecture.parts, codes, load_corpus(None).train)
-    return Manifest(kind, architecture, parts, codes, partition, probe_text=PROBE_TEXT, **notes)
+    return Manifest(kind, architecture, parts, codes, partition, probe_text=PROBE_TEXT, training=training)

@@ -31,7 +31,7 @@ async def follow(address: str, interval_s: float = 1.0) -> AsyncIterator[Moment]
 
 def describe(moment: Moment) -> str:
     """One line for people."""
-    losses = "  ".join(f"{name} {value:.3f}" for name, value in moment.losses.items())
+    losses = "  ".join(f"{name} {value:.3f}" for name, value in sorted(moment.losses.items()))
     left = "" if moment.seconds_left is None or moment.state.ended else f"  {_clock(moment.seconds_left)} left"
     name = f"{moment.run}  step {moment.step}/{moment.steps}  " if moment.run else ""
     return f"{name}{moment.state.value}{left}  {losses}".rstrip()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from serving.accounting import Account
 from serving.modes.base import Generation, Mode
@@ -27,7 +27,7 @@ class ArMode(Mode):
         model = self.ring.model("ar")
         return model.context_bytes if model else 0
 
-    async def generate(self, request: Generation, account: Account) -> AsyncIterator[bytes]:
+    async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         capacity = len(request.prompt) + request.max_bytes - 1  # the last byte is never read back
         async with self.ring.session("ar", capacity, request.deadline_unix_ms) as session:
             await session.push(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from serving.accounting import Account
@@ -46,5 +46,5 @@ class Mode(ABC):
     uses_hosts: bool = True
 
     @abstractmethod
-    def generate(self, request: Generation, account: Account) -> AsyncIterator[bytes]:
+    def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         """Pieces of text, in order, each booked in `account`. Raises Refusal."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+
+import grpc
 
 from serving.accounting import Account
 from serving.modes.base import Generation, Mode
 from serving.ring import Ring, Session
+from stages.refusal import Refusal
 from stages.v1 import stage_pb2
 
 
@@ -27,7 +30,7 @@ class ChunkedMode(Mode):
         model = self.ring.model("chain")
         return model.context_bytes if model else 0
 
-    async def generate(self, request: Generation, account: Account) -> AsyncIterator[bytes]:
+    async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         chunk = min(self._chunk(request), request.max_bytes)
         # the last chunk is never read back, so the hosts need not cache it
         capacity = len(request.prompt) + (request.max_bytes - 1) // chunk * chunk
@@ -68,4 +71,7 @@ async def _sweep(
             codec=request.codec,
         )
     )
-    return await session.event()
+    event = await session.event()
+    if event.number != number or len(event.text) != slots:
+        raise Refusal(grpc.StatusCode.INTERNAL, f"sweep {number} for {slots} bytes came back as another")
+    return event

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 from serving.accounting import Account
 from serving.local import LocalModel
@@ -26,11 +27,13 @@ class LocalMode(Mode):
     def context_bytes(self) -> int:
         return self.model.context_bytes if self.model else 0
 
-    async def generate(self, request: Generation, account: Account) -> AsyncIterator[bytes]:
+    async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         assert self.model is not None
-        async for text, compute_ms in self.model.generate(
+        turns = self.model.generate(
             request.prompt, request.max_bytes, request.temperature, request.seed, request.deadline_unix_ms
-        ):
-            account.local_compute_ms += compute_ms
-            account.add_text(text)
-            yield text
+        )
+        async with aclosing(turns):
+            async for text, compute_ms in turns:
+                account.local_compute_ms += compute_ms
+                account.add_text(text)
+                yield text

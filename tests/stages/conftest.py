@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from stages.manifest import MANIFEST_NAME, Manifest
 from stages.partition import NoisePartition
 from stages.probe import PROBE_TEXT, probe_bytes
 
+Module = TypeVar("Module", bound=nn.Module)
 SMALL = {"parts": 2, "layers": 2, "width": 32, "heads": 2, "context_bytes": 96, "code_dim": 8, "condition_dim": 16}
 
 
@@ -39,20 +40,20 @@ def small(**changes: Any) -> Architecture:
     return Architecture(**{**SMALL, **changes})
 
 
-def shaken(module: nn.Module, seed: int = 0) -> nn.Module:
+def shaken(build: Callable[[], Module], seed: int = 0) -> Module:
     """Weights so large that every path through the module shows in its output."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.15 * torch.randn(parameter.shape, generator=generator))
-    return module.eval().requires_grad_(False)
+    torch.manual_seed(seed)
+    module = build().eval().requires_grad_(False)
+    for parameter in module.parameters():
+        parameter.add_(0.15 * torch.randn(parameter.shape))
+    return module
 
 
 @pytest.fixture
 def make_block() -> Callable[..., Block]:
     def make(index: int = 0, seed: int = 0, **changes: Any) -> Block:
         a = small(**changes)
-        return shaken(Block(a, index, Codes(0, a.code_dim)), seed + 100 * index)
+        return shaken(lambda: Block(a, index, Codes(0, a.code_dim)), seed + 100 * index)
 
     return make
 
@@ -68,7 +69,7 @@ def make_chain(make_block: Callable[..., Block]) -> Callable[..., list[Block]]:
 @pytest.fixture
 def make_ar() -> Callable[..., ArModel]:
     def make(**changes: Any) -> ArModel:
-        return shaken(ArModel(small(**changes)))
+        return shaken(lambda: ArModel(small(**changes)))
 
     return make
 
@@ -81,7 +82,7 @@ def partition() -> NoisePartition:
 # Checkpoints: trained for a moment on the probe text, so that their losses say something
 
 
-def fit(module: nn.Module, loss: Callable[[], Tensor], steps: int = 60) -> None:
+def fit(module: nn.Module, loss: Callable[[], Tensor], steps: int = 40) -> None:
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -103,7 +104,7 @@ def write_chain(directory: Path, **changes: Any) -> None:
     torch.manual_seed(0)
     a, codes = small(**changes), Codes(0, SMALL["code_dim"])
     boundaries = (8.0, 1.0, 0.2)
-    training = {"steps": 60, "seed": 0}
+    training = {"steps": 40, "seed": 0}
     metrics = {"block-0": {"valid_next_byte_nats": 2.5}}
     data = {"name": "probe", "train_bytes": 256}
     partition = NoisePartition("equal_entropy", boundaries)
@@ -121,7 +122,7 @@ def write_ar(directory: Path) -> None:
     torch.manual_seed(0)
     model = ArModel(small())
     known = probe_bytes(PROBE_TEXT, small().context_bytes)
-    fit(model, lambda: F.cross_entropy(model(known)[0, :-1], known[0, 1:]))
+    fit(model, lambda: F.cross_entropy(model(known)[0, :-1], known[0, 1:]), steps=120)
     write_manifest(directory, Manifest("ar", small(), (None, None), probe_text=PROBE_TEXT))
     save_ar(directory, model.eval())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -58,7 +59,7 @@ def test_noise_and_weight_follow_edms_table(sigma: float, sd: float) -> None:
 
 def end_of_gaussian_sweep(z: Tensor, high: float, low: float, steps: int, sd: float) -> Tensor:
     sigmas = step_sigmas(high, low, steps)
-    for sigma, following in zip(sigmas, sigmas[1:], strict=False):
+    for sigma, following in pairwise(sigmas):
         z = euler_step(z, z * sd**2 / (sd**2 + sigma**2), sigma, following)
     return z
 
@@ -69,7 +70,7 @@ def test_euler_converges_to_the_exact_solution_at_first_order() -> None:
     z = torch.tensor([1.0, -3.0, 7.0], dtype=torch.float64)
     exact = z * math.sqrt((sd**2 + low**2) / (sd**2 + high**2))
     errors = [float((end_of_gaussian_sweep(z, high, low, n, sd) - exact).norm()) for n in (64, 128, 256, 512)]
-    ratios = [coarse / fine for coarse, fine in zip(errors, errors[1:], strict=False)]
+    ratios = [coarse / fine for coarse, fine in pairwise(errors)]
     assert ratios == pytest.approx([2, 2, 2], abs=0.1)
     assert errors[-1] < 0.01 * float(exact.norm())
 
@@ -79,7 +80,7 @@ def test_steps_are_equal_in_log_sigma(high: float, share: float, steps: int) -> 
     sigmas = step_sigmas(high, high * share, steps)
     assert len(sigmas) == steps + 1
     assert (sigmas[0], sigmas[-1]) == (high, high * share)
-    ratios = [low / high for high, low in zip(sigmas, sigmas[1:], strict=False)]
+    ratios = [low / high for high, low in pairwise(sigmas)]
     assert ratios == pytest.approx([share ** (1 / steps)] * steps)
 
 

@@ -85,8 +85,8 @@ def test_equal_entropy_of_a_straight_curve_is_log_uniform() -> None:
 
 
 def test_a_dip_in_a_measured_curve_is_levelled() -> None:
-    partition = equal_entropy(2, [0.1, 1.0, 2.0, 10.0], [0.0, 3.0, 2.9, 4.0])
-    assert partition.boundaries[1] == pytest.approx(10 ** (-1 + 2 / 3), rel=1e-6)
+    partition = equal_entropy(8, [0.1, 1.0, 2.5, 10.0], [0.0, 3.0, 2.0, 4.0])
+    assert partition.boundaries[1] == pytest.approx(5, rel=1e-6)  # 3.5 nats, half way from the level of 3 to 4
 
 
 # Training draws

@@ -1,0 +1,199 @@
+"""Bundles with random weights, and servers that run them: in this process where a real one is not the point."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from serving.client import Client, RouterError
+from serving.deployment import free_port_block
+from serving.router import RouterSettings, run_router
+from serving.topology import HostEntry, Topology, local_topology
+from stages.ar import ArModel
+from stages.architecture import Architecture
+from stages.block import Block
+from stages.checkpoint import save_ar, save_block, write_manifest
+from stages.codes import Codes
+from stages.host import HostSettings
+from stages.manifest import Manifest
+from stages.partition import NoisePartition
+from stages.probe import PROBE_TEXT
+from stages.server import StageServer, StageSettings
+
+TINY = {"parts": 3, "layers": 1, "width": 32, "heads": 2, "context_bytes": 512, "code_dim": 32, "condition_dim": 16}
+READY_S = 60.0
+POLL_S = 0.02
+
+
+def shake(module: nn.Module, seed: int) -> nn.Module:
+    """Weights so large that every byte of the context shows in the output."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+    return module.eval()
+
+
+def write_bundle(directory: Path, seed: int, **changes: Any) -> Path:
+    a = Architecture(**{**TINY, **changes})
+    codes, empty = Codes(0, a.code_dim), (None,) * a.parts
+    partition = NoisePartition("uniform", (8.0, 1.5, 0.6, 0.2))
+    write_manifest(directory / "chain", Manifest("chain", a, empty, codes, partition, PROBE_TEXT))
+    features = None
+    for index in range(a.parts):
+        block = shake(Block(a, index, codes), seed + index)
+        out = save_block(directory / "chain", block, None if block.reads_bytes else features)
+        features = out.clone()
+    for name, parts in (("ar", a.parts), ("local", 1)):
+        model = shake(ArModel(Architecture(**{**TINY, "parts": parts})), seed + 10)
+        write_manifest(directory / name, Manifest("ar", model.architecture, (None,) * parts, probe_text=PROBE_TEXT))
+        save_ar(directory / name, model)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """own/, chained/ and other/ (as own/, with other weights). Not to be changed."""
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("bundles")
+    write_bundle(root / "own", seed=1)
+    write_bundle(root / "chained", seed=1, context="chained")
+    write_bundle(root / "other", seed=50)
+    return root
+
+
+# Waiting
+
+
+def until(check: Callable[[], Any], within_s: float = 10.0) -> Any:
+    """Poll `check` until it returns something true."""
+    deadline = time.monotonic() + within_s
+    while not (outcome := check()):
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(POLL_S)
+    return outcome
+
+
+@pytest.fixture(scope="session", name="until")
+def until_fixture() -> Callable[..., Any]:
+    return until
+
+
+# Servers on an event loop of this process
+
+
+@dataclass
+class Running:
+    """A server in this process."""
+
+    stop: asyncio.Event
+    ended: Future[None]
+    loop: asyncio.AbstractEventLoop
+
+    def end(self) -> None:
+        self.loop.call_soon_threadsafe(self.stop.set)
+        self.ended.result(20)
+
+
+class Servers:
+    """An event loop in a thread, and the servers on it."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.running: list[Running] = []
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
+
+    def run(self, serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> Running:
+        stop = asyncio.Event()
+        running = Running(stop, asyncio.run_coroutine_threadsafe(serve(stop), self.loop), self.loop)
+        self.running.append(running)
+        return running
+
+    def stage(self, checkpoint: Path, blocks: tuple[int, ...], listen: str, after: str | None, **host: Any) -> Running:
+        host = {"name": f"stage-{blocks[0]}", "hop_timeout_s": 1.0, **host}
+        settings = StageSettings(checkpoint, blocks, listen, after, HostSettings(**host), threads=1)
+        return self.run(StageServer(settings).run)
+
+    def hosts(self, topology: Topology, checkpoint: Path, **host: Any) -> dict[str, Running]:
+        def start(entry: HostEntry) -> Running:
+            after = topology.successor(entry)
+            return self.stage(checkpoint, entry.blocks, entry.listen, after, **{"name": entry.name, **host})
+
+        return {entry.name: start(entry) for entry in topology.hosts}
+
+    def router(self, topology: Topology, checkpoint: Path | None, **settings: Any) -> Running:
+        chosen = {"hop_timeout_s": 1.0, **settings}
+        return self.run(lambda stop: run_router(RouterSettings(topology, topology.router, checkpoint, **chosen), stop))
+
+    def close(self) -> None:
+        for running in reversed(self.running):
+            with contextlib.suppress(Exception):
+                running.end()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(20)
+
+
+@contextlib.contextmanager
+def open_servers() -> Iterator[Servers]:
+    servers = Servers()
+    try:
+        yield servers
+    finally:
+        servers.close()
+
+
+def wait_ready(address: str, within_s: float = READY_S) -> None:
+    def ready() -> bool:
+        try:
+            return client.status(2.0).ready
+        except RouterError:
+            return False
+
+    with Client(address) as client:
+        until(ready, within_s)
+
+
+@pytest.fixture(scope="session", name="wait_ready")
+def wait_ready_fixture() -> Callable[..., None]:
+    return wait_ready
+
+
+@pytest.fixture
+def servers() -> Iterator[Servers]:
+    with open_servers() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def module_servers() -> Iterator[Servers]:
+    with open_servers() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def local_ring() -> Callable[..., Any]:
+    """`with local_ring(checkpoint, hosts) as client`: a ready ring of that many hosts in this process."""
+
+    @contextlib.contextmanager
+    def ring(checkpoint: Path, hosts: int, **router: Any) -> Iterator[Client]:
+        topology = local_topology(hosts, TINY["parts"], checkpoint, free_port_block(hosts + 1) + 1)
+        with open_servers() as opened:
+            opened.hosts(topology, checkpoint)
+            opened.router(topology, checkpoint, **router)
+            wait_ready(topology.router)
+            with Client(topology.router) as client:
+                yield client
+
+    return ring

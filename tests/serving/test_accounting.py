@@ -1,0 +1,130 @@
+"""What a request cost: sweeps, hops, bytes and milliseconds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.accounting import Account
+from serving.client import Client
+from serving.deployment import Deployment
+from serving.topology import HostEntry
+from stages.codec import codec_named
+from stages.v1 import stage_pb2
+
+HOSTS = ("host-1", "host-2", "host-3")
+PROMPT = "In the beginning "
+
+
+def passage(host: str, compute_ms: float, received_bytes: int, queue_ms: float = 0.5) -> stage_pb2.Passage:
+    return stage_pb2.Passage(host=host, queue_ms=queue_ms, compute_ms=compute_ms, received_bytes=received_bytes)
+
+
+# Through the servers
+
+
+def test_a_sweep_is_one_trip_in_single_flights(client: Client) -> None:
+    result = client.generate(PROMPT, mode="sweep", max_bytes=256, seed=1)
+    assert (result.sweeps, result.hops) == (1, len(HOSTS) + 1)
+    assert len(result.wire_bytes) == len(HOSTS) + 1
+    assert sum(result.wire_bytes) == result.wire_bytes_total
+    assert max(result.wire_bytes) < 14_000, "one TCP flight"
+    assert (result.prompt_bytes, result.output_bytes, len(result.output)) == (len(PROMPT), 256, 256)
+
+
+def test_chunks_are_a_trip_each(client: Client) -> None:
+    result = client.generate(PROMPT, mode="chunked", chunk=32, max_bytes=256, seed=1)
+    assert (result.sweeps, result.hops) == (8, 8 * (len(HOSTS) + 1))
+    assert len(result.wire_bytes) == len(HOSTS) + 1
+    last = client.generate(PROMPT, mode="chunked", chunk=32, max_bytes=257, seed=1)
+    assert last.sweeps == 9
+
+
+def test_ar_is_a_trip_a_byte(client: Client) -> None:
+    result = client.generate(PROMPT, mode="ar", max_bytes=12, seed=1)
+    assert (result.sweeps, result.hops) == (12, 12 * (len(HOSTS) + 1))
+    assert len(result.wire_bytes) == len(HOSTS) + 1
+
+
+def test_local_makes_no_trip(client: Client) -> None:
+    result = client.generate(PROMPT, mode="local", max_bytes=12, seed=1)
+    assert (result.sweeps, result.hops, result.wire_bytes, result.hosts) == (0, 0, [], [])
+    assert 0 < result.compute_ms <= result.latency_ms
+
+
+@pytest.mark.parametrize("mode", ["sweep", "chunked", "ar"])
+def test_compute_is_what_the_hosts_booked(client: Client, mode: str) -> None:
+    result = client.generate(PROMPT, mode=mode, max_bytes=40, seed=1)
+    assert [(host.name, host.blocks) for host in result.hosts] == [(name, [i]) for i, name in enumerate(HOSTS)]
+    assert all(host.compute_ms > 0 and host.queue_ms >= 0 for host in result.hosts)
+    assert result.compute_ms == pytest.approx(sum(host.compute_ms for host in result.hosts), abs=0.01)
+    assert result.compute_ms <= result.latency_ms
+    assert result.host_seconds == pytest.approx(result.compute_ms / 1000, abs=1e-4)
+    assert 0 < result.first_byte_ms <= result.latency_ms
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8", "int4"])
+def test_bytes_are_those_of_the_messages(client: Client, codec: str) -> None:
+    """Each hop but the last holds the estimate, the prompt and little else; only the estimate grows with the codec."""
+    result = client.generate(PROMPT, mode="sweep", max_bytes=128, seed=1, codec=codec)
+    first, *between, last = result.wire_bytes
+    estimate = codec_named(codec).size(128, 32)
+    assert len(PROMPT) < first < len(PROMPT) + 256
+    for hop, passages in zip(between, (1, 2), strict=True):
+        assert estimate + first < hop <= estimate + first + 64 * passages
+    assert 128 < last < 128 + 64 * len(HOSTS) + 64
+
+
+def test_one_host_alone_has_no_hop_between_steps(bundles: Path, local_ring: Callable[..., Any]) -> None:
+    with local_ring(bundles / "own", 1) as client:
+        sweep = client.generate(PROMPT, mode="sweep", max_bytes=16)
+        assert (sweep.hops, len(sweep.wire_bytes)) == (2, 2)
+        result = client.generate(PROMPT, mode="ar", max_bytes=16)
+        assert (result.sweeps, result.hops, len(result.wire_bytes)) == (16, 17, 2)
+        assert [host.name for host in result.hosts] == ["host-1"]
+
+
+def test_json_has_every_figure(deployment: Deployment, onesweep: Callable[..., tuple[int, str, str]]) -> None:
+    router = deployment.topology.router
+    code, out, _ = onesweep("generate", PROMPT, "--router", router, "--max-bytes", 30, "--seed", 7, "--json")
+    record = json.loads(out)
+    assert code == 0
+    assert set(record) >= {
+        *("text", "mode", "seed", "prompt_bytes", "output_bytes", "sweeps", "hops"),
+        *("wire_bytes", "latency_ms", "compute_ms", "hosts"),
+    }
+    assert [set(host) for host in record["hosts"]] == [{"name", "blocks", "compute_ms", "queue_ms"}] * 3
+    assert bytes.fromhex(record["output_hex"]).decode(errors="replace") == record["text"]
+    assert (record["mode"], record["seed"], record["output_bytes"]) == ("sweep", 7, 30)
+
+
+# The sums
+
+
+def test_received_bytes_are_serialized_sizes() -> None:
+    event = stage_pb2.Event(session="s", text=b"ab", passages=[passage("a", 2.0, 100), passage("b", 3.0, 200)])
+    account = Account()
+    account.add_sweep(event)
+    assert account.wire_bytes == [100, 200, len(event.SerializeToString())]
+
+
+def test_sweeps_add_up_and_the_largest_hop_is_shown() -> None:
+    account = Account()
+    account.add_sweep(stage_pb2.Event(text=b"ab", passages=[passage("a", 2.0, 100), passage("b", 3.0, 200)]))
+    account.add_sweep(stage_pb2.Event(text=b"c", passages=[passage("a", 4.0, 150), passage("b", 5.0, 50)]))
+    assert (account.sweeps, account.hops, account.wire_bytes[:2]) == (2, 6, [150, 200])
+    assert account.compute_ms == {"a": 6.0, "b": 8.0}
+    assert account.wire_bytes_total > 500
+
+
+def test_hosts_have_the_names_of_the_topology() -> None:
+    account = Account()
+    account.add_sweep(stage_pb2.Event(passages=[passage("stage-0", 2.0, 10)]))
+    entry = HostEntry("berlin", "10.0.0.1:7701", (0,), "10.0.0.1:7701")
+    summary = account.summary("sweep", 1, 2, {"stage-0": entry})
+    assert [(host.name, list(host.blocks), host.compute_ms) for host in summary.hosts] == [("berlin", [0], 2.0)]
+    assert summary.compute_ms == 2.0

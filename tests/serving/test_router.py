@@ -1,0 +1,65 @@
+"""The router's own face: health, reflection, and the demo command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from serving.client import Client
+from serving.deployment import Deployment, free_port_block
+from serving.router import SERVICE
+from serving.topology import local_topology
+from stages.transport import open_blocking_channel
+
+
+def test_live_at_once_ready_with_its_hosts(bundles: Path, servers: Any, until: Callable[..., Any]) -> None:
+    topology = local_topology(1, 3, bundles / "own", free_port_block(2) + 1)
+    servers.router(topology, bundles / "own")
+    with open_blocking_channel(topology.router) as channel, Client(topology.router) as client:
+        stub = health_pb2_grpc.HealthStub(channel)
+
+        def serving(service: str) -> bool:
+            request = health_pb2.HealthCheckRequest(service=service)
+            status = stub.Check(request, timeout=5, wait_for_ready=True).status
+            return status == health_pb2.HealthCheckResponse.SERVING
+
+        assert serving("")
+        assert not serving(SERVICE)
+        until(lambda: "host-1 at" in client.status().hosts[0].reason)
+        assert list(client.status().modes) == ["local"]
+        running = servers.hosts(topology, bundles / "own")
+        until(lambda: serving(SERVICE))
+        assert client.generate("x", max_bytes=4).sweeps == 1
+        running["host-1"].end()
+        until(lambda: not serving(SERVICE))
+        assert serving("")
+        servers.hosts(topology, bundles / "own")
+        until(lambda: serving(SERVICE))
+        assert client.generate("x", max_bytes=4).sweeps == 1
+
+
+def test_reflection_lists_the_services(deployment: Deployment) -> None:
+    with open_blocking_channel(deployment.topology.router) as channel:
+        found = ProtoReflectionDescriptorDatabase(channel).get_services()
+    assert set(found) == {SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+
+
+def test_status_tells_what_can_be_served(deployment: Deployment) -> None:
+    with Client(deployment.topology.router) as client:
+        status = client.status()
+    assert status.ready
+    assert list(status.modes) == ["sweep", "chunked", "ar", "local"]
+    assert status.context_bytes == 512
+    assert all(host.rtt_ms > 0 for host in status.hosts)
+    assert len(status.chain_digest) == len(status.ar_digest) == 64
+
+
+def test_the_demo_shows_every_mode(bundles: Path, onesweep: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, _ = onesweep("demo", "--checkpoint", bundles / "own", "--prompt", "The sea ")
+    assert code == 0
+    assert all(f"\n{mode}:" in out for mode in ("sweep", "chunked", "ar", "local"))
+    assert "stopped" in out

@@ -1,0 +1,36 @@
+"""The table for terminals."""
+
+from __future__ import annotations
+
+import unicodedata
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.client import HostShare, Result
+from serving.table import comparison, printable
+
+
+def result(text: str) -> Result:
+    share = HostShare("host-1", [0], 12.0, 1.0)
+    return Result(text, "sweep", 1, 3, 4, 1, 2, [10, 20], 30, 21.4, 20.2, 12.0, [share], output=text.encode())
+
+
+@given(st.text(st.characters(codec=None), max_size=50))
+def test_nothing_that_moves_a_cursor_gets_through(text: str) -> None:
+    shown = printable(text)
+    assert len(shown) == len(text)
+    assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") for c in shown)
+
+
+def test_line_breaks_are_seen() -> None:
+    assert printable("a\nb\x1b[2Jc\u202e\r") == "a⏎b�[2Jc��"
+
+
+def test_a_mode_that_failed_stands_among_the_others() -> None:
+    lines = comparison("The ", {"sweep": result("sea\x1b"), "ar": "host-2 is lost"}).splitlines()
+    assert lines[0].startswith("mode")
+    assert lines[0].endswith("host-seconds")
+    assert lines[2].split() == ["sweep", "21", "ms", "20", "ms", "1", "2", "30", "12", "ms", "0.012"]
+    assert lines[3].split(maxsplit=1) == ["ar", "host-2 is lost"]
+    assert lines[-1] == "  The |sea�"

@@ -1,0 +1,166 @@
+"""Every field of a hop is checked before anything is made of it."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import pytest
+import torch
+
+from stages.admission import MAX_PASSAGES, check_push
+from stages.codec import CODECS
+from stages.parts import HostPlan, plan_host
+from stages.refusal import Refusal
+from stages.v1 import stage_pb2
+
+WIDTH, CODE_DIM = 32, 32
+NAN, INF = float("nan"), float("inf")
+
+Push = stage_pb2.PushRequest
+Change = Callable[[Push], object]
+
+
+@pytest.fixture(scope="module")
+def plans(bundles: Path) -> dict[str, HostPlan]:
+    """A first host and a middle one; the middle host's chain is `chained`."""
+    return {"first": plan_host(bundles / "own", (0,)), "middle": plan_host(bundles / "chained", (1,))}
+
+
+def push(plan: HostPlan, kind: str) -> Push:
+    source = plan.model(kind)
+    assert source is not None
+    request = Push(router="r", session="s", capacity=40, digest=source.digest)
+    request.deadline_unix_ms = int(time.time() * 1000) + 60_000
+    clean, first = b"0123456789", plan.is_first
+    if kind == "chain":
+        request.sweep.CopyFrom(stage_pb2.Sweep(clean=clean, slots=20, steps=2, codec="int8", block=plan.blocks[0]))
+        request.sweep.sampling.temperature = 0.8
+        if not first:
+            request.sweep.estimate = bytes(20 * (CODE_DIM + 4))
+            request.sweep.features = bytes(10 * (WIDTH + 4))
+    else:
+        request.step.CopyFrom(stage_pb2.Step(clean=clean, remaining=20, stage=plan.blocks[0]))
+        request.step.hidden = b"" if first else bytes(10 * WIDTH * 4)
+    return request
+
+
+@pytest.mark.parametrize("where", ["first", "middle"])
+@pytest.mark.parametrize("kind", ["chain", "ar"])
+def test_a_good_hop_is_taken(plans: dict[str, HostPlan], where: str, kind: str) -> None:
+    assert check_push(push(plans[where], kind), plans[where]) == kind
+
+
+def refusal(plan: HostPlan, kind: str, change: Change) -> Refusal:
+    request = push(plan, kind)
+    change(request)
+    with pytest.raises(Refusal) as caught:
+        check_push(request, plan)
+    return caught.value
+
+
+ANYWHERE: list[tuple[Change, str]] = [
+    (lambda p: p.ClearField("router"), "router must be 1 to 64 printable"),
+    (lambda p: setattr(p, "router", "x" * 65), "router must be 1 to 64 printable"),
+    (lambda p: setattr(p, "session", "a\nb"), "session must be 1 to 64 printable"),
+    (lambda p: setattr(p, "session", "é"), "session must be 1 to 64 printable"),
+    (lambda p: p.ClearField("work"), "carries no work"),
+    (lambda p: p.passages.extend([stage_pb2.Passage(host="h")] * (MAX_PASSAGES + 1)), "65 passages"),
+    (lambda p: p.passages.add(), "a passage's host must be"),
+    (lambda p: p.passages.add(host="h", compute_ms=NAN), "negative or not finite"),
+    (lambda p: p.passages.add(host="h", queue_ms=-1), "negative or not finite"),
+    (lambda p: setattr(p, "capacity", 0), "a session of 0 positions"),
+    (lambda p: setattr(p, "capacity", 513), "a session of 513 positions does not fit the context of 512"),
+    (lambda p: setattr(p, "capacity", 9), "10 bytes at position 0 do not fit the session's 9"),
+]
+SWEEP: list[tuple[Change, str]] = [
+    (lambda p: setattr(p.sweep, "clean", b""), "at least one clean byte"),
+    (lambda p: setattr(p.sweep, "slots", 0), "0 slots after 10 bytes do not fit"),
+    (lambda p: setattr(p.sweep, "slots", 503), "503 slots after 10 bytes do not fit the context of 512"),
+    (lambda p: setattr(p.sweep, "slots", 4_000_000_000), "do not fit the context"),
+    (lambda p: setattr(p.sweep, "clean_start", 4_000_000_000), "do not fit"),
+    (lambda p: setattr(p.sweep, "steps", 0), "steps must be 1 to 64, not 0"),
+    (lambda p: setattr(p.sweep, "steps", 1000), "steps must be 1 to 64, not 1000"),
+    (lambda p: setattr(p.sweep.sampling, "temperature", NAN), "temperature must be 0 to 100, not nan"),
+    (lambda p: setattr(p.sweep.sampling, "temperature", -0.1), "temperature must be 0 to 100, not -0.1"),
+    (lambda p: setattr(p.sweep, "codec", "zip"), "unknown state codec 'zip'"),
+]
+LATER_SWEEP: list[tuple[Change, str]] = [
+    (lambda p: setattr(p.sweep, "estimate", b""), "int8 payload has 0 bytes; 20 x 32 numbers take 720"),
+    (lambda p: setattr(p.sweep, "estimate", bytes(721)), "int8 payload has 721 bytes"),
+    (lambda p: setattr(p.sweep, "estimate", struct.pack("<20f", *[NAN] * 20) + bytes(640)), "not finite"),
+    (lambda p: setattr(p.sweep, "estimate", struct.pack("<20f", *[-1.0] * 20) + bytes(640)), "negative"),
+    (lambda p: setattr(p.sweep, "estimate", struct.pack("<20f", *[1.0] * 20) + bytes(640)), "beyond 2"),
+    (lambda p: setattr(p.sweep, "estimate", bytes(80) + b"\x80" * 640), "integers beyond 127"),
+    (lambda p: setattr(p.sweep, "features", b""), "int8 payload has 0 bytes; 10 x 32"),
+    (lambda p: setattr(p.sweep, "features", struct.pack("<10f", *[INF] * 10) + bytes(320)), "not finite"),
+]
+STEP: list[tuple[Change, str]] = [
+    (lambda p: setattr(p.step, "clean", b""), "at least one new byte"),
+    (lambda p: setattr(p.step, "remaining", 0), "0 bytes to generate do not fit"),
+    (lambda p: setattr(p.step, "remaining", 503), "503 bytes to generate do not fit the context of 512"),
+    (lambda p: setattr(p.step, "start", 4_000_000_000), "do not fit"),
+    (lambda p: setattr(p.step.sampling, "temperature", INF), "temperature must be 0 to 100"),
+]
+LATER_STEP: list[tuple[Change, str]] = [
+    (lambda p: setattr(p.step, "hidden", b"x"), "fp32 payload has 1 bytes; 10 x 32 numbers take 1280"),
+    (lambda p: setattr(p.step, "hidden", struct.pack("<320f", *[NAN] * 320)), "not finite"),
+]
+CASES = [
+    *((where, kind, *case) for where in ("first", "middle") for kind in ("chain", "ar") for case in ANYWHERE),
+    *((where, "chain", *case) for where in ("first", "middle") for case in SWEEP),
+    *((where, "ar", *case) for where in ("first", "middle") for case in STEP),
+    *(("middle", "chain", *case) for case in LATER_SWEEP),
+    *(("middle", "ar", *case) for case in LATER_STEP),
+    ("first", "chain", lambda p: setattr(p.sweep, "estimate", b"x"), "carries no estimate"),
+    ("first", "chain", lambda p: setattr(p.sweep, "features", b"x"), "carries no features"),
+    ("first", "ar", lambda p: setattr(p.step, "hidden", b"x"), "carries no hidden states"),
+]
+
+
+@pytest.mark.parametrize(("where", "kind", "change", "says"), CASES)
+def test_a_wrong_field_is_named(plans: dict[str, HostPlan], where: str, kind: str, change: Change, says: str) -> None:
+    refused = refusal(plans[where], kind, change)
+    assert refused.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert says in refused.message
+
+
+@pytest.mark.parametrize("kind", ["chain", "ar"])
+def test_other_weights_and_other_blocks(plans: dict[str, HostPlan], kind: str) -> None:
+    plan = plans["middle"]
+    other = refusal(plan, kind, lambda p: setattr(p, "digest", "abcdef" * 10))
+    assert other.code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "abcdefabcdef, this host has" in other.message
+    assert "(none)" in refusal(plan, kind, lambda p: p.ClearField("digest")).message
+    for part in (0, 2, 99):
+        change = {
+            "chain": lambda p, n=part: setattr(p.sweep, "block", n),
+            "ar": lambda p, n=part: setattr(p.step, "stage", n),
+        }
+        refused = refusal(plan, kind, change[kind])
+        assert refused.code is grpc.StatusCode.FAILED_PRECONDITION
+        assert f"{part} does not start here: this host holds 1" in refused.message
+
+
+def test_a_host_without_the_model(bundles: Path, plans: dict[str, HostPlan]) -> None:
+    only_ar = plan_host(bundles / "own" / "ar", (0,))
+    with pytest.raises(Refusal, match="this host has no chain model") as caught:
+        check_push(push(plans["first"], "chain"), only_ar)
+    assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
+
+
+@pytest.mark.parametrize("deadline", [0, -5, 1_000_000_000_000])
+def test_late_work_is_dropped(plans: dict[str, HostPlan], deadline: int) -> None:
+    late = refusal(plans["first"], "chain", lambda p: setattr(p, "deadline_unix_ms", deadline))
+    assert late.code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_every_codec_is_taken(plans: dict[str, HostPlan], codec: str) -> None:
+    request = push(plans["middle"], "chain")
+    request.sweep.codec = codec
+    request.sweep.estimate = CODECS[codec].encode(torch.full((20, CODE_DIM), 0.5))
+    assert check_push(request, plans["middle"]) == "chain"

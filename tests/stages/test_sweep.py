@@ -1,0 +1,213 @@
+"""A whole sweep, block by block, against Euler steps written out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from stages.block import Block
+from stages.codec import Fp32, Int8, StateCodec
+from stages.errors import CodecError
+from stages.noise import euler_step, step_sigmas
+from stages.partition import NoisePartition
+from stages.randomness import Purpose, normals, sample_bytes
+from stages.sweep import FEATURES, BlockSequence, Boundary, SweepPlan, run_block
+
+MakeChain = Callable[..., list[Block]]
+PROMPT = b"A prompt of some bytes."
+PLAN = SweepPlan(seed=5, start=len(PROMPT), slots=16, steps=3, temperature=0.8)
+FP32 = Fp32()
+CONTEXTS = pytest.mark.parametrize("context", ["own", "chained"])
+
+
+def open_sequences(chain: list[Block], partition: NoisePartition) -> list[BlockSequence]:
+    return [BlockSequence(block, partition, 96) for block in chain]
+
+
+def sweep(
+    sequences: list[BlockSequence], plan: SweepPlan = PLAN, codec: StateCodec = FP32, clean: bytes = PROMPT
+) -> tuple[bytes, list[Boundary]]:
+    """The chunk's text, and what passed between the blocks."""
+    boundaries: list[Boundary] = []
+    result: Boundary | bytes | None = None
+    for sequence in sequences:
+        result = run_block(sequence, plan, codec, clean, result)
+        if isinstance(result, Boundary):
+            boundaries.append(result)
+    assert isinstance(result, bytes)
+    return result, boundaries
+
+
+def reference(chain: list[Block], partition: NoisePartition, plan: SweepPlan, clean: bytes) -> tuple[bytes, Tensor]:
+    """Text and final state z by plain Euler steps on z, without caches, codecs or the state formula."""
+    z0 = partition.sigma_max * normals(plan.seed, Purpose.INITIAL_NOISE, plan.start, plan.slots, 8)[None]
+    z, source = z0, torch.tensor([list(clean)])
+    for block in chain:
+        features, memory = block.read(source)
+        if block.architecture.context == "chained":
+            source = FEATURES.round_trip(features[0], 1e6)[None]
+        sigmas = step_sigmas(*partition.range(block.index), plan.steps)
+        for sigma, following in [*pairwise(sigmas), (sigmas[-1], sigmas[-1])]:
+            if sigma == following and block is not chain[-1]:
+                break
+            a = sigma / partition.sigma_max
+            estimate = (z - a * z0) / (1 - a) if a < 1 else torch.zeros_like(z)
+            logits = block.denoise(z, estimate, torch.full((1, 1), sigma), memory, plan.start)
+            z = euler_step(z, block.point(logits), sigma, following)
+    return sample_bytes(logits[0], plan.temperature, plan.seed, plan.start), z[0]
+
+
+@CONTEXTS
+def test_a_sweep_is_euler_steps_through_all_blocks(
+    make_chain: MakeChain, partition: NoisePartition, context: str
+) -> None:
+    chain = make_chain(context=context)
+    text, _ = sweep(open_sequences(chain, partition))
+    expected, z = reference(chain, partition, PLAN, PROMPT)
+    assert text == expected
+    last = BlockSequence(chain[-1], partition, 96)
+    sequences = [*open_sequences(chain[:-1], partition), last]
+    before = sweep_boundary(sequences[:-1])
+    source = torch.tensor(list(PROMPT))
+    last.read(source if context == "own" else FEATURES.decode(before.features, len(PROMPT), 32, 1e6))
+    estimate, _ = last.denoise(PLAN, Fp32().decode(before.estimate, 16, 8, 2.0))
+    a = partition.sigma_min / partition.sigma_max
+    initial = partition.sigma_max * normals(PLAN.seed, Purpose.INITIAL_NOISE, PLAN.start, PLAN.slots, 8)
+    assert torch.allclose(a * initial + (1 - a) * estimate, z, atol=1e-3)
+
+
+def sweep_boundary(sequences: list[BlockSequence]) -> Boundary:
+    result: Boundary | bytes | None = None
+    for sequence in sequences:
+        result = run_block(sequence, PLAN, Fp32(), PROMPT, result)
+    assert isinstance(result, Boundary)
+    return result
+
+
+@CONTEXTS
+@pytest.mark.parametrize("codec", [Fp32(), Int8()], ids=lambda codec: codec.name)
+def test_it_does_not_matter_how_blocks_are_shared_out(
+    make_chain: MakeChain, partition: NoisePartition, context: str, codec: StateCodec
+) -> None:
+    """One process with all blocks, and blocks of their own that get nothing but a boundary's bytes."""
+    text, boundaries = sweep(open_sequences(make_chain(context=context), partition), codec=codec)
+    before: Boundary | None = None
+    for index in range(3):
+        alone = BlockSequence(make_chain(context=context)[index], partition, 96)
+        result = run_block(alone, PLAN, codec, PROMPT, before)
+        if index < 2:
+            assert result == boundaries[index]
+            assert isinstance(result, Boundary)
+            before = Boundary(bytes(bytearray(result.estimate)), bytes(bytearray(result.features)))
+    assert result == text
+
+
+@CONTEXTS
+def test_what_a_boundary_carries(make_chain: MakeChain, partition: NoisePartition, context: str) -> None:
+    chain = make_chain(context=context)
+    _, (first, _) = sweep(open_sequences(chain, partition), codec=Int8())
+    assert len(first.estimate) == Int8().size(PLAN.slots, 8)
+    if context == "own":
+        assert first.features == b""
+        return
+    features, _ = chain[0].read(torch.tensor([list(PROMPT)]))
+    received = FEATURES.decode(first.features, len(PROMPT), 32, 1e6)
+    step = features[0].abs().amax(dim=1, keepdim=True) / 127
+    assert bool(((received - features[0]).abs() <= 0.51 * step + 1e-5).all())
+
+
+@CONTEXTS
+def test_chunk_after_chunk_is_the_same_as_starting_anew(
+    make_chain: MakeChain, partition: NoisePartition, context: str
+) -> None:
+    """What a replica computes that reads everything so far at once."""
+    chain = make_chain(context=context)
+    sequences = open_sequences(chain, partition)
+    first, _ = sweep(sequences)
+    plan = replace(PLAN, start=PLAN.start + PLAN.slots)
+    second, _ = sweep(sequences, plan, clean=first)
+    assert [sequence.length for sequence in sequences] == [plan.start] * 3
+    again, _ = sweep(open_sequences(chain, partition), plan, clean=PROMPT + first)
+    assert again == second
+
+
+@CONTEXTS
+def test_nothing_new_to_read_is_fine(make_chain: MakeChain, partition: NoisePartition, context: str) -> None:
+    """Another draft of the same chunk."""
+    sequences = open_sequences(make_chain(context=context), partition)
+    text, _ = sweep(sequences)
+    other, boundaries = sweep(sequences, replace(PLAN, seed=6), clean=b"")
+    assert other != text
+    assert [boundary.features for boundary in boundaries] == [b"", b""]
+    assert sweep(sequences, clean=b"")[0] == text
+
+
+def test_int8_moves_the_estimate_by_little(make_chain: MakeChain, partition: NoisePartition) -> None:
+    estimates = []
+    for codec in (Fp32(), Int8()):
+        _, (_, last) = sweep(open_sequences(make_chain(), partition), codec=codec)
+        estimates.append(codec.decode(last.estimate, PLAN.slots, 8, 2.0))
+    difference = (estimates[0] - estimates[1]).abs().max()
+    assert 0 < float(difference) < 0.1  # half a step is 0.004; the blocks of a random chain enlarge it
+
+
+def test_the_same_request_gives_the_same_text(make_chain: MakeChain, partition: NoisePartition) -> None:
+    first, second = (sweep(open_sequences(make_chain(), partition)) for _ in range(2))
+    assert first == second
+    assert len(first[0]) == PLAN.slots
+    for change in ({"seed": 6}, {"steps": 4}, {"temperature": 50.0}):
+        assert sweep(open_sequences(make_chain(), partition), replace(PLAN, **change)) != first
+
+
+def test_temperature_zero_reads_out_the_most_probable_bytes(make_chain: MakeChain, partition: NoisePartition) -> None:
+    chain = make_chain(1, context="own")
+    whole = NoisePartition("uniform", (partition.sigma_max, partition.sigma_min))
+    (sequence,) = open_sequences(chain, whole)
+    plan = replace(PLAN, temperature=0.0)
+    text, _ = sweep([sequence], plan)
+    _, logits = sequence.denoise(plan, None)
+    assert text == bytes(logits.argmax(dim=1).tolist())
+
+
+def test_each_block_keeps_to_its_range_and_the_last_reads_out_at_sigma_min(
+    make_chain: MakeChain, partition: NoisePartition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain, seen, first_states = make_chain(), [], []
+    for block in chain:
+
+        def spy(z: Tensor, estimate: Tensor, sigma: Tensor, *rest: Any, block: Block = block) -> Tensor:
+            seen.append((block.index, float(sigma)))
+            first_states.append(z)
+            return Block.denoise(block, z, estimate, sigma, *rest)
+
+        monkeypatch.setattr(block, "denoise", spy)
+    sweep(open_sequences(chain, partition))
+    expected = [(i, sigma) for i in range(3) for sigma in step_sigmas(*partition.range(i), 3)[:-1]]
+    assert [index for index, _ in seen] == [index for index, _ in expected] + [2]
+    assert [sigma for _, sigma in seen] == pytest.approx([sigma for _, sigma in expected] + [partition.sigma_min])
+    noise = partition.sigma_max * normals(PLAN.seed, Purpose.INITIAL_NOISE, PLAN.start, PLAN.slots, 8)
+    assert torch.equal(first_states[0][0], noise)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda b: replace(b, estimate=b.estimate[:-1]),
+        lambda b: replace(b, features=b.features[:-1]),
+        lambda b: replace(b, estimate=b"\xff" * len(b.estimate)),
+    ],
+)
+def test_a_damaged_boundary_is_refused(
+    make_chain: MakeChain, partition: NoisePartition, damage: Callable[[Boundary], Boundary]
+) -> None:
+    sequences = open_sequences(make_chain(context="chained"), partition)
+    before = run_block(sequences[0], PLAN, Int8(), PROMPT, None)
+    assert isinstance(before, Boundary)
+    with pytest.raises(CodecError):
+        run_block(sequences[1], PLAN, Int8(), PROMPT, damage(before))

@@ -1,0 +1,101 @@
+"""Addresses, names, and who may listen where."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stages.errors import InputError, ServiceError
+from stages.transport import bind, check_name, is_loopback, new_server, parse_address
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("127.0.0.1:7700", ("127.0.0.1", 7700)),
+        ("[::1]:80", ("::1", 80)),
+        ("tokyo-1.example:0", ("tokyo-1.example", 0)),
+    ],
+)
+def test_an_address_is_host_and_port(text: str, parsed: tuple[str, int]) -> None:
+    assert parse_address(text) == parsed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ":",
+        "x",
+        "x:",
+        ":80",
+        "x:65536",
+        "x:-1",
+        "x:²",
+        "x:٣",
+        "::1",
+        "::1:80",
+        "x y:80",
+        "x/y:80",
+        "x:1\n",
+        "x:000001",
+    ],
+)
+def test_what_is_no_address(text: str) -> None:
+    with pytest.raises(InputError, match=r"next address .* must be HOST:PORT"):
+        parse_address(text, "next address")
+
+
+@pytest.mark.parametrize(
+    ("address", "loopback"),
+    [
+        *(("127.0.0.1:1", True), ("127.9.9.9:1", True), ("[::1]:1", True), ("localhost:1", True)),
+        *(("0.0.0.0:1", False), ("[::]:1", False), ("10.0.0.1:1", False), ("example.org:1", False)),
+    ],
+)
+def test_loopback(address: str, loopback: bool) -> None:
+    assert is_loopback(address) is loopback
+
+
+@pytest.mark.parametrize("name", ["a", "host-1", "eu.west_2", "7", "x" * 64])
+def test_names(name: str) -> None:
+    assert check_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["", "-x", ".x", "a b", "a/b", "é", "a\n", "\udcff", "x" * 65])
+def test_what_is_no_name(name: str) -> None:
+    with pytest.raises(InputError, match="must be 1 to 64 letters"):
+        check_name(name)
+
+
+def listen(address: str, insecure: bool = False, servers: int = 1) -> int:
+    async def run() -> int:
+        port = 0
+        for _ in range(servers):
+            server = new_server()
+            port = bind(server, address.replace("PORT", str(port)), insecure)
+            await server.start()
+        return port
+
+    return asyncio.run(run())
+
+
+def test_a_port_is_chosen() -> None:
+    assert listen("127.0.0.1:0") > 0
+
+
+def test_a_port_is_not_shared() -> None:
+    with pytest.raises(ServiceError, match="the port is in use"):
+        listen("127.0.0.1:PORT", servers=2)
+
+
+def test_an_address_of_another_machine() -> None:
+    with pytest.raises(ServiceError, match=r"cannot listen on 192\.0\.2\.1:0"):
+        listen("192.0.2.1:0", insecure=True)
+
+
+def test_others_may_reach_it_only_if_that_is_said() -> None:
+    with pytest.raises(InputError, match=r"not encrypted.*--insecure"):
+        listen("0.0.0.0:0")
+    assert listen("0.0.0.0:0", insecure=True) > 0

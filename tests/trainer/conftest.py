@@ -1,0 +1,162 @@
+"""A tiny model, a tiny text, and the trainer's commands in this process or another."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from stages.architecture import Architecture
+from stages.block import Block
+from stages.codes import Codes
+from stages.errors import OnesweepError
+from stages.partition import NoisePartition, equal_probability
+from trainer.commands import register
+from trainer.config import NoiseConfig, TrainingConfig
+from trainer.data import Corpus, load_corpus
+
+DRIVER = """
+import argparse, sys
+from stages.errors import OnesweepError
+from trainer.commands import register
+parser = argparse.ArgumentParser()
+register(parser.add_subparsers())
+options = parser.parse_args()
+try:
+    sys.exit(options.run(options))
+except OnesweepError as error:
+    print(error, file=sys.stderr)
+    sys.exit(error.exit_code)
+"""
+
+SETTINGS = """
+steps = 12
+sequences = 2
+warmup_steps = 2
+log_every = 1
+evaluate_every = 25
+save_every_s = {save_every_s}
+chunks = [1, 4, 0]
+[noise]
+partition = "equal_probability"
+[architecture]
+parts = 2
+layers = 1
+width = 16
+heads = 2
+context_bytes = 32
+code_dim = 8
+condition_dim = 8
+"""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """12 kB of words, always the same."""
+    rng = random.Random(0)
+    words = ["the", "ship", "sailed", "north", "and", "nobody", "saw", "it", "again", "naïve"]
+    path = tmp_path_factory.mktemp("text") / "words.txt"
+    path.write_text(" ".join(rng.choice(words) for _ in range(2400)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def corpus(text_file: Path) -> Corpus:
+    return load_corpus(text_file)
+
+
+@pytest.fixture
+def tiny() -> TrainingConfig:
+    architecture = Architecture(
+        parts=2, layers=2, width=16, heads=2, context_bytes=32, code_dim=8, condition_dim=8, context="own"
+    )
+    return TrainingConfig(
+        architecture=architecture,
+        noise=NoiseConfig(partition="equal_probability"),
+        steps=6,
+        sequences=2,
+        warmup_steps=2,
+        chunks=(1, 4, 0),
+        bfloat16=False,
+        log_every=1,
+        evaluate_every=4,
+        save_every_s=0.0,
+    )
+
+
+@pytest.fixture
+def partition() -> NoisePartition:
+    return equal_probability(2, 0.15, 10.0)
+
+
+@pytest.fixture
+def make_blocks(tiny: TrainingConfig) -> Callable[..., list[Block]]:
+    """Blocks whose every parameter is far from its start, so that nothing is silent by being zero."""
+
+    def make(**changes: object) -> list[Block]:
+        architecture = replace(tiny.architecture, **changes)
+        blocks = [Block(architecture, i, Codes(0, architecture.code_dim)) for i in range(architecture.parts)]
+        generator = torch.Generator().manual_seed(7)
+        for block in blocks:
+            for parameter in block.parameters():
+                parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator)
+        return blocks
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A TOML file of a tiny run that saves its state so often."""
+    directory = tmp_path_factory.mktemp("settings")
+
+    def write(save_every_s: float = 60.0) -> Path:
+        path = directory / f"save-{save_every_s}.toml"
+        path.write_text(SETTINGS.format(save_every_s=save_every_s))
+        return path
+
+    return write
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    message: str
+
+
+@pytest.fixture
+def onesweep(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Outcome]]:
+    """Run a command as the front door does."""
+
+    def run(*arguments: object) -> Outcome:
+        parser = argparse.ArgumentParser(prog="onesweep")
+        register(parser.add_subparsers(required=True))
+        options = parser.parse_args([str(argument) for argument in arguments])
+        try:
+            code, message = options.run(options), ""
+        except OnesweepError as error:
+            code, message = error.exit_code, str(error)
+        return Outcome(code, capsys.readouterr().out, message)
+
+    threads = torch.get_num_threads()
+    yield run
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def driver() -> list[str]:
+    """The same command line as a process of its own."""
+    return [sys.executable, "-c", DRIVER]

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+from stages.manifest import read_manifest
+from trainer.config import TrainingConfig
+from trainer.data import Corpus
+from trainer.destination import add_metrics, identity, new_ar, new_chain, open_destination
+
+
+def test_an_identity_names_settings_and_data_but_not_results(tiny: TrainingConfig, corpus: Corpus) -> None:
+    manifest = new_chain(tiny, corpus)
+    assert identity(manifest) == identity(replace(manifest, metrics={"chain": {}}))
+    assert identity(manifest) == identity(new_chain(replace(tiny, log_every=7, save_every_s=1.0), corpus))
+    for other in (replace(tiny, seed=9), replace(tiny, anchor=0.1), replace(tiny, chunks=(1,))):
+        assert identity(manifest) != identity(new_chain(other, corpus))
+    assert identity(manifest) != identity(new_ar(tiny.architecture, tiny, corpus))
+
+
+def test_a_new_destination_is_written_once(tmp_path: Path, tiny: TrainingConfig, corpus: Corpus) -> None:
+    manifest = open_destination(tmp_path / "out", new_chain(tiny, corpus))
+    assert open_destination(tmp_path / "out", new_chain(tiny, corpus)) == manifest
+    assert read_manifest(tmp_path / "out") == manifest
+
+
+def test_measurements_of_workers_side_by_side_are_all_kept(
+    tmp_path: Path, tiny: TrainingConfig, corpus: Corpus
+) -> None:
+    open_destination(tmp_path, new_chain(tiny, corpus))
+    threads = [
+        threading.Thread(target=add_metrics, args=(tmp_path, {f"block-{i}": {"nats": float(i)}})) for i in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert read_manifest(tmp_path).metrics == {f"block-{i}": {"nats": float(i)} for i in range(8)}
