@@ -85,12 +85,13 @@ class Relay:
         if MARK in metadata:
             retry_after = metadata.get(RETRY_AFTER)
             return Refusal(code, f"{self.host} refused: {details}", int(retry_after) if retry_after else None)
-        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-            reason = f" ({details})" if code is grpc.StatusCode.UNAVAILABLE and details else ""
+        if code is grpc.StatusCode.UNAVAILABLE:
+            return Refusal(code, f"{self.host} cannot be reached ({details}); see that it runs")
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            waited_s = time.perf_counter() - begin
             return Refusal(
                 grpc.StatusCode.UNAVAILABLE,
-                f"{self.host} did not answer within {time.perf_counter() - begin:.1f} s{reason}; "
-                "see that it runs and can be reached",
+                f"{self.host} did not answer within {waited_s:.1f} s; see that it runs and can be reached",
             )
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return Refusal(code, f"{self.address} is no stage server; the last host's successor is the first host")

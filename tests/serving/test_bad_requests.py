@@ -166,11 +166,13 @@ def test_hosts_with_different_weights(bundles: Path, servers: Any, until: Callab
         assert refused.value.code is grpc.StatusCode.FAILED_PRECONDITION
 
 
-def test_a_host_that_nobody_reaches_is_named(bundles: Path, servers: Any) -> None:
+def test_a_host_that_nobody_reaches_is_named(bundles: Path, servers: Any, until: Callable[..., Any]) -> None:
     topology = local_topology(3, 3, bundles / "own", free_port_block(4) + 1)
     servers.router(topology, None)
-    with Client(topology.router) as client, pytest.raises(RouterError, match=r"host-1 at 127.*waited 1\.0 s"):
-        client.generate("x", mode="sweep", max_bytes=4)
+    with Client(topology.router) as client:
+        until(lambda: _reasons(client))
+        with pytest.raises(RouterError, match=r"host-1 at 127.*waited 1\.0 s"):
+            client.generate("x", mode="sweep", max_bytes=4)
 
 
 def _reasons(client: Client) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
@@ -58,7 +60,14 @@ def test_status_tells_what_can_be_served(deployment: Deployment) -> None:
     assert len(status.chain_digest) == len(status.ar_digest) == 64
 
 
-def test_the_demo_shows_every_mode(bundles: Path, onesweep: Callable[..., tuple[int, str, str]]) -> None:
+def test_the_demo_shows_every_mode(
+    bundles: Path,
+    deployment: Deployment,
+    onesweep: Callable[..., tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there = contextlib.nullcontext(deployment)
+    monkeypatch.setattr("serving.deployment.temporary_deployment", lambda topology, checkpoint: there)
     code, out, _ = onesweep("demo", "--checkpoint", bundles / "own", "--prompt", "The sea ")
     assert code == 0
     assert all(f"\n{mode}:" in out for mode in ("sweep", "chunked", "ar", "local"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -12,11 +13,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
+from serving.commands import _ends_cleanly
 from serving.deployment import MODULE, Deployment, NothingUp, find_deployment, free_port_block, require_deployment
 from serving.topology import local_topology
 from stages.errors import ServiceError
@@ -38,7 +39,9 @@ def port() -> int:
 @pytest.fixture(autouse=True)
 def nothing_left(state: Path) -> Iterator[None]:
     yield
-    left = find_deployment(state) if state.is_dir() and not state.is_symlink() else None
+    left = None
+    with contextlib.suppress(ServiceError):
+        left = find_deployment(state)
     if left is not None:
         left.stop()
         pytest.fail("a test left its deployment running")
@@ -83,10 +86,7 @@ def test_up_status_down(bundles: Path, state: Path, port: int, onesweep: Run) ->
     assert "nothing is up; start a deployment with `onesweep up --detach`" in err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_up_in_the_foreground_ends_with_its_command(
-    bundles: Path, state: Path, port: int, number: signal.Signals, until: Callable[..., Any]
-) -> None:
+def test_up_in_the_foreground_ends_with_its_command(bundles: Path, state: Path, port: int) -> None:
     arguments = ["up", "--hosts", "1", "--port", str(port), "--checkpoint", str(bundles / "own")]
     with subprocess.Popen(
         [sys.executable, *MODULE, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -98,13 +98,26 @@ def test_up_in_the_foreground_ends_with_its_command(
             assert line, shown
             shown += line
         assert taken(port)
-        command.send_signal(number)
+        command.send_signal(signal.SIGINT)
         rest = command.stdout.read()
         assert command.wait(30) == 0, rest
     assert "Traceback" not in rest
     assert not taken(port)
     assert not taken(port + 1)
     assert not (state / "deployment.json").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_plain_kill_or_a_closed_terminal_is_an_interrupt(number: signal.Signals) -> None:
+    def run_until_killed() -> None:
+        with _ends_cleanly():
+            os.kill(os.getpid(), number)
+            time.sleep(5)
+
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt):
+        run_until_killed()
+    assert signal.getsignal(number) == before
 
 
 def test_a_port_that_is_taken_is_named(bundles: Path, port: int, onesweep: Run) -> None:

@@ -108,7 +108,7 @@ def test_nobody_there() -> None:
         relay = Relay("127.0.0.1:1", 4 << 20, HOP_TIMEOUT_S)
         relay.rtt_ms = 1.0
         try:
-            with pytest.raises(Refusal, match=r"did not answer within 0\.\d s .*refused"):
+            with pytest.raises(Refusal, match=r"cannot be reached \(.*refused\); see that it runs"):
                 await relay.warm(10)
             return relay.rtt_ms
         finally:

@@ -119,17 +119,17 @@ def test_live_at_once_ready_when_the_next_host_is_reached(bundles: Path, servers
     servers.stage(bundles / "own", (0, 1), first, second)
     with peer(first) as host:
         assert host.serving("")
-        until(lambda: "did not answer" in host.describe().not_ready_reason)
+        until(lambda: "cannot be reached" in host.describe().not_ready_reason)
         assert host.serving("")
         assert not host.serving(SERVICE)
-        assert f"the host at {second} did not answer within" in host.describe().not_ready_reason
+        assert f"the host at {second} cannot be reached (" in host.describe().not_ready_reason
 
         other = servers.stage(bundles / "own", (2,), second, first)
         until(lambda: host.serving(SERVICE))
         assert host.describe().ready
         other.end()
         until(lambda: not host.serving(SERVICE))
-        assert f"host stage-2 at {second} did not answer" in host.describe().not_ready_reason
+        assert f"host stage-2 at {second} cannot be reached" in host.describe().not_ready_reason
         servers.stage(bundles / "own", (2,), second, first)
         until(lambda: host.serving(SERVICE))
 
@@ -386,6 +386,15 @@ def test_no_message_harms_a_host(
         event = alone.event()
     assert event.WhichOneof("outcome") == "text" or event.fault.code != grpc.StatusCode.INTERNAL.value[0]
     alone.stub.Release(stage_pb2.ReleaseRequest(sessions=[request.session]))
+
+
+@pytest.mark.parametrize("raw", [b"\xff" * 40, b"\x0a\x05ab", bytes(100)], ids=["ones", "cut", "zeros"])
+def test_bytes_that_are_no_message(alone: Peer, raw: bytes) -> None:
+    call = alone.channel.unary_unary(f"/{SERVICE}/Push")
+    with pytest.raises(grpc.RpcError) as caught:
+        call(raw, timeout=5)
+    assert caught.value.code() in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL), "gRPC's own answer"
+    assert alone.serving(SERVICE)
 
 
 def test_and_a_good_request_is_still_served_right(alone: Peer, digest: str, name: str) -> None:
