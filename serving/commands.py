@@ -223,12 +223,15 @@ def _watch(deployment: Deployment) -> None:
 
 @contextlib.contextmanager
 def _ends_cleanly() -> Iterator[None]:
-    """Makes a plain `kill`, or a closed terminal, end a command as Ctrl-C does: its servers must not outlive it."""
+    """Makes a plain `kill`, or a closed terminal, end a command as Ctrl-C does: its servers must not outlive it.
+
+    Ctrl-C itself is set too, because a command that a script starts in the background inherits it ignored.
+    """
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:

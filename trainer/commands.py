@@ -178,7 +178,7 @@ def _watch_options(parser: argparse.ArgumentParser) -> None:
 def _evaluate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoints", type=Path, nargs="+", metavar="CKPT", help="a checkpoint, or a bundle of them")
     _data_options(parser)
-    parser.add_argument("--windows", type=int, default=64, help="evenly spaced windows (default: %(default)s)")
+    parser.add_argument("--windows", type=int, default=24, help="evenly spaced windows (default: %(default)s)")
     parser.add_argument("--min-context", type=int, default=64, metavar="BYTES", help="read but not scored in each")
     parser.add_argument("--steps", type=int, default=4, help="Euler steps in each block (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="for programs")

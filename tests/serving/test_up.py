@@ -92,22 +92,25 @@ def test_up_in_the_foreground_ends_with_its_command(bundles: Path, state: Path, 
         [sys.executable, *MODULE, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as command:
         assert command.stdout is not None
-        shown = ""
-        while "Ctrl-C stops them." not in shown:
-            line = command.stdout.readline()
-            assert line, shown
-            shown += line
-        assert taken(port)
-        command.send_signal(signal.SIGINT)
-        rest = command.stdout.read()
-        assert command.wait(30) == 0, rest
+        try:
+            shown = ""
+            while "Ctrl-C stops them." not in shown:
+                line = command.stdout.readline()
+                assert line, shown
+                shown += line
+            assert taken(port)
+            command.send_signal(signal.SIGINT)
+            rest = command.communicate(timeout=30)[0]
+        finally:
+            command.terminate()
+        assert command.returncode == 0, rest
     assert "Traceback" not in rest
     assert not taken(port)
     assert not taken(port + 1)
     assert not (state / "deployment.json").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_plain_kill_or_a_closed_terminal_is_an_interrupt(number: signal.Signals) -> None:
     def run_until_killed() -> None:
         with _ends_cleanly():
