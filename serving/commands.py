@@ -213,8 +213,8 @@ def run_up(options: argparse.Namespace) -> int:
 
 def _watch(deployment: Deployment) -> None:
     """Return at Ctrl-C, with everything stopped. Raises ServiceError when a process ends by itself."""
-    print("Ctrl-C stops them.", flush=True)
     with contextlib.suppress(KeyboardInterrupt):
+        print("Ctrl-C stops them.", flush=True)
         while True:
             time.sleep(1)
             deployment.check_alive()
