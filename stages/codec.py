@@ -80,14 +80,14 @@ class _Scaled(StateCodec):
 
     levels: int
 
-    def _row_bytes(self, dim: int) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def _row_bytes(self, dim: int) -> int: ...
 
-    def _pack(self, integers: NDArray[np.int8]) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def _pack(self, integers: NDArray[np.int8]) -> bytes: ...
 
-    def _unpack(self, payload: bytes, positions: int, dim: int) -> NDArray[np.int8]:
-        raise NotImplementedError
+    @abstractmethod
+    def _unpack(self, payload: bytes, positions: int, dim: int) -> NDArray[np.int8]: ...
 
     def size(self, positions: int, dim: int) -> int:
         return positions * (4 + self._row_bytes(dim))
