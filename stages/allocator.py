@@ -1,4 +1,4 @@
-"""How this process's C allocator treats large buffers."""
+"""How this process's C allocator treats what is freed."""
 
 from __future__ import annotations
 
@@ -21,3 +21,10 @@ def return_large_buffers() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
         mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+
+
+def trim() -> None:
+    """Give all memory that is freed back now: what loading and warming up left behind."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)

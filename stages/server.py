@@ -14,7 +14,7 @@ import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from stages.allocator import return_large_buffers
+from stages.allocator import return_large_buffers, trim
 from stages.errors import OnesweepError, ServiceError
 from stages.host import Host, HostSettings
 from stages.parts import HostPlan, Parts, load_parts, plan_host
@@ -107,6 +107,7 @@ class StageServer:
         try:
             parts = await loop.run_in_executor(host.compute, load_parts, self.plan)
             await loop.run_in_executor(host.compute, warm_up, self.plan, parts)
+            trim()
         except Exception as error:
             if not isinstance(error, OnesweepError):
                 log.exception("%s: the weights cannot be run", host.settings.name)
