@@ -150,6 +150,7 @@ def run_host(options: argparse.Namespace) -> int:
 
 def run_generate(options: argparse.Namespace) -> int:
     from serving.client import Client, Result, TextDecoder
+    from serving.table import printable
 
     settings = _request_settings(options)
     with Client(_router_address(options.router)) as client:
@@ -157,16 +158,16 @@ def run_generate(options: argparse.Namespace) -> int:
             decoder = TextDecoder()
             for item in client.stream(options.prompt, mode=options.mode, **settings):
                 if isinstance(item, Result):
-                    print(decoder.end(), flush=True)
+                    print(printable(decoder.end(), newline="\n"), flush=True)
                     _print_cost(item)
                 else:
-                    print(decoder.feed(item), end="", flush=True)
+                    print(printable(decoder.feed(item), newline="\n"), end="", flush=True)
             return 0
         result = client.generate(options.prompt, mode=options.mode, **settings)
     if options.json:
         print(json.dumps(result.as_json()))
     else:
-        print(result.text)
+        print(printable(result.text, newline="\n"))
         _print_cost(result)
     return 0
 

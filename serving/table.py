@@ -43,6 +43,6 @@ def _wrapped(prompt: str, text: str) -> str:
     return textwrap.indent("\n".join(textwrap.wrap(shown, TEXT_WIDTH, drop_whitespace=False)), "  ")
 
 
-def printable(text: str) -> str:
+def printable(text: str, newline: str = "⏎") -> str:
     """Text that cannot move the cursor or colour the screen: control characters are shown as symbols."""
-    return "".join("⏎" if c == "\n" else c if c.isprintable() else "�" for c in text)
+    return "".join(newline if c == "\n" else c if c.isprintable() else "�" for c in text)

@@ -25,6 +25,7 @@ def test_nothing_that_moves_a_cursor_gets_through(text: str) -> None:
 
 def test_line_breaks_are_seen() -> None:
     assert printable("a\nb\x1b[2Jc\u202e\r") == "a⏎b�[2Jc��"
+    assert printable("a\nb\x1b[2J", newline="\n") == "a\nb�[2J"
 
 
 def test_a_mode_that_failed_stands_among_the_others() -> None:
