@@ -9,17 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import grpc
-import torch
 
-from stages.admission import HIDDEN, check_push
-from stages.codec import FEATURE_LIMIT, codec_named
+from stages.admission import check_push
+from stages.hop import Outcome, next_step, run_hop
 from stages.parts import HostPlan, Parts
-from stages.randomness import sample_bytes
 from stages.refusal import Refusal, exhausted
 from stages.relay import Relay
 from stages.sessions import Session, SessionStore
 from stages.subscribers import Subscribers
-from stages.sweep import Boundary, SweepPlan, run_block
 from stages.transport import check_name
 from stages.v1 import stage_pb2
 
@@ -153,62 +150,16 @@ class Host:
         """Whether the session is still open: nobody waits for the result of one that was released meanwhile."""
         return self.sessions.sessions.get(job.request.session) is job.session
 
-    def _compute(self, job: Job) -> tuple[stage_pb2.PushRequest | stage_pb2.Event, float]:
+    def _compute(self, job: Job) -> tuple[Outcome, float]:
         """What comes after this host, and the milliseconds that it took. Runs on the compute thread."""
         if job.request.deadline_unix_ms <= time.time() * 1000:
             raise Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed while the work was waiting")
-        begin = time.perf_counter()
-        run = self._sweep if job.request.WhichOneof("work") == "sweep" else self._step
-        return run(job.request, job.session), (time.perf_counter() - begin) * 1000
-
-    def _sweep(self, request: stage_pb2.PushRequest, session: Session) -> stage_pb2.PushRequest | stage_pb2.Event:
-        sweep = request.sweep
-        plan = SweepPlan(
-            sweep.sampling.seed,
-            sweep.clean_start + len(sweep.clean),
-            sweep.slots,
-            sweep.steps,
-            sweep.sampling.temperature,
-        )
-        codec = codec_named(sweep.codec)
-        boundary = Boundary(sweep.estimate, sweep.features) if sweep.block else None
-        for sequence in session.blocks.values():
-            outcome = run_block(sequence, plan, codec, sweep.clean, boundary)
-            if isinstance(outcome, bytes):
-                return stage_pb2.Event(session=request.session, number=sweep.number, text=outcome)
-            boundary = outcome
-        assert boundary is not None
-        following = stage_pb2.PushRequest()
-        following.CopyFrom(request)
-        following.sweep.block = self.plan.blocks[-1] + 1
-        following.sweep.estimate, following.sweep.features = boundary.estimate, boundary.features
-        return following
-
-    @torch.inference_mode()
-    def _step(self, request: stage_pb2.PushRequest, session: Session) -> stage_pb2.PushRequest | stage_pb2.Event:
         assert self.parts is not None
-        step, x = request.step, torch.empty(0)
-        if step.stage == 0:
-            x = torch.frombuffer(bytearray(step.clean), dtype=torch.uint8).long()[None]
-        else:
-            width = next(iter(self.parts.ar.values())).architecture.width
-            x = HIDDEN.decode(step.hidden, len(step.clean), width, FEATURE_LIMIT)[None]
-        for index, stage in self.parts.ar.items():
-            x = stage.read(x, session.stages[index])
-            if stage.is_last:
-                position = step.start + len(step.clean)
-                logits = stage.next_byte(x[:, -1:])[0]
-                text = sample_bytes(logits, step.sampling.temperature, step.sampling.seed, position)
-                return stage_pb2.Event(session=request.session, number=step.number, text=text)
-        following = stage_pb2.PushRequest()
-        following.CopyFrom(request)
-        following.step.stage = self.plan.blocks[-1] + 1
-        following.step.hidden = HIDDEN.encode(x[0])
-        return following
+        begin = time.perf_counter()
+        outcome = run_hop(job.request, job.session, self.parts, following=self.plan.blocks[-1] + 1)
+        return outcome, (time.perf_counter() - begin) * 1000
 
-    def _hand_over(
-        self, job: Job, outcome: tuple[stage_pb2.PushRequest | stage_pb2.Event, float], begin: float
-    ) -> None:
+    def _hand_over(self, job: Job, outcome: tuple[Outcome, float], begin: float) -> None:
         message, compute_ms = outcome
         passages = [*job.request.passages]
         passages.append(
@@ -227,7 +178,7 @@ class Host:
         message.passages.extend(passages)
         # the next step starts before the router is told: its trip round the ring is what the user waits for
         if job.request.WhichOneof("work") == "step" and job.request.step.remaining > 1:
-            self._push(_next_step(job.request, message.text))
+            self._push(next_step(job.request, message.text))
         self.subscribers.publish(job.request.router, message)
 
     def _push(self, request: stage_pb2.PushRequest) -> None:
@@ -253,20 +204,3 @@ class Host:
         self.subscribers.publish(
             request.router, stage_pb2.Event(session=request.session, number=work.number, fault=fault)
         )
-
-
-def _next_step(request: stage_pb2.PushRequest, text: bytes) -> stage_pb2.PushRequest:
-    """The step that reads the byte just sampled."""
-    following = stage_pb2.PushRequest(
-        router=request.router,
-        session=request.session,
-        deadline_unix_ms=request.deadline_unix_ms,
-        digest=request.digest,
-        capacity=request.capacity,
-    )
-    following.step.number = request.step.number + 1
-    following.step.start = request.step.start + len(request.step.clean)
-    following.step.clean = text
-    following.step.remaining = request.step.remaining - 1
-    following.step.sampling.CopyFrom(request.step.sampling)
-    return following
