@@ -1,0 +1,53 @@
+"""The weights that ship: they load, they are small, and the chain uses its context."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from stages.bundle import find_bundle
+from stages.checkpoint import load_ar, load_chain
+from stages.inspect import verify
+from stages.manifest import read_manifest
+from trainer.data import load_corpus
+from trainer.diagnostics import chain_diagnostics
+from trainer.evaluation import bits
+from trainer.objectives import next_byte_loss
+
+UNSEEN = (
+    "When the rain had stopped, they walked down to the river, and the younger of the two sisters told a story that "
+    "she had heard from her mother. It was about a house with many doors, and about a man who would not open them. "
+    "Nobody knew how it ended, but everybody in the village had an opinion about it."
+)
+
+WEIGHTS = Path(__file__).resolve().parent.parent / "weights"
+
+
+def test_every_part_passes_its_gate() -> None:
+    checks = verify(WEIGHTS)
+    assert len(checks) >= 7
+    assert [str(check) for check in checks if not check.ok] == []
+
+
+def test_they_are_small() -> None:
+    assert sum(path.stat().st_size for path in WEIGHTS.rglob("*.safetensors")) < 32 << 20
+
+
+def test_a_scrambled_prefix_is_at_least_a_nat_worse() -> None:
+    """On text that the weights were not trained on: the documentation that ships with Python."""
+    directory = find_bundle(WEIGHTS).chain
+    assert directory is not None
+    partition = read_manifest(directory).partition
+    assert partition is not None
+    text = load_corpus(None).valid_batch(2, 257)
+    losses = chain_diagnostics(load_chain(directory), partition, text, steps=2)
+    assert losses["from_noise_scrambled_nats"] > losses["from_noise_nats"] + 1
+    assert losses["from_noise_sigma1_scrambled_nats"] > losses["from_noise_sigma1_nats"] + 1
+
+
+@pytest.mark.parametrize("name", ["ar", "local"])
+def test_the_ar_models_know_english(name: str) -> None:
+    """Byte frequencies alone give over 4 bits a byte on such text."""
+    text = torch.tensor([list(UNSEEN.encode())])
+    nats = float(next_byte_loss(load_ar(WEIGHTS / name)(text[:, :-1]), text).detach())
+    assert bits(nats) < 3
