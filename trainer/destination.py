@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from stages.architecture import Architecture
-from stages.checkpoint import write_manifest
+from stages.checkpoint import update_manifest, write_manifest
 from stages.codes import Codes
 from stages.errors import CheckpointError, ConfigError
 from stages.manifest import MANIFEST_NAME, Manifest, read_manifest
@@ -60,7 +58,7 @@ def open_destination(out: Path, new: Manifest) -> Manifest:
         (out / RUN_FOLDER).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot train into {out}: {error.strerror}; give another --out") from None
-    with manifest_lock(out):
+    with exclusive(out / RUN_FOLDER / "manifest.lock"):  # two blocks' trainings may be the first at once
         if not (out / MANIFEST_NAME).exists():
             write_manifest(out, new)
             return new
@@ -81,18 +79,7 @@ def identity(manifest: Manifest) -> str:
 
 def add_metrics(out: Path, metrics: dict[str, Any]) -> Manifest:
     """Put measurements into the manifest in `out`, beside those that are there."""
-    with manifest_lock(out):
-        manifest = read_manifest(out)
-        manifest = replace(manifest, metrics={**manifest.metrics, **metrics})
-        write_manifest(out, manifest)
-    return manifest
-
-
-@contextmanager
-def manifest_lock(out: Path) -> Iterator[None]:
-    """Hold while changing the manifest: blocks of one chain may be trained side by side."""
-    with exclusive(out / RUN_FOLDER / "manifest.lock"):
-        yield
+    return update_manifest(out, lambda manifest: replace(manifest, metrics={**manifest.metrics, **metrics}))
 
 
 def _data(corpus: Corpus) -> dict[str, Any]:

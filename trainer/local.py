@@ -21,7 +21,6 @@ from trainer.destination import (
     RUN_FOLDER,
     add_metrics,
     identity,
-    manifest_lock,
     new_ar,
     new_chain,
     open_destination,
@@ -79,8 +78,7 @@ def train_ar(
     run = Run(ArTask("ar", model, corpus, config), config, out / RUN_FOLDER, identity(manifest), progress)
     losses = run.train()
     add_metrics(out, {"ar": losses})
-    with manifest_lock(out):
-        save_ar(out, model.eval())
+    save_ar(out, model.eval())
     run.finish()
     draw_curves(out / RUN_FOLDER)
     return read_manifest(out)
@@ -99,8 +97,7 @@ def _train_block(
     losses = run.train()
     # measurements first: a part without them would count as done after a kill in between
     add_metrics(out, {f"block-{index}": losses})
-    with manifest_lock(out):
-        save_block(out, block.eval(), _probe_features(before, manifest))
+    save_block(out, block.eval(), _probe_features(before, manifest))
     run.finish()
     draw_curves(out / RUN_FOLDER)
     if run.asked_to_stop:
