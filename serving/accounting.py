@@ -22,6 +22,8 @@ class Account:
     wire_bytes: list[int] = field(default_factory=list)
     wire_bytes_total: int = 0
     local_compute_ms: float = 0.0
+    drafted: int = 0
+    accepted: int = 0
     compute_ms: dict[str, float] = field(default_factory=dict)
     queue_ms: dict[str, float] = field(default_factory=dict)
 
@@ -38,6 +40,12 @@ class Account:
         for passage in event.passages:
             self.compute_ms[passage.host] = self.compute_ms.get(passage.host, 0.0) + passage.compute_ms
             self.queue_ms[passage.host] = self.queue_ms.get(passage.host, 0.0) + passage.queue_ms
+
+    def add_draft(self, drafted: int, accepted: int, compute_ms: float) -> None:
+        """Book guesses: how many, how many were right, and the router's arithmetic for them."""
+        self.drafted += drafted
+        self.accepted += accepted
+        self.local_compute_ms += compute_ms
 
     def add_text(self, text: bytes) -> None:
         if not self.output_bytes:
@@ -65,6 +73,8 @@ class Account:
                 for name, entry in hosts.items()
                 if name in self.compute_ms
             ],
+            drafted=self.drafted,
+            accepted=self.accepted,
         )
 
     def _elapsed_ms(self) -> float:

@@ -7,12 +7,12 @@ import time
 
 import grpc
 
+from serving.drafting import MAX_DRAFT
 from serving.modes import MODES, Generation, Mode
-from serving.modes.base import DEFAULT_CHUNK, DEFAULT_CODEC, DEFAULT_STEPS, DEFAULT_TEMPERATURE
+from serving.modes.base import DEFAULT_CHUNK, DEFAULT_STEPS, DEFAULT_TEMPERATURE
+from serving.modes.speculative import DRAFTERS
 from serving.v1 import router_pb2
 from stages.admission import MAX_STEPS, MAX_TEMPERATURE
-from stages.codec import codec_named
-from stages.errors import CodecError
 from stages.refusal import Refusal, invalid
 
 
@@ -23,8 +23,8 @@ def check_mode(name: str, modes: dict[str, Mode]) -> Mode:
     return modes[name]
 
 
-def check_request(request: router_pb2.GenerateRequest, deadline_unix_ms: int) -> Generation:
-    """A Generation from a message, checked as far as it can be without knowing the hosts.
+def check_request(request: router_pb2.GenerateRequest, mode: Mode, deadline_unix_ms: int) -> Generation:
+    """A Generation for `mode` from a message, checked as far as it can be without knowing the hosts.
 
     Raises Refusal with a sentence that says what to change.
     """
@@ -40,15 +40,28 @@ def check_request(request: router_pb2.GenerateRequest, deadline_unix_ms: int) ->
     chunk = request.chunk if request.HasField("chunk") else DEFAULT_CHUNK
     if chunk < 1:
         raise invalid("chunk must be at least 1 byte")
-    codec = request.codec if request.HasField("codec") else DEFAULT_CODEC
-    try:
-        codec_named(codec)
-    except CodecError as error:
-        raise invalid(str(error)) from None
+    codec = request.codec if request.HasField("codec") else mode.default_codec
+    if codec not in mode.codecs:
+        raise invalid(f"mode {mode.name} has no codec {codec!r}; choose from {', '.join(mode.codecs)}")
+    drafter = request.drafter if request.HasField("drafter") else None
+    if drafter is not None and drafter not in DRAFTERS:
+        raise invalid(f"unknown drafter {drafter!r}; choose from {', '.join(DRAFTERS)}")
+    draft = request.draft if request.HasField("draft") else None
+    if draft is not None and not 1 <= draft <= MAX_DRAFT:
+        raise invalid(f"draft must be 1 to {MAX_DRAFT} bytes, not {draft}")
     if deadline_unix_ms <= time.time() * 1000:
         raise Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed")
     return Generation(
-        bytes(request.prompt), request.max_bytes, request.seed, deadline_unix_ms, temperature, chunk, steps, codec
+        bytes(request.prompt),
+        request.max_bytes,
+        request.seed,
+        deadline_unix_ms,
+        temperature,
+        chunk,
+        steps,
+        codec,
+        drafter,
+        draft,
     )
 
 

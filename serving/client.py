@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import codecs
 import math
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
@@ -42,6 +43,8 @@ class RequestSettings(TypedDict, total=False):
     chunk: int | None
     steps: int | None
     codec: str | None
+    drafter: str | None
+    draft: int | None
 
 
 class TimedSettings(RequestSettings, total=False):
@@ -94,6 +97,9 @@ class Result:
     first_byte_ms: float
     compute_ms: float
     hosts: list[HostShare]
+    drafted: int
+    """Bytes guessed by a drafter, and how many of them were right."""
+    accepted: int
     output: bytes = field(repr=False)
     """The exact bytes; `text` shows those that are no UTF-8 as U+FFFD."""
 
@@ -120,7 +126,7 @@ class AsyncClient:
     async def generate(self, prompt: str | bytes, **settings: Unpack[TimedSettings]) -> Result:
         """Generate a whole text; see `request_of` for the settings. Raises RequestRefused or RouterError."""
         result: Result | None = None
-        async for item in self.stream(prompt, **settings):
+        async for item in self._items(prompt, whole=True, **settings):
             if isinstance(item, Result):
                 result = item
         if result is None:
@@ -131,7 +137,19 @@ class AsyncClient:
         self, prompt: str | bytes, *, timeout_s: float = DEFAULT_TIMEOUT_S, **settings: Unpack[RequestSettings]
     ) -> AsyncIterator[bytes | Result]:
         """Pieces of text as they arrive, then the Result. Leaving early cancels the request on every host."""
-        request = request_of(prompt, **settings)
+        async with aclosing(self._items(prompt, timeout_s=timeout_s, **settings)) as items:
+            async for item in items:
+                yield item
+
+    async def _items(
+        self,
+        prompt: str | bytes,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        whole: bool = False,
+        **settings: Unpack[RequestSettings],
+    ) -> AsyncGenerator[bytes | Result, None]:
+        request = request_of(prompt, whole=whole, **settings)
         call = self._stub.Generate(request, timeout=_checked_timeout(timeout_s))
         output = b""
         try:
@@ -175,7 +193,7 @@ class Client:
     def generate(self, prompt: str | bytes, **settings: Unpack[TimedSettings]) -> Result:
         """Generate a whole text; see `request_of` for the settings. Raises RequestRefused or RouterError."""
         result: Result | None = None
-        for item in self.stream(prompt, **settings):
+        for item in self._items(prompt, whole=True, **settings):
             if isinstance(item, Result):
                 result = item
         if result is None:
@@ -186,7 +204,17 @@ class Client:
         self, prompt: str | bytes, *, timeout_s: float = DEFAULT_TIMEOUT_S, **settings: Unpack[RequestSettings]
     ) -> Iterator[bytes | Result]:
         """Pieces of text as they arrive, then the Result. Leaving early cancels the request on every host."""
-        request = request_of(prompt, **settings)
+        yield from self._items(prompt, timeout_s=timeout_s, **settings)
+
+    def _items(
+        self,
+        prompt: str | bytes,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        whole: bool = False,
+        **settings: Unpack[RequestSettings],
+    ) -> Iterator[bytes | Result]:
+        request = request_of(prompt, whole=whole, **settings)
         call = self._stub.Generate(request, timeout=_checked_timeout(timeout_s))
         output = b""
         try:
@@ -230,6 +258,9 @@ def request_of(
     chunk: int | None = None,
     steps: int | None = None,
     codec: str | None = None,
+    drafter: str | None = None,
+    draft: int | None = None,
+    whole: bool = False,
 ) -> router_pb2.GenerateRequest:
     """A request message; None leaves a setting to the router. Raises InputError for what the message cannot carry."""
     try:
@@ -238,7 +269,7 @@ def request_of(
         raise InputError("the prompt is not UTF-8: check the terminal's or file's encoding") from None
     if len(raw) > MAX_PROMPT_BYTES:
         raise InputError(f"the prompt has {len(raw)} bytes, at most {MAX_PROMPT_BYTES} can be sent: shorten it")
-    for word, text in (("mode", mode), ("codec", codec)):
+    for word, text in (("mode", mode), ("codec", codec), ("drafter", drafter)):
         if text is not None and not text.isascii():
             raise InputError(f"unknown {word} {text!r}: its name has letters that no {word} has")
     for name, value, least, most in (
@@ -246,6 +277,7 @@ def request_of(
         ("seed", seed, 0, MAX_SEED),
         ("chunk", chunk, 1, MAX_BYTES),
         ("steps", steps, 1, MAX_BYTES),
+        ("draft", draft, 1, MAX_BYTES),
     ):
         if value is not None and (not isinstance(value, int) or not least <= value <= most):
             raise InputError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
@@ -258,6 +290,9 @@ def request_of(
         chunk=chunk,
         steps=steps,
         codec=codec,
+        drafter=drafter,
+        draft=draft,
+        whole=whole,
     )
 
 
@@ -311,5 +346,7 @@ def _result(summary: router_pb2.Summary, output: bytes) -> Result:
         first_byte_ms=round(summary.first_byte_ms, 3),
         compute_ms=round(summary.compute_ms, 3),
         hosts=[HostShare(h.name, list(h.blocks), round(h.compute_ms, 3), round(h.queue_ms, 3)) for h in summary.hosts],
+        drafted=summary.drafted,
+        accepted=summary.accepted,
         output=output,
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serving.topology import DEFAULT_ROUTER
-from stages.commands import check_positive
+from stages.commands import check_positive, keep_warm_s
 from stages.errors import InputError, OnesweepError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 SHIPPED = Path(__file__).resolve().parent.parent / "weights"
 DEMO_PROMPT = "The old man looked at the sea and said that "
 DEMO_BYTES = 128
+MODE_NAMES = ("sweep", "chunked", "ar", "ar-speculative", "local")
 
 
 def register(subparsers: Subparsers) -> None:
@@ -39,6 +40,8 @@ def register(subparsers: Subparsers) -> None:
     router.add_argument("--max-requests", type=int, default=64, metavar="N", help="requests in flight (64)")
     router.add_argument("--max-rate", type=int, default=1000, metavar="R", help="requests started a second (1000)")
     router.add_argument("--hop-timeout-s", type=float, default=5.0, metavar="S", help="wait for a host (5)")
+    router.add_argument("--keep-warm-ms", type=int, default=150, metavar="MS", help="pace on idle links, 0 = off (150)")
+    router.add_argument("--route", default="ring", metavar="R", help="ring, or to compare: nested, router (ring)")
     router.add_argument("--insecure", action="store_true", help="accept an address that others can reach, unencrypted")
     router.set_defaults(run=run_router_command)
 
@@ -52,16 +55,21 @@ def register(subparsers: Subparsers) -> None:
 
     generate = subparsers.add_parser("generate", help="generate text")
     _add_request(generate)
-    generate.add_argument("--mode", default="sweep", metavar="M", help="sweep, chunked, ar, local (sweep)")
+    generate.add_argument("--mode", default="sweep", metavar="M", help=", ".join(MODE_NAMES) + " (sweep)")
     generate.add_argument("--stream", action="store_true", help="print pieces as they arrive")
     generate.add_argument("--json", action="store_true")
     generate.set_defaults(run=run_generate)
 
     compare = subparsers.add_parser("compare", help="run modes side by side on one prompt")
     _add_request(compare)
-    compare.add_argument("--modes", default="sweep,chunked,ar,local", metavar="M[,M]")
+    compare.add_argument("--modes", default=",".join(MODE_NAMES), metavar="M[,M]")
     compare.add_argument("--json", action="store_true")
     compare.set_defaults(run=run_compare)
+
+    doctor = subparsers.add_parser("doctor", help="measure every hop, and say what to do about those that are bad")
+    doctor.add_argument("--topology", type=Path, required=True, metavar="FILE")
+    doctor.add_argument("--json", action="store_true")
+    doctor.set_defaults(run=run_doctor_command)
 
     up = subparsers.add_parser("up", help="start hosts and router on this machine")
     up.add_argument("--detach", action="store_true", help="return when ready, leave them running")
@@ -88,6 +96,15 @@ def register(subparsers: Subparsers) -> None:
     demo.set_defaults(run=run_demo)
 
 
+def run_doctor_command(options: argparse.Namespace) -> int:
+    from serving.doctor import report_text, run_doctor
+    from serving.topology import read_topology
+
+    report = run_doctor(read_topology(options.topology))
+    print(json.dumps(report.as_json()) if options.json else report_text(report))
+    return 0 if report.healthy else 1
+
+
 def _add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", metavar="PROMPT")
     parser.add_argument("--router", metavar="HOST:PORT", help="default: what is up here, else " + DEFAULT_ROUTER)
@@ -96,11 +113,14 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chunk", type=int, metavar="C", help="bytes a sweep, mode chunked (32)")
     parser.add_argument("--temperature", type=float, metavar="T", help="0 = most likely (0.8)")
     parser.add_argument("--steps", type=int, metavar="K", help="Euler steps in each block (8)")
-    parser.add_argument("--codec", metavar="NAME", help="state between blocks: fp32, int8, int4 (int8)")
+    parser.add_argument("--codec", metavar="NAME", help="what travels: fp32, int8, int4 (int8; AR modes: fp32, int8)")
+    parser.add_argument("--drafter", metavar="D", help="who guesses, mode ar-speculative: model, lookup, both (both)")
+    parser.add_argument("--draft", type=int, metavar="N", help="bytes guessed a sweep, mode ar-speculative (what pays)")
     parser.add_argument("--timeout-s", type=float, default=120.0, metavar="S")
 
 
 def run_router_command(options: argparse.Namespace) -> int:
+    from serving.ring import RingSettings, check_route
     from serving.router import RouterSettings, serve
     from serving.topology import read_topology
 
@@ -113,7 +133,7 @@ def run_router_command(options: argparse.Namespace) -> int:
         options.checkpoint or topology.checkpoint,
         options.max_requests,
         options.max_rate,
-        options.hop_timeout_s,
+        RingSettings(options.hop_timeout_s, keep_warm_s(options.keep_warm_ms), check_route(options.route)),
         options.threads,
         options.insecure,
     )
@@ -142,7 +162,7 @@ def run_host(options: argparse.Namespace) -> int:
             topology.successor(host),
             HostSettings(host.name),
             options.threads,
-            options.insecure,
+            insecure=options.insecure,
         )
     )
     return 0
@@ -293,7 +313,7 @@ def run_demo(options: argparse.Namespace) -> int:
 def _request_settings(options: argparse.Namespace) -> dict[str, Any]:
     return {
         name: getattr(options, name)
-        for name in ("max_bytes", "seed", "chunk", "temperature", "steps", "codec", "timeout_s")
+        for name in ("max_bytes", "seed", "chunk", "temperature", "steps", "codec", "drafter", "draft", "timeout_s")
     }
 
 

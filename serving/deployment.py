@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
+import signal
 import socket
 import stat
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -28,6 +30,10 @@ POLL_S = 0.1
 LOG_LINES = 5
 MODULE = ["-P", "-m", "serving.cli"]
 """How a server is started: -P, because the directory that `up` is called in is not for importing from."""
+WITNESS = ["-P", "-c", "import sys; from serving.deployment import witness; witness(sys.argv[1])"]
+
+Place = Callable[[str, list[str]], list[str]]
+"""Turns the name and the command of a process into the command that runs it where it belongs."""
 
 
 class NothingUp(OnesweepError):
@@ -48,10 +54,29 @@ class Deployment:
     directory: Path
     processes: dict[str, int]
     """Process id of each host and of `router`."""
+    place: Place | None = None
+    """None: everything runs on this machine as it is, on loopback."""
+    commands: dict[str, list[str]] = field(default_factory=dict, repr=False)
+    """How each process was started."""
 
     @classmethod
-    def start(cls, topology: Topology, checkpoint: Path, directory: Path, threads: int = 1) -> Deployment:
+    def start(
+        cls,
+        topology: Topology,
+        checkpoint: Path,
+        directory: Path,
+        threads: int = 1,
+        *,
+        place: Place | None = None,
+        host_options: Sequence[str] = (),
+        router_options: Sequence[str] = (),
+    ) -> Deployment:
         """Start every process; they are live but not ready when this returns.
+
+        :param place: puts each process elsewhere, such as into a network namespace, by its name; addresses need not be
+            loopback then. What asks for the router's status is placed as `router`, too.
+        :param host_options: more options of every `onesweep stage`, such as ("--insecure",).
+        :param router_options: more options of `onesweep router`.
 
         Raises OnesweepError when one is up already, or an address is taken.
         """
@@ -62,15 +87,17 @@ class Deployment:
         previous = find_deployment(directory)
         if previous is not None:
             raise ServiceError(f"a deployment is up already (router {previous.topology.router}); `onesweep down` first")
-        _check_free(topology)
-        deployment = cls(topology, directory, {})
+        if place is None:
+            _check_free(topology)
+        deployment = cls(topology, directory, {}, place)
         topology_path = directory / "topology.toml"
         topology_path.write_text(topology.to_toml(), encoding="utf-8")
         try:
             for host in topology.hosts:
-                deployment._spawn(host.name, _stage_arguments(topology, host, checkpoint, threads))
+                arguments = _stage_arguments(topology, host, checkpoint, threads)
+                deployment._spawn(host.name, [*arguments, *host_options])
             router = ["router", "--topology", str(topology_path), "--checkpoint", str(checkpoint)]
-            deployment._spawn("router", [*router, "--threads", str(threads)])
+            deployment._spawn("router", [*router, "--threads", str(threads), *router_options])
         except BaseException:
             deployment.stop()
             raise
@@ -79,22 +106,29 @@ class Deployment:
     def wait_ready(self, timeout_s: float = 60.0) -> None:
         """Return when the router can serve. Raises ServiceError with the reason and the log of what died."""
         deadline, reason = time.monotonic() + timeout_s, "the router does not answer yet"
-        with Client(self.topology.router) as client:
-            while time.monotonic() < deadline:
+        answers = answers_of(self.topology.router) if self.place is None else self._answers_there(self.place)
+        with contextlib.closing(answers):
+            for answer in answers:
                 self.check_alive()
-                with contextlib.suppress(RouterError):
-                    status = client.status(timeout_s=2.0)
-                    if status.ready:
-                        return
-                    reason = "; ".join(host.reason for host in status.hosts if host.reason)
-                time.sleep(POLL_S)
+                if answer == "":
+                    return
+                reason = answer or reason
+                if time.monotonic() > deadline:
+                    break
         raise ServiceError(f"not ready after {timeout_s:.0f} s: {reason}; logs are in {self.directory}")
 
     def check_alive(self) -> None:
         """Raises ServiceError with the last log lines of a process that ended."""
-        for name in self.processes:
-            if self._process(name) is None:
-                raise ServiceError(f"{name} ended: {self._last_words(name)}")
+        for name, words in self.ended().items():
+            raise ServiceError(f"{name} ended: {words}")
+
+    def ended(self) -> dict[str, str]:
+        """The last log lines of each process that ended, by its name."""
+        return {name: self._last_words(name) for name in self.processes if self._process(name) is None}
+
+    def revive(self, name: str) -> None:
+        """Start a process that ended again, as it was started."""
+        self._launch(name, self.commands[name], "ab")
 
     def stop(self) -> None:
         """End every process, the router first so that running requests end; kill what does not stop."""
@@ -102,10 +136,26 @@ class Deployment:
         _end([self._process(host.name) for host in self.topology.hosts])
         self._record_path(self.directory).unlink(missing_ok=True)
 
+    def _answers_there(self, place: Place) -> Generator[str | None, None, None]:
+        """Like `answers_of`, for a router that this process cannot reach: asked by a process beside it."""
+        command = place("router", [sys.executable, *WITNESS, self.topology.router])
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as witness:
+            try:
+                assert witness.stdout is not None
+                for line in witness.stdout:
+                    yield json.loads(line)
+            finally:
+                witness.kill()
+
     def _spawn(self, name: str, arguments: list[str]) -> None:
-        with (self.directory / f"{name}.log").open("wb") as log:
+        command = [sys.executable, *MODULE, *arguments]
+        self.commands[name] = self.place(name, command) if self.place else command
+        self._launch(name, self.commands[name], "wb")
+
+    def _launch(self, name: str, command: list[str], log_mode: str) -> None:
+        with (self.directory / f"{name}.log").open(log_mode) as log:
             process = subprocess.Popen(
-                [sys.executable, *MODULE, *arguments],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -119,19 +169,40 @@ class Deployment:
         with contextlib.suppress(KeyError, psutil.Error):
             process = psutil.Process(self.processes[name])
             command = process.cmdline()  # empty for one that ended and was not waited for
-            if command[1:4] == MODULE and name in command:
+            if _holds(command, MODULE) and name in command:
                 return process
         return None
 
     def _last_words(self, name: str) -> str:
         lines = (self.directory / f"{name}.log").read_text(errors="replace").strip().splitlines()
-        if lines and lines[-1].startswith("onesweep: "):
-            return lines[-1].removeprefix("onesweep: ")
+        if lines and (said := re.match(r"onesweep( \w+)*: (error: )?", lines[-1])):
+            return lines[-1][said.end() :]
         return " ".join(lines[-LOG_LINES:]) or "its log is empty"
 
     @staticmethod
     def _record_path(directory: Path) -> Path:
         return directory / "deployment.json"
+
+
+def answers_of(router: str) -> Generator[str | None, None, None]:
+    """Again and again: why a router cannot serve, empty when it can, None when it does not answer."""
+    with Client(router) as client:
+        while True:
+            try:
+                status = client.status(timeout_s=2.0)
+                reasons = "; ".join(host.reason for host in status.hosts if host.reason)
+                yield "" if status.ready else reasons or "not ready"
+            except RouterError:
+                yield None
+            time.sleep(POLL_S)
+
+
+def witness(router: str) -> None:
+    """Print `answers_of`, a line of JSON for each, until nobody reads them or the router is ready."""
+    for answer in answers_of(router):
+        print(json.dumps(answer), flush=True)
+        if answer == "":
+            return
 
 
 def find_deployment(directory: Path) -> Deployment | None:
@@ -163,11 +234,27 @@ def require_deployment(directory: Path) -> Deployment:
 
 
 @contextlib.contextmanager
-def temporary_deployment(topology: Topology, checkpoint: Path, threads: int = 1) -> Iterator[Deployment]:
-    """A deployment for the length of a `with` block, in a directory of its own."""
+def temporary_deployment(
+    topology: Topology,
+    checkpoint: Path,
+    threads: int = 1,
+    *,
+    place: Place | None = None,
+    host_options: Sequence[str] = (),
+    router_options: Sequence[str] = (),
+) -> Iterator[Deployment]:
+    """A deployment for the length of a `with` block, in a directory of its own; see `Deployment.start`."""
     directory = Path(tempfile.mkdtemp(prefix="onesweep-"))
     try:
-        deployment = Deployment.start(topology, checkpoint, directory, threads)
+        deployment = Deployment.start(
+            topology,
+            checkpoint,
+            directory,
+            threads,
+            place=place,
+            host_options=host_options,
+            router_options=router_options,
+        )
         try:
             deployment.wait_ready()
             yield deployment
@@ -175,6 +262,24 @@ def temporary_deployment(topology: Topology, checkpoint: Path, threads: int = 1)
             deployment.stop()
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def ends_cleanly() -> Iterator[None]:
+    """Makes a plain `kill`, or a closed terminal, end a command as Ctrl-C does: its servers must not outlive it.
+
+    Ctrl-C itself is set too, because a command that a script starts in the background inherits it ignored.
+    """
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def free_port_block(count: int) -> int:
@@ -194,6 +299,11 @@ def _stage_arguments(topology: Topology, host: HostEntry, checkpoint: Path, thre
         *("--listen", host.listen, "--name", host.name, "--threads", str(threads)),
         *(("--next", successor) if successor else ()),
     ]
+
+
+def _holds(command: list[str], part: list[str]) -> bool:
+    """Whether `part` stands in `command`, wherever: what places a process may stand before it."""
+    return any(command[i : i + len(part)] == part for i in range(len(command) - len(part) + 1))
 
 
 def _check_free(topology: Topology) -> None:

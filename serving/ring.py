@@ -1,4 +1,8 @@
-"""The router's side of the ring: a warm link to every host, and sessions whose results come back over them."""
+"""The router's side of the ring: a warm link to every host, and sessions whose results come back over them.
+
+Two other routes are there to be measured against: `nested`, where every host waits for the next one's answer and
+hands it back, and `router`, where every hop starts and ends at the router.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,17 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import grpc
 import grpc.aio
 
 from serving.topology import HostEntry, Topology
+from stages.errors import InputError
+from stages.hop import next_step
 from stages.refusal import Refusal
-from stages.relay import Relay
+from stages.relay import KEEP_WARM_S, Relay
 from stages.sessions import Kind
 from stages.v1 import stage_pb2
 
@@ -23,8 +30,32 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.2
 RELEASE_TIMEOUT_S = 5.0
+RELEASE_AFTER_S = 0.005
+"""Pause before sessions are freed: the answer goes out first."""
 MESSAGE_BYTES = 64 << 20
 WARM_BYTES = 16 << 10
+
+Route = Literal["ring", "nested", "router"]
+ROUTES: tuple[Route, ...] = get_args(Route)
+
+
+def check_route(text: str) -> Route:
+    """`text` as a route. Raises InputError."""
+    for route in ROUTES:
+        if text == route:
+            return route
+    raise InputError(f"unknown route {text!r}; choose from {', '.join(ROUTES)}")
+
+
+@dataclass(frozen=True)
+class RingSettings:
+    """How a router uses its ring."""
+
+    hop_timeout_s: float = 5.0
+    """How long to wait for a host's receipt, or description."""
+    keep_warm_s: float = KEEP_WARM_S
+    """Pause between messages that keep an idle link's congestion window open; 0 = none."""
+    route: Route = "ring"
 
 
 class HostLink:
@@ -36,6 +67,8 @@ class HostLink:
         self.info: stage_pb2.DescribeResponse | None = None
         self.problem = f"host {entry.name} at {entry.address} was not reached yet"
         """Why no request can use this host; empty when one can."""
+        self._ended: list[str] = []
+        """Sessions that are about to be freed there."""
 
     async def describe(self) -> None:
         """Refresh `info` and `problem`. Raises Refusal when the host does not answer."""
@@ -51,13 +84,20 @@ class HostLink:
         else:
             self.problem = ""
 
-    async def events(self) -> AsyncIterator[stage_pb2.Event]:
-        async for event in self.relay.stub.Subscribe(stage_pb2.SubscribeRequest(router=self.router)):
-            yield event
+    async def events(self) -> AsyncIterator[stage_pb2.Events]:
+        """Messages of the subscription; the first, when it is open, is empty."""
+        async for events in self.relay.stub.Subscribe(stage_pb2.SubscribeRequest(router=self.router)):
+            yield events
 
     async def release(self, session: str) -> None:
+        """Free a session, together with others that end at about the same time."""
+        self._ended.append(session)
+        if len(self._ended) > 1:
+            return
+        await asyncio.sleep(RELEASE_AFTER_S)
+        ended, self._ended = self._ended, []
         with suppress(grpc.aio.AioRpcError):
-            await self.relay.stub.Release(stage_pb2.ReleaseRequest(sessions=[session]), timeout=RELEASE_TIMEOUT_S)
+            await self.relay.stub.Release(stage_pb2.ReleaseRequest(sessions=ended), timeout=RELEASE_TIMEOUT_S)
 
 
 class Session:
@@ -69,8 +109,8 @@ class Session:
         self.inbox: asyncio.Queue[stage_pb2.Event] = asyncio.Queue()
 
     async def push(self, work: stage_pb2.Sweep | stage_pb2.Step) -> None:
-        """Start a sweep or the first AR step. Raises Refusal."""
-        request = stage_pb2.PushRequest(
+        """Start a sweep or the first of some AR steps. Raises Refusal."""
+        hop = stage_pb2.Hop(
             router=self.ring.name,
             session=self.name,
             deadline_unix_ms=self.deadline_unix_ms,
@@ -78,10 +118,36 @@ class Session:
             capacity=self.capacity,
         )
         if isinstance(work, stage_pb2.Sweep):
-            request.sweep.CopyFrom(work)
+            hop.sweep.CopyFrom(work)
         else:
-            request.step.CopyFrom(work)
-        await self.ring.links[0].relay.push(request)
+            hop.step.CopyFrom(work)
+        if self.ring.settings.route == "ring":
+            await self.ring.links[0].relay.push(hop)
+        else:
+            self.ring.spawn(self._call(hop))
+
+    async def _call(self, hop: stage_pb2.Hop) -> None:
+        """Have the hosts do `hop`, and the AR steps after it, as calls that return."""
+        left = hop.step.remaining if hop.WhichOneof("work") == "step" else 1
+        try:
+            for _ in range(left):
+                if hop.WhichOneof("work") == "step":
+                    hop.step.remaining = 1
+                event = await self._around(hop)
+                self.inbox.put_nowait(event)
+                hop = next_step(hop, event.text)
+        except Refusal as refusal:
+            fault = stage_pb2.Fault(code=refusal.number, message=refusal.message)
+            self.inbox.put_nowait(stage_pb2.Event(session=self.name, fault=fault))
+
+    async def _around(self, hop: stage_pb2.Hop) -> stage_pb2.Event:
+        onward = self.ring.settings.route == "nested"
+        for link in self.ring.links:
+            outcome = await link.relay.run(hop, onward)
+            if isinstance(outcome, stage_pb2.Event):
+                return outcome
+            hop = outcome
+        raise Refusal(grpc.StatusCode.INTERNAL, "the last host handed a hop on instead of ending it")
 
     async def event(self) -> stage_pb2.Event:
         """The next result. Raises Refusal for a fault on any host, when one is lost, or at the deadline."""
@@ -101,17 +167,17 @@ class Session:
 class Ring:
     """Links to every host of a topology, subscribed, warmed and kept warm."""
 
-    def __init__(self, topology: Topology, hop_timeout_s: float = 5.0) -> None:
-        self.topology = topology
+    def __init__(self, topology: Topology, settings: RingSettings | None = None) -> None:
+        self.topology, self.settings = topology, settings or RingSettings()
         self.name = secrets.token_hex(8)
-        self.links = [HostLink(host, self.name, hop_timeout_s) for host in topology.hosts]
+        self.links = [HostLink(host, self.name, self.settings.hop_timeout_s) for host in topology.hosts]
         self.sessions: dict[str, Session] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         """Start linking; returns at once. `problem` says when the ring can be used."""
         for link in self.links:
-            self._spawn(self._keep_linked(link))
+            self.spawn(self._keep_linked(link))
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -163,18 +229,18 @@ class Ring:
         finally:
             del self.sessions[session.name]
             for link in self.links:
-                self._spawn(link.release(session.name))
+                self.spawn(link.release(session.name))
 
     async def _keep_linked(self, link: HostLink) -> None:
         """Subscribe to a host, for ever; a lost subscription fails the requests under way."""
         while True:
             keeper: asyncio.Task[None] | None = None
             try:
-                async for event in link.events():
-                    if event.session:
-                        self._deliver(event)
-                    elif keeper is None:
+                async for events in link.events():
+                    if keeper is None:
                         keeper = asyncio.create_task(self._keep_fresh(link))
+                    for event in events.events:
+                        self._deliver(event)
                 self._lose(link, "it closed the connection")
             except grpc.aio.AioRpcError as error:
                 self._lose(link, error.details() or error.code().name)
@@ -185,7 +251,8 @@ class Ring:
 
     async def _keep_fresh(self, link: HostLink) -> None:
         """Keep a link warm and its description current."""
-        warmer = asyncio.create_task(link.relay.keep_warm(WARM_BYTES))
+        pause_s = self.settings.keep_warm_s
+        warmer = asyncio.create_task(link.relay.keep_warm(WARM_BYTES, pause_s)) if pause_s else None
         try:
             while True:
                 before = link.problem
@@ -197,7 +264,8 @@ class Ring:
                     self._lose(link, refusal.message)
                 await asyncio.sleep(1.0 if not link.problem else RETRY_S)
         finally:
-            warmer.cancel()
+            if warmer is not None:
+                warmer.cancel()
 
     def _deliver(self, event: stage_pb2.Event) -> None:
         session = self.sessions.get(event.session)
@@ -215,7 +283,7 @@ class Ring:
         for session in self.sessions.values():
             session.inbox.put_nowait(stage_pb2.Event(session=session.name, fault=fault))
 
-    def _spawn(self, job: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, job: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(job)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

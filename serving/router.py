@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from serving.local import LocalModel
 from serving.modes import all_modes
-from serving.ring import Ring
+from serving.ring import Ring, RingSettings
 from serving.service import RouterService
 from serving.topology import Topology
 from serving.v1 import router_pb2, router_pb2_grpc
@@ -38,7 +38,7 @@ class RouterSettings:
     """Bundle with the local model; None = no mode `local`."""
     request_limit: int = 64
     requests_per_s: int = 1000
-    hop_timeout_s: float = 5.0
+    ring: RingSettings = field(default_factory=RingSettings)
     threads: int | None = None
     insecure: bool = False
 
@@ -48,9 +48,9 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     local = _local_model(settings.checkpoint)
-    ring = Ring(settings.topology, settings.hop_timeout_s)
+    ring = Ring(settings.topology, settings.ring)
     service = RouterService(
-        ring, all_modes(ring, local), settings.request_limit, settings.requests_per_s, settings.hop_timeout_s
+        ring, all_modes(ring, local), settings.request_limit, settings.requests_per_s, settings.ring.hop_timeout_s
     )
     server = new_server()
     router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)

@@ -83,14 +83,20 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self, request: router_pb2.GenerateRequest, deadline_unix_ms: int
     ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
         mode = check_mode(request.mode, self.modes)
-        generation = check_request(request, deadline_unix_ms)
+        generation = check_request(request, mode, deadline_unix_ms)
         if mode.uses_hosts:
             await self.ring.usable(self.ring_wait_s)
         check_fit(generation, mode)
         account = Account()
         async with aclosing(mode.generate(generation, account)) as pieces:
+            whole = b""
             async for text in pieces:
-                yield router_pb2.GenerateResponse(text=text)
+                if request.whole:
+                    whole += text
+                else:
+                    yield router_pb2.GenerateResponse(text=text)
+            if whole:
+                yield router_pb2.GenerateResponse(text=whole)
         hosts = {link.info.name: link.entry for link in self.ring.links if link.info}
         summary = account.summary(mode.name, request.seed, len(request.prompt), hosts)
         yield router_pb2.GenerateResponse(summary=summary)

@@ -7,7 +7,7 @@ import time
 
 import grpc
 
-from stages.codec import ESTIMATE_LIMIT, FEATURE_LIMIT, Fp32, codec_named
+from stages.codec import ESTIMATE_LIMIT, FEATURE_LIMIT, Fp32, Int8, StateCodec, codec_named
 from stages.errors import CodecError
 from stages.parts import HostPlan, ModelSource
 from stages.randomness import MAX_SEED
@@ -20,22 +20,22 @@ from stages.v1 import stage_pb2
 MAX_STEPS = 64
 MAX_TEMPERATURE = 100.0
 MAX_PASSAGES = 64
-HIDDEN = Fp32()
-"""How hidden states travel between AR stages."""
+HIDDEN: dict[str, StateCodec] = {codec.name: codec for codec in (Fp32(), Int8())}
+"""How hidden states may travel between AR stages."""
 
 
-def check_push(request: stage_pb2.PushRequest, plan: HostPlan) -> Kind:
-    """Raise Refusal unless `request` is a hop that a host with `plan` can do; returns the model that it needs."""
-    kind = _kind(request)
-    check_label(request.router, "router")
-    check_label(request.session, "session")
-    _check_passages(request)
-    source = _source(request, plan, kind)
+def check_hop(hop: stage_pb2.Hop, plan: HostPlan) -> Kind:
+    """Raise Refusal unless `hop` is a hop that a host with `plan` can do; returns the model that it needs."""
+    kind = _kind(hop)
+    check_label(hop.router, "router")
+    check_label(hop.session, "session")
+    _check_passages(hop)
+    source = _source(hop, plan, kind)
     if kind == "chain":
-        _check_sweep(request, plan, source)
+        _check_sweep(hop, plan, source)
     else:
-        _check_step(request, plan, source)
-    if request.deadline_unix_ms <= time.time() * 1000:
+        _check_step(hop, plan, source)
+    if hop.deadline_unix_ms <= time.time() * 1000:
         raise Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed")
     return kind
 
@@ -46,39 +46,47 @@ def check_label(text: str, what: str) -> None:
         raise invalid(f"{what} must be 1 to {MAX_NAME} printable ASCII characters")
 
 
-def _check_passages(request: stage_pb2.PushRequest) -> None:
-    if len(request.passages) > MAX_PASSAGES:
-        raise invalid(f"{len(request.passages)} passages; a sweep passes at most {MAX_PASSAGES} hosts")
-    for passage in request.passages:
+def hidden_codec(name: str) -> StateCodec:
+    """The codec of hidden states called `name`. Raises CodecError."""
+    try:
+        return HIDDEN[name]
+    except KeyError:
+        raise CodecError(f"unknown codec of hidden states {name!r}; choose from {', '.join(HIDDEN)}") from None
+
+
+def _check_passages(hop: stage_pb2.Hop) -> None:
+    if len(hop.passages) > MAX_PASSAGES:
+        raise invalid(f"{len(hop.passages)} passages; a sweep passes at most {MAX_PASSAGES} hosts")
+    for passage in hop.passages:
         check_label(passage.host, "a passage's host")
         if not all(0 <= ms < math.inf for ms in (passage.queue_ms, passage.compute_ms)):
             raise invalid(f"the passage of {passage.host} has times that are negative or not finite")
 
 
-def _kind(request: stage_pb2.PushRequest) -> Kind:
-    work = request.WhichOneof("work")
+def _kind(hop: stage_pb2.Hop) -> Kind:
+    work = hop.WhichOneof("work")
     if work is None:
         raise invalid("the message carries no work: neither a sweep nor a step")
     return "chain" if work == "sweep" else "ar"
 
 
-def _source(request: stage_pb2.PushRequest, plan: HostPlan, kind: Kind) -> ModelSource:
+def _source(hop: stage_pb2.Hop, plan: HostPlan, kind: Kind) -> ModelSource:
     source = plan.model(kind)
     if source is None:
         raise failed_precondition(f"this host has no {kind} model; its checkpoint directory lacks {kind}/")
-    if request.digest != source.digest:
+    if hop.digest != source.digest:
         raise failed_precondition(
-            f"the request is for the {kind} checkpoint {request.digest[:12] or '(none)'}, "
+            f"the request is for the {kind} checkpoint {hop.digest[:12] or '(none)'}, "
             f"this host has {source.digest[:12]}: give every host the same checkpoint"
         )
     return source
 
 
-def _check_sweep(request: stage_pb2.PushRequest, plan: HostPlan, source: ModelSource) -> None:
-    sweep, a = request.sweep, source.manifest.architecture
+def _check_sweep(hop: stage_pb2.Hop, plan: HostPlan, source: ModelSource) -> None:
+    sweep, a = hop.sweep, source.manifest.architecture
     _check_part(sweep.block, plan, "block")
     start = sweep.clean_start + len(sweep.clean)
-    _check_extent(request.capacity, sweep.clean_start, len(sweep.clean), a.context_bytes)
+    _check_extent(hop.capacity, sweep.clean_start, len(sweep.clean), a.context_bytes)
     if start < 1:
         raise invalid("a sweep needs at least one clean byte before its slots")
     if sweep.slots < 1 or start + sweep.slots > a.context_bytes:
@@ -102,22 +110,25 @@ def _check_sweep(request: stage_pb2.PushRequest, plan: HostPlan, source: ModelSo
         raise invalid("this block reads bytes: its message carries no features")
 
 
-def _check_step(request: stage_pb2.PushRequest, plan: HostPlan, source: ModelSource) -> None:
-    step, a = request.step, source.manifest.architecture
+def _check_step(hop: stage_pb2.Hop, plan: HostPlan, source: ModelSource) -> None:
+    step, a = hop.step, source.manifest.architecture
     _check_part(step.stage, plan, "stage")
     if not step.clean:
         raise invalid("an AR step needs at least one new byte")
-    _check_extent(request.capacity, step.start, len(step.clean), a.context_bytes)
+    _check_extent(hop.capacity, step.start, len(step.clean), a.context_bytes)
     if not 1 <= step.remaining <= a.context_bytes - step.start - len(step.clean):
         raise invalid(f"{step.remaining} bytes to generate do not fit the context of {a.context_bytes}")
+    if step.draft and (step.remaining > 1 or step.draft >= len(step.clean)):
+        raise invalid(f"{step.draft} guesses among {len(step.clean)} new bytes: give one known byte, and one step")
     _check_sampling(step.sampling)
     if step.stage == 0 and step.hidden:
         raise invalid("stage 0 reads bytes: its message carries no hidden states")
-    if step.stage > 0:
-        try:
-            HIDDEN.decode(step.hidden, len(step.clean), a.width, FEATURE_LIMIT)
-        except CodecError as error:
-            raise invalid(str(error)) from None
+    try:
+        codec = hidden_codec(step.codec)
+        if step.stage > 0:
+            codec.decode(step.hidden, len(step.clean), a.width, FEATURE_LIMIT)
+    except CodecError as error:
+        raise invalid(str(error)) from None
 
 
 def _check_part(part: int, plan: HostPlan, noun: str) -> None:

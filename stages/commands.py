@@ -31,7 +31,10 @@ def register(subparsers: Subparsers) -> None:
     stage.add_argument("--threads", type=int, metavar="N", help="processor threads (default: all cores)")
     stage.add_argument("--session-mb", type=int, default=256, metavar="MB", help="memory for KV caches (256)")
     stage.add_argument("--lease-s", type=float, default=60.0, metavar="S", help="free an unused session after (60)")
-    stage.add_argument("--queue", type=int, default=64, metavar="N", help="hops that may wait (64)")
+    stage.add_argument("--queue", type=int, default=64, metavar="N", help="hops under way (64)")
+    stage.add_argument("--batch", type=int, default=64, metavar="N", help="hops that share a pass; 1 = none (64)")
+    stage.add_argument("--backend", metavar="B", help="what computes: torch, onnxruntime (torch)")
+    stage.add_argument("--keep-warm-ms", type=int, default=150, metavar="MS", help="pace on idle links, 0 = off (150)")
     stage.add_argument("--hop-timeout-s", type=float, default=5.0, metavar="S", help="wait for the next host (5)")
     stage.add_argument("--insecure", action="store_true", help="accept an address that others can reach, unencrypted")
     stage.set_defaults(run=run_stage)
@@ -44,16 +47,34 @@ def register(subparsers: Subparsers) -> None:
 
 
 def run_stage(options: argparse.Namespace) -> int:
+    from stages.backends import DEFAULT_BACKEND
     from stages.host import HostSettings
     from stages.server import StageSettings, serve
 
     blocks = parse_blocks(options.blocks)
-    check_positive(options, "threads", "session_mb", "lease_s", "queue", "hop_timeout_s")
+    check_positive(options, "threads", "session_mb", "lease_s", "queue", "batch", "hop_timeout_s")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     name = options.name or "-".join(["stage", *sorted({str(blocks[0]), str(blocks[-1])})])
-    host = HostSettings(name, options.queue, options.session_mb, options.lease_s, options.hop_timeout_s)
+    host = HostSettings(
+        name,
+        queue_limit=options.queue,
+        batch=options.batch,
+        session_mb=options.session_mb,
+        lease_s=options.lease_s,
+        hop_timeout_s=options.hop_timeout_s,
+        keep_warm_s=keep_warm_s(options.keep_warm_ms),
+    )
     serve(
-        StageSettings(options.checkpoint, blocks, options.listen, options.next, host, options.threads, options.insecure)
+        StageSettings(
+            options.checkpoint,
+            blocks,
+            options.listen,
+            options.next,
+            host,
+            options.threads,
+            options.backend or DEFAULT_BACKEND,
+            options.insecure,
+        )
     )
     return 0
 
@@ -77,6 +98,13 @@ def check_positive(options: argparse.Namespace, *names: str) -> None:
             raise InputError(f"{flag} must be above 0, not {value}")
         if name == "threads" and value is not None and value > MAX_THREADS:
             raise InputError(f"{flag} must be at most {MAX_THREADS}, not {value}")
+
+
+def keep_warm_s(milliseconds: int) -> float:
+    """Seconds of `--keep-warm-ms`. Raises InputError."""
+    if milliseconds != 0 and not 10 <= milliseconds <= 60_000:
+        raise InputError(f"--keep-warm-ms must be 0 (off) or 10 to 60000, not {milliseconds}")
+    return milliseconds / 1000
 
 
 def parse_blocks(text: str) -> tuple[int, ...]:

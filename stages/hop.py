@@ -1,84 +1,196 @@
-"""One hop's arithmetic: a message becomes tensors, goes through this host's parts, and becomes a message again.
+"""A hop's way through this host's parts: what it needs computed next, and what follows from it.
 
-The one place that ties the wire to the model, and so the place where another backend would be chosen.
+The one place that ties the wire to the model. A hop says what piece of work it has, the engine has the pieces of many
+hops computed together, and the hop goes on from the result.
 """
 
 from __future__ import annotations
 
-import torch
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from stages.admission import HIDDEN
+import torch
+from torch import Tensor
+
+from stages.admission import hidden_codec
+from stages.backends.base import CleanPiece, Denoised, NoisyPiece
 from stages.codec import FEATURE_LIMIT, codec_named
 from stages.parts import Parts
 from stages.randomness import sample_bytes
 from stages.sessions import Session
-from stages.sweep import Boundary, SweepPlan, run_block
+from stages.sweep import BlockWork, Boundary, SweepPlan, clean_pieces
 from stages.v1 import stage_pb2
 
-Outcome = stage_pb2.PushRequest | stage_pb2.Event
+Outcome = stage_pb2.Hop | stage_pb2.Event
 """Work for the next host, or text for the router."""
 
 
-def run_hop(request: stage_pb2.PushRequest, session: Session, parts: Parts, following: int) -> Outcome:
-    """Run every part of this host on an admitted request. `following`: the block or stage after them."""
-    if request.WhichOneof("work") == "sweep":
-        return _sweep(request, session, following)
-    return _step(request, session, parts, following)
+@dataclass(frozen=True)
+class Demand:
+    """A piece of work for the backend."""
+
+    compute: Callable[[Sequence[Any]], Sequence[Any]]
+    """The method of a runner that takes such pieces: equal ones can be computed in one call."""
+    piece: CleanPiece | NoisyPiece | Tensor
+    rows: int
 
 
-def next_step(request: stage_pb2.PushRequest, text: bytes) -> stage_pb2.PushRequest:
-    """The AR step that reads the byte which `request` ended in."""
-    after = stage_pb2.PushRequest(
-        router=request.router,
-        session=request.session,
-        deadline_unix_ms=request.deadline_unix_ms,
-        digest=request.digest,
-        capacity=request.capacity,
-    )
-    after.step.number = request.step.number + 1
-    after.step.start = request.step.start + len(request.step.clean)
-    after.step.clean = text
-    after.step.remaining = request.step.remaining - 1
-    after.step.sampling.CopyFrom(request.step.sampling)
-    return after
+class HopWork(ABC):
+    """One hop on this host."""
+
+    outcome: Outcome | None = None
+    """What follows, once everything is computed."""
+
+    @property
+    @abstractmethod
+    def rows(self) -> int:
+        """Positions in the next demand."""
+
+    @abstractmethod
+    def demand(self) -> Demand:
+        """What is to be computed next; only while there is no outcome."""
+
+    @abstractmethod
+    def supply(self, result: Tensor | Denoised) -> None:
+        """Go on with the result of the last demand."""
 
 
-def _sweep(request: stage_pb2.PushRequest, session: Session, following: int) -> Outcome:
-    sweep = request.sweep
-    start = sweep.clean_start + len(sweep.clean)
-    plan = SweepPlan(sweep.sampling.seed, start, sweep.slots, sweep.steps, sweep.sampling.temperature)
-    codec = codec_named(sweep.codec)
-    boundary = Boundary(sweep.estimate, sweep.features) if sweep.block else None
-    for sequence in session.blocks.values():
-        outcome = run_block(sequence, plan, codec, sweep.clean, boundary)
+def work_on(hop: stage_pb2.Hop, session: Session, parts: Parts, following: int) -> SweepWork | StepWork:
+    """The work of an admitted hop. `following`: the block or stage after this host's."""
+    if hop.WhichOneof("work") == "sweep":
+        return SweepWork(hop, session, parts, following)
+    return StepWork(hop, session, parts, following)
+
+
+class SweepWork(HopWork):
+    """A chunk of noisy slots on its way through the host's blocks."""
+
+    def __init__(self, hop: stage_pb2.Hop, session: Session, parts: Parts, following: int) -> None:
+        sweep = hop.sweep
+        self.hop, self.session, self.parts, self.following = hop, session, parts, following
+        start = sweep.clean_start + len(sweep.clean)
+        self.plan = SweepPlan(sweep.sampling.seed, start, sweep.slots, sweep.steps, sweep.sampling.temperature)
+        self._left = deque(session.caches)
+        self._begin(Boundary(sweep.estimate, sweep.features) if sweep.block else None)
+
+    @property
+    def rows(self) -> int:
+        return self._block.rows
+
+    def demand(self) -> Demand:
+        runner, piece = self.parts.chain[self._block.index], self._block.piece
+        return Demand(runner.read if isinstance(piece, CleanPiece) else runner.denoise, piece, self.rows)
+
+    def supply(self, result: Tensor | Denoised) -> None:
+        self._block.supply(result)
+        if not self._block.done:
+            return
+        outcome = self._block.outcome()
         if isinstance(outcome, bytes):
-            return stage_pb2.Event(session=request.session, number=sweep.number, text=outcome)
-        boundary = outcome
-    assert boundary is not None
-    after = stage_pb2.PushRequest()
-    after.CopyFrom(request)
-    after.sweep.block = following
-    after.sweep.estimate, after.sweep.features = boundary.estimate, boundary.features
-    return after
+            self.outcome = stage_pb2.Event(session=self.hop.session, number=self.hop.sweep.number, text=outcome)
+        elif self._left:
+            self._begin(outcome)
+        else:
+            self.outcome = after = stage_pb2.Hop()
+            after.CopyFrom(self.hop)
+            after.sweep.block = self.following
+            after.sweep.estimate, after.sweep.features = outcome.estimate, outcome.features
+
+    def _begin(self, before: Boundary | None) -> None:
+        sweep, source = self.hop.sweep, self.parts.chain_source
+        assert source is not None
+        assert source.manifest.partition is not None
+        index, codec = self._left.popleft(), codec_named(sweep.codec)
+        caches, architecture = self.session.caches[index], source.manifest.architecture
+        self._block = BlockWork(
+            architecture, index, source.manifest.partition, caches, self.plan, codec, sweep.clean, before
+        )
 
 
-@torch.inference_mode()
-def _step(request: stage_pb2.PushRequest, session: Session, parts: Parts, following: int) -> Outcome:
-    step, x = request.step, torch.empty(0)
-    if step.stage == 0:
-        x = torch.frombuffer(bytearray(step.clean), dtype=torch.uint8).long()[None]
-    else:
-        width = next(iter(parts.ar.values())).architecture.width
-        x = HIDDEN.decode(step.hidden, len(step.clean), width, FEATURE_LIMIT)[None]
-    for index, stage in parts.ar.items():
-        x = stage.read(x, session.stages[index])
-        if stage.is_last:
-            position = step.start + len(step.clean)
-            logits = stage.next_byte(x[:, -1:])[0]
-            text = sample_bytes(logits, step.sampling.temperature, step.sampling.seed, position)
-            return stage_pb2.Event(session=request.session, number=step.number, text=text)
-    after = stage_pb2.PushRequest()
-    after.CopyFrom(request)
-    after.step.stage = following
-    after.step.hidden = HIDDEN.encode(x[0])
+class StepWork(HopWork):
+    """New bytes on their way through the host's AR stages."""
+
+    def __init__(self, hop: stage_pb2.Hop, session: Session, parts: Parts, following: int) -> None:
+        step = hop.step
+        self.hop, self.session, self.parts, self.following = hop, session, parts, following
+        for caches in session.caches.values():
+            for cache in caches:
+                cache.length = step.start  # what came after was a guess
+        self.codec = hidden_codec(step.codec)
+        self._stages = tuple(session.caches)
+        if step.stage == 0:
+            source = torch.frombuffer(bytearray(step.clean), dtype=torch.uint8).long()
+        else:
+            source = self.codec.decode(step.hidden, len(step.clean), parts.ar_width, FEATURE_LIMIT)
+        self._unread = deque(clean_pieces(source))
+        self._x, self._at, self._hidden = self._unread.popleft(), 0, list[Tensor]()
+
+    @property
+    def between_pieces(self) -> bool:
+        """Whether the next piece would start at the host's first stage."""
+        return self._at == 0
+
+    @property
+    def rows(self) -> int:
+        return len(self._x)
+
+    def demand(self) -> Demand:
+        if self._at == len(self._stages):
+            return Demand(self.parts.ar[self._stages[-1]].next_byte, self._x, self.rows)
+        stage = self._stages[self._at]
+        return Demand(self.parts.ar[stage].read, CleanPiece(self._x, self.session.caches[stage]), self.rows)
+
+    def supply(self, result: Tensor | Denoised) -> None:
+        assert isinstance(result, Tensor)
+        if self._at == len(self._stages):
+            self.outcome = self._sampled(result)
+            return
+        self._x, self._at = result, self._at + 1
+        if self._at < len(self._stages):
+            return
+        self._hidden.append(self._x)
+        if self._unread:
+            self._x, self._at = self._unread.popleft(), 0
+            return
+        hidden = torch.cat(self._hidden) if len(self._hidden) > 1 else self._x
+        if self._stages[-1] == self.parts.parts - 1:
+            self._x = hidden[-1 - self.hop.step.draft :]
+        else:
+            self.outcome = after = stage_pb2.Hop()
+            after.CopyFrom(self.hop)
+            after.step.stage = self.following
+            after.step.hidden = self.codec.encode(hidden)
+
+    def _sampled(self, logits: Tensor) -> stage_pb2.Event:
+        """The byte after each guess that is right, and the one that follows them.
+
+        Guesses are compared with what the model samples at their place from the same random numbers, so the text is
+        the very text that it writes without guesses.
+        """
+        step = self.hop.step
+        first = step.start + len(step.clean) - step.draft
+        sampled = sample_bytes(logits, step.sampling.temperature, step.sampling.seed, first)
+        guesses = step.clean[len(step.clean) - step.draft :]
+        right = next((i for i, guess in enumerate(guesses) if guess != sampled[i]), step.draft)
+        return stage_pb2.Event(session=self.hop.session, number=step.number, text=sampled[: right + 1])
+
+
+def next_step(hop: stage_pb2.Hop, text: bytes) -> stage_pb2.Hop:
+    """The AR step that reads the byte which `hop` ended in."""
+    after = stage_pb2.Hop(
+        router=hop.router,
+        session=hop.session,
+        deadline_unix_ms=hop.deadline_unix_ms,
+        digest=hop.digest,
+        capacity=hop.capacity,
+    )
+    after.step.number = hop.step.number + 1
+    after.step.start = hop.step.start + len(hop.step.clean)
+    after.step.clean = text
+    after.step.remaining = hop.step.remaining - 1
+    after.step.sampling.CopyFrom(hop.step.sampling)
+    after.step.codec = hop.step.codec
     return after

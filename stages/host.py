@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import grpc
 
-from stages.admission import check_push
-from stages.hop import Outcome, next_step, run_hop
+from stages.admission import check_hop
+from stages.engine import Engine, Job
+from stages.hop import Outcome, next_step
 from stages.parts import HostPlan, Parts
 from stages.refusal import Refusal, exhausted
-from stages.relay import Relay
-from stages.sessions import Session, SessionStore
+from stages.relay import KEEP_WARM_S, Relay
+from stages.sessions import SessionStore
 from stages.subscribers import Subscribers
 from stages.transport import check_name
 from stages.v1 import stage_pb2
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -29,30 +27,24 @@ class HostSettings:
 
     name: str
     queue_limit: int = 64
-    """Hops waiting for the processor; one more is refused."""
+    """Hops under way; one more is refused."""
+    batch: int = 64
+    """Most hops that share a forward pass; 1 = one after the other."""
     session_mb: int = 256
     """Memory for KV caches."""
     lease_s: float = 60.0
     """A session unused for this long is freed."""
     hop_timeout_s: float = 5.0
     """How long to wait for the next host to take a hop."""
+    keep_warm_s: float = KEEP_WARM_S
+    """Pause between messages that keep an idle link's congestion window open; 0 = none."""
 
     def __post_init__(self) -> None:
         check_name(self.name, "host name")
 
 
-@dataclass(frozen=True)
-class Job:
-    """One accepted hop."""
-
-    request: stage_pb2.PushRequest
-    session: Session
-    received_bytes: int
-    accepted_at: float
-
-
 class Host:
-    """Everything between a Push and what follows from it. Lives on the event loop; arithmetic has its own thread."""
+    """Everything between a hop and what follows from it. Lives on the event loop; arithmetic has its own thread."""
 
     def __init__(self, plan: HostPlan, settings: HostSettings, relay: Relay | None) -> None:
         """:param relay: the next host; None where one host is the whole ring."""
@@ -62,145 +54,169 @@ class Host:
         """No new session is opened any more."""
         self.sessions = SessionStore(settings.session_mb << 20, settings.lease_s)
         self.subscribers = Subscribers()
-        self.queue: asyncio.Queue[Job] = asyncio.Queue(settings.queue_limit)
+        self.engine = Engine(plan.blocks[-1] + 1, settings.queue_limit, settings.batch)
         self.compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self.counters = stage_pb2.Counters()
-        self._handovers: set[asyncio.Task[None]] = set()
 
-    def accept(self, request: stage_pb2.PushRequest, received_bytes: int) -> None:
-        """Check a hop and queue it. Raises Refusal; nothing has changed then."""
+    def accept(self, hop: stage_pb2.Hop, received_bytes: int) -> Job:
+        """Check a hop and queue it; `take` has what is queued computed. Raises Refusal; nothing has changed then."""
         try:
-            self._admit(request, received_bytes)
+            return self._admit(hop, received_bytes)
         except Refusal:
             self.counters.refused += 1
             raise
 
-    async def work(self) -> None:
-        """Compute hops in their order, for ever."""
-        while True:
-            job = await self.queue.get()
+    def take(self, parcel: stage_pb2.Parcel) -> stage_pb2.Receipt:
+        """Accept what can be accepted of a parcel."""
+        receipt = stage_pb2.Receipt(number=parcel.number)
+        for index, hop in enumerate(parcel.hops):
             try:
-                await self._work_on(job)
+                self.accept(hop, hop.ByteSize())
             except Refusal as refusal:
-                self._fault(job.request, refusal)
-            except Exception:
-                log.exception("session %s: a hop failed", job.request.session)
-                self._fault(job.request, Refusal(grpc.StatusCode.INTERNAL, "a hop failed; the host's log says why"))
-            finally:
-                job.session.pending -= 1
+                receipt.rejections.add(
+                    index=index,
+                    code=refusal.number,
+                    message=refusal.message,
+                    retry_after_ms=refusal.retry_after_ms or 0,
+                )
+        if self.parts is not None:
+            self._go()
+        return receipt
+
+    async def run(self, hop: stage_pb2.Hop, onward: bool) -> Outcome:
+        """One hop's outcome; with `onward`, that of all hosts after this one, too. Raises Refusal."""
+        job = self.accept(hop, hop.ByteSize())
+        job.reply = asyncio.get_running_loop().create_future()
+        self._go()
+        outcome = await job.reply
+        if onward and isinstance(outcome, stage_pb2.Hop) and self.relay is not None:
+            return await self.relay.run(outcome, onward)
+        return outcome
+
+    async def work(self) -> None:
+        """Compute hops, for ever. Not before `parts` are there."""
+        assert self.parts is not None
+        loop = asyncio.get_running_loop()
+
+        def deliver(jobs: list[Job]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._finish, jobs)
+
+        try:
+            await loop.run_in_executor(self.compute, self.engine.run, self.parts, deliver)
+        finally:
+            self.engine.stop()
+
+    def _go(self) -> None:
+        assert self.parts is not None
+        self._finish(self.engine.go(self.parts))
 
     def release(self, names: list[str]) -> int:
         """Free sessions; returns how many there were."""
         return sum(self.sessions.release(name) for name in names)
 
-    async def close(self) -> None:
-        """Let go of threads and hand-overs under way."""
-        for task in self._handovers:
-            task.cancel()
-        await asyncio.gather(*self._handovers, return_exceptions=True)
+    def close(self) -> None:
+        """Let go of the thread."""
+        self.engine.stop()
         self.compute.shutdown(wait=False, cancel_futures=True)
 
     def counters_now(self) -> stage_pb2.Counters:
         counters, store = self.counters, self.sessions
         counters.sessions, counters.session_bytes = len(store.sessions), store.bytes
         counters.session_bytes_limit = store.budget_bytes
-        counters.queued, counters.queue_limit = self.queue.qsize(), self.settings.queue_limit
+        counters.queued, counters.queue_limit = len(self.engine), self.settings.queue_limit
         return counters
 
-    def _admit(self, request: stage_pb2.PushRequest, received_bytes: int) -> None:
+    def _admit(self, hop: stage_pb2.Hop, received_bytes: int) -> Job:
         if self.parts is None:
             raise Refusal(grpc.StatusCode.UNAVAILABLE, f"{self.settings.name} is still loading its weights")
-        kind = check_push(request, self.plan)
-        if request.router not in self.subscribers:
+        kind = check_hop(hop, self.plan)
+        if hop.router not in self.subscribers:
             raise Refusal(
-                grpc.StatusCode.FAILED_PRECONDITION, f"router {request.router!r} does not listen here: subscribe first"
+                grpc.StatusCode.FAILED_PRECONDITION, f"router {hop.router!r} does not listen here: subscribe first"
             )
-        if self.queue.full():
-            raise exhausted(f"{self.settings.name} has {self.queue.maxsize} hops waiting", retry_after_ms=500)
-        work = request.sweep if kind == "chain" else request.step
-        start = request.sweep.clean_start if kind == "chain" else request.step.start
+        if self.engine.full:
+            raise exhausted(f"{self.settings.name} has {self.engine.limit} hops under way", retry_after_ms=500)
+        work = hop.sweep if kind == "chain" else hop.step
+        start = hop.sweep.clean_start if kind == "chain" else hop.step.start
         if work.number == 0 and start == 0:
             source = self.plan.model(kind)
             assert source is not None
             if self.stopping:
                 raise Refusal(grpc.StatusCode.UNAVAILABLE, f"{self.settings.name} is stopping")
-            session = self.sessions.open(
-                request.session, request.router, kind, request.capacity, source.manifest, self.parts
-            )
+            session = self.sessions.open(hop.session, hop.router, kind, hop.capacity, source.manifest, self.parts)
         else:
-            session = self.sessions.due(request.session, kind, work.number, start)
+            session = self.sessions.due(hop.session, kind, work.number, start)
             if start + len(work.clean) > session.capacity:
                 raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, f"the session holds {session.capacity} positions only")
         session.next_number += 1
-        session.length += len(work.clean)
+        session.length = start + len(work.clean)
         session.pending += 1
-        self.queue.put_nowait(Job(request, session, received_bytes, time.perf_counter()))
+        job = Job(hop, session, received_bytes)
+        self.engine.submit(job)
+        return job
 
-    async def _work_on(self, job: Job) -> None:
-        if not self._wanted(job):
-            return
-        begin = time.perf_counter()
-        outcome = await asyncio.get_running_loop().run_in_executor(self.compute, self._compute, job)
-        self.counters.completed += 1
-        if self._wanted(job):
-            self.sessions.renew(job.session)
-            self._hand_over(job, outcome, begin)
-
-    def _wanted(self, job: Job) -> bool:
-        """Whether the session is still open: nobody waits for the result of one that was released meanwhile."""
-        return self.sessions.sessions.get(job.request.session) is job.session
-
-    def _compute(self, job: Job) -> tuple[Outcome, float]:
-        """What comes after this host, and the milliseconds that it took. Runs on the compute thread."""
-        if job.request.deadline_unix_ms <= time.time() * 1000:
-            raise Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed while the work was waiting")
-        assert self.parts is not None
-        begin = time.perf_counter()
-        outcome = run_hop(job.request, job.session, self.parts, following=self.plan.blocks[-1] + 1)
-        return outcome, (time.perf_counter() - begin) * 1000
-
-    def _hand_over(self, job: Job, outcome: tuple[Outcome, float], begin: float) -> None:
-        message, compute_ms = outcome
-        passages = [*job.request.passages]
-        passages.append(
-            stage_pb2.Passage(
-                host=self.settings.name,
-                queue_ms=(begin - job.accepted_at) * 1000,
-                compute_ms=compute_ms,
-                received_bytes=job.received_bytes,
-            )
-        )
-        if isinstance(message, stage_pb2.PushRequest):
-            del message.passages[:]
-            message.passages.extend(passages)
-            self._push(message)
-            return
-        message.passages.extend(passages)
-        # the next step starts before the router is told: its trip round the ring is what the user waits for
-        if job.request.WhichOneof("work") == "step" and job.request.step.remaining > 1:
-            self._push(next_step(job.request, message.text))
-        self.subscribers.publish(job.request.router, message)
-
-    def _push(self, request: stage_pb2.PushRequest) -> None:
-        task = asyncio.create_task(self._push_or_fault(request))
-        self._handovers.add(task)
-        task.add_done_callback(self._handovers.discard)
-
-    async def _push_or_fault(self, request: stage_pb2.PushRequest) -> None:
-        try:
-            if self.relay is None:
-                self.accept(request, received_bytes=0)
+    def _finish(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            job.session.pending -= 1
+            assert job.result is not None
+            if isinstance(job.result, Refusal):
+                self._give_up(job, job.result)
             else:
-                await self.relay.push(request)
-        except Refusal as refusal:
-            self._fault(request, refusal)
+                self.counters.completed += 1
+                self._go_on(job, job.result)
 
-    def _fault(self, request: stage_pb2.PushRequest, refusal: Refusal) -> None:
+    def _give_up(self, job: Job, refusal: Refusal) -> None:
+        if job.reply is not None:
+            self.sessions.release(job.hop.session)
+            if not job.reply.done():
+                job.reply.set_exception(refusal)
+        elif not job.session.released:
+            self._fault(job.hop, refusal)
+
+    def _go_on(self, job: Job, outcome: Outcome) -> None:
+        if isinstance(outcome, stage_pb2.Event):
+            outcome.passages.extend(job.hop.passages)
+        outcome.passages.add(
+            host=self.settings.name,
+            queue_ms=job.queue_ms,
+            compute_ms=job.compute_ms,
+            received_bytes=job.received_bytes,
+        )
+        self.sessions.renew(job.session)
+        if job.reply is not None:
+            if not job.reply.done():
+                job.reply.set_result(outcome)
+        elif not job.session.released:
+            self._hand_over(job.hop, outcome)
+
+    def _hand_over(self, hop: stage_pb2.Hop, outcome: Outcome) -> None:
+        if isinstance(outcome, stage_pb2.Hop):
+            self._push(outcome)
+            return
+        # the next step starts before the router is told: its trip round the ring is what the user waits for
+        if hop.WhichOneof("work") == "step" and hop.step.remaining > 1:
+            self._push(next_step(hop, outcome.text))
+        self.subscribers.publish(hop.router, outcome)
+
+    def _push(self, hop: stage_pb2.Hop) -> None:
+        def settled(refusal: Refusal | None) -> None:
+            if refusal is not None:
+                self._fault(hop, refusal)
+
+        if self.relay is not None:
+            self.relay.send(hop, settled)
+            return
+        try:
+            self.accept(hop, received_bytes=0)
+        except Refusal as refusal:
+            self._fault(hop, refusal)
+        asyncio.get_running_loop().call_soon(self._go)  # not at once: a whole text would be one call in another
+
+    def _fault(self, hop: stage_pb2.Hop, refusal: Refusal) -> None:
         """Tell the router that a request ends here."""
         self.counters.faults += 1
-        self.sessions.release(request.session)
-        work = request.sweep if request.WhichOneof("work") == "sweep" else request.step
+        self.sessions.release(hop.session)
+        work = hop.sweep if hop.WhichOneof("work") == "sweep" else hop.step
         fault = stage_pb2.Fault(code=refusal.number, message=refusal.message, host=self.settings.name)
-        self.subscribers.publish(
-            request.router, stage_pb2.Event(session=request.session, number=work.number, fault=fault)
-        )
+        self.subscribers.publish(hop.router, stage_pb2.Event(session=hop.session, number=work.number, fault=fault))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from stages.ar import ArStage, cache_bytes
-from stages.block import Block
+from stages.ar import cache_bytes
+from stages.backends import DEFAULT_BACKEND, Backend, backend_named
+from stages.backends.base import BlockRunner, StageRunner
 from stages.bundle import check_split, find_bundle
 from stages.checkpoint import load_block, load_stage
 from stages.errors import InputError
@@ -54,10 +55,25 @@ class HostPlan:
 
 @dataclass(frozen=True)
 class Parts:
-    """Loaded and gated weights, by part index."""
+    """Loaded and gated weights, ready to run, by part index."""
 
-    chain: dict[int, Block]
-    ar: dict[int, ArStage]
+    plan: HostPlan
+    chain: dict[int, BlockRunner]
+    ar: dict[int, StageRunner]
+
+    @property
+    def parts(self) -> int:
+        """Parts of a whole model, those of other hosts included."""
+        return self.plan.parts
+
+    @property
+    def chain_source(self) -> ModelSource | None:
+        return self.plan.chain
+
+    @property
+    def ar_width(self) -> int:
+        assert self.plan.ar is not None
+        return self.plan.ar.manifest.architecture.width
 
 
 def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:
@@ -78,11 +94,20 @@ def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:
     return HostPlan(blocks, parts, chain, ar)
 
 
-def load_parts(plan: HostPlan) -> Parts:
+def load_parts(plan: HostPlan, backend: Backend | None = None) -> Parts:
     """Read this host's files, and no others."""
-    chain = {i: load_block(plan.chain.directory, i) for i in plan.blocks} if plan.chain else {}
-    ar = {i: load_stage(plan.ar.directory, i) for i in plan.blocks} if plan.ar else {}
-    return Parts(chain, ar)
+    backend = backend or backend_named(DEFAULT_BACKEND)
+    chain = {i: backend.block(load_block(plan.chain.directory, i)) for i in plan.blocks} if plan.chain else {}
+    ar = {i: backend.stage(load_stage(plan.ar.directory, i)) for i in plan.blocks} if plan.ar else {}
+    return Parts(plan, chain, ar)
+
+
+def full_state_bytes(plan: HostPlan) -> int:
+    """Size of the largest usual sweep message: what a link is warmed with."""
+    if plan.chain is None:
+        return 0
+    a = plan.chain.manifest.architecture
+    return a.context_bytes * (a.code_dim + 4)
 
 
 def session_bytes(manifest: Manifest, held: int, capacity: int) -> int:

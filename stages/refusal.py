@@ -26,10 +26,12 @@ class Refusal(Exception):
         return int(self.code.value[0])
 
     @classmethod
-    def numbered(cls, number: int, message: str) -> Refusal:
-        """From a status code that came over the wire; a full queue is worth another try in a second."""
+    def numbered(cls, number: int, message: str, retry_after_ms: int | None = None) -> Refusal:
+        """From a status code that came over the wire; a full queue is worth another try, in a second if not said."""
         code = _BY_NUMBER.get(number, grpc.StatusCode.UNKNOWN)
-        return cls(code, message, 1000 if code is grpc.StatusCode.RESOURCE_EXHAUSTED else None)
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            retry_after_ms = retry_after_ms or 1000
+        return cls(code, message, retry_after_ms)
 
     async def abort(self, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
         """End a call with this status."""

@@ -15,13 +15,16 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from stages.allocator import return_large_buffers, trim
+from stages.ar import new_caches
+from stages.backends import DEFAULT_BACKEND, backend_named
+from stages.backends.base import CleanPiece, NoisyPiece
 from stages.errors import OnesweepError, ServiceError
 from stages.host import Host, HostSettings
-from stages.parts import HostPlan, Parts, load_parts, plan_host
+from stages.parts import HostPlan, Parts, full_state_bytes, load_parts, plan_host
 from stages.refusal import Refusal
 from stages.relay import WARM_TIMEOUT_S, Relay
 from stages.service import StageService
-from stages.sweep import BlockSequence, SweepPlan
+from stages.sweep import clean_pieces
 from stages.transport import bind, new_server, parse_address, stop_on_signals
 from stages.v1 import stage_pb2, stage_pb2_grpc
 
@@ -46,6 +49,7 @@ class StageSettings:
     next: str | None
     host: HostSettings
     threads: int | None = None
+    backend: str = DEFAULT_BACKEND
     insecure: bool = False
 
 
@@ -56,6 +60,7 @@ class StageServer:
         """Checks everything that can be checked without reading weights. Raises OnesweepError."""
         self.settings = settings
         self.plan = plan_host(settings.checkpoint, settings.blocks)
+        self.backend = backend_named(settings.backend)
         if settings.next is not None:
             parse_address(settings.next, "next address")
         self.failure: OnesweepError | None = None
@@ -78,8 +83,7 @@ class StageServer:
         await server.start()
         log.info("%s: live on port %d", host.settings.name, port)
         tasks = [
-            asyncio.create_task(job)
-            for job in (self._become_ready(host, service, checks, stop), host.work(), _housekeeping(host))
+            asyncio.create_task(job) for job in (self._become_ready(host, service, checks, stop), _housekeeping(host))
         ]
         await stop.wait()
         host.stopping = True
@@ -89,7 +93,7 @@ class StageServer:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await host.close()
+        host.close()
         if relay is not None:
             await relay.close()
         if self.failure:
@@ -105,7 +109,7 @@ class StageServer:
     ) -> None:
         loop = asyncio.get_running_loop()
         try:
-            parts = await loop.run_in_executor(host.compute, load_parts, self.plan)
+            parts = await loop.run_in_executor(host.compute, load_parts, self.plan, self.backend)
             await loop.run_in_executor(host.compute, warm_up, self.plan, parts)
             trim()
         except Exception as error:
@@ -116,6 +120,7 @@ class StageServer:
             stop.set()
             return
         host.parts = parts
+        worker = asyncio.create_task(host.work())
         keeper: asyncio.Task[None] | None = None
         size = full_state_bytes(self.plan)
         try:
@@ -126,10 +131,12 @@ class StageServer:
                 service.not_ready_reason = reason
                 status = health_pb2.HealthCheckResponse
                 await checks.set(SERVICE, status.NOT_SERVING if reason else status.SERVING)
-                if not reason and host.relay is not None and keeper is None:
-                    keeper = asyncio.create_task(host.relay.keep_warm(size))
+                pause_s = host.settings.keep_warm_s
+                if not reason and host.relay is not None and keeper is None and pause_s:
+                    keeper = asyncio.create_task(host.relay.keep_warm(size, pause_s))
                 await asyncio.sleep(HOUSEKEEPING_S if not reason else RETRY_S)
         finally:
+            worker.cancel()
             if keeper is not None:
                 keeper.cancel()
 
@@ -167,32 +174,30 @@ def wiring_problem(plan: HostPlan, address: str, other: stage_pb2.DescribeRespon
     return ""
 
 
-def full_state_bytes(plan: HostPlan) -> int:
-    """Size of the largest usual sweep message: what a link is warmed with."""
-    if plan.chain is None:
-        return 0
-    a = plan.chain.manifest.architecture
-    return a.context_bytes * (a.code_dim + 4)
-
-
 def warm_up(plan: HostPlan, parts: Parts) -> None:
     """Run every part once at full size: the first request shall not pay for allocations and kernel choice."""
-    for block in parts.chain.values():
-        assert plan.chain is not None
-        assert plan.chain.manifest.partition is not None
-        a = block.architecture
-        sequence = BlockSequence(block, plan.chain.manifest.partition, a.context_bytes)
-        half = max(a.context_bytes // 2, 1)
-        clean = torch.zeros(half, dtype=torch.int64) if block.reads_bytes else torch.zeros(half, a.width)
-        sequence.read(clean)
-        sequence.denoise(SweepPlan(0, half, a.context_bytes - half, 1, 1.0), None)
-    with torch.inference_mode():
-        for stage in parts.ar.values():
-            positions, width = stage.architecture.context_bytes, stage.architecture.width
-            source = (
-                torch.zeros(1, positions, dtype=torch.int64) if stage.is_first else torch.zeros(1, positions, width)
+    if plan.chain is not None:
+        a = plan.chain.manifest.architecture
+        for index, runner in parts.chain.items():
+            caches, half = new_caches(a.layers, a, a.context_bytes), a.context_bytes // 2
+            reads_bytes = a.context == "own" or index == 0
+            clean = torch.zeros(half, dtype=torch.int64) if reads_bytes else torch.zeros(half, a.width)
+            for piece in clean_pieces(clean):
+                runner.read([CleanPiece(piece, caches)])
+            state = torch.zeros(a.context_bytes - half, a.code_dim)
+            runner.denoise([NoisyPiece(state, state, 1.0, half, caches)])
+    if plan.ar is not None:
+        a = plan.ar.manifest.architecture
+        for index, stage in parts.ar.items():
+            caches = new_caches(a.layers, a, a.context_bytes)
+            full, one = (
+                torch.zeros(n, dtype=torch.int64) if index == 0 else torch.zeros(n, a.width)
+                for n in (a.context_bytes - 1, 1)
             )
-            stage.read(source)
+            for piece in (*clean_pieces(full), one):
+                hidden = stage.read([CleanPiece(piece, caches)])
+            if index == a.parts - 1:
+                stage.next_byte(hidden)
 
 
 async def _drained(host: Host) -> None:

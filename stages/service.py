@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from importlib.metadata import version
@@ -12,8 +14,9 @@ import grpc.aio
 
 from stages.admission import check_label
 from stages.host import Host
-from stages.parts import ModelSource
-from stages.refusal import Refusal, invalid
+from stages.network import MAX_PROBE_BYTES, kernel_now, measure_link
+from stages.parts import ModelSource, full_state_bytes
+from stages.refusal import Refusal, exhausted, invalid
 from stages.v1 import stage_pb2, stage_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -27,6 +30,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
     def __init__(self, host: Host) -> None:
         self.host = host
         self.not_ready_reason = "loading weights"
+        self._probing = asyncio.Lock()
 
     async def Describe(self, request: stage_pb2.DescribeRequest, context: Context) -> stage_pb2.DescribeResponse:
         plan = self.host.plan
@@ -42,14 +46,22 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
             counters=self.host.counters_now(),
         )
 
-    async def Push(self, request: stage_pb2.PushRequest, context: Context) -> stage_pb2.PushResponse:
+    async def Push(
+        self, parcels: AsyncIterator[stage_pb2.Parcel], context: Context
+    ) -> AsyncIterator[stage_pb2.Receipt]:
+        async for parcel in parcels:
+            yield self.host.take(parcel)
+
+    async def Run(self, request: stage_pb2.RunRequest, context: Context) -> stage_pb2.RunResponse:
         try:
-            self.host.accept(request, request.ByteSize())
+            outcome = await self.host.run(request.hop, request.onward)
         except Refusal as refusal:
             await refusal.abort(context)
-        return stage_pb2.PushResponse()
+        if isinstance(outcome, stage_pb2.Hop):
+            return stage_pb2.RunResponse(next=outcome)
+        return stage_pb2.RunResponse(event=outcome)
 
-    async def Subscribe(self, request: stage_pb2.SubscribeRequest, context: Context) -> AsyncIterator[stage_pb2.Event]:
+    async def Subscribe(self, request: stage_pb2.SubscribeRequest, context: Context) -> AsyncIterator[stage_pb2.Events]:
         try:
             check_label(request.router, "router")
         except Refusal as refusal:
@@ -68,7 +80,24 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         return stage_pb2.ReleaseResponse(released=self.host.release(list(request.sessions)))
 
     async def Warm(self, request: stage_pb2.WarmRequest, context: Context) -> stage_pb2.WarmResponse:
-        return stage_pb2.WarmResponse()
+        if request.reply_bytes > MAX_PROBE_BYTES:
+            await invalid(f"an answer has at most {MAX_PROBE_BYTES} bytes").abort(context)
+        return stage_pb2.WarmResponse(padding=bytes(request.reply_bytes))
+
+    async def Probe(self, request: stage_pb2.ProbeRequest, context: Context) -> stage_pb2.ProbeResponse:
+        response = stage_pb2.ProbeResponse(kernel=kernel_now(), unix_us=time.time_ns() // 1000)
+        relay = self.host.relay
+        if not 1 <= request.bytes <= MAX_PROBE_BYTES:
+            await invalid(f"a probe sends 1 to {MAX_PROBE_BYTES} bytes").abort(context)
+        if self._probing.locked():
+            await exhausted("another probe is running", retry_after_ms=2000).abort(context)
+        async with self._probing:
+            if relay is not None:
+                try:
+                    response.next.CopyFrom(await measure_link(relay, full_state_bytes(self.host.plan), request.bytes))
+                except grpc.aio.AioRpcError as error:
+                    response.problem = f"{relay.host} does not answer ({error.details() or error.code().name})"
+        return response
 
 
 def _model_info(source: ModelSource | None) -> stage_pb2.ModelInfo | None:

@@ -15,7 +15,6 @@ from stages.layers import LayerCache
 from stages.manifest import Manifest
 from stages.parts import Parts, session_bytes
 from stages.refusal import Refusal, exhausted, failed_precondition, invalid
-from stages.sweep import BlockSequence
 
 Kind = Literal["chain", "ar"]
 
@@ -38,8 +37,10 @@ class Session:
     """Clean positions accepted so far, those still in the queue included."""
     next_number: int = 0
     """The sweep or step that is due."""
-    blocks: dict[int, BlockSequence] = field(default_factory=dict)
-    stages: dict[int, list[LayerCache]] = field(default_factory=dict)
+    released: bool = False
+    """Nobody waits for it any more. Read by the engine's thread."""
+    caches: dict[int, list[LayerCache]] = field(default_factory=dict)
+    """Of each part that this host holds, in their order."""
 
 
 class SessionStore:
@@ -57,7 +58,7 @@ class SessionStore:
             raise Refusal(grpc.StatusCode.ALREADY_EXISTS, f"session {name!r} is open already")
         if name in self._released:
             raise Refusal(grpc.StatusCode.NOT_FOUND, f"session {name!r} was released")
-        held = parts.chain if kind == "chain" else parts.ar
+        held = list(parts.chain if kind == "chain" else parts.ar)
         need = session_bytes(manifest, len(held), capacity)
         self.expire()
         if self.bytes + need > self.budget_bytes:
@@ -67,12 +68,8 @@ class SessionStore:
                 retry_after_ms=1000,
             )
         session = Session(router, kind, capacity, need, self.clock() + self.lease_s)
-        architecture = manifest.architecture
-        if kind == "chain":
-            assert manifest.partition is not None
-            session.blocks = {i: BlockSequence(b, manifest.partition, capacity) for i, b in parts.chain.items()}
-        else:
-            session.stages = {i: new_caches(architecture.layers, architecture, capacity) for i in parts.ar}
+        a = manifest.architecture
+        session.caches = {part: new_caches(a.layers, a, capacity) for part in held}
         self.sessions[name] = session
         self.bytes += need
         return session
@@ -95,7 +92,8 @@ class SessionStore:
             raise Refusal(grpc.StatusCode.ALREADY_EXISTS, f"sweep {number} of session {name!r} was accepted before")
         if number > session.next_number:
             raise failed_precondition(f"sweep {number} of session {name!r} came before sweep {session.next_number}")
-        if start != session.length:
+        # an AR step may go back behind guesses that turned out wrong
+        if start > session.length or (start < session.length and kind == "chain"):
             raise failed_precondition(
                 f"session {name!r} has read {session.length} positions, the sweep goes on at {start}"
             )
@@ -113,6 +111,7 @@ class SessionStore:
         session = self.sessions.pop(name, None)
         if session is None:
             return False
+        session.released = True
         self.bytes -= session.bytes
         return True
 

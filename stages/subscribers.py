@@ -13,6 +13,9 @@ log = logging.getLogger(__name__)
 MAX_WAITING = 4096
 """Events kept for a router that does not read them; later ones are dropped, its requests then end at their deadline."""
 
+MOST_TOGETHER = 256
+"""Events in one message."""
+
 
 class Subscribers:
     """One bounded queue of events for each router."""
@@ -23,14 +26,20 @@ class Subscribers:
     def __contains__(self, router: str) -> bool:
         return router in self.queues
 
-    async def listen(self, router: str) -> AsyncGenerator[stage_pb2.Event, None]:
-        """Events for `router`; a second subscription of the same name takes over from the first."""
+    async def listen(self, router: str) -> AsyncGenerator[stage_pb2.Events, None]:
+        """Events for `router`, those that are there at once together; the first message is empty.
+
+        A second subscription of the same name takes over from the first.
+        """
         queue: asyncio.Queue[stage_pb2.Event] = asyncio.Queue(MAX_WAITING)
         self.queues[router] = queue
         try:
-            yield stage_pb2.Event()
+            yield stage_pb2.Events()
             while True:
-                yield await queue.get()
+                events = stage_pb2.Events(events=[await queue.get()])
+                while len(events.events) < MOST_TOGETHER and not queue.empty():
+                    events.events.append(queue.get_nowait())
+                yield events
         finally:
             if self.queues.get(router) is queue:
                 del self.queues[router]

@@ -1,22 +1,27 @@
-"""One block's part of a sweep: Euler steps over its noise range, against the KV cache of one sequence."""
+"""One block's part of a sweep: Euler steps over its noise range, an evaluation at a time."""
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from stages.ar import new_caches
-from stages.block import Block
+from stages.architecture import Architecture
+from stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece
 from stages.codec import ESTIMATE_LIMIT, FEATURE_LIMIT, Int8, StateCodec
+from stages.layers import LayerCache
 from stages.noise import Trajectory, step_sigmas
 from stages.partition import NoisePartition
 from stages.randomness import Purpose, normals, sample_bytes
 
 FEATURES = Int8()
 """How clean features travel between `chained` blocks."""
+PIECE_POSITIONS = 128
+"""Clean positions that are read at once: a long prompt is read in pieces, so that it does not hold up others.
+Pieces are cut by a sequence's own positions, never by its company."""
 
 
 @dataclass(frozen=True)
@@ -32,58 +37,6 @@ class SweepPlan:
     temperature: float
 
 
-class BlockSequence:
-    """A block together with the clean bytes of one sequence that it has read so far."""
-
-    def __init__(self, block: Block, partition: NoisePartition, capacity: int) -> None:
-        self.block, self.partition = block, partition
-        self.caches = new_caches(block.architecture.layers, block.architecture, capacity)
-
-    @property
-    def length(self) -> int:
-        """Clean positions read so far."""
-        return self.caches[0].length
-
-    @torch.inference_mode()
-    def read(self, source: Tensor) -> Tensor:
-        """Append clean positions (bytes (positions,) or features (positions, width)); return their features."""
-        features, _ = self.block.read(source[None], self.caches)
-        return features[0]
-
-    @torch.inference_mode()
-    def denoise(self, plan: SweepPlan, estimate: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Run this block's steps. estimate: E so far (slots, code_dim), None before the first step.
-
-        Returns the new estimate and the logits (slots, 256) of the last evaluation. The last block of a chain
-        evaluates once more at sigma_min, where the text is read out.
-        """
-        block, dim = self.block, self.block.architecture.code_dim
-        trajectory = Trajectory(self.partition.sigma_max)
-        initial = trajectory.sigma_start * normals(plan.seed, Purpose.INITIAL_NOISE, plan.start, plan.slots, dim)[None]
-        current = torch.zeros_like(initial) if estimate is None else estimate[None]
-        memory = [cache.stored() for cache in self.caches]
-        high, low = self.partition.range(block.index)
-        sigmas = step_sigmas(high, low, plan.steps)
-        for sigma, sigma_next in pairwise(sigmas):
-            logits = self._evaluate(trajectory, initial, current, sigma, memory, plan.start)
-            current = trajectory.advance(current, block.point(logits), sigma, sigma_next)
-        if block.index == block.architecture.parts - 1:
-            logits = self._evaluate(trajectory, initial, current, low, memory, plan.start)
-        return current[0], logits[0]
-
-    def _evaluate(
-        self,
-        trajectory: Trajectory,
-        initial: Tensor,
-        estimate: Tensor,
-        sigma: float,
-        memory: list[tuple[Tensor, Tensor]],
-        start: int,
-    ) -> Tensor:
-        z = trajectory.state(initial, estimate, sigma)
-        return self.block.denoise(z, estimate, torch.full((1, 1), sigma), memory, start)
-
-
 @dataclass(frozen=True)
 class Boundary:
     """What passes from one block to the next, encoded: this is what a hop carries."""
@@ -93,25 +46,104 @@ class Boundary:
     """Clean features of the positions read in this sweep; empty unless the chain is `chained`."""
 
 
-def run_block(
-    sequence: BlockSequence, plan: SweepPlan, codec: StateCodec, clean: bytes, before: Boundary | None
-) -> Boundary | bytes:
-    """Read the new clean bytes and denoise: a boundary for the next block, or the chunk's text after the last.
+class BlockWork:
+    """One block's work on one chunk: reads the new clean bytes, then denoises, a piece at a time.
 
-    The boundary is encoded even when the next block is on the same host, so that the text does not depend on
-    which host holds which block.
+    Ask for `piece`, have a BlockRunner compute it, hand the result to `supply`, until it is `done`.
     """
-    block, a = sequence.block, sequence.block.architecture
-    features = torch.empty(0, a.width)
-    if clean:
-        if block.reads_bytes:
-            source = torch.frombuffer(bytearray(clean), dtype=torch.uint8).long()
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        index: int,
+        partition: NoisePartition,
+        caches: list[LayerCache],
+        plan: SweepPlan,
+        codec: StateCodec,
+        clean: bytes,
+        before: Boundary | None,
+    ) -> None:
+        """:param before: what the block before handed over; None for block 0. Raises CodecError."""
+        a = self.architecture = architecture
+        self.index, self.caches, self.plan, self.codec = index, caches, plan, codec
+        self.is_last = index == a.parts - 1
+        self._unread = deque(clean_pieces(clean_source(a, index == 0, clean, before.features if before else b"")))
+        self._features: list[Tensor] = []
+        self._trajectory = Trajectory(partition.sigma_max)
+        noise = normals(plan.seed, Purpose.INITIAL_NOISE, plan.start, plan.slots, a.code_dim)
+        self._initial = self._trajectory.sigma_start * noise
+        self._estimate = torch.zeros_like(noise)
+        if before is not None:
+            self._estimate = codec.decode(before.estimate, plan.slots, a.code_dim, ESTIMATE_LIMIT)
+        high, low = partition.range(index)
+        self._levels: deque[tuple[float, float | None]] = deque(pairwise(step_sigmas(high, low, plan.steps)))
+        if self.is_last:
+            self._levels.append((low, None))  # once more at sigma_min, where the text is read out
+        self._logits = torch.empty(0)
+
+    @property
+    def done(self) -> bool:
+        return not self._levels
+
+    @property
+    def piece(self) -> CleanPiece | NoisyPiece:
+        """What is to be computed next. Not to be asked for when `done`."""
+        if self._unread:
+            return CleanPiece(self._unread[0], self.caches)
+        sigma = self._levels[0][0]
+        z = self._trajectory.state(self._initial, self._estimate, sigma)
+        return NoisyPiece(z, self._estimate, sigma, self.plan.start, self.caches)
+
+    @property
+    def rows(self) -> int:
+        """Positions in `piece`."""
+        return len(self._unread[0]) if self._unread else self.plan.slots
+
+    def supply(self, result: Tensor | Denoised) -> None:
+        """Go on with what a runner made of `piece`."""
+        if isinstance(result, Tensor):
+            self._unread.popleft()
+            self._features.append(result)
+            return
+        sigma, sigma_next = self._levels.popleft()
+        if sigma_next is not None:
+            self._estimate = self._trajectory.advance(self._estimate, result.point, sigma, sigma_next)
+        self._logits = result.logits
+
+    def outcome(self) -> Boundary | bytes:
+        """A boundary for the next block, or the chunk's text after the last.
+
+        The boundary is encoded even when the next block is on the same host, so that the text does not depend on
+        which host holds which block.
+        """
+        plan, a = self.plan, self.architecture
+        if self.is_last:
+            return sample_bytes(self._logits, plan.temperature, plan.seed, plan.start)
+        features = b""
+        if a.context == "chained":
+            features = FEATURES.encode(torch.cat(self._features) if self._features else torch.empty(0, a.width))
+        return Boundary(self.codec.encode(self._estimate), features)
+
+
+def clean_source(architecture: Architecture, reads_bytes: bool, clean: bytes, features: bytes) -> Tensor:
+    """What a block's clean stream reads: bytes (positions,) int64, or decoded features (positions, width)."""
+    a = architecture
+    if reads_bytes or a.context == "own":
+        return torch.frombuffer(bytearray(clean), dtype=torch.uint8).long() if clean else torch.empty(0).long()
+    return FEATURES.decode(features, len(clean), a.width, FEATURE_LIMIT)
+
+
+def clean_pieces(source: Tensor) -> list[Tensor]:
+    """`source` (positions, ...) cut into pieces that are read one after the other; none for no positions."""
+    return list(source.split(PIECE_POSITIONS)) if len(source) else []
+
+
+def run_alone(work: BlockWork, runner: BlockRunner) -> Boundary | bytes:
+    """One block's work from beginning to end, in no company."""
+    while not work.done:
+        piece = work.piece
+        if isinstance(piece, CleanPiece):
+            work.supply(runner.read([piece])[0])
         else:
-            assert before is not None
-            source = FEATURES.decode(before.features, len(clean), a.width, FEATURE_LIMIT)
-        features = sequence.read(source)
-    estimate = None if before is None else codec.decode(before.estimate, plan.slots, a.code_dim, ESTIMATE_LIMIT)
-    estimate, logits = sequence.denoise(plan, estimate)
-    if block.index == a.parts - 1:
-        return sample_bytes(logits, plan.temperature, plan.seed, plan.start)
-    return Boundary(codec.encode(estimate), FEATURES.encode(features) if a.context == "chained" else b"")
+            work.supply(runner.denoise([piece])[0])
+    return work.outcome()

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from serving.accounting import Account
 from serving.modes.base import Generation, Mode
 from serving.ring import Ring
+from stages.admission import HIDDEN
 from stages.v1 import stage_pb2
 
 
@@ -14,6 +15,8 @@ class ArMode(Mode):
     """Token by token, KV-cached. The last host hands each byte to the first host and to the router at once."""
 
     name = "ar"
+    codecs = tuple(HIDDEN)
+    default_codec = "fp32"
 
     def __init__(self, ring: Ring) -> None:
         self.ring = ring
@@ -35,6 +38,7 @@ class ArMode(Mode):
                     clean=request.prompt,
                     remaining=request.max_bytes,
                     sampling=stage_pb2.Sampling(seed=request.seed, temperature=request.temperature),
+                    codec=request.codec,
                 )
             )
             for _ in range(request.max_bytes):

@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from serving.accounting import Account
+from stages.codec import CODECS
 
 DEFAULT_CHUNK = 32
 DEFAULT_STEPS = 8
 DEFAULT_TEMPERATURE = 0.8
-DEFAULT_CODEC = "int8"
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,21 @@ class Generation:
     temperature: float = DEFAULT_TEMPERATURE
     chunk: int = DEFAULT_CHUNK
     steps: int = DEFAULT_STEPS
-    codec: str = DEFAULT_CODEC
+    codec: str = ""
+    """How states travel between hosts."""
+    drafter: str | None = None
+    draft: int | None = None
+    """Bytes to guess for a sweep; None = as many as pay."""
 
 
 class Mode(ABC):
     """One way of generating text."""
 
     name: str
+    codecs: tuple[str, ...] = tuple(CODECS)
+    """How states may travel between hosts."""
+    default_codec: str = "int8"
+    uses_hosts: bool = True
 
     @property
     @abstractmethod
@@ -42,8 +50,6 @@ class Mode(ABC):
     @abstractmethod
     def context_bytes(self) -> int:
         """Most bytes of prompt and output together. Meaningful while there is no `problem`."""
-
-    uses_hosts: bool = True
 
     @abstractmethod
     def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:

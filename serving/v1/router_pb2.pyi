@@ -30,10 +30,13 @@ class GenerateRequest(_message.Message):
     CHUNK_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     CODEC_FIELD_NUMBER: _builtins.int
+    DRAFTER_FIELD_NUMBER: _builtins.int
+    DRAFT_FIELD_NUMBER: _builtins.int
+    WHOLE_FIELD_NUMBER: _builtins.int
     prompt: _builtins.bytes
     """UTF-8, at least one byte"""
     mode: _builtins.str
-    """sweep, chunked, ar, local"""
+    """sweep, chunked, ar, ar-speculative, local"""
     max_bytes: _builtins.int
     seed: _builtins.int
     temperature: _builtins.float
@@ -42,7 +45,13 @@ class GenerateRequest(_message.Message):
     steps: _builtins.int
     """Euler steps in each block, `sweep` and `chunked` only"""
     codec: _builtins.str
-    """of the state between blocks: fp32, int8, int4"""
+    """of what travels between hosts: fp32, int8, int4; AR modes: fp32, int8"""
+    drafter: _builtins.str
+    """`ar-speculative` only: model, lookup, both"""
+    draft: _builtins.int
+    """bytes guessed for a sweep, `ar-speculative` only; not given: chosen as it goes"""
+    whole: _builtins.bool
+    """the text in one piece at the end, not as it arrives"""
     def __init__(
         self,
         *,
@@ -54,15 +63,22 @@ class GenerateRequest(_message.Message):
         chunk: _builtins.int | None = ...,
         steps: _builtins.int | None = ...,
         codec: _builtins.str | None = ...,
+        drafter: _builtins.str | None = ...,
+        draft: _builtins.int | None = ...,
+        whole: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_chunk", b"_chunk", "_codec", b"_codec", "_steps", b"_steps", "_temperature", b"_temperature", "chunk", b"chunk", "codec", b"codec", "steps", b"steps", "temperature", b"temperature"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_drafter", b"_drafter", "_steps", b"_steps", "_temperature", b"_temperature", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "drafter", b"drafter", "steps", b"steps", "temperature", b"temperature"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chunk", b"_chunk", "_codec", b"_codec", "_steps", b"_steps", "_temperature", b"_temperature", "chunk", b"chunk", "codec", b"codec", "max_bytes", b"max_bytes", "mode", b"mode", "prompt", b"prompt", "seed", b"seed", "steps", b"steps", "temperature", b"temperature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_drafter", b"_drafter", "_steps", b"_steps", "_temperature", b"_temperature", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "drafter", b"drafter", "max_bytes", b"max_bytes", "mode", b"mode", "prompt", b"prompt", "seed", b"seed", "steps", b"steps", "temperature", b"temperature", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__chunk: _TypeAlias = _typing.Literal["chunk"]  # noqa: Y015
     _WhichOneofArgType__chunk: _TypeAlias = _typing.Literal["_chunk", b"_chunk"]  # noqa: Y015
     _WhichOneofReturnType__codec: _TypeAlias = _typing.Literal["codec"]  # noqa: Y015
     _WhichOneofArgType__codec: _TypeAlias = _typing.Literal["_codec", b"_codec"]  # noqa: Y015
+    _WhichOneofReturnType__draft: _TypeAlias = _typing.Literal["draft"]  # noqa: Y015
+    _WhichOneofArgType__draft: _TypeAlias = _typing.Literal["_draft", b"_draft"]  # noqa: Y015
+    _WhichOneofReturnType__drafter: _TypeAlias = _typing.Literal["drafter"]  # noqa: Y015
+    _WhichOneofArgType__drafter: _TypeAlias = _typing.Literal["_drafter", b"_drafter"]  # noqa: Y015
     _WhichOneofReturnType__steps: _TypeAlias = _typing.Literal["steps"]  # noqa: Y015
     _WhichOneofArgType__steps: _TypeAlias = _typing.Literal["_steps", b"_steps"]  # noqa: Y015
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
@@ -71,6 +87,10 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__chunk) -> _WhichOneofReturnType__chunk | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__codec) -> _WhichOneofReturnType__codec | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__draft) -> _WhichOneofReturnType__draft | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__drafter) -> _WhichOneofReturnType__drafter | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__steps) -> _WhichOneofReturnType__steps | None: ...
     @_typing.overload
@@ -121,6 +141,8 @@ class Summary(_message.Message):
     FIRST_BYTE_MS_FIELD_NUMBER: _builtins.int
     COMPUTE_MS_FIELD_NUMBER: _builtins.int
     HOSTS_FIELD_NUMBER: _builtins.int
+    DRAFTED_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
     mode: _builtins.str
     seed: _builtins.int
     prompt_bytes: _builtins.int
@@ -135,6 +157,10 @@ class Summary(_message.Message):
     first_byte_ms: _builtins.float
     compute_ms: _builtins.float
     """arithmetic, hosts and router together"""
+    drafted: _builtins.int
+    """bytes guessed by a drafter"""
+    accepted: _builtins.int
+    """of these, found right"""
     @_builtins.property
     def wire_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """payload of each hop of a sweep, in its order; the largest of any sweep"""
@@ -156,10 +182,12 @@ class Summary(_message.Message):
         first_byte_ms: _builtins.float = ...,
         compute_ms: _builtins.float = ...,
         hosts: _abc.Iterable[Global___HostShare] | None = ...,
+        drafted: _builtins.int = ...,
+        accepted: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_ms", b"compute_ms", "first_byte_ms", b"first_byte_ms", "hops", b"hops", "hosts", b"hosts", "latency_ms", b"latency_ms", "mode", b"mode", "output_bytes", b"output_bytes", "prompt_bytes", b"prompt_bytes", "seed", b"seed", "sweeps", b"sweeps", "wire_bytes", b"wire_bytes", "wire_bytes_total", b"wire_bytes_total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "compute_ms", b"compute_ms", "drafted", b"drafted", "first_byte_ms", b"first_byte_ms", "hops", b"hops", "hosts", b"hosts", "latency_ms", b"latency_ms", "mode", b"mode", "output_bytes", b"output_bytes", "prompt_bytes", b"prompt_bytes", "seed", b"seed", "sweeps", b"sweeps", "wire_bytes", b"wire_bytes", "wire_bytes_total", b"wire_bytes_total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15stages/v1/stage.proto\x12\tstages.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xee\x01\n\x10\x44\x65scribeResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0e\n\x06\x62locks\x18\x03 \x03(\r\x12#\n\x05\x63hain\x18\x04 \x01(\x0b\x32\x14.stages.v1.ModelInfo\x12 \n\x02\x61r\x18\x05 \x01(\x0b\x32\x14.stages.v1.ModelInfo\x12\r\n\x05ready\x18\x06 \x01(\x08\x12\x18\n\x10not_ready_reason\x18\x07 \x01(\t\x12\x14\n\x0cnext_address\x18\x08 \x01(\t\x12%\n\x08\x63ounters\x18\t \x01(\x0b\x32\x13.stages.v1.Counters\"P\n\tModelInfo\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\r\n\x05parts\x18\x02 \x01(\r\x12\x15\n\rcontext_bytes\x18\x03 \x01(\r\x12\r\n\x05width\x18\x04 \x01(\r\"\xa9\x01\n\x08\x43ounters\x12\x10\n\x08sessions\x18\x01 \x01(\x04\x12\x15\n\rsession_bytes\x18\x02 \x01(\x04\x12\x1b\n\x13session_bytes_limit\x18\x03 \x01(\x04\x12\x0e\n\x06queued\x18\x04 \x01(\x04\x12\x13\n\x0bqueue_limit\x18\x05 \x01(\x04\x12\x11\n\tcompleted\x18\x06 \x01(\x04\x12\x0f\n\x07refused\x18\x07 \x01(\x04\x12\x0e\n\x06\x66\x61ults\x18\x08 \x01(\x04\"\xdc\x01\n\x0bPushRequest\x12\x0e\n\x06router\x18\x01 \x01(\t\x12\x0f\n\x07session\x18\x02 \x01(\t\x12\x18\n\x10\x64\x65\x61\x64line_unix_ms\x18\x03 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\x10\n\x08\x63\x61pacity\x18\x05 \x01(\r\x12$\n\x08passages\x18\x06 \x03(\x0b\x32\x12.stages.v1.Passage\x12!\n\x05sweep\x18\x07 \x01(\x0b\x32\x10.stages.v1.SweepH\x00\x12\x1f\n\x04step\x18\x08 \x01(\x0b\x32\x0f.stages.v1.StepH\x00\x42\x06\n\x04work\"\x0e\n\x0cPushResponse\"-\n\x08Sampling\x12\x0c\n\x04seed\x18\x01 \x01(\x04\x12\x13\n\x0btemperature\x18\x02 \x01(\x01\"\xc2\x01\n\x05Sweep\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05\x62lock\x18\x02 \x01(\r\x12\x13\n\x0b\x63lean_start\x18\x03 \x01(\r\x12\r\n\x05\x63lean\x18\x04 \x01(\x0c\x12\r\n\x05slots\x18\x05 \x01(\r\x12\r\n\x05steps\x18\x06 \x01(\r\x12%\n\x08sampling\x18\x07 \x01(\x0b\x32\x13.stages.v1.Sampling\x12\r\n\x05\x63odec\x18\x08 \x01(\t\x12\x10\n\x08\x65stimate\x18\t \x01(\x0c\x12\x10\n\x08\x66\x65\x61tures\x18\n \x01(\x0c\"\x8d\x01\n\x04Step\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05stage\x18\x02 \x01(\r\x12\r\n\x05start\x18\x03 \x01(\r\x12\r\n\x05\x63lean\x18\x04 \x01(\x0c\x12\x0e\n\x06hidden\x18\x05 \x01(\x0c\x12\x11\n\tremaining\x18\x06 \x01(\r\x12%\n\x08sampling\x18\x07 \x01(\x0b\x32\x13.stages.v1.Sampling\"U\n\x07Passage\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x10\n\x08queue_ms\x18\x02 \x01(\x01\x12\x12\n\ncompute_ms\x18\x03 \x01(\x01\x12\x16\n\x0ereceived_bytes\x18\x04 \x01(\x04\"\"\n\x10SubscribeRequest\x12\x0e\n\x06router\x18\x01 \x01(\t\"\x8c\x01\n\x05\x45vent\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12$\n\x08passages\x18\x03 \x03(\x0b\x32\x12.stages.v1.Passage\x12\x0e\n\x04text\x18\x04 \x01(\x0cH\x00\x12!\n\x05\x66\x61ult\x18\x05 \x01(\x0b\x32\x10.stages.v1.FaultH\x00\x42\t\n\x07outcome\"4\n\x05\x46\x61ult\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\"\"\n\x0eReleaseRequest\x12\x10\n\x08sessions\x18\x01 \x03(\t\"#\n\x0fReleaseResponse\x12\x10\n\x08released\x18\x01 \x01(\r\"\x1e\n\x0bWarmRequest\x12\x0f\n\x07padding\x18\x01 \x01(\x0c\"\x0e\n\x0cWarmResponse2\xc5\x02\n\x0cStageService\x12\x43\n\x08\x44\x65scribe\x12\x1a.stages.v1.DescribeRequest\x1a\x1b.stages.v1.DescribeResponse\x12\x37\n\x04Push\x12\x16.stages.v1.PushRequest\x1a\x17.stages.v1.PushResponse\x12<\n\tSubscribe\x12\x1b.stages.v1.SubscribeRequest\x1a\x10.stages.v1.Event0\x01\x12@\n\x07Release\x12\x19.stages.v1.ReleaseRequest\x1a\x1a.stages.v1.ReleaseResponse\x12\x37\n\x04Warm\x12\x16.stages.v1.WarmRequest\x1a\x17.stages.v1.WarmResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15stages/v1/stage.proto\x12\tstages.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xee\x01\n\x10\x44\x65scribeResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0e\n\x06\x62locks\x18\x03 \x03(\r\x12#\n\x05\x63hain\x18\x04 \x01(\x0b\x32\x14.stages.v1.ModelInfo\x12 \n\x02\x61r\x18\x05 \x01(\x0b\x32\x14.stages.v1.ModelInfo\x12\r\n\x05ready\x18\x06 \x01(\x08\x12\x18\n\x10not_ready_reason\x18\x07 \x01(\t\x12\x14\n\x0cnext_address\x18\x08 \x01(\t\x12%\n\x08\x63ounters\x18\t \x01(\x0b\x32\x13.stages.v1.Counters\"P\n\tModelInfo\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\r\n\x05parts\x18\x02 \x01(\r\x12\x15\n\rcontext_bytes\x18\x03 \x01(\r\x12\r\n\x05width\x18\x04 \x01(\r\"\xa9\x01\n\x08\x43ounters\x12\x10\n\x08sessions\x18\x01 \x01(\x04\x12\x15\n\rsession_bytes\x18\x02 \x01(\x04\x12\x1b\n\x13session_bytes_limit\x18\x03 \x01(\x04\x12\x0e\n\x06queued\x18\x04 \x01(\x04\x12\x13\n\x0bqueue_limit\x18\x05 \x01(\x04\x12\x11\n\tcompleted\x18\x06 \x01(\x04\x12\x0f\n\x07refused\x18\x07 \x01(\x04\x12\x0e\n\x06\x66\x61ults\x18\x08 \x01(\x04\"6\n\x06Parcel\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x1c\n\x04hops\x18\x02 \x03(\x0b\x32\x0e.stages.v1.Hop\"C\n\x07Receipt\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12(\n\nrejections\x18\x02 \x03(\x0b\x32\x14.stages.v1.Rejection\"Q\n\tRejection\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x04 \x01(\r\"\xd4\x01\n\x03Hop\x12\x0e\n\x06router\x18\x01 \x01(\t\x12\x0f\n\x07session\x18\x02 \x01(\t\x12\x18\n\x10\x64\x65\x61\x64line_unix_ms\x18\x03 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\x10\n\x08\x63\x61pacity\x18\x05 \x01(\r\x12$\n\x08passages\x18\x06 \x03(\x0b\x32\x12.stages.v1.Passage\x12!\n\x05sweep\x18\x07 \x01(\x0b\x32\x10.stages.v1.SweepH\x00\x12\x1f\n\x04step\x18\x08 \x01(\x0b\x32\x0f.stages.v1.StepH\x00\x42\x06\n\x04work\"9\n\nRunRequest\x12\x1b\n\x03hop\x18\x01 \x01(\x0b\x32\x0e.stages.v1.Hop\x12\x0e\n\x06onward\x18\x02 \x01(\x08\"[\n\x0bRunResponse\x12\x1e\n\x04next\x18\x01 \x01(\x0b\x32\x0e.stages.v1.HopH\x00\x12!\n\x05\x65vent\x18\x02 \x01(\x0b\x32\x10.stages.v1.EventH\x00\x42\t\n\x07outcome\"-\n\x08Sampling\x12\x0c\n\x04seed\x18\x01 \x01(\x04\x12\x13\n\x0btemperature\x18\x02 \x01(\x01\"\xc2\x01\n\x05Sweep\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05\x62lock\x18\x02 \x01(\r\x12\x13\n\x0b\x63lean_start\x18\x03 \x01(\r\x12\r\n\x05\x63lean\x18\x04 \x01(\x0c\x12\r\n\x05slots\x18\x05 \x01(\r\x12\r\n\x05steps\x18\x06 \x01(\r\x12%\n\x08sampling\x18\x07 \x01(\x0b\x32\x13.stages.v1.Sampling\x12\r\n\x05\x63odec\x18\x08 \x01(\t\x12\x10\n\x08\x65stimate\x18\t \x01(\x0c\x12\x10\n\x08\x66\x65\x61tures\x18\n \x01(\x0c\"\xab\x01\n\x04Step\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05stage\x18\x02 \x01(\r\x12\r\n\x05start\x18\x03 \x01(\r\x12\r\n\x05\x63lean\x18\x04 \x01(\x0c\x12\x0e\n\x06hidden\x18\x05 \x01(\x0c\x12\x11\n\tremaining\x18\x06 \x01(\r\x12%\n\x08sampling\x18\x07 \x01(\x0b\x32\x13.stages.v1.Sampling\x12\r\n\x05\x63odec\x18\x08 \x01(\t\x12\r\n\x05\x64raft\x18\t \x01(\r\"U\n\x07Passage\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x10\n\x08queue_ms\x18\x02 \x01(\x01\x12\x12\n\ncompute_ms\x18\x03 \x01(\x01\x12\x16\n\x0ereceived_bytes\x18\x04 \x01(\x04\"\"\n\x10SubscribeRequest\x12\x0e\n\x06router\x18\x01 \x01(\t\"*\n\x06\x45vents\x12 \n\x06\x65vents\x18\x01 \x03(\x0b\x32\x10.stages.v1.Event\"\x8c\x01\n\x05\x45vent\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12$\n\x08passages\x18\x03 \x03(\x0b\x32\x12.stages.v1.Passage\x12\x0e\n\x04text\x18\x04 \x01(\x0cH\x00\x12!\n\x05\x66\x61ult\x18\x05 \x01(\x0b\x32\x10.stages.v1.FaultH\x00\x42\t\n\x07outcome\"4\n\x05\x46\x61ult\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\"\"\n\x0eReleaseRequest\x12\x10\n\x08sessions\x18\x01 \x03(\t\"#\n\x0fReleaseResponse\x12\x10\n\x08released\x18\x01 \x01(\r\"3\n\x0bWarmRequest\x12\x0f\n\x07padding\x18\x01 \x01(\x0c\x12\x13\n\x0breply_bytes\x18\x02 \x01(\r\"\x1f\n\x0cWarmResponse\x12\x0f\n\x07padding\x18\x01 \x01(\x0c\"\x1d\n\x0cProbeRequest\x12\r\n\x05\x62ytes\x18\x01 \x01(\r\"z\n\rProbeResponse\x12!\n\x06kernel\x18\x01 \x01(\x0b\x32\x11.stages.v1.Kernel\x12$\n\x04next\x18\x02 \x01(\x0b\x32\x16.stages.v1.LinkQuality\x12\x0f\n\x07problem\x18\x03 \x01(\t\x12\x0f\n\x07unix_us\x18\x04 \x01(\x03\"S\n\x06Kernel\x12\x0e\n\x06system\x18\x01 \x01(\t\x12\x1a\n\x12\x63ongestion_control\x18\x02 \x01(\t\x12\x1d\n\x15slow_start_after_idle\x18\x03 \x01(\t\"g\n\x0bLinkQuality\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0e\n\x06rtt_ms\x18\x02 \x01(\x01\x12\x12\n\nrtt_min_ms\x18\x03 \x01(\x01\x12\x10\n\x08state_ms\x18\x04 \x01(\x01\x12\x11\n\trate_mbps\x18\x05 \x01(\x01\x32\xb2\x03\n\x0cStageService\x12\x43\n\x08\x44\x65scribe\x12\x1a.stages.v1.DescribeRequest\x1a\x1b.stages.v1.DescribeResponse\x12\x31\n\x04Push\x12\x11.stages.v1.Parcel\x1a\x12.stages.v1.Receipt(\x01\x30\x01\x12\x34\n\x03Run\x12\x15.stages.v1.RunRequest\x1a\x16.stages.v1.RunResponse\x12=\n\tSubscribe\x12\x1b.stages.v1.SubscribeRequest\x1a\x11.stages.v1.Events0\x01\x12@\n\x07Release\x12\x19.stages.v1.ReleaseRequest\x1a\x1a.stages.v1.ReleaseResponse\x12\x37\n\x04Warm\x12\x16.stages.v1.WarmRequest\x1a\x17.stages.v1.WarmResponse\x12:\n\x05Probe\x12\x17.stages.v1.ProbeRequest\x1a\x18.stages.v1.ProbeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,32 +39,50 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELINFO']._serialized_end=376
   _globals['_COUNTERS']._serialized_start=379
   _globals['_COUNTERS']._serialized_end=548
-  _globals['_PUSHREQUEST']._serialized_start=551
-  _globals['_PUSHREQUEST']._serialized_end=771
-  _globals['_PUSHRESPONSE']._serialized_start=773
-  _globals['_PUSHRESPONSE']._serialized_end=787
-  _globals['_SAMPLING']._serialized_start=789
-  _globals['_SAMPLING']._serialized_end=834
-  _globals['_SWEEP']._serialized_start=837
-  _globals['_SWEEP']._serialized_end=1031
-  _globals['_STEP']._serialized_start=1034
-  _globals['_STEP']._serialized_end=1175
-  _globals['_PASSAGE']._serialized_start=1177
-  _globals['_PASSAGE']._serialized_end=1262
-  _globals['_SUBSCRIBEREQUEST']._serialized_start=1264
-  _globals['_SUBSCRIBEREQUEST']._serialized_end=1298
-  _globals['_EVENT']._serialized_start=1301
-  _globals['_EVENT']._serialized_end=1441
-  _globals['_FAULT']._serialized_start=1443
-  _globals['_FAULT']._serialized_end=1495
-  _globals['_RELEASEREQUEST']._serialized_start=1497
-  _globals['_RELEASEREQUEST']._serialized_end=1531
-  _globals['_RELEASERESPONSE']._serialized_start=1533
-  _globals['_RELEASERESPONSE']._serialized_end=1568
-  _globals['_WARMREQUEST']._serialized_start=1570
-  _globals['_WARMREQUEST']._serialized_end=1600
-  _globals['_WARMRESPONSE']._serialized_start=1602
-  _globals['_WARMRESPONSE']._serialized_end=1616
-  _globals['_STAGESERVICE']._serialized_start=1619
-  _globals['_STAGESERVICE']._serialized_end=1944
+  _globals['_PARCEL']._serialized_start=550
+  _globals['_PARCEL']._serialized_end=604
+  _globals['_RECEIPT']._serialized_start=606
+  _globals['_RECEIPT']._serialized_end=673
+  _globals['_REJECTION']._serialized_start=675
+  _globals['_REJECTION']._serialized_end=756
+  _globals['_HOP']._serialized_start=759
+  _globals['_HOP']._serialized_end=971
+  _globals['_RUNREQUEST']._serialized_start=973
+  _globals['_RUNREQUEST']._serialized_end=1030
+  _globals['_RUNRESPONSE']._serialized_start=1032
+  _globals['_RUNRESPONSE']._serialized_end=1123
+  _globals['_SAMPLING']._serialized_start=1125
+  _globals['_SAMPLING']._serialized_end=1170
+  _globals['_SWEEP']._serialized_start=1173
+  _globals['_SWEEP']._serialized_end=1367
+  _globals['_STEP']._serialized_start=1370
+  _globals['_STEP']._serialized_end=1541
+  _globals['_PASSAGE']._serialized_start=1543
+  _globals['_PASSAGE']._serialized_end=1628
+  _globals['_SUBSCRIBEREQUEST']._serialized_start=1630
+  _globals['_SUBSCRIBEREQUEST']._serialized_end=1664
+  _globals['_EVENTS']._serialized_start=1666
+  _globals['_EVENTS']._serialized_end=1708
+  _globals['_EVENT']._serialized_start=1711
+  _globals['_EVENT']._serialized_end=1851
+  _globals['_FAULT']._serialized_start=1853
+  _globals['_FAULT']._serialized_end=1905
+  _globals['_RELEASEREQUEST']._serialized_start=1907
+  _globals['_RELEASEREQUEST']._serialized_end=1941
+  _globals['_RELEASERESPONSE']._serialized_start=1943
+  _globals['_RELEASERESPONSE']._serialized_end=1978
+  _globals['_WARMREQUEST']._serialized_start=1980
+  _globals['_WARMREQUEST']._serialized_end=2031
+  _globals['_WARMRESPONSE']._serialized_start=2033
+  _globals['_WARMRESPONSE']._serialized_end=2064
+  _globals['_PROBEREQUEST']._serialized_start=2066
+  _globals['_PROBEREQUEST']._serialized_end=2095
+  _globals['_PROBERESPONSE']._serialized_start=2097
+  _globals['_PROBERESPONSE']._serialized_end=2219
+  _globals['_KERNEL']._serialized_start=2221
+  _globals['_KERNEL']._serialized_end=2304
+  _globals['_LINKQUALITY']._serialized_start=2306
+  _globals['_LINKQUALITY']._serialized_end=2409
+  _globals['_STAGESERVICE']._serialized_start=2412
+  _globals['_STAGESERVICE']._serialized_end=2846
 # @@protoc_insertion_point(module_scope)

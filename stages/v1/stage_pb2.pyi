@@ -3,10 +3,10 @@
 isort:skip_file
 The contract between block hosts, and between hosts and the router.
 
-A sweep goes router -> host 1 -> ... -> host H -> router. Every hop is one Push, which returns as soon as the
-receiver has checked and queued the work, so no host waits for those behind it. The router dials every host and
-listens on Subscribe; whichever host ends a sweep (or has to give it up) tells the router there. The last host's
-successor is the first host: an AR step goes round the ring without touching the router.
+A sweep goes router -> host 1 -> ... -> host H -> router. Every link is one Push stream; a hop is acknowledged as
+soon as the receiver has checked and queued it, so no host waits for those behind it. The router dials every host
+and listens on Subscribe; whichever host ends a sweep (or has to give it up) tells the router there. The last
+host's successor is the first host: an AR step goes round the ring without touching the router.
 """
 
 from collections import abc as _abc
@@ -165,7 +165,95 @@ class Counters(_message.Message):
 Global___Counters: _TypeAlias = Counters  # noqa: Y015
 
 @_typing.final
-class PushRequest(_message.Message):
+class Parcel(_message.Message):
+    """Hops of different requests that leave for the same host together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    HOPS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    @_builtins.property
+    def hops(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hop]: ...
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        hops: _abc.Iterable[Global___Hop] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hops", b"hops", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Parcel: _TypeAlias = Parcel  # noqa: Y015
+
+@_typing.final
+class Receipt(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    REJECTIONS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """of the parcel"""
+    @_builtins.property
+    def rejections(self) -> _containers.RepeatedCompositeFieldContainer[Global___Rejection]: ...
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        rejections: _abc.Iterable[Global___Rejection] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "rejections", b"rejections"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Receipt: _TypeAlias = Receipt  # noqa: Y015
+
+@_typing.final
+class Rejection(_message.Message):
+    """A hop that was not queued; the others of its parcel were.
+    INVALID_ARGUMENT: a field is wrong. NOT_FOUND: unknown session. ALREADY_EXISTS: a sweep seen before.
+    FAILED_PRECONDITION: other weights, or a block that is not here. RESOURCE_EXHAUSTED: queue or memory full.
+    UNAVAILABLE: not ready yet. DEADLINE_EXCEEDED: already late.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    RETRY_AFTER_MS_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """in the parcel"""
+    code: _builtins.int
+    """a gRPC status code"""
+    message: _builtins.str
+    retry_after_ms: _builtins.int
+    """0: no use in coming back"""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        code: _builtins.int = ...,
+        message: _builtins.str = ...,
+        retry_after_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "index", b"index", "message", b"message", "retry_after_ms", b"retry_after_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Rejection: _TypeAlias = Rejection  # noqa: Y015
+
+@_typing.final
+class Hop(_message.Message):
+    """Work of one session for one host."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUTER_FIELD_NUMBER: _builtins.int
@@ -212,22 +300,56 @@ class PushRequest(_message.Message):
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_work) -> _WhichOneofReturnType_work | None: ...
 
-Global___PushRequest: _TypeAlias = PushRequest  # noqa: Y015
+Global___Hop: _TypeAlias = Hop  # noqa: Y015
 
 @_typing.final
-class PushResponse(_message.Message):
+class RunRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    HOP_FIELD_NUMBER: _builtins.int
+    ONWARD_FIELD_NUMBER: _builtins.int
+    onward: _builtins.bool
+    @_builtins.property
+    def hop(self) -> Global___Hop: ...
     def __init__(
         self,
+        *,
+        hop: Global___Hop | None = ...,
+        onward: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hop", b"hop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hop", b"hop", "onward", b"onward"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___PushResponse: _TypeAlias = PushResponse  # noqa: Y015
+Global___RunRequest: _TypeAlias = RunRequest  # noqa: Y015
+
+@_typing.final
+class RunResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NEXT_FIELD_NUMBER: _builtins.int
+    EVENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def next(self) -> Global___Hop: ...
+    @_builtins.property
+    def event(self) -> Global___Event: ...
+    def __init__(
+        self,
+        *,
+        next: Global___Hop | None = ...,
+        event: Global___Event | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "next", b"next", "outcome", b"outcome"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "next", b"next", "outcome", b"outcome"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["next", "event"]  # noqa: Y015
+    _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
+
+Global___RunResponse: _TypeAlias = RunResponse  # noqa: Y015
 
 @_typing.final
 class Sampling(_message.Message):
@@ -311,7 +433,9 @@ Global___Sweep: _TypeAlias = Sweep  # noqa: Y015
 
 @_typing.final
 class Step(_message.Message):
-    """One step of the AR pipeline: new bytes in, one sampled byte out."""
+    """One step of the AR pipeline: new bytes in, a sampled byte out. The last `draft` of the new bytes are guesses: the
+    last stage samples at each of them too, and all that it finds right comes out, with one byte more.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -322,18 +446,24 @@ class Step(_message.Message):
     HIDDEN_FIELD_NUMBER: _builtins.int
     REMAINING_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
+    CODEC_FIELD_NUMBER: _builtins.int
+    DRAFT_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """0, 1, 2 ... in a session"""
     stage: _builtins.int
     """the next stage to run"""
     start: _builtins.int
-    """position of the first new byte; 0 opens a session"""
+    """position of the first new byte; 0 opens a session; positions from there on are forgotten"""
     clean: _builtins.bytes
     """the new bytes"""
     hidden: _builtins.bytes
-    """fp32 hidden states of the stage before; empty before stage 0"""
+    """hidden states of the stage before; empty before stage 0"""
     remaining: _builtins.int
-    """bytes still to sample, this step's included"""
+    """steps still to make, this one included: the last host starts the next one itself"""
+    codec: _builtins.str
+    """of `hidden`: fp32, int8"""
+    draft: _builtins.int
+    """only where `remaining` is 1"""
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
     def __init__(
@@ -346,10 +476,12 @@ class Step(_message.Message):
         hidden: _builtins.bytes = ...,
         remaining: _builtins.int = ...,
         sampling: Global___Sampling | None = ...,
+        codec: _builtins.str = ...,
+        draft: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clean", b"clean", "hidden", b"hidden", "number", b"number", "remaining", b"remaining", "sampling", b"sampling", "stage", b"stage", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clean", b"clean", "codec", b"codec", "draft", b"draft", "hidden", b"hidden", "number", b"number", "remaining", b"remaining", "sampling", b"sampling", "stage", b"stage", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -367,7 +499,9 @@ class Passage(_message.Message):
     RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
     host: _builtins.str
     queue_ms: _builtins.float
+    """waiting, behind or beside other requests"""
     compute_ms: _builtins.float
+    """arithmetic: this request's share of the passes that it took part in"""
     received_bytes: _builtins.int
     """size of the message that brought the work"""
     def __init__(
@@ -406,6 +540,26 @@ class SubscribeRequest(_message.Message):
 Global___SubscribeRequest: _TypeAlias = SubscribeRequest  # noqa: Y015
 
 @_typing.final
+class Events(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___Event]: ...
+    def __init__(
+        self,
+        *,
+        events: _abc.Iterable[Global___Event] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Events: _TypeAlias = Events  # noqa: Y015
+
+@_typing.final
 class Event(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -415,7 +569,6 @@ class Event(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     FAULT_FIELD_NUMBER: _builtins.int
     session: _builtins.str
-    """empty in the first event of a subscription"""
     number: _builtins.int
     """of the sweep or step"""
     text: _builtins.bytes
@@ -512,6 +665,29 @@ class WarmRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PADDING_FIELD_NUMBER: _builtins.int
+    REPLY_BYTES_FIELD_NUMBER: _builtins.int
+    padding: _builtins.bytes
+    reply_bytes: _builtins.int
+    """size of the answer's padding"""
+    def __init__(
+        self,
+        *,
+        padding: _builtins.bytes = ...,
+        reply_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["padding", b"padding", "reply_bytes", b"reply_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WarmRequest: _TypeAlias = WarmRequest  # noqa: Y015
+
+@_typing.final
+class WarmResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PADDING_FIELD_NUMBER: _builtins.int
     padding: _builtins.bytes
     def __init__(
         self,
@@ -524,19 +700,120 @@ class WarmRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___WarmRequest: _TypeAlias = WarmRequest  # noqa: Y015
+Global___WarmResponse: _TypeAlias = WarmResponse  # noqa: Y015
 
 @_typing.final
-class WarmResponse(_message.Message):
+class ProbeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    BYTES_FIELD_NUMBER: _builtins.int
+    bytes: _builtins.int
+    """to send for the rate"""
     def __init__(
         self,
+        *,
+        bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___WarmResponse: _TypeAlias = WarmResponse  # noqa: Y015
+Global___ProbeRequest: _TypeAlias = ProbeRequest  # noqa: Y015
+
+@_typing.final
+class ProbeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KERNEL_FIELD_NUMBER: _builtins.int
+    NEXT_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    UNIX_US_FIELD_NUMBER: _builtins.int
+    problem: _builtins.str
+    """why `next` could not be measured"""
+    unix_us: _builtins.int
+    """this host's clock when it was asked"""
+    @_builtins.property
+    def kernel(self) -> Global___Kernel: ...
+    @_builtins.property
+    def next(self) -> Global___LinkQuality:
+        """absent where one host is the whole ring"""
+
+    def __init__(
+        self,
+        *,
+        kernel: Global___Kernel | None = ...,
+        next: Global___LinkQuality | None = ...,
+        problem: _builtins.str = ...,
+        unix_us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kernel", b"kernel", "next", b"next"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kernel", b"kernel", "next", b"next", "problem", b"problem", "unix_us", b"unix_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProbeResponse: _TypeAlias = ProbeResponse  # noqa: Y015
+
+@_typing.final
+class Kernel(_message.Message):
+    """What decides how TCP behaves on a machine; empty where it cannot be read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SYSTEM_FIELD_NUMBER: _builtins.int
+    CONGESTION_CONTROL_FIELD_NUMBER: _builtins.int
+    SLOW_START_AFTER_IDLE_FIELD_NUMBER: _builtins.int
+    system: _builtins.str
+    congestion_control: _builtins.str
+    slow_start_after_idle: _builtins.str
+    """1, 0"""
+    def __init__(
+        self,
+        *,
+        system: _builtins.str = ...,
+        congestion_control: _builtins.str = ...,
+        slow_start_after_idle: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["congestion_control", b"congestion_control", "slow_start_after_idle", b"slow_start_after_idle", "system", b"system"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Kernel: _TypeAlias = Kernel  # noqa: Y015
+
+@_typing.final
+class LinkQuality(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    RTT_MS_FIELD_NUMBER: _builtins.int
+    RTT_MIN_MS_FIELD_NUMBER: _builtins.int
+    STATE_MS_FIELD_NUMBER: _builtins.int
+    RATE_MBPS_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    rtt_ms: _builtins.float
+    """of a small message: the median"""
+    rtt_min_ms: _builtins.float
+    state_ms: _builtins.float
+    """of a message as large as the largest usual state, there and a receipt back"""
+    rate_mbps: _builtins.float
+    """of a large message"""
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        rtt_ms: _builtins.float = ...,
+        rtt_min_ms: _builtins.float = ...,
+        state_ms: _builtins.float = ...,
+        rate_mbps: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "rate_mbps", b"rate_mbps", "rtt_min_ms", b"rtt_min_ms", "rtt_ms", b"rtt_ms", "state_ms", b"state_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinkQuality: _TypeAlias = LinkQuality  # noqa: Y015

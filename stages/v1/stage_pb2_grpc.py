@@ -39,15 +39,20 @@ class StageServiceStub:
                 request_serializer=stages_dot_v1_dot_stage__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=stages_dot_v1_dot_stage__pb2.DescribeResponse.FromString,
                 _registered_method=True)
-        self.Push = channel.unary_unary(
+        self.Push = channel.stream_stream(
                 '/stages.v1.StageService/Push',
-                request_serializer=stages_dot_v1_dot_stage__pb2.PushRequest.SerializeToString,
-                response_deserializer=stages_dot_v1_dot_stage__pb2.PushResponse.FromString,
+                request_serializer=stages_dot_v1_dot_stage__pb2.Parcel.SerializeToString,
+                response_deserializer=stages_dot_v1_dot_stage__pb2.Receipt.FromString,
+                _registered_method=True)
+        self.Run = channel.unary_unary(
+                '/stages.v1.StageService/Run',
+                request_serializer=stages_dot_v1_dot_stage__pb2.RunRequest.SerializeToString,
+                response_deserializer=stages_dot_v1_dot_stage__pb2.RunResponse.FromString,
                 _registered_method=True)
         self.Subscribe = channel.unary_stream(
                 '/stages.v1.StageService/Subscribe',
                 request_serializer=stages_dot_v1_dot_stage__pb2.SubscribeRequest.SerializeToString,
-                response_deserializer=stages_dot_v1_dot_stage__pb2.Event.FromString,
+                response_deserializer=stages_dot_v1_dot_stage__pb2.Events.FromString,
                 _registered_method=True)
         self.Release = channel.unary_unary(
                 '/stages.v1.StageService/Release',
@@ -58,6 +63,11 @@ class StageServiceStub:
                 '/stages.v1.StageService/Warm',
                 request_serializer=stages_dot_v1_dot_stage__pb2.WarmRequest.SerializeToString,
                 response_deserializer=stages_dot_v1_dot_stage__pb2.WarmResponse.FromString,
+                _registered_method=True)
+        self.Probe = channel.unary_unary(
+                '/stages.v1.StageService/Probe',
+                request_serializer=stages_dot_v1_dot_stage__pb2.ProbeRequest.SerializeToString,
+                response_deserializer=stages_dot_v1_dot_stage__pb2.ProbeResponse.FromString,
                 _registered_method=True)
 
 
@@ -71,18 +81,24 @@ class StageServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Push(self, request, context):
-        """Hands over one hop of work. Returns once it is checked and queued.
-        INVALID_ARGUMENT: a field is wrong. NOT_FOUND: unknown session. ALREADY_EXISTS: a sweep seen before.
-        FAILED_PRECONDITION: other weights, or a block that is not here. RESOURCE_EXHAUSTED: queue or memory full,
-        with `retry-after-ms` in the trailing metadata. UNAVAILABLE: not ready yet. DEADLINE_EXCEEDED: already late.
+    def Push(self, request_iterator, context):
+        """Hands over hops of work, parcel by parcel; each parcel gets a receipt once its hops are checked and queued.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Run(self, request, context):
+        """Does one hop and answers with what follows from it, instead of passing that on; with `onward`, asks the next
+        host in the same way and answers with the end of it. How pipelines without a ring work: a baseline to measure
+        the ring against.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Subscribe(self, request, context):
-        """Results and faults of one router's requests, as they happen; the first event only says that it is open.
+        """Results and faults of one router's requests, as they happen; the first message is empty: it is open.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -102,6 +118,13 @@ class StageServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Probe(self, request, context):
+        """Measures this host's link to the next one. RESOURCE_EXHAUSTED while another measurement runs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StageServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -110,15 +133,20 @@ def add_StageServiceServicer_to_server(servicer, server):
                     request_deserializer=stages_dot_v1_dot_stage__pb2.DescribeRequest.FromString,
                     response_serializer=stages_dot_v1_dot_stage__pb2.DescribeResponse.SerializeToString,
             ),
-            'Push': grpc.unary_unary_rpc_method_handler(
+            'Push': grpc.stream_stream_rpc_method_handler(
                     servicer.Push,
-                    request_deserializer=stages_dot_v1_dot_stage__pb2.PushRequest.FromString,
-                    response_serializer=stages_dot_v1_dot_stage__pb2.PushResponse.SerializeToString,
+                    request_deserializer=stages_dot_v1_dot_stage__pb2.Parcel.FromString,
+                    response_serializer=stages_dot_v1_dot_stage__pb2.Receipt.SerializeToString,
+            ),
+            'Run': grpc.unary_unary_rpc_method_handler(
+                    servicer.Run,
+                    request_deserializer=stages_dot_v1_dot_stage__pb2.RunRequest.FromString,
+                    response_serializer=stages_dot_v1_dot_stage__pb2.RunResponse.SerializeToString,
             ),
             'Subscribe': grpc.unary_stream_rpc_method_handler(
                     servicer.Subscribe,
                     request_deserializer=stages_dot_v1_dot_stage__pb2.SubscribeRequest.FromString,
-                    response_serializer=stages_dot_v1_dot_stage__pb2.Event.SerializeToString,
+                    response_serializer=stages_dot_v1_dot_stage__pb2.Events.SerializeToString,
             ),
             'Release': grpc.unary_unary_rpc_method_handler(
                     servicer.Release,
@@ -129,6 +157,11 @@ def add_StageServiceServicer_to_server(servicer, server):
                     servicer.Warm,
                     request_deserializer=stages_dot_v1_dot_stage__pb2.WarmRequest.FromString,
                     response_serializer=stages_dot_v1_dot_stage__pb2.WarmResponse.SerializeToString,
+            ),
+            'Probe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Probe,
+                    request_deserializer=stages_dot_v1_dot_stage__pb2.ProbeRequest.FromString,
+                    response_serializer=stages_dot_v1_dot_stage__pb2.ProbeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -169,7 +202,34 @@ class StageService:
             _registered_method=True)
 
     @staticmethod
-    def Push(request,
+    def Push(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/stages.v1.StageService/Push',
+            stages_dot_v1_dot_stage__pb2.Parcel.SerializeToString,
+            stages_dot_v1_dot_stage__pb2.Receipt.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Run(request,
             target,
             options=(),
             channel_credentials=None,
@@ -182,9 +242,9 @@ class StageService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/stages.v1.StageService/Push',
-            stages_dot_v1_dot_stage__pb2.PushRequest.SerializeToString,
-            stages_dot_v1_dot_stage__pb2.PushResponse.FromString,
+            '/stages.v1.StageService/Run',
+            stages_dot_v1_dot_stage__pb2.RunRequest.SerializeToString,
+            stages_dot_v1_dot_stage__pb2.RunResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -211,7 +271,7 @@ class StageService:
             target,
             '/stages.v1.StageService/Subscribe',
             stages_dot_v1_dot_stage__pb2.SubscribeRequest.SerializeToString,
-            stages_dot_v1_dot_stage__pb2.Event.FromString,
+            stages_dot_v1_dot_stage__pb2.Events.FromString,
             options,
             channel_credentials,
             insecure,
@@ -266,6 +326,33 @@ class StageService:
             '/stages.v1.StageService/Warm',
             stages_dot_v1_dot_stage__pb2.WarmRequest.SerializeToString,
             stages_dot_v1_dot_stage__pb2.WarmResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Probe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stages.v1.StageService/Probe',
+            stages_dot_v1_dot_stage__pb2.ProbeRequest.SerializeToString,
+            stages_dot_v1_dot_stage__pb2.ProbeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,10 +3,10 @@
 isort:skip_file
 The contract between block hosts, and between hosts and the router.
 
-A sweep goes router -> host 1 -> ... -> host H -> router. Every hop is one Push, which returns as soon as the
-receiver has checked and queued the work, so no host waits for those behind it. The router dials every host and
-listens on Subscribe; whichever host ends a sweep (or has to give it up) tells the router there. The last host's
-successor is the first host: an AR step goes round the ring without touching the router.
+A sweep goes router -> host 1 -> ... -> host H -> router. Every link is one Push stream; a hop is acknowledged as
+soon as the receiver has checked and queued it, so no host waits for those behind it. The router dials every host
+and listens on Subscribe; whichever host ends a sweep (or has to give it up) tells the router there. The last
+host's successor is the first host: an AR step goes round the ring without touching the router.
 """
 
 from collections import abc as _abc
@@ -39,36 +39,42 @@ class StageServiceStub:
     def __new__(cls, channel: _aio.Channel) -> StageServiceAsyncStub: ...
     Describe: _grpc.UnaryUnaryMultiCallable[_stage_pb2.DescribeRequest, _stage_pb2.DescribeResponse]
     """What this host holds and how it is doing."""
-    Push: _grpc.UnaryUnaryMultiCallable[_stage_pb2.PushRequest, _stage_pb2.PushResponse]
-    """Hands over one hop of work. Returns once it is checked and queued.
-    INVALID_ARGUMENT: a field is wrong. NOT_FOUND: unknown session. ALREADY_EXISTS: a sweep seen before.
-    FAILED_PRECONDITION: other weights, or a block that is not here. RESOURCE_EXHAUSTED: queue or memory full,
-    with `retry-after-ms` in the trailing metadata. UNAVAILABLE: not ready yet. DEADLINE_EXCEEDED: already late.
+    Push: _grpc.StreamStreamMultiCallable[_stage_pb2.Parcel, _stage_pb2.Receipt]
+    """Hands over hops of work, parcel by parcel; each parcel gets a receipt once its hops are checked and queued."""
+    Run: _grpc.UnaryUnaryMultiCallable[_stage_pb2.RunRequest, _stage_pb2.RunResponse]
+    """Does one hop and answers with what follows from it, instead of passing that on; with `onward`, asks the next
+    host in the same way and answers with the end of it. How pipelines without a ring work: a baseline to measure
+    the ring against.
     """
-    Subscribe: _grpc.UnaryStreamMultiCallable[_stage_pb2.SubscribeRequest, _stage_pb2.Event]
-    """Results and faults of one router's requests, as they happen; the first event only says that it is open."""
+    Subscribe: _grpc.UnaryStreamMultiCallable[_stage_pb2.SubscribeRequest, _stage_pb2.Events]
+    """Results and faults of one router's requests, as they happen; the first message is empty: it is open."""
     Release: _grpc.UnaryUnaryMultiCallable[_stage_pb2.ReleaseRequest, _stage_pb2.ReleaseResponse]
     """Frees sessions; unknown ones are ignored."""
     Warm: _grpc.UnaryUnaryMultiCallable[_stage_pb2.WarmRequest, _stage_pb2.WarmResponse]
     """Opens a connection's congestion window, and keeps it open: does nothing."""
+    Probe: _grpc.UnaryUnaryMultiCallable[_stage_pb2.ProbeRequest, _stage_pb2.ProbeResponse]
+    """Measures this host's link to the next one. RESOURCE_EXHAUSTED while another measurement runs."""
 
 @_typing.type_check_only
 class StageServiceAsyncStub(StageServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Describe: _aio.UnaryUnaryMultiCallable[_stage_pb2.DescribeRequest, _stage_pb2.DescribeResponse]  # type: ignore[assignment]
     """What this host holds and how it is doing."""
-    Push: _aio.UnaryUnaryMultiCallable[_stage_pb2.PushRequest, _stage_pb2.PushResponse]  # type: ignore[assignment]
-    """Hands over one hop of work. Returns once it is checked and queued.
-    INVALID_ARGUMENT: a field is wrong. NOT_FOUND: unknown session. ALREADY_EXISTS: a sweep seen before.
-    FAILED_PRECONDITION: other weights, or a block that is not here. RESOURCE_EXHAUSTED: queue or memory full,
-    with `retry-after-ms` in the trailing metadata. UNAVAILABLE: not ready yet. DEADLINE_EXCEEDED: already late.
+    Push: _aio.StreamStreamMultiCallable[_stage_pb2.Parcel, _stage_pb2.Receipt]  # type: ignore[assignment]
+    """Hands over hops of work, parcel by parcel; each parcel gets a receipt once its hops are checked and queued."""
+    Run: _aio.UnaryUnaryMultiCallable[_stage_pb2.RunRequest, _stage_pb2.RunResponse]  # type: ignore[assignment]
+    """Does one hop and answers with what follows from it, instead of passing that on; with `onward`, asks the next
+    host in the same way and answers with the end of it. How pipelines without a ring work: a baseline to measure
+    the ring against.
     """
-    Subscribe: _aio.UnaryStreamMultiCallable[_stage_pb2.SubscribeRequest, _stage_pb2.Event]  # type: ignore[assignment]
-    """Results and faults of one router's requests, as they happen; the first event only says that it is open."""
+    Subscribe: _aio.UnaryStreamMultiCallable[_stage_pb2.SubscribeRequest, _stage_pb2.Events]  # type: ignore[assignment]
+    """Results and faults of one router's requests, as they happen; the first message is empty: it is open."""
     Release: _aio.UnaryUnaryMultiCallable[_stage_pb2.ReleaseRequest, _stage_pb2.ReleaseResponse]  # type: ignore[assignment]
     """Frees sessions; unknown ones are ignored."""
     Warm: _aio.UnaryUnaryMultiCallable[_stage_pb2.WarmRequest, _stage_pb2.WarmResponse]  # type: ignore[assignment]
     """Opens a connection's congestion window, and keeps it open: does nothing."""
+    Probe: _aio.UnaryUnaryMultiCallable[_stage_pb2.ProbeRequest, _stage_pb2.ProbeResponse]  # type: ignore[assignment]
+    """Measures this host's link to the next one. RESOURCE_EXHAUSTED while another measurement runs."""
 
 class StageServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -82,13 +88,20 @@ class StageServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def Push(
         self,
-        request: _stage_pb2.PushRequest,
+        request_iterator: _MaybeAsyncIterator[_stage_pb2.Parcel],
         context: _ServicerContext,
-    ) -> _typing.Union[_stage_pb2.PushResponse, _abc.Awaitable[_stage_pb2.PushResponse]]:
-        """Hands over one hop of work. Returns once it is checked and queued.
-        INVALID_ARGUMENT: a field is wrong. NOT_FOUND: unknown session. ALREADY_EXISTS: a sweep seen before.
-        FAILED_PRECONDITION: other weights, or a block that is not here. RESOURCE_EXHAUSTED: queue or memory full,
-        with `retry-after-ms` in the trailing metadata. UNAVAILABLE: not ready yet. DEADLINE_EXCEEDED: already late.
+    ) -> _typing.Union[_abc.Iterator[_stage_pb2.Receipt], _abc.AsyncIterator[_stage_pb2.Receipt]]:
+        """Hands over hops of work, parcel by parcel; each parcel gets a receipt once its hops are checked and queued."""
+
+    @_abc_1.abstractmethod
+    def Run(
+        self,
+        request: _stage_pb2.RunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_stage_pb2.RunResponse, _abc.Awaitable[_stage_pb2.RunResponse]]:
+        """Does one hop and answers with what follows from it, instead of passing that on; with `onward`, asks the next
+        host in the same way and answers with the end of it. How pipelines without a ring work: a baseline to measure
+        the ring against.
         """
 
     @_abc_1.abstractmethod
@@ -96,8 +109,8 @@ class StageServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _stage_pb2.SubscribeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_stage_pb2.Event], _abc.AsyncIterator[_stage_pb2.Event]]:
-        """Results and faults of one router's requests, as they happen; the first event only says that it is open."""
+    ) -> _typing.Union[_abc.Iterator[_stage_pb2.Events], _abc.AsyncIterator[_stage_pb2.Events]]:
+        """Results and faults of one router's requests, as they happen; the first message is empty: it is open."""
 
     @_abc_1.abstractmethod
     def Release(
@@ -114,5 +127,13 @@ class StageServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_stage_pb2.WarmResponse, _abc.Awaitable[_stage_pb2.WarmResponse]]:
         """Opens a connection's congestion window, and keeps it open: does nothing."""
+
+    @_abc_1.abstractmethod
+    def Probe(
+        self,
+        request: _stage_pb2.ProbeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_stage_pb2.ProbeResponse, _abc.Awaitable[_stage_pb2.ProbeResponse]]:
+        """Measures this host's link to the next one. RESOURCE_EXHAUSTED while another measurement runs."""
 
 def add_StageServiceServicer_to_server(servicer: StageServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

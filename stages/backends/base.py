@@ -1,0 +1,88 @@
+"""What computes a part of a model on a host: one interface for every backend.
+
+A call takes pieces of several requests at once. **What comes out for one of them does not depend on the others**, to
+the last bit: a request's text may not depend on its company.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from stages.ar import ArStage
+from stages.block import Block
+from stages.layers import LayerCache
+
+
+@dataclass(frozen=True)
+class CleanPiece:
+    """New clean positions of one sequence, and the caches that they are appended to."""
+
+    source: Tensor
+    """Bytes (positions,) int64 where the part reads bytes, else features or hidden states (positions, width)."""
+    caches: list[LayerCache]
+    """One for each layer of the part, of a batch of one; its length is the position of the first new one."""
+
+
+@dataclass(frozen=True)
+class NoisyPiece:
+    """The noisy slots of one sweep at one noise level."""
+
+    z: Tensor
+    """(slots, code_dim)"""
+    estimate: Tensor
+    """(slots, code_dim)"""
+    sigma: float
+    start: int
+    """Position of the first slot."""
+    caches: list[LayerCache]
+    """The clean positions that the slots see: those before `start`. Not changed."""
+
+
+@dataclass(frozen=True)
+class Denoised:
+    """One evaluation: what each slot may hold."""
+
+    logits: Tensor
+    """(slots, 256)"""
+    point: Tensor
+    """D = softmax(logits) @ codes: (slots, code_dim)"""
+
+
+class BlockRunner(ABC):
+    """One block of a chain."""
+
+    @abstractmethod
+    def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
+        """Append clean positions; returns each piece's features (positions, width)."""
+
+    @abstractmethod
+    def denoise(self, pieces: Sequence[NoisyPiece]) -> list[Denoised]:
+        """Evaluate every piece at its own noise level."""
+
+
+class StageRunner(ABC):
+    """One stage of an AR pipeline."""
+
+    @abstractmethod
+    def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
+        """Append positions; returns each piece's hidden states (positions, width)."""
+
+    @abstractmethod
+    def next_byte(self, hidden: Sequence[Tensor]) -> list[Tensor]:
+        """Logits (positions, 256) of the byte after each position of (positions, width) pieces; last stage only."""
+
+
+class Backend(ABC):
+    """Makes runners of loaded parts."""
+
+    name: str
+
+    @abstractmethod
+    def block(self, block: Block) -> BlockRunner: ...
+
+    @abstractmethod
+    def stage(self, stage: ArStage) -> StageRunner: ...

@@ -1,0 +1,147 @@
+"""Whether a row's results depend on the rows beside it: measured where the weights are served, not believed.
+
+Matrix libraries choose their kernels by shape and processor, and promise nothing about last bits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from stages.ar import ArStage, new_caches
+from stages.architecture import VOCABULARY
+from stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece, StageRunner
+from stages.block import Block
+from stages.layers import LayerCache
+
+log = logging.getLogger(__name__)
+
+Sizes = Sequence[tuple[int, int]]
+MIXTURES: tuple[Sizes, ...] = (
+    ((1, 9), (1, 0), (1, 23)),
+    ((1, 30), (6, 0), (17, 5), (1, 2), (3, 40)),
+)
+"""Pieces that are computed together: (new positions, positions before them)."""
+SIGMAS = (3.0, 0.5, 0.5)
+
+
+class OneBlockAtATime(BlockRunner):
+    """A runner for machines on which pieces must not be computed together."""
+
+    def __init__(self, runner: BlockRunner) -> None:
+        self.runner = runner
+
+    def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
+        return [result for piece in pieces for result in self.runner.read([piece])]
+
+    def denoise(self, pieces: Sequence[NoisyPiece]) -> list[Denoised]:
+        return [result for piece in pieces for result in self.runner.denoise([piece])]
+
+
+class OneStageAtATime(StageRunner):
+    """The same for a stage of an AR pipeline."""
+
+    def __init__(self, runner: StageRunner) -> None:
+        self.runner = runner
+
+    def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
+        return [result for piece in pieces for result in self.runner.read([piece])]
+
+    def next_byte(self, hidden: Sequence[Tensor]) -> list[Tensor]:
+        return [result for piece in hidden for result in self.runner.next_byte([piece])]
+
+
+def checked_block(runner: BlockRunner, block: Block) -> BlockRunner:
+    """`runner`, or one that computes piece by piece where `check_rows` fails."""
+    if check_rows(runner, block):
+        return runner
+    _warn(block)
+    return OneBlockAtATime(runner)
+
+
+def checked_stage(runner: StageRunner, stage: ArStage) -> StageRunner:
+    """`runner`, or one that computes piece by piece where `check_rows` fails."""
+    if check_rows(runner, stage):
+        return runner
+    _warn(stage)
+    return OneStageAtATime(runner)
+
+
+@torch.inference_mode()
+def check_rows(runner: BlockRunner | StageRunner, part: Block | ArStage) -> bool:
+    """Compute a few mixtures of pieces together and alone: whether every bit is the same.
+
+    It holds for this machine, this number of threads and these shapes. Takes a few steps' time.
+    """
+    return all(
+        torch.equal(one, other)
+        for mixture in MIXTURES
+        for together, alone in _results(runner, part, mixture)
+        for one, other in zip(together, alone, strict=True)
+    )
+
+
+def _results(
+    runner: BlockRunner | StageRunner, part: Block | ArStage, mixture: Sizes
+) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+    generator = torch.Generator().manual_seed(0)
+    room = part.architecture.context_bytes
+    sizes = [(new, min(past, room - new)) for new, past in mixture if new <= room]
+    clean = [_clean_piece(part, new, past, generator) for new, past in sizes]
+    copies = [replace(piece, caches=[_copy(cache) for cache in piece.caches]) for piece in clean]
+    together = runner.read(clean)
+    yield together, [result for piece in copies for result in runner.read([piece])]
+    yield _stored(clean), _stored(copies)
+    if isinstance(runner, BlockRunner):
+        sigmas = SIGMAS * len(sizes)
+        noisy = [_noisy_piece(part, *each, generator) for each in zip(sizes, sigmas, strict=False)]
+        yield _tensors(runner.denoise(noisy)), _tensors([runner.denoise([piece])[0] for piece in noisy])
+    elif part.is_last:
+        yield runner.next_byte(together), [runner.next_byte([hidden])[0] for hidden in together]
+
+
+def _clean_piece(part: Block | ArStage, new: int, past: int, generator: torch.Generator) -> CleanPiece:
+    if part.embedding is None:
+        source = torch.randn(new, part.architecture.width, generator=generator)
+    else:
+        source = torch.randint(VOCABULARY, (new,), generator=generator)
+    return CleanPiece(source, _caches(part, past, new, generator))
+
+
+def _noisy_piece(part: Block | ArStage, size: tuple[int, int], sigma: float, generator: torch.Generator) -> NoisyPiece:
+    slots, start = size
+    z, estimate = torch.randn(2, slots, part.architecture.code_dim, generator=generator)
+    return NoisyPiece(z, estimate, sigma, start, _caches(part, start, 0, generator))
+
+
+def _caches(part: Block | ArStage, length: int, room: int, generator: torch.Generator) -> list[LayerCache]:
+    caches = new_caches(part.architecture.layers, part.architecture, length + room)
+    for cache in caches:
+        cache.keys.normal_(generator=generator)
+        cache.values.normal_(generator=generator)
+        cache.length = length
+    return caches
+
+
+def _copy(cache: LayerCache) -> LayerCache:
+    return LayerCache(cache.keys.clone(), cache.values.clone(), cache.length)
+
+
+def _stored(pieces: Sequence[CleanPiece]) -> list[Tensor]:
+    return [tensor for piece in pieces for cache in piece.caches for tensor in cache.stored()]
+
+
+def _tensors(results: Sequence[Denoised]) -> list[Tensor]:
+    return [tensor for result in results for tensor in (result.logits, result.point)]
+
+
+def _warn(part: Block | ArStage) -> None:
+    log.warning(
+        "part %d: on this machine a request's results would depend on those computed beside it, so requests are "
+        "computed one at a time",
+        part.index,
+    )

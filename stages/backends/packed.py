@@ -1,0 +1,134 @@
+"""The torch backend: pieces of several requests share every operation that works on rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from stages.ar import ArStage
+from stages.backends.attention import causal_masks, rotary_rows
+from stages.backends.base import Backend, BlockRunner, CleanPiece, Denoised, NoisyPiece, StageRunner
+from stages.backends.independence import checked_block, checked_stage
+from stages.backends.packed_layer import Angles, PackedLayer, PackedNorm
+from stages.backends.rows import Rows
+from stages.block import Block
+
+NOISE_LEVELS = 64
+"""How many noise levels' AdaLN numbers are kept: a sweep comes back to the same few."""
+
+
+class PackedReader:
+    """The clean stream of a part."""
+
+    def __init__(self, part: Block | ArStage) -> None:
+        self.embedding = None if part.embedding is None else part.embedding.weight.detach()
+        self.layers = [PackedLayer(layer) for layer in part.layers]
+        self.rotary = rotary_rows(part.rotary)
+        self.hidden = 4 * part.architecture.width
+
+    def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
+        """See `BlockRunner.read`."""
+        starts = [piece.caches[0].length for piece in pieces]
+        counts = [len(piece.source) for piece in pieces]
+        rows = Rows.of(counts, self.hidden)
+        x = rows.pack([self._input(piece.source) for piece in pieces])
+        angles, masks = self.angles_of(rows, starts), causal_masks(starts, counts)
+        for layer, caches in zip(self.layers, zip(*(piece.caches for piece in pieces), strict=True), strict=True):
+            layer.clean(x, rows, angles, caches, masks)
+        return rows.unpack(x)
+
+    def angles_of(self, rows: Rows, starts: Sequence[int]) -> Angles:
+        """Rotary factors of packed rows whose pieces begin at the positions `starts`, for `rotate_rows`."""
+        if rows.single:
+            positions = torch.tensor([*starts, *[0] * rows.padding])
+            factors = self.rotary.index_select(0, positions)
+        else:
+            parts = [self.rotary[at : at + count] for at, count in zip(starts, rows.counts, strict=True)]
+            factors = torch.cat([*parts, self.rotary[:1].expand(rows.padding, *self.rotary.shape[1:])])
+        cos, sin = factors.unbind(1)
+        return cos, sin
+
+    def _input(self, source: Tensor) -> Tensor:
+        return source if self.embedding is None else self.embedding.index_select(0, source)
+
+
+class PackedBlock(BlockRunner):
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self.reader = PackedReader(block)
+        self.inputs = torch.cat([block.state_in.weight.detach(), block.estimate_in.weight.detach()], dim=1).t()
+        self.norm = PackedNorm(block.noisy_norm)
+        self.head, self.bias = block.noisy_head.weight.detach().t(), block.noisy_head.bias.detach()
+        self.modulations = lru_cache(NOISE_LEVELS)(self._modulations)
+
+    @torch.inference_mode()
+    def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
+        return self.reader.read(pieces)
+
+    @torch.inference_mode()
+    def denoise(self, pieces: Sequence[NoisyPiece]) -> list[Denoised]:
+        rows = Rows.of([len(piece.z) for piece in pieces], self.reader.hidden)
+        angles = self.reader.angles_of(rows, [piece.start for piece in pieces])
+        x = torch.addmm(self.block.slot, self._inputs(pieces, rows), self.inputs)
+        modulations = self._modulation_rows([self.modulations(piece.sigma) for piece in pieces], rows)
+        caches = zip(*(piece.caches for piece in pieces), strict=True)
+        for layer, layer_caches, modulation in zip(self.reader.layers, caches, modulations, strict=True):
+            layer.noisy(x, rows, angles, layer_caches, modulation)
+        likelihood = rows.pack([piece.z / piece.sigma**2 for piece in pieces])
+        logits = torch.addmm(self.bias, self.norm(x), self.head).addmm_(likelihood, self.block.codes.t())
+        points = logits.softmax(-1).mm(self.block.codes)
+        return [Denoised(*both) for both in zip(rows.unpack(logits), rows.unpack(points), strict=True)]
+
+    def _inputs(self, pieces: Sequence[NoisyPiece], rows: Rows) -> Tensor:
+        """States and estimates, scaled, side by side: (rows, 2 code_dim)."""
+        std, dim = self.block.data_std, self.block.codes.shape[1]
+        inputs = torch.zeros(rows.total, 2 * dim)
+        for piece, (begin, end) in zip(pieces, rows, strict=True):
+            torch.mul(piece.z, (piece.sigma**2 + std**2) ** -0.5, out=inputs[begin:end, :dim])
+            torch.mul(piece.estimate, 1 / std, out=inputs[begin:end, dim:])
+        return inputs
+
+    def _modulations(self, sigma: float) -> Tensor:
+        """AdaLN's numbers at one noise level: (layers, 6, width)."""
+        condition = self.block.condition(torch.full((1,), sigma))
+        return torch.stack([layer.modulate(condition) for layer in self.reader.layers])
+
+    def _modulation_rows(self, of_pieces: Sequence[Tensor], rows: Rows) -> Tensor:
+        """(layers, 6, rows, width), or one row for all where all pieces have the same noise level."""
+        if all(each is of_pieces[0] for each in of_pieces):
+            return of_pieces[0].unsqueeze(2)
+        counts = [*rows.counts[:-1], rows.counts[-1] + rows.padding]
+        return torch.stack(list(of_pieces), dim=2).repeat_interleave(torch.tensor(counts), dim=2)
+
+
+class PackedStage(StageRunner):
+    def __init__(self, stage: ArStage) -> None:
+        self.reader = PackedReader(stage)
+        self.norm = None if stage.norm is None else PackedNorm(stage.norm)
+        self.head = stage.head
+
+    @torch.inference_mode()
+    def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
+        return self.reader.read(pieces)
+
+    @torch.inference_mode()
+    def next_byte(self, hidden: Sequence[Tensor]) -> list[Tensor]:
+        assert self.norm is not None, "only the last stage has a head"
+        assert self.head is not None
+        rows = Rows.of([len(piece) for piece in hidden], self.reader.hidden)
+        return rows.unpack(self.head(self.norm(rows.pack(hidden))))
+
+
+class TorchBackend(Backend):
+    """PyTorch, eager."""
+
+    name = "torch"
+
+    def block(self, block: Block) -> BlockRunner:
+        return checked_block(PackedBlock(block), block)
+
+    def stage(self, stage: ArStage) -> StageRunner:
+        return checked_stage(PackedStage(stage), stage)

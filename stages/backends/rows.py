@@ -1,0 +1,78 @@
+"""Rows of several requests, one below the other in one tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+ROWS_PER_THREAD = 4
+"""From this many rows for each thread on, what a matrix product gives for a row does not depend on how many rows there
+are; below it, the library takes other kernels, which add in another order."""
+LANES = 32
+"""Numbers that an elementwise kernel takes at once (two AVX-512 registers). What is left over at the end of a thread's
+share goes through scalar code, whose gelu differs in the last bits; products and sums do not."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where each piece's rows are: from bounds[i] to bounds[i + 1]. Rows from bounds[-1] to `total` are padding."""
+
+    counts: list[int]
+    bounds: list[int]
+    total: int
+
+    @staticmethod
+    def of(counts: Sequence[int], hidden: int) -> Rows:
+        """:param counts: rows of each piece.
+        :param hidden: numbers in a row of the widest layer."""
+        bounds = [0, *accumulate(counts)]
+        return Rows(list(counts), bounds, padded(bounds[-1], hidden, torch.get_num_threads()))
+
+    @property
+    def single(self) -> bool:
+        """Whether each piece has one row."""
+        return self.bounds[-1] == len(self.counts)
+
+    @property
+    def sizes(self) -> list[int]:
+        """`counts`, and the padding if there is any: for `Tensor.split`."""
+        return [*self.counts, self.padding] if self.padding else self.counts
+
+    @property
+    def padding(self) -> int:
+        return self.total - self.bounds[-1]
+
+    def __iter__(self) -> pairwise[tuple[int, int]]:
+        return pairwise(self.bounds)
+
+    def pack(self, parts: Sequence[Tensor], fresh: bool = True) -> Tensor:
+        """Tensors (rows of a piece, width) as one, (total, width), with zeros as padding.
+
+        :param fresh: a copy even where there is nothing to put together, so that it may be written to.
+        """
+        if self.padding:
+            parts = [*parts, parts[0].new_zeros(self.padding, parts[0].shape[1])]
+        if len(parts) > 1:
+            return torch.cat(parts)
+        return parts[0].clone() if fresh else parts[0]
+
+    def unpack(self, x: Tensor) -> list[Tensor]:
+        """Each piece's rows."""
+        return list(x.split(self.sizes))[: len(self.counts)]
+
+
+@lru_cache(1024)
+def padded(rows: int, hidden: int, threads: int) -> int:
+    """How many rows make the results of each independent of the others: at least `rows`.
+
+    A multiple, so that no thread is left with fewer rows or with a part of a vector.
+    """
+    whole_vectors = LANES * threads // math.gcd(LANES * threads, hidden)
+    step = math.lcm(ROWS_PER_THREAD * threads, whole_vectors)
+    return -(-rows // step) * step

@@ -1,0 +1,226 @@
+"""Continuous batching: hops of many sessions share forward passes on one thread.
+
+A pass takes one piece of each hop that it serves, so a hop that comes in joins at the next pass, and one that ends
+leaves. AR steps go first and all together, for a step is a few rows and its user waits for every one of them. Sweeps
+fill the rest of a pass, the oldest first: more than about a hundred rows at once gain nothing on a processor, while
+the oldest hop can go on to the next host as soon as it is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from stages.hop import Demand, HopWork, Outcome, StepWork, SweepWork, work_on
+from stages.parts import Parts
+from stages.refusal import Refusal
+from stages.sessions import Session
+from stages.v1 import stage_pb2
+
+log = logging.getLogger(__name__)
+
+PASS_ROWS = 256
+"""A pass takes sweeps until it has this many rows."""
+QUICK_MS, QUICK_ROWS = 2.0, 64
+"""AR steps of up to so many new positions, in passes that take less than this, are computed on the event loop."""
+
+
+@dataclass
+class Job:
+    """One accepted hop."""
+
+    hop: stage_pb2.Hop
+    session: Session
+    received_bytes: int
+    accepted_at: float = field(default_factory=time.perf_counter)
+    compute_ms: float = 0.0
+    """Its share of the passes that it took part in."""
+    queue_ms: float = 0.0
+    """The rest of its time here: waiting, behind or beside other hops."""
+    result: Outcome | Refusal | None = None
+    work: HopWork | None = None
+    reply: asyncio.Future[Outcome] | None = None
+    """Who waits for the outcome here, instead of having it passed on. Used on the event loop."""
+
+
+class Engine:
+    """Owns the hops from their acceptance to their result."""
+
+    def __init__(self, following: int, limit: int, most_hops: int) -> None:
+        """:param following: the block or stage after this host's.
+        :param limit: hops under way; the host refuses one more.
+        :param most_hops: hops that share a pass; 1 = one after the other."""
+        self.following, self.limit, self.most_hops = following, limit, most_hops
+        self._arrived: deque[Job] = deque()
+        self._waiting: list[Job] = []
+        """For an earlier hop of their session to end: they share its caches."""
+        self._jobs: list[Job] = []
+        self._wake = threading.Condition()
+        self._passing = threading.Lock()
+        """Held during a pass: whoever has it owns `_waiting` and `_jobs`."""
+        self._steps_ms = 0.0
+        """How long the AR steps of the last pass took."""
+        self._stopping = False
+
+    def __len__(self) -> int:
+        """Hops under way."""
+        return len(self._arrived) + len(self._waiting) + len(self._jobs)
+
+    @property
+    def full(self) -> bool:
+        return len(self) >= self.limit
+
+    def submit(self, job: Job) -> None:
+        """Take a job in; `go` has it computed."""
+        self._arrived.append(job)
+
+    def go(self, parts: Parts) -> list[Job]:
+        """Have what was submitted computed: here and now if it is quick, else by `run`. Returns jobs with a result.
+
+        Waking another thread, and sharing Python's lock with it, takes longer than an AR step of a small model.
+        """
+        ended: list[Job] = []
+        if self._is_quick() and self._passing.acquire(blocking=False):
+            try:
+                if not self._jobs:
+                    ended = self._turn(parts)
+            finally:
+                self._passing.release()
+        if len(self):
+            with self._wake:
+                self._wake.notify()
+        return ended
+
+    def run(self, parts: Parts, deliver: Callable[[list[Job]], None]) -> None:
+        """Compute until `stop`; hands over jobs with their result as they get it. Blocks: give it a thread."""
+        while self._wait():
+            with self._passing:
+                ended = self._turn(parts)
+            if ended:
+                deliver(ended)
+
+    def stop(self) -> None:
+        """Let `run` return after the pass that it is in."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+
+    def _is_quick(self) -> bool:
+        """Whether what arrived is nothing but a few rows of AR steps, and such a pass took no time of late."""
+        return self._steps_ms < QUICK_MS and all(
+            job.hop.WhichOneof("work") == "step" and len(job.hop.step.clean) <= QUICK_ROWS for job in self._arrived
+        )
+
+    def _turn(self, parts: Parts) -> list[Job]:
+        """One pass; returns the jobs that have a result now."""
+        self._take_in(parts)
+        self._pass()
+        ended = [job for job in self._jobs if job.result is not None]
+        self._jobs = [job for job in self._jobs if job.result is None]
+        now = time.perf_counter()
+        for job in ended:
+            job.queue_ms = max((now - job.accepted_at) * 1000 - job.compute_ms, 0.0)
+        return ended
+
+    def _wait(self) -> bool:
+        with self._wake:
+            while not (self._stopping or len(self)):
+                self._wake.wait()
+            return not self._stopping
+
+    def _take_in(self, parts: Parts) -> None:
+        """Begin what arrived; end what nobody waits for, or what is late."""
+        while self._arrived:
+            self._waiting.append(self._arrived.popleft())
+        waiting, self._waiting = self._waiting, []
+        working = {id(job.session) for job in self._jobs}
+        for job in waiting:
+            if id(job.session) in working:
+                self._waiting.append(job)
+                continue
+            working.add(id(job.session))
+            self._jobs.append(job)
+            self._end_if_useless(job)
+            if job.result is None:
+                begin = time.perf_counter()
+                try:
+                    job.work = work_on(job.hop, job.session, parts, self.following)
+                except Exception:
+                    _fail([job])
+                job.compute_ms += (time.perf_counter() - begin) * 1000
+        for job in self._jobs:
+            self._end_if_useless(job)
+
+    @staticmethod
+    def _end_if_useless(job: Job) -> None:
+        if job.session.released:
+            job.result = Refusal(grpc.StatusCode.CANCELLED, "the session was released")
+        elif job.hop.deadline_unix_ms <= time.time() * 1000:
+            job.result = Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed while the work was waiting")
+
+    def _pass(self) -> None:
+        """One piece of every hop that takes part: AR steps through all stages of this host, sweeps one evaluation."""
+        able = [job for job in self._jobs if job.result is None]
+        able = able if self.most_hops > 1 else able[:1]
+        running = _within([job for job in able if isinstance(job.work, StepWork)][: self.most_hops])
+        begin = time.perf_counter()
+        while running:
+            _advance(running)
+            running = [job for job in running if _is_mid_piece(job)]
+            self._steps_ms = (time.perf_counter() - begin) * 1000
+        _advance(_within([job for job in able if isinstance(job.work, SweepWork)][: self.most_hops]))
+
+
+def _fail(jobs: Sequence[Job]) -> None:
+    log.exception("session %s: a hop failed", ", ".join(job.hop.session for job in jobs))
+    for job in jobs:
+        job.result = Refusal(grpc.StatusCode.INTERNAL, "a hop failed; the host's log says why")
+
+
+def _advance(jobs: Sequence[Job]) -> None:
+    """Have the next piece of each job computed; those that need the same part's same method go in one call."""
+    groups: dict[Callable[..., Any], list[tuple[Job, HopWork, Demand]]] = {}
+    for job in jobs:
+        assert job.work is not None
+        begin = time.perf_counter()
+        demand = job.work.demand()
+        job.compute_ms += (time.perf_counter() - begin) * 1000
+        groups.setdefault(demand.compute, []).append((job, job.work, demand))
+    for compute, members in groups.items():
+        begin = time.perf_counter()
+        try:
+            results = compute([demand.piece for _, _, demand in members])
+            for (job, work, _), result in zip(members, results, strict=True):
+                work.supply(result)
+                job.result = work.outcome
+        except Exception:  # which of them broke it cannot be told
+            _fail([job for job, _, _ in members if job.result is None])
+        per_row_ms = (time.perf_counter() - begin) * 1000 / sum(demand.rows for _, _, demand in members)
+        for job, _, demand in members:
+            job.compute_ms += per_row_ms * demand.rows
+
+
+def _within(jobs: Sequence[Job]) -> list[Job]:
+    """The oldest jobs, until their pieces fill a pass; at least one."""
+    taken: list[Job] = []
+    rows = 0
+    for job in jobs:
+        assert job.work is not None
+        if rows >= PASS_ROWS:
+            break
+        taken.append(job)
+        rows += job.work.rows
+    return taken
+
+
+def _is_mid_piece(job: Job) -> bool:
+    """Whether an AR step has yet to go through further stages of this host with its piece."""
+    return job.result is None and isinstance(job.work, StepWork) and not job.work.between_pieces
