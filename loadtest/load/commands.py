@@ -1,0 +1,225 @@
+"""The command `onesweep loadtest`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stages.errors import InputError, Interrupted, OnesweepError
+
+if TYPE_CHECKING:
+    import socket
+    from argparse import _SubParsersAction
+
+    from loadtest.load.knee import Climb
+    from loadtest.load.run import LoadResult, LoadSettings
+    from loadtest.load.scene import Scene
+    from loadtest.load.target import RouterFacts
+    from loadtest.load.texts import Texts
+
+    Subparsers = _SubParsersAction[argparse.ArgumentParser]
+
+KNEE_MODES = ("sweep", "chunked", "ar", "ar-speculative")
+DEFAULT_USERS = 8
+MOST_KNEE_USERS = 256
+WEB_PORT = 8089
+
+
+def register(subparsers: Subparsers) -> None:
+    load = subparsers.add_parser("loadtest", help="many users at once: latency, throughput, every text checked")
+    load.add_argument("--profile", metavar="P", help="links between the hosts; loopback needs no root (loopback)")
+    load.add_argument("--profiles", type=Path, metavar="FILE", help="profiles of your own")
+    load.add_argument("--mode", metavar="M[,M]", help="mode, more than one with --find-knee (sweep)")
+    load.add_argument("--users", type=int, metavar="U", help="users; with --find-knee the most that are tried (8; 256)")
+    load.add_argument("--seconds", type=float, default=30.0, metavar="S", help="length of the measurement (30)")
+    load.add_argument("--spawn-rate", type=float, metavar="R", help="users started a second (all within one second)")
+    load.add_argument("--warm-up-s", type=float, default=3.0, metavar="S", help="before the measurement (3)")
+    load.add_argument("--timeout-s", type=float, default=60.0, metavar="S", help="deadline of a request (60)")
+    load.add_argument("--bytes", type=int, default=128, metavar="N", help="bytes to generate (128)")
+    load.add_argument("--seed", type=int, default=0, metavar="S", help="first seed (0)")
+    load.add_argument("--texts", type=int, default=64, metavar="N", help="distinct texts that are asked for (64)")
+    load.add_argument("--checkpoint", type=Path, metavar="DIR", help="default: shipped weights")
+    load.add_argument("--hosts", type=int, metavar="N", help="hosts that share the blocks (3)")
+    load.add_argument("--router", metavar="HOST:PORT", help="a deployment that is there, instead of starting one")
+    load.add_argument("--find-knee", action="store_true", help="1, 2, 4, 8 ... users until latency gives way")
+    load.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    load.add_argument("--html", type=Path, metavar="FILE", help="write a report with pictures")
+    load.add_argument("--web", action="store_true", help="locust's page on 127.0.0.1, until Ctrl-C")
+    load.add_argument("--web-port", type=int, default=WEB_PORT, metavar="PORT", help=f"its port ({WEB_PORT})")
+    load.set_defaults(run=run_loadtest)
+
+
+def run_loadtest(options: argparse.Namespace) -> int:
+    from loadtest.load.generator import open_listener
+    from loadtest.load.machine import this_machine
+    from loadtest.load.prompts import make_cases
+    from loadtest.load.scene import Scene
+    from loadtest.load.target import check_target, open_target
+    from loadtest.load.texts import Texts
+    from serving.deployment import ends_cleanly
+
+    modes = _modes(options)
+    settings = _settings(options, modes[0])
+    _check_files(options)
+    check_target(settings.target)
+    with ends_cleanly(), contextlib.ExitStack() as stack:
+        listener = stack.enter_context(open_listener(options.web_port)) if options.web else None
+        if settings.target.router is None:
+            print(
+                f"starting {settings.target.host_count} hosts and a router ({settings.target.profile}) ...", flush=True
+            )
+        target = stack.enter_context(open_target(settings.target))
+        facts = target.facts()
+        scene = Scene(settings, target, facts, this_machine(), shlex.join(["onesweep", *sys.argv[1:]]))
+        cases = make_cases(settings.cases, settings.first_seed, settings.max_bytes, facts.context_bytes)
+        texts = Texts(target, cases, settings.max_bytes)
+        served = _served(modes, facts)
+        if options.find_knee:
+            return _find_knee(options, scene, texts, served)
+        return _run(options, scene, texts, listener)
+
+
+def _run(options: argparse.Namespace, scene: Scene, texts: Texts, listener: socket.socket | None) -> int:
+    from loadtest.load.page import load_page
+    from loadtest.load.record import load_record
+    from loadtest.load.run import run_load, run_with_page
+    from loadtest.load.table import run_notes, run_table
+
+    settings, target = scene.settings, scene.target
+
+    def show(result: LoadResult) -> None:
+        print(run_table([result]) + "\n" + "\n".join(run_notes(result)), flush=True)
+
+    print(
+        f"{settings.users} users of mode {settings.mode} on {target.router}, which takes {scene.facts.request_limit} "
+        f"requests at once: {settings.seconds:g} s after {settings.warm_up_s:g} s of warm-up, "
+        f"{settings.max_bytes} bytes a text ...",
+        flush=True,
+    )
+    if listener is not None:
+        print(f"locust's page: http://127.0.0.1:{listener.getsockname()[1]}/ (Ctrl-C ends it)", flush=True)
+        result = run_with_page(settings, target, texts, listener, show)
+        print(f"with what the page started: {run_notes(result)[0]}")
+    else:
+        result = run_load(settings, target, texts, settings.mode, settings.users)
+        show(result)
+    _write(options, load_record(scene, result), lambda: load_page(scene, result))
+    _raise_trouble([result])
+    return 0
+
+
+def _find_knee(options: argparse.Namespace, scene: Scene, texts: Texts, modes: list[str]) -> int:
+    from loadtest.load.knee import climb
+    from loadtest.load.page import knee_page
+    from loadtest.load.record import knee_record
+    from loadtest.load.run import run_load
+    from loadtest.load.table import knee_notes, run_line, run_table
+
+    climbs: list[Climb] = []
+
+    def measure(mode: str, users: int) -> LoadResult:
+        result = run_load(scene.settings, scene.target, texts, mode, users)
+        print(run_line(result), flush=True)
+        return result
+
+    for mode in modes:
+        climbs.append(climb(mode, scene.settings.users, measure))
+        if climbs[-1].interrupted:
+            break
+    results = [result for one in climbs for result in one.results]
+    print("\n" + run_table(results) + "\n\n" + "\n".join(knee_notes(climbs)), flush=True)
+    _write(options, knee_record(scene, climbs), lambda: knee_page(scene, climbs))
+    _raise_trouble(results)
+    return 0
+
+
+def _modes(options: argparse.Namespace) -> list[str]:
+    from serving.modes import MODES
+
+    modes = list(KNEE_MODES) if options.find_knee else ["sweep"]
+    if options.mode is not None:
+        modes = [mode.strip() for mode in options.mode.split(",")]
+    for mode in modes:
+        if options.mode is not None and mode not in MODES:
+            raise InputError(f"unknown mode {mode!r}; choose from {', '.join(MODES)}")
+    if len(modes) > 1 and not options.find_knee:
+        raise InputError("one mode at a time: --find-knee takes several")
+    return modes
+
+
+def _settings(options: argparse.Namespace, mode: str) -> LoadSettings:
+    from loadtest.load.generator import check_locust
+    from loadtest.load.run import LoadSettings, check_settings
+    from loadtest.load.target import LOOPBACK, TargetSettings
+
+    users = options.users if options.users is not None else MOST_KNEE_USERS if options.find_knee else DEFAULT_USERS
+    settings = LoadSettings(
+        TargetSettings(
+            options.profile or LOOPBACK, options.router, options.checkpoint, options.hosts, options.profiles
+        ),
+        mode,
+        users,
+        options.seconds,
+        options.spawn_rate,
+        options.bytes,
+        options.seed,
+        options.texts,
+        options.warm_up_s,
+        options.timeout_s,
+    )
+    check_settings(settings)
+    if options.web and options.find_knee:
+        raise InputError("--web shows one run: leave out --find-knee")
+    check_locust()
+    return settings
+
+
+def _check_files(options: argparse.Namespace) -> None:
+    from loadtest.destination import check_destination
+    from loadtest.load.pictures import check_matplotlib
+
+    if options.json:
+        check_destination(options.json)
+    if options.html:
+        check_matplotlib()
+        try:
+            check_destination(options.html)
+        except InputError as error:
+            raise InputError(str(error).replace("--json", "--html")) from None
+
+
+def _served(modes: list[str], facts: RouterFacts) -> list[str]:
+    """The modes that the router serves; a sentence for each of the others. Raises InputError when none is left."""
+    served = [mode for mode in modes if mode in facts.modes]
+    if not served:
+        raise InputError(f"this deployment cannot serve {', '.join(modes)}; it has {', '.join(facts.modes)}")
+    for mode in modes:
+        if mode not in served:
+            print(f"left out {mode}: the router serves {', '.join(facts.modes)}")
+    return served
+
+
+def _write(options: argparse.Namespace, record: dict[str, Any], page: Callable[[], str]) -> None:
+    from loadtest.destination import write_json
+    from loadtest.load.page import write_page
+
+    if options.json:
+        write_json(options.json, record)
+    if options.html:
+        write_page(options.html, page())
+        print(f"report: {options.html}")
+
+
+def _raise_trouble(results: list[LoadResult]) -> None:
+    """Raises Interrupted for a run that was stopped, OnesweepError for requests that a sound deployment answers."""
+    counts = [count for result in results for count in (result.figures.counts, result.figures.outside)]
+    if sum(count.trouble for count in counts):
+        failed, lost, wrong = (sum(getattr(c, name) for c in counts) for name in ("failed", "lost", "wrong"))
+        raise OnesweepError(f"of all requests, warm-up included, {failed} failed, {lost} were lost, {wrong} were wrong")
+    if any(result.interrupted for result in results):
+        raise Interrupted("stopped early: the figures are those of the requests until then")

@@ -1,0 +1,129 @@
+"""The load generator as the parent sees it: a process beside the router, its messages, its end."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from typing import IO
+
+from loadtest.load.interruption import on_signal
+from loadtest.load.plan import Drained, LoadPlan, Window, from_line
+from loadtest.load.sample import Sample
+from loadtest.load.target import Target
+from stages.errors import InputError, ServiceError
+
+END_S = 20.0
+"""How long the generator may take to end once it was told to."""
+
+
+@dataclass
+class Recording:
+    """Every request of a run, and which part of it is measured."""
+
+    samples: list[Sample] = field(default_factory=list)
+    window: Window | None = None
+
+
+class Generator:
+    """A running load generator."""
+
+    def __init__(self, process: subprocess.Popen[str], words: IO[str]) -> None:
+        self._process, self._words = process, words
+        self.recording = Recording()
+        self.stopped = False
+
+    def drain(self) -> Recording:
+        """Read on until the users have stopped. Raises ServiceError when the generator ends without having said so."""
+        assert self._process.stdout is not None
+        for line in iter(self._process.stdout.readline, ""):
+            match from_line(line):
+                case Sample() as sample:
+                    self.recording.samples.append(sample)
+                case Window() as window:
+                    self.recording.window = replace(window, interrupted=window.interrupted or self.stopped)
+                case Drained():
+                    return self.recording
+        code = self._process.wait()
+        self._words.seek(0)
+        last = self._words.read().strip().splitlines()[-1:] or ["it said nothing"]
+        raise ServiceError(f"the load generator ended (exit code {code}): {last[0]}")
+
+    def stop(self) -> None:
+        """Tell it to end: its requests have a moment left."""
+        self.stopped = True
+        stdin, self._process.stdin = self._process.stdin, None
+        if stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                stdin.close()
+
+    def hurry(self) -> None:
+        """What Ctrl-C does: stop, and interrupt when that was asked for before."""
+        if self.stopped:
+            raise KeyboardInterrupt
+        self.stop()
+
+
+@contextlib.contextmanager
+def start_generator(target: Target, plan: LoadPlan, listener: socket.socket | None = None) -> Iterator[Generator]:
+    """A load generator beside the router; it ends with the `with` block, whatever happens.
+
+    In the block Ctrl-C only stops the users, so that what they did can still be counted; a second one interrupts.
+
+    :param listener: where locust's page is to be served.
+    """
+    command = target.beside([sys.executable, "-P", "-m", "loadtest.load.worker"])
+    if listener is not None:
+        plan = replace(plan, web_fd=listener.fileno())
+    with tempfile.TemporaryFile("w+", prefix="onesweep-load-") as words:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=words,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for the parent, which then says when to stop
+            pass_fds=() if listener is None else (listener.fileno(),),
+        )
+        assert process.stdin is not None
+        generator = Generator(process, words)
+        try:
+            with contextlib.suppress(BrokenPipeError):  # its end says more than this
+                process.stdin.write(plan.to_json() + "\n")
+                process.stdin.flush()
+            with on_signal(generator.hurry):  # an exception in the middle of a line would lose a request
+                yield generator
+        finally:
+            generator.stop()
+            _end(process)
+
+
+def check_locust() -> None:
+    """Raises InputError with what to install."""
+    for module in ("locust", "gevent"):
+        if find_spec(module) is None:
+            raise InputError(f"the load test needs {module}: pip install 'onesweep[loadtest]'")
+
+
+def open_listener(port: int) -> socket.socket:
+    """A socket for locust's page, on this machine's loopback wherever the generator runs. Raises InputError."""
+    try:
+        return socket.create_server(("127.0.0.1", port))
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no such port"
+        raise InputError(f"cannot open the page on 127.0.0.1:{port}: {reason}; choose another --web-port") from None
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=END_S)
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+    process.stdout.close()

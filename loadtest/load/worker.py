@@ -1,0 +1,27 @@
+"""The load generator's process: `python -m loadtest.load.worker`, a LoadPlan on its standard input.
+
+It writes messages (plan.py) to its standard output and ends early when its standard input is closed.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    plan_line = sys.stdin.buffer.readline()
+    # before anything imports sockets or opens a channel, and in this order
+    from gevent import monkey
+
+    monkey.patch_all()
+    from grpc.experimental import gevent as grpc_gevent
+
+    grpc_gevent.init_gevent()
+    from loadtest.load.crowd import run_crowd
+    from loadtest.load.plan import LoadPlan
+
+    run_crowd(LoadPlan.from_json(plan_line.decode()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Every request falls into exactly one class, and the figures are those of the requests in the window."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtest.load.accounting import Counts, count, figures_of, judge, percentile
+from loadtest.load.plan import Window
+from loadtest.load.sample import CUT, OK, OPEN, Outcome, Sample, outcome_of
+
+TEXTS = {0: b"right", 1: b"other"}
+WINDOW = Window(100.0, 110.0, 0.5)
+CODES = [code.name for code in grpc.StatusCode] + [OPEN, CUT]
+
+moments = st.floats(90, 120, allow_nan=False)
+samples = st.builds(
+    lambda case, begin_s, latency_s, status, own, retry, output: Sample(
+        case, begin_s, begin_s + latency_s, status, own, retry, "", output.hex()
+    ),
+    st.sampled_from([0, 1]),
+    moments,
+    st.floats(0, 20),
+    st.sampled_from(CODES),
+    st.booleans(),
+    st.none() | st.integers(0, 5000),
+    st.sampled_from([b"right", b"other", b""]),
+)
+
+
+@given(samples)
+def test_every_request_falls_into_the_class_that_its_definition_says(sample: Sample) -> None:
+    answered = sample.status == "OK"
+    right = bytes.fromhex(sample.output) == TEXTS[sample.case]
+    refused = sample.status == "RESOURCE_EXHAUSTED" and sample.retry_after_ms is not None
+    lost = sample.status == OPEN or (sample.status == "DEADLINE_EXCEEDED" and sample.own_status)
+    true = {
+        Outcome.RIGHT: answered and right,
+        Outcome.WRONG: answered and not right,
+        Outcome.REFUSED: refused,
+        Outcome.LOST: lost,
+        Outcome.CUT: sample.status == CUT,
+    }
+    true[Outcome.FAILED] = not any(true.values())
+    assert [outcome for outcome, holds in true.items() if holds] == [outcome_of(sample, TEXTS[sample.case])]
+
+
+@given(st.lists(samples))
+def test_no_request_is_dropped_and_none_counts_twice(run: list[Sample]) -> None:
+    figures = figures_of(judge(run, WINDOW, TEXTS), WINDOW, 4)
+    for counts in (figures.counts, figures.outside):
+        classes = [getattr(counts, outcome.value) for outcome in Outcome]
+        assert sum(classes) == counts.requests
+    assert figures.counts.requests + figures.outside.requests == len(run)
+    assert figures.counts.requests == sum(100 <= sample.begin_s < 110 for sample in run)
+
+
+@given(st.lists(samples))
+def test_latencies_and_rates_are_those_of_right_answers(run: list[Sample]) -> None:
+    figures = figures_of(judge(run, WINDOW, TEXTS), WINDOW, 4)
+    right = [s for s in run if s.status == OK and bytes.fromhex(s.output) == TEXTS[s.case]]
+    latencies = sorted(s.latency_ms for s in right if 100 <= s.begin_s < 110)
+    assert (figures.p50_ms is None) == (not latencies)
+    if latencies:
+        assert latencies[0] <= figures.p50_ms <= figures.p95_ms <= figures.p99_ms <= latencies[-1]
+        assert {figures.p50_ms, figures.p95_ms, figures.p99_ms} <= set(latencies)
+    arrived = sum(0 <= s.end_s - 100 < 10 for s in right)
+    assert figures.throughput_rps == pytest.approx(arrived / 10)
+    assert figures.output_bytes_per_s == pytest.approx(4 * arrived / 10)
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1), st.integers(1, 100))
+def test_a_percentile_is_the_smallest_value_that_enough_others_do_not_exceed(values: list[float], percent: int) -> None:
+    ordered = sorted(values)
+    found = percentile(ordered, percent)
+    enough = [v for v in ordered if sum(w <= v for w in ordered) * 100 >= percent * len(ordered)]
+    assert found == min(enough)
+    assert percentile([], percent) is None
+
+
+def test_refusals_have_latencies_and_a_moment_to_come_back() -> None:
+    refusals = [Sample(0, 101.0, 101.0 + i / 1000, "RESOURCE_EXHAUSTED", False, 1000) for i in (1, 2, 3)]
+    figures = figures_of(judge(refusals, WINDOW, {}), WINDOW, 4)
+    assert (figures.refusal_p50_ms, figures.refusal_p95_ms) == pytest.approx((2.0, 3.0))
+    assert figures.retry_after_ms == 1000
+    assert figures.counts == Counts(requests=3, refused=3)
+    assert figures.counts.trouble == 0
+
+
+def test_failures_are_shown_with_their_sentences_the_most_frequent_first() -> None:
+    failed = [Sample(0, 101.0, 102.0, "UNAVAILABLE", message=m) for m in ("host-1 is lost", "x", "host-1 is lost")]
+    failed.append(Sample(0, 101.0, 102.0, "INTERNAL"))
+    failures = figures_of(judge(failed, WINDOW, {}), WINDOW, 4).failures
+    assert next(iter(failures.items())) == ("UNAVAILABLE: host-1 is lost", 2)
+    assert set(failures) == {"UNAVAILABLE: host-1 is lost", "UNAVAILABLE: x", "INTERNAL"}
+
+
+def test_a_window_of_no_length_has_no_rate() -> None:
+    window = dataclasses.replace(WINDOW, end_s=WINDOW.begin_s)
+    figures = figures_of(judge([Sample(0, 99.0, 100.0, OK)], window, TEXTS), window, 4)
+    assert (figures.throughput_rps, figures.generator_cores) == (0.0, 0.0)
+
+
+def test_counting_nothing() -> None:
+    assert count([]) == Counts()

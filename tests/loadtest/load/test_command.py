@@ -1,0 +1,217 @@
+"""`onesweep loadtest`: its results, its page, its end, and mistakes that end in a sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from loadtest.wan.lab import lab_problem
+from serving.cli import main
+from serving.deployment import MODULE, Deployment, free_port_block
+
+QUICK = ["--seconds", "1", "--warm-up-s", "0.2", "--bytes", "16", "--texts", "4"]
+
+
+@pytest.fixture
+def router(deployment: Deployment, locust: None) -> str:
+    return deployment.topology.router
+
+
+@contextlib.contextmanager
+def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, *MODULE, "loadtest", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def read_until(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if match := re.search(pattern, line):
+            return match
+    pytest.fail(f"no {pattern!r} in the output: {process.stderr.read() if process.stderr else ''}")
+
+
+def read(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=20) as answer:
+        return bytes(answer.read())
+
+
+def test_a_whole_run(router: str, request_limit: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
+    path, html = tmp_path / "figures.json", tmp_path / "report.html"
+    command = ["loadtest", "--router", router, "--users", "2", *QUICK, "--json", str(path), "--html", str(html)]
+    assert main(command) == 0
+    record, out = json.loads(path.read_text()), capsys.readouterr().out
+    assert (record["mode"], record["users"], record["profile"]) == ("sweep", 2, "as found")
+    assert (record["failed"], record["lost"], record["wrong"], record["refused"]) == (0, 0, 0, 0)
+    assert record["requests"] == record["right"] > 0
+    assert record["outside"]["requests"] == record["outside"]["right"] > 0
+    assert 0 < record["generator_cores"] < 2
+    assert 0 < record["p50_ms"] <= record["p95_ms"] <= record["p99_ms"]
+    assert record["output_bytes_per_s"] == pytest.approx(16 * record["throughput_rps"])
+    assert f"{record['p95_ms']:.1f}" in out
+    assert f"takes {request_limit} requests at once" in out
+    assert "the load generator took" in out
+    page = html.read_text()
+    assert page.count("<svg") == page.count("</svg>") == 1
+    assert "2 users of sweep" in page
+    assert not re.findall(r'(?:src|href)="http', page), "the report needs nothing from elsewhere"
+    assert "gevent" not in sys.modules, "the parent stays as it is; only the generator's process is changed"
+
+
+def test_the_knee_of_two_modes(router: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "knee.json"
+    command = ["loadtest", "--find-knee", "--router", router, "--users", "1", *QUICK, "--mode", "sweep,ar,local"]
+    assert main([*command, "--json", str(path)]) == 0
+    record, out = json.loads(path.read_text()), capsys.readouterr().out
+    assert "left out local: the router serves sweep, chunked, ar" in out
+    assert [(row["mode"], row["users"]) for row in record["rows"]] == [("sweep", 1), ("ar", 1)]
+    assert all(row["right"] == row["requests"] > 0 for row in record["rows"])
+    assert record["knees"] == [{"mode": mode, "users": 1, "ended": ""} for mode in ("sweep", "ar")]
+    assert "sweep: no knee up to 1 user: " in out
+
+
+def test_the_page_of_locust_is_on_this_machine_s_loopback_even_for_a_lab(
+    bundle: Path, tmp_path: Path, locust: None
+) -> None:
+    """Emulated links where this machine can have them, else plain loopback."""
+    profile = "loopback" if lab_problem() else "lan"
+    path, port = tmp_path / "figures.json", free_port_block(1)
+    where = ("--profile", profile, "--checkpoint", str(bundle), "--web", "--web-port", str(port), "--json", str(path))
+    with started("--users", "2", *QUICK, *where) as process:
+        url = read_until(process, r"http://\S+/")[0]
+        assert url == f"http://127.0.0.1:{port}/"
+        read_until(process, "texts compared with")
+        assert b"locust" in read(url).lower()
+        assert json.loads(read(url + "stats/requests"))["stats"][0]["num_requests"] > 0
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=40)
+    assert (process.returncode, err) == (0, "")
+    assert "with what the page started: window 1.0 s" in out
+    with pytest.raises(urllib.error.URLError):
+        read(url)
+    record = json.loads(path.read_text())
+    assert record["requests"] == record["right"] > 0
+    assert (record["profile"], record["router"].startswith("10.")) == (profile, profile == "lan")
+
+
+def test_ctrl_c_prints_the_results_so_far_and_takes_everything_down(bundle: Path, locust: None) -> None:
+    page = ("--web", "--web-port", str(free_port_block(1)))  # tells when requests are under way
+    with started("--checkpoint", str(bundle), "--hosts", "1", *QUICK, "--seconds", "600", *page) as process:
+        url = read_until(process, r"http://\S+/")[0]
+        while not json.loads(read(url + "stats/requests"))["total_rps"]:
+            time.sleep(0.1)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=40)
+    assert process.returncode == 130
+    assert err == "onesweep: stopped early: the figures are those of the requests until then\n"
+    assert re.search(r"^sweep +8 +\d+ +\d+ +0 +0 +0 +0 ", out, re.MULTILINE)
+    assert len(children) == 3
+    assert not [child for child in children if child.is_running()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--mode", "swap"], "unknown mode 'swap'; choose from sweep, chunked, "),
+        (["--mode", "sweep,ar"], "one mode at a time: --find-knee takes several"),
+        (["--profile", "moon"], "no profile 'moon'; there are "),
+        (["--users", "0"], "--users must be above 0 and below 1000000, not 0"),
+        (["--users", "-3"], "--users must be above 0"),
+        (["--seconds", "0"], "--seconds must be above 0"),
+        (["--seconds", "nan"], "--seconds must be above 0"),
+        (["--spawn-rate", "0"], "--spawn-rate must be above 0"),
+        (["--bytes", "0"], "--bytes must be above 0"),
+        (["--texts", "0"], "--texts must be above 0"),
+        (["--timeout-s", "-1"], "--timeout-s must be above 0"),
+        (["--warm-up-s", "-1"], "--warm-up-s must be 0 or more"),
+        (["--seed", "-1"], "--seed must be from 0 to"),
+        (["--hosts", "3"], "3 hosts cannot share 2 blocks: choose 1 to 2 hosts"),
+        (["--hosts", "0"], "0 hosts cannot share 2 blocks"),
+        (["--json", "no/such/folder.json"], "cannot write no/such/folder.json: No such file or directory"),
+        (["--html", "no/such/folder.html"], "No such file or directory; choose another --html FILE"),
+        (["--web", "--find-knee"], "--web shows one run: leave out --find-knee"),
+        (["--router", "nowhere"], "--router 'nowhere' must be HOST:PORT"),
+        (["--router", "127.0.0.1:1"], "--router names a deployment that is there, as it is: leave out --checkpoint"),
+    ],
+)
+def test_mistakes_end_in_a_sentence_before_anything_starts(
+    bundle: Path, capsys: pytest.CaptureFixture[str], locust: None, arguments: list[str], sentence: str
+) -> None:
+    assert main(["loadtest", "--checkpoint", str(bundle), *arguments]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("onesweep: ")
+    assert sentence in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
+
+
+def test_bytes_that_the_context_has_no_room_for(router: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["loadtest", "--router", router, "--bytes", "90"]) == 2
+    assert "--bytes must be 1 to 88, what the context of 96 leaves: not 90" in capsys.readouterr().err
+
+
+def test_a_mode_that_the_deployment_lacks(router: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["loadtest", "--router", router, "--mode", "local", "--bytes", "16"]) == 2
+    assert "this deployment cannot serve local; it has sweep, chunked, ar" in capsys.readouterr().err
+
+
+def test_a_router_that_does_not_answer(capsys: pytest.CaptureFixture[str], locust: None) -> None:
+    address = f"127.0.0.1:{free_port_block(1)}"
+    assert main(["loadtest", "--router", address]) == 1
+    assert f"no router answers at {address}" in capsys.readouterr().err
+
+
+def test_a_port_of_the_page_that_is_taken(router: str, capsys: pytest.CaptureFixture[str]) -> None:
+    port = router.rpartition(":")[2]
+    assert main(["loadtest", "--router", router, "--web", "--web-port", port]) == 2
+    assert f"cannot open the page on 127.0.0.1:{port}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("missing", "option", "sentence"),
+    [
+        ("locust", [], "the load test needs locust: pip install 'onesweep[loadtest]'"),
+        ("matplotlib", ["--html", "report.html"], "--html needs matplotlib: pip install 'onesweep[plots]'"),
+    ],
+)
+def test_a_package_that_is_missing(
+    bundle: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    missing: str,
+    option: list[str],
+    sentence: str,
+) -> None:
+    real = importlib.util.find_spec
+    for module in ("loadtest.load.generator", "loadtest.load.pictures"):
+        monkeypatch.setattr(f"{module}.find_spec", lambda name: None if name == missing else real("json"), raising=True)
+    assert main(["loadtest", "--checkpoint", str(bundle), *option]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_no_lab_without_root(
+    bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, locust: None
+) -> None:
+    monkeypatch.setattr("loadtest.wan.lab.lab_problem", lambda: "a lab needs root")
+    assert main(["loadtest", "--checkpoint", str(bundle), "--profile", "lan"]) == 1
+    assert capsys.readouterr().err == "onesweep: a lab needs root; --profile loopback needs no lab\n"

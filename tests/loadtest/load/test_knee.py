@@ -1,0 +1,65 @@
+"""The climb ends where latency gives way or throughput grows no more, and the knee is the level before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from loadtest.load.accounting import Counts, LoadFigures
+from loadtest.load.knee import climb, levels
+from loadtest.load.run import LoadResult
+from loadtest.load.table import knee_notes
+
+FIGURES = LoadFigures(
+    *(Counts(requests=10, right=10), Counts()),
+    *(10.0, 5.0, 640.0, 90.0, 100.0, 110.0, None, None, None, 0.1, {}),
+)
+
+
+def queue(capacity: int, users: int) -> LoadResult:
+    """A server that works on `capacity` requests at a time, 100 ms each; the others wait."""
+    p95, rate = 100.0 * max(1, users / capacity), 10.0 * min(users, capacity)
+    return LoadResult("sweep", users, replace(FIGURES, p95_ms=p95, throughput_rps=rate), [], "")
+
+
+@pytest.mark.parametrize(("capacity", "knee", "last"), [(1, 1, 2), (4, 4, 8), (5, 8, 16)])
+def test_the_knee_of_a_queue(capacity: int, knee: int, last: int) -> None:
+    found = climb("sweep", 256, lambda mode, users: queue(capacity, users))
+    assert (found.knee, found.results[-1].users) == (knee, last)
+    assert found.knee_result is found.results[-2]
+    (note,) = knee_notes([found])
+    assert note.startswith(f"sweep: knee at {knee} user")
+    assert f"with {last}: " in note
+
+
+def test_latency_that_doubles_ends_the_climb_even_where_throughput_grows() -> None:
+    def soft(mode: str, users: int) -> LoadResult:
+        return replace(queue(100, users), figures=replace(FIGURES, p95_ms=60.0 * users, throughput_rps=3.0 * users))
+
+    found = climb("ar", 256, soft)
+    assert (found.knee, found.ended) == (2, "p95 is 4.0 x that of one user")
+
+
+def test_no_knee_up_to_the_most_users() -> None:
+    found = climb("sweep", 6, lambda mode, users: queue(100, users))
+    assert [result.users for result in found.results] == [1, 2, 4, 6]
+    assert (found.knee, found.ended) == (6, "")
+    assert knee_notes([found]) == ["sweep: no knee up to 6 users: 60.00 right answers a second, p95 100.0 ms"]
+
+
+def test_a_mode_that_answers_nothing_has_no_knee() -> None:
+    found = climb("sweep", 8, lambda mode, users: replace(queue(1, users), figures=replace(FIGURES, p95_ms=None)))
+    assert (found.knee, len(found.results)) == (None, 1)
+    assert knee_notes([found]) == ["sweep: no knee: no request was answered"]
+
+
+def test_an_interrupted_climb_ends() -> None:
+    found = climb("sweep", 8, lambda mode, users: replace(queue(9, users), interrupted=users == 2))
+    assert (found.knee, found.ended, found.interrupted) == (1, "it was interrupted", True)
+
+
+def test_levels_double_and_end_with_the_most() -> None:
+    assert list(levels(1)) == [1]
+    assert list(levels(8)) == [1, 2, 4, 8]
+    assert list(levels(9)) == [1, 2, 4, 8, 9]

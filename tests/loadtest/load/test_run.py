@@ -1,0 +1,181 @@
+"""Short real runs: what is right, wrong, refused, failed and lost is found as such."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+
+from loadtest.load.generator import Generator, Recording, start_generator
+from loadtest.load.plan import Drained, LoadPlan, Window, to_line
+from loadtest.load.prompts import Case
+from loadtest.load.run import LoadSettings, result_of, run_load
+from loadtest.load.sample import Sample
+from loadtest.load.target import AS_FOUND, Target
+from loadtest.load.texts import Texts
+from serving.client import Client, RouterError
+from serving.deployment import Deployment, free_port_block
+from serving.v1 import router_pb2, router_pb2_grpc
+from stages.errors import Interrupted, ServiceError
+
+Settings = Callable[..., LoadSettings]
+
+
+class Wordless(router_pb2_grpc.RouterServiceServicer):
+    """A router that takes requests and never says anything."""
+
+    def __init__(self) -> None:
+        self.asked, self.closing = threading.Event(), threading.Event()
+
+    def Generate(self, request: router_pb2.GenerateRequest, context: Any) -> Iterator[router_pb2.GenerateResponse]:
+        self.asked.set()
+        self.closing.wait(20)
+        yield from ()
+
+
+@pytest.fixture
+def silence() -> Wordless:
+    return Wordless()
+
+
+@pytest.fixture
+def wordless(silence: Wordless, locust: None) -> Iterator[str]:
+    server, service = grpc.server(futures.ThreadPoolExecutor(8)), silence
+    router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    service.closing.set()
+    server.stop(None).wait()
+
+
+def test_a_text_that_is_not_the_expected_one_is_wrong(settings: Settings, target: Target, texts: Texts) -> None:
+    texts.of("ar", [2])
+    texts._known["ar", 2] = b"something else"
+    result = run_load(settings(), target, texts, "ar", 2)
+    of_case = sum(judged.sample.case == 2 for judged in result.judged)
+    both = (result.figures.counts, result.figures.outside)
+    assert sum(counts.wrong for counts in both) == of_case > 0
+    assert sum(counts.right for counts in both) == len(result.judged) - of_case
+    assert "alone:      b'something else'" in result.wrong
+
+
+def test_the_idle_deployment_gives_the_texts_of_the_models_alone(target: Target, texts: Texts) -> None:
+    asked = Texts(replace(target, checkpoint=None), texts.cases, texts.max_bytes)
+    for mode in ("sweep", "ar", "ar-speculative"):
+        assert asked.of(mode, [0, 3]) == texts.of(mode, [0, 3])
+    assert asked.source("sweep") != texts.source("sweep")
+
+
+def test_over_the_limit_refusals_are_quick_and_say_when_to_come_back(
+    settings: Settings, target: Target, texts: Texts, request_limit: int
+) -> None:
+    result = run_load(settings(seconds=2.0), target, texts, "ar", 3 * request_limit)
+    f = result.figures
+    assert f.counts.refused > 0
+    assert f.counts.right > 0
+    for counts in (f.counts, f.outside):
+        assert counts.requests == counts.right + counts.refused
+    assert f.retry_after_ms == 1000
+    assert f.refusal_p50_ms < 500
+    refused = [judged for judged in result.judged if judged.outcome == "refused"]
+    assert len(refused) <= 2 * request_limit * 6, "a refused user waits as long as it was told to"
+
+
+def test_a_host_that_dies_fails_requests_and_loses_none(
+    settings: Settings, deployment: Deployment, target: Target, texts: Texts, until: Callable[..., Any]
+) -> None:
+    def kill(generator: Generator) -> None:
+        until(lambda: len(generator.recording.samples) > 5, 20)
+        os.kill(deployment.processes["host-2"], signal.SIGKILL)
+
+    run = settings(seconds=3.0).plan(target.router, texts.cases, "ar", 2)
+    try:
+        with start_generator(target, run) as generator:
+            killer = threading.Thread(target=kill, args=(generator,))
+            killer.start()
+            recording = generator.drain()
+            killer.join()
+    finally:
+        deployment.revive("host-2")
+        deployment.wait_ready()
+    result = result_of(recording, texts, "ar", 2)
+    counts = (result.figures.counts, result.figures.outside)
+    assert [sum(getattr(c, name) for c in counts) for name in ("lost", "wrong", "cut")] == [0, 0, 0]
+    assert sum(c.right for c in counts) > 5
+    assert sum(c.failed for c in counts) > 0
+    assert all("host-2" in failure for failure in result.figures.failures)
+
+
+def plan(address: str, **changes: Any) -> LoadPlan:
+    few = (Case("The sea was calm.", 0),)
+    return replace(LoadPlan(address, "sweep", 8, few, 2, 10.0, 0.1, 0.5, 0.5, grace_s=0.5), **changes)
+
+
+def test_a_request_without_answer_and_status_is_lost(wordless: str) -> None:
+    nowhere = Target(wordless, AS_FOUND, None)
+    with start_generator(nowhere, plan(wordless, warm_up_s=0.0, seconds=1.5)) as generator:
+        recording = generator.drain()
+    result = result_of(recording, Texts(nowhere, plan(wordless).cases, 8), "sweep", 2)
+    lost = result.figures.counts.lost + result.figures.outside.lost
+    assert lost == len(result.judged) > 0
+    assert all(judged.latency_ms == pytest.approx(1000, abs=400) for judged in result.judged)
+
+
+def test_open_requests_of_a_run_that_is_stopped_are_cut_and_not_lost(wordless: str, silence: Wordless) -> None:
+    def press_ctrl_c() -> None:
+        silence.asked.wait(20)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    nowhere = Target(wordless, AS_FOUND, None)
+    with start_generator(nowhere, plan(wordless, warm_up_s=0.0, seconds=60.0, timeout_s=60.0)) as generator:
+        presser = threading.Thread(target=press_ctrl_c)
+        presser.start()
+        recording = generator.drain()
+        presser.join()
+    result = result_of(recording, Texts(nowhere, plan(wordless).cases, 8), "sweep", 2)
+    assert result.interrupted
+    counts = (result.figures.counts, result.figures.outside)
+    assert [sum(getattr(c, name) for c in counts) for name in ("requests", "cut", "lost")] == [2, 2, 0]
+
+
+def test_a_run_that_is_stopped_before_the_measurement_has_no_figures(wordless: str) -> None:
+    nowhere = Target(wordless, AS_FOUND, None, lambda command: ["echo", to_line(Drained()).strip()])
+    with start_generator(nowhere, plan(wordless)) as generator:
+        recording = generator.drain()
+    with pytest.raises(Interrupted, match="stopped before the measurement began"):
+        result_of(recording, Texts(nowhere, plan(wordless).cases, 8), "sweep", 2)
+
+
+def test_answers_that_cannot_be_checked_are_an_error_that_says_what_is_known(
+    cases: tuple[Case, ...], locust: None
+) -> None:
+    gone = Target(f"127.0.0.1:{free_port_block(1)}", AS_FOUND, None)
+    answers = [Sample(0, 1.0, 2.0, "OK", output="00"), Sample(1, 1.0, 2.0, "UNAVAILABLE")]
+    recording = Recording(answers, Window(0.0, 3.0, 0.1))
+    with pytest.raises(ServiceError, match=r"\(1 OK, 1 UNAVAILABLE\) cannot be checked: no router answers"):
+        result_of(recording, Texts(gone, cases, 8), "local", 2)
+
+
+def test_a_generator_that_dies_is_an_error_and_no_figure(wordless: str) -> None:
+    nowhere = Target(wordless, AS_FOUND, None, lambda command: ["sh", "-c", "echo broken >&2; exit 3"])
+    with (
+        start_generator(nowhere, plan(wordless)) as generator,
+        pytest.raises(ServiceError, match=r"the load generator ended \(exit code 3\): broken"),
+    ):
+        generator.drain()
+
+
+def test_the_wordless_router_is_one_that_a_client_waits_for(wordless: str) -> None:
+    with Client(wordless) as client, pytest.raises(RouterError) as caught:
+        client.generate("The sea", timeout_s=0.3)
+    assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
