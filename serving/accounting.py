@@ -24,6 +24,7 @@ class Account:
     local_compute_ms: float = 0.0
     drafted: int = 0
     accepted: int = 0
+    reached: int = 0
     compute_ms: dict[str, float] = field(default_factory=dict)
     queue_ms: dict[str, float] = field(default_factory=dict)
 
@@ -45,6 +46,7 @@ class Account:
         """Book guesses: how many, how many were right, and the router's arithmetic for them."""
         self.drafted += drafted
         self.accepted += accepted
+        self.reached += accepted + (accepted < drafted)
         self.local_compute_ms += compute_ms
 
     def add_text(self, text: bytes) -> None:
@@ -75,6 +77,7 @@ class Account:
             ],
             drafted=self.drafted,
             accepted=self.accepted,
+            reached=self.reached,
         )
 
     def _elapsed_ms(self) -> float:

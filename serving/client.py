@@ -100,8 +100,15 @@ class Result:
     drafted: int
     """Bytes guessed by a drafter, and how many of them were right."""
     accepted: int
+    reached: int
+    """Guesses that counted: those that were right, and the first wrong one of each sweep."""
     output: bytes = field(repr=False)
     """The exact bytes; `text` shows those that are no UTF-8 as U+FFFD."""
+
+    @property
+    def acceptance(self) -> float | None:
+        """Share of the guesses that counted which were right; None where nothing was guessed."""
+        return self.accepted / self.reached if self.reached else None
 
     @property
     def host_seconds(self) -> float:
@@ -348,5 +355,6 @@ def _result(summary: router_pb2.Summary, output: bytes) -> Result:
         hosts=[HostShare(h.name, list(h.blocks), round(h.compute_ms, 3), round(h.queue_ms, 3)) for h in summary.hosts],
         drafted=summary.drafted,
         accepted=summary.accepted,
+        reached=summary.reached,
         output=output,
     )

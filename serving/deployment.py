@@ -130,6 +130,13 @@ class Deployment:
         """Start a process that ended again, as it was started."""
         self._launch(name, self.commands[name], "ab")
 
+    def kill(self, name: str) -> None:
+        """End a process at once, as a power cut would; returns when it has ended."""
+        process = self._process(name)
+        if process is not None:
+            process.kill()
+            psutil.wait_procs([process], timeout=STOP_S)
+
     def stop(self) -> None:
         """End every process, the router first so that running requests end; kill what does not stop."""
         _end([self._process("router")])
@@ -139,7 +146,9 @@ class Deployment:
     def _answers_there(self, place: Place) -> Generator[str | None, None, None]:
         """Like `answers_of`, for a router that this process cannot reach: asked by a process beside it."""
         command = place("router", [sys.executable, *WITNESS, self.topology.router])
-        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as witness:
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True
+        ) as witness:
             try:
                 assert witness.stdout is not None
                 for line in witness.stdout:

@@ -107,7 +107,7 @@ async def examine(topology: Topology) -> Report:
             report.bad(host.name, refusal.message)
         finally:
             await relay.close()
-    _judge(report)
+    judge(report)
     return report
 
 
@@ -171,7 +171,8 @@ def _name_of(topology: Topology, index: int) -> str:
     return topology.hosts[index % len(topology.hosts)].name
 
 
-def _judge(report: Report) -> None:
+def judge(report: Report) -> None:
+    """Add findings for what was measured."""
     for hop in report.hops:
         _judge_hop(report, hop)
     ours = report.machines[0]

@@ -116,7 +116,8 @@ class Engine:
     def _is_quick(self) -> bool:
         """Whether what arrived is nothing but a few rows of AR steps, and such a pass took no time of late."""
         return self._steps_ms < QUICK_MS and all(
-            job.hop.WhichOneof("work") == "step" and len(job.hop.step.clean) <= QUICK_ROWS for job in self._arrived
+            job.hop.WhichOneof("work") == "step" and len(job.hop.step.clean) <= QUICK_ROWS
+            for job in list(self._arrived)  # at once: the engine's thread may be taking from it
         )
 
     def _turn(self, parts: Parts) -> list[Job]:

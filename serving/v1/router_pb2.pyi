@@ -143,6 +143,7 @@ class Summary(_message.Message):
     HOSTS_FIELD_NUMBER: _builtins.int
     DRAFTED_FIELD_NUMBER: _builtins.int
     ACCEPTED_FIELD_NUMBER: _builtins.int
+    REACHED_FIELD_NUMBER: _builtins.int
     mode: _builtins.str
     seed: _builtins.int
     prompt_bytes: _builtins.int
@@ -161,6 +162,8 @@ class Summary(_message.Message):
     """bytes guessed by a drafter"""
     accepted: _builtins.int
     """of these, found right"""
+    reached: _builtins.int
+    """of these, right or the first wrong one of a sweep: accepted / reached is the acceptance"""
     @_builtins.property
     def wire_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """payload of each hop of a sweep, in its order; the largest of any sweep"""
@@ -184,10 +187,11 @@ class Summary(_message.Message):
         hosts: _abc.Iterable[Global___HostShare] | None = ...,
         drafted: _builtins.int = ...,
         accepted: _builtins.int = ...,
+        reached: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "compute_ms", b"compute_ms", "drafted", b"drafted", "first_byte_ms", b"first_byte_ms", "hops", b"hops", "hosts", b"hosts", "latency_ms", b"latency_ms", "mode", b"mode", "output_bytes", b"output_bytes", "prompt_bytes", b"prompt_bytes", "seed", b"seed", "sweeps", b"sweeps", "wire_bytes", b"wire_bytes", "wire_bytes_total", b"wire_bytes_total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "compute_ms", b"compute_ms", "drafted", b"drafted", "first_byte_ms", b"first_byte_ms", "hops", b"hops", "hosts", b"hosts", "latency_ms", b"latency_ms", "mode", b"mode", "output_bytes", b"output_bytes", "prompt_bytes", b"prompt_bytes", "reached", b"reached", "seed", b"seed", "sweeps", b"sweeps", "wire_bytes", b"wire_bytes", "wire_bytes_total", b"wire_bytes_total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,7 +8,7 @@ from stages.errors import InputError
 
 __all__ = ["BACKENDS", "DEFAULT_BACKEND", "Backend", "backend_named"]
 
-BACKENDS = ("torch",)
+BACKENDS = ("torch", "onnxruntime", "onnxruntime-int8")
 DEFAULT_BACKEND = "torch"
 
 
@@ -16,4 +16,13 @@ def backend_named(name: str) -> Backend:
     """The backend called `name`. Raises InputError that lists the names, or says which extra to install."""
     if name == TorchBackend.name:
         return TorchBackend()
-    raise InputError(f"unknown backend {name!r}; choose from {', '.join(BACKENDS)}")
+    if name not in BACKENDS:
+        raise InputError(f"unknown backend {name!r}; choose from {', '.join(BACKENDS)}")
+    try:
+        from stages.backends.onnx import OnnxBackend, OnnxInt8Backend
+    except ImportError as error:
+        raise InputError(
+            f"the backend {name} needs onnxruntime, which is not installed here ({error}): "
+            "pip install 'onesweep[onnx]', or choose --backend torch"
+        ) from None
+    return OnnxInt8Backend() if name == OnnxInt8Backend.name else OnnxBackend()

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 Sizes = Sequence[tuple[int, int]]
 MIXTURES: tuple[Sizes, ...] = (
     ((1, 9), (1, 0), (1, 23)),
+    tuple((1, past) for past in range(0, 33, 3)),
     ((1, 30), (6, 0), (17, 5), (1, 2), (3, 40)),
 )
 """Pieces that are computed together: (new positions, positions before them)."""

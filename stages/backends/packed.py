@@ -13,7 +13,7 @@ from stages.backends.attention import causal_masks, rotary_rows
 from stages.backends.base import Backend, BlockRunner, CleanPiece, Denoised, NoisyPiece, StageRunner
 from stages.backends.independence import checked_block, checked_stage
 from stages.backends.packed_layer import Angles, PackedLayer, PackedNorm
-from stages.backends.rows import Rows
+from stages.backends.rows import Rows, groups
 from stages.block import Block
 
 NOISE_LEVELS = 64
@@ -31,6 +31,9 @@ class PackedReader:
 
     def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
         """See `BlockRunner.read`."""
+        return [x for group in groups([len(piece.source) for piece in pieces]) for x in self._read(pieces[group])]
+
+    def _read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
         starts = [piece.caches[0].length for piece in pieces]
         counts = [len(piece.source) for piece in pieces]
         rows = Rows.of(counts, self.hidden)
@@ -70,6 +73,9 @@ class PackedBlock(BlockRunner):
 
     @torch.inference_mode()
     def denoise(self, pieces: Sequence[NoisyPiece]) -> list[Denoised]:
+        return [each for group in groups([len(piece.z) for piece in pieces]) for each in self._denoise(pieces[group])]
+
+    def _denoise(self, pieces: Sequence[NoisyPiece]) -> list[Denoised]:
         rows = Rows.of([len(piece.z) for piece in pieces], self.reader.hidden)
         angles = self.reader.angles_of(rows, [piece.start for piece in pieces])
         x = torch.addmm(self.block.slot, self._inputs(pieces, rows), self.inputs)
@@ -116,6 +122,9 @@ class PackedStage(StageRunner):
 
     @torch.inference_mode()
     def next_byte(self, hidden: Sequence[Tensor]) -> list[Tensor]:
+        return [x for group in groups([len(piece) for piece in hidden]) for x in self._next_byte(hidden[group])]
+
+    def _next_byte(self, hidden: Sequence[Tensor]) -> list[Tensor]:
         assert self.norm is not None, "only the last stage has a head"
         assert self.head is not None
         rows = Rows.of([len(piece) for piece in hidden], self.reader.hidden)

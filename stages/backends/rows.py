@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -14,6 +14,8 @@ from torch import Tensor
 ROWS_PER_THREAD = 4
 """From this many rows for each thread on, what a matrix product gives for a row does not depend on how many rows there
 are; below it, the library takes other kernels, which add in another order."""
+ROWS_TOGETHER = 512
+"""Beyond this, matrix products gain nothing by more rows, and what lies between them falls out of the cache."""
 LANES = 32
 """Numbers that an elementwise kernel takes at once (two AVX-512 registers). What is left over at the end of a thread's
 share goes through scalar code, whose gelu differs in the last bits; products and sums do not."""
@@ -59,12 +61,24 @@ class Rows:
         if self.padding:
             parts = [*parts, parts[0].new_zeros(self.padding, parts[0].shape[1])]
         if len(parts) > 1:
-            return torch.cat(parts)
+            return torch.cat(list(parts))
         return parts[0].clone() if fresh else parts[0]
 
     def unpack(self, x: Tensor) -> list[Tensor]:
         """Each piece's rows."""
         return list(x.split(self.sizes))[: len(self.counts)]
+
+
+def groups(counts: Sequence[int]) -> Iterator[slice]:
+    """Neighbouring pieces that are worth computing together, by their rows."""
+    begin = rows = 0
+    for i, count in enumerate(counts):
+        if i > begin and rows + count > ROWS_TOGETHER:
+            yield slice(begin, i)
+            begin, rows = i, 0
+        rows += count
+    if counts:
+        yield slice(begin, len(counts))
 
 
 @lru_cache(1024)
