@@ -1,4 +1,4 @@
-"""Commands that measure: `bench overhead`, `bench memory`."""
+"""Commands that measure: `bench overhead`, `bench memory`, `bench stage`, `bench wan`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ if TYPE_CHECKING:
 
 
 def register(subparsers: Subparsers) -> None:
+    from loadtest.load import commands as load
+    from loadtest.wan import commands as wan
+    from loadtest.wan_bench.commands import register_wan
     from serving.commands import SHIPPED
+
+    load.register(subparsers)
+    wan.register(subparsers)
 
     bench = subparsers.add_parser("bench", help="measure what serving costs on this machine")
     benches = bench.add_subparsers(title="benchmarks", metavar="WHAT", required=True)
@@ -33,13 +39,52 @@ def register(subparsers: Subparsers) -> None:
     memory.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     memory.set_defaults(run=run_memory)
 
+    stage = benches.add_parser("stage", help="one step of one part: backends against this machine's multiply-adds")
+    stage.add_argument("--checkpoint", type=Path, default=SHIPPED, metavar="DIR", help="default: shipped weights")
+    stage.add_argument("--slots", type=int, default=128, metavar="N", help="noisy slots of a piece (128)")
+    stage.add_argument("--batch", default="1,4,16", metavar="N[,N]", help="pieces computed together (1,4,16)")
+    stage.add_argument("--threads", type=int, default=1, metavar="T", help="processor threads (1)")
+    stage.add_argument("--text", type=Path, metavar="FILE", help="what losses are measured on (the probe text)")
+    stage.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    stage.set_defaults(run=run_stage)
+
+    batching = benches.add_parser("batching", help="many requests at once against a bare torch loop of that batch")
+    batching.add_argument("--checkpoint", type=Path, default=SHIPPED, metavar="DIR", help="default: shipped weights")
+    batching.add_argument("--batch", type=int, default=16, metavar="N", help="requests at once (16)")
+    batching.add_argument("--bytes", type=int, default=128, metavar="N", help="bytes to generate (128)")
+    batching.add_argument("--rounds", type=int, default=5, metavar="R", help="times that each is measured (5)")
+    batching.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    batching.set_defaults(run=run_batching)
+
+    shapes = benches.add_parser("shapes", help="large shapes with random weights, stage by stage")
+    shapes.add_argument("--widths", default="512,2048,4096", metavar="D[,D]", help="model widths (512,2048,4096)")
+    shapes.add_argument("--profile", default="links-60", metavar="P", help="links whose floor is added (links-60)")
+    shapes.add_argument("--slots", type=int, default=128, metavar="N", help="output tokens of a sweep (128)")
+    shapes.add_argument("--steps", type=int, default=1, metavar="K", help="Euler steps in each block (1)")
+    shapes.add_argument("--dtype", default="fp32", metavar="T", help="fp32 or bf16 (fp32)")
+    shapes.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    shapes.set_defaults(run=run_shapes)
+
+    warm = benches.add_parser("warm", help="first requests: after the start, a pause, a reconnect")
+    warm.add_argument("--profile", default="links-60", metavar="P", help="network (links-60)")
+    warm.add_argument("--modes", default="sweep,ar", metavar="M[,M]", help="as in bench wan (sweep,ar)")
+    warm.add_argument("--checkpoint", type=Path, default=SHIPPED, metavar="DIR", help="default: shipped weights")
+    warm.add_argument("--bytes", type=int, default=128, metavar="N", help="bytes to generate (128)")
+    warm.add_argument("--rounds", type=int, default=5, metavar="R", help="deployments started (5)")
+    warm.add_argument("--idle-s", type=float, default=5.0, metavar="S", help="length of the pause (5)")
+    warm.add_argument("--no-keep-warm", action="store_true", help="without the messages that keep idle links warm")
+    warm.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    warm.set_defaults(run=run_warm)
+
+    register_wan(benches)
+
 
 def run_overhead(options: argparse.Namespace) -> int:
     from loadtest.destination import check_destination, write_json
     from loadtest.overhead import OverheadSettings, check_settings, measure_overhead, overhead_record, overhead_table
 
     checkpoint = options.checkpoint.resolve()
-    settings = OverheadSettings(checkpoint, _host_counts(options.hosts), options.requests, options.bytes)
+    settings = OverheadSettings(checkpoint, numbers(options.hosts, "--hosts"), options.requests, options.bytes)
     if options.json:
         check_destination(options.json)
     check_settings(settings)
@@ -48,6 +93,27 @@ def run_overhead(options: argparse.Namespace) -> int:
     print(overhead_table(figures))
     if options.json:
         write_json(options.json, overhead_record(settings, figures))
+    return 0
+
+
+def run_stage(options: argparse.Namespace) -> int:
+    from loadtest.destination import check_destination, write_json
+    from loadtest.stage import StageBenchSettings, check_stage_settings, measure_stage, stage_record, stage_table
+
+    try:
+        batches = tuple(int(count) for count in options.batch.split(","))
+    except ValueError:
+        raise InputError(f"--batch {options.batch!r} must be numbers such as 1,4,16") from None
+    checkpoint = options.checkpoint.resolve()
+    settings = StageBenchSettings(checkpoint, options.slots, batches, options.threads, options.text)
+    if options.json:
+        check_destination(options.json)
+    check_stage_settings(settings)
+    print(f"one part of {checkpoint.name}, each backend in a process of its own ...", flush=True)
+    report = measure_stage(settings)
+    print(stage_table(settings, report))
+    if options.json:
+        write_json(options.json, stage_record(settings, report))
     return 0
 
 
@@ -67,8 +133,76 @@ def run_memory(options: argparse.Namespace) -> int:
     return 0
 
 
-def _host_counts(text: str) -> tuple[int, ...]:
+def run_batching(options: argparse.Namespace) -> int:
+    from loadtest.batching import BatchingSettings, batching_record, batching_table, measure_batching
+    from loadtest.destination import check_destination, write_json
+
+    if options.json:
+        check_destination(options.json)
+    settings = BatchingSettings(options.checkpoint.resolve(), options.batch, options.bytes, options.rounds)
+    print(
+        f"{settings.batch} requests at once, {settings.max_bytes} bytes each, {settings.rounds} times ...", flush=True
+    )
+    figures = measure_batching(settings)
+    print(batching_table(figures))
+    if options.json:
+        write_json(options.json, batching_record(settings, figures))
+    return 0
+
+
+def run_shapes(options: argparse.Namespace) -> int:
+    from loadtest.destination import check_destination, write_json
+    from loadtest.shapes import ShapesSettings, check_shapes, measure_shapes, shapes_record, shapes_table
+    from loadtest.wan.profile import profile_named
+
+    if options.json:
+        check_destination(options.json)
+    settings = ShapesSettings(
+        numbers(options.widths, "--widths"),
+        profile_named(options.profile),
+        options.slots,
+        options.steps,
+        options.dtype,
+    )
+    check_shapes(settings)
+    print(f"one block after the other, {settings.slots} slots ...", flush=True)
+    figures = list(measure_shapes(settings))
+    print(shapes_table(settings, figures))
+    if options.json:
+        write_json(options.json, shapes_record(settings, figures))
+    return 0
+
+
+def run_warm(options: argparse.Namespace) -> int:
+    from loadtest.destination import check_destination, write_json
+    from loadtest.wan.profile import profile_named
+    from loadtest.wan_bench.arms import parse_choices
+    from loadtest.wan_bench.warm import WarmSettings, check_warm, measure_warm, warm_table
+    from serving.modes import MODES
+
+    if options.json:
+        check_destination(options.json)
+    settings = WarmSettings(
+        profile_named(options.profile),
+        parse_choices(options.modes, MODES),
+        options.checkpoint.resolve(),
+        options.bytes,
+        options.rounds,
+        options.idle_s,
+        keep_warm=not options.no_keep_warm,
+    )
+    check_warm(settings)
+    print(f"{settings.profile.name}: {settings.rounds} deployments for each mode ...", flush=True)
+    rows = measure_warm(settings)
+    print(warm_table(rows))
+    if options.json:
+        write_json(options.json, {"bench": "warm", "profile": settings.profile.name, "rows": rows})
+    return 0
+
+
+def numbers(text: str, flag: str) -> tuple[int, ...]:
+    """Whole numbers of "1,3". Raises InputError."""
     try:
         return tuple(int(count) for count in text.split(",")) if text else ()
     except ValueError:
-        raise InputError(f"--hosts {text!r} must be numbers such as 1,3") from None
+        raise InputError(f"{flag} {text!r} must be numbers such as 1,3") from None

@@ -7,14 +7,18 @@ from pathlib import Path
 
 import torch
 
-from serving.modes.base import DEFAULT_CHUNK, DEFAULT_CODEC, DEFAULT_STEPS, DEFAULT_TEMPERATURE
+from serving.modes.base import DEFAULT_CHUNK, DEFAULT_STEPS, DEFAULT_TEMPERATURE
+from serving.modes.chunked import ChunkedMode
 from stages.ar import new_caches
+from stages.backends import DEFAULT_BACKEND, backend_named
+from stages.backends.base import CleanPiece
 from stages.bundle import find_bundle
 from stages.checkpoint import load_ar, load_chain
 from stages.codec import codec_named
+from stages.layers import LayerCache
 from stages.manifest import read_manifest
 from stages.randomness import sample_bytes
-from stages.sweep import BlockSequence, SweepPlan, run_block
+from stages.sweep import BlockWork, SweepPlan, clean_pieces, run_alone
 
 
 @dataclass(frozen=True)
@@ -30,12 +34,13 @@ class Work:
 class InProcess:
     """The models of a bundle on one thread. Its texts must be those of any deployment of the bundle."""
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: Path, backend: str = DEFAULT_BACKEND) -> None:
         """Load and gate the weights. Raises CheckpointError."""
-        bundle = find_bundle(checkpoint)
-        self.blocks = load_chain(bundle.chain) if bundle.chain else []
-        self.partition = read_manifest(bundle.chain).partition if bundle.chain else None
-        self.ar = load_ar(bundle.ar) if bundle.ar else None
+        bundle, maker = find_bundle(checkpoint), backend_named(backend)
+        chain, ar = (read_manifest(path) if path else None for path in (bundle.chain, bundle.ar))
+        self.chain, self.ar = chain, ar
+        self.blocks = [maker.block(block) for block in load_chain(bundle.chain)] if bundle.chain else []
+        self.stages = [maker.stage(stage) for stage in load_ar(bundle.ar).stages] if bundle.ar else []
 
     def generate(self, work: Work) -> bytes:
         """The text of one request."""
@@ -44,38 +49,41 @@ class InProcess:
         return self._chunks(work, work.max_bytes if work.mode == "sweep" else min(DEFAULT_CHUNK, work.max_bytes))
 
     def _chunks(self, work: Work, chunk: int) -> bytes:
-        assert self.partition is not None
-        capacity = len(work.prompt) + (work.max_bytes - 1) // chunk * chunk
-        sequences = [BlockSequence(block, self.partition, capacity) for block in self.blocks]
+        assert self.chain is not None
+        a, capacity = self.chain.architecture, len(work.prompt) + (work.max_bytes - 1) // chunk * chunk
+        caches = [new_caches(a.layers, a, capacity) for _ in self.blocks]
         clean, start, text = work.prompt, len(work.prompt), b""
         while len(text) < work.max_bytes:
             slots = min(chunk, work.max_bytes - len(text))
-            clean = _sweep(sequences, SweepPlan(work.seed, start, slots, DEFAULT_STEPS, DEFAULT_TEMPERATURE), clean)
+            plan = SweepPlan(work.seed, start, slots, DEFAULT_STEPS, DEFAULT_TEMPERATURE)
+            clean = self._sweep(caches, plan, clean)
             start, text = start + len(clean), text + clean
         return text
 
-    @torch.inference_mode()
+    def _sweep(self, caches: list[list[LayerCache]], plan: SweepPlan, clean: bytes) -> bytes:
+        assert self.chain is not None
+        assert self.chain.partition is not None
+        codec, before = codec_named(ChunkedMode.default_codec), None
+        for index, (runner, held) in enumerate(zip(self.blocks, caches, strict=True)):
+            work = BlockWork(self.chain.architecture, index, self.chain.partition, held, plan, codec, clean, before)
+            outcome = run_alone(work, runner)
+            if isinstance(outcome, bytes):
+                return outcome
+            before = outcome
+        raise AssertionError("the last block of a chain returns text")
+
     def _pipeline(self, work: Work) -> bytes:
         assert self.ar is not None
         a, capacity = self.ar.architecture, len(work.prompt) + work.max_bytes - 1
-        caches = [new_caches(a.layers, a, capacity) for _ in range(a.parts)]
+        caches = [new_caches(a.layers, a, capacity) for _ in self.stages]
         clean, position, text = work.prompt, 0, b""
         while len(text) < work.max_bytes:
-            x = torch.frombuffer(bytearray(clean), dtype=torch.uint8).long()[None]
-            for stage, cache in zip(self.ar.stages, caches, strict=True):
-                x = stage.read(x, cache)
+            for piece in clean_pieces(torch.frombuffer(bytearray(clean), dtype=torch.uint8).long()):
+                x = piece
+                for stage, held in zip(self.stages, caches, strict=True):
+                    x = stage.read([CleanPiece(x, held)])[0]
             position += len(clean)
-            logits = self.ar.stages[-1].next_byte(x[:, -1:])[0]  # of the last position only, as the last host does
+            (logits,) = self.stages[-1].next_byte([x[-1:]])  # of the last position only, as the last host does
             clean = sample_bytes(logits, DEFAULT_TEMPERATURE, work.seed, position)
             text += clean
         return text
-
-
-def _sweep(sequences: list[BlockSequence], plan: SweepPlan, clean: bytes) -> bytes:
-    codec, boundary = codec_named(DEFAULT_CODEC), None
-    for sequence in sequences:
-        outcome = run_block(sequence, plan, codec, clean, boundary)
-        if isinstance(outcome, bytes):
-            return outcome
-        boundary = outcome
-    raise AssertionError("the last block of a chain returns text")

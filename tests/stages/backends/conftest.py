@@ -1,0 +1,50 @@
+"""Pieces of requests, with caches that hold something."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from stages.ar import ArStage, new_caches
+from stages.architecture import VOCABULARY
+from stages.backends.base import CleanPiece, NoisyPiece
+from stages.block import Block
+from stages.layers import LayerCache
+
+
+def filled(part: Block | ArStage, past: int, room: int, generator: torch.Generator) -> list[LayerCache]:
+    caches = new_caches(part.architecture.layers, part.architecture, past + room)
+    for cache in caches:
+        cache.keys.normal_(generator=generator)
+        cache.values.normal_(generator=generator)
+        cache.length = past
+    return caches
+
+
+@pytest.fixture(scope="session")
+def clean_piece() -> Callable[..., CleanPiece]:
+    """A function of (part, new positions, past positions, seed): equal arguments give equal pieces."""
+
+    def make(part: Block | ArStage, new: int, past: int = 0, seed: int = 0, room: int = 3) -> CleanPiece:
+        generator = torch.Generator().manual_seed(seed)
+        if part.embedding is None:
+            source = torch.randn(new, part.architecture.width, generator=generator)
+        else:
+            source = torch.randint(VOCABULARY, (new,), generator=generator)
+        return CleanPiece(source, filled(part, past, new + room, generator))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def noisy_piece() -> Callable[..., NoisyPiece]:
+    """A function of (block, slots, sigma, start, seed)."""
+
+    def make(block: Block, slots: int, sigma: float = 1.0, start: int = 0, seed: int = 0) -> NoisyPiece:
+        generator = torch.Generator().manual_seed(seed)
+        z, estimate = torch.randn(2, slots, block.architecture.code_dim, generator=generator)
+        return NoisyPiece(z, estimate, sigma, start, filled(block, start, 3, generator))
+
+    return make

@@ -1,0 +1,148 @@
+"""The onnxruntime backend: the same numbers and texts as torch's, or a sentence that says what is wrong."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from stages.ar import ArModel, new_caches
+from stages.backends import BACKENDS, DEFAULT_BACKEND, backend_named
+from stages.backends.base import Backend, CleanPiece
+from stages.backends.packed import TorchBackend
+from stages.checkpoint import load_ar, load_chain
+from stages.codec import codec_named
+from stages.errors import CheckpointError, InputError
+from stages.manifest import read_manifest
+from stages.randomness import sample_bytes
+from stages.sweep import BlockWork, SweepPlan, run_alone
+
+WEIGHTS = Path(__file__).resolve().parents[3] / "weights"
+PROMPTS = (b"The old man looked at the sea and said that ", b"It was late when ")
+NAMES = ("onnxruntime", "onnxruntime-int8")
+
+
+@pytest.fixture(params=NAMES)
+def backend(request) -> Backend:
+    pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+    return backend_named(request.param)
+
+
+@pytest.fixture
+def exact() -> Backend:
+    pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+    return backend_named("onnxruntime")
+
+
+def near(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.allclose(one, other, rtol=1e-3, atol=1e-3)
+
+
+# Parity
+
+
+@pytest.mark.parametrize("context", ["own", "chained"])
+@pytest.mark.parametrize("index", [0, 1])
+def test_blocks_compute_what_torch_computes(exact, make_block, clean_piece, noisy_piece, context, index) -> None:
+    block = make_block(index, context=context)
+    runner, reference = exact.block(block), TorchBackend().block(block)
+    for new, past in ((1, 0), (1, 9), (7, 0), (7, 9)):
+        piece = clean_piece(block, new, past)
+        expected = copy.deepcopy(piece)
+        assert near(runner.read([piece])[0], reference.read([expected])[0])
+        for one, other in zip(piece.caches, expected.caches, strict=True):
+            assert one.length == other.length
+            assert near(one.stored()[0], other.stored()[0])
+            assert near(one.stored()[1], other.stored()[1])
+    pieces = [noisy_piece(block, 5, 0.5, start=4), noisy_piece(block, 9, 3.0)]
+    for one, other in zip(runner.denoise(pieces), reference.denoise(pieces), strict=True):
+        assert near(one.logits, other.logits)
+        assert near(one.point, other.point)
+
+
+def test_stages_compute_what_torch_computes(exact, make_ar, clean_piece) -> None:
+    model: ArModel = make_ar()
+    for stage in model.stages:
+        runner, reference = exact.stage(stage), TorchBackend().stage(stage)
+        pieces = [clean_piece(stage, new, past, seed=past) for new, past in ((6, 0), (1, 6))]
+        expected = copy.deepcopy(pieces)
+        hidden = runner.read(pieces)
+        assert all(near(*pair) for pair in zip(hidden, reference.read(expected), strict=True))
+    for one, other in zip(runner.next_byte(hidden), reference.next_byte(hidden), strict=True):
+        assert near(one, other)
+
+
+def test_company_changes_nothing(backend, make_block, noisy_piece) -> None:
+    block = make_block(1)
+    runner = backend.block(block)
+    pieces = [noisy_piece(block, slots, sigma, start=3) for slots, sigma in ((1, 0.4), (8, 2.0), (17, 0.4))]
+    for piece, together in zip(pieces, runner.denoise(pieces), strict=True):
+        assert torch.equal(runner.denoise([piece])[0].logits, together.logits)
+
+
+@pytest.mark.skipif(not WEIGHTS.is_dir(), reason="the shipped weights are not here")
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_shipped_weights_write_the_same_text(exact: Backend, prompt: bytes) -> None:
+    assert _ar_text(exact, prompt) == _ar_text(TorchBackend(), prompt)
+    assert _sweep_text(exact, prompt) == _sweep_text(TorchBackend(), prompt)
+
+
+def _ar_text(backend: Backend, prompt: bytes, count: int = 24) -> bytes:
+    model = load_ar(WEIGHTS / "ar")
+    a = model.architecture
+    stages = [(backend.stage(stage), new_caches(a.layers, a, 128)) for stage in model.stages]
+    text, clean = b"", prompt
+    while len(text) < count:
+        x = torch.tensor(list(clean))
+        for stage, caches in stages:
+            (x,) = stage.read([CleanPiece(x, caches)])
+        (logits,) = stages[-1][0].next_byte([x[-1:]])
+        clean = sample_bytes(logits, 0.8, 7, len(prompt) + len(text))
+        text += clean
+    return text
+
+
+def _sweep_text(backend: Backend, prompt: bytes, count: int = 32) -> bytes:
+    partition = read_manifest(WEIGHTS / "chain").partition
+    assert partition is not None
+    plan, boundary = SweepPlan(7, len(prompt), count, 4, 0.8), None
+    for block in load_chain(WEIGHTS / "chain"):
+        a = block.architecture
+        caches = new_caches(a.layers, a, len(prompt))
+        work = BlockWork(a, block.index, partition, caches, plan, codec_named("int8"), prompt, boundary)
+        boundary = run_alone(work, backend.block(block))
+    assert isinstance(boundary, bytes)
+    return boundary
+
+
+# What can go wrong
+
+
+def test_an_export_that_does_not_match_is_refused(exact, make_block, make_ar, monkeypatch) -> None:
+    graph = importlib.import_module("stages.backends.graph")
+    monkeypatch.setattr(graph.LayersGraph, "_mlp", lambda self, x, layer: x)
+    for make in (lambda: exact.block(make_block()), lambda: exact.stage(make_ar().stages[1])):
+        with pytest.raises(CheckpointError, match="an ONNX export that does not match") as caught:
+            make()
+        assert "torch backend" in str(caught.value)
+
+
+def test_a_missing_package_is_named(monkeypatch) -> None:
+    for name in ("stages.backends.onnx", "onnxruntime"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(InputError, match=r"pip install 'onesweep\[onnx\]'"):
+        backend_named("onnxruntime")
+
+
+def test_an_unknown_name_is_answered_with_the_names() -> None:
+    with pytest.raises(InputError, match="unknown backend 'tpu'; choose from torch, onnxruntime"):
+        backend_named("tpu")
+
+
+def test_the_default_needs_no_extra() -> None:
+    assert DEFAULT_BACKEND == "torch"
+    assert DEFAULT_BACKEND in BACKENDS

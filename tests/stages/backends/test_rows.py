@@ -1,0 +1,51 @@
+"""How pieces are put below each other."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stages.backends.packed import PackedBlock, PackedStage
+from stages.backends.rows import LANES, ROWS_PER_THREAD, ROWS_TOGETHER, Rows, groups, padded
+
+
+@given(rows=st.integers(1, 3000), width=st.integers(1, 300), threads=st.integers(1, 16))
+def test_padding_gives_each_thread_whole_vectors_and_enough_rows(rows: int, width: int, threads: int) -> None:
+    total = padded(rows, 4 * width, threads)
+    assert total >= rows
+    assert total % (ROWS_PER_THREAD * threads) == 0
+    assert total * 4 * width % (LANES * threads) == 0
+
+
+def test_an_ar_step_on_one_thread_is_padded_to_four_rows() -> None:
+    assert padded(1, 512, 1) == 4
+    assert padded(16, 512, 1) == 16
+
+
+@given(counts=st.lists(st.integers(1, 400), min_size=1, max_size=30))
+def test_groups_hold_every_piece_once_and_no_more_rows_than_help(counts: list[int]) -> None:
+    parts = [counts[group] for group in groups(counts)]
+    assert [count for part in parts for count in part] == counts
+    assert all(sum(part) <= ROWS_TOGETHER or len(part) == 1 for part in parts)
+    assert all(sum(one) + other[0] > ROWS_TOGETHER for one, other in pairwise(parts))
+
+
+@pytest.mark.parametrize("counts", [[1], [5], [1, 1, 1], [3, 1, 8]])
+def test_what_is_packed_comes_out_again(counts: list[int]) -> None:
+    parts = [torch.randn(count, 6) for count in counts]
+    rows = Rows.of(counts, 24)
+    x = rows.pack(parts)
+    assert x.shape == (rows.total, 6)
+    assert not x[rows.bounds[-1] :].any()
+    assert all(torch.equal(*pair) for pair in zip(rows.unpack(x), parts, strict=True))
+    assert rows.single == (max(counts) == 1)
+    x.zero_()
+    assert all(part.any() for part in parts), "a packed tensor may be written to"
+
+
+def test_no_pieces_make_no_group(make_block, make_ar) -> None:
+    assert list(groups([])) == []
+    block, stage = PackedBlock(make_block()), PackedStage(make_ar().stages[-1])
+    assert [block.read([]), block.denoise([]), stage.read([]), stage.next_byte([])] == [[], [], [], []]
