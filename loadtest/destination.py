@@ -10,7 +10,7 @@ from typing import Any
 from stages.errors import InputError, OnesweepError
 
 
-def check_destination(path: Path) -> None:
+def check_destination(path: Path, flag: str = "--json") -> None:
     """Raises InputError when `path` cannot be written; leaves no file behind."""
     try:
         if path.exists():
@@ -18,7 +18,7 @@ def check_destination(path: Path) -> None:
         else:
             tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}; choose another --json FILE") from None
+        raise InputError(f"cannot write {path}: {error.strerror}; choose another {flag} FILE") from None
 
 
 def write_json(path: Path, record: dict[str, Any]) -> None:

@@ -6,10 +6,8 @@ import argparse
 import contextlib
 import json
 import logging
-import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -205,7 +203,7 @@ def run_compare(options: argparse.Namespace) -> int:
 
 
 def run_up(options: argparse.Namespace) -> int:
-    from serving.deployment import Deployment, state_directory
+    from serving.deployment import Deployment, ends_cleanly, state_directory
     from serving.topology import local_topology, read_topology
     from stages.parts import plan_host
 
@@ -217,7 +215,7 @@ def run_up(options: argparse.Namespace) -> int:
         topology = local_topology(options.hosts or min(3, parts), parts, checkpoint.resolve(), options.port + 1)
     elif topology.blocks != parts:
         raise InputError(f"the topology has {topology.blocks} blocks, the checkpoint {parts}: make them agree")
-    with _ends_cleanly():
+    with ends_cleanly():
         deployment = Deployment.start(topology, checkpoint.resolve(), state_directory(), options.threads)
         try:
             deployment.wait_ready()
@@ -240,24 +238,6 @@ def _watch(deployment: Deployment) -> None:
             time.sleep(1)
             deployment.check_alive()
     deployment.stop()
-
-
-@contextlib.contextmanager
-def _ends_cleanly() -> Iterator[None]:
-    """Makes a plain `kill`, or a closed terminal, end a command as Ctrl-C does: its servers must not outlive it.
-
-    Ctrl-C itself is set too, because a command that a script starts in the background inherits it ignored.
-    """
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def run_down(options: argparse.Namespace) -> int:
@@ -294,14 +274,14 @@ def run_status(options: argparse.Namespace) -> int:
 
 def run_demo(options: argparse.Namespace) -> int:
     from serving.client import Client
-    from serving.deployment import free_port_block, temporary_deployment
+    from serving.deployment import ends_cleanly, free_port_block, temporary_deployment
     from serving.topology import local_topology
     from stages.parts import plan_host
 
     parts = plan_host(options.checkpoint, (0,)).parts
     topology = local_topology(min(3, parts), parts, options.checkpoint.resolve(), free_port_block(4) + 1)
     print(f"starting {len(topology.hosts)} hosts and a router on this machine ...", flush=True)
-    with _ends_cleanly(), temporary_deployment(topology, options.checkpoint.resolve()) as deployment:
+    with ends_cleanly(), temporary_deployment(topology, options.checkpoint.resolve()) as deployment:
         with Client(deployment.topology.router) as client:
             modes = list(client.status().modes)
             outcomes = _run_modes(client, options.prompt, modes, {"max_bytes": DEMO_BYTES, "seed": 1})

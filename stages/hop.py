@@ -125,7 +125,9 @@ class StepWork(HopWork):
             source = torch.frombuffer(bytearray(step.clean), dtype=torch.uint8).long()
         else:
             source = self.codec.decode(step.hidden, len(step.clean), parts.ar_width, FEATURE_LIMIT)
-        self._unread = deque(clean_pieces(source))
+        # guesses after a prompt are a piece of their own: the prompt is then read as without them
+        prompt = len(source) - step.draft if step.start == 0 else len(source)
+        self._unread = deque([*clean_pieces(source[:prompt]), *clean_pieces(source[prompt:])])
         self._x, self._at, self._hidden = self._unread.popleft(), 0, list[Tensor]()
 
     @property

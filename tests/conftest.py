@@ -18,6 +18,7 @@ from torch import nn
 
 from serving.client import Client, RouterError
 from serving.deployment import free_port_block
+from serving.ring import RingSettings
 from serving.router import RouterSettings, run_router
 from serving.topology import HostEntry, Topology, local_topology
 from stages.ar import ArModel
@@ -133,9 +134,12 @@ class Servers:
 
         return {entry.name: start(entry) for entry in topology.hosts}
 
-    def router(self, topology: Topology, checkpoint: Path | None, **settings: Any) -> Running:
-        chosen = {"hop_timeout_s": 1.0, **settings}
-        return self.run(lambda stop: run_router(RouterSettings(topology, topology.router, checkpoint, **chosen), stop))
+    def router(
+        self, topology: Topology, checkpoint: Path | None, ring: dict[str, Any] | None = None, **settings: Any
+    ) -> Running:
+        link = RingSettings(**{"hop_timeout_s": 1.0, **(ring or {})})
+        chosen = RouterSettings(topology, topology.router, checkpoint, ring=link, **settings)
+        return self.run(lambda stop: run_router(chosen, stop))
 
     def close(self) -> None:
         for running in reversed(self.running):
@@ -187,10 +191,10 @@ def local_ring() -> Callable[..., Any]:
     """`with local_ring(checkpoint, hosts) as client`: a ready ring of that many hosts in this process."""
 
     @contextlib.contextmanager
-    def ring(checkpoint: Path, hosts: int, **router: Any) -> Iterator[Client]:
+    def ring(checkpoint: Path, hosts: int, host: dict[str, Any] | None = None, **router: Any) -> Iterator[Client]:
         topology = local_topology(hosts, TINY["parts"], checkpoint, free_port_block(hosts + 1) + 1)
         with open_servers() as opened:
-            opened.hosts(topology, checkpoint)
+            opened.hosts(topology, checkpoint, **(host or {}))
             opened.router(topology, checkpoint, **router)
             wait_ready(topology.router)
             with Client(topology.router) as client:

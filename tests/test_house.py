@@ -6,7 +6,7 @@ import ast
 import graphlib
 import importlib.util
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -36,8 +36,29 @@ MATHS = {
     "stages.weights",
     "stages.checkpoint",
     "stages.inspect",
+    "stages.backends",
+    "stages.backends.agreement",
+    "stages.backends.attention",
+    "stages.backends.base",
+    "stages.backends.graph",
+    "stages.backends.independence",
+    "stages.backends.onnx",
+    "stages.backends.packed",
+    "stages.backends.packed_layer",
+    "stages.backends.rows",
 }
 NETWORK = {"grpc", "asyncio"}
+APART = {
+    "stages.engine": {"stages.host", "stages.relay", "stages.server", "stages.service", "stages.subscribers"},
+    "stages.hop": {"stages.engine", "stages.host", "stages.relay"},
+    "stages.sessions": {"stages.engine", "stages.host", "stages.relay"},
+    "stages.relay": {"stages.engine", "stages.host", "torch"},
+    "serving.drafting": {"serving.ring", "serving.service", "serving.router", "stages.relay", "stages.host"},
+    "serving.client": {"torch", "serving.ring", "stages.host"},
+}
+"""Modules, and what they must not reach: who computes or guesses does not know who sends."""
+BACKENDS = "stages.backends"
+OPTIONAL_IN_BACKENDS = "onnxruntime"
 TOP_FOLDERS = {"proto", "serving", "stages", "trainer", "loadtest", "tests", "docs", "deploy", "weights"}
 NAMELESS = {"utils.py", "helpers.py"}
 
@@ -90,6 +111,10 @@ def is_network(name: str) -> bool:
     return parts[0] in NETWORK or any(part.endswith(("_pb2", "_pb2_grpc")) for part in parts)
 
 
+def is_within(name: str, others: set[str]) -> bool:
+    return any(name == other or name.startswith(f"{other}.") for other in others)
+
+
 # The rules: each returns what breaks it
 
 
@@ -105,22 +130,47 @@ def forbidden_imports(root: Path) -> list[str]:
     return broken
 
 
+def ways_from(start: str, known: dict[str, Path], is_goal: Callable[[str], bool]) -> list[str]:
+    """Ways from a module to a goal, through modules of the house and the packages that hold them."""
+    found, ways, seen = [], [[start]], {start}
+    while ways:
+        way = ways.pop()
+        name = way[-1]
+        if is_goal(name):
+            found.append(" -> ".join(way))
+        elif name in known:
+            following = imports(name, known[name], known, in_functions=True, for_types=False)
+            following |= {name.rpartition(".")[0]} - {""}
+            ways += [[*way, target] for target in sorted(following - seen)]
+            seen |= following
+    return found
+
+
 def network_in_maths(root: Path) -> list[str]:
-    """Ways from a maths module to the network, through modules of the house and the packages that hold them."""
+    known = modules(root)
+    return [way for start in sorted(MATHS) for way in ways_from(start, known, is_network)]
+
+
+def not_kept_apart(root: Path) -> list[str]:
+    known = modules(root)
+    return [
+        way
+        for start, others in APART.items()
+        for way in ways_from(start, known, lambda name, others=others: is_within(name, others))
+    ]
+
+
+def backends_by_the_back_door(root: Path) -> list[str]:
+    """Modules that import a particular backend, or what only one of them needs, instead of asking for it by name."""
     known = modules(root)
     broken = []
-    for start in sorted(MATHS):
-        ways, seen = [[start]], {start}
-        while ways:
-            way = ways.pop()
-            name = way[-1]
-            if is_network(name):
-                broken.append(" -> ".join(way))
-            elif name in known:
-                following = imports(name, known[name], known, in_functions=True, for_types=False)
-                following |= {name.rpartition(".")[0]} - {""}
-                ways += [[*way, target] for target in sorted(following - seen)]
-                seen |= following
+    for name, path in known.items():
+        if is_within(name, {BACKENDS}):
+            continue
+        for target in sorted(imports(name, path, known, in_functions=True, for_types=True)):
+            particular = target in known and target.startswith(f"{BACKENDS}.") and target != f"{BACKENDS}.base"
+            if particular or is_within(target, {OPTIONAL_IN_BACKENDS}):
+                broken.append(f"{name} imports {target}")
     return broken
 
 
@@ -175,6 +225,18 @@ def test_every_maths_module_exists() -> None:
 def test_maths_knows_nothing_of_the_network() -> None:
     broken = network_in_maths(ROOT)
     assert not broken, f"model maths must not reach grpc, asyncio or generated stubs: {broken}"
+
+
+def test_who_computes_does_not_know_who_sends() -> None:
+    missing = sorted(APART.keys() - modules(ROOT).keys())
+    assert not missing, f"the list APART in this file names modules that are not there: {missing}"
+    broken = not_kept_apart(ROOT)
+    assert not broken, f"these must not reach each other: {broken}"
+
+
+def test_backends_are_asked_for_by_name() -> None:
+    broken = backends_by_the_back_door(ROOT)
+    assert not broken, f"use stages.backends.backend_named and the interface in stages.backends.base: {broken}"
 
 
 def test_imports_make_no_circle() -> None:
@@ -243,6 +305,31 @@ def test_network_in_the_package_that_holds_the_maths_is_caught(tmp_path: Path) -
 def test_maths_may_import_maths(tmp_path: Path) -> None:
     plant(tmp_path, {"stages/block.py": "import torch\nfrom . import noise", "stages/noise.py": "import math"})
     assert network_in_maths(tmp_path) == []
+
+
+def test_an_engine_that_knows_its_host_is_caught(tmp_path: Path) -> None:
+    plant(tmp_path, {"stages/engine.py": "from stages import queue", "stages/queue.py": "from stages.host import Host"})
+    plant(tmp_path, {"stages/host.py": "import grpc.aio"})
+    assert not_kept_apart(tmp_path) == ["stages.engine -> stages.queue -> stages.host"]
+
+
+def test_a_guesser_that_asks_the_hosts_is_caught(tmp_path: Path) -> None:
+    plant(tmp_path, {"serving/drafting.py": "def late():\n    from serving.ring import Ring", "serving/ring.py": ""})
+    assert not_kept_apart(tmp_path) == ["serving.drafting -> serving.ring"]
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("from stages.backends.packed import PackedBlock", "stages.backends.packed"),
+        ("def late():\n    import onnxruntime", "onnxruntime"),
+    ],
+)
+def test_a_backend_by_the_back_door_is_caught(tmp_path: Path, source: str, target: str) -> None:
+    plant(tmp_path, {"stages/backends/__init__.py": "", "stages/backends/base.py": ""})
+    plant(tmp_path, {"stages/backends/packed.py": "import onnxruntime", "serving/local.py": source})
+    plant(tmp_path, {"stages/parts.py": "from stages.backends import backend_named\nimport stages.backends.base"})
+    assert backends_by_the_back_door(tmp_path) == [f"serving.local imports {target}"]
 
 
 def test_a_circle_is_caught(tmp_path: Path) -> None:

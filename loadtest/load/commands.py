@@ -187,10 +187,7 @@ def _check_files(options: argparse.Namespace) -> None:
         check_destination(options.json)
     if options.html:
         check_matplotlib()
-        try:
-            check_destination(options.html)
-        except InputError as error:
-            raise InputError(str(error).replace("--json", "--html")) from None
+        check_destination(options.html, "--html")
 
 
 def _served(modes: list[str], facts: RouterFacts) -> list[str]:

@@ -43,9 +43,13 @@ def causal_masks(lengths: Sequence[int], new: Sequence[int]) -> list[Tensor | No
 
 
 def attend_clean(
-    qkv: Tensor, rows: Rows, heads: int, caches: Sequence[LayerCache], masks: Sequence[Tensor | None]
+    qkv: Tensor, rows: Rows, heads: int, caches: Sequence[LayerCache], masks: Sequence[Tensor | None], few: int
 ) -> Tensor:
-    """Append each piece's keys and values to its cache, and attend over it. qkv: (rows, 3 width) -> (rows, width)."""
+    """Append each piece's keys and values to its cache, and attend over it. qkv: (rows, 3 width) -> (rows, width).
+
+    :param few: a piece of up to so many positions after others is computed position by position, as if they came one
+        at a time: to the last bit the same.
+    """
     dim = qkv.shape[1] // (3 * heads)
     mixed = torch.zeros(rows.total, heads, dim)
     split = qkv.view(rows.total, 3, heads, dim)
@@ -56,8 +60,9 @@ def attend_clean(
             _attend_one(queries[i], numbers[i], cache, results[i])
         return mixed.view(rows.total, -1)
     for (begin, end), cache, mask in zip(rows, caches, masks, strict=True):
-        if end - begin == 1:
-            _attend_one(split[begin, 0].unsqueeze(1), numbers[begin], cache, mixed[begin].unsqueeze(1))
+        if end - begin == 1 or (end - begin <= few and cache.length):
+            for i in range(begin, end):
+                _attend_one(split[i, 0].unsqueeze(1), numbers[i], cache, mixed[i].unsqueeze(1))
         else:
             mixed[begin:end] = _attend_many(split[begin:end], cache, mask)
     return mixed.view(rows.total, -1)

@@ -12,6 +12,9 @@ from stages.backends.attention import attend_clean, attend_noisy, rotate_rows
 from stages.backends.rows import Rows
 from stages.layers import Layer, LayerCache
 
+FEW_POSITIONS = 40
+"""What a layer of an AR model reads at once as if it came byte by byte: guesses must give what the bytes would have."""
+
 Angles = tuple[Tensor, Tensor]
 
 
@@ -40,6 +43,7 @@ class PackedLayer:
 
     def __init__(self, layer: Layer) -> None:
         self.heads, self.modulation = layer.heads, layer.modulation
+        self.few = FEW_POSITIONS if layer.modulation is None else 1
         self.attention_norm, self.mlp_norm = PackedNorm(layer.attention_norm), PackedNorm(layer.mlp_norm)
         linears = (layer.qkv, layer.attention_out, layer.mlp_in, layer.mlp_out)
         self.qkv, self.attention_out, self.mlp_in, self.mlp_out = (linear.weight.detach().t() for linear in linears)
@@ -52,7 +56,7 @@ class PackedLayer:
         caches, masks: of each piece.
         """
         qkv = self._project(self.attention_norm(x), angles)
-        x.addmm_(attend_clean(qkv, rows, self.heads, caches, masks), self.attention_out)
+        x.addmm_(attend_clean(qkv, rows, self.heads, caches, masks, self.few), self.attention_out)
         hidden = self.mlp_norm(x).mm(self.mlp_in)
         # gelu of a transposed view: torch hands contiguous tensors to oneDNN, whose call costs 5 us more
         x.addmm_(F.gelu(hidden.t()).t(), self.mlp_out)

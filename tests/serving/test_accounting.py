@@ -79,6 +79,26 @@ def test_bytes_are_those_of_the_messages(client: Client, codec: str) -> None:
     assert 128 < last < 128 + 64 * len(HOSTS) + 64
 
 
+def test_int8_hidden_states_are_smaller_by_what_the_codec_saves(client: Client) -> None:
+    """A step's messages between hosts hold hidden states of the positions that are new: first the whole prompt's."""
+    exact, small = (client.generate(PROMPT, mode="ar", max_bytes=12, seed=1, codec=codec) for codec in ("fp32", "int8"))
+    saved = codec_named("fp32").size(len(PROMPT), 32) - codec_named("int8").size(len(PROMPT), 32)
+    for before, after in zip(exact.wire_bytes[1:-1], small.wire_bytes[1:-1], strict=True):
+        assert saved <= before - after <= saved + 16, "but for a few bytes of framing"
+    assert small.wire_bytes_total < exact.wire_bytes_total - 2 * saved
+    assert abs(small.wire_bytes[0] - exact.wire_bytes[0]) <= 16
+
+
+def test_guesses_are_booked(client: Client) -> None:
+    result = client.generate(PROMPT, mode="ar-speculative", max_bytes=40, seed=1, drafter="model", draft=3)
+    assert 0 < result.drafted <= 3 * result.sweeps
+    assert result.accepted == 40 - result.sweeps
+    assert result.hops == result.sweeps * (len(HOSTS) + 1)
+    assert result.compute_ms > sum(host.compute_ms for host in result.hosts), "the router's own share"
+    plain = client.generate(PROMPT, mode="ar", max_bytes=4)
+    assert (plain.drafted, plain.accepted) == (0, 0)
+
+
 def test_one_host_alone_has_no_hop_between_steps(bundles: Path, local_ring: Callable[..., Any]) -> None:
     with local_ring(bundles / "own", 1) as client:
         sweep = client.generate(PROMPT, mode="sweep", max_bytes=16)
@@ -119,6 +139,15 @@ def test_sweeps_add_up_and_the_largest_hop_is_shown() -> None:
     assert (account.sweeps, account.hops, account.wire_bytes[:2]) == (2, 6, [150, 200])
     assert account.compute_ms == {"a": 6.0, "b": 8.0}
     assert account.wire_bytes_total > 500
+
+
+def test_rounds_of_guesses_add_up() -> None:
+    account = Account()
+    account.add_draft(5, 2, 1.5)
+    account.add_draft(0, 0, 0.0)
+    account.add_draft(3, 3, 2.0)
+    summary = account.summary("ar-speculative", 1, 2, {})
+    assert (summary.drafted, summary.reached, summary.accepted, summary.compute_ms) == (8, 6, 5, 3.5)
 
 
 def test_hosts_have_the_names_of_the_topology() -> None:

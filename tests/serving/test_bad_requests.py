@@ -36,7 +36,7 @@ def sentence(err: str) -> str:
         ([""], "prompt is empty: give at least one byte"),
         (["x" * 500, "--max-bytes", 13], r"prompt \(500 bytes\) and output \(13\).*context is 512: shorten"),
         (["x" * (1 << 20) + "x"], "at most 1048576 can be sent: shorten it"),
-        (["x", "--mode", "magic"], "unknown mode 'magic'; choose from sweep, chunked, ar, local"),
+        (["x", "--mode", "magic"], "unknown mode 'magic'; choose from sweep, chunked, ar, ar-speculative, local"),
         (["x", "--mode", "swéep"], "unknown mode 'swéep'"),
         (["x", "--mode", "chunked", "--chunk", 0], "chunk must be a whole number from 1"),
         (["x", "--temperature", -1], "temperature must be 0 to 100, not -1"),
@@ -48,7 +48,11 @@ def sentence(err: str) -> str:
         (["x", "--seed", 1 << 64], "seed must be a whole number from 0"),
         (["x", "--steps", 0], "steps must be a whole number from 1"),
         (["x", "--steps", 65], "steps must be 1 to 64, not 65"),
-        (["x", "--codec", "zip"], "unknown state codec 'zip'; choose from fp32, int8, int4"),
+        (["x", "--codec", "zip"], "mode sweep has no codec 'zip'; choose from fp32, int8, int4"),
+        (["x", "--mode", "ar", "--codec", "int4"], "mode ar has no codec 'int4'; choose from fp32, int8"),
+        (["x", "--mode", "ar-speculative", "--drafter", "oracle"], "unknown drafter 'oracle'; choose from both, model"),
+        (["x", "--mode", "ar-speculative", "--draft", 0], "draft must be a whole number from 1"),
+        (["x", "--mode", "ar-speculative", "--draft", 33], "draft must be 1 to 32 bytes, not 33"),
         (["x", "--timeout-s", -1], "timeout_s must be above 0"),
     ],
 )
@@ -119,7 +123,11 @@ GOOD: dict[str, Any] = {"prompt": b"x", "mode": "sweep", "max_bytes": 4}
         ({"steps": 0}, "steps must be 1 to 64"),
         ({"temperature": float("nan")}, "temperature must be 0 to 100"),
         ({"temperature": float("-inf")}, "temperature must be 0 to 100"),
-        ({"codec": ""}, "unknown state codec"),
+        ({"codec": ""}, "mode sweep has no codec ''; choose from fp32, int8, int4"),
+        ({"mode": "ar-speculative", "codec": "int4"}, "mode ar-speculative has no codec 'int4'"),
+        ({"mode": "ar-speculative", "drafter": ""}, "unknown drafter ''; choose from both, model, lookup"),
+        ({"mode": "ar-speculative", "draft": 0}, "draft must be 1 to 32 bytes, not 0"),
+        ({"mode": "ar-speculative", "draft": 4_000_000_000}, "draft must be 1 to 32 bytes"),
     ],
 )
 def test_a_wrong_field_is_refused(stub: router_pb2_grpc.RouterServiceStub, changes: dict[str, Any], says: str) -> None:
@@ -189,7 +197,7 @@ def _digest(directory: Path) -> str:
 def test_status_shows_the_hosts(deployment: Deployment, onesweep: Run) -> None:
     code, out, _ = onesweep("status", "--router", deployment.topology.router)
     assert code == 0
-    assert "router ready; modes sweep, chunked, ar, local; 0 of 64 requests" in out
+    assert "router ready; modes sweep, chunked, ar, ar-speculative, local; 0 of 64 requests" in out
     assert [line.split()[0] for line in out.splitlines()[1:]] == ["host-1", "host-2", "host-3"]
 
 

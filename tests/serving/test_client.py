@@ -37,7 +37,7 @@ def test_no_character_is_cut_in_two(text: str) -> None:
 
 def test_settings_left_out_are_the_routers() -> None:
     request = request_of("x")
-    assert not any(request.HasField(name) for name in ("temperature", "chunk", "steps", "codec"))
+    assert not any(request.HasField(name) for name in ("temperature", "chunk", "steps", "codec", "drafter", "draft"))
     assert request_of("x", temperature=0.0).HasField("temperature")
     assert request_of(b"\xff").prompt == b"\xff", "the router says what is wrong with bytes"
 
@@ -52,6 +52,8 @@ def test_settings_left_out_are_the_routers() -> None:
         ({"steps": 1 << 40}, "steps must be a whole number"),
         ({"mode": "\udcff"}, "unknown mode"),
         ({"codec": "é"}, "unknown codec"),
+        ({"drafter": "é"}, "unknown drafter"),
+        ({"draft": 0}, "draft must be a whole number"),
     ],
 )
 def test_what_a_message_cannot_carry(settings: dict[str, Any], says: str) -> None:

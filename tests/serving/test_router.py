@@ -54,7 +54,7 @@ def test_status_tells_what_can_be_served(deployment: Deployment) -> None:
     with Client(deployment.topology.router) as client:
         status = client.status()
     assert status.ready
-    assert list(status.modes) == ["sweep", "chunked", "ar", "local"]
+    assert list(status.modes) == ["sweep", "chunked", "ar", "ar-speculative", "local"]
     assert status.context_bytes == 512
     assert all(host.rtt_ms > 0 for host in status.hosts)
     assert len(status.chain_digest) == len(status.ar_digest) == 64
@@ -70,5 +70,5 @@ def test_the_demo_shows_every_mode(
     monkeypatch.setattr("serving.deployment.temporary_deployment", lambda topology, checkpoint: there)
     code, out, _ = onesweep("demo", "--checkpoint", bundles / "own", "--prompt", "The sea ")
     assert code == 0
-    assert all(f"\n{mode}:" in out for mode in ("sweep", "chunked", "ar", "local"))
+    assert all(f"\n{mode}:" in out for mode in ("sweep", "chunked", "ar", "ar-speculative", "local"))
     assert "stopped" in out

@@ -11,12 +11,15 @@ import pytest
 import torch
 
 from serving.client import Client, Result
+from serving.deployment import Deployment
 from stages.ar import new_caches
+from stages.backends import DEFAULT_BACKEND, backend_named
+from stages.backends.base import CleanPiece
 from stages.checkpoint import load_ar, load_chain
-from stages.codec import codec_named
+from stages.codec import FEATURE_LIMIT, codec_named
 from stages.manifest import read_manifest
 from stages.randomness import sample_bytes
-from stages.sweep import BlockSequence, Boundary, SweepPlan, run_block
+from stages.sweep import BlockWork, Boundary, SweepPlan, run_alone
 
 PROMPT = "The ship had no "
 CHAIN_SETTINGS = [
@@ -33,6 +36,11 @@ REQUESTS: list[dict[str, Any]] = [
         for mode in ("ar", "local")
         for temperature in (0.0, 0.8)
     ),
+    {"mode": "ar", "max_bytes": 20, "seed": 6, "codec": "int8"},
+    *(
+        {"mode": "ar-speculative", "max_bytes": 20, "seed": 7 + i, "drafter": drafter, "draft": draft}
+        for i, (drafter, draft) in enumerate((("model", 4), ("lookup", 8), ("both", None)))
+    ),
 ]
 
 
@@ -40,37 +48,47 @@ REQUESTS: list[dict[str, Any]] = [
 
 
 def chain_text(directory: Path, request: dict[str, Any]) -> bytes:
-    partition = read_manifest(directory / "chain").partition
+    partition, backend = read_manifest(directory / "chain").partition, backend_named(DEFAULT_BACKEND)
     assert partition is not None
-    chain = [BlockSequence(block, partition, 512) for block in load_chain(directory / "chain")]
+    chain = load_chain(directory / "chain")
+    runners, a = [backend.block(block) for block in chain], chain[0].architecture
+    caches = [new_caches(a.layers, a, 512) for _ in chain]
     codec, clean, start, text = codec_named(request["codec"]), PROMPT.encode(), 0, b""
     while left := request["max_bytes"] - len(text):
         slots = min(request.get("chunk", left), left)
         plan = SweepPlan(request["seed"], start + len(clean), slots, request["steps"], request["temperature"])
         outcome: Boundary | bytes | None = None
-        for sequence in chain:
-            outcome = run_block(sequence, plan, codec, clean, outcome if isinstance(outcome, Boundary) else None)
+        for index, runner in enumerate(runners):
+            before = outcome if isinstance(outcome, Boundary) else None
+            outcome = run_alone(BlockWork(a, index, partition, caches[index], plan, codec, clean, before), runner)
         assert isinstance(outcome, bytes)
         start, clean, text = start + len(clean), outcome, text + outcome
     return text
 
 
-@torch.inference_mode()
 def ar_text(directory: Path, request: dict[str, Any]) -> bytes:
-    model = load_ar(directory / request["mode"])
-    a = model.architecture
-    caches = [new_caches(a.layers, a, a.context_bytes) for _ in range(a.parts)]
-    pending, position, text = PROMPT.encode(), 0, b""
+    """Byte by byte: guesses have no part in it."""
+    model, backend = (
+        load_ar(directory / ("local" if request["mode"] == "local" else "ar")),
+        backend_named(DEFAULT_BACKEND),
+    )
+    stages, a = [backend.stage(stage) for stage in model.stages], model.architecture
+    caches = [new_caches(a.layers, a, a.context_bytes) for _ in stages]
+    codec, pending, position, text = codec_named(request.get("codec", "fp32")), PROMPT.encode(), 0, b""
     while len(text) < request["max_bytes"]:
-        logits = model(torch.tensor([list(pending)]), caches)[0, -1:]
+        x = torch.tensor(list(pending))
+        for stage, held in zip(stages, caches, strict=True):
+            x = stage.read([CleanPiece(x if stage is stages[0] else codec.round_trip(x, FEATURE_LIMIT), held)])[0]
         position += len(pending)
-        pending = sample_bytes(logits, request["temperature"], request["seed"], position)
+        pending = sample_bytes(
+            stages[-1].next_byte([x[-1:]])[0], request.get("temperature", 0.8), request["seed"], position
+        )
         text += pending
     return text
 
 
 def reference(directory: Path, request: dict[str, Any]) -> bytes:
-    return (ar_text if request["mode"] in ("ar", "local") else chain_text)(directory, request)
+    return (chain_text if request["mode"] in ("sweep", "chunked") else ar_text)(directory, request)
 
 
 def outputs(client: Client) -> list[bytes]:
@@ -101,28 +119,45 @@ def test_settings_and_seed_matter(references: dict[str, list[bytes]]) -> None:
     assert references["own"][:8] != references["chained"][:8]
 
 
-def test_other_requests_change_nothing(client: Client, references: dict[str, list[bytes]]) -> None:
+def test_other_requests_change_nothing(
+    client: Client,
+    references: dict[str, list[bytes]],
+    deployment: Deployment,
+    sessions: Callable[[Deployment], int],
+    until: Callable[..., Any],
+) -> None:
+    """All of them at once, three times over; and nothing of them is left on any host."""
     found: dict[int, bytes] = {}
 
     def ask(index: int) -> None:
         found[index] = client.generate(PROMPT, **REQUESTS[index % len(REQUESTS)]).output
 
-    threads = [threading.Thread(target=ask, args=(index,)) for index in range(2 * len(REQUESTS))]
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(3 * len(REQUESTS))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [found[index] for index in range(2 * len(REQUESTS))] == 2 * references["own"]
+    until(lambda: sessions(deployment) == 0)
+    assert [found[index] for index in range(3 * len(REQUESTS))] == 3 * references["own"]
 
 
-@pytest.mark.parametrize("mode", ["sweep", "chunked", "ar", "local"])
+@pytest.mark.parametrize("mode", ["sweep", "chunked", "ar", "ar-speculative", "local"])
 def test_a_stream_adds_up_to_the_text(client: Client, mode: str) -> None:
     whole = client.generate(PROMPT, mode=mode, max_bytes=70, seed=9)
     *pieces, last = client.stream(PROMPT, mode=mode, max_bytes=70, seed=9)
     assert isinstance(last, Result)
     assert b"".join(piece for piece in pieces if isinstance(piece, bytes)) == last.output == whole.output
-    assert len(pieces) == {"sweep": 1, "chunked": 3, "ar": 70, "local": 5}[mode]
+    assert len(pieces) == {"sweep": 1, "chunked": 3, "ar": 70, "ar-speculative": last.sweeps, "local": 5}[mode]
     assert whole.text == whole.output.decode(errors="replace")
+
+
+@pytest.mark.parametrize("mode", ["sweep", "chunked", "ar", "ar-speculative", "local"])
+def test_the_whole_text_comes_in_one_piece_if_it_is_wanted_so(client: Client, mode: str) -> None:
+    request = {"mode": mode, "max_bytes": 70, "seed": 9}
+    pieces = list(client.stream(PROMPT, **request, whole=True))  # type: ignore[misc]
+    assert len(pieces) == 2
+    assert isinstance(pieces[1], Result)
+    assert pieces[0] == pieces[1].output == client.generate(PROMPT, **request).output
 
 
 def test_sweep_is_chunked_with_one_chunk(client: Client) -> None:

@@ -11,7 +11,7 @@ import grpc
 import pytest
 import torch
 
-from stages.admission import MAX_PASSAGES, check_push
+from stages.admission import HIDDEN, MAX_PASSAGES, check_hop
 from stages.codec import CODECS
 from stages.parts import HostPlan, plan_host
 from stages.refusal import Refusal
@@ -20,8 +20,8 @@ from stages.v1 import stage_pb2
 WIDTH, CODE_DIM = 32, 32
 NAN, INF = float("nan"), float("inf")
 
-Push = stage_pb2.PushRequest
-Change = Callable[[Push], object]
+Hop = stage_pb2.Hop
+Change = Callable[[Hop], object]
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +30,10 @@ def plans(bundles: Path) -> dict[str, HostPlan]:
     return {"first": plan_host(bundles / "own", (0,)), "middle": plan_host(bundles / "chained", (1,))}
 
 
-def push(plan: HostPlan, kind: str) -> Push:
+def hop(plan: HostPlan, kind: str) -> Hop:
     source = plan.model(kind)
     assert source is not None
-    request = Push(router="r", session="s", capacity=40, digest=source.digest)
+    request = Hop(router="r", session="s", capacity=40, digest=source.digest)
     request.deadline_unix_ms = int(time.time() * 1000) + 60_000
     clean, first = b"0123456789", plan.is_first
     if kind == "chain":
@@ -43,7 +43,7 @@ def push(plan: HostPlan, kind: str) -> Push:
             request.sweep.estimate = bytes(20 * (CODE_DIM + 4))
             request.sweep.features = bytes(10 * (WIDTH + 4))
     else:
-        request.step.CopyFrom(stage_pb2.Step(clean=clean, remaining=20, stage=plan.blocks[0]))
+        request.step.CopyFrom(stage_pb2.Step(clean=clean, remaining=20, stage=plan.blocks[0], codec="fp32"))
         request.step.hidden = b"" if first else bytes(10 * WIDTH * 4)
     return request
 
@@ -51,14 +51,14 @@ def push(plan: HostPlan, kind: str) -> Push:
 @pytest.mark.parametrize("where", ["first", "middle"])
 @pytest.mark.parametrize("kind", ["chain", "ar"])
 def test_a_good_hop_is_taken(plans: dict[str, HostPlan], where: str, kind: str) -> None:
-    assert check_push(push(plans[where], kind), plans[where]) == kind
+    assert check_hop(hop(plans[where], kind), plans[where]) == kind
 
 
 def refusal(plan: HostPlan, kind: str, change: Change) -> Refusal:
-    request = push(plan, kind)
+    request = hop(plan, kind)
     change(request)
     with pytest.raises(Refusal) as caught:
-        check_push(request, plan)
+        check_hop(request, plan)
     return caught.value
 
 
@@ -104,8 +104,14 @@ STEP: list[tuple[Change, str]] = [
     (lambda p: setattr(p.step, "remaining", 503), "503 bytes to generate do not fit the context of 512"),
     (lambda p: setattr(p.step, "start", 4_000_000_000), "do not fit"),
     (lambda p: setattr(p.step.sampling, "temperature", INF), "temperature must be 0 to 100"),
+    (lambda p: p.step.ClearField("codec"), "unknown codec of hidden states ''"),
+    (lambda p: setattr(p.step, "codec", "int4"), "unknown codec of hidden states 'int4'; choose from fp32, int8"),
+    (lambda p: p.step.MergeFrom(stage_pb2.Step(draft=3)), "3 guesses among 10 new bytes"),
+    (lambda p: p.step.MergeFrom(stage_pb2.Step(draft=10, remaining=1)), "10 guesses among 10 new bytes"),
+    (lambda p: p.step.MergeFrom(stage_pb2.Step(draft=4_000_000_000, remaining=1)), "give one known byte"),
 ]
 LATER_STEP: list[tuple[Change, str]] = [
+    (lambda p: setattr(p.step, "codec", "int8"), "int8 payload has 1280 bytes; 10 x 32 numbers take 360"),
     (lambda p: setattr(p.step, "hidden", b"x"), "fp32 payload has 1 bytes; 10 x 32 numbers take 1280"),
     (lambda p: setattr(p.step, "hidden", struct.pack("<320f", *[NAN] * 320)), "not finite"),
 ]
@@ -148,7 +154,7 @@ def test_other_weights_and_other_blocks(plans: dict[str, HostPlan], kind: str) -
 def test_a_host_without_the_model(bundles: Path, plans: dict[str, HostPlan]) -> None:
     only_ar = plan_host(bundles / "own" / "ar", (0,))
     with pytest.raises(Refusal, match="this host has no chain model") as caught:
-        check_push(push(plans["first"], "chain"), only_ar)
+        check_hop(hop(plans["first"], "chain"), only_ar)
     assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
 
 
@@ -158,9 +164,18 @@ def test_late_work_is_dropped(plans: dict[str, HostPlan], deadline: int) -> None
     assert late.code is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
+@pytest.mark.parametrize("codec", HIDDEN)
+@pytest.mark.parametrize("draft", [0, 1, 9])
+def test_guesses_and_every_codec_of_hidden_states_are_taken(plans: dict[str, HostPlan], codec: str, draft: int) -> None:
+    request = hop(plans["middle"], "ar")
+    request.step.codec, request.step.draft, request.step.remaining = codec, draft, 1
+    request.step.hidden = HIDDEN[codec].encode(torch.full((10, WIDTH), 0.5))
+    assert check_hop(request, plans["middle"]) == "ar"
+
+
 @pytest.mark.parametrize("codec", CODECS)
 def test_every_codec_is_taken(plans: dict[str, HostPlan], codec: str) -> None:
-    request = push(plans["middle"], "chain")
+    request = hop(plans["middle"], "chain")
     request.sweep.codec = codec
     request.sweep.estimate = CODECS[codec].encode(torch.full((20, CODE_DIM), 0.5))
-    assert check_push(request, plans["middle"]) == "chain"
+    assert check_hop(request, plans["middle"]) == "chain"

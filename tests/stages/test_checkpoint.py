@@ -19,8 +19,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from stages.ar import ArModel, ArStage
+from stages.ar import ArModel, ArStage, new_caches
 from stages.architecture import Architecture
+from stages.backends import DEFAULT_BACKEND, backend_named
 from stages.block import Block
 from stages.checkpoint import (
     load_ar,
@@ -39,7 +40,7 @@ from stages.errors import CheckpointError
 from stages.manifest import MANIFEST_NAME, Manifest, read_manifest
 from stages.partition import NoisePartition
 from stages.probe import PROBE_INPUT, PROBE_OUTPUT, PROBE_TEXT
-from stages.sweep import BlockSequence, Boundary, SweepPlan, run_block
+from stages.sweep import BlockWork, Boundary, SweepPlan, run_alone
 
 Copy = Callable[[str], Path]
 Forge = Callable[[Path, int, Callable[[dict[str, Tensor]], dict[str, Tensor]]], None]
@@ -81,7 +82,9 @@ def directory(tmp_path: Path, block: Block) -> Path:
 def sweep(chain: list[Block], partition: NoisePartition) -> bytes:
     plan, result = SweepPlan(1, 7, 24, 4, 0.9), None
     for block in chain:
-        result = run_block(BlockSequence(block, partition, 96), plan, Int8(), b"A rider", result)
+        a = block.architecture
+        work = BlockWork(a, block.index, partition, new_caches(a.layers, a, 96), plan, Int8(), b"A rider", result)
+        result = run_alone(work, backend_named(DEFAULT_BACKEND).block(block))
         assert isinstance(result, Boundary | bytes)
     assert isinstance(result, bytes)
     return result

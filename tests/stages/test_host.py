@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from torch import Tensor
 
-from stages import subscribers
+from stages import engine, subscribers
+from stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece
 from stages.errors import InputError
 from stages.host import Host, HostSettings
 from stages.parts import HostPlan, Parts, load_parts, plan_host
@@ -28,8 +30,14 @@ def plan(bundles: Path) -> HostPlan:
 
 
 @pytest.fixture(scope="module")
-def parts(plan: HostPlan) -> Parts:
+def loaded(plan: HostPlan) -> Parts:
     return load_parts(plan)
+
+
+@pytest.fixture
+def parts(loaded: Parts) -> Parts:
+    """Runners to be exchanged at will."""
+    return Parts(loaded.plan, dict(loaded.chain), dict(loaded.ar))
 
 
 @pytest.fixture
@@ -48,30 +56,74 @@ def drive(plan: HostPlan, parts: Parts) -> Callable[..., Any]:
             finally:
                 if worker is not None:
                     worker.cancel()
-                await host.close()
+                host.close()
 
         return asyncio.run(main())
 
     return run
 
 
-def hop(host: Host, session: str = "s", **changes: Any) -> stage_pb2.PushRequest:
+def hop(host: Host, session: str = "s", **changes: Any) -> stage_pb2.Hop:
     assert host.plan.chain is not None
-    request = stage_pb2.PushRequest(router=ROUTER, session=session, capacity=30, digest=host.plan.chain.digest)
+    request = stage_pb2.Hop(router=ROUTER, session=session, capacity=30, digest=host.plan.chain.digest)
     request.deadline_unix_ms = int(time.time() * 1000) + 30_000
-    request.sweep.CopyFrom(stage_pb2.Sweep(clean=b"Once ", slots=8, steps=1, codec="fp32", **changes))
+    fields = {"clean": b"Once ", "slots": 8, "steps": 1, "codec": "fp32", **changes}
+    request.sweep.CopyFrom(stage_pb2.Sweep(**fields))
     return request
+
+
+def step(host: Host, session: str = "s", seed: int = 0, remaining: int = 1) -> stage_pb2.Hop:
+    assert host.plan.ar is not None
+    request = hop(host, session)
+    request.digest = host.plan.ar.digest
+    sampling = stage_pb2.Sampling(seed=seed, temperature=0.8)
+    request.step.CopyFrom(stage_pb2.Step(clean=b"Once ", remaining=remaining, codec="fp32", sampling=sampling))
+    return request
+
+
+def send(host: Host, *hops: stage_pb2.Hop) -> None:
+    assert host.take(stage_pb2.Parcel(hops=hops)).rejections == []
 
 
 async def event_of(host: Host) -> stage_pb2.Event:
     return await host.subscribers.queues[ROUTER].get()
 
 
+class Meddling(BlockRunner):
+    """A block that does something before each time that it denoises, but the first few."""
+
+    def __init__(self, runner: BlockRunner, meddle: Callable[[], object], untouched: int = 0) -> None:
+        self.runner, self.meddle, self.untouched = runner, meddle, untouched
+
+    def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
+        return self.runner.read(pieces)
+
+    def denoise(self, pieces: Sequence[NoisyPiece]) -> list[Denoised]:
+        self.untouched -= 1
+        if self.untouched < 0:
+            self.meddle()
+        return self.runner.denoise(pieces)
+
+
+def fail() -> None:
+    raise RuntimeError("boom")
+
+
+def released_by(host: Host, session: str = "s") -> Callable[[], object]:
+    """Frees a session from the engine's thread, on the event loop."""
+    loop = asyncio.get_running_loop()
+
+    async def release() -> None:
+        host.release([session])
+
+    return lambda: asyncio.run_coroutine_threadsafe(release(), loop).result(10)
+
+
 def test_a_full_queue_sends_work_away(drive: Callable[..., Any]) -> None:
     async def story(host: Host) -> Refusal:
         host.accept(hop(host, "a"), 10)
         host.accept(hop(host, "b"), 10)
-        with pytest.raises(Refusal, match="h has 2 hops waiting") as caught:
+        with pytest.raises(Refusal, match="h has 2 hops under way") as caught:
             host.accept(hop(host, "c"), 10)
         counters = host.counters_now()
         assert (counters.queued, counters.queue_limit, counters.refused, counters.sessions) == (2, 2, 1, 2)
@@ -98,16 +150,18 @@ def test_work_that_became_late_is_dropped_and_told(drive: Callable[..., Any]) ->
     drive(story, working=False)
 
 
-def test_a_hop_that_fails_harms_no_other(drive: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hop_that_fails_harms_none_after_it(drive: Callable[..., Any]) -> None:
     async def story(host: Host) -> None:
-        whole = host._compute
-        monkeypatch.setattr(host, "_compute", lambda job: 1 / 0)
-        host.accept(hop(host, "a"), 10)
+        assert host.parts is not None
+        runner = host.parts.chain[1]
+        host.parts.chain[1] = Meddling(runner, fail)
+        send(host, hop(host, "a"))
         fault = (await event_of(host)).fault
         assert fault.code == grpc.StatusCode.INTERNAL.value[0]
         assert "the host's log says why" in fault.message
-        monkeypatch.setattr(host, "_compute", whole)
-        host.accept(hop(host, "b"), 10)
+        assert host.sessions.sessions == {}
+        host.parts.chain[1] = runner
+        send(host, hop(host, "b"))
         assert len((await event_of(host)).text) == 8
 
     drive(story)
@@ -126,38 +180,162 @@ def test_nothing_follows_from_a_released_session(drive: Callable[..., Any]) -> N
     drive(story, working=False)
 
 
-def test_a_session_released_while_it_is_computed(drive: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("block", "completed"), [(0, 0), (2, 1)], ids=["in the middle", "at the very end"])
+def test_a_session_released_while_it_is_computed(drive: Callable[..., Any], block: int, completed: int) -> None:
     async def story(host: Host) -> None:
-        whole, loop = host._compute, asyncio.get_running_loop()
-
-        def released_meanwhile(job: Any) -> Any:
-            asyncio.run_coroutine_threadsafe(release(host), loop).result(5)
-            return whole(job)
-
-        async def release(host: Host) -> None:
-            host.release(["s"])
-
-        monkeypatch.setattr(host, "_compute", released_meanwhile)
-        host.accept(hop(host), 10)
-        while not host.counters.completed:
+        assert host.parts is not None
+        host.parts.chain[block] = Meddling(host.parts.chain[block], released_by(host), untouched=int(block == 2))
+        send(host, hop(host))
+        session = host.sessions.sessions["s"]
+        while session.pending:
             await asyncio.sleep(0.01)
-        assert host.subscribers.queues[ROUTER].empty()
+        assert (host.subscribers.queues[ROUTER].empty(), host.counters.completed) == (True, completed)
 
     drive(story)
 
 
 def test_a_stopping_host_ends_what_it_has_and_opens_nothing(drive: Callable[..., Any]) -> None:
     async def story(host: Host) -> None:
-        host.accept(hop(host), 10)
+        send(host, hop(host))
         await event_of(host)
         host.stopping = True
-        with pytest.raises(Refusal, match="h is stopping") as caught:
-            host.accept(hop(host, "new"), 10)
-        assert caught.value.code is grpc.StatusCode.UNAVAILABLE
-        host.accept(hop(host, number=1, clean_start=5), 10)
+        (rejection,) = host.take(stage_pb2.Parcel(hops=[hop(host, "new")])).rejections
+        assert (rejection.code, rejection.message) == (grpc.StatusCode.UNAVAILABLE.value[0], "h is stopping")
+        send(host, hop(host, number=1, clean_start=5))
         assert (await event_of(host)).number == 1
 
     drive(story)
+
+
+# Hops that are answered instead of being passed on
+
+
+def test_a_run_is_answered_and_nothing_is_published(drive: Callable[..., Any]) -> None:
+    async def story(host: Host) -> None:
+        host.sessions.lease_s = 1000.0
+        outcome = await host.run(hop(host), onward=True)
+        assert isinstance(outcome, stage_pb2.Event)
+        assert len(outcome.text) == 8
+        assert [(passage.host, passage.received_bytes > 0) for passage in outcome.passages] == [("h", True)]
+        host.sessions.clock = lambda: 10_000.0
+        await host.run(hop(host, number=1, clean_start=5), onward=False)
+        assert host.sessions.sessions["s"].expires_at == 11_000.0, "its lease began again"
+        assert host.subscribers.queues[ROUTER].empty()
+
+    drive(story)
+
+
+def test_an_ar_step_that_is_run_starts_no_other(drive: Callable[..., Any]) -> None:
+    async def story(host: Host) -> None:
+        event = await host.run(step(host, remaining=5), onward=False)
+        assert isinstance(event, stage_pb2.Event)
+        await asyncio.sleep(0.05)
+        assert (host.counters.completed, host.sessions.sessions["s"].pending) == (1, 0)
+
+    drive(story)
+
+
+def test_a_run_that_is_refused_or_fails_raises(drive: Callable[..., Any]) -> None:
+    async def story(host: Host) -> None:
+        assert host.parts is not None
+        with pytest.raises(Refusal, match="steps must be 1 to 64") as caught:
+            await host.run(hop(host, steps=65), onward=False)
+        assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
+        host.parts.chain[1] = Meddling(host.parts.chain[1], fail)
+        with pytest.raises(Refusal, match="a hop failed") as caught:
+            await host.run(hop(host), onward=False)
+        assert caught.value.code is grpc.StatusCode.INTERNAL
+        assert (host.sessions.sessions, host.subscribers.queues[ROUTER].empty()) == ({}, True)
+
+    drive(story)
+
+
+@pytest.mark.parametrize(("block", "ends"), [(0, False), (2, True)], ids=["in the middle", "at the very end"])
+def test_a_run_of_a_session_that_is_released_meanwhile_ends(drive: Callable[..., Any], block: int, ends: bool) -> None:
+    async def story(host: Host) -> None:
+        assert host.parts is not None
+        host.parts.chain[block] = Meddling(host.parts.chain[block], released_by(host), untouched=int(block == 2))
+        if ends:
+            assert isinstance(await host.run(hop(host), onward=False), stage_pb2.Event)
+            return
+        with pytest.raises(Refusal, match="was released") as caught:
+            await host.run(hop(host), onward=False)
+        assert caught.value.code is grpc.StatusCode.CANCELLED
+
+    drive(story)
+
+
+def test_what_a_run_was_to_bring_goes_nowhere_when_its_caller_has_gone(drive: Callable[..., Any]) -> None:
+    async def story(host: Host) -> None:
+        calls = [asyncio.create_task(host.run(made, onward=True)) for made in (hop(host, "a"), step(host, "b"))]
+        await asyncio.sleep(0)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        while any(session.pending for session in host.sessions.sessions.values()):
+            await asyncio.sleep(0.01)
+        assert (host.counters.completed, host.counters.faults) == (2, 0)
+        assert host.subscribers.queues[ROUTER].empty()
+
+    drive(story)
+
+
+# Many at once
+
+
+@pytest.mark.parametrize("quick_ms", [0.0, 1e9], ids=["on the thread", "at once if it can be"])
+@pytest.mark.parametrize("batch", [1, 64])
+def test_requests_at_once_write_what_they_write_one_after_the_other(
+    drive: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, quick_ms: float, batch: int
+) -> None:
+    """Steps on the event loop and sweeps on the thread, at the same time."""
+    monkeypatch.setattr(engine, "QUICK_MS", quick_ms)
+
+    def make(host: Host, name: str, i: int) -> stage_pb2.Hop:
+        return step(host, name, seed=i, remaining=6) if i % 2 else hop(host, name, sampling=stage_pb2.Sampling(seed=i))
+
+    async def texts_of(host: Host, count: int) -> dict[str, bytes]:
+        texts: dict[str, bytes] = {}
+        for _ in range(count):
+            event = await event_of(host)
+            assert event.WhichOneof("outcome") == "text", event.fault.message
+            assert event.number == len(texts.get(event.session, b"")), "bytes come in their order"
+            texts[event.session] = texts.get(event.session, b"") + event.text
+        return texts
+
+    async def story(host: Host) -> None:
+        expected = {}
+        for i in range(20):
+            host.take(stage_pb2.Parcel(hops=[make(host, f"alone {i}", i)]))
+            expected[i] = (await texts_of(host, 6 if i % 2 else 1))[f"alone {i}"]
+        host.release([f"alone {i}" for i in range(20)])
+        for start in range(0, 20, 5):
+            parcel = stage_pb2.Parcel(hops=[make(host, f"together {i}", i) for i in range(start, start + 5)])
+            assert host.take(parcel).rejections == []
+            await asyncio.sleep(0)
+        together = await texts_of(host, 10 * 6 + 10)
+        assert together == {f"together {i}": text for i, text in expected.items()}
+        assert host.counters_now().queued == 0
+
+    drive(story, batch=batch)
+
+
+# Subscribers
+
+
+def test_events_that_are_there_at_once_come_in_one_message() -> None:
+    async def story() -> list[int]:
+        known = Subscribers()
+        listening = known.listen(ROUTER)
+        assert await anext(listening) == stage_pb2.Events(), "it is open"
+        for number in range(subscribers.MOST_TOGETHER + 5):
+            known.publish(ROUTER, stage_pb2.Event(session="s", number=number))
+        messages = [await anext(listening), await anext(listening)]
+        numbers = [event.number for message in messages for event in message.events]
+        assert numbers == list(range(subscribers.MOST_TOGETHER + 5))
+        return [len(message.events) for message in messages]
+
+    assert asyncio.run(story()) == [256, 5]
 
 
 def test_a_router_that_does_not_read_loses_events_and_harms_nobody() -> None:
@@ -185,7 +363,7 @@ def test_a_second_subscription_takes_over() -> None:
         await first.aclose()
         assert ROUTER in known
         known.publish(ROUTER, stage_pb2.Event(session="s"))
-        assert (await anext(second)).session == "s"
+        assert [event.session for event in (await anext(second)).events] == ["s"]
 
     asyncio.run(story())
 

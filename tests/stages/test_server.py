@@ -9,10 +9,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -25,8 +27,8 @@ from hypothesis import strategies as st
 from serving.cli import main
 from serving.deployment import free_port_block
 from stages import server
+from stages.backends import Backend
 from stages.parts import HostPlan, Parts, load_parts, plan_host
-from stages.refusal import RETRY_AFTER, trailing
 from stages.server import SERVICE, wiring_problem
 from stages.transport import open_blocking_channel
 from stages.v1 import stage_pb2, stage_pb2_grpc
@@ -35,6 +37,24 @@ ROUTER = "tester"
 CAPACITY = 40
 SESSION_BYTES = 3 * 2 * CAPACITY * 32 * 4
 Until = Callable[..., Any]
+
+
+class Rejected(Exception):
+    """What a receipt says of a hop, in the shape of a failed call."""
+
+    def __init__(self, rejection: stage_pb2.Rejection) -> None:
+        super().__init__(rejection.message)
+        self.rejection = rejection
+
+    def code(self) -> grpc.StatusCode:
+        return next(code for code in grpc.StatusCode if code.value[0] == self.rejection.code)
+
+    def details(self) -> str:
+        return self.rejection.message
+
+    @property
+    def retry_after_ms(self) -> int:
+        return self.rejection.retry_after_ms
 
 
 @dataclass
@@ -47,7 +67,11 @@ class Peer:
     def __post_init__(self) -> None:
         self.stub = stage_pb2_grpc.StageServiceStub(self.channel)
         self.health = health_pb2_grpc.HealthStub(self.channel)
-        self.events: Iterator[stage_pb2.Event] | None = None
+        self.messages: Iterator[stage_pb2.Events] | None = None
+        self.unread: deque[stage_pb2.Event] = deque()
+        self.parcels = 0
+        self.outgoing: SimpleQueue[stage_pb2.Parcel | None] = SimpleQueue()
+        self.receipts: Iterator[stage_pb2.Receipt] | None = None
 
     def describe(self) -> stage_pb2.DescribeResponse:
         return self.stub.Describe(stage_pb2.DescribeRequest(), timeout=5, wait_for_ready=True)
@@ -57,26 +81,57 @@ class Peer:
         return answer.status == health_pb2.HealthCheckResponse.SERVING
 
     def subscribe(self) -> None:
-        self.events = iter(self.stub.Subscribe(stage_pb2.SubscribeRequest(router=ROUTER)))
-        assert next(self.events) == stage_pb2.Event()
+        self.messages = iter(self.stub.Subscribe(stage_pb2.SubscribeRequest(router=ROUTER)))
+        assert next(self.messages) == stage_pb2.Events()
 
-    def push(self, request: stage_pb2.PushRequest) -> None:
-        self.stub.Push(request, timeout=5)
+    def send(self, *hops: stage_pb2.Hop) -> stage_pb2.Receipt:
+        """A parcel over the stream; a stream that broke is opened anew."""
+        if self.receipts is None:
+            self.outgoing = SimpleQueue()
+            self.receipts = self.stub.Push(iter(self.outgoing.get, None))
+        self.parcels += 1
+        self.outgoing.put(stage_pb2.Parcel(number=self.parcels, hops=hops))
+        try:
+            receipt = next(self.receipts)
+        except grpc.RpcError:
+            self.outgoing.put(None)
+            self.receipts = None
+            raise
+        assert receipt.number == self.parcels
+        return receipt
 
-    def refusal(self, request: stage_pb2.PushRequest) -> grpc.RpcError:
-        with pytest.raises(grpc.RpcError) as caught:
-            self.push(request)
+    def push(self, hop: stage_pb2.Hop) -> None:
+        """One hop in a parcel of its own. Raises Rejected, or the error of the stream."""
+        for rejection in self.send(hop).rejections:
+            assert rejection.index == 0
+            raise Rejected(rejection)
+
+    def refusal(self, hop: stage_pb2.Hop) -> Rejected:
+        with pytest.raises(Rejected) as caught:
+            self.push(hop)
         return caught.value
 
+    def run(self, hop: stage_pb2.Hop, onward: bool = False) -> stage_pb2.RunResponse:
+        return self.stub.Run(stage_pb2.RunRequest(hop=hop, onward=onward), timeout=30)
+
     def event(self) -> stage_pb2.Event:
-        assert self.events is not None
-        return next(self.events)
+        assert self.messages is not None
+        while not self.unread:
+            self.unread.extend(next(self.messages).events)
+        return self.unread.popleft()
+
+    def release(self, *sessions: str) -> int:
+        return self.stub.Release(stage_pb2.ReleaseRequest(sessions=sessions), timeout=30).released
 
 
 @contextmanager
 def peer(address: str) -> Iterator[Peer]:
     with open_blocking_channel(address, 64 << 20) as channel:
-        yield Peer(address, channel)
+        opened = Peer(address, channel)
+        try:
+            yield opened
+        finally:
+            opened.outgoing.put(None)
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +145,8 @@ def alone(bundles: Path, module_servers: Any, until: Until) -> Iterator[Peer]:
         yield opened
 
 
-def sweep(digest: str, session: str = "s", **changes: Any) -> stage_pb2.PushRequest:
-    request = stage_pb2.PushRequest(router=ROUTER, session=session, capacity=CAPACITY, digest=digest)
+def sweep(digest: str, session: str = "s", **changes: Any) -> stage_pb2.Hop:
+    request = stage_pb2.Hop(router=ROUTER, session=session, capacity=CAPACITY, digest=digest)
     request.deadline_unix_ms = int(time.time() * 1000) + 30_000
     fields = {"clean": b"The sea ", "slots": 16, "steps": 2, "codec": "int8", **changes}
     request.sweep.CopyFrom(stage_pb2.Sweep(**fields))
@@ -101,7 +156,7 @@ def sweep(digest: str, session: str = "s", **changes: Any) -> stage_pb2.PushRequ
 @pytest.fixture
 def digest(alone: Peer) -> Iterator[str]:
     yield alone.describe().chain.digest
-    alone.stub.Release(stage_pb2.ReleaseRequest(sessions=["s", "t"]))
+    alone.release("s", "t")
 
 
 @pytest.fixture
@@ -139,9 +194,9 @@ def test_not_ready_before_the_weights_are(
 ) -> None:
     loading = threading.Event()
 
-    def load(plan: HostPlan) -> Parts:
+    def load(plan: HostPlan, backend: Backend) -> Parts:
         loading.wait(20)
-        return load_parts(plan)
+        return load_parts(plan, backend)
 
     monkeypatch.setattr(server, "load_parts", load)
     address = f"127.0.0.1:{free_port_block(1)}"
@@ -220,12 +275,12 @@ def test_a_sweep_comes_back_with_its_account(alone: Peer, digest: str, name: str
     assert (passage.host, passage.received_bytes) == ("alone", len(request.SerializeToString()))
     assert passage.compute_ms > 0
     assert alone.describe().counters.session_bytes == SESSION_BYTES
-    alone.stub.Release(stage_pb2.ReleaseRequest(sessions=[name, "nobody"]))
+    alone.release(name, "nobody")
     assert alone.describe().counters.sessions == 0
 
 
 def test_sweeps_are_taken_once_and_in_order(alone: Peer, digest: str, name: str) -> None:
-    def later(number: int, start: int = 8) -> stage_pb2.PushRequest:
+    def later(number: int, start: int = 8) -> stage_pb2.Hop:
         return sweep(digest, name, number=number, clean_start=start, clean=b"and")
 
     alone.push(sweep(digest, name))
@@ -242,7 +297,7 @@ def test_sweeps_are_taken_once_and_in_order(alone: Peer, digest: str, name: str)
     alone.push(later(1))
     assert alone.event().number == 1
     assert alone.refusal(later(1)).code() is grpc.StatusCode.ALREADY_EXISTS
-    alone.stub.Release(stage_pb2.ReleaseRequest(sessions=[name]))
+    alone.release(name)
     assert alone.refusal(later(2, start=11)).code() is grpc.StatusCode.NOT_FOUND
     assert alone.refusal(sweep(digest, name)).code() is grpc.StatusCode.NOT_FOUND, "it was released"
 
@@ -262,16 +317,19 @@ def test_memory_for_sessions_is_bounded(alone: Peer, digest: str, name: str) -> 
         alone.push(sweep(digest, opened[-1]))
         alone.event()
     error = alone.refusal(sweep(digest, name))
-    alone.stub.Release(stage_pb2.ReleaseRequest(sessions=opened))
+    alone.release(*opened)
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "no memory for another session" in error.details()
-    assert trailing(error)[RETRY_AFTER] == "1000"
+    assert error.retry_after_ms == 1000
 
 
 def test_a_message_over_the_limit_is_not_read(alone: Peer, digest: str, name: str) -> None:
-    error = alone.refusal(sweep(digest, name, estimate=bytes(8 << 20)))
-    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert "larger than max" in error.details()
+    with pytest.raises(grpc.RpcError, match="larger than max") as caught:
+        alone.push(sweep(digest, name, estimate=bytes(8 << 20)))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    alone.push(sweep(digest, name))
+    assert alone.event().session == name, "a new stream is served"
+    alone.release(name)
 
 
 def test_an_idle_session_is_freed(bundles: Path, servers: Any, until: Until) -> None:
@@ -292,7 +350,7 @@ def test_sessions_end_with_their_router(bundles: Path, alone: Peer, digest: str,
     request = sweep(digest, name)
     request.router = "gone"
     alone.push(request)
-    assert len(next(gone).text) == 16
+    assert [len(event.text) for event in next(gone).events] == [16]
     assert alone.describe().counters.sessions == 1
     gone.cancel()
     until(lambda: alone.describe().counters.sessions == 0, 3)
@@ -347,6 +405,8 @@ steps = st.fixed_dictionaries(
         "hidden": payload,
         "remaining": st.integers(0, 60),
         "sampling": sampling,
+        "codec": st.one_of(st.sampled_from(["fp32", "int8"]), st.text(max_size=8)),
+        "draft": st.one_of(st.integers(0, 9), anything),
     },
 )
 REFUSALS = {
@@ -359,42 +419,117 @@ REFUSALS = {
 }
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(envelope=envelopes, work=st.one_of(sweeps.map(lambda w: ("sweep", w)), steps.map(lambda w: ("step", w))))
-def test_no_message_harms_a_host(
-    alone: Peer, digest: str, envelope: dict[str, Any], work: tuple[str, dict[str, Any]]
-) -> None:
-    """A good hop with any of its fields exchanged is refused for a reason, or computed."""
+works = st.one_of(sweeps.map(lambda w: ("sweep", w)), steps.map(lambda w: ("step", w)))
+
+
+def nonsense(alone: Peer, digest: str, envelope: dict[str, Any], work: tuple[str, dict[str, Any]]) -> stage_pb2.Hop:
+    """A good hop with any of its fields exchanged."""
     kind, fields = work
     request = sweep(digest, secrets.token_hex(8))
     if kind == "sweep":
         request.sweep.MergeFrom(stage_pb2.Sweep(**fields))
     else:
         request.digest = alone.describe().ar.digest
-        request.step.CopyFrom(stage_pb2.Step(**{"clean": b"The sea ", "remaining": 3, **fields}))
-    request.MergeFrom(stage_pb2.PushRequest(**envelope))
+        request.step.CopyFrom(stage_pb2.Step(**{"clean": b"The sea ", "remaining": 3, "codec": "fp32", **fields}))
+    request.MergeFrom(stage_pb2.Hop(**envelope))
+    return request
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(envelope=envelopes, work=works)
+def test_no_message_harms_a_host(
+    alone: Peer, digest: str, envelope: dict[str, Any], work: tuple[str, dict[str, Any]]
+) -> None:
+    """It is refused for a reason, or computed."""
+    request = nonsense(alone, digest, envelope, work)
+    rejections = alone.send(request).rejections
+    if rejections:
+        assert Rejected(rejections[0]).code() in REFUSALS, rejections[0].message
+        return
+    event = alone.event()
+    while event.WhichOneof("outcome") == "text" and event.number + 1 < request.step.remaining:
+        event = alone.event()
+    assert event.WhichOneof("outcome") == "text" or event.fault.code != grpc.StatusCode.INTERNAL.value[0]
+    alone.release(request.session)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(envelope=envelopes, work=works, onward=st.booleans())
+def test_no_call_harms_a_host(
+    alone: Peer, digest: str, envelope: dict[str, Any], work: tuple[str, dict[str, Any]], onward: bool
+) -> None:
+    request = nonsense(alone, digest, envelope, work)
     refused: grpc.RpcError | None = None
     try:
-        alone.push(request)
+        response = alone.run(request, onward)
     except grpc.RpcError as error:
         refused = error
     if refused is not None:
         assert refused.code() in REFUSALS, refused.details()
         return
-    event = alone.event()
-    while event.WhichOneof("outcome") == "text" and kind == "step" and event.number + 1 < request.step.remaining:
-        event = alone.event()
-    assert event.WhichOneof("outcome") == "text" or event.fault.code != grpc.StatusCode.INTERNAL.value[0]
-    alone.stub.Release(stage_pb2.ReleaseRequest(sessions=[request.session]))
+    assert response.WhichOneof("outcome") == "event"
+    assert len(response.event.text) >= 1
+    alone.release(request.session)
+
+
+def test_hops_of_a_parcel_are_accepted_or_rejected_one_by_one(alone: Peer, digest: str, name: str) -> None:
+    hops = [sweep(digest, f"{name}{i}", steps=2 if i % 2 == 0 else 999) for i in range(4)]
+    hops[3].capacity, hops[3].digest = 0, "f" * 64
+    rejections = alone.send(*hops).rejections
+    assert [(rejection.index, rejection.code) for rejection in rejections] == [
+        (1, grpc.StatusCode.INVALID_ARGUMENT.value[0]),
+        (3, grpc.StatusCode.FAILED_PRECONDITION.value[0]),
+    ]
+    events = [alone.event(), alone.event()]
+    assert {event.session for event in events} == {f"{name}0", f"{name}2"}
+    assert [len(event.text) for event in events] == [16, 16]
+    alone.release(*(hop.session for hop in hops))
+
+
+def test_an_empty_parcel_gets_its_receipt(alone: Peer) -> None:
+    assert alone.send().rejections == []
+
+
+def test_two_hops_of_one_session_are_done_one_after_the_other(alone: Peer, digest: str, name: str) -> None:
+    """A router may push ahead: the second hop reads on where the first ends, and no other session is harmed."""
+    ar = alone.describe().ar.digest
+
+    def steps(session: str) -> list[stage_pb2.Hop]:
+        first, second = sweep(ar, session), sweep(ar, session)
+        first.step.CopyFrom(stage_pb2.Step(clean=b"The sea was calm, an", remaining=1, codec="fp32"))
+        second.step.CopyFrom(
+            stage_pb2.Step(number=1, start=20, clean=b"d nobody spoke of it", remaining=1, codec="fp32")
+        )
+        return [first, second]
+
+    expected = []
+    for hop in steps(name):
+        alone.push(hop)
+        expected.append(alone.event().text)
+    assert alone.send(*steps(f"{name}x"), sweep(digest, f"{name}y")).rejections == []
+    events = {(event.session, event.number): event for event in (alone.event() for _ in range(3))}
+    assert [events[f"{name}x", number].text for number in (0, 1)] == expected
+    assert len(events[f"{name}y", 0].text) == 16
+    alone.release(name, f"{name}x", f"{name}y")
 
 
 @pytest.mark.parametrize("raw", [b"\xff" * 40, b"\x0a\x05ab", bytes(100)], ids=["ones", "cut", "zeros"])
-def test_bytes_that_are_no_message(alone: Peer, raw: bytes) -> None:
-    call = alone.channel.unary_unary(f"/{SERVICE}/Push")
-    with pytest.raises(grpc.RpcError) as caught:
-        call(raw, timeout=5)
+@pytest.mark.parametrize("method", ["Push", "Run"])
+def test_bytes_that_are_no_message(alone: Peer, digest: str, name: str, method: str, raw: bytes) -> None:
+    """Those who sent them get gRPC's own answer; another stream, and the host, live on."""
+    alone.push(sweep(digest, name))
+    assert alone.event().session == name
+    if method == "Push":
+        answers = alone.channel.stream_stream(f"/{SERVICE}/Push")(iter([raw]), timeout=10)
+        with pytest.raises(grpc.RpcError) as caught:
+            next(answers)
+    else:
+        with pytest.raises(grpc.RpcError) as caught:
+            alone.channel.unary_unary(f"/{SERVICE}/Run")(raw, timeout=10)
     assert caught.value.code() in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL), "gRPC's own answer"
     assert alone.serving(SERVICE)
+    assert alone.refusal(sweep(digest, name)).code() is grpc.StatusCode.ALREADY_EXISTS, "over the stream of before"
+    alone.release(name)
 
 
 def test_and_a_good_request_is_still_served_right(alone: Peer, digest: str, name: str) -> None:
@@ -403,7 +538,7 @@ def test_and_a_good_request_is_still_served_right(alone: Peer, digest: str, name
         alone.push(sweep(digest, f"{name}{i}"))
         event = alone.event()
         texts.append(event.text)
-    alone.stub.Release(stage_pb2.ReleaseRequest(sessions=[f"{name}0", f"{name}1"]))
+    alone.release(f"{name}0", f"{name}1")
     assert texts[0] == texts[1]
     assert len(texts[0]) == 16
 
@@ -423,6 +558,9 @@ def test_and_a_good_request_is_still_served_right(alone: Peer, digest: str, name
         (["--blocks", "0", "--next", "there"], 2, "next address 'there' must be HOST:PORT"),
         (["--blocks", "0", "--name", "a/b"], 2, "host name 'a/b' must be"),
         (["--blocks", "0", "--queue", "0"], 2, "--queue must be above 0"),
+        (["--blocks", "0", "--batch", "0"], 2, "--batch must be above 0"),
+        (["--blocks", "0", "--backend", "magic"], 2, "unknown backend 'magic'; choose from torch"),
+        (["--blocks", "0", "--keep-warm-ms", "3"], 2, "--keep-warm-ms must be 0 (off) or 10 to 60000, not 3"),
         (["--blocks", "0", "--lease-s", "nan"], 2, "--lease-s must be above 0"),
         (["--blocks", "0", "--threads", "99999"], 2, "--threads must be at most"),
         (["--blocks", "0", "--checkpoint", "/nowhere"], 1, "no checkpoint in /nowhere"),

@@ -50,17 +50,27 @@ def code_of(call: pytest.ExceptionInfo[Refusal]) -> grpc.StatusCode:
 
 def test_a_session_takes_what_was_calculated(held: Fixture) -> None:
     session = held.open("a")
-    tensors = [
-        t for sequence in session.blocks.values() for cache in sequence.caches for t in (cache.keys, cache.values)
-    ]
+    tensors = [t for caches in session.caches.values() for cache in caches for t in (cache.keys, cache.values)]
     assert sum(t.numel() * t.element_size() for t in tensors) == held.need == held.store.bytes
-    assert list(session.blocks) == [1, 2]
+    assert list(session.caches) == [1, 2]
 
 
 def test_an_ar_session_holds_stages(plan: HostPlan, parts: Parts, held: Fixture) -> None:
     assert plan.ar is not None
     session = held.store.open("a", "r", "ar", CAPACITY, plan.ar.manifest, parts)
-    assert (list(session.stages), session.blocks) == ([1, 2], {})
+    assert (session.kind, list(session.caches)) == ("ar", [1, 2])
+
+
+def test_ar_steps_may_go_back_behind_guesses_and_sweeps_may_not(plan: HostPlan, parts: Parts, held: Fixture) -> None:
+    assert plan.ar is not None
+    steps, sweeps = held.store.open("a", "r", "ar", CAPACITY, plan.ar.manifest, parts), held.open("b")
+    for session in (steps, sweeps):
+        session.next_number, session.length = 1, 30
+    assert held.store.due("a", "ar", 1, 22) is steps
+    for name, kind, start in (("a", "ar", 31), ("b", "chain", 22), ("b", "chain", 31)):
+        with pytest.raises(Refusal, match=f"has read 30 positions, the sweep goes on at {start}") as caught:
+            held.store.due(name, kind, 1, start)
+        assert code_of(caught) is grpc.StatusCode.FAILED_PRECONDITION
 
 
 def test_the_budget_holds(held: Fixture) -> None:

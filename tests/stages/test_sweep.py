@@ -11,13 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from stages.ar import new_caches
+from stages.backends import DEFAULT_BACKEND, backend_named
+from stages.backends.base import CleanPiece, Denoised
 from stages.block import Block
 from stages.codec import Fp32, Int8, StateCodec
 from stages.errors import CodecError
 from stages.noise import euler_step, step_sigmas
 from stages.partition import NoisePartition
 from stages.randomness import Purpose, normals, sample_bytes
-from stages.sweep import FEATURES, BlockSequence, Boundary, SweepPlan, run_block
+from stages.sweep import FEATURES, PIECE_POSITIONS, BlockWork, Boundary, SweepPlan, clean_pieces, run_alone
 
 MakeChain = Callable[..., list[Block]]
 PROMPT = b"A prompt of some bytes."
@@ -26,18 +29,37 @@ FP32 = Fp32()
 CONTEXTS = pytest.mark.parametrize("context", ["own", "chained"])
 
 
-def open_sequences(chain: list[Block], partition: NoisePartition) -> list[BlockSequence]:
-    return [BlockSequence(block, partition, 96) for block in chain]
+class Sequence:
+    """One block with the caches of one request."""
+
+    def __init__(self, block: Block, partition: NoisePartition, capacity: int = 96) -> None:
+        self.block, self.partition, self.runner = block, partition, backend_named(DEFAULT_BACKEND).block(block)
+        self.caches = new_caches(block.architecture.layers, block.architecture, capacity)
+
+    @property
+    def length(self) -> int:
+        return self.caches[0].length
+
+    def work(self, plan: SweepPlan, codec: StateCodec, clean: bytes, before: Boundary | None) -> BlockWork:
+        a, index = self.block.architecture, self.block.index
+        return BlockWork(a, index, self.partition, self.caches, plan, codec, clean, before)
+
+    def run(self, plan: SweepPlan, codec: StateCodec, clean: bytes, before: Boundary | None) -> Boundary | bytes:
+        return run_alone(self.work(plan, codec, clean, before), self.runner)
+
+
+def open_sequences(chain: list[Block], partition: NoisePartition) -> list[Sequence]:
+    return [Sequence(block, partition) for block in chain]
 
 
 def sweep(
-    sequences: list[BlockSequence], plan: SweepPlan = PLAN, codec: StateCodec = FP32, clean: bytes = PROMPT
+    sequences: list[Sequence], plan: SweepPlan = PLAN, codec: StateCodec = FP32, clean: bytes = PROMPT
 ) -> tuple[bytes, list[Boundary]]:
     """The chunk's text, and what passed between the blocks."""
     boundaries: list[Boundary] = []
     result: Boundary | bytes | None = None
     for sequence in sequences:
-        result = run_block(sequence, plan, codec, clean, result)
+        result = sequence.run(plan, codec, clean, result if isinstance(result, Boundary) else None)
         if isinstance(result, Boundary):
             boundaries.append(result)
     assert isinstance(result, bytes)
@@ -71,21 +93,19 @@ def test_a_sweep_is_euler_steps_through_all_blocks(
     text, _ = sweep(open_sequences(chain, partition))
     expected, z = reference(chain, partition, PLAN, PROMPT)
     assert text == expected
-    last = BlockSequence(chain[-1], partition, 96)
-    sequences = [*open_sequences(chain[:-1], partition), last]
-    before = sweep_boundary(sequences[:-1])
-    source = torch.tensor(list(PROMPT))
-    last.read(source if context == "own" else FEATURES.decode(before.features, len(PROMPT), 32, 1e6))
-    estimate, _ = last.denoise(PLAN, Fp32().decode(before.estimate, 16, 8, 2.0))
+    *others, last = open_sequences(chain, partition)
+    work = last.work(PLAN, Fp32(), PROMPT, sweep_boundary(others))
+    run_alone(work, last.runner)
+    estimate = work._estimate
     a = partition.sigma_min / partition.sigma_max
     initial = partition.sigma_max * normals(PLAN.seed, Purpose.INITIAL_NOISE, PLAN.start, PLAN.slots, 8)
     assert torch.allclose(a * initial + (1 - a) * estimate, z, atol=1e-3)
 
 
-def sweep_boundary(sequences: list[BlockSequence]) -> Boundary:
-    result: Boundary | bytes | None = None
+def sweep_boundary(sequences: list[Sequence]) -> Boundary:
+    result: Any = None
     for sequence in sequences:
-        result = run_block(sequence, PLAN, Fp32(), PROMPT, result)
+        result = sequence.run(PLAN, Fp32(), PROMPT, result)
     assert isinstance(result, Boundary)
     return result
 
@@ -99,8 +119,8 @@ def test_it_does_not_matter_how_blocks_are_shared_out(
     text, boundaries = sweep(open_sequences(make_chain(context=context), partition), codec=codec)
     before: Boundary | None = None
     for index in range(3):
-        alone = BlockSequence(make_chain(context=context)[index], partition, 96)
-        result = run_block(alone, PLAN, codec, PROMPT, before)
+        alone = Sequence(make_chain(context=context)[index], partition)
+        result = alone.run(PLAN, codec, PROMPT, before)
         if index < 2:
             assert result == boundaries[index]
             assert isinstance(result, Boundary)
@@ -170,29 +190,29 @@ def test_temperature_zero_reads_out_the_most_probable_bytes(make_chain: MakeChai
     whole = NoisePartition("uniform", (partition.sigma_max, partition.sigma_min))
     (sequence,) = open_sequences(chain, whole)
     plan = replace(PLAN, temperature=0.0)
-    text, _ = sweep([sequence], plan)
-    _, logits = sequence.denoise(plan, None)
-    assert text == bytes(logits.argmax(dim=1).tolist())
+    work = sequence.work(plan, FP32, PROMPT, None)
+    assert run_alone(work, sequence.runner) == bytes(work._logits.argmax(dim=1).tolist())
 
 
 def test_each_block_keeps_to_its_range_and_the_last_reads_out_at_sigma_min(
     make_chain: MakeChain, partition: NoisePartition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chain, seen, first_states = make_chain(), [], []
-    for block in chain:
+    sequences, seen, first_states = open_sequences(make_chain(), partition), [], []
+    for sequence in sequences:
 
-        def spy(z: Tensor, estimate: Tensor, sigma: Tensor, *rest: Any, block: Block = block) -> Tensor:
-            seen.append((block.index, float(sigma)))
-            first_states.append(z)
-            return Block.denoise(block, z, estimate, sigma, *rest)
+        def spy(pieces: Any, sequence: Sequence = sequence, whole: Any = sequence.runner.denoise) -> list[Denoised]:
+            (piece,) = pieces
+            seen.append((sequence.block.index, piece.sigma))
+            first_states.append(piece.z)
+            return whole(pieces)
 
-        monkeypatch.setattr(block, "denoise", spy)
-    sweep(open_sequences(chain, partition))
+        monkeypatch.setattr(sequence.runner, "denoise", spy)
+    sweep(sequences)
     expected = [(i, sigma) for i in range(3) for sigma in step_sigmas(*partition.range(i), 3)[:-1]]
     assert [index for index, _ in seen] == [index for index, _ in expected] + [2]
     assert [sigma for _, sigma in seen] == pytest.approx([sigma for _, sigma in expected] + [partition.sigma_min])
     noise = partition.sigma_max * normals(PLAN.seed, Purpose.INITIAL_NOISE, PLAN.start, PLAN.slots, 8)
-    assert torch.equal(first_states[0][0], noise)
+    assert torch.equal(first_states[0], noise)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +227,51 @@ def test_a_damaged_boundary_is_refused(
     make_chain: MakeChain, partition: NoisePartition, damage: Callable[[Boundary], Boundary]
 ) -> None:
     sequences = open_sequences(make_chain(context="chained"), partition)
-    before = run_block(sequences[0], PLAN, Int8(), PROMPT, None)
+    before = sequences[0].run(PLAN, Int8(), PROMPT, None)
     assert isinstance(before, Boundary)
     with pytest.raises(CodecError):
-        run_block(sequences[1], PLAN, Int8(), PROMPT, damage(before))
+        sequences[1].run(PLAN, Int8(), PROMPT, damage(before))
+
+
+# Long prompts
+
+
+def test_a_long_prompt_is_cut_by_its_own_positions() -> None:
+    source = torch.arange(300)
+    pieces = clean_pieces(source)
+    assert [len(piece) for piece in pieces] == [PIECE_POSITIONS, PIECE_POSITIONS, 300 - 2 * PIECE_POSITIONS]
+    assert torch.equal(torch.cat(pieces), source)
+    assert [len(piece) for piece in clean_pieces(source[:PIECE_POSITIONS])] == [PIECE_POSITIONS]
+    assert clean_pieces(source[:0]) == []
+
+
+@CONTEXTS
+def test_a_prompt_in_pieces_is_one_prompt(make_chain: MakeChain, partition: NoisePartition, context: str) -> None:
+    """Against the reference, which reads all of it at once."""
+    prompt = bytes((7 * i) % 251 for i in range(2 * PIECE_POSITIONS + 5))
+    plan = replace(PLAN, start=len(prompt))
+    chain = make_chain(context=context, context_bytes=320)
+    sequences = [Sequence(block, partition, 320) for block in chain]
+    text, boundaries = sweep(sequences, plan, clean=prompt)
+    assert text == reference(chain, partition, plan, prompt)[0]
+    assert [sequence.length for sequence in sequences] == [len(prompt)] * 3
+    if context == "chained":
+        features, _ = chain[0].read(torch.tensor([list(prompt)]))
+        received = FEATURES.decode(boundaries[0].features, len(prompt), 32, 1e6)
+        step = features[0].abs().amax(dim=1, keepdim=True) / 127
+        assert bool(((received - features[0]).abs() <= 0.51 * step + 1e-4).all())
+
+
+def test_work_tells_how_many_positions_come_next(make_chain: MakeChain, partition: NoisePartition) -> None:
+    chain = make_chain(context_bytes=320)
+    sequence = Sequence(chain[0], partition, 320)
+    work = sequence.work(replace(PLAN, start=200, steps=2), FP32, bytes(200), None)
+    rows = []
+    while not work.done:
+        rows.append(work.rows)
+        piece = work.piece
+        clean = isinstance(piece, CleanPiece)
+        assert work.rows == len(piece.source if clean else piece.z)
+        work.supply((sequence.runner.read if clean else sequence.runner.denoise)([piece])[0])
+    assert rows == [PIECE_POSITIONS, 200 - PIECE_POSITIONS, PLAN.slots, PLAN.slots]
+    assert isinstance(work.outcome(), Boundary)

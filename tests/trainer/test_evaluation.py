@@ -7,9 +7,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from stages.ar import new_caches
+from stages.backends import DEFAULT_BACKEND, backend_named
 from stages.block import Block
+from stages.codec import Fp32
 from stages.partition import NoisePartition
-from stages.sweep import BlockSequence, SweepPlan
+from stages.sweep import BlockWork, Boundary, SweepPlan, run_alone
 from trainer.evaluation import bits, clean_features, from_noise_path, next_byte_nats, sigma_max_nats
 
 MakeBlocks = Callable[..., list[Block]]
@@ -48,13 +51,13 @@ def test_from_noise_is_what_a_sweep_does_at_each_position(
     losses = []
     for position in range(1, LENGTH):
         plan = SweepPlan(seed=0, start=position, slots=1, steps=steps, temperature=0.0)
-        source, estimate = known[0, :position], None
+        before: Boundary | bytes | None = None
         for block in blocks:
-            sequence = BlockSequence(block, partition, LENGTH)
-            features = sequence.read(known[0, :position] if block.reads_bytes else source)
-            estimate, logits = sequence.denoise(plan, estimate)
-            source = features
-        losses.append(float(F.cross_entropy(logits, known[0, position : position + 1])))
+            a, caches = block.architecture, new_caches(block.architecture.layers, block.architecture, LENGTH)
+            clean = bytes(known[0, :position].tolist())
+            work = BlockWork(a, block.index, partition, caches, plan, Fp32(), clean, before)
+            before = run_alone(work, backend_named(DEFAULT_BACKEND).block(block))
+        losses.append(float(F.cross_entropy(work._logits, known[0, position : position + 1])))
     assert path[-1].nats == pytest.approx(sum(losses) / len(losses), rel=1e-4)
 
 

@@ -129,6 +129,18 @@ def test_noise_levels_do_not_mix(make_block, noisy_piece) -> None:
     assert not near(first.logits, second.logits)
 
 
+def test_guesses_are_read_as_if_they_came_byte_by_byte(make_ar, clean_piece) -> None:
+    """To the last bit: `ar-speculative` must write what `ar` writes."""
+    for stage in make_ar().stages:
+        together = clean_piece(stage, 33, 21)
+        alone = copy.deepcopy(together)
+        runner = PackedStage(stage)
+        (hidden,) = runner.read([together])
+        rows = [runner.read([CleanPiece(row[None], alone.caches)])[0] for row in alone.source]
+        assert torch.equal(hidden, torch.cat(rows))
+        assert all(torch.equal(one, other) for one, other in zip(stored(together), stored(alone), strict=True))
+
+
 # Alone or in company
 
 positions = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 50)), min_size=2, max_size=7)

@@ -1,0 +1,222 @@
+"""The report: one HTML file with everything in it, readable on a light and on a dark screen."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from typing import Any
+
+from loadtest.wan_bench.pictures import (
+    ablation_picture,
+    latency_picture,
+    parts_picture,
+    ratio_picture,
+    waterfall_picture,
+)
+from loadtest.wan_bench.rows import number
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #8a93a055; --soft: #8a93a01c; --bad: #c0392b; }
+@media (prefers-color-scheme: dark) { :root { --bad: #ff8a7a; } }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
+  background: Canvas; color: CanvasText; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; } h3 { font-size: 1rem; }
+figure { margin: 1rem 0; } figcaption { font-size: .87rem; opacity: .8; }
+figure svg { max-width: 100%; height: auto; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .82rem; font-variant-numeric: tabular-nums; white-space: nowrap; }
+th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid var(--line); }
+th:first-child, td:first-child, td.text, th.text { text-align: left; }
+td.wrap { white-space: normal; min-width: 22rem; }
+tbody tr:hover { background: var(--soft); }
+.bad { color: var(--bad); }
+code, pre { font: .82rem ui-monospace, monospace; } pre { overflow-x: auto; background: var(--soft); padding: .6rem; }
+"""
+
+_FLOOR = """The <b>floor</b> of a request is what these links and these hosts take whatever serves on them: the one-way
+delays on its critical path, the payload's bits over the links' rate, and the arithmetic that the hosts (and a drafter)
+booked for that very request. Not in it: TCP/IP and HTTP/2 headers, queues, gRPC, protobuf, Python, waiting for a
+processor. <b>× floor</b> is the median of latency over floor, request by request."""
+
+_COLUMNS: tuple[tuple[str, str, int], ...] = (
+    ("p50_ms", "p50 ms", 1),
+    ("p95_ms", "p95 ms", 1),
+    ("first_byte_ms", "first byte ms", 1),
+    ("floor_ms", "floor ms", 1),
+    ("ratio", "× floor", 2),
+    ("sweeps", "sweeps", 0),
+    ("hops", "hops", 0),
+    ("wire_bytes", "wire bytes", 0),
+    ("largest_hop_bytes", "largest hop", 0),
+    ("host_seconds", "host-seconds", 3),
+    ("acceptance", "accepted", 2),
+)
+
+
+def report(record: dict[str, Any]) -> str:
+    """The whole page, from the record of a run."""
+    rows = record["rows"]
+    profiles = list(dict.fromkeys(row["profile"] for row in rows))
+    title = f"onesweep over a WAN: {', '.join(profiles)}"
+    parts = [f"<h1>{_text(title)}</h1>", _origin(record), f"<p>{_FLOOR}</p>"]
+    for profile in profiles:
+        parts += [f"<h2>Profile {_text(profile)}</h2>", *_profile(rows, profile)]
+    if record["sweep"]:
+        parts.append(_waterfall(record["sweep"]))
+    parts += ["<h2>Every arm</h2>", _table(rows), *_errors(rows)]
+    if record["ablation"]:
+        parts += _ablation(record["ablation"])
+    parts += _links(record)
+    parts += ["<h2>Settings</h2>", _pairs(record["settings"] | {"commit": record["commit"]} | _flat(record["machine"]))]
+    body = "\n".join(parts)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{_text(title)}</title><style>{_STYLE}</style></head>\n<body>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def _origin(record: dict[str, Any]) -> str:
+    settings, machine = record["settings"], record["machine"]
+    return (
+        f"<p>{settings['hosts']} hosts and a router, each in a network namespace of one machine "
+        f"({_text(machine['processor'])}, {machine['cores']} cores, {_text(machine['system'])}), emulated links; "
+        f"{settings['requests']} requests an arm in turns, seeds from {settings['seed']}; "
+        f"commit <code>{_text(record['commit'][:12])}</code>.</p><pre>{_text(record['command'])}</pre>"
+    )
+
+
+def _profile(rows: Sequence[dict[str, Any]], profile: str) -> list[str]:
+    if not any(row["profile"] == profile and row["p50_ms"] is not None for row in rows):
+        return ["<p class='bad'>No request ended well.</p>"]
+    return [
+        _figure(
+            latency_picture(rows, profile),
+            f"Latency against output length on {profile}; dashed, the floor. Both axes are logarithmic.",
+        ),
+        _figure(ratio_picture(rows, profile), f"How far from the floor on {profile}: 1 cannot be beaten."),
+        _figure(
+            parts_picture(rows, profile),
+            "What the latency is made of (medians). Rest: gRPC, Python, TCP, headers, waiting for a processor.",
+        ),
+    ]
+
+
+def _waterfall(sweep: dict[str, Any]) -> str:
+    what = (
+        f"The request of median latency: {sweep['mode']}, {sweep['output_bytes']} bytes, profile {sweep['profile']}, "
+        f"seed {sweep['seed']}, {sweep['latency_ms']:.1f} ms. Delay and serialisation are the profile's; queue and "
+        "compute were booked by the hosts; the rest is known only as a sum, so it stands at the end."
+    )
+    return f"<h2>One sweep, hop by hop</h2>{_figure(waterfall_picture(sweep), what)}"
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    head = ["profile", "mode", "bytes", "idle s", *(name for _, name, _ in _COLUMNS), "requests", "failed"]
+    body = []
+    for row in rows:
+        cells = [_text(row["profile"]), _text(row["mode"]), str(row["output_bytes"]), f"{row['idle_s']:g}"]
+        cells += [number(row[key], digits) for key, _, digits in _COLUMNS]
+        failed = f"<span class='bad'>{row['failures']}</span>" if row["failures"] else "0"
+        body.append([*cells, str(row["requests"]), failed])
+    return _html_table(head, body, text_columns=2)
+
+
+def _errors(rows: Sequence[dict[str, Any]]) -> list[str]:
+    failed = [row for row in rows if row["failures"]]
+    return [
+        f"<p class='bad'>{_text(row['profile'])}, {_text(row['mode'])}, {row['output_bytes']} bytes: "
+        f"{row['failures']} of {row['requests']} requests failed, such as: {_text(row['error'])}</p>"
+        for row in failed
+    ]
+
+
+def _ablation(rows: Sequence[dict[str, Any]]) -> list[str]:
+    head = ["measure", "change", "mode", "bytes", "idle s", "at once", "base p50 ms", "p50 ms", "difference ms"]
+    head += ["middle half", "less compute ms", "× base", "base wire bytes", "wire bytes", "same text", "failed"]
+    body = []
+    for row in rows:
+        quartiles = row["difference_quartiles_ms"]
+        body.append(
+            [
+                *(_text(row[key]) for key in ("measure", "change", "mode")),
+                *(str(row["output_bytes"]), f"{row['idle_s']:g}", str(row["at_once"])),
+                *(number(row[key]) for key in ("base_p50_ms", "p50_ms", "difference_ms")),
+                "-" if quartiles is None else f"{quartiles[0]:+.1f} … {quartiles[1]:+.1f}",
+                number(row["net_difference_ms"]),
+                number(row["ratio"], 2),
+                *(number(row[key], 0) for key in ("base_wire_bytes", "wire_bytes")),
+                {True: "yes", False: "no", None: "-"}[row["same_text"]],
+                _text(row["error"]) if row["requests"] == 0 else str(row["failures"]),
+            ]
+        )
+    words = (
+        "<p>One thing changed at a time, on the first profile, in turns with the same requests without the change. "
+        "The comparison called (noise) changes nothing: differences of its size mean nothing. Less compute: the "
+        "difference of latencies without the arithmetic that was booked, which varies on a busy machine.</p>"
+    )
+    picture = (
+        [
+            _figure(
+                ablation_picture(rows),
+                "Bars and figures: latency, slower with the change to the right. Diamonds: without arithmetic.",
+            )
+        ]
+        if any(row["ratio"] is not None for row in rows)
+        else []
+    )
+    return ["<h2>What each measure is worth</h2>", words, *picture, _html_table(head, body, text_columns=3)]
+
+
+def _links(record: dict[str, Any]) -> list[str]:
+    head = ["link", "profile", "nominal ms", "p50 ms", "least ms", "most ms", "over nominal ms"]
+    body = [
+        [
+            f"{_text(link['source'])} - {_text(link['destination'])}",
+            _text(link["profile"]),
+            *(f"{link[key]:.2f}" for key in ("nominal_ms", "p50_ms", "least_ms", "most_ms")),
+            f"{link['p50_ms'] - link['nominal_ms']:.2f}",
+        ]
+        for link in record["links"]
+    ]
+    parts = [
+        "<h2>What the lab itself costs</h2>",
+        "<p>Round trips of 64 bytes on plain sockets, against what the profile promises.</p>",
+        _html_table(head, body, text_columns=2),
+    ]
+    if record["control"]:
+        parts += ["<p>The same requests, in turns, in the lab's fastest network and on plain loopback.</p>"]
+        parts += [_table(record["control"])]
+    return parts
+
+
+def _html_table(head: Sequence[str], body: Sequence[Sequence[str]], text_columns: int) -> str:
+    def line(cells: Sequence[str], tag: str) -> str:
+        kinds = [' class="text"' if i < text_columns else "" for i in range(len(cells))]
+        return "".join(f"<{tag}{kind}>{cell}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))
+
+    rows = "\n".join(f"<tr>{line(cells, 'td')}</tr>" for cells in body)
+    return f'<div class="wide"><table><thead><tr>{line(head, "th")}</tr></thead><tbody>\n{rows}\n</tbody></table></div>'
+
+
+def _pairs(values: dict[str, Any]) -> str:
+    rows = "\n".join(
+        f'<tr><td>{_text(key)}</td><td class="text wrap">{_text(value)}</td></tr>' for key, value in values.items()
+    )
+    return f'<div class="wide"><table><tbody>\n{rows}\n</tbody></table></div>'
+
+
+def _flat(machine: dict[str, Any]) -> dict[str, Any]:
+    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items() if version)
+    return machine | {"packages": packages}
+
+
+def _figure(svg: str, caption: str) -> str:
+    labelled = svg.replace("<svg", f'<svg role="img" aria-label="{_text(caption)}"', 1)
+    return f"<figure>{labelled}<figcaption>{_text(caption)}</figcaption></figure>"
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list | tuple):
+        value = ", ".join(map(str, value))
+    return html.escape(str(value))

@@ -1,0 +1,115 @@
+"""The table: one row for each arm on each profile."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from loadtest.table import aligned
+from loadtest.wan_bench.arms import Arm
+from loadtest.wan_bench.turns import Sample
+
+_HEADER = (
+    *("profile", "mode", "bytes", "idle s", "p50 ms", "p95 ms", "first byte", "floor ms", "x floor", "sweeps", "hops"),
+    *("wire bytes", "host-s", "accepted", "failed"),
+)
+
+
+def row_of(profile: str, arm: Arm, samples: Sequence[Sample]) -> dict[str, Any]:
+    """Medians over the requests that ended well; failures are counted, and the most frequent one is quoted."""
+    good = [sample for sample in samples if not sample.error]
+    failed = Counter(sample.error for sample in samples if sample.error)
+    latencies = sorted(sample.latency_ms for sample in good)
+    return {
+        "profile": profile,
+        "mode": arm.choice.label,
+        "output_bytes": arm.output_bytes,
+        "idle_s": arm.idle_s,
+        "requests": len(samples),
+        "failures": len(samples) - len(good),
+        "error": failed.most_common(1)[0][0] if failed else None,
+        "p50_ms": statistics.median(latencies) if good else None,
+        "p95_ms": percentile_95(latencies) if good else None,
+        "first_byte_ms": _median(good, lambda s: s.first_byte_ms),
+        "floor_ms": _median(good, lambda s: s.floor.total_ms if s.floor else 0.0),
+        "ratio": _median(good, lambda s: s.ratio),
+        "sweeps": _count(good, lambda s: int(_account(s)["sweeps"])),
+        "hops": _count(good, lambda s: int(_account(s)["hops"])),
+        "wire_bytes": _count(good, lambda s: int(_account(s)["wire_bytes_total"])),
+        "largest_hop_bytes": _count(good, lambda s: max(_account(s)["wire_bytes"], default=0)),
+        "host_seconds": _median(good, lambda s: sum(h["compute_ms"] for h in _account(s)["hosts"]) / 1000),
+        "acceptance": acceptance(good),
+        "parts_ms": _median_parts(good) if good else None,
+    }
+
+
+PARTS = ("delay", "serialisation", "compute", "queue", "rest")
+"""What a latency is made of. `rest` is what remains: gRPC, Python, TCP, headers, waiting for a processor."""
+
+
+def parts_ms(sample: Sample) -> dict[str, float]:
+    """The parts of one request's latency, milliseconds; they add up to it."""
+    assert sample.floor is not None
+    queue_ms = sum(host["queue_ms"] for host in _account(sample)["hosts"])
+    known = (sample.floor.delay_ms, sample.floor.serialisation_ms, sample.floor.compute_ms, queue_ms)
+    return dict(zip(PARTS, (*known, sample.latency_ms - sum(known)), strict=True))
+
+
+def acceptance(samples: Sequence[Sample]) -> float | None:
+    """Share of the guesses whose place was reached that were right; None where nothing was guessed."""
+    reached = sum(_account(sample).get("reached") or 0 for sample in samples)
+    return sum(_account(sample)["accepted"] for sample in samples) / reached if reached else None
+
+
+def percentile_95(ordered: Sequence[float]) -> float:
+    """Nearest rank."""
+    return ordered[-(-95 * len(ordered) // 100) - 1]
+
+
+def wan_table(rows: Sequence[dict[str, Any]]) -> str:
+    """For a terminal; below it, why requests failed."""
+    lines = [aligned(_HEADER, [_cells(row) for row in rows])]
+    for row in rows:
+        if row["failures"]:
+            where = f"{row['profile']}, {row['mode']}, {row['output_bytes']} bytes"
+            lines.append(f"{where}: {row['failures']} of {row['requests']} failed, such as: {row['error']}")
+    return "\n".join(lines)
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    """A figure for a table; a dash where there is none."""
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        *(row["profile"], row["mode"], str(row["output_bytes"]), f"{row['idle_s']:g}"),
+        *(number(row[key]) for key in ("p50_ms", "p95_ms", "first_byte_ms", "floor_ms")),
+        number(row["ratio"], 2),
+        *(number(row[key], 0) for key in ("sweeps", "hops", "wire_bytes")),
+        number(row["host_seconds"], 3),
+        number(row["acceptance"], 2),
+        str(row["failures"]),
+    )
+
+
+def _median(samples: Sequence[Sample], value: Callable[[Sample], float]) -> float | None:
+    return statistics.median(value(sample) for sample in samples) if samples else None
+
+
+def _count(samples: Sequence[Sample], value: Callable[[Sample], int]) -> int | None:
+    """The lower median: a count that some request had, not a mean of two."""
+    return statistics.median_low(value(sample) for sample in samples) if samples else None
+
+
+def _median_parts(samples: Sequence[Sample]) -> dict[str, float]:
+    """Part by part, so they need not add up to a median latency."""
+    parts = [parts_ms(sample) for sample in samples]
+    return {name: statistics.median(part[name] for part in parts) for name in PARTS}
+
+
+def _account(sample: Sample) -> dict[str, Any]:
+    assert sample.account is not None
+    return sample.account

@@ -1,0 +1,76 @@
+"""A deployment in the nodes of a lab, here one whose nodes are all this machine; and a host of it that is killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loadtest.wan_bench.arms import Arm, ModeChoice
+from loadtest.wan_bench.deployment import deployed, lab_topology
+from loadtest.wan_bench.floor import Course, Instant
+from loadtest.wan_bench.station import open_station
+from loadtest.wan_bench.turns import Seat, take_turns
+from serving.deployment import MODULE, free_port_block
+from stages.errors import InputError, ServiceError
+
+HOSTS = ("host-1", "host-2")
+
+
+class Pretence:
+    """A lab without links. `placed`: which node was asked to run something."""
+
+    def __init__(self, hosts: tuple[str, ...] = HOSTS) -> None:
+        self.nodes = ("router", *hosts)
+        self.placed: list[str] = []
+
+    def address(self, node: str) -> str:
+        return "127.0.0.1"
+
+    def command(self, node: str, argv: list[str]) -> list[str]:
+        self.placed.append(node)
+        return ["env", f"PLACED={node}", *argv]
+
+
+@pytest.fixture
+def lab() -> Pretence:
+    return Pretence()
+
+
+def test_every_process_runs_in_its_node_and_a_host_killed_in_the_run_is_told_of(bundle: Path, lab: Pretence) -> None:
+    with deployed(lab, bundle, ("--queue", "9"), first_port=free_port_block(3)) as deployment:  # type: ignore[arg-type]
+        assert [host.name for host in deployment.topology.hosts] == list(HOSTS)
+        assert lab.placed[:3] == [*HOSTS, "router"]
+        for name, pid in deployment.processes.items():
+            assert f"PLACED={name}" in Path(f"/proc/{pid}/environ").read_text().split("\0")
+            command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            assert command[1:4] == MODULE
+            assert ("--queue" in command) == (name != "router")
+            assert "--insecure" in command
+
+        course = Course(HOSTS, lambda *_: Instant())
+        with open_station("here", deployment, course, lab.command) as station:
+            seats = [Seat(station, Arm(ModeChoice(mode), 8)) for mode in ("sweep", "ar")]
+            errors = []
+            for number, (_, [sample]) in enumerate(take_turns(seats, 3, 0)):
+                errors.append(sample.error)
+                if number == 1:
+                    deployment.kill("host-2")
+        assert len(errors) == 6
+        assert errors[:2] == ["", ""]
+        assert "host-2 ended" in errors[2]
+        assert "started again" in errors[2]
+        assert errors[3:] == ["", "", ""]
+
+
+def test_a_flag_that_is_refused_is_the_last_word(bundle: Path, lab: Pretence) -> None:
+    with (
+        pytest.raises(ServiceError, match="host-1 ended: unrecognized arguments: --no-such-flag"),
+        deployed(lab, bundle, ("--no-such-flag",), first_port=free_port_block(3)),  # type: ignore[arg-type]
+    ):
+        pytest.fail("it started")
+
+
+def test_more_nodes_than_blocks(bundle: Path) -> None:
+    with pytest.raises(InputError, match="3 hosts cannot share 2 blocks"):
+        lab_topology(Pretence((*HOSTS, "host-3")), bundle)  # type: ignore[arg-type]

@@ -1,0 +1,195 @@
+"""`ar-speculative` writes the text of `ar`, whoever guesses and however badly."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from itertools import cycle, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from serving.client import Client, RequestRefused, Result
+from serving.modes import speculative
+from stages.ar import ArModel
+from stages.checkpoint import load_ar
+
+LocalRing = Callable[..., AbstractContextManager[Client]]
+PROMPTS = (b"x", b"The sea was calm. The sea was ", bytes((7 * i) % 128 for i in range(200)))
+DRAFTERS = ("model", "lookup", "both")
+LENGTHS = (1, 2, 3, 8, 31, 32, None)
+OUTPUT = 33
+
+
+@pytest.fixture(scope="module")
+def ring(bundles: Path, local_ring: LocalRing) -> Iterator[Client]:
+    """Three hosts."""
+    with local_ring(bundles / "own", 3) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def lone(bundles: Path, local_ring: LocalRing) -> Iterator[Client]:
+    """One host."""
+    with local_ring(bundles / "own", 1) as client:
+        yield client
+
+
+def compare(client: Client, prompt: bytes, drafter: str | None, draft: int | None, **settings: Any) -> Result:
+    """One request in both modes: the texts are equal, and so is what was booked."""
+    settings = {"max_bytes": OUTPUT, **settings}
+    plain = client.generate(prompt, mode="ar", **settings)
+    guessed = client.generate(prompt, mode="ar-speculative", drafter=drafter, draft=draft, **settings)
+    assert guessed.output == plain.output, (prompt, drafter, draft, settings)
+    assert guessed.output_bytes == settings["max_bytes"] == guessed.accepted + guessed.sweeps
+    assert 0 <= guessed.accepted <= guessed.reached <= guessed.drafted <= guessed.sweeps * (draft or 32)
+    return guessed
+
+
+CASES = list(product(PROMPTS, (0, 1), (0.0, 0.8)))
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_the_text_is_that_of_ar(ring: Client, drafter: str) -> None:
+    lengths = cycle(LENGTHS)
+    for prompt, seed, temperature in CASES:
+        compare(ring, prompt, drafter, next(lengths), seed=seed, temperature=temperature)
+
+
+@pytest.mark.parametrize("draft", LENGTHS)
+def test_it_is_with_every_length(lone: Client, draft: int | None) -> None:
+    for drafter, (prompt, seed, temperature) in zip(cycle(DRAFTERS), CASES[::2], strict=False):
+        compare(lone, prompt, drafter, draft, seed=seed, temperature=temperature)
+
+
+def test_it_is_on_two_hosts(bundles: Path, local_ring: LocalRing) -> None:
+    with local_ring(bundles / "own", 2) as client:
+        for drafter, (prompt, seed, temperature) in zip(cycle(DRAFTERS), CASES[::2], strict=False):
+            compare(client, prompt, drafter, 5, seed=seed, temperature=temperature)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_it_is_with_int8_hidden_states(ring: Client, drafter: str) -> None:
+    for draft, (prompt, seed, temperature) in zip(cycle((1, 8, 32)), CASES[::2], strict=False):
+        compare(ring, prompt, drafter, draft, seed=seed, temperature=temperature, codec="int8")
+
+
+@pytest.mark.parametrize("max_bytes", [1, 2])
+def test_short_texts(lone: Client, max_bytes: int) -> None:
+    for drafter in DRAFTERS:
+        result = compare(lone, b"The sea was calm. The sea ", drafter, 8, max_bytes=max_bytes)
+        assert result.drafted <= max_bytes - 1, "the last byte needs no guess"
+
+
+def test_a_text_up_to_the_end_of_the_context(lone: Client) -> None:
+    compare(lone, bytes(range(1, 100)) * 4, "both", 32, max_bytes=512 - 396)
+
+
+# Who guesses
+
+
+class Oracle:
+    """Guesses from a text that is known, right or wrong."""
+
+    def __init__(self, prompt: bytes, text: bytes, right: bool) -> None:
+        self.prompt, self.text, self.right = prompt, text, right
+
+    async def draft(self, text: bytes, count: int) -> tuple[bytes, float]:
+        start = len(text) - len(self.prompt)
+        guesses = self.text[start : start + count]
+        return (guesses if self.right else bytes(byte ^ 255 for byte in guesses)), 0.0
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+@pytest.mark.parametrize("right", [True, False], ids=["all right", "all wrong"])
+def test_a_drafter_that_knows_and_one_that_is_against_us(
+    ring: Client, monkeypatch: pytest.MonkeyPatch, right: bool, codec: str
+) -> None:
+    prompt = b"The road went "
+    plain = ring.generate(prompt, mode="ar", max_bytes=40, seed=3, codec=codec)
+    monkeypatch.setattr(speculative, "LookupDrafter", lambda: Oracle(prompt, plain.output, right))
+    result = compare(ring, prompt, "lookup", 7, max_bytes=40, seed=3, codec=codec)
+    if right:
+        assert (result.sweeps, result.drafted, result.reached, result.accepted) == (5, 35, 35, 35)
+    else:
+        assert (result.sweeps, result.reached, result.accepted) == (40, 39, 0)
+        assert result.drafted == 33 * 7 + sum(range(7)), "never more than is left"
+
+
+def test_a_small_model_with_the_same_odds_guesses_everything_right(
+    bundles: Path, tmp_path: Path, local_ring: LocalRing
+) -> None:
+    """At any temperature, for both draw with the same random numbers."""
+    twin = Path(shutil.copytree(bundles / "own", tmp_path / "twin"))
+    shutil.rmtree(twin / "local")
+    shutil.copytree(twin / "ar", twin / "local")
+    with local_ring(twin, 2) as client:
+        for seed, temperature in ((0, 0.0), (1, 0.8), (2, 3.0)):
+            result = compare(client, b"The sea ", "model", 9, max_bytes=50, seed=seed, temperature=temperature)
+            assert (result.sweeps, result.drafted, result.accepted) == (5, 45, 45)
+
+
+def test_who_guesses_if_nobody_says(bundles: Path, tmp_path: Path, local_ring: LocalRing, lone: Client) -> None:
+    """Both where the router has a model; what is looked up needs none."""
+    result = compare(lone, b"x", None, None)
+    assert result.drafted > 0
+    bare = Path(shutil.copytree(bundles / "own", tmp_path / "bare"))
+    shutil.rmtree(bare / "local")
+    with local_ring(bare, 1) as client:
+        assert "ar-speculative" in client.status().modes
+        assert compare(client, PROMPTS[1], None, None).output == compare(client, PROMPTS[1], "lookup", 4).output
+        with pytest.raises(RequestRefused, match=r"drafter 'model' needs a local model: .*choose drafter 'lookup'"):
+            client.generate(b"x", mode="ar-speculative", drafter="model")
+
+
+# The distribution
+
+
+@torch.inference_mode()
+def exact_parities(model: ArModel, prompt: int, temperature: float) -> torch.Tensor:
+    """Probability of each of the 8 patterns of the lowest bits of three bytes, summed over all 2^24 texts."""
+    byte = torch.arange(256)
+    pairs = torch.cartesian_prod(byte, byte)
+    contexts = torch.cat([torch.full((len(pairs), 1), prompt), pairs], dim=1)
+    probabilities = torch.cat(
+        [(model(part).double() / temperature).softmax(dim=-1) for part in contexts.split(2048)]
+    )  # (256 * 256, 3, 256)
+    first = probabilities[0, 0]
+    second = probabilities[::256, 1]
+    weights = (first[:, None] * second).flatten()
+    odd = probabilities[:, 2, 1::2].sum(dim=1)
+    patterns = torch.zeros(2, 2, 2, dtype=torch.float64)
+    for a, b in product(range(2), range(2)):
+        chosen = (pairs[:, 0] % 2 == a) & (pairs[:, 1] % 2 == b)
+        patterns[a, b, 1] = (weights * odd)[chosen].sum()
+        patterns[a, b, 0] = (weights * (1 - odd))[chosen].sum()
+    return patterns.flatten()
+
+
+def chi_square(counts: torch.Tensor, probabilities: torch.Tensor) -> float:
+    """The probability of counts at least as odd as these."""
+    expected = probabilities * counts.sum()
+    assert float(expected.min()) >= 5, "too few for a chi-square test"
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    return float(torch.special.gammaincc(torch.tensor((len(counts) - 1) / 2), statistic / 2))
+
+
+def test_texts_have_the_odds_of_the_model(bundles: Path, lone: Client) -> None:
+    """A drafter that draws with the same random numbers must not pull the texts towards its own."""
+    temperature, samples = 4.0, 500
+    counts = torch.zeros(8, dtype=torch.float64)
+    accepted = 0
+    for seed in range(samples):
+        result = lone.generate(
+            b"x", mode="ar-speculative", max_bytes=3, seed=seed, temperature=temperature, drafter="model", draft=2
+        )
+        a, b, c = (byte % 2 for byte in result.output)
+        counts[4 * a + 2 * b + c] += 1
+        accepted += result.accepted
+    assert 0 < accepted < 2 * samples, "some guesses were right and some were wrong"
+    probabilities = exact_parities(load_ar(bundles / "own" / "ar"), ord("x"), temperature)
+    assert float(probabilities.sum()) == pytest.approx(1.0)
+    assert chi_square(counts, probabilities) > 1e-3
