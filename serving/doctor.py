@@ -59,6 +59,7 @@ class Machine:
     clock_offset_ms: float
     """Its clock minus the doctor's, to half a round trip."""
     ready: bool
+    backend: str
     chain_digest: str
     ar_digest: str
 
@@ -98,7 +99,9 @@ async def examine(topology: Topology) -> Report:
     """Measure every hop of a topology from this machine, which should be the router's, one after the other."""
     report, kernel = Report(), kernel_now()
     here = ("router", "(here)", version("onesweep"), kernel.system)
-    report.machines.append(Machine(*here, kernel.congestion_control, kernel.slow_start_after_idle, 0.0, True, "", ""))
+    report.machines.append(
+        Machine(*here, kernel.congestion_control, kernel.slow_start_after_idle, 0.0, True, "", "", "")
+    )
     for index, host in enumerate(topology.hosts):
         relay = Relay(host.address, MESSAGE_BYTES, REACH_TIMEOUT_S, host.name)
         try:
@@ -135,6 +138,7 @@ async def _examine_host(report: Report, topology: Topology, host: HostEntry, ind
             probe.kernel.slow_start_after_idle,
             offset_ms,
             info.ready,
+            info.backend,
             info.chain.digest,
             info.ar.digest,
         )
@@ -187,6 +191,9 @@ def judge(report: Report) -> None:
                 "so requests would be dropped early or late; run NTP (timedatectl set-ntp true)",
             )
     hosts = report.machines[1:]
+    if len({machine.backend for machine in hosts}) > 1:
+        shown = ", ".join(f"{m.name} {m.backend}" for m in hosts)
+        report.bad("backend", f"the hosts compute differently ({shown}): rare ties fall differently; use one")
     for kind in ("chain", "ar"):
         digests = {getattr(machine, f"{kind}_digest") for machine in hosts}
         if len(digests) > 1:

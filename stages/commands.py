@@ -57,6 +57,7 @@ def run_stage(options: argparse.Namespace) -> int:
     name = options.name or "-".join(["stage", *sorted({str(blocks[0]), str(blocks[-1])})])
     host = HostSettings(
         name,
+        options.backend or DEFAULT_BACKEND,
         queue_limit=options.queue,
         batch=options.batch,
         session_mb=options.session_mb,
@@ -72,7 +73,6 @@ def run_stage(options: argparse.Namespace) -> int:
             options.next,
             host,
             options.threads,
-            options.backend or DEFAULT_BACKEND,
             options.insecure,
         )
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import grpc
 
 from stages.admission import check_hop
+from stages.backends import DEFAULT_BACKEND
 from stages.engine import Engine, Job
 from stages.hop import Outcome, next_step
 from stages.parts import HostPlan, Parts
@@ -26,6 +27,8 @@ class HostSettings:
     """Limits of one stage server."""
 
     name: str
+    backend: str = DEFAULT_BACKEND
+    """What computes this host's parts."""
     queue_limit: int = 64
     """Hops under way; one more is refused."""
     batch: int = 64

@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection
 
 from stages.allocator import return_large_buffers, trim
 from stages.ar import new_caches
-from stages.backends import DEFAULT_BACKEND, backend_named
+from stages.backends import backend_named
 from stages.backends.base import CleanPiece, NoisyPiece
 from stages.errors import OnesweepError, ServiceError
 from stages.host import Host, HostSettings
@@ -49,7 +49,6 @@ class StageSettings:
     next: str | None
     host: HostSettings
     threads: int | None = None
-    backend: str = DEFAULT_BACKEND
     insecure: bool = False
 
 
@@ -60,7 +59,7 @@ class StageServer:
         """Checks everything that can be checked without reading weights. Raises OnesweepError."""
         self.settings = settings
         self.plan = plan_host(settings.checkpoint, settings.blocks)
-        self.backend = backend_named(settings.backend)
+        self.backend = backend_named(settings.host.backend)
         if settings.next is not None:
             parse_address(settings.next, "next address")
         self.failure: OnesweepError | None = None

@@ -44,6 +44,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
             not_ready_reason=self.not_ready_reason,
             next_address=self.host.relay.address if self.host.relay else "",
             counters=self.host.counters_now(),
+            backend=self.host.settings.backend,
         )
 
     async def Push(

@@ -52,11 +52,14 @@ class DescribeResponse(_message.Message):
     NOT_READY_REASON_FIELD_NUMBER: _builtins.int
     NEXT_ADDRESS_FIELD_NUMBER: _builtins.int
     COUNTERS_FIELD_NUMBER: _builtins.int
+    BACKEND_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     ready: _builtins.bool
     not_ready_reason: _builtins.str
     next_address: _builtins.str
+    backend: _builtins.str
+    """what computes: a ring whose hosts differ in it may break rare ties otherwise"""
     @_builtins.property
     def blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -81,10 +84,11 @@ class DescribeResponse(_message.Message):
         not_ready_reason: _builtins.str = ...,
         next_address: _builtins.str = ...,
         counters: Global___Counters | None = ...,
+        backend: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ar", b"ar", "chain", b"chain", "counters", b"counters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar", b"ar", "blocks", b"blocks", "chain", b"chain", "counters", b"counters", "name", b"name", "next_address", b"next_address", "not_ready_reason", b"not_ready_reason", "ready", b"ready", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar", b"ar", "backend", b"backend", "blocks", b"blocks", "chain", b"chain", "counters", b"counters", "name", b"name", "next_address", b"next_address", "not_ready_reason", b"not_ready_reason", "ready", b"ready", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -110,6 +110,7 @@ def machine(name: str = "host-1", **changes: Any) -> Machine:
         "slow_start_after_idle": "0",
         "clock_offset_ms": 0.0,
         "ready": True,
+        "backend": "torch",
         "chain_digest": "c",
         "ar_digest": "a",
         **changes,
@@ -137,6 +138,7 @@ GOOD = {"rtt_ms": 60.0, "rtt_min_ms": 60.0, "state_ms": 62.0, "rate_mbps": 100.0
         ({}, {"congestion_control": "reno"}, "congestion control reno: set net.ipv4.tcp_congestion_control"),
         ({}, {"clock_offset_ms": -2000.0}, "its clock is -2.0 s from here"),
         ({}, {"version": "0"}, "runs onesweep 0, the router's machine 1"),
+        ({}, {"backend": "onnxruntime"}, "the hosts compute differently (host-1 torch, host-2 onnxruntime)"),
         ({}, {"ar_digest": ""}, "different ar checkpoints (host-1 a, host-2 (none))"),
     ],
 )
