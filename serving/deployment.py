@@ -177,8 +177,10 @@ class Deployment:
         """The process called `name`, if it still runs; another that was given its number since is not ours."""
         with contextlib.suppress(KeyError, psutil.Error):
             process = psutil.Process(self.processes[name])
-            command = process.cmdline()  # empty for one that ended and was not waited for
-            if _holds(command, MODULE) and name in command:
+            command = process.cmdline()
+            # none in the moment of its start, and none for one that ended and was not waited for
+            starting = not command and process.status() != psutil.STATUS_ZOMBIE
+            if starting or (_holds(command, MODULE) and name in command):
                 return process
         return None
 

@@ -31,7 +31,7 @@ class SpeculativeMode(ArMode):
         self._lengths = {name: DraftLength() for name in DRAFTERS}
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
-        name = request.drafter or ("both" if self.local else "lookup")
+        name = request.drafter or self._default(request)
         drafter, length = self._drafter(name, request), self._lengths[name]
         sampling = stage_pb2.Sampling(seed=request.seed, temperature=request.temperature)
         capacity = len(request.prompt) + request.max_bytes - 1  # the last byte is never read back
@@ -62,6 +62,10 @@ class SpeculativeMode(ArMode):
                 yield event.text
                 text, read, number = text + event.text, len(text) + len(event.text) - 1, number + 1
                 left -= len(event.text)
+
+    def _default(self, request: Generation) -> str:
+        room = self.local.context_bytes if self.local else 0
+        return "both" if len(request.prompt) + request.max_bytes <= room else "lookup"
 
     def _drafter(self, name: str, request: Generation) -> Drafter:
         if name == "lookup":

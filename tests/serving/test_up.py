@@ -17,8 +17,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from serving.commands import _ends_cleanly
-from serving.deployment import MODULE, Deployment, NothingUp, find_deployment, free_port_block, require_deployment
+from serving.deployment import (
+    MODULE,
+    Deployment,
+    NothingUp,
+    ends_cleanly,
+    find_deployment,
+    free_port_block,
+    require_deployment,
+)
 from serving.topology import local_topology
 from stages.errors import ServiceError
 
@@ -113,7 +120,7 @@ def test_up_in_the_foreground_ends_with_its_command(bundles: Path, state: Path, 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_plain_kill_or_a_closed_terminal_is_an_interrupt(number: signal.Signals) -> None:
     def run_until_killed() -> None:
-        with _ends_cleanly():
+        with ends_cleanly():
             os.kill(os.getpid(), number)
             time.sleep(5)
 
