@@ -48,6 +48,7 @@ def register(subparsers: Subparsers) -> None:
     host.add_argument("--topology", type=Path, required=True, metavar="FILE")
     host.add_argument("--checkpoint", type=Path, metavar="DIR", help="default: the topology's")
     host.add_argument("--threads", type=int, metavar="N", help="processor threads (default: all cores)")
+    host.add_argument("--backend", metavar="B", help="what computes: torch, onnxruntime (torch)")
     host.add_argument("--insecure", action="store_true", help="accept an address that others can reach, unencrypted")
     host.set_defaults(run=run_host)
 
@@ -141,6 +142,7 @@ def run_router_command(options: argparse.Namespace) -> int:
 
 def run_host(options: argparse.Namespace) -> int:
     from serving.topology import read_topology
+    from stages.backends import DEFAULT_BACKEND
     from stages.host import HostSettings
     from stages.server import StageSettings, serve
 
@@ -158,7 +160,7 @@ def run_host(options: argparse.Namespace) -> int:
             host.blocks,
             host.listen,
             topology.successor(host),
-            HostSettings(host.name),
+            HostSettings(host.name, options.backend or DEFAULT_BACKEND),
             options.threads,
             insecure=options.insecure,
         )

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 PASS_ROWS = 256
 """A pass takes sweeps until it has this many rows."""
-QUICK_MS, QUICK_ROWS = 2.0, 64
+QUICK_MS, QUICK_ROWS = 3.0, 64
 """AR steps of up to so many new positions, in passes that take less than this, are computed on the event loop."""
 
 

@@ -24,6 +24,8 @@ KEEP_WARM_S = 0.15
 WARM_TIMEOUT_S = 2.0
 PARCEL_BYTES = 1 << 20
 """A parcel takes hops until it has this many bytes."""
+PARCEL_HOPS = 8
+"""And at most so many: the next host begins with the first while this one still works on the others."""
 
 Settled = Callable[[Refusal | None], None]
 """Hears once what became of a hop: None when the next host has queued it."""
@@ -177,7 +179,7 @@ class Relay:
         """What is waiting, as far as it fits into one parcel."""
         taken: list[_Handover] = []
         size = 0
-        while self._outbox and size < PARCEL_BYTES:
+        while self._outbox and size < PARCEL_BYTES and len(taken) < PARCEL_HOPS:
             handover = self._outbox.popleft()
             if not handover.is_settled:
                 taken.append(handover)

@@ -302,11 +302,22 @@ def test_a_parcel_of_the_full_size_is_taken_by_a_host_with_the_usual_limit() -> 
 
     async def story(service: Answering, relay: Relay) -> None:
         heard = Heard(relay)
-        for i in range(300):
-            heard.send(hop(str(i), payload=9_000))
-        assert set((await heard.all_of(300)).values()) == {"ok"}
-        assert len(service.parcels) == 3
-        assert [name for names in service.sessions for name in names] == [str(i) for i in range(300)]
+        for i in range(20):
+            heard.send(hop(str(i), payload=300_000))
+        assert set((await heard.all_of(20)).values()) == {"ok"}
+        assert len(service.parcels) == 5
+        assert [name for names in service.sessions for name in names] == [str(i) for i in range(20)]
+
+    with_relay(take, story)
+
+
+def test_a_parcel_has_few_hops_so_that_the_next_host_can_begin() -> None:
+    async def story(service: Answering, relay: Relay) -> None:
+        heard = Heard(relay)
+        for i in range(20):
+            heard.send(hop(str(i)))
+        assert set((await heard.all_of(20)).values()) == {"ok"}
+        assert [len(names) for names in service.sessions] == [8, 8, 4]
 
     with_relay(take, story)
 
