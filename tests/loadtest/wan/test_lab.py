@@ -143,7 +143,8 @@ def test_kill_9_of_the_lab_process_leaves_nothing(needs_lab: None) -> None:
 
 OWNER = textwrap.dedent(
     """
-    import subprocess, sys, time
+    import signal, subprocess, sys, time
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits it ignored
     from loadtest.wan.lab import temporary_lab
     from loadtest.wan.link import Link
     from loadtest.wan.profile import Profile
