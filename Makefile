@@ -3,7 +3,7 @@ OUT := .
 PACKAGES := stages serving trainer loadtest
 PROTOS := proto/stages/v1/stage.proto proto/serving/v1/router.proto proto/trainer/v1/training.proto
 
-.PHONY: help demo test lint bench proto clean
+.PHONY: help demo test lint bench wan proto clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -25,6 +25,9 @@ lint: .venv/.ready ## style and types
 
 bench: .venv/.ready ## what a sweep costs on top of the model
 	$(BIN)/onesweep bench overhead
+
+wan: .venv/.ready ## every mode over emulated links of 60 ms, against what they must take (Linux, root)
+	$(BIN)/onesweep bench wan --profile links-60 --modes sweep,chunked,ar,ar-speculative --bytes 32,128 --requests 3
 
 # A contract's path is its package's path, so the stubs land where they are imported from.
 proto: .venv/.ready ## regenerate the stubs from the contracts
