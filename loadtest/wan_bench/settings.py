@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def check_settings(settings: WanSettings) -> list[Profile]:
         raise InputError(f"--hosts must be 1 to {parts}, the checkpoint's blocks, not {settings.hosts}")
     for profile in (*profiles, profile_named(CONTROL)):
         profile.check_hosts(host_count(settings))
-    room = _context_bytes(settings) - len(PROMPT.encode())
+    room = context_bytes(settings.checkpoint, settings.choices) - len(PROMPT.encode())
     for size in settings.sizes:
         if not 1 <= size <= room:
             raise InputError(f"--bytes must be 1 to {room}, what the context leaves after the prompt, not {size}")
@@ -72,15 +73,15 @@ def host_count(settings: WanSettings) -> int:
     return settings.hosts or min(DEFAULT_HOSTS, plan_host(settings.checkpoint, (0,)).parts)
 
 
-def _context_bytes(settings: WanSettings) -> int:
+def context_bytes(checkpoint: Path, choices: Sequence[ModeChoice]) -> int:
     """The smallest context of the models that the chosen modes use. Raises InputError where there is no such model."""
-    bundle = find_bundle(settings.checkpoint)
+    bundle = find_bundle(checkpoint)
     smallest = []
-    for choice in settings.choices:
+    for choice in choices:
         for kind in _models(choice, has_local=bundle.local is not None):
             directory = getattr(bundle, kind)
             if directory is None:
-                raise InputError(f"mode {choice.label} needs {kind}/ in {settings.checkpoint}, which has none")
+                raise InputError(f"mode {choice.label} needs {kind}/ in {checkpoint}, which has none")
             smallest.append(read_manifest(directory).architecture.context_bytes)
     return min(smallest)
 

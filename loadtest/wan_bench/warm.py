@@ -16,9 +16,11 @@ from loadtest.wan_bench.arms import Arm, ModeChoice
 from loadtest.wan_bench.deployment import deployed
 from loadtest.wan_bench.floor import Course
 from loadtest.wan_bench.rows import row_of
+from loadtest.wan_bench.settings import DEFAULT_HOSTS, context_bytes
 from loadtest.wan_bench.station import Station, open_station
 from loadtest.wan_bench.turns import PROMPT, Sample, sample_of
 from stages.errors import InputError, OnesweepError
+from stages.parts import plan_host
 
 SITUATIONS = ("steady", "after start", "after idle", "after reconnect")
 STEADY = 3
@@ -36,14 +38,23 @@ class WarmSettings:
     rounds: int = 5
     """Deployments started; each has every situation once for each mode."""
     idle_s: float = 5.0
-    hosts: int = 3
     keep_warm: bool = True
+
+    @property
+    def hosts(self) -> int:
+        """Three, or one for each block where there are fewer."""
+        return min(DEFAULT_HOSTS, plan_host(self.checkpoint, (0,)).parts)
 
 
 def check_warm(settings: WarmSettings) -> None:
     """Raises OnesweepError for what cannot be measured."""
-    if settings.rounds < 1 or settings.max_bytes < 1 or settings.idle_s < 0:
-        raise InputError("--rounds and --bytes must be at least 1, --idle-s not below 0")
+    if settings.rounds < 1:
+        raise InputError(f"--rounds must be at least 1, not {settings.rounds}")
+    if not 0 <= settings.idle_s <= 3600:
+        raise InputError(f"--idle-s must be 0 to 3600 seconds, not {settings.idle_s:g}")
+    room = context_bytes(settings.checkpoint, settings.choices) - len(PROMPT.encode())
+    if not 1 <= settings.max_bytes <= room:
+        raise InputError(f"--bytes must be 1 to {room}, what the context leaves after the prompt")
     settings.profile.check_hosts(settings.hosts)
     if problem := lab_problem():
         raise OnesweepError(problem)
