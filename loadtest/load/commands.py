@@ -56,11 +56,11 @@ def register(subparsers: Subparsers) -> None:
 
 def run_loadtest(options: argparse.Namespace) -> int:
     from loadtest.load.generator import open_listener
-    from loadtest.load.machine import this_machine
     from loadtest.load.prompts import make_cases
     from loadtest.load.scene import Scene
     from loadtest.load.target import check_target, open_target
     from loadtest.load.texts import Texts
+    from loadtest.machine import this_machine
     from serving.deployment import ends_cleanly
 
     modes = _modes(options)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from loadtest.load.machine import Machine
 from loadtest.load.run import LoadSettings
 from loadtest.load.target import RouterFacts, Target
+from loadtest.machine import Machine
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from loadtest.machine import commit, this_machine
 from loadtest.wan.lab import temporary_lab
 from loadtest.wan.profile import Profile, node_names, profile_named
 from loadtest.wan_bench.ablation import Workload, ablate, collect
@@ -15,7 +16,6 @@ from loadtest.wan_bench.arms import Arm
 from loadtest.wan_bench.deployment import deployed
 from loadtest.wan_bench.floor import Course, Instant
 from loadtest.wan_bench.links import LinkFigures, links_record, measure_links
-from loadtest.wan_bench.machine import commit, machine_record
 from loadtest.wan_bench.rows import row_of
 from loadtest.wan_bench.settings import CONTROL, WanSettings, host_count
 from loadtest.wan_bench.station import open_station
@@ -79,7 +79,7 @@ def wan_record(settings: WanSettings, figures: WanFigures, command: str) -> dict
         "bench": "wan",
         "command": command,
         "commit": commit(),
-        "machine": machine_record(),
+        "machine": asdict(this_machine()),
         "settings": shown,
         "rows": figures.rows,
         "links": links_record(figures.links),

@@ -67,7 +67,7 @@ def report(record: dict[str, Any]) -> str:
     if record["ablation"]:
         parts += _ablation(record["ablation"])
     parts += _links(record)
-    parts += ["<h2>Settings</h2>", _pairs(record["settings"] | {"commit": record["commit"]} | _flat(record["machine"]))]
+    parts += ["<h2>Settings</h2>", _pairs(record["settings"] | {"commit": record["commit"]} | record["machine"])]
     body = "\n".join(parts)
     return (
         '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">'
@@ -204,11 +204,6 @@ def _pairs(values: dict[str, Any]) -> str:
         f'<tr><td>{_text(key)}</td><td class="text wrap">{_text(value)}</td></tr>' for key, value in values.items()
     )
     return f'<div class="wide"><table><tbody>\n{rows}\n</tbody></table></div>'
-
-
-def _flat(machine: dict[str, Any]) -> dict[str, Any]:
-    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items() if version)
-    return machine | {"packages": packages}
 
 
 def _figure(svg: str, caption: str) -> str:

@@ -1,28 +1,50 @@
-"""What a figure was measured on, and with: without it the figure means little."""
+"""The machine, and the code, that a figure was measured with: without them it means little."""
 
 from __future__ import annotations
 
 import os
 import platform
 import subprocess
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
-PACKAGES = ("onesweep", "torch", "grpcio", "protobuf", "onnxruntime")
 GIT_S = 10.0
 
 
-def machine_record() -> dict[str, Any]:
-    """Processor, kernel, versions, and how busy the machine is now."""
-    return {
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
-        "load_average": [round(value, 2) for value in os.getloadavg()],
-    }
+@dataclass(frozen=True)
+class Machine:
+    """What a reader needs to place a figure."""
+
+    processor: str
+    cores: int
+    system: str
+    python: str
+    torch: str
+    grpcio: str
+    onnxruntime: str | None
+    load_average: float
+    """Of the minute before the run: others who were busy here."""
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"{self.processor}, {self.cores} cores, {self.system}, Python {self.python}, torch {self.torch}, "
+            f"grpcio {self.grpcio}, load average {self.load_average:.1f} before the run"
+        )
+
+
+def this_machine() -> Machine:
+    return Machine(
+        processor=_processor(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        system=f"{platform.system()} {platform.release()}",
+        python=platform.python_version(),
+        torch=version("torch"),
+        grpcio=version("grpcio"),
+        onnxruntime=_version("onnxruntime"),
+        load_average=round(os.getloadavg()[0], 2),
+    )
 
 
 def commit() -> str:
@@ -34,7 +56,7 @@ def commit() -> str:
 
 
 def _git(*arguments: str) -> str | None:
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[1]
     try:
         done = subprocess.run(["git", "-C", root, *arguments], capture_output=True, text=True, timeout=GIT_S)
     except (OSError, subprocess.TimeoutExpired):
