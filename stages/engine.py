@@ -192,7 +192,11 @@ def _advance(jobs: Sequence[Job]) -> None:
     for job in jobs:
         assert job.work is not None
         begin = time.perf_counter()
-        demand = job.work.demand()
+        try:
+            demand = job.work.demand()
+        except Exception:
+            _fail([job])
+            continue
         job.compute_ms += (time.perf_counter() - begin) * 1000
         groups.setdefault(demand.compute, []).append((job, job.work, demand))
     for compute, members in groups.items():

@@ -20,6 +20,7 @@ from torch import Tensor
 from stages import engine as engines
 from stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece, StageRunner
 from stages.engine import PASS_ROWS, Engine, Job
+from stages.hop import Demand, SweepWork
 from stages.parts import HostPlan, Parts, load_parts, plan_host
 from stages.refusal import Refusal
 from stages.sessions import SessionStore
@@ -492,6 +493,22 @@ def test_what_cannot_begin_fails_alone(parts: Parts, monkeypatch: pytest.MonkeyP
     bad = engine.begin("bad", sweeps())
     engine.begin("good", sweeps())
     bad.session.caches.clear()
+    assert len(engine.finish()["good"]) == 16
+    assert names_of(engine.refusals.items(), grpc.StatusCode.INTERNAL) == {"bad"}
+
+
+def test_what_cannot_go_on_fails_alone(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Paced(parts)
+    engine.begin("bad", sweeps(seed=77))
+    engine.begin("good", sweeps())
+    whole = SweepWork.demand
+
+    def demand(work: SweepWork) -> Demand:
+        if work.hop.sweep.sampling.seed == 77:
+            raise RuntimeError("boom")
+        return whole(work)
+
+    monkeypatch.setattr(SweepWork, "demand", demand)
     assert len(engine.finish()["good"]) == 16
     assert names_of(engine.refusals.items(), grpc.StatusCode.INTERNAL) == {"bad"}
 
