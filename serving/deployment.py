@@ -221,7 +221,7 @@ def find_deployment(directory: Path) -> Deployment | None:
 
     Raises ServiceError when somebody else could have written the record.
     """
-    _check_private(directory)
+    check_private(directory)
     record_path = Deployment._record_path(directory)
     try:
         record = json.loads(record_path.read_text(encoding="utf-8"))
@@ -341,11 +341,11 @@ def _port_free(host: str, port: int) -> bool:
     return True
 
 
-def _check_private(directory: Path) -> None:
+def check_private(directory: Path) -> None:
     """Raise ServiceError unless `directory` is this user's alone: what it says is believed, and signals are sent."""
     try:
         status = directory.lstat()
-    except FileNotFoundError:
+    except OSError:
         return
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise ServiceError(

@@ -128,14 +128,13 @@ class Session:
 
     async def _call(self, hop: stage_pb2.Hop) -> None:
         """Have the hosts do `hop`, and the AR steps after it, as calls that return."""
-        left = hop.step.remaining if hop.WhichOneof("work") == "step" else 1
         try:
-            for _ in range(left):
-                if hop.WhichOneof("work") == "step":
-                    hop.step.remaining = 1
+            event = await self._around(hop)
+            self.inbox.put_nowait(event)
+            while hop.WhichOneof("work") == "step" and hop.step.remaining > 1:
+                hop = next_step(hop, event.text)
                 event = await self._around(hop)
                 self.inbox.put_nowait(event)
-                hop = next_step(hop, event.text)
         except Refusal as refusal:
             fault = stage_pb2.Fault(code=refusal.number, message=refusal.message)
             self.inbox.put_nowait(stage_pb2.Event(session=self.name, fault=fault))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import stat
 from pathlib import Path
 from typing import Any
 
 from loadtest.wan.namespace import LabError
+from serving.deployment import check_private
 
 RECORD, LOCK, LOG = "wan.json", "wan.lock", "wan.log"
 
@@ -48,22 +47,9 @@ def damaged(directory: Path, error: Exception) -> LabError:
 
 
 def prepare(directory: Path) -> None:
-    """Make the directory. Raises LabError when that fails, or when it is not this user's alone."""
+    """Make the directory. Raises ServiceError when that fails, or when it is not this user's alone."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise LabError(f"cannot make {directory}: {error.strerror}; name another in ONESWEEP_STATE") from None
     check_private(directory)
-
-
-def check_private(directory: Path) -> None:
-    """Raises LabError unless `directory` is absent or this user's alone: its record says which processes to kill."""
-    try:
-        status = directory.lstat()
-    except OSError:
-        return
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise LabError(
-            f"{directory} must be a directory of yours that nobody else can enter (chmod 700): "
-            "put that right, or name another in ONESWEEP_STATE"
-        )

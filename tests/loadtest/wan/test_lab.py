@@ -20,7 +20,7 @@ from loadtest.wan.lab import Lab, NothingUp, find_lab, lab_problem, require_lab,
 from loadtest.wan.link import Link
 from loadtest.wan.namespace import LabError, processes_in, start_ticks
 from loadtest.wan.profile import Profile
-from stages.errors import InputError
+from stages.errors import InputError, ServiceError
 
 NEAR = Profile("near", "", Link(delay_ms=1))
 
@@ -241,7 +241,7 @@ def test_only_one_of_two_that_start_at_once_is_up(directory: Path) -> None:
 
 def test_a_record_of_others_or_of_nonsense_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    with pytest.raises(LabError, match="must be a directory of yours that nobody else can enter"):
+    with pytest.raises(ServiceError, match="must be a directory of yours that nobody else can enter"):
         find_lab(tmp_path)
     tmp_path.chmod(0o700)
     for text in ("{", "[]", "{}", '{"nodes": 3}', '{"nodes": [], "processes": {}, "profile": {"name": 3}}'):
