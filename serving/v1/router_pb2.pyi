@@ -33,15 +33,19 @@ class GenerateRequest(_message.Message):
     DRAFTER_FIELD_NUMBER: _builtins.int
     DRAFT_FIELD_NUMBER: _builtins.int
     WHOLE_FIELD_NUMBER: _builtins.int
+    SCORER_FIELD_NUMBER: _builtins.int
+    CANDIDATES_FIELD_NUMBER: _builtins.int
+    SUFFIX_FIELD_NUMBER: _builtins.int
+    BUDGET_MS_FIELD_NUMBER: _builtins.int
     prompt: _builtins.bytes
     """UTF-8, at least one byte"""
     mode: _builtins.str
-    """sweep, chunked, ar, ar-speculative, local"""
+    """sweep, chunked, resample, verified, infill, ar, ar-speculative, local, auto"""
     max_bytes: _builtins.int
     seed: _builtins.int
     temperature: _builtins.float
     chunk: _builtins.int
-    """bytes a sweep, `chunked` only"""
+    """bytes a sweep, `chunked` and `resample` only"""
     steps: _builtins.int
     """Euler steps in each block, `sweep` and `chunked` only"""
     codec: _builtins.str
@@ -52,6 +56,14 @@ class GenerateRequest(_message.Message):
     """bytes guessed for a sweep, `ar-speculative` only; not given: chosen as it goes"""
     whole: _builtins.bool
     """the text in one piece at the end, not as it arrives"""
+    scorer: _builtins.str
+    """`resample`, `verified`, `infill` only: chain, ar"""
+    candidates: _builtins.int
+    """continuations scored in a sweep, `resample` and `infill` only"""
+    suffix: _builtins.bytes
+    """what follows the text, `infill` only"""
+    budget_ms: _builtins.int
+    """latency to keep to, `auto` only; not given: the best text"""
     def __init__(
         self,
         *,
@@ -66,11 +78,19 @@ class GenerateRequest(_message.Message):
         drafter: _builtins.str | None = ...,
         draft: _builtins.int | None = ...,
         whole: _builtins.bool = ...,
+        scorer: _builtins.str | None = ...,
+        candidates: _builtins.int | None = ...,
+        suffix: _builtins.bytes = ...,
+        budget_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_drafter", b"_drafter", "_steps", b"_steps", "_temperature", b"_temperature", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "drafter", b"drafter", "steps", b"steps", "temperature", b"temperature"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_drafter", b"_drafter", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "drafter", b"drafter", "scorer", b"scorer", "steps", b"steps", "temperature", b"temperature"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_drafter", b"_drafter", "_steps", b"_steps", "_temperature", b"_temperature", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "drafter", b"drafter", "max_bytes", b"max_bytes", "mode", b"mode", "prompt", b"prompt", "seed", b"seed", "steps", b"steps", "temperature", b"temperature", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_drafter", b"_drafter", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "drafter", b"drafter", "max_bytes", b"max_bytes", "mode", b"mode", "prompt", b"prompt", "scorer", b"scorer", "seed", b"seed", "steps", b"steps", "suffix", b"suffix", "temperature", b"temperature", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__budget_ms: _TypeAlias = _typing.Literal["budget_ms"]  # noqa: Y015
+    _WhichOneofArgType__budget_ms: _TypeAlias = _typing.Literal["_budget_ms", b"_budget_ms"]  # noqa: Y015
+    _WhichOneofReturnType__candidates: _TypeAlias = _typing.Literal["candidates"]  # noqa: Y015
+    _WhichOneofArgType__candidates: _TypeAlias = _typing.Literal["_candidates", b"_candidates"]  # noqa: Y015
     _WhichOneofReturnType__chunk: _TypeAlias = _typing.Literal["chunk"]  # noqa: Y015
     _WhichOneofArgType__chunk: _TypeAlias = _typing.Literal["_chunk", b"_chunk"]  # noqa: Y015
     _WhichOneofReturnType__codec: _TypeAlias = _typing.Literal["codec"]  # noqa: Y015
@@ -79,10 +99,16 @@ class GenerateRequest(_message.Message):
     _WhichOneofArgType__draft: _TypeAlias = _typing.Literal["_draft", b"_draft"]  # noqa: Y015
     _WhichOneofReturnType__drafter: _TypeAlias = _typing.Literal["drafter"]  # noqa: Y015
     _WhichOneofArgType__drafter: _TypeAlias = _typing.Literal["_drafter", b"_drafter"]  # noqa: Y015
+    _WhichOneofReturnType__scorer: _TypeAlias = _typing.Literal["scorer"]  # noqa: Y015
+    _WhichOneofArgType__scorer: _TypeAlias = _typing.Literal["_scorer", b"_scorer"]  # noqa: Y015
     _WhichOneofReturnType__steps: _TypeAlias = _typing.Literal["steps"]  # noqa: Y015
     _WhichOneofArgType__steps: _TypeAlias = _typing.Literal["_steps", b"_steps"]  # noqa: Y015
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
     _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__budget_ms) -> _WhichOneofReturnType__budget_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__candidates) -> _WhichOneofReturnType__candidates | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__chunk) -> _WhichOneofReturnType__chunk | None: ...
     @_typing.overload
@@ -91,6 +117,8 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__draft) -> _WhichOneofReturnType__draft | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__drafter) -> _WhichOneofReturnType__drafter | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__scorer) -> _WhichOneofReturnType__scorer | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__steps) -> _WhichOneofReturnType__steps | None: ...
     @_typing.overload
@@ -144,6 +172,12 @@ class Summary(_message.Message):
     DRAFTED_FIELD_NUMBER: _builtins.int
     ACCEPTED_FIELD_NUMBER: _builtins.int
     REACHED_FIELD_NUMBER: _builtins.int
+    SCORER_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    CANDIDATES_FIELD_NUMBER: _builtins.int
+    EFFECTIVE_SAMPLES_FIELD_NUMBER: _builtins.int
+    DIVERGENCE_BITS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     mode: _builtins.str
     seed: _builtins.int
     prompt_bytes: _builtins.int
@@ -164,6 +198,18 @@ class Summary(_message.Message):
     """of these, found right"""
     reached: _builtins.int
     """of these, right or the first wrong one of a sweep: accepted / reached is the acceptance"""
+    scorer: _builtins.str
+    """that scored or verified; empty where none did"""
+    chunk: _builtins.int
+    """bytes a sweep, the largest; 0 where the mode has none"""
+    candidates: _builtins.int
+    """continuations scored in a sweep, the most"""
+    effective_samples: _builtins.float
+    """of the candidates, as their weights leave them: mean over sweeps"""
+    divergence_bits: _builtins.float
+    """between drafter and scorer, for a byte, as measured in this request"""
+    reason: _builtins.str
+    """why `auto` picked this mode"""
     @_builtins.property
     def wire_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """payload of each hop of a sweep, in its order; the largest of any sweep"""
@@ -188,10 +234,16 @@ class Summary(_message.Message):
         drafted: _builtins.int = ...,
         accepted: _builtins.int = ...,
         reached: _builtins.int = ...,
+        scorer: _builtins.str = ...,
+        chunk: _builtins.int = ...,
+        candidates: _builtins.int = ...,
+        effective_samples: _builtins.float = ...,
+        divergence_bits: _builtins.float = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "compute_ms", b"compute_ms", "drafted", b"drafted", "first_byte_ms", b"first_byte_ms", "hops", b"hops", "hosts", b"hosts", "latency_ms", b"latency_ms", "mode", b"mode", "output_bytes", b"output_bytes", "prompt_bytes", b"prompt_bytes", "reached", b"reached", "seed", b"seed", "sweeps", b"sweeps", "wire_bytes", b"wire_bytes", "wire_bytes_total", b"wire_bytes_total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "candidates", b"candidates", "chunk", b"chunk", "compute_ms", b"compute_ms", "divergence_bits", b"divergence_bits", "drafted", b"drafted", "effective_samples", b"effective_samples", "first_byte_ms", b"first_byte_ms", "hops", b"hops", "hosts", b"hosts", "latency_ms", b"latency_ms", "mode", b"mode", "output_bytes", b"output_bytes", "prompt_bytes", b"prompt_bytes", "reached", b"reached", "reason", b"reason", "scorer", b"scorer", "seed", b"seed", "sweeps", b"sweeps", "wire_bytes", b"wire_bytes", "wire_bytes_total", b"wire_bytes_total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

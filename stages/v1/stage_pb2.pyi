@@ -53,6 +53,7 @@ class DescribeResponse(_message.Message):
     NEXT_ADDRESS_FIELD_NUMBER: _builtins.int
     COUNTERS_FIELD_NUMBER: _builtins.int
     BACKEND_FIELD_NUMBER: _builtins.int
+    SCORER_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     ready: _builtins.bool
@@ -72,6 +73,10 @@ class DescribeResponse(_message.Message):
 
     @_builtins.property
     def counters(self) -> Global___Counters: ...
+    @_builtins.property
+    def scorer(self) -> Global___ModelInfo:
+        """absent when this host has no stages of a scorer trained block by block"""
+
     def __init__(
         self,
         *,
@@ -85,10 +90,11 @@ class DescribeResponse(_message.Message):
         next_address: _builtins.str = ...,
         counters: Global___Counters | None = ...,
         backend: _builtins.str = ...,
+        scorer: Global___ModelInfo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ar", b"ar", "chain", b"chain", "counters", b"counters"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ar", b"ar", "chain", b"chain", "counters", b"counters", "scorer", b"scorer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar", b"ar", "backend", b"backend", "blocks", b"blocks", "chain", b"chain", "counters", b"counters", "name", b"name", "next_address", b"next_address", "not_ready_reason", b"not_ready_reason", "ready", b"ready", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar", b"ar", "backend", b"backend", "blocks", b"blocks", "chain", b"chain", "counters", b"counters", "name", b"name", "next_address", b"next_address", "not_ready_reason", b"not_ready_reason", "ready", b"ready", "scorer", b"scorer", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -437,8 +443,10 @@ Global___Sweep: _TypeAlias = Sweep  # noqa: Y015
 
 @_typing.final
 class Step(_message.Message):
-    """One step of the AR pipeline: new bytes in, a sampled byte out. The last `draft` of the new bytes are guesses: the
-    last stage samples at each of them too, and all that it finds right comes out, with one byte more.
+    """One step of a pipeline, `ar` or `scorer` by the hop's digest: new bytes in, a sampled byte out. The last `draft` of
+    the new bytes are guesses: the last stage samples at each of them too, and all that it finds right comes out, with
+    one byte more. With `odds` it draws for each guess whether to accept it, and a Verdict comes out. With `candidates`
+    it samples nothing: Scores come out.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -452,6 +460,8 @@ class Step(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     CODEC_FIELD_NUMBER: _builtins.int
     DRAFT_FIELD_NUMBER: _builtins.int
+    ODDS_FIELD_NUMBER: _builtins.int
+    CANDIDATES_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """0, 1, 2 ... in a session"""
     stage: _builtins.int
@@ -468,8 +478,14 @@ class Step(_message.Message):
     """of `hidden`: fp32, int8"""
     draft: _builtins.int
     """only where `remaining` is 1"""
+    odds: _builtins.bytes
+    """what the drafter gave each guess: float32, little-endian"""
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
+    @_builtins.property
+    def candidates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """continuations of the new bytes, of one length: scored, not remembered"""
+
     def __init__(
         self,
         *,
@@ -482,10 +498,12 @@ class Step(_message.Message):
         sampling: Global___Sampling | None = ...,
         codec: _builtins.str = ...,
         draft: _builtins.int = ...,
+        odds: _builtins.bytes = ...,
+        candidates: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clean", b"clean", "codec", b"codec", "draft", b"draft", "hidden", b"hidden", "number", b"number", "remaining", b"remaining", "sampling", b"sampling", "stage", b"stage", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "clean", b"clean", "codec", b"codec", "draft", b"draft", "hidden", b"hidden", "number", b"number", "odds", b"odds", "remaining", b"remaining", "sampling", b"sampling", "stage", b"stage", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -572,6 +590,8 @@ class Event(_message.Message):
     PASSAGES_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     FAULT_FIELD_NUMBER: _builtins.int
+    SCORES_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     number: _builtins.int
     """of the sweep or step"""
@@ -580,6 +600,10 @@ class Event(_message.Message):
     def passages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Passage]: ...
     @_builtins.property
     def fault(self) -> Global___Fault: ...
+    @_builtins.property
+    def scores(self) -> Global___Scores: ...
+    @_builtins.property
+    def verdict(self) -> Global___Verdict: ...
     def __init__(
         self,
         *,
@@ -588,16 +612,66 @@ class Event(_message.Message):
         passages: _abc.Iterable[Global___Passage] | None = ...,
         text: _builtins.bytes = ...,
         fault: Global___Fault | None = ...,
+        scores: Global___Scores | None = ...,
+        verdict: Global___Verdict | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "outcome", b"outcome", "text", b"text"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "outcome", b"outcome", "scores", b"scores", "text", b"text", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "number", b"number", "outcome", b"outcome", "passages", b"passages", "session", b"session", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "number", b"number", "outcome", b"outcome", "passages", b"passages", "scores", b"scores", "session", b"session", "text", b"text", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["text", "fault"]  # noqa: Y015
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["text", "fault", "scores", "verdict"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
 Global___Event: _TypeAlias = Event  # noqa: Y015
+
+@_typing.final
+class Scores(_message.Message):
+    """ln of the probability, at the step's temperature, of every byte of every candidate, one candidate after the other:
+    float32, little-endian.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NATS_FIELD_NUMBER: _builtins.int
+    nats: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        nats: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nats", b"nats"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Scores: _TypeAlias = Scores  # noqa: Y015
+
+@_typing.final
+class Verdict(_message.Message):
+    """How far guesses were accepted (Leviathan et al. 2023, arXiv 2211.17192): guess x with probability min(1, p(x)/q(x))."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    ODDS_FIELD_NUMBER: _builtins.int
+    accepted: _builtins.int
+    odds: _builtins.bytes
+    """p of all 256 bytes after the accepted ones, at the step's temperature: float32, little-endian"""
+    def __init__(
+        self,
+        *,
+        accepted: _builtins.int = ...,
+        odds: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "odds", b"odds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
 
 @_typing.final
 class Fault(_message.Message):
