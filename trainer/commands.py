@@ -22,6 +22,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     _add(
         kinds, "ar", run_ar, _ar_options, "train an autoregressive model end to end, on the same data, steps and batch"
     )
+    _add(kinds, "scorer", run_scorer, _scorer_options, "train a pipeline stage by stage, each through frozen copies")
+    _add(kinds, "arms", run_arms, _arms_options, "compare ways of training a pipeline, over several seeds")
     _add(kinds, "memory", run_memory, _memory_options, "measure what one block's training holds against the whole")
     _add(kinds, "watch", run_watch, _watch_options, "follow a training that was started with --listen")
     _add(subparsers, "evaluate", run_evaluate, _evaluate_options, "bits per byte of checkpoints on held-out text")
@@ -59,6 +61,35 @@ def run_ar(options: argparse.Namespace) -> int:
         manifest = train_ar(config, _corpus(options), out, layers, stages, progress)
     bits = manifest.metrics["ar"]["valid_next_byte_bits"]
     print(f"{out}: {layers} layers in {stages} stage{'s' * (stages > 1)}, {bits:.3f} bits/byte on validation text")
+    return 0
+
+
+def run_scorer(options: argparse.Namespace) -> int:
+    """Train a pipeline whose workers hold one stage each."""
+    from trainer.local import train_scorer
+    from trainer.progress import Progress
+    from trainer.service import listening
+
+    lookahead = _given({"refresh_every": options.refresh_every, "copies": options.copies})
+    progress, config = Progress(), _config(options, lookahead=lookahead)
+    with listening(options.listen, progress):
+        manifest = train_scorer(config, _corpus(options), options.out, progress)
+    bits, a = manifest.metrics["ar"]["valid_next_byte_bits"], manifest.architecture
+    print(f"{options.out}: {a.parts} stages of {a.layers} layers, {bits:.3f} bits/byte on validation text")
+    return 0
+
+
+def run_arms(options: argparse.Namespace) -> int:
+    """Train every arm for every seed; what is done already is only measured."""
+    from trainer.arms import arms_named, table, train_arm
+
+    arms, config = arms_named(options.arms), _config(options)
+    corpus = _corpus(options)
+    results = [train_arm(arm, options.seeds, config, corpus, options.out) for arm in arms]
+    if options.json:
+        _print_json({"arms": [result.to_record() for result in results]})
+    else:
+        print("\n".join(table(results)))
     return 0
 
 
@@ -162,6 +193,23 @@ def _ar_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stages", type=int, help="cut into so many parts (default: as many as the chain has blocks)")
 
 
+def _scorer_options(parser: argparse.ArgumentParser) -> None:
+    _training_options(parser)
+    parser.add_argument("--out", type=Path, default=Path("runs/scorer"), help="the checkpoint (default: %(default)s)")
+    parser.add_argument("--refresh-every", type=int, metavar="STEPS", help="between two exchanges of the stages")
+    parser.add_argument("--copies", choices=("fp32", "int8"), help="how the stages travel then")
+
+
+def _arms_options(parser: argparse.ArgumentParser) -> None:
+    _config_options(parser)
+    _data_options(parser)
+    parser.add_argument("--arms", type=_names, default=["one-block", "end-to-end", "own-losses", "lookahead-10"])
+    parser.add_argument("--seeds", type=_numbers, default=[0], metavar="N[,N]")
+    parser.add_argument("--steps", type=int, help="steps of each arm")
+    parser.add_argument("--out", type=Path, default=Path("runs/arms"), help="one folder an arm and seed")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
 def _memory_options(parser: argparse.ArgumentParser) -> None:
     _config_options(parser)
     _data_options(parser)
@@ -234,6 +282,14 @@ def _corpus(options: argparse.Namespace) -> Corpus:
 
     set_threads(options.threads)
     return load_corpus(options.data)
+
+
+def _names(text: str) -> list[str]:
+    return text.split(",")
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:

@@ -7,13 +7,15 @@ import math
 import tomllib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from stages.architecture import Architecture
 from stages.errors import ConfigError, ShapeError
 from stages.partition import KINDS, Kind
 
 MAX_WHOLE = 2**53
+
+Copies = Literal["fp32", "int8"]
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,43 @@ class NoiseConfig:
 
 
 @dataclass(frozen=True)
+class LookaheadConfig:
+    """How the stages of a scorer are trained apart."""
+
+    refresh_every: int = 10
+    """Steps between two refreshes of the copies that the workers have of each other's stages."""
+    copies: Copies = "fp32"
+    """How the copies travel."""
+    own_weight: float = 0.0
+    """Weight of a stage's own next-byte loss; at 0 its head learns, and the stage learns nothing from it."""
+    ahead: bool = True
+    """Whether a stage learns from the last head, through the copies; else from its own loss alone."""
+    private_layers: int = 0
+    """Layers in each own head, not passed on."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("refresh_every", 1), ("private_layers", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MAX_WHOLE:
+                raise ConfigError(f"{name} must be a whole number from {least} to {MAX_WHOLE}, not {value!r}")
+        if self.copies not in get_args(Copies):
+            raise ConfigError(f"copies must be one of {', '.join(get_args(Copies))}, not {self.copies!r}")
+        if not _is_number(self.own_weight) or self.own_weight < 0:
+            raise ConfigError(f"own_weight must be a finite number of at least 0, not {self.own_weight!r}")
+        if not isinstance(self.ahead, bool):
+            raise ConfigError(f"ahead must be true or false, not {self.ahead!r}")
+        if not self.ahead and not self.own_weight:
+            raise ConfigError("with ahead = false a stage learns from its own loss: give own_weight above 0")
+
+
+@dataclass(frozen=True)
 class TrainingConfig:
     """One run. Every arm of a comparison (blocks, AR, local AR) uses the same data, steps and batch."""
 
     profile: str = "onesweep"
     architecture: Architecture = field(default_factory=Architecture)
     noise: NoiseConfig = field(default_factory=NoiseConfig)
+    lookahead: LookaheadConfig = field(default_factory=LookaheadConfig)
     steps: int = 2000
     sequences: int = 8
     """Windows of `architecture.context_bytes` in a batch."""

@@ -37,15 +37,18 @@ def new_chain(config: TrainingConfig, corpus: Corpus) -> Manifest:
     )
 
 
-def new_ar(architecture: Architecture, config: TrainingConfig, corpus: Corpus) -> Manifest:
-    """The manifest of an AR model of which no stage is stored yet."""
+def new_ar(architecture: Architecture, config: TrainingConfig, corpus: Corpus, objective: str) -> Manifest:
+    """The manifest of an AR model of which no stage is stored yet.
+
+    objective: how its stages are trained, "end to end" or "block by block".
+    """
     return Manifest(
         kind="ar",
         architecture=architecture,
         parts=(None,) * architecture.parts,
         probe_text=PROBE_TEXT,
         data=_data(corpus),
-        training=_training(config),
+        training={"objective": objective, **_training(config)},
     )
 
 

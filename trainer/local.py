@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from stages.ar import ArModel
+from stages.ar import ArModel, ArStage
 from stages.block import Block
 from stages.checkpoint import load_block, save_ar, save_block
 from stages.errors import ConfigError, Interrupted
@@ -27,8 +28,9 @@ from trainer.destination import (
 )
 from trainer.diagnostics import chain_diagnostics
 from trainer.log import StepLog
+from trainer.lookahead import ScorerTask, Workers
 from trainer.progress import Progress, State
-from trainer.run import Run
+from trainer.run import Run, Task
 from trainer.state import state_path
 from trainer.tasks import STEPS_PER_BLOCK, VALID_WINDOWS, ArTask, BlockTask
 
@@ -67,18 +69,41 @@ def train_ar(
             "give --layers as a multiple of --stages, both at least 1"
         )
     architecture = replace(config.architecture, parts=stages, layers=layers // stages, context="own")
-    corpus.require(architecture.context_bytes + 1)
-    manifest = open_destination(out, new_ar(architecture, config, corpus))
-    if manifest.complete:
-        print(f"AR model: already trained in {out}")
-        state_path(out / RUN_FOLDER, "ar").unlink(missing_ok=True)
-        return manifest
     torch.manual_seed(config.seed)
     model = ArModel(architecture)
-    run = Run(ArTask("ar", model, corpus, config), config, out / RUN_FOLDER, identity(manifest), progress)
+    task = ArTask("ar", model, corpus, config)
+    return _train_pipeline(config, corpus, out, task, model.stages, "end to end", progress)
+
+
+def train_scorer(config: TrainingConfig, corpus: Corpus, out: Path, progress: Progress | None = None) -> Manifest:
+    """Train an AR pipeline stage by stage, as workers do that hold one stage each; see trainer/lookahead.py."""
+    architecture = replace(config.architecture, context="own")
+    torch.manual_seed(config.seed)
+    workers = Workers(architecture, config.lookahead)
+    task = ScorerTask("scorer", workers, corpus, config)
+    return _train_pipeline(config, corpus, out, task, workers.stages, "block by block", progress)
+
+
+def _train_pipeline(
+    config: TrainingConfig,
+    corpus: Corpus,
+    out: Path,
+    task: Task,
+    stages: Sequence[ArStage],
+    objective: str,
+    progress: Progress | None,
+) -> Manifest:
+    architecture = stages[0].architecture
+    corpus.require(architecture.context_bytes + 1)
+    manifest = open_destination(out, new_ar(architecture, config, corpus, objective))
+    if manifest.complete:
+        print(f"{task.name}: already trained in {out}")
+        state_path(out / RUN_FOLDER, task.name).unlink(missing_ok=True)
+        return manifest
+    run = Run(task, config, out / RUN_FOLDER, identity(manifest), progress)
     losses = run.train()
     add_metrics(out, {"ar": losses})
-    save_ar(out, model.eval())
+    save_ar(out, ArModel(architecture, list(stages)).eval())
     run.finish()
     draw_curves(out / RUN_FOLDER)
     return read_manifest(out)

@@ -19,7 +19,7 @@ class OptimizerSet:
     """Muon for the layers' matrices, AdamW for embeddings, heads, norms and AdaLN (as Muon's author advises)."""
 
     def __init__(self, module: nn.Module, config: TrainingConfig) -> None:
-        named = list(module.named_parameters())
+        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         matrices = [p for name, p in named if "layers." in name and "modulation" not in name and p.dim() == 2]
         chosen = {id(p) for p in matrices}
         rest = [p for _, p in named if id(p) not in chosen]

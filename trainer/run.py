@@ -6,6 +6,7 @@ import math
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -42,6 +43,11 @@ class Task(Protocol):
 
     @property
     def module(self) -> nn.Module: ...
+
+    @property
+    def trained(self) -> Sequence[nn.Module]:
+        """Parts of the module that are trained apart: each has its own gradient norm."""
+        ...
 
     def loss(self, step: int) -> StepLoss: ...
 
@@ -113,11 +119,11 @@ class Run:
         return final
 
     def _train_step(self) -> dict[str, Any]:
-        module = self.task.module.train()
+        self.task.module.train()
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.config.bfloat16):
             loss = self.task.loss(self.step)
         loss.total.backward()
-        norm = float(nn.utils.clip_grad_norm_(module.parameters(), MAX_GRADIENT_NORM))
+        norm = max(float(nn.utils.clip_grad_norm_(part.parameters(), MAX_GRADIENT_NORM)) for part in self.task.trained)
         if not math.isfinite(norm):
             raise ConfigError(
                 f"{self.task.name}: the gradient is {norm} at step {self.step}; lower learning_rate and "

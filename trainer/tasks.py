@@ -31,6 +31,7 @@ class BlockTask:
         self.module, self.before, self.partition = block, before, partition
         self.corpus, self.config = corpus, config
         self.length = block.architecture.context_bytes
+        self.trained = [block]
 
     def loss(self, step: int) -> StepLoss:
         config, block = self.config, self.module
@@ -85,6 +86,7 @@ class ArTask:
     def __init__(self, name: str, model: ArModel, corpus: Corpus, config: TrainingConfig) -> None:
         self.name, self.module, self.corpus, self.config = name, model, corpus, config
         self.length = model.architecture.context_bytes
+        self.trained = [model]
 
     def loss(self, step: int) -> StepLoss:
         text = self.corpus.batch(self.config.seed, step, self.config.sequences, self.length + 1)

@@ -1,0 +1,133 @@
+"""Stages of one pipeline, each trained alone: its loss is the last head's, through frozen copies of the others.
+
+A worker holds gradients and optimizer state of one stage. What it knows of the other stages are copies that are
+refreshed now and then. With copies that are always fresh, and no own losses, every worker's gradient is the one that
+training end to end gives; what is lost is what the stages move between two refreshes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from stages.ar import ArStage
+from stages.architecture import VOCABULARY, Architecture
+from stages.layers import Layer, initialise, rotary_table
+from trainer.config import LookaheadConfig, TrainingConfig
+from trainer.data import Corpus
+from trainer.evaluation import bits, next_byte_nats
+from trainer.objectives import next_byte_loss
+from trainer.run import StepLoss
+from trainer.tasks import VALID_WINDOWS
+
+INT8_LEVELS = 127
+
+
+class OwnHead(nn.Module):
+    """A stage's own next-byte head, with layers that it does not pass on. Only training uses it."""
+
+    layers: Sequence[Layer]
+    rotary: Tensor
+
+    def __init__(self, architecture: Architecture, layers: int) -> None:
+        super().__init__()
+        a = architecture
+        self.layers = cast(Sequence[Layer], nn.ModuleList(Layer(a.width, a.heads) for _ in range(layers)))
+        self.norm, self.head = nn.RMSNorm(a.width), nn.Linear(a.width, VOCABULARY)
+        self.register_buffer("rotary", rotary_table(a.context_bytes, a.head_dim), persistent=False)
+        initialise(self, a.layers * a.parts)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Logits (batch, positions, 256) from a stage's hidden states (batch, positions, width)."""
+        for layer in self.layers:
+            hidden, _, _ = layer.clean(hidden, self.rotary[:, : hidden.shape[1]])
+        return self.head(self.norm(hidden))
+
+
+class Workers(nn.Module):
+    """The stages in training and the copies that they see of each other, as if each were on a machine of its own."""
+
+    stages: Sequence[ArStage]
+    heads: Sequence[OwnHead]
+    copies: Sequence[ArStage]
+
+    def __init__(self, architecture: Architecture, config: LookaheadConfig) -> None:
+        super().__init__()
+        self.config = config
+        stages = [ArStage(architecture, i) for i in range(architecture.parts)]
+        heads = [OwnHead(architecture, config.private_layers) for _ in stages[:-1]]
+        self.stages = cast(Sequence[ArStage], nn.ModuleList(stages))
+        self.heads = cast(Sequence[OwnHead], nn.ModuleList(heads))
+        copies = nn.ModuleList(copy.deepcopy(stage) for stage in stages)
+        self.copies = cast(Sequence[ArStage], copies.requires_grad_(False))
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Give every worker the others' stages as they are now."""
+        for stage, frozen in zip(self.stages, self.copies, strict=True):
+            for ours, theirs in zip(stage.parameters(), frozen.parameters(), strict=True):
+                theirs.copy_(_through_int8(ours) if self.config.copies == "int8" and ours.dim() > 1 else ours)
+
+    def losses(self, text: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Sum of the workers' objectives, no parameter in more than one of them, and each stage's own loss in nats.
+
+        text: (batch, length + 1) int64. The last stage's own loss is its objective.
+        """
+        x, total, own = text[:, :-1], torch.zeros(()), []
+        for index, stage in enumerate(self.stages):
+            hidden = stage.read(x)
+            if stage.is_last:
+                own.append(next_byte_loss(stage.next_byte(hidden), text))
+                return total + own[-1], own
+            own.append(next_byte_loss(self.heads[index](hidden if self.config.own_weight else hidden.detach()), text))
+            total = total + (self.config.own_weight or 1.0) * own[-1]
+            if self.config.ahead:
+                total = total + next_byte_loss(self._ahead(hidden, index), text)
+            with torch.no_grad():
+                x = self.copies[index].read(x)
+        raise AssertionError("a pipeline has a last stage")
+
+    def _ahead(self, hidden: Tensor, index: int) -> Tensor:
+        """The last head's logits, from what stage `index` passes on."""
+        for frozen in self.copies[index + 1 :]:
+            hidden = frozen.read(hidden)
+        return self.copies[-1].next_byte(hidden)
+
+
+class ScorerTask:
+    """All workers of a scorer in one process. They share batches, and nothing else but the copies."""
+
+    def __init__(self, name: str, workers: Workers, corpus: Corpus, config: TrainingConfig) -> None:
+        self.name, self.module, self.corpus, self.config = name, workers, corpus, config
+        self.trained = [nn.ModuleList([stage, *workers.heads[i : i + 1]]) for i, stage in enumerate(workers.stages)]
+        self.length = workers.stages[0].architecture.context_bytes
+
+    def loss(self, step: int) -> StepLoss:
+        if step % self.config.lookahead.refresh_every == 0:
+            self.module.refresh()
+        text = self.corpus.batch(self.config.seed, step, self.config.sequences, self.length + 1)
+        total, own = self.module.losses(text)
+        parts = {f"stage_{i}_nats": float(nats.detach()) for i, nats in enumerate(own[:-1])}
+        return StepLoss(total, {**parts, "next_byte_nats": float(own[-1].detach())})
+
+    def evaluate(self) -> dict[str, float]:
+        """Losses of the pipeline as it is served, on validation text: of its end, and of each stage's own head."""
+        text = self.corpus.valid_batch(VALID_WINDOWS, self.length + 1)
+        x, losses = text[:, :-1], dict[str, float]()
+        for i, stage in enumerate(self.module.stages):
+            x = stage.read(x)
+            logits = stage.next_byte(x) if stage.is_last else self.module.heads[i](x)
+            name = "valid_next_byte" if stage.is_last else f"valid_stage_{i}"
+            nats = next_byte_nats(logits, text)
+            losses |= {f"{name}_nats": nats, f"{name}_bits": bits(nats)}
+        return losses
+
+
+def _through_int8(weight: Tensor) -> Tensor:
+    """A matrix as it arrives when its rows travel as int8 with one scale each."""
+    scale = weight.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / INT8_LEVELS
+    return (weight / scale).round() * scale
