@@ -44,6 +44,7 @@ ARMS = {
         Arm("lookahead-10", lookahead=LookaheadConfig(10)),
         Arm("lookahead-50", lookahead=LookaheadConfig(50)),
         Arm("lookahead-200", lookahead=LookaheadConfig(200)),
+        Arm("lookahead-10-copies", lookahead=LookaheadConfig(10, features="copies")),
         Arm("lookahead-50-int8", lookahead=LookaheadConfig(50, copies="int8")),
         Arm("lookahead-50-own", lookahead=LookaheadConfig(50, own_weight=0.1)),
         Arm("lookahead-50-private", lookahead=LookaheadConfig(50, own_weight=0.1, private_layers=1)),
@@ -92,15 +93,15 @@ def table(results: Sequence[ArmResult]) -> list[str]:
     """Markdown rows: mean and standard deviation over seeds, and how far each arm comes from one block to the whole."""
     by_name = {result.arm: result for result in results}
     lines = [
-        "| arm | seeds | bits/byte | of the way | worker MB | refresh MB | passes |",
-        "|---|---|---|---|---|---|---|",
+        "| arm | seeds | bits/byte | of the way | worker MB | copies MB | features MB | passes |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for result in results:
         cost, spread = result.cost, statistics.stdev(result.bits_per_byte) if len(result.seeds) > 1 else None
         shown = f"{statistics.mean(result.bits_per_byte):.3f}" + (f" ± {spread:.3f}" if spread is not None else "")
         lines.append(
             f"| {result.arm} | {len(result.seeds)} | {shown} | {_way(result, by_name)} | {cost.state_bytes / 1e6:.1f} "
-            f"| {cost.refresh_bytes / 1e6:.0f} | {cost.passes} |"
+            f"| {cost.refresh_bytes / 1e6:.0f} | {cost.feature_bytes / 1e6:.0f} | {cost.passes} |"
         )
     return lines
 

@@ -24,6 +24,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     _add(kinds, "scorer", run_scorer, _scorer_options, "train a pipeline stage by stage, each through frozen copies")
     _add(kinds, "arms", run_arms, _arms_options, "compare ways of training a pipeline, over several seeds")
+    _add(kinds, "ideas", run_ideas, _ideas_options, "a local model with deep features or a plan, against it alone")
     _add(kinds, "memory", run_memory, _memory_options, "measure what one block's training holds against the whole")
     _add(kinds, "watch", run_watch, _watch_options, "follow a training that was started with --listen")
     _add(subparsers, "evaluate", run_evaluate, _evaluate_options, "bits per byte of checkpoints on held-out text")
@@ -32,13 +33,19 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run_blocks(options: argparse.Namespace) -> int:
     """Train a chain's blocks."""
-    from trainer.local import train_blocks
+    from stages.errors import InputError
+    from trainer.local import train_blocks, train_blocks_ahead
     from trainer.progress import Progress
     from trainer.service import listening
 
+    if options.lookahead and options.block is not None:
+        raise InputError("with --lookahead all blocks are trained side by side: leave out --block")
     progress, config = Progress(), _config(options, context=options.context)
     with listening(options.listen, progress):
-        manifest = train_blocks(config, _corpus(options), options.out, options.block, progress)
+        if options.lookahead:
+            manifest = train_blocks_ahead(config, _corpus(options), options.out, progress)
+        else:
+            manifest = train_blocks(config, _corpus(options), options.out, options.block, progress)
     for name, nats in manifest.metrics.get("chain", {}).items():
         if name.endswith("_nats"):
             print(f"{name:32} {nats:.3f}")
@@ -70,7 +77,7 @@ def run_scorer(options: argparse.Namespace) -> int:
     from trainer.progress import Progress
     from trainer.service import listening
 
-    lookahead = _given({"refresh_every": options.refresh_every, "copies": options.copies})
+    lookahead = _given({name: getattr(options, name) for name in ("refresh_every", "copies", "features")})
     progress, config = Progress(), _config(options, lookahead=lookahead)
     with listening(options.listen, progress):
         manifest = train_scorer(config, _corpus(options), options.out, progress)
@@ -90,6 +97,21 @@ def run_arms(options: argparse.Namespace) -> int:
         _print_json({"arms": [result.to_record() for result in results]})
     else:
         print("\n".join(table(results)))
+    return 0
+
+
+def run_ideas(options: argparse.Namespace) -> int:
+    """Train a local model with an idea and without it, for each seed; what is done already is only measured."""
+    from trainer.ideas.report import table
+    from trainer.ideas.trial import Trial, run_trial
+
+    names = ("idea", "checkpoint", "from_local", "features", "lags", "sigmas", "chunk", "rolled", "prompts")
+    trial = Trial(**{name: getattr(options, name) for name in (*names, "prompt_bytes", "written_bytes")})
+    report = run_trial(trial, options.seeds, _config(options), _corpus(options), options.out)
+    if options.json:
+        _print_json(report.to_record())
+    else:
+        print("\n".join(table(report)))
     return 0
 
 
@@ -132,15 +154,25 @@ def run_watch(options: argparse.Namespace) -> int:
 
 def run_evaluate(options: argparse.Namespace) -> int:
     """Score checkpoints on validation text."""
+    from trainer.divergence import bundle_divergences
     from trainer.scores import Scorer, checkpoints
 
     corpus = _corpus(options)
     scorer = Scorer(corpus, options.windows, options.min_context, options.steps)
     results = [scorer.score(path) for directory in options.checkpoints for path in checkpoints(directory)]
+    divergences = [
+        found
+        for directory in options.checkpoints
+        for found in bundle_divergences(directory, corpus, options.windows, options.min_context, options.temperature)
+    ]
     if options.json:
         text = {"name": corpus.name, "valid_bytes": len(corpus.valid)}
         settings = {"windows": options.windows, "min_context": options.min_context, "steps_per_block": options.steps}
-        _print_json({"text": text, **settings, "checkpoints": [result.to_record() for result in results]})
+        records = {
+            "checkpoints": [result.to_record() for result in results],
+            "divergences": [found.to_record() for found in divergences],
+        }
+        _print_json({"text": text, **settings, **records})
         return 0
     for result in results:
         print(f"{result.directory} ({result.kind} {result.digest[:12]}): {result.description}")
@@ -148,6 +180,12 @@ def run_evaluate(options: argparse.Namespace) -> int:
             print(f"  {score.name:46} {score.bits_per_byte:8.3f} bits/byte of {score.bytes:,} bytes")
         if not result.trained_on_this_text:
             print("  note: trained on other text than lies beside this validation text")
+    for found in divergences:
+        print(
+            f"drafter {found.drafter} against scorer {found.scorer} at temperature {found.temperature:g}: total "
+            f"variation {found.total_variation:.3f}, KL {found.kl_bits:.3f} bits/byte (reverse "
+            f"{found.reverse_kl_bits:.3f}); `verified` takes about {found.verified_sweeps:.0f} sweeps for 256 bytes"
+        )
     return 0
 
 
@@ -184,6 +222,9 @@ def _blocks_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/chain"), help="the checkpoint (default: %(default)s)")
     parser.add_argument("--block", type=int, metavar="N", help="only this one (default: all that are not done yet)")
     parser.add_argument("--context", choices=("own", "chained"), help="what a block reads: bytes, or features")
+    parser.add_argument(
+        "--lookahead", action="store_true", help="side by side, each learning from the last head (chained only)"
+    )
 
 
 def _ar_options(parser: argparse.ArgumentParser) -> None:
@@ -198,6 +239,7 @@ def _scorer_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/scorer"), help="the checkpoint (default: %(default)s)")
     parser.add_argument("--refresh-every", type=int, metavar="STEPS", help="between two exchanges of the stages")
     parser.add_argument("--copies", choices=("fp32", "int8"), help="how the stages travel then")
+    parser.add_argument("--features", choices=("live", "copies"), help="what a stage reads of those before it")
 
 
 def _arms_options(parser: argparse.ArgumentParser) -> None:
@@ -207,6 +249,26 @@ def _arms_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=_numbers, default=[0], metavar="N[,N]")
     parser.add_argument("--steps", type=int, help="steps of each arm")
     parser.add_argument("--out", type=Path, default=Path("runs/arms"), help="one folder an arm and seed")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def _ideas_options(parser: argparse.ArgumentParser) -> None:
+    _config_options(parser)
+    _data_options(parser)
+    parser.add_argument("--idea", choices=("lagged", "planned"), required=True)
+    parser.add_argument("--checkpoint", type=Path, default=Path("weights"), help="the bundle of the frozen models")
+    parser.add_argument("--from-local", action="store_true", help="start from the bundle's local model")
+    parser.add_argument("--features", choices=("ar", "scorer", "local"), default="ar", help="lagged: whose")
+    parser.add_argument("--lags", type=_numbers, default=(1, 8, 32), metavar="N[,N]", help="lagged: bytes")
+    parser.add_argument("--sigmas", type=_decimals, default=(10.0, 3.0, 1.0, 0.5, 0.15), help="planned: ends of a plan")
+    parser.add_argument("--chunk", type=int, default=32, help="planned: bytes of a plan (default: %(default)s)")
+    parser.add_argument("--rolled", type=float, default=1.0, help="planned: denoise from so many times sigma_end")
+    parser.add_argument("--prompts", type=int, default=64, help="planned: texts to write (default: %(default)s)")
+    parser.add_argument("--prompt-bytes", type=int, default=64)
+    parser.add_argument("--written-bytes", type=int, default=128)
+    parser.add_argument("--seeds", type=_numbers, default=[0], metavar="N[,N]")
+    parser.add_argument("--steps", type=int, help="steps of each arm")
+    parser.add_argument("--out", type=Path, default=Path("runs/ideas"), help="one folder an arm and seed")
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
@@ -229,6 +291,7 @@ def _evaluate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--windows", type=int, default=24, help="evenly spaced windows (default: %(default)s)")
     parser.add_argument("--min-context", type=int, default=64, metavar="BYTES", help="read but not scored in each")
     parser.add_argument("--steps", type=int, default=4, help="Euler steps in each block (default: %(default)s)")
+    parser.add_argument("--temperature", type=_positive, default=1.0, help="of drafter and scorers (default: 1)")
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
@@ -284,12 +347,22 @@ def _corpus(options: argparse.Namespace) -> Corpus:
     return load_corpus(options.data)
 
 
+def _positive(text: str) -> float:
+    if not 0 < (value := float(text)) < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a finite number above 0, not {text}")
+    return value
+
+
 def _names(text: str) -> list[str]:
     return text.split(",")
 
 
 def _numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
+
+
+def _decimals(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.split(","))
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:

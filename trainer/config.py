@@ -16,6 +16,7 @@ from stages.partition import KINDS, Kind
 MAX_WHOLE = 2**53
 
 Copies = Literal["fp32", "int8"]
+Features = Literal["live", "copies"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class LookaheadConfig:
     """Steps between two refreshes of the copies that the workers have of each other's stages."""
     copies: Copies = "fp32"
     """How the copies travel."""
+    features: Features = "live"
+    """What a stage reads: what the stages before it make in this step, sent by them; or what their copies make."""
     own_weight: float = 0.0
     """Weight of a stage's own next-byte loss; at 0 its head learns, and the stage learns nothing from it."""
     ahead: bool = True
@@ -62,8 +65,9 @@ class LookaheadConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MAX_WHOLE:
                 raise ConfigError(f"{name} must be a whole number from {least} to {MAX_WHOLE}, not {value!r}")
-        if self.copies not in get_args(Copies):
-            raise ConfigError(f"copies must be one of {', '.join(get_args(Copies))}, not {self.copies!r}")
+        for name, choices in (("copies", get_args(Copies)), ("features", get_args(Features))):
+            if (value := getattr(self, name)) not in choices:
+                raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
         if not _is_number(self.own_weight) or self.own_weight < 0:
             raise ConfigError(f"own_weight must be a finite number of at least 0, not {self.own_weight!r}")
         if not isinstance(self.ahead, bool):

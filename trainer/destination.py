@@ -22,8 +22,11 @@ from trainer.lock import exclusive
 RUN_FOLDER = "training"
 
 
-def new_chain(config: TrainingConfig, corpus: Corpus) -> Manifest:
-    """The manifest of a chain of which no block is trained yet."""
+def new_chain(config: TrainingConfig, corpus: Corpus, objective: str = "own losses") -> Manifest:
+    """The manifest of a chain of which no block is trained yet.
+
+    objective: what the blocks' clean streams learn from, "own losses" or "lookahead".
+    """
     codes = Codes(config.noise.code_seed, config.architecture.code_dim)
     return Manifest(
         kind="chain",
@@ -33,7 +36,7 @@ def new_chain(config: TrainingConfig, corpus: Corpus) -> Manifest:
         partition=make_partition(config.noise, config.architecture.parts, codes, corpus.train),
         probe_text=PROBE_TEXT,
         data=_data(corpus),
-        training=_training(config),
+        training={"objective": objective, **_training(config)},
     )
 
 

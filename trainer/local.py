@@ -15,6 +15,7 @@ from stages.checkpoint import load_block, save_ar, save_block
 from stages.errors import ConfigError, Interrupted
 from stages.manifest import Manifest, read_manifest
 from stages.probe import probe_block
+from trainer.chain_lookahead import BlockWorkers, ChainTask
 from trainer.config import TrainingConfig
 from trainer.curves import draw_curves
 from trainer.data import Corpus
@@ -59,6 +60,29 @@ def train_blocks(
     return manifest
 
 
+def train_blocks_ahead(config: TrainingConfig, corpus: Corpus, out: Path, progress: Progress | None = None) -> Manifest:
+    """Train all blocks of a `chained` chain side by side, with lookahead; see trainer/chain_lookahead.py."""
+    if config.architecture.context != "chained":
+        raise ConfigError("lookahead goes through the features that blocks pass on: give --context chained")
+    corpus.require(config.architecture.context_bytes + 1)
+    manifest = open_destination(out, new_chain(config, corpus, "lookahead"))
+    if not manifest.complete:
+        assert manifest.codes is not None
+        assert manifest.partition is not None
+        workers = BlockWorkers(config, manifest.codes)
+        task = ChainTask("chain-lookahead", workers, manifest.partition, corpus, config)
+        run = Run(task, config, out / RUN_FOLDER, identity(manifest), progress)
+        losses = run.train()
+        add_metrics(out, {"lookahead": losses})
+        features: Tensor | None = None
+        for block in workers.blocks:
+            features = save_block(out, block.eval(), features)
+        run.finish()
+        draw_curves(out / RUN_FOLDER)
+        manifest = read_manifest(out)
+    return manifest if "chain" in manifest.metrics else _diagnose(config, corpus, out, manifest, progress)
+
+
 def train_ar(
     config: TrainingConfig, corpus: Corpus, out: Path, layers: int, stages: int, progress: Progress | None = None
 ) -> Manifest:
@@ -97,7 +121,7 @@ def _train_pipeline(
     corpus.require(architecture.context_bytes + 1)
     manifest = open_destination(out, new_ar(architecture, config, corpus, objective))
     if manifest.complete:
-        print(f"{task.name}: already trained in {out}")
+        print(f"AR model: already trained in {out}")
         state_path(out / RUN_FOLDER, task.name).unlink(missing_ok=True)
         return manifest
     run = Run(task, config, out / RUN_FOLDER, identity(manifest), progress)

@@ -1,8 +1,9 @@
 """Stages of one pipeline, each trained alone: its loss is the last head's, through frozen copies of the others.
 
-A worker holds gradients and optimizer state of one stage. What it knows of the other stages are copies that are
-refreshed now and then. With copies that are always fresh, and no own losses, every worker's gradient is the one that
-training end to end gives; what is lost is what the stages move between two refreshes.
+A worker holds gradients and optimizer state of one stage. It reads the features that the stages before it send, and
+what it knows of the stages after it are copies that are refreshed now and then. With copies that are always fresh, and
+no own losses, every worker's gradient is the one that training end to end gives; what is lost is what the stages move
+between two refreshes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from stages.ar import ArStage
 from stages.architecture import VOCABULARY, Architecture
 from stages.layers import Layer, initialise, rotary_table
-from trainer.config import LookaheadConfig, TrainingConfig
+from trainer.config import Copies, LookaheadConfig, TrainingConfig
 from trainer.data import Corpus
 from trainer.evaluation import bits, next_byte_nats
 from trainer.objectives import next_byte_loss
@@ -65,12 +66,10 @@ class Workers(nn.Module):
         copies = nn.ModuleList(copy.deepcopy(stage) for stage in stages)
         self.copies = cast(Sequence[ArStage], copies.requires_grad_(False))
 
-    @torch.no_grad()
     def refresh(self) -> None:
         """Give every worker the others' stages as they are now."""
         for stage, frozen in zip(self.stages, self.copies, strict=True):
-            for ours, theirs in zip(stage.parameters(), frozen.parameters(), strict=True):
-                theirs.copy_(_through_int8(ours) if self.config.copies == "int8" and ours.dim() > 1 else ours)
+            copy_parameters(stage, frozen, self.config.copies)
 
     def losses(self, text: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Sum of the workers' objectives, no parameter in more than one of them, and each stage's own loss in nats.
@@ -87,8 +86,7 @@ class Workers(nn.Module):
             total = total + (self.config.own_weight or 1.0) * own[-1]
             if self.config.ahead:
                 total = total + next_byte_loss(self._ahead(hidden, index), text)
-            with torch.no_grad():
-                x = self.copies[index].read(x)
+            x = hidden.detach() if self.config.features == "live" else self.copies[index].read(x)
         raise AssertionError("a pipeline has a last stage")
 
     def _ahead(self, hidden: Tensor, index: int) -> Tensor:
@@ -125,6 +123,13 @@ class ScorerTask:
             nats = next_byte_nats(logits, text)
             losses |= {f"{name}_nats": nats, f"{name}_bits": bits(nats)}
         return losses
+
+
+@torch.no_grad()
+def copy_parameters(source: nn.Module, target: nn.Module, how: Copies) -> None:
+    """What arrives when a part's weights travel; in int8, its matrices lose a little."""
+    for ours, theirs in zip(source.parameters(), target.parameters(), strict=True):
+        theirs.copy_(_through_int8(ours) if how == "int8" and ours.dim() > 1 else ours)
 
 
 def _through_int8(weight: Tensor) -> Tensor:

@@ -129,7 +129,7 @@ _DIAGNOSTICS = {
 def checkpoints(directory: Path) -> list[Path]:
     """The checkpoints in a bundle, or the one in `directory` itself. Raises CheckpointError when there is none."""
     bundle = find_bundle(directory)
-    return [path for path in (bundle.chain, bundle.ar, bundle.local) if path is not None]
+    return [path for path in (bundle.chain, bundle.ar, bundle.scorer, bundle.local) if path is not None]
 
 
 def _describe(manifest: Manifest) -> str:

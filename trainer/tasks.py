@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -13,12 +15,46 @@ from trainer.config import TrainingConfig
 from trainer.data import Corpus
 from trainer.diagnostics import block_diagnostics
 from trainer.evaluation import bits, next_byte_nats
-from trainer.objectives import ChunkLayout, Corruption, block_loss, next_byte_loss
+from trainer.objectives import BlockLoss, ChunkLayout, Corruption, block_loss, next_byte_loss
 from trainer.run import StepLoss
 
 VALID_WINDOWS = 16
 STEPS_PER_BLOCK = 4
 """Euler steps with which the diagnostics denoise."""
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What one block is asked in one step: a pure function of (seed, block, step)."""
+
+    layout: ChunkLayout
+    corruption: Corruption
+    self_condition: bool
+
+    @classmethod
+    def draw(cls, block: Block, partition: NoisePartition, config: TrainingConfig, step: int, batch: int) -> Lesson:
+        length = block.architecture.context_bytes
+        draws = uniforms(config.seed, Purpose.TRAINING, 1 + block.index, 1, 4, step)[0]
+        generator = torch.Generator().manual_seed(int(draws[0] * 2**53))
+        chunk = config.chunks[int(draws[1] * len(config.chunks)) % len(config.chunks)] or length
+        layout = ChunkLayout(length, chunk, int(draws[2] * chunk) % chunk)
+        corruption = Corruption.draw(block, partition, layout, batch, generator)
+        return cls(layout, corruption, bool(draws[3] <= config.self_condition))
+
+    def loss(
+        self, block: Block, text: Tensor, features: Tensor | None, config: TrainingConfig, anchor: float | None = None
+    ) -> BlockLoss:
+        """:param anchor: weight of the clean loss, if not that of `config`."""
+        return block_loss(
+            block,
+            text,
+            features,
+            self.layout,
+            self.corruption,
+            self_condition=self.self_condition,
+            anchor=config.anchor if anchor is None else anchor,
+            edm_weighted=config.edm_weighted,
+        )
 
 
 class BlockTask:
@@ -34,26 +70,16 @@ class BlockTask:
         self.trained = [block]
 
     def loss(self, step: int) -> StepLoss:
-        config, block = self.config, self.module
-        text = self.corpus.batch(config.seed, step, config.sequences, self.length + 1)
-        # one independent stream for each (seed, block, step)
-        draws = uniforms(config.seed, Purpose.TRAINING, 1 + block.index, 1, 4, step)[0]
-        generator = torch.Generator().manual_seed(int(draws[0] * 2**53))
-        chunk = config.chunks[int(draws[1] * len(config.chunks)) % len(config.chunks)] or self.length
-        layout = ChunkLayout(self.length, chunk, int(draws[2] * chunk) % chunk)
-        corruption = Corruption.draw(block, self.partition, layout, len(text), generator)
-        loss = block_loss(
-            block,
-            text,
-            self._features(text[:, :-1]),
-            layout,
-            corruption,
-            self_condition=bool(draws[3] <= config.self_condition),
-            anchor=config.anchor,
-            edm_weighted=config.edm_weighted,
-        )
+        text = self.corpus.batch(self.config.seed, step, self.config.sequences, self.length + 1)
+        lesson = Lesson.draw(self.module, self.partition, self.config, step, len(text))
+        loss = lesson.loss(self.module, text, self._features(text[:, :-1]), self.config)
         return StepLoss(
-            loss.total, {"denoise_nats": float(loss.denoise), "next_byte_nats": float(loss.next_byte), "chunk": chunk}
+            loss.total,
+            {
+                "denoise_nats": float(loss.denoise),
+                "next_byte_nats": float(loss.next_byte.detach()),
+                "chunk": lesson.layout.chunk,
+            },
         )
 
     def evaluate(self) -> dict[str, float]:

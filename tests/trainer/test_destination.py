@@ -16,7 +16,7 @@ def test_an_identity_names_settings_and_data_but_not_results(tiny: TrainingConfi
     assert identity(manifest) == identity(new_chain(replace(tiny, log_every=7, save_every_s=1.0), corpus))
     for other in (replace(tiny, seed=9), replace(tiny, anchor=0.1), replace(tiny, chunks=(1,))):
         assert identity(manifest) != identity(new_chain(other, corpus))
-    assert identity(manifest) != identity(new_ar(tiny.architecture, tiny, corpus))
+    assert identity(manifest) != identity(new_ar(tiny.architecture, tiny, corpus, "end to end"))
 
 
 def test_a_new_destination_is_written_once(tmp_path: Path, tiny: TrainingConfig, corpus: Corpus) -> None:

@@ -36,7 +36,7 @@ class Line:
         torch.manual_seed(0)
         layers = nn.Sequential(nn.Linear(24, 24), nn.Linear(24, 1))
         self.name, self.module = "line", nn.ModuleDict({"layers": layers})
-        self.at, self.action = at, action
+        self.trained, self.at, self.action = [self.module], at, action
 
     def loss(self, step: int) -> StepLoss:
         if step == self.at:
