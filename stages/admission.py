@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 
 import grpc
+import numpy as np
 
 from stages.codec import ESTIMATE_LIMIT, FEATURE_LIMIT, Fp32, Int8, StateCodec, codec_named
 from stages.errors import CodecError
 from stages.parts import HostPlan, ModelSource
 from stages.randomness import MAX_SEED
 from stages.refusal import Refusal, failed_precondition, invalid
+from stages.samplers import SAMPLERS
+from stages.scoring import MAX_CANDIDATES, MAX_SCORED_ROWS
 from stages.sessions import Kind
 from stages.sweep import FEATURES
 from stages.transport import MAX_NAME
@@ -26,11 +30,13 @@ HIDDEN: dict[str, StateCodec] = {codec.name: codec for codec in (Fp32(), Int8())
 
 def check_hop(hop: stage_pb2.Hop, plan: HostPlan) -> Kind:
     """Raise Refusal unless `hop` is a hop that a host with `plan` can do; returns the model that it needs."""
-    kind = _kind(hop)
+    work = hop.WhichOneof("work")
+    if work is None:
+        raise invalid("the message carries no work: neither a sweep nor a step")
     check_label(hop.router, "router")
     check_label(hop.session, "session")
     _check_passages(hop)
-    source = _source(hop, plan, kind)
+    kind, source = _model(hop, plan, ("chain",) if work == "sweep" else ("ar", "scorer"))
     if kind == "chain":
         _check_sweep(hop, plan, source)
     else:
@@ -63,23 +69,20 @@ def _check_passages(hop: stage_pb2.Hop) -> None:
             raise invalid(f"the passage of {passage.host} has times that are negative or not finite")
 
 
-def _kind(hop: stage_pb2.Hop) -> Kind:
-    work = hop.WhichOneof("work")
-    if work is None:
-        raise invalid("the message carries no work: neither a sweep nor a step")
-    return "chain" if work == "sweep" else "ar"
-
-
-def _source(hop: stage_pb2.Hop, plan: HostPlan, kind: Kind) -> ModelSource:
-    source = plan.model(kind)
-    if source is None:
-        raise failed_precondition(f"this host has no {kind} model; its checkpoint directory lacks {kind}/")
-    if hop.digest != source.digest:
-        raise failed_precondition(
-            f"the request is for the {kind} checkpoint {hop.digest[:12] or '(none)'}, "
-            f"this host has {source.digest[:12]}: give every host the same checkpoint"
-        )
-    return source
+def _model(hop: stage_pb2.Hop, plan: HostPlan, kinds: Sequence[Kind]) -> tuple[Kind, ModelSource]:
+    """Which of the models that can do such work a hop is for, by its digest: the first, where two have the same."""
+    held = {kind: source for kind in kinds if (source := plan.model(kind)) is not None}
+    for kind, source in held.items():
+        if source.digest == hop.digest:
+            return kind, source
+    if not held:
+        lacking = " and ".join(f"{kind}/" for kind in kinds)
+        raise failed_precondition(f"this host has no {kinds[0]} model; its checkpoint directory lacks {lacking}")
+    shown = ", ".join(f"{source.digest[:12]} ({kind})" for kind, source in held.items())
+    raise failed_precondition(
+        f"the request is for the checkpoint {hop.digest[:12] or '(none)'}, this host has {shown}: "
+        "give every host the same checkpoint"
+    )
 
 
 def _check_sweep(hop: stage_pb2.Hop, plan: HostPlan, source: ModelSource) -> None:
@@ -94,6 +97,8 @@ def _check_sweep(hop: stage_pb2.Hop, plan: HostPlan, source: ModelSource) -> Non
     if not 1 <= sweep.steps <= MAX_STEPS:
         raise invalid(f"steps must be 1 to {MAX_STEPS}, not {sweep.steps}")
     _check_sampling(sweep.sampling)
+    if sweep.sampler and sweep.sampler not in SAMPLERS:
+        raise invalid(f"unknown sampler {sweep.sampler!r}; choose from {', '.join(SAMPLERS)}")
     first = sweep.block == 0
     chained = a.context == "chained" and not first
     try:
@@ -120,15 +125,46 @@ def _check_step(hop: stage_pb2.Hop, plan: HostPlan, source: ModelSource) -> None
         raise invalid(f"{step.remaining} bytes to generate do not fit the context of {a.context_bytes}")
     if step.draft and (step.remaining > 1 or step.draft >= len(step.clean)):
         raise invalid(f"{step.draft} guesses among {len(step.clean)} new bytes: give one known byte, and one step")
+    _check_odds(step)
+    branch_rows = _check_candidates(step, a.context_bytes)
     _check_sampling(step.sampling)
     if step.stage == 0 and step.hidden:
         raise invalid("stage 0 reads bytes: its message carries no hidden states")
     try:
         codec = hidden_codec(step.codec)
         if step.stage > 0:
-            codec.decode(step.hidden, len(step.clean), a.width, FEATURE_LIMIT)
+            codec.decode(step.hidden, len(step.clean) + branch_rows, a.width, FEATURE_LIMIT)
     except CodecError as error:
         raise invalid(str(error)) from None
+
+
+def _check_odds(step: stage_pb2.Step) -> None:
+    if not step.odds:
+        return
+    if len(step.odds) != 4 * step.draft:
+        raise invalid(f"odds of {len(step.odds)} bytes for {step.draft} guesses: each guess takes one float32")
+    odds = np.frombuffer(step.odds, dtype="<f4")
+    if not np.all((odds > 0) & (odds <= 1)):  # false for NaN too
+        raise invalid("odds must be above 0 and at most 1: what the drafter gave each guess that it drew")
+
+
+def _check_candidates(step: stage_pb2.Step, context_bytes: int) -> int:
+    """Rows that the candidates take: each byte but their last."""
+    count = len(step.candidates)
+    if not count:
+        return 0
+    length, end = len(step.candidates[0]), step.start + len(step.clean)
+    if count > MAX_CANDIDATES:
+        raise invalid(f"{count} candidates; a step scores at most {MAX_CANDIDATES}")
+    if step.remaining > 1 or step.draft:
+        raise invalid("candidates are scored in a step of their own: remaining must be 1, and draft 0")
+    if not length or any(len(candidate) != length for candidate in step.candidates):
+        raise invalid("candidates must have one length, of at least one byte")
+    if count * length > MAX_SCORED_ROWS:
+        raise invalid(f"{count} candidates of {length} bytes; a step scores at most {MAX_SCORED_ROWS} bytes in all")
+    if end + length > context_bytes:
+        raise invalid(f"candidates of {length} bytes after {end} do not fit the context of {context_bytes}")
+    return count * (length - 1)
 
 
 def _check_part(part: int, plan: HostPlan, noun: str) -> None:

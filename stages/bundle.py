@@ -1,8 +1,9 @@
-"""A bundle: the checkpoints that are served together, `chain/`, `ar/` and `local/` in one directory."""
+"""A bundle: the checkpoints that are served together, `chain/`, `ar/`, `scorer/` and `local/` in one directory."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from stages.errors import CheckpointError
@@ -15,6 +16,7 @@ class Bundle:
 
     chain: Path | None
     ar: Path | None
+    scorer: Path | None
     local: Path | None
 
 
@@ -25,21 +27,28 @@ def find_bundle(directory: Path) -> Bundle:
     """
     if (directory / MANIFEST_NAME).exists():
         kind = read_manifest(directory).kind
-        return Bundle(directory if kind == "chain" else None, directory if kind == "ar" else None, None)
-    found = {name: directory / name for name in ("chain", "ar", "local") if (directory / name / MANIFEST_NAME).exists()}
+        return Bundle(directory if kind == "chain" else None, directory if kind == "ar" else None, None, None)
+    names = [field.name for field in fields(Bundle)]
+    found = {name: directory / name for name in names if (directory / name / MANIFEST_NAME).exists()}
     if not found:
         raise CheckpointError(
-            f"no checkpoint in {directory}: it has neither {MANIFEST_NAME} nor one in chain/, ar/ or local/"
+            f"no checkpoint in {directory}: it has neither {MANIFEST_NAME} nor one in chain/, ar/, scorer/ or local/"
         )
-    return Bundle(found.get("chain"), found.get("ar"), found.get("local"))
+    return Bundle(**{name: found.get(name) for name in names})
 
 
-def check_split(chain: Manifest | None, ar: Manifest | None) -> int:
-    """How many parts hosts can share out: blocks and AR stages go together, so their counts must be equal."""
-    counts = {manifest.architecture.parts for manifest in (chain, ar) if manifest is not None}
-    if len(counts) != 1:
+def check_split(manifests: Mapping[str, Manifest]) -> int:
+    """How many parts hosts can share out: blocks and stages go together, so all models must have as many.
+
+    :param manifests: of the models that hosts hold parts of, by name. Raises CheckpointError.
+    """
+    if not manifests:
+        raise CheckpointError("nothing here that hosts could hold parts of: no chain/, ar/ or scorer/")
+    counts = {name: manifest.architecture.parts for name, manifest in manifests.items()}
+    if len(set(counts.values())) != 1:
+        shown = ", ".join(f"{name} {parts}" for name, parts in counts.items())
         raise CheckpointError(
-            f"the chain and the AR model are cut into different numbers of parts ({sorted(counts)}); "
-            "train the AR model with --stages equal to the number of blocks"
+            f"the models are cut into different numbers of parts ({shown}); "
+            "train each with as many stages as the chain has blocks"
         )
-    return counts.pop()
+    return next(iter(counts.values()))

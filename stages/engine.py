@@ -2,8 +2,8 @@
 
 A pass takes one piece of each hop that it serves, so a hop that comes in joins at the next pass, and one that ends
 leaves. AR steps go first and all together, for a step is a few rows and its user waits for every one of them. Sweeps
-fill the rest of a pass, the oldest first: more than about a hundred rows at once gain nothing on a processor, while
-the oldest hop can go on to the next host as soon as it is done.
+and candidates to score fill the rest of a pass, the oldest first: more than about a hundred rows at once gain nothing
+on a processor, while the oldest hop can go on to the next host as soon as it is done.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import grpc
 
-from stages.hop import Demand, HopWork, Outcome, StepWork, SweepWork, work_on
+from stages.hop import Demand, HopWork, Outcome, StepWork, work_on
 from stages.parts import Parts
 from stages.refusal import Refusal
 from stages.sessions import Session
@@ -116,7 +116,9 @@ class Engine:
     def _is_quick(self) -> bool:
         """Whether what arrived is nothing but a few rows of AR steps, and such a pass took no time of late."""
         return self._steps_ms < QUICK_MS and all(
-            job.hop.WhichOneof("work") == "step" and len(job.hop.step.clean) <= QUICK_ROWS
+            job.hop.WhichOneof("work") == "step"
+            and len(job.hop.step.clean) <= QUICK_ROWS
+            and not job.hop.step.candidates
             for job in list(self._arrived)  # at once: the engine's thread may be taking from it
         )
 
@@ -168,7 +170,7 @@ class Engine:
             job.result = Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed while the work was waiting")
 
     def _pass(self) -> None:
-        """One piece of every hop that takes part: AR steps through all stages of this host, sweeps one evaluation."""
+        """One piece of every hop that takes part: AR steps through all stages of this host, the others one call."""
         able = [job for job in self._jobs if job.result is None]
         able = able if self.most_hops > 1 else able[:1]
         running = _within([job for job in able if isinstance(job.work, StepWork)][: self.most_hops])
@@ -177,7 +179,7 @@ class Engine:
             _advance(running)
             running = [job for job in running if _is_mid_piece(job)]
             self._steps_ms = (time.perf_counter() - begin) * 1000
-        _advance(_within([job for job in able if isinstance(job.work, SweepWork)][: self.most_hops]))
+        _advance(_within([job for job in able if not isinstance(job.work, StepWork)][: self.most_hops]))
 
 
 def _fail(jobs: Sequence[Job]) -> None:

@@ -12,14 +12,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from stages.admission import hidden_codec
-from stages.backends.base import CleanPiece, Denoised, NoisyPiece
+from stages.backends.base import BranchPiece, CleanPiece, Denoised, NoisyPiece
 from stages.codec import FEATURE_LIMIT, codec_named
 from stages.parts import Parts
 from stages.randomness import sample_bytes
+from stages.samplers import Ode
+from stages.scoring import BRANCH_ROWS, branch_pieces, candidate_nats, judge
 from stages.sessions import Session
 from stages.sweep import BlockWork, Boundary, SweepPlan, clean_pieces
 from stages.v1 import stage_pb2
@@ -34,7 +37,7 @@ class Demand:
 
     compute: Callable[[Sequence[Any]], Sequence[Any]]
     """The method of a runner that takes such pieces: equal ones can be computed in one call."""
-    piece: CleanPiece | NoisyPiece | Tensor
+    piece: CleanPiece | BranchPiece | NoisyPiece | Tensor
     rows: int
 
 
@@ -58,10 +61,12 @@ class HopWork(ABC):
         """Go on with the result of the last demand."""
 
 
-def work_on(hop: stage_pb2.Hop, session: Session, parts: Parts, following: int) -> SweepWork | StepWork:
+def work_on(hop: stage_pb2.Hop, session: Session, parts: Parts, following: int) -> HopWork:
     """The work of an admitted hop. `following`: the block or stage after this host's."""
     if hop.WhichOneof("work") == "sweep":
         return SweepWork(hop, session, parts, following)
+    if hop.step.candidates:
+        return ScoreWork(hop, session, parts, following)
     return StepWork(hop, session, parts, following)
 
 
@@ -72,7 +77,8 @@ class SweepWork(HopWork):
         sweep = hop.sweep
         self.hop, self.session, self.parts, self.following = hop, session, parts, following
         start = sweep.clean_start + len(sweep.clean)
-        self.plan = SweepPlan(sweep.sampling.seed, start, sweep.slots, sweep.steps, sweep.sampling.temperature)
+        seed, temperature, sampler = sweep.sampling.seed, sweep.sampling.temperature, sweep.sampler or Ode.name
+        self.plan = SweepPlan(seed, start, sweep.slots, sweep.steps, temperature, sampler)
         self._left = deque(session.caches)
         self._begin(Boundary(sweep.estimate, sweep.features) if sweep.block else None)
 
@@ -111,20 +117,18 @@ class SweepWork(HopWork):
 
 
 class StepWork(HopWork):
-    """New bytes on their way through the host's AR stages."""
+    """New bytes on their way through the host's stages of a pipeline."""
 
     def __init__(self, hop: stage_pb2.Hop, session: Session, parts: Parts, following: int) -> None:
         step = hop.step
         self.hop, self.session, self.parts, self.following = hop, session, parts, following
-        for caches in session.caches.values():
-            for cache in caches:
-                cache.length = step.start  # what came after was a guess
-        self.codec = hidden_codec(step.codec)
+        _go_back(session, step.start)
+        self.codec, self._runners = hidden_codec(step.codec), parts.pipeline(session.kind)
         self._stages = tuple(session.caches)
         if step.stage == 0:
-            source = torch.frombuffer(bytearray(step.clean), dtype=torch.uint8).long()
+            source = _bytes(step.clean)
         else:
-            source = self.codec.decode(step.hidden, len(step.clean), parts.ar_width, FEATURE_LIMIT)
+            source = self.codec.decode(step.hidden, len(step.clean), parts.width(session.kind), FEATURE_LIMIT)
         # guesses after a prompt are a piece of their own: the prompt is then read as without them
         prompt = len(source) - step.draft if step.start == 0 else len(source)
         self._unread = deque([*clean_pieces(source[:prompt]), *clean_pieces(source[prompt:])])
@@ -141,14 +145,14 @@ class StepWork(HopWork):
 
     def demand(self) -> Demand:
         if self._at == len(self._stages):
-            return Demand(self.parts.ar[self._stages[-1]].next_byte, self._x, self.rows)
+            return Demand(self._runners[self._stages[-1]].next_byte, self._x, self.rows)
         stage = self._stages[self._at]
-        return Demand(self.parts.ar[stage].read, CleanPiece(self._x, self.session.caches[stage]), self.rows)
+        return Demand(self._runners[stage].read, CleanPiece(self._x, self.session.caches[stage]), self.rows)
 
     def supply(self, result: Tensor | Denoised) -> None:
         assert isinstance(result, Tensor)
         if self._at == len(self._stages):
-            self.outcome = self._sampled(result)
+            self.outcome = self._judged(result) if self.hop.step.odds else self._sampled(result)
             return
         self._x, self._at = result, self._at + 1
         if self._at < len(self._stages):
@@ -172,12 +176,111 @@ class StepWork(HopWork):
         Guesses are compared with what the model samples at their place from the same random numbers, so the text is
         the very text that it writes without guesses.
         """
-        step = self.hop.step
-        first = step.start + len(step.clean) - step.draft
+        step, first = self.hop.step, self._first
         sampled = sample_bytes(logits, step.sampling.temperature, step.sampling.seed, first)
-        guesses = step.clean[len(step.clean) - step.draft :]
-        right = next((i for i, guess in enumerate(guesses) if guess != sampled[i]), step.draft)
+        right = next((i for i, guess in enumerate(self._guesses) if guess != sampled[i]), step.draft)
         return stage_pb2.Event(session=self.hop.session, number=step.number, text=sampled[: right + 1])
+
+    def _judged(self, logits: Tensor) -> stage_pb2.Event:
+        """How far the guesses are accepted."""
+        step, sampling = self.hop.step, self.hop.step.sampling
+        odds = np.frombuffer(step.odds, dtype="<f4")
+        verdict = judge(logits, self._guesses, odds, sampling.temperature, sampling.seed, self._first)
+        row = stage_pb2.Verdict(accepted=verdict.accepted, odds=verdict.probabilities.astype("<f4").tobytes())
+        return stage_pb2.Event(session=self.hop.session, number=step.number, verdict=row)
+
+    @property
+    def _guesses(self) -> bytes:
+        return self.hop.step.clean[len(self.hop.step.clean) - self.hop.step.draft :]
+
+    @property
+    def _first(self) -> int:
+        """Position of the first guess."""
+        return self.hop.step.start + len(self.hop.step.clean) - self.hop.step.draft
+
+
+class ScoreWork(HopWork):
+    """New bytes, and candidates that may come after them, on their way through the host's stages of a pipeline.
+
+    The new bytes are read and remembered; then every candidate is evaluated as a branch that nothing remembers.
+    """
+
+    def __init__(self, hop: stage_pb2.Hop, session: Session, parts: Parts, following: int) -> None:
+        step = hop.step
+        self.hop, self.session, self.parts, self.following = hop, session, parts, following
+        _go_back(session, step.start)
+        self.codec, self._runners = hidden_codec(step.codec), parts.pipeline(session.kind)
+        self._stages = tuple(session.caches)
+        self._candidates = _bytes(b"".join(step.candidates)).view(len(step.candidates), -1)
+        clean, inner = _bytes(step.clean), self._candidates[:, :-1]  # nothing is asked after a last byte
+        if step.stage > 0:
+            width, known = parts.width(session.kind), len(clean)
+            rows = self.codec.decode(step.hidden, known + inner.numel(), width, FEATURE_LIMIT)
+            clean, inner = rows[:known], rows[known:].view(*inner.shape, width)
+        self._unread, self._branches = deque(clean_pieces(clean)), deque(branch_pieces(inner))
+        self._x, self._at, self._branching = self._unread.popleft(), 0, False
+        self._hidden = list[Tensor]()
+        self._heads = deque[Tensor]()
+        self._logits = list[Tensor]()
+
+    @property
+    def rows(self) -> int:
+        if self._heads:
+            return len(self._heads[0])
+        return self._x.shape[0] * self._x.shape[1] if self._branching else len(self._x)
+
+    def demand(self) -> Demand:
+        if self._heads:
+            return Demand(self._runners[self._stages[-1]].next_byte, self._heads[0], self.rows)
+        stage = self._stages[self._at]
+        runner, caches = self._runners[stage], self.session.caches[stage]
+        if self._branching:
+            return Demand(runner.branch, BranchPiece(self._x, caches), self.rows)
+        return Demand(runner.read, CleanPiece(self._x, caches, at_once=True), self.rows)
+
+    def supply(self, result: Tensor | Denoised) -> None:
+        assert isinstance(result, Tensor)
+        if self._heads:
+            self._heads.popleft()
+            self._logits.append(result)
+            if not self._heads:
+                self.outcome = self._scored()
+            return
+        self._x, self._at = result, self._at + 1
+        if self._at < len(self._stages):
+            return
+        self._hidden.append(self._x.flatten(0, -2))
+        self._at, self._branching = 0, not self._unread
+        left = self._unread or self._branches
+        if left:
+            self._x = left.popleft()
+        else:
+            self._go_on(torch.cat(self._hidden))
+
+    def _go_on(self, hidden: Tensor) -> None:
+        if self._stages[-1] == self.parts.parts - 1:
+            self._heads.extend(hidden[len(self.hop.step.clean) - 1 :].split(BRANCH_ROWS))
+        else:
+            self.outcome = after = stage_pb2.Hop()
+            after.CopyFrom(self.hop)
+            after.step.stage = self.following
+            after.step.hidden = self.codec.encode(hidden)
+
+    def _scored(self) -> stage_pb2.Event:
+        nats = candidate_nats(self._candidates, self._logits, self.hop.step.sampling.temperature)
+        scores = stage_pb2.Scores(nats=nats.astype("<f4").tobytes())
+        return stage_pb2.Event(session=self.hop.session, number=self.hop.step.number, scores=scores)
+
+
+def _go_back(session: Session, start: int) -> None:
+    """Forget what was read from `start` on: guesses."""
+    for caches in session.caches.values():
+        for cache in caches:
+            cache.length = start
+
+
+def _bytes(text: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
 
 
 def next_step(hop: stage_pb2.Hop, text: bytes) -> stage_pb2.Hop:

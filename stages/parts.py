@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stages.ar import cache_bytes
@@ -12,6 +12,7 @@ from stages.bundle import check_split, find_bundle
 from stages.checkpoint import load_block, load_stage
 from stages.errors import InputError
 from stages.manifest import Manifest, read_manifest
+from stages.scoring import MAX_SCORED_ROWS
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,9 @@ class HostPlan:
 
     blocks: tuple[int, ...]
     parts: int
-    chain: ModelSource | None
-    ar: ModelSource | None
+    chain: ModelSource | None = None
+    ar: ModelSource | None = None
+    scorer: ModelSource | None = None
 
     @property
     def is_first(self) -> bool:
@@ -40,15 +42,27 @@ class HostPlan:
     def is_last(self) -> bool:
         return self.blocks[-1] == self.parts - 1
 
+    @property
+    def models(self) -> dict[str, ModelSource]:
+        """The models that it holds parts of, by kind."""
+        sources = {"chain": self.chain, "ar": self.ar, "scorer": self.scorer}
+        return {kind: source for kind, source in sources.items() if source is not None}
+
+    @property
+    def pipelines(self) -> dict[str, ModelSource]:
+        """Those of them that read bytes and say what follows, by kind."""
+        return {kind: source for kind, source in self.models.items() if kind != "chain"}
+
     def model(self, kind: str) -> ModelSource | None:
-        return self.chain if kind == "chain" else self.ar
+        return self.models.get(kind)
 
     def message_bytes(self) -> int:
-        """Largest message that a hop can need: a full context of features or hidden states, with room to spare."""
+        """Largest message that a hop can need, with room to spare: a full context of features or hidden states, and
+        the hidden states of candidates."""
+        scored = MAX_SCORED_ROWS if self.pipelines else 0
         sizes = [
-            source.manifest.architecture.context_bytes * (source.manifest.architecture.width + 64) * 4
-            for source in (self.chain, self.ar)
-            if source is not None
+            (source.manifest.architecture.context_bytes + scored) * (source.manifest.architecture.width + 64) * 4
+            for source in self.models.values()
         ]
         return max(sizes) + (1 << 20)
 
@@ -60,6 +74,7 @@ class Parts:
     plan: HostPlan
     chain: dict[int, BlockRunner]
     ar: dict[int, StageRunner]
+    scorer: dict[int, StageRunner] = field(default_factory=dict)
 
     @property
     def parts(self) -> int:
@@ -70,20 +85,31 @@ class Parts:
     def chain_source(self) -> ModelSource | None:
         return self.plan.chain
 
-    @property
-    def ar_width(self) -> int:
-        assert self.plan.ar is not None
-        return self.plan.ar.manifest.architecture.width
+    def pipeline(self, kind: str) -> dict[int, StageRunner]:
+        """The stages of kind `ar` or `scorer`."""
+        return self.ar if kind == "ar" else self.scorer
+
+    def held(self, kind: str) -> list[int]:
+        """Which parts of a model are here."""
+        return list(self.chain if kind == "chain" else self.pipeline(kind))
+
+    def width(self, kind: str) -> int:
+        """Numbers in a hidden state of a model."""
+        source = self.plan.model(kind)
+        assert source is not None
+        return source.manifest.architecture.width
 
 
 def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:
     """Check a host's blocks against a checkpoint. Raises InputError or CheckpointError."""
     bundle = find_bundle(checkpoint)
-    chain, ar = (
-        None if path is None else ModelSource(path, manifest := read_manifest(path), manifest.digest())
-        for path in (bundle.chain, bundle.ar)
-    )
-    parts = check_split(chain.manifest if chain else None, ar.manifest if ar else None)
+    paths = {"chain": bundle.chain, "ar": bundle.ar, "scorer": bundle.scorer}
+    models = {
+        kind: ModelSource(path, manifest := read_manifest(path), manifest.digest())
+        for kind, path in paths.items()
+        if path is not None
+    }
+    parts = check_split({kind: source.manifest for kind, source in models.items()})
     if not blocks:
         raise InputError(f"no block given: this checkpoint has blocks 0 to {parts - 1}")
     for block in blocks:
@@ -91,15 +117,19 @@ def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:
             raise InputError(f"block {block} does not exist: this checkpoint has blocks 0 to {parts - 1}")
     if list(blocks) != list(range(blocks[0], blocks[0] + len(blocks))):
         raise InputError(f"blocks {','.join(map(str, blocks))} are not consecutive: a host holds neighbours, in order")
-    return HostPlan(blocks, parts, chain, ar)
+    return HostPlan(blocks, parts, **models)
 
 
 def load_parts(plan: HostPlan, backend: Backend | None = None) -> Parts:
     """Read this host's files, and no others."""
     backend = backend or backend_named(DEFAULT_BACKEND)
     chain = {i: backend.block(load_block(plan.chain.directory, i)) for i in plan.blocks} if plan.chain else {}
-    ar = {i: backend.stage(load_stage(plan.ar.directory, i)) for i in plan.blocks} if plan.ar else {}
-    return Parts(plan, chain, ar)
+    pipelines: dict[str, dict[int, StageRunner]] = {}
+    for source in plan.pipelines.values():
+        if source.digest not in pipelines:  # the scorer may be a copy of the AR model
+            pipelines[source.digest] = {i: backend.stage(load_stage(source.directory, i)) for i in plan.blocks}
+    ar, scorer = (pipelines[source.digest] if source else {} for source in (plan.ar, plan.scorer))
+    return Parts(plan, chain, ar, scorer)
 
 
 def full_state_bytes(plan: HostPlan) -> int:

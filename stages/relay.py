@@ -22,6 +22,8 @@ from stages.v1 import stage_pb2, stage_pb2_grpc
 
 KEEP_WARM_S = 0.15
 WARM_TIMEOUT_S = 2.0
+RECENT = 8
+"""Keep-warm messages whose quickest tells the link's own round trip: the others may have waited for a processor."""
 PARCEL_BYTES = 1 << 20
 """A parcel takes hops until it has this many bytes."""
 PARCEL_HOPS = 8
@@ -60,6 +62,7 @@ class Relay:
         self.stub: stage_pb2_grpc.StageServiceAsyncStub = stage_pb2_grpc.StageServiceStub(self.channel)
         self.rtt_ms: float | None = None
         """Round trip of the last keep-warm message; None while the host does not answer."""
+        self._rtts_ms: deque[float] = deque(maxlen=RECENT)
         self._outbox: deque[_Handover] = deque()
         self._sent: dict[int, list[_Handover]] = {}
         """Handed to gRPC and without a receipt yet, by the number of their parcel."""
@@ -113,8 +116,10 @@ class Relay:
         try:
             await self.stub.Warm(stage_pb2.WarmRequest(padding=bytes(size)), timeout=WARM_TIMEOUT_S)
             self.rtt_ms = (time.perf_counter() - begin) * 1000
+            self._rtts_ms.append(self.rtt_ms)
         except grpc.aio.AioRpcError as error:
             self.rtt_ms = None
+            self._rtts_ms.clear()
             raise self._refusal(error, begin) from None
 
     async def keep_warm(self, size: int, pause_s: float = KEEP_WARM_S) -> None:
@@ -132,6 +137,11 @@ class Relay:
             await asyncio.gather(self._streamer, return_exceptions=True)
         self._settle_all(Refusal(grpc.StatusCode.UNAVAILABLE, f"the link to {self.host} was closed"))
         await self.channel.close()
+
+    @property
+    def least_rtt_ms(self) -> float | None:
+        """Of the last few keep-warm messages; None while the host does not answer."""
+        return min(self._rtts_ms, default=None)
 
     @property
     def host(self) -> str:

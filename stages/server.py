@@ -17,13 +17,15 @@ from grpc_reflection.v1alpha import reflection
 from stages.allocator import return_large_buffers, trim
 from stages.ar import new_caches
 from stages.backends import backend_named
-from stages.backends.base import CleanPiece, NoisyPiece
+from stages.backends.base import BranchPiece, CleanPiece, NoisyPiece
 from stages.errors import OnesweepError, ServiceError
 from stages.host import Host, HostSettings
 from stages.parts import HostPlan, Parts, full_state_bytes, load_parts, plan_host
 from stages.refusal import Refusal
 from stages.relay import WARM_TIMEOUT_S, Relay
+from stages.scoring import branch_pieces
 from stages.service import StageService
+from stages.sessions import KINDS
 from stages.sweep import clean_pieces
 from stages.transport import bind, new_server, parse_address, stop_on_signals
 from stages.v1 import stage_pb2, stage_pb2_grpc
@@ -163,7 +165,8 @@ def wiring_problem(plan: HostPlan, address: str, other: stage_pb2.DescribeRespon
     due = (plan.blocks[-1] + 1) % plan.parts
     if not other.blocks or other.blocks[0] != due:
         return f"{address} holds blocks {list(other.blocks)}, block {due} must come next: check --next and --blocks"
-    for kind, mine, theirs in (("chain", plan.chain, other.chain), ("ar", plan.ar, other.ar)):
+    for kind in KINDS:
+        mine, theirs = plan.model(kind), getattr(other, kind)
         digest = mine.digest if mine else ""
         if digest != theirs.digest:
             return (
@@ -185,18 +188,22 @@ def warm_up(plan: HostPlan, parts: Parts) -> None:
                 runner.read([CleanPiece(piece, caches)])
             state = torch.zeros(a.context_bytes - half, a.code_dim)
             runner.denoise([NoisyPiece(state, state, 1.0, half, caches)])
-    if plan.ar is not None:
-        a = plan.ar.manifest.architecture
-        for index, stage in parts.ar.items():
-            caches = new_caches(a.layers, a, a.context_bytes)
-            full, one = (
-                torch.zeros(n, dtype=torch.int64) if index == 0 else torch.zeros(n, a.width)
-                for n in (a.context_bytes - 1, 1)
+    for kind, source in plan.pipelines.items():
+        a = source.manifest.architecture
+        for index, stage in parts.pipeline(kind).items():
+            caches, half = new_caches(a.layers, a, a.context_bytes), a.context_bytes // 2
+            full, one, branches = (
+                torch.zeros(shape, dtype=torch.int64) if index == 0 else torch.zeros(*shape, a.width)
+                for shape in ((a.context_bytes - 1,), (1,), (2, half // 2))
             )
             for piece in (*clean_pieces(full), one):
                 hidden = stage.read([CleanPiece(piece, caches)])
             if index == a.parts - 1:
                 stage.next_byte(hidden)
+            for cache in caches:
+                cache.length = half
+            for piece in branch_pieces(branches):
+                stage.branch([BranchPiece(piece, caches)])
 
 
 async def _drained(host: Host) -> None:

@@ -40,6 +40,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
             blocks=plan.blocks,
             chain=_model_info(plan.chain),
             ar=_model_info(plan.ar),
+            scorer=_model_info(plan.scorer),
             ready=not self.not_ready_reason,
             not_ready_reason=self.not_ready_reason,
             next_address=self.host.relay.address if self.host.relay else "",

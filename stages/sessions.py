@@ -6,7 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import grpc
 
@@ -16,7 +16,9 @@ from stages.manifest import Manifest
 from stages.parts import Parts, session_bytes
 from stages.refusal import Refusal, exhausted, failed_precondition, invalid
 
-Kind = Literal["chain", "ar"]
+Kind = Literal["chain", "ar", "scorer"]
+"""The models that hosts hold parts of."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 REMEMBERED = 4096
 """Names of released sessions that are kept: work for one of them may still be on its way."""
@@ -58,7 +60,7 @@ class SessionStore:
             raise Refusal(grpc.StatusCode.ALREADY_EXISTS, f"session {name!r} is open already")
         if name in self._released:
             raise Refusal(grpc.StatusCode.NOT_FOUND, f"session {name!r} was released")
-        held = list(parts.chain if kind == "chain" else parts.ar)
+        held = parts.held(kind)
         need = session_bytes(manifest, len(held), capacity)
         self.expire()
         if self.bytes + need > self.budget_bytes:
@@ -92,7 +94,7 @@ class SessionStore:
             raise Refusal(grpc.StatusCode.ALREADY_EXISTS, f"sweep {number} of session {name!r} was accepted before")
         if number > session.next_number:
             raise failed_precondition(f"sweep {number} of session {name!r} came before sweep {session.next_number}")
-        # an AR step may go back behind guesses that turned out wrong
+        # a step may go back behind guesses that turned out wrong
         if start > session.length or (start < session.length and kind == "chain"):
             raise failed_precondition(
                 f"session {name!r} has read {session.length} positions, the sweep goes on at {start}"

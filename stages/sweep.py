@@ -13,9 +13,10 @@ from stages.architecture import Architecture
 from stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece
 from stages.codec import ESTIMATE_LIMIT, FEATURE_LIMIT, Int8, StateCodec
 from stages.layers import LayerCache
-from stages.noise import Trajectory, step_sigmas
+from stages.noise import step_sigmas
 from stages.partition import NoisePartition
-from stages.randomness import Purpose, normals, sample_bytes
+from stages.randomness import sample_bytes
+from stages.samplers import SAMPLERS
 
 FEATURES = Int8()
 """How clean features travel between `chained` blocks."""
@@ -35,6 +36,8 @@ class SweepPlan:
     steps: int
     """Euler steps in each block."""
     temperature: float
+    sampler: str = "ode"
+    """A name in SAMPLERS."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +72,11 @@ class BlockWork:
         self.is_last = index == a.parts - 1
         self._unread = deque(clean_pieces(clean_source(a, index == 0, clean, before.features if before else b"")))
         self._features: list[Tensor] = []
-        self._trajectory = Trajectory(partition.sigma_max)
-        noise = normals(plan.seed, Purpose.INITIAL_NOISE, plan.start, plan.slots, a.code_dim)
-        self._initial = self._trajectory.sigma_start * noise
-        self._estimate = torch.zeros_like(noise)
+        self._sampler = SAMPLERS[plan.sampler](
+            plan.seed, plan.start, plan.slots, a.code_dim, partition.sigma_max, plan.temperature
+        )
+        self._evaluation = index * plan.steps
+        self._estimate = torch.zeros(plan.slots, a.code_dim)
         if before is not None:
             self._estimate = codec.decode(before.estimate, plan.slots, a.code_dim, ESTIMATE_LIMIT)
         high, low = partition.range(index)
@@ -91,8 +95,8 @@ class BlockWork:
         if self._unread:
             return CleanPiece(self._unread[0], self.caches)
         sigma = self._levels[0][0]
-        z = self._trajectory.state(self._initial, self._estimate, sigma)
-        return NoisyPiece(z, self._estimate, sigma, self.plan.start, self.caches)
+        z = self._sampler.state(self._estimate, sigma, self._evaluation)
+        return NoisyPiece(z, self._estimate, sigma, self.plan.start, self.caches, self._sampler.point_temperature)
 
     @property
     def rows(self) -> int:
@@ -107,7 +111,8 @@ class BlockWork:
             return
         sigma, sigma_next = self._levels.popleft()
         if sigma_next is not None:
-            self._estimate = self._trajectory.advance(self._estimate, result.point, sigma, sigma_next)
+            self._estimate = self._sampler.advance(self._estimate, result.point, sigma, sigma_next)
+        self._evaluation += 1
         self._logits = result.logits
 
     def outcome(self) -> Boundary | bytes:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stages.ar import ArStage, new_caches
 from stages.architecture import VOCABULARY
-from stages.backends.base import BlockRunner, CleanPiece, NoisyPiece, StageRunner
+from stages.backends.base import BlockRunner, BranchPiece, CleanPiece, NoisyPiece, StageRunner
 from stages.block import Block
 from stages.errors import CheckpointError
 
@@ -19,6 +19,7 @@ TOLERANCE = 1e-3
 INT8_TOLERANCE = 0.25
 SIGMA = 1.0
 POSITIONS = 24
+BRANCHES = 3
 
 
 @torch.inference_mode()
@@ -43,6 +44,7 @@ def check_block(runner: BlockRunner, block: Block, int8: bool = False) -> None:
 def check_stage(runner: StageRunner, stage: ArStage, int8: bool = False) -> None:
     """Raises CheckpointError when a stage's runner and the stage disagree on a probe."""
     hidden = _check_read(runner, stage, stage.read, int8)
+    _check_branch(runner, stage, int8)
     if stage.is_last:
         _compare(runner.next_byte([hidden])[0], stage.next_byte(hidden), stage, int8)
 
@@ -54,16 +56,33 @@ def _check_read(
     generator = torch.Generator().manual_seed(0)
     a = part.architecture
     count = min(POSITIONS, a.context_bytes)
-    if part.embedding is None:
-        source = torch.randn(count, a.width, generator=generator)
-    else:
-        source = torch.randint(VOCABULARY, (count,), generator=generator)
+    source = _source(part, (count,), generator)
     caches = new_caches(a.layers, a, count)
     expected = copy.deepcopy(caches)
     for piece in (source[:-1], source[-1:]):
         (features,) = runner.read([CleanPiece(piece, caches)])
         _compare(features, read(piece[None], expected)[0], part, int8)
     return features
+
+
+def _check_branch(runner: StageRunner, stage: ArStage, int8: bool) -> None:
+    """Branches of a sequence, against each of them read after it."""
+    generator = torch.Generator().manual_seed(1)
+    a = stage.architecture
+    half = min(POSITIONS, a.context_bytes) // 2
+    source = _source(stage, (BRANCHES, half), generator)
+    caches = new_caches(a.layers, a, 2 * half)
+    for cache in caches:
+        cache.append(*torch.randn(2, *cache.keys[:, :, :half].shape, generator=generator))
+    (hidden,) = runner.branch([BranchPiece(source, caches)])
+    for found, branch in zip(hidden, source, strict=True):
+        _compare(found, stage.read(branch[None], copy.deepcopy(caches))[0], stage, int8)
+
+
+def _source(part: Block | ArStage, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    if part.embedding is None:
+        return torch.randn(*shape, part.architecture.width, generator=generator)
+    return torch.randint(VOCABULARY, shape, generator=generator)
 
 
 def _compare(found: Tensor, expected: Tensor, part: Block | ArStage, int8: bool) -> None:

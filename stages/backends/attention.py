@@ -10,8 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from stages.backends.base import CleanPiece
 from stages.backends.rows import Rows
 from stages.layers import LayerCache
+
+UNSEEN = -1e30
+"""Added to the score of what must not be seen: finite, for -inf breaks some kernels."""
 
 
 def rotary_rows(rotary: Tensor) -> Tensor:
@@ -34,21 +38,26 @@ def rotate_rows(qkv: Tensor, heads: int, cos: Tensor, sin: Tensor) -> None:
     both.mul_(cos).addcmul_(swapped, sin)
 
 
-def causal_masks(lengths: Sequence[int], new: Sequence[int]) -> list[Tensor | None]:
-    """For each piece of `new` positions after `length`: which keys they see; None where no mask is needed."""
-    return [
-        torch.ones(count, past + count, dtype=torch.bool).tril(past) if past and count > 1 else None
-        for past, count in zip(lengths, new, strict=True)
-    ]
+def causal_masks(pieces: Sequence[CleanPiece], few: int) -> list[Tensor | None]:
+    """For each piece: which keys its positions see; None where no mask is needed.
+
+    :param few: a piece of up to so many positions after others gets none: it is computed position by position, as if
+        they came one at a time, to the last bit the same.
+    """
+    masks: list[Tensor | None] = []
+    for piece in pieces:
+        past, count = piece.caches[0].length, len(piece.source)
+        together = past and count > (1 if piece.at_once else few)
+        masks.append(torch.ones(count, past + count, dtype=torch.bool).tril(past) if together else None)
+    return masks
 
 
 def attend_clean(
-    qkv: Tensor, rows: Rows, heads: int, caches: Sequence[LayerCache], masks: Sequence[Tensor | None], few: int
+    qkv: Tensor, rows: Rows, heads: int, caches: Sequence[LayerCache], masks: Sequence[Tensor | None]
 ) -> Tensor:
     """Append each piece's keys and values to its cache, and attend over it. qkv: (rows, 3 width) -> (rows, width).
 
-    :param few: a piece of up to so many positions after others is computed position by position, as if they came one
-        at a time: to the last bit the same.
+    masks: of `causal_masks`.
     """
     dim = qkv.shape[1] // (3 * heads)
     mixed = torch.zeros(rows.total, heads, dim)
@@ -60,7 +69,7 @@ def attend_clean(
             _attend_one(queries[i], numbers[i], cache, results[i])
         return mixed.view(rows.total, -1)
     for (begin, end), cache, mask in zip(rows, caches, masks, strict=True):
-        if end - begin == 1 or (end - begin <= few and cache.length):
+        if end - begin == 1 or (mask is None and cache.length):
             for i in range(begin, end):
                 _attend_one(split[i, 0].unsqueeze(1), numbers[i], cache, mixed[i].unsqueeze(1))
         else:
@@ -78,6 +87,33 @@ def attend_noisy(qkv: Tensor, rows: Rows, heads: int, caches: Sequence[LayerCach
         keys, values = torch.cat([keys, k], dim=2), torch.cat([values, v], dim=2)
         mixed.append(F.scaled_dot_product_attention(q, keys, values, scale=1.0)[0].transpose(0, 1).flatten(1))
     return rows.pack(mixed, fresh=False)
+
+
+def attend_branches(
+    qkv: Tensor, rows: Rows, heads: int, caches: Sequence[LayerCache], branches: Sequence[int]
+) -> Tensor:
+    """Each branch of a piece sees the positions in the piece's cache, and itself. qkv: (rows, 3 width)."""
+    dim = qkv.shape[1] // (3 * heads)
+    pieces = qkv.view(rows.total, 3, heads, dim).split(rows.sizes)
+    mixed = [_attend_forked(*each) for each in zip(pieces, caches, branches, strict=False)]
+    return rows.pack(mixed, fresh=False)
+
+
+def _attend_forked(split: Tensor, cache: LayerCache, branches: int) -> Tensor:
+    """Branches of one length. split: (rows, 3, heads, head_dim) -> (rows, width).
+
+    What they share is neither copied nor read once for each: it meets all rows in one product.
+    """
+    q, k, v = split.permute(1, 2, 0, 3)
+    keys, values = (each[0] for each in cache.stored())
+    own_q, own_k, own_v = (each.unflatten(1, (branches, -1)) for each in (q, k, v))
+    new = own_q.shape[2]
+    own = (own_q @ own_k.transpose(2, 3)).add_(torch.full((new, new), UNSEEN).triu(1))
+    weights = torch.cat([q @ keys.transpose(1, 2), own.flatten(1, 2)], dim=2).softmax(-1)
+    past = cache.length
+    mixed = weights[:, :, :past] @ values
+    mixed += (weights[:, :, past:].unflatten(1, (branches, -1)) @ own_v).flatten(1, 2)
+    return mixed.transpose(0, 1).flatten(1)
 
 
 def _attend_one(query: Tensor, row: NDArray[np.float32], cache: LayerCache, result: Tensor) -> None:

@@ -16,6 +16,8 @@ from stages.ar import ArStage
 from stages.block import Block
 from stages.layers import LayerCache
 
+LEAST_TEMPERATURE = 1e-4
+
 
 @dataclass(frozen=True)
 class CleanPiece:
@@ -25,6 +27,18 @@ class CleanPiece:
     """Bytes (positions,) int64 where the part reads bytes, else features or hidden states (positions, width)."""
     caches: list[LayerCache]
     """One for each layer of the part, of a batch of one; its length is the position of the first new one."""
+    at_once: bool = False
+    """Whether a few positions need not give, to the last bit, what they would give one by one, as guesses must."""
+
+
+@dataclass(frozen=True)
+class BranchPiece:
+    """Continuations of one sequence: each sees the sequence and itself, none the others."""
+
+    source: Tensor
+    """Bytes (branches, positions) int64 where the part reads bytes, else hidden states (branches, positions, width)."""
+    caches: list[LayerCache]
+    """The sequence, of at least one position: its length is the position at which every branch begins. Not changed."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +54,13 @@ class NoisyPiece:
     """Position of the first slot."""
     caches: list[LayerCache]
     """The clean positions that the slots see: those before `start`. Not changed."""
+    temperature: float = 1.0
+    """Of the odds that the denoised point is taken at."""
+
+    @property
+    def divisor(self) -> float:
+        """What logits are divided by: at temperature 0 the likeliest byte takes all."""
+        return max(self.temperature, LEAST_TEMPERATURE)
 
 
 @dataclass(frozen=True)
@@ -49,7 +70,7 @@ class Denoised:
     logits: Tensor
     """(slots, 256)"""
     point: Tensor
-    """D = softmax(logits) @ codes: (slots, code_dim)"""
+    """D = softmax(logits / temperature) @ codes: (slots, code_dim)"""
 
 
 class BlockRunner(ABC):
@@ -70,6 +91,10 @@ class StageRunner(ABC):
     @abstractmethod
     def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
         """Append positions; returns each piece's hidden states (positions, width)."""
+
+    @abstractmethod
+    def branch(self, pieces: Sequence[BranchPiece]) -> list[Tensor]:
+        """Evaluate positions that are not kept; returns each piece's hidden states (branches, positions, width)."""
 
     @abstractmethod
     def next_byte(self, hidden: Sequence[Tensor]) -> list[Tensor]:

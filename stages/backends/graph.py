@@ -92,7 +92,7 @@ class LayersGraph(Graph):
         self.heads, head_dim = part.architecture.heads, part.architecture.head_dim
         self.position = self.input("position", 1, kind=TensorProto.INT64)
         self.past = [
-            [self.input(f"{name}_{i}", 1, self.heads, "past", head_dim) for name in ("keys", "values")]
+            [self.input(f"{name}_{i}", "sequences", self.heads, "past", head_dim) for name in ("keys", "values")]
             for i in range(len(part.layers))
         ]
         self.rotary = [self.constant(table) for table in part.rotary]
@@ -133,9 +133,9 @@ class LayersGraph(Graph):
 
 
 def read_graph(part: Block | ArStage, int8: bool = False) -> onnx.ModelProto:
-    """The clean stream: x (1, positions, width) -> x, and each layer's new keys and values (1, positions, width)."""
+    """The clean stream: x (sequences, positions, width) -> x, and each layer's new keys and values, shaped like x."""
     graph = LayersGraph(part, int8)
-    x = graph.input("x", 1, "positions", part.architecture.width)
+    x = graph.input("x", "sequences", "positions", part.architecture.width)
     for i, layer in enumerate(part.layers):
         x = graph.clean(x, layer, i)
     graph.output(x, "features")
@@ -143,8 +143,8 @@ def read_graph(part: Block | ArStage, int8: bool = False) -> onnx.ModelProto:
 
 
 def denoise_graph(block: Block, int8: bool = False) -> onnx.ModelProto:
-    """Noisy slots: z, estimate, likelihood (1, slots, code_dim), each scaled, and modulation (layers x 6, 1, width)
-    -> logits (1, slots, 256) and points (1, slots, code_dim)."""
+    """Noisy slots: z, estimate, likelihood (1, slots, code_dim), each scaled, modulation (layers x 6, 1, width) and
+    temperature (1,) -> logits (1, slots, 256) and points (1, slots, code_dim)."""
     graph = LayersGraph(block, int8)
     a = block.architecture
     z, estimate, likelihood = (graph.input(name, 1, "slots", a.code_dim) for name in ("z", "estimate", "likelihood"))
@@ -156,7 +156,8 @@ def denoise_graph(block: Block, int8: bool = False) -> onnx.ModelProto:
     logits = graph.linear(graph.norm(x, block.noisy_norm), block.noisy_head)
     logits = graph.op("Add", logits, graph.op("MatMul", likelihood, graph.constant(block.codes.t())))
     graph.output(logits, "logits")
-    points = graph.op("MatMul", graph.op("Softmax", logits, axis=-1), graph.constant(block.codes))
+    odds = graph.op("Softmax", graph.op("Div", logits, graph.input("temperature", 1)), axis=-1)
+    points = graph.op("MatMul", odds, graph.constant(block.codes))
     graph.output(points, "points")
     return graph.model()
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stages.ar import ArStage, new_caches
 from stages.architecture import VOCABULARY
-from stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece, StageRunner
+from stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, StageRunner
 from stages.block import Block
 from stages.layers import LayerCache
 
@@ -28,6 +28,8 @@ MIXTURES: tuple[Sizes, ...] = (
 )
 """Pieces that are computed together: (new positions, positions before them)."""
 SIGMAS = (3.0, 0.5, 0.5)
+FORKS = (3, 1, 8, 2)
+"""Branches in the pieces of a mixture."""
 
 
 class OneBlockAtATime(BlockRunner):
@@ -51,6 +53,9 @@ class OneStageAtATime(StageRunner):
 
     def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
         return [result for piece in pieces for result in self.runner.read([piece])]
+
+    def branch(self, pieces: Sequence[BranchPiece]) -> list[Tensor]:
+        return [result for piece in pieces for result in self.runner.branch([piece])]
 
     def next_byte(self, hidden: Sequence[Tensor]) -> list[Tensor]:
         return [result for piece in hidden for result in self.runner.next_byte([piece])]
@@ -101,16 +106,29 @@ def _results(
         sigmas = SIGMAS * len(sizes)
         noisy = [_noisy_piece(part, *each, generator) for each in zip(sizes, sigmas, strict=False)]
         yield _tensors(runner.denoise(noisy)), _tensors([runner.denoise([piece])[0] for piece in noisy])
-    elif part.is_last:
+        return
+    branches = [_branch_piece(part, *each, generator) for each in zip(FORKS, sizes, strict=False)]
+    yield runner.branch(branches), [runner.branch([piece])[0] for piece in branches]
+    if part.is_last:
         yield runner.next_byte(together), [runner.next_byte([hidden])[0] for hidden in together]
 
 
 def _clean_piece(part: Block | ArStage, new: int, past: int, generator: torch.Generator) -> CleanPiece:
+    return CleanPiece(_source(part, new, generator), _caches(part, past, new, generator))
+
+
+def _branch_piece(
+    part: Block | ArStage, branches: int, size: tuple[int, int], generator: torch.Generator
+) -> BranchPiece:
+    new, past = size
+    source = _source(part, branches * new, generator).unflatten(0, (branches, new))
+    return BranchPiece(source, _caches(part, past, 0, generator))
+
+
+def _source(part: Block | ArStage, positions: int, generator: torch.Generator) -> Tensor:
     if part.embedding is None:
-        source = torch.randn(new, part.architecture.width, generator=generator)
-    else:
-        source = torch.randint(VOCABULARY, (new,), generator=generator)
-    return CleanPiece(source, _caches(part, past, new, generator))
+        return torch.randn(positions, part.architecture.width, generator=generator)
+    return torch.randint(VOCABULARY, (positions,), generator=generator)
 
 
 def _noisy_piece(part: Block | ArStage, size: tuple[int, int], sigma: float, generator: torch.Generator) -> NoisyPiece:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stages.ar import ArStage
 from stages.backends.agreement import check_block, check_stage
-from stages.backends.base import Backend, BlockRunner, CleanPiece, Denoised, NoisyPiece, StageRunner
+from stages.backends.base import Backend, BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, StageRunner
 from stages.backends.graph import denoise_graph, head_graph, read_graph
 from stages.backends.packed import NOISE_LEVELS
 from stages.block import Block
@@ -55,6 +55,12 @@ class OnnxReader:
             cache.append(*(self._by_head(results[f"new_{name}_{i}"]) for name in ("keys", "values")))
         return results["features"][0]
 
+    def branch(self, piece: BranchPiece) -> Tensor:
+        """See `StageRunner.branch`."""
+        embedding, branches = self.part.embedding, len(piece.source)
+        x = piece.source if embedding is None else embedding(piece.source)
+        return self.session.run({"x": x, **memory(piece.caches, branches)})["features"]
+
     def _by_head(self, x: Tensor) -> Tensor:
         """(1, positions, width) -> (1, heads, positions, head_dim)."""
         return x.unflatten(2, (self.part.architecture.heads, -1)).transpose(1, 2)
@@ -82,6 +88,7 @@ class OnnxBlock(BlockRunner):
             "estimate": piece.estimate[None] / std,
             "likelihood": piece.z[None] / sigma**2,
             "modulation": self.modulation(sigma),
+            "temperature": torch.tensor([piece.divisor]),
         }
         results = self.session.run({**feeds, **memory(piece.caches)})
         return Denoised(results["logits"][0], results["points"][0])
@@ -106,6 +113,10 @@ class OnnxStage(StageRunner):
     @torch.inference_mode()
     def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
         return [self.reader.read(piece) for piece in pieces]
+
+    @torch.inference_mode()
+    def branch(self, pieces: Sequence[BranchPiece]) -> list[Tensor]:
+        return [self.reader.branch(piece) for piece in pieces]
 
     @torch.inference_mode()
     def next_byte(self, hidden: Sequence[Tensor]) -> list[Tensor]:
@@ -137,9 +148,10 @@ class OnnxInt8Backend(OnnxBackend):
     int8 = True
 
 
-def memory(caches: Sequence[LayerCache]) -> dict[str, Tensor]:
-    """A graph's inputs for attention over what the caches hold."""
+def memory(caches: Sequence[LayerCache], sequences: int = 1) -> dict[str, Tensor]:
+    """A graph's inputs for attention of some `sequences` over what the caches hold."""
     feeds = {"position": torch.tensor([caches[0].length])}
     for i, cache in enumerate(caches):
-        feeds[f"keys_{i}"], feeds[f"values_{i}"] = cache.stored()
+        for name, stored in zip(("keys", "values"), cache.stored(), strict=True):
+            feeds[f"{name}_{i}"] = stored.expand(sequences, -1, -1, -1)
     return feeds

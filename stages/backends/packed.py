@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stages.ar import ArStage
 from stages.backends.attention import causal_masks, rotary_rows
-from stages.backends.base import Backend, BlockRunner, CleanPiece, Denoised, NoisyPiece, StageRunner
+from stages.backends.base import Backend, BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, StageRunner
 from stages.backends.independence import checked_block, checked_stage
 from stages.backends.packed_layer import Angles, PackedLayer, PackedNorm
 from stages.backends.rows import Rows, groups
@@ -18,6 +18,8 @@ from stages.block import Block
 
 NOISE_LEVELS = 64
 """How many noise levels' AdaLN numbers are kept: a sweep comes back to the same few."""
+FEW_POSITIONS = 72
+"""What a stage of an AR model reads at once as if it came byte by byte: guesses must give what the bytes would have."""
 
 
 class PackedReader:
@@ -28,6 +30,7 @@ class PackedReader:
         self.layers = [PackedLayer(layer) for layer in part.layers]
         self.rotary = rotary_rows(part.rotary)
         self.hidden = 4 * part.architecture.width
+        self.few = FEW_POSITIONS if isinstance(part, ArStage) else 1
 
     def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
         """See `BlockRunner.read`."""
@@ -38,10 +41,32 @@ class PackedReader:
         counts = [len(piece.source) for piece in pieces]
         rows = Rows.of(counts, self.hidden)
         x = rows.pack([self._input(piece.source) for piece in pieces])
-        angles, masks = self.angles_of(rows, starts), causal_masks(starts, counts)
+        angles, masks = self.angles_of(rows, starts), causal_masks(pieces, self.few)
         for layer, caches in zip(self.layers, zip(*(piece.caches for piece in pieces), strict=True), strict=True):
             layer.clean(x, rows, angles, caches, masks)
         return rows.unpack(x)
+
+    def branch(self, pieces: Sequence[BranchPiece]) -> list[Tensor]:
+        """See `StageRunner.branch`."""
+        counts = [piece.source.shape[0] * piece.source.shape[1] for piece in pieces]
+        return [x for group in groups(counts) for x in self._branch(pieces[group], counts[group])]
+
+    def _branch(self, pieces: Sequence[BranchPiece], counts: Sequence[int]) -> list[Tensor]:
+        rows, shapes = Rows.of(counts, self.hidden), [piece.source.shape[:2] for piece in pieces]
+        x = rows.pack([self._input(piece.source.flatten(0, 1)) for piece in pieces])
+        angles, branches = self._branch_angles(rows, pieces), [count for count, _ in shapes]
+        for layer, caches in zip(self.layers, zip(*(piece.caches for piece in pieces), strict=True), strict=True):
+            layer.branch(x, rows, angles, caches, branches)
+        return [each.unflatten(0, shape) for each, shape in zip(rows.unpack(x), shapes, strict=True)]
+
+    def _branch_angles(self, rows: Rows, pieces: Sequence[BranchPiece]) -> Angles:
+        parts = []
+        for piece in pieces:
+            start, (branches, positions) = piece.caches[0].length, piece.source.shape[:2]
+            along = self.rotary[start : start + positions]
+            parts.append(along.expand(branches, *along.shape).flatten(0, 1))
+        cos, sin = torch.cat([*parts, self.rotary[:1].expand(rows.padding, *self.rotary.shape[1:])]).unbind(1)
+        return cos, sin
 
     def angles_of(self, rows: Rows, starts: Sequence[int]) -> Angles:
         """Rotary factors of packed rows whose pieces begin at the positions `starts`, for `rotate_rows`."""
@@ -85,7 +110,7 @@ class PackedBlock(BlockRunner):
             layer.noisy(x, rows, angles, layer_caches, modulation)
         likelihood = rows.pack([piece.z / piece.sigma**2 for piece in pieces])
         logits = torch.addmm(self.bias, self.norm(x), self.head).addmm_(likelihood, self.block.codes.t())
-        points = logits.softmax(-1).mm(self.block.codes)
+        points = self._scaled(logits, pieces, rows).softmax(-1).mm(self.block.codes)
         return [Denoised(*both) for both in zip(rows.unpack(logits), rows.unpack(points), strict=True)]
 
     def _inputs(self, pieces: Sequence[NoisyPiece], rows: Rows) -> Tensor:
@@ -96,6 +121,15 @@ class PackedBlock(BlockRunner):
             torch.mul(piece.z, (piece.sigma**2 + std**2) ** -0.5, out=inputs[begin:end, :dim])
             torch.mul(piece.estimate, 1 / std, out=inputs[begin:end, dim:])
         return inputs
+
+    def _scaled(self, logits: Tensor, pieces: Sequence[NoisyPiece], rows: Rows) -> Tensor:
+        """Logits at each piece's temperature."""
+        if all(piece.temperature == 1 for piece in pieces):
+            return logits
+        divisors = torch.ones(rows.total, 1)
+        for piece, (begin, end) in zip(pieces, rows, strict=True):
+            divisors[begin:end] = piece.divisor
+        return logits / divisors
 
     def _modulations(self, sigma: float) -> Tensor:
         """AdaLN's numbers at one noise level: (layers, 6, width)."""
@@ -119,6 +153,10 @@ class PackedStage(StageRunner):
     @torch.inference_mode()
     def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
         return self.reader.read(pieces)
+
+    @torch.inference_mode()
+    def branch(self, pieces: Sequence[BranchPiece]) -> list[Tensor]:
+        return self.reader.branch(pieces)
 
     @torch.inference_mode()
     def next_byte(self, hidden: Sequence[Tensor]) -> list[Tensor]:

@@ -8,12 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.backends.attention import attend_clean, attend_noisy, rotate_rows
+from stages.backends.attention import attend_branches, attend_clean, attend_noisy, rotate_rows
 from stages.backends.rows import Rows
 from stages.layers import Layer, LayerCache
-
-FEW_POSITIONS = 40
-"""What a layer of an AR model reads at once as if it came byte by byte: guesses must give what the bytes would have."""
 
 Angles = tuple[Tensor, Tensor]
 
@@ -43,7 +40,6 @@ class PackedLayer:
 
     def __init__(self, layer: Layer) -> None:
         self.heads, self.modulation = layer.heads, layer.modulation
-        self.few = FEW_POSITIONS if layer.modulation is None else 1
         self.attention_norm, self.mlp_norm = PackedNorm(layer.attention_norm), PackedNorm(layer.mlp_norm)
         linears = (layer.qkv, layer.attention_out, layer.mlp_in, layer.mlp_out)
         self.qkv, self.attention_out, self.mlp_in, self.mlp_out = (linear.weight.detach().t() for linear in linears)
@@ -56,10 +52,18 @@ class PackedLayer:
         caches, masks: of each piece.
         """
         qkv = self._project(self.attention_norm(x), angles)
-        x.addmm_(attend_clean(qkv, rows, self.heads, caches, masks, self.few), self.attention_out)
+        x.addmm_(attend_clean(qkv, rows, self.heads, caches, masks), self.attention_out)
         hidden = self.mlp_norm(x).mm(self.mlp_in)
         # gelu of a transposed view: torch hands contiguous tensors to oneDNN, whose call costs 5 us more
         x.addmm_(F.gelu(hidden.t()).t(), self.mlp_out)
+
+    def branch(
+        self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], branches: Sequence[int]
+    ) -> None:
+        """Continuations that see what is in their piece's cache, in place. branches: of each piece."""
+        qkv = self._project(self.attention_norm(x), angles)
+        x.addmm_(attend_branches(qkv, rows, self.heads, caches, branches), self.attention_out)
+        x.addmm_(F.gelu(self.mlp_norm(x).mm(self.mlp_in)), self.mlp_out)
 
     def noisy(self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], modulation: Tensor) -> None:
         """Noisy slots, in place. modulation: (6, rows or 1, width) of `modulate`."""

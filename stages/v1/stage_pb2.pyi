@@ -399,6 +399,7 @@ class Sweep(_message.Message):
     CODEC_FIELD_NUMBER: _builtins.int
     ESTIMATE_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
+    SAMPLER_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """0, 1, 2 ... in a session"""
     block: _builtins.int
@@ -417,6 +418,8 @@ class Sweep(_message.Message):
     """E after the blocks so far; empty before block 0"""
     features: _builtins.bytes
     """clean features of the block before, int8; empty unless the chain is `chained`"""
+    sampler: _builtins.str
+    """stochastic, ode; empty: ode"""
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
     def __init__(
@@ -432,10 +435,11 @@ class Sweep(_message.Message):
         codec: _builtins.str = ...,
         estimate: _builtins.bytes = ...,
         features: _builtins.bytes = ...,
+        sampler: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "clean", b"clean", "clean_start", b"clean_start", "codec", b"codec", "estimate", b"estimate", "features", b"features", "number", b"number", "sampling", b"sampling", "slots", b"slots", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "clean", b"clean", "clean_start", b"clean_start", "codec", b"codec", "estimate", b"estimate", "features", b"features", "number", b"number", "sampler", b"sampler", "sampling", b"sampling", "slots", b"slots", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,6 +15,8 @@ from stages.admission import HIDDEN, MAX_PASSAGES, check_hop
 from stages.codec import CODECS
 from stages.parts import HostPlan, plan_host
 from stages.refusal import Refusal
+from stages.relay import PARCEL_BYTES
+from stages.scoring import MAX_CANDIDATES, MAX_SCORED_ROWS
 from stages.v1 import stage_pb2
 
 WIDTH, CODE_DIM = 32, 32
@@ -31,7 +33,8 @@ def plans(bundles: Path) -> dict[str, HostPlan]:
 
 
 def hop(plan: HostPlan, kind: str) -> Hop:
-    source = plan.model(kind)
+    """kind: of the model, or `score` or `verify` for such a step of the AR model."""
+    source = plan.model("ar" if kind in ("score", "verify") else kind)
     assert source is not None
     request = Hop(router="r", session="s", capacity=40, digest=source.digest)
     request.deadline_unix_ms = int(time.time() * 1000) + 60_000
@@ -44,14 +47,44 @@ def hop(plan: HostPlan, kind: str) -> Hop:
             request.sweep.features = bytes(10 * (WIDTH + 4))
     else:
         request.step.CopyFrom(stage_pb2.Step(clean=clean, remaining=20, stage=plan.blocks[0], codec="fp32"))
-        request.step.hidden = b"" if first else bytes(10 * WIDTH * 4)
+        rows = 10
+        if kind == "score":
+            request.step.MergeFrom(stage_pb2.Step(candidates=[b"abcde", b"fghij", b"klmno"], remaining=1))
+            rows += 3 * 4
+        if kind == "verify":
+            request.step.MergeFrom(stage_pb2.Step(draft=3, odds=struct.pack("<3f", 0.5, 1.0, 1e-30), remaining=1))
+        request.step.hidden = b"" if first else bytes(rows * WIDTH * 4)
     return request
 
 
 @pytest.mark.parametrize("where", ["first", "middle"])
-@pytest.mark.parametrize("kind", ["chain", "ar"])
+@pytest.mark.parametrize("kind", ["chain", "ar", "score", "verify"])
 def test_a_good_hop_is_taken(plans: dict[str, HostPlan], where: str, kind: str) -> None:
-    assert check_hop(hop(plans[where], kind), plans[where]) == kind
+    assert check_hop(hop(plans[where], kind), plans[where]) == ("chain" if kind == "chain" else "ar")
+
+
+def test_a_step_is_for_the_model_with_its_digest(bundles: Path) -> None:
+    plan = plan_host(bundles / "scored", (0,))
+    for kind in ("ar", "scorer"):
+        assert check_hop(hop(plan, kind), plan) == kind
+    without = plan_host(bundles / "own", (0,))
+    with pytest.raises(Refusal, match=r"this host has [0-9a-f]{12} \(ar\): give every host") as caught:
+        check_hop(hop(plan, "scorer"), without)
+    assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
+
+
+def test_the_largest_step_fits_a_message(plans: dict[str, HostPlan]) -> None:
+    plan, request = plans["middle"], hop(plans["middle"], "score")
+    candidates = [b"x" * 16] * MAX_CANDIDATES
+    assert len(candidates) * 16 == MAX_SCORED_ROWS
+    clean = b"x" * 496
+    request.step.ClearField("candidates")
+    request.step.MergeFrom(
+        stage_pb2.Step(clean=clean, candidates=candidates, hidden=bytes((496 + MAX_CANDIDATES * 15) * WIDTH * 4))
+    )
+    request.capacity = 496
+    assert check_hop(request, plan) == "ar"
+    assert request.ByteSize() + PARCEL_BYTES < plan.message_bytes()
 
 
 def refusal(plan: HostPlan, kind: str, change: Change) -> Refusal:
@@ -87,6 +120,7 @@ SWEEP: list[tuple[Change, str]] = [
     (lambda p: setattr(p.sweep.sampling, "temperature", NAN), "temperature must be 0 to 100, not nan"),
     (lambda p: setattr(p.sweep.sampling, "temperature", -0.1), "temperature must be 0 to 100, not -0.1"),
     (lambda p: setattr(p.sweep, "codec", "zip"), "unknown state codec 'zip'"),
+    (lambda p: setattr(p.sweep, "sampler", "sde"), "unknown sampler 'sde'; choose from stochastic, ode"),
 ]
 LATER_SWEEP: list[tuple[Change, str]] = [
     (lambda p: setattr(p.sweep, "estimate", b""), "int8 payload has 0 bytes; 20 x 32 numbers take 720"),
@@ -110,15 +144,52 @@ STEP: list[tuple[Change, str]] = [
     (lambda p: p.step.MergeFrom(stage_pb2.Step(draft=10, remaining=1)), "10 guesses among 10 new bytes"),
     (lambda p: p.step.MergeFrom(stage_pb2.Step(draft=4_000_000_000, remaining=1)), "give one known byte"),
 ]
+SCORE: list[tuple[Change, str]] = [
+    (lambda p: setattr(p.step, "clean", b""), "at least one new byte"),
+    (lambda p: setattr(p.step, "remaining", 2), "remaining must be 1, and draft 0"),
+    (lambda p: setattr(p.step, "draft", 1), "remaining must be 1, and draft 0"),
+    (lambda p: p.step.candidates.append(b"abc"), "candidates must have one length"),
+    (lambda p: p.step.candidates.append(b""), "candidates must have one length"),
+    (lambda p: p.step.MergeFrom(stage_pb2.Step(candidates=[b"abcde"] * MAX_CANDIDATES)), "259 candidates; a step"),
+    (lambda p: p.step.candidates.__setitem__(slice(None), [b""] * 3), "of at least one byte"),
+    (
+        lambda p: p.step.candidates.__setitem__(slice(None), [b"x" * 400] * 11),
+        "11 candidates of 400 bytes; a step scores",
+    ),
+    (
+        lambda p: p.step.candidates.__setitem__(slice(None), [b"x" * 503]),
+        "of 503 bytes after 10 do not fit the context",
+    ),
+    (lambda p: setattr(p.step, "odds", b"abcd"), "odds of 4 bytes for 0 guesses"),
+    (lambda p: setattr(p.step.sampling, "temperature", NAN), "temperature must be 0 to 100"),
+]
+VERIFY: list[tuple[Change, str]] = [
+    (lambda p: setattr(p.step, "draft", 0), "odds of 12 bytes for 0 guesses"),
+    (lambda p: setattr(p.step, "draft", 2), "odds of 12 bytes for 2 guesses: each guess takes one float32"),
+    (lambda p: setattr(p.step, "odds", p.step.odds + b"x"), "odds of 13 bytes for 3 guesses"),
+    (lambda p: setattr(p.step, "remaining", 2), "3 guesses among 10 new bytes"),
+    *(
+        (lambda p, odd=odd: setattr(p.step, "odds", struct.pack("<3f", 0.5, odd, 0.5)), "odds must be above 0")
+        for odd in (0.0, -0.1, 1.001, NAN, INF, -INF)
+    ),
+]
 LATER_STEP: list[tuple[Change, str]] = [
     (lambda p: setattr(p.step, "codec", "int8"), "int8 payload has 1280 bytes; 10 x 32 numbers take 360"),
     (lambda p: setattr(p.step, "hidden", b"x"), "fp32 payload has 1 bytes; 10 x 32 numbers take 1280"),
     (lambda p: setattr(p.step, "hidden", struct.pack("<320f", *[NAN] * 320)), "not finite"),
 ]
+LATER_SCORE: list[tuple[Change, str]] = [
+    (lambda p: setattr(p.step, "hidden", bytes(10 * WIDTH * 4)), "1280 bytes; 22 x 32 numbers take 2816"),
+    (lambda p: setattr(p.step, "hidden", struct.pack("<704f", *[INF] * 704)), "not finite"),
+    (lambda p: p.step.candidates.pop(), "2816 bytes; 18 x 32 numbers take 2304"),
+]
 CASES = [
     *((where, kind, *case) for where in ("first", "middle") for kind in ("chain", "ar") for case in ANYWHERE),
     *((where, "chain", *case) for where in ("first", "middle") for case in SWEEP),
     *((where, "ar", *case) for where in ("first", "middle") for case in STEP),
+    *((where, "score", *case) for where in ("first", "middle") for case in SCORE),
+    *((where, "verify", *case) for where in ("first", "middle") for case in VERIFY),
+    *(("middle", "score", *case) for case in LATER_SCORE),
     *(("middle", "chain", *case) for case in LATER_SWEEP),
     *(("middle", "ar", *case) for case in LATER_STEP),
     ("first", "chain", lambda p: setattr(p.sweep, "estimate", b"x"), "carries no estimate"),

@@ -12,17 +12,19 @@ from queue import SimpleQueue
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from stages import engine as engines
-from stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece, StageRunner
+from stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, StageRunner
 from stages.engine import PASS_ROWS, Engine, Job
 from stages.hop import Demand, SweepWork
 from stages.parts import HostPlan, Parts, load_parts, plan_host
 from stages.refusal import Refusal
+from stages.scoring import BRANCH_ROWS
 from stages.sessions import SessionStore
 from stages.sweep import PIECE_POSITIONS
 from stages.v1 import stage_pb2
@@ -75,6 +77,26 @@ def steps(
         read, number = len(prompt + text) - 1, number + 1
 
 
+def scores(
+    prompt: bytes = PROMPT,
+    chunks: Sequence[int] = (6, 6),
+    count: int = 5,
+    seed: int = 0,
+    temperature: float = 0.8,
+    codec: str = "fp32",
+) -> Hops:
+    """`count` candidates for each chunk; the likeliest is the text. What comes back for it are the scores."""
+    hop, clean, start = envelope("ar", len(prompt) + sum(chunks[:-1])), prompt, 0
+    sampling, rng = stage_pb2.Sampling(seed=seed, temperature=temperature), np.random.default_rng(seed)
+    for number, length in enumerate(chunks):
+        candidates = [rng.bytes(length) for _ in range(count)]
+        step = {"start": start, "clean": clean, "candidates": candidates, "remaining": 1, "codec": codec}
+        hop.step.CopyFrom(stage_pb2.Step(number=number, sampling=sampling, **step))
+        event = yield hop
+        nats = np.frombuffer(event.scores.nats, "<f4").reshape(count, length)
+        start, clean = start + len(clean), candidates[int(nats.sum(axis=1).argmax())]
+
+
 # A host's engine, pass by pass
 
 
@@ -88,6 +110,7 @@ class Paced(Engine):
         self.due: list[tuple[int, Job]] = []
         self.going: dict[int, tuple[str, Hops]] = {}
         self.texts: dict[str, bytes] = {}
+        """Or scores."""
         self.order: list[tuple[str, int]] = []
         """Who got a result, and in which pass."""
         self.refusals: dict[str, Refusal] = {}
@@ -135,7 +158,7 @@ class Paced(Engine):
                 self.handed_on[name] = job.result
                 continue
             assert job.result is not None
-            self.texts[name] += job.result.text
+            self.texts[name] += job.result.text + job.result.scores.nats
             try:
                 following = hops.send(job.result)
             except StopIteration:
@@ -153,6 +176,9 @@ class Watched(BlockRunner, StageRunner):
 
     def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
         return self._call("read", pieces)
+
+    def branch(self, pieces: Sequence[BranchPiece]) -> list[Tensor]:
+        return self._call("branch", pieces)
 
     def denoise(self, pieces: Sequence[NoisyPiece]) -> list[Denoised]:
         return self._call("denoise", pieces)
@@ -225,6 +251,16 @@ step_requests = st.fixed_dictionaries(
         "codec": st.sampled_from(["fp32", "int8"]),
     }
 )
+score_requests = st.fixed_dictionaries(
+    {
+        "prompt": prompts,
+        "chunks": st.lists(st.integers(1, 40), min_size=1, max_size=3),
+        "count": st.integers(1, 20),
+        "seed": seeds,
+        "temperature": temperatures,
+        "codec": st.sampled_from(["fp32", "int8"]),
+    }
+)
 draft_lengths = st.lists(st.integers(0, 9), min_size=1, max_size=4)
 """How many guesses, over and over."""
 wrong_places = st.lists(st.booleans(), min_size=1, max_size=8)
@@ -235,6 +271,7 @@ traffic = st.lists(
         st.one_of(
             st.tuples(st.just("sweeps"), sweep_requests),
             st.tuples(st.just("steps"), step_requests),
+            st.tuples(st.just("scores"), score_requests),
             st.tuples(st.just("drafts"), st.tuples(step_requests, draft_lengths, wrong_places)),
         ),
     ),
@@ -259,6 +296,8 @@ def maker(parts: Parts, kind: str, request: Any) -> Make:
         return lambda: sweeps(**request)
     if kind == "steps":
         return lambda: steps(**request)
+    if kind == "scores":
+        return lambda: scores(**request)
     plain, lengths, wrong = request
     text = alone(parts, steps(**plain))
     return lambda: steps(**plain, guess=guessing(text, lengths, wrong))
@@ -288,7 +327,9 @@ def crowd() -> dict[str, Make]:
     for i in range(24):
         prompt, seed, temperature = bytes((i + 7 * j) % 251 for j in range(1 + 11 * i)), i, 0.4 * (i % 3)
         fields: dict[str, Any] = {"prompt": prompt, "seed": seed, "temperature": temperature}
-        if i % 3 == 0:
+        if i % 4 == 3:
+            makers[str(i)] = lambda fields=fields, i=i: scores(**fields, chunks=(1 + i, 9), count=1 + 2 * i)
+        elif i % 3 == 0:
             makers[str(i)] = lambda fields=fields, i=i: sweeps(
                 **fields, chunks=(3 + i, 9), steps=2 + i % 5, codec="fp32"
             )
@@ -432,6 +473,32 @@ def test_sweeps_do_not_hold_up_steps(parts: Parts) -> None:
     assert [at for name, at in engine.order if name == "step"] == [3, 4, 5, 6, 7]
 
 
+def test_candidates_do_not_hold_up_steps(parts: Parts) -> None:
+    """They are evaluated in pieces of whole branches, beside the steps of others."""
+    engine = Paced(parts)
+    engine.begin("scores", scores(chunks=(32,), count=32))
+    engine.begin("step", steps(count=8))
+    engine.finish()
+    assert [at for name, at in engine.order if name == "step"] == list(range(1, 9))
+    for stage in range(3):
+        branched = [pieces for method, pieces in watched(parts, stage, "ar").calls if method == "branch"]
+        assert [tuple(piece.source.shape[:2]) for (piece,) in branched] == [(8, 31)] * 4
+    heads = [
+        len(piece) for method, pieces in watched(parts, 2, "ar").calls if method == "next_byte" for piece in pieces
+    ]
+    assert max(heads) == BRANCH_ROWS
+    assert sum(heads) == 1 + 32 * 31 + 8
+
+
+def test_candidates_and_sweeps_share_what_is_left_of_a_pass(parts: Parts) -> None:
+    engine = Paced(parts)
+    engine.begin("scores", scores(chunks=(16,), count=8))
+    engine.begin("sweep", sweeps(chunks=(100,)))
+    engine.begin("late", scores(chunks=(32,), count=64))
+    engine.finish()
+    assert [name for name, _ in engine.order] == ["scores", "sweep", "late"]
+
+
 def test_a_batch_of_one_is_one_after_the_other(parts: Parts) -> None:
     engine = Paced(parts, most_hops=1)
     engine.begin("a", sweeps())
@@ -476,6 +543,16 @@ def test_a_call_that_fails_ends_those_in_it_and_nobody_else(parts: Parts) -> Non
     assert names_of(engine.refusals.items(), grpc.StatusCode.INTERNAL) == {"one", "two"}
     assert "the host's log says why" in engine.refusals["one"].message
     assert {name: texts[name] for name in expected} == expected
+
+
+def test_candidates_that_fail_harm_nobody_else(parts: Parts) -> None:
+    expected = alone(parts, steps(count=9))
+    engine = Paced(parts)
+    engine.begin("bad", scores())
+    engine.begin("step", steps(count=9))
+    watched(parts, 1, "ar").fails = lambda method, pieces: method == "branch"
+    assert engine.finish()["step"] == expected
+    assert names_of(engine.refusals.items(), grpc.StatusCode.INTERNAL) == {"bad"}
 
 
 def test_a_step_that_ended_keeps_its_result_when_sweeps_of_its_pass_fail(parts: Parts) -> None:
@@ -645,7 +722,8 @@ def test_a_sweep_is_computed_on_the_thread_which_then_sleeps(loaded: dict[str, P
             assert isinstance(job.result, stage_pb2.Event)
 
 
-def test_a_quick_step_is_computed_at_once(loaded: dict[str, Parts]) -> None:
+def test_a_quick_step_is_computed_at_once(loaded: dict[str, Parts], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "QUICK_MS", 1000.0)  # this machine may be busy
     engine, expected = Engine(3, 64, 64), alone(loaded["own"], steps(count=1))
     for _ in range(3):
         job = job_of(engine, loaded["own"], steps(count=1))
@@ -660,9 +738,10 @@ def test_a_quick_step_is_computed_at_once(loaded: dict[str, Parts]) -> None:
     [
         (sweeps, engines.QUICK_MS),
         (lambda: steps(prompt=bytes(engines.QUICK_ROWS + 1)), engines.QUICK_MS),
+        (scores, engines.QUICK_MS),
         (steps, 0.0),
     ],
-    ids=["sweep", "long prompt", "slow model"],
+    ids=["sweep", "long prompt", "candidates", "slow model"],
 )
 def test_what_may_take_long_is_left_to_the_thread(
     loaded: dict[str, Parts], monkeypatch: pytest.MonkeyPatch, hops: Make, quick_ms: float

@@ -20,7 +20,7 @@ Copy = Callable[[str], Path]
 
 @pytest.fixture
 def bundle(trained: Path, tmp_path: Path) -> Path:
-    for name, source in (("chain", "chain"), ("ar", "ar"), ("local", "ar")):
+    for name, source in (("chain", "chain"), ("ar", "ar"), ("scorer", "ar"), ("local", "ar")):
         shutil.copytree(trained / source, tmp_path / "bundle" / name)
     return tmp_path / "bundle"
 
@@ -44,12 +44,13 @@ def test_an_ar_models_parameters_are_counted(trained: Path) -> None:
     assert [part["parameters"] for part in record(trained / "ar")["ar"]["parts"]] == sizes
 
 
-def test_a_bundle_has_three_models(bundle: Path) -> None:
-    assert list(record(bundle)) == ["chain", "ar", "local"]
+def test_a_bundle_has_four_models(bundle: Path) -> None:
+    assert list(record(bundle)) == ["chain", "ar", "scorer", "local"]
     text = describe(bundle)
     assert [line.split()[1:3] for line in text.splitlines() if line.startswith("model ")] == [
         ["chain", "(chain,"],
         ["ar", "(ar,"],
+        ["scorer", "(ar,"],
         ["local", "(ar,"],
     ]
 
@@ -101,7 +102,7 @@ def test_everything_verifies(bundle: Path) -> None:
     checks = verify(bundle)
     assert all(check.ok for check in checks)
     assert [str(check) for check in checks] == [
-        f"{name} part {part}: ok" for name in ("chain", "ar", "local") for part in (0, 1)
+        f"{name} part {part}: ok" for name in ("chain", "ar", "scorer", "local") for part in (0, 1)
     ]
 
 

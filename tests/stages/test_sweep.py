@@ -26,6 +26,8 @@ MakeChain = Callable[..., list[Block]]
 PROMPT = b"A prompt of some bytes."
 PLAN = SweepPlan(seed=5, start=len(PROMPT), slots=16, steps=3, temperature=0.8)
 FP32 = Fp32()
+STOCHASTIC = replace(PLAN, sampler="stochastic")
+PLANS = pytest.mark.parametrize("plan", [PLAN, STOCHASTIC], ids=lambda plan: plan.sampler)
 CONTEXTS = pytest.mark.parametrize("context", ["own", "chained"])
 
 
@@ -102,6 +104,25 @@ def test_a_sweep_is_euler_steps_through_all_blocks(
     assert torch.allclose(a * initial + (1 - a) * estimate, z, atol=1e-3)
 
 
+@CONTEXTS
+def test_a_stochastic_sweep_puts_new_noise_on_each_denoised_point(
+    make_chain: MakeChain, partition: NoisePartition, context: str
+) -> None:
+    chain = make_chain(context=context)
+    text, _ = sweep(open_sequences(chain, partition), STOCHASTIC)
+    source, point, evaluation = torch.tensor([list(PROMPT)]), torch.zeros(1, PLAN.slots, 8), 0
+    for block in chain:
+        features, memory = block.read(source)
+        if context == "chained":
+            source = FEATURES.round_trip(features[0], 1e6)[None]
+        sigmas = step_sigmas(*partition.range(block.index), PLAN.steps)
+        for sigma in sigmas if block is chain[-1] else sigmas[:-1]:
+            noise = normals(PLAN.seed, Purpose.INITIAL_NOISE, PLAN.start, PLAN.slots, 8, step=evaluation)
+            logits = block.denoise(point + sigma * noise, point, torch.full((1, 1), sigma), memory, PLAN.start)
+            point, evaluation = block.point(logits / PLAN.temperature), evaluation + 1
+    assert text == sample_bytes(logits[0], PLAN.temperature, PLAN.seed, PLAN.start)
+
+
 def sweep_boundary(sequences: list[Sequence]) -> Boundary:
     result: Any = None
     for sequence in sequences:
@@ -110,17 +131,18 @@ def sweep_boundary(sequences: list[Sequence]) -> Boundary:
     return result
 
 
+@PLANS
 @CONTEXTS
 @pytest.mark.parametrize("codec", [Fp32(), Int8()], ids=lambda codec: codec.name)
 def test_it_does_not_matter_how_blocks_are_shared_out(
-    make_chain: MakeChain, partition: NoisePartition, context: str, codec: StateCodec
+    make_chain: MakeChain, partition: NoisePartition, context: str, codec: StateCodec, plan: SweepPlan
 ) -> None:
     """One process with all blocks, and blocks of their own that get nothing but a boundary's bytes."""
-    text, boundaries = sweep(open_sequences(make_chain(context=context), partition), codec=codec)
+    text, boundaries = sweep(open_sequences(make_chain(context=context), partition), plan, codec)
     before: Boundary | None = None
     for index in range(3):
         alone = Sequence(make_chain(context=context)[index], partition)
-        result = alone.run(PLAN, codec, PROMPT, before)
+        result = alone.run(plan, codec, PROMPT, before)
         if index < 2:
             assert result == boundaries[index]
             assert isinstance(result, Boundary)
@@ -177,12 +199,19 @@ def test_int8_moves_the_estimate_by_little(make_chain: MakeChain, partition: Noi
     assert 0 < float(difference) < 0.1  # half a step is 0.004; the blocks of a random chain enlarge it
 
 
-def test_the_same_request_gives_the_same_text(make_chain: MakeChain, partition: NoisePartition) -> None:
-    first, second = (sweep(open_sequences(make_chain(), partition)) for _ in range(2))
+@PLANS
+def test_the_same_request_gives_the_same_text(
+    make_chain: MakeChain, partition: NoisePartition, plan: SweepPlan
+) -> None:
+    first, second = (sweep(open_sequences(make_chain(), partition), plan) for _ in range(2))
     assert first == second
-    assert len(first[0]) == PLAN.slots
-    for change in ({"seed": 6}, {"steps": 4}, {"temperature": 50.0}):
-        assert sweep(open_sequences(make_chain(), partition), replace(PLAN, **change)) != first
+    assert len(first[0]) == plan.slots
+    changes: list[dict[str, Any]] = [{"seed": 6}, {"steps": 4}, {"temperature": 50.0}]
+    for change in changes:
+        assert sweep(open_sequences(make_chain(), partition), replace(plan, **change)) != first
+    assert sweep(open_sequences(make_chain(), partition), STOCHASTIC) != sweep(
+        open_sequences(make_chain(), partition), PLAN
+    )
 
 
 def test_temperature_zero_reads_out_the_most_probable_bytes(make_chain: MakeChain, partition: NoisePartition) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from stages.ar import ArStage, new_caches
 from stages.architecture import VOCABULARY
-from stages.backends.base import CleanPiece, NoisyPiece
+from stages.backends.base import BranchPiece, CleanPiece, NoisyPiece
 from stages.block import Block
 from stages.layers import LayerCache
 
@@ -39,12 +39,29 @@ def clean_piece() -> Callable[..., CleanPiece]:
 
 
 @pytest.fixture(scope="session")
+def branch_piece() -> Callable[..., BranchPiece]:
+    """A function of (stage, branches, positions, past positions, seed)."""
+
+    def make(stage: ArStage, branches: int, positions: int, past: int, seed: int = 0) -> BranchPiece:
+        generator = torch.Generator().manual_seed(seed)
+        if stage.embedding is None:
+            source = torch.randn(branches, positions, stage.architecture.width, generator=generator)
+        else:
+            source = torch.randint(VOCABULARY, (branches, positions), generator=generator)
+        return BranchPiece(source, filled(stage, past, positions, generator))
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def noisy_piece() -> Callable[..., NoisyPiece]:
     """A function of (block, slots, sigma, start, seed)."""
 
-    def make(block: Block, slots: int, sigma: float = 1.0, start: int = 0, seed: int = 0) -> NoisyPiece:
+    def make(
+        block: Block, slots: int, sigma: float = 1.0, start: int = 0, temperature: float = 1.0, seed: int = 0
+    ) -> NoisyPiece:
         generator = torch.Generator().manual_seed(seed)
         z, estimate = torch.randn(2, slots, block.architecture.code_dim, generator=generator)
-        return NoisyPiece(z, estimate, sigma, start, filled(block, start, 3, generator))
+        return NoisyPiece(z, estimate, sigma, start, filled(block, start, 3, generator), temperature)
 
     return make

@@ -58,7 +58,7 @@ def test_blocks_compute_what_torch_computes(exact, make_block, clean_piece, nois
             assert one.length == other.length
             assert near(one.stored()[0], other.stored()[0])
             assert near(one.stored()[1], other.stored()[1])
-    pieces = [noisy_piece(block, 5, 0.5, start=4), noisy_piece(block, 9, 3.0)]
+    pieces = [noisy_piece(block, 5, 0.5, start=4), noisy_piece(block, 9, 3.0, temperature=0.6)]
     for one, other in zip(runner.denoise(pieces), reference.denoise(pieces), strict=True):
         assert near(one.logits, other.logits)
         assert near(one.point, other.point)
@@ -74,6 +74,15 @@ def test_stages_compute_what_torch_computes(exact, make_ar, clean_piece) -> None
         assert all(near(*pair) for pair in zip(hidden, reference.read(expected), strict=True))
     for one, other in zip(runner.next_byte(hidden), reference.next_byte(hidden), strict=True):
         assert near(one, other)
+
+
+@pytest.mark.parametrize(("branches", "positions", "past"), [(1, 1, 1), (6, 1, 9), (1, 8, 5), (5, 12, 30)])
+def test_branches_compute_what_torch_computes(exact, make_ar, branch_piece, branches, positions, past) -> None:
+    for stage in make_ar().stages:
+        piece = branch_piece(stage, branches, positions, past)
+        (hidden,) = exact.stage(stage).branch([piece])
+        assert near(hidden, TorchBackend().stage(stage).branch([piece])[0])
+        assert all(cache.length == past for cache in piece.caches)
 
 
 def test_company_changes_nothing(backend, make_block, noisy_piece) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
@@ -93,6 +94,21 @@ def test_denoising_is_the_blocks(make_block, noisy_piece, slots: int, start: int
     assert all(cache.length == start for cache in piece.caches)
 
 
+@pytest.mark.parametrize("temperature", [0.5, 0.8, 3.0])
+def test_the_point_is_taken_at_a_temperature(make_block, noisy_piece, temperature: float) -> None:
+    block = make_block(1)
+    (plain,) = PackedBlock(block).denoise([noisy_piece(block, 9, start=4)])
+    (denoised,) = PackedBlock(block).denoise([noisy_piece(block, 9, start=4, temperature=temperature)])
+    assert torch.equal(denoised.logits, plain.logits)
+    assert near(denoised.point, block.point(plain.logits / temperature))
+
+
+def test_at_temperature_zero_the_point_is_the_likeliest_bytes_code(make_block, noisy_piece) -> None:
+    block = make_block(1)
+    (denoised,) = PackedBlock(block).denoise([noisy_piece(block, 9, start=4, temperature=0.0)])
+    assert near(denoised.point, block.codes[denoised.logits.argmax(-1)])
+
+
 def test_a_pipeline_is_the_models(make_ar, clean_piece) -> None:
     model: ArModel = make_ar()
     for stage in model.stages:
@@ -104,6 +120,31 @@ def test_a_pipeline_is_the_models(make_ar, clean_piece) -> None:
     logits = PackedStage(model.stages[-1]).next_byte([hidden, hidden[:1]])
     assert near(logits[0], model.stages[-1].next_byte(hidden))
     assert logits[1].shape == (1, 256)
+
+
+@pytest.mark.parametrize(("branches", "positions", "past"), [(1, 1, 1), (1, 9, 4), (5, 1, 7), (4, 7, 40), (3, 40, 21)])
+def test_branches_are_each_read_alone_after_the_sequence(make_ar, branch_piece, branches, positions, past) -> None:
+    for stage in make_ar().stages:
+        piece = branch_piece(stage, branches, positions, past)
+        before = copy.deepcopy(piece)
+        (hidden,) = PackedStage(stage).branch([piece])
+        assert hidden.shape == (branches, positions, stage.architecture.width)
+        for found, source in zip(hidden, piece.source, strict=True):
+            assert near(found, stage.read(source[None], copy.deepcopy(piece.caches))[0])
+        assert torch.equal(piece.source, before.source)
+        for cache, untouched in zip(piece.caches, before.caches, strict=True):
+            assert cache.length == past
+            assert torch.equal(cache.keys, untouched.keys)
+            assert torch.equal(cache.values, untouched.values)
+
+
+def test_a_few_positions_at_once_are_nearly_those_one_by_one(make_ar, clean_piece) -> None:
+    for stage in make_ar().stages:
+        piece, expected = clean_piece(stage, 9, 21), clean_piece(stage, 9, 21)
+        runner = PackedStage(stage)
+        (hidden,) = runner.read([replace(piece, at_once=True)])
+        assert near(hidden, runner.read([expected])[0])
+        assert all(near(one, other) for one, other in zip(stored(piece), stored(expected), strict=True))
 
 
 def test_what_comes_in_is_not_changed(make_block, clean_piece, noisy_piece) -> None:
@@ -145,8 +186,15 @@ def test_guesses_are_read_as_if_they_came_byte_by_byte(make_ar, clean_piece) -> 
 
 positions = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 50)), min_size=2, max_size=7)
 steps = st.lists(st.tuples(st.just(1), st.integers(0, 90)), min_size=2, max_size=17)
+forks = st.lists(
+    st.tuples(st.integers(1, 9), st.integers(1, 40), st.integers(1, 50)), min_size=2, max_size=6
+)  # (branches, positions, past)
 noise = st.lists(
-    st.tuples(st.integers(1, 45), st.sampled_from((0.2, 0.2, 1.5, 7.0)), st.integers(0, 50)), min_size=2, max_size=6
+    st.tuples(
+        st.integers(1, 45), st.sampled_from((0.2, 0.2, 1.5, 7.0)), st.integers(0, 50), st.sampled_from((1.0, 0.8, 0.0))
+    ),
+    min_size=2,
+    max_size=6,
 )
 
 
@@ -168,6 +216,20 @@ def test_company_does_not_change_what_is_read(clean_piece, sizes, shape, count: 
                 assert all(
                     torch.equal(runner.next_byte([one])[0], other) for one, other in zip(results, heads, strict=True)
                 )
+    finally:
+        torch.set_num_threads(before)
+
+
+@given(sizes=forks, shape=st.sampled_from(SHAPES), count=st.integers(1, 2))
+@settings(max_examples=25, deadline=None)
+def test_company_does_not_change_what_is_branched(branch_piece, sizes, shape, count: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        _, (stage, runner) = runners(shape, count)
+        pieces = [branch_piece(stage, *size, seed=i) for i, size in enumerate(sizes)]
+        for piece, together in zip(pieces, runner.branch(pieces), strict=True):
+            assert torch.equal(runner.branch([piece])[0], together)
     finally:
         torch.set_num_threads(before)
 
@@ -212,6 +274,11 @@ class Leaky(PackedBlock):
         return [x * (1 + 1e-7 * (len(pieces) > 1)) for x in super().read(pieces)]
 
 
+class LeakyFork(PackedStage):
+    def branch(self, pieces):
+        return [x * (1 + 1e-7 * (len(pieces) > 1)) for x in super().branch(pieces)]
+
+
 class LeakyStage(PackedStage):
     def next_byte(self, hidden):
         return [x * (1 + 1e-7 * (len(hidden) > 1)) for x in super().next_byte(hidden)]
@@ -233,6 +300,15 @@ def test_a_machine_that_fails_the_check_gets_one_piece_at_a_time(
     assert len(runner.denoise([noisy_piece(block, 2), noisy_piece(block, 3)])) == 2
     hidden = last.read([clean_piece(stage, 1), clean_piece(stage, 2)])
     assert [tuple(x.shape) for x in last.next_byte(hidden)] == [(1, 256), (2, 256)]
+
+
+def test_branches_are_part_of_the_check(make_ar, branch_piece) -> None:
+    stage = make_ar().stages[0]
+    assert check_rows(PackedStage(stage), stage)
+    assert not check_rows(LeakyFork(stage), stage)
+    pieces = [branch_piece(stage, *size) for size in ((2, 3, 4), (1, 5, 6))]
+    alone = OneStageAtATime(LeakyFork(stage)).branch(pieces)
+    assert all(torch.equal(*pair) for pair in zip(alone, PackedStage(stage).branch(pieces), strict=True))
 
 
 def test_the_backend_packs_here(make_block, make_ar) -> None:
