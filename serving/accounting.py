@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from serving.candidates import Candidates, Floats, Weights, effective
 from serving.topology import HostEntry
 from serving.v1 import router_pb2
 from stages.v1 import stage_pb2
@@ -25,6 +26,15 @@ class Account:
     drafted: int = 0
     accepted: int = 0
     reached: int = 0
+    scorer: str = ""
+    reason: str = ""
+    modes: list[str] = field(default_factory=list)
+    """Those that `auto` took, in their order."""
+    chunk: int = 0
+    candidates: int = 0
+    effective_samples: list[float] = field(default_factory=list)
+    divergence_bits: list[tuple[float, int]] = field(default_factory=list)
+    """For a byte, and how many bytes it was measured on."""
     compute_ms: dict[str, float] = field(default_factory=dict)
     queue_ms: dict[str, float] = field(default_factory=dict)
 
@@ -49,15 +59,27 @@ class Account:
         self.reached += accepted + (accepted < drafted)
         self.local_compute_ms += compute_ms
 
+    def add_candidates(self, drafted: Candidates, weights: Weights) -> None:
+        """Book the candidates of a sweep, and what the scorer made of them."""
+        count, length = drafted.nats.shape
+        self.add_choice(length, weights.shares, drafted.compute_ms)
+        self.divergence_bits.append((weights.divergence_bits, count * length))
+
+    def add_choice(self, length: int, shares: Floats, compute_ms: float) -> None:
+        """Book a choice among candidates of `length` bytes by their shares, and the router's arithmetic for them."""
+        self.chunk, self.candidates = max(self.chunk, length), max(self.candidates, len(shares))
+        self.effective_samples.append(effective(shares))
+        self.local_compute_ms += compute_ms
+
     def add_text(self, text: bytes) -> None:
         if not self.output_bytes:
-            self.first_byte_ms = self._elapsed_ms()
+            self.first_byte_ms = self.elapsed_ms()
         self.output_bytes += len(text)
 
     def summary(self, mode: str, seed: int, prompt_bytes: int, hosts: dict[str, HostEntry]) -> router_pb2.Summary:
         """:param hosts: topology entries, by the name that a host has in its own account."""
         return router_pb2.Summary(
-            mode=mode,
+            mode=self.modes[0] if self.modes else mode,
             seed=seed,
             prompt_bytes=prompt_bytes,
             output_bytes=self.output_bytes,
@@ -65,7 +87,7 @@ class Account:
             hops=self.hops,
             wire_bytes=self.wire_bytes,
             wire_bytes_total=self.wire_bytes_total,
-            latency_ms=self._elapsed_ms(),
+            latency_ms=self.elapsed_ms(),
             first_byte_ms=self.first_byte_ms,
             compute_ms=self.local_compute_ms + sum(self.compute_ms.values()),
             hosts=[
@@ -78,7 +100,18 @@ class Account:
             drafted=self.drafted,
             accepted=self.accepted,
             reached=self.reached,
+            scorer=self.scorer,
+            chunk=self.chunk,
+            candidates=self.candidates,
+            effective_samples=_mean([(each, 1) for each in self.effective_samples]),
+            divergence_bits=_mean(self.divergence_bits),
+            reason=self.reason,
         )
 
-    def _elapsed_ms(self) -> float:
+    def elapsed_ms(self) -> float:
         return (time.perf_counter() - self.begin) * 1000
+
+
+def _mean(weighted: list[tuple[float, int]]) -> float:
+    """0 where there is nothing."""
+    return sum(value * weight for value, weight in weighted) / max(1, sum(weight for _, weight in weighted))

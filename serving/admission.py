@@ -7,13 +7,15 @@ import time
 
 import grpc
 
-from serving.drafting import MAX_DRAFT
 from serving.modes import MODES, Generation, Mode
-from serving.modes.base import DEFAULT_CHUNK, DEFAULT_STEPS, DEFAULT_TEMPERATURE
+from serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE
+from serving.modes.scored import SCORERS
 from serving.modes.speculative import DRAFTERS
 from serving.v1 import router_pb2
 from stages.admission import MAX_STEPS, MAX_TEMPERATURE
 from stages.refusal import Refusal, invalid
+from stages.samplers import DEFAULT_SAMPLER, SAMPLERS
+from stages.scoring import MAX_CANDIDATES
 
 
 def check_mode(name: str, modes: dict[str, Mode]) -> Mode:
@@ -28,17 +30,30 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, deadline_unix
 
     Raises Refusal with a sentence that says what to change.
     """
-    _check_prompt(request.prompt)
+    _check_text("prompt", request.prompt)
+    if not request.prompt:
+        raise invalid("the prompt is empty: give at least one byte of text")
+    _check_text("suffix", request.suffix)
+    if request.suffix and not mode.fills:
+        raise invalid(f"mode {mode.name} does not look at a suffix: leave it out, or use mode infill")
     if request.max_bytes < 1:
         raise invalid("max_bytes must be at least 1")
+    for name in mode.chooses:
+        if request.HasField(name):
+            raise invalid(f"mode {mode.name} chooses {name} itself: leave it out, or name a mode")
+    budget_ms = request.budget_ms if request.HasField("budget_ms") else None
+    if budget_ms is not None and not mode.keeps_budget:
+        raise invalid(f"mode {mode.name} takes the time that it takes: leave budget_ms out, or use mode auto")
+    if budget_ms is not None and budget_ms < 1:
+        raise invalid("budget_ms must be at least 1")
     temperature = request.temperature if request.HasField("temperature") else DEFAULT_TEMPERATURE
     if not math.isfinite(temperature) or not 0 <= temperature <= MAX_TEMPERATURE:
         raise invalid(f"temperature must be 0 to {MAX_TEMPERATURE:g}, not {temperature}")
     steps = request.steps if request.HasField("steps") else DEFAULT_STEPS
     if not 1 <= steps <= MAX_STEPS:
         raise invalid(f"steps must be 1 to {MAX_STEPS}, not {steps}")
-    chunk = request.chunk if request.HasField("chunk") else DEFAULT_CHUNK
-    if chunk < 1:
+    chunk = request.chunk if request.HasField("chunk") else None
+    if chunk is not None and chunk < 1:
         raise invalid("chunk must be at least 1 byte")
     codec = request.codec if request.HasField("codec") else mode.default_codec
     if codec not in mode.codecs:
@@ -47,8 +62,17 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, deadline_unix
     if drafter is not None and drafter not in DRAFTERS:
         raise invalid(f"unknown drafter {drafter!r}; choose from {', '.join(DRAFTERS)}")
     draft = request.draft if request.HasField("draft") else None
-    if draft is not None and not 1 <= draft <= MAX_DRAFT:
-        raise invalid(f"draft must be 1 to {MAX_DRAFT} bytes, not {draft}")
+    if draft is not None and not 1 <= draft <= mode.most_draft:
+        raise invalid(f"draft must be 1 to {mode.most_draft} bytes, not {draft}")
+    sampler = request.sampler if request.HasField("sampler") else DEFAULT_SAMPLER
+    if sampler not in SAMPLERS:
+        raise invalid(f"unknown sampler {sampler!r}; choose from {', '.join(SAMPLERS)}")
+    scorer = request.scorer if request.HasField("scorer") else None
+    if scorer is not None and scorer not in SCORERS:
+        raise invalid(f"unknown scorer {scorer!r}; choose from {', '.join(SCORERS)}")
+    candidates = request.candidates if request.HasField("candidates") else None
+    if candidates is not None and not 1 <= candidates <= MAX_CANDIDATES:
+        raise invalid(f"candidates must be 1 to {MAX_CANDIDATES}, not {candidates}")
     if deadline_unix_ms <= time.time() * 1000:
         raise Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed")
     return Generation(
@@ -62,11 +86,17 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, deadline_unix
         codec,
         drafter,
         draft,
+        scorer,
+        candidates,
+        bytes(request.suffix),
+        budget_ms,
+        own_temperature=request.HasField("temperature"),
+        sampler=sampler,
     )
 
 
 def check_fit(generation: Generation, mode: Mode) -> None:
-    """Raise Refusal unless `mode` has weights, and a context that `generation` fits."""
+    """Raise Refusal unless `mode` has weights, and can do `generation` with them: no host is asked before."""
     if mode.problem:
         raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, f"mode {mode.name} cannot be served: {mode.problem}")
     prompt, output = len(generation.prompt), generation.max_bytes
@@ -75,12 +105,11 @@ def check_fit(generation: Generation, mode: Mode) -> None:
             f"prompt ({prompt} bytes) and output ({output}) together take {prompt + output} bytes, "
             f"the model's context is {mode.context_bytes}: shorten one of them"
         )
+    mode.check(generation)
 
 
-def _check_prompt(prompt: bytes) -> None:
-    if not prompt:
-        raise invalid("the prompt is empty: give at least one byte of text")
+def _check_text(what: str, text: bytes) -> None:
     try:
-        prompt.decode()
+        text.decode()
     except UnicodeDecodeError as error:
-        raise invalid(f"the prompt is not UTF-8 (byte {error.start}): send UTF-8 text") from None
+        raise invalid(f"the {what} is not UTF-8 (byte {error.start}): send UTF-8 text") from None

@@ -43,8 +43,13 @@ class RequestSettings(TypedDict, total=False):
     chunk: int | None
     steps: int | None
     codec: str | None
+    sampler: str | None
     drafter: str | None
     draft: int | None
+    scorer: str | None
+    candidates: int | None
+    suffix: str | bytes
+    budget_ms: int | None
 
 
 class TimedSettings(RequestSettings, total=False):
@@ -104,6 +109,18 @@ class Result:
     """Guesses that counted: those that were right, and the first wrong one of each sweep."""
     output: bytes = field(repr=False)
     """The exact bytes; `text` shows those that are no UTF-8 as U+FFFD."""
+    scorer: str = ""
+    """What scored or verified; empty where nothing did."""
+    chunk: int = 0
+    """Bytes a sweep, the most; 0 where the mode has none."""
+    candidates: int = 0
+    """Continuations scored in a sweep, the most."""
+    effective_samples: float = 0.0
+    """Of the candidates, as their weights leave them: the mean over sweeps."""
+    divergence_bits: float = 0.0
+    """KL(drafter || scorer) for a byte, as the candidates showed it."""
+    reason: str = ""
+    """Why mode `auto` picked this mode; empty where the request named it."""
 
     @property
     def acceptance(self) -> float | None:
@@ -265,18 +282,19 @@ def request_of(
     chunk: int | None = None,
     steps: int | None = None,
     codec: str | None = None,
+    sampler: str | None = None,
     drafter: str | None = None,
     draft: int | None = None,
+    scorer: str | None = None,
+    candidates: int | None = None,
+    suffix: str | bytes = b"",
+    budget_ms: int | None = None,
     whole: bool = False,
 ) -> router_pb2.GenerateRequest:
     """A request message; None leaves a setting to the router. Raises InputError for what the message cannot carry."""
-    try:
-        raw = prompt.encode() if isinstance(prompt, str) else bytes(prompt)
-    except UnicodeEncodeError:
-        raise InputError("the prompt is not UTF-8: check the terminal's or file's encoding") from None
-    if len(raw) > MAX_PROMPT_BYTES:
-        raise InputError(f"the prompt has {len(raw)} bytes, at most {MAX_PROMPT_BYTES} can be sent: shorten it")
-    for word, text in (("mode", mode), ("codec", codec), ("drafter", drafter)):
+    raw, following = _raw("prompt", prompt), _raw("suffix", suffix)
+    names = (("mode", mode), ("codec", codec), ("sampler", sampler), ("drafter", drafter), ("scorer", scorer))
+    for word, text in names:
         if text is not None and not text.isascii():
             raise InputError(f"unknown {word} {text!r}: its name has letters that no {word} has")
     for name, value, least, most in (
@@ -285,6 +303,8 @@ def request_of(
         ("chunk", chunk, 1, MAX_BYTES),
         ("steps", steps, 1, MAX_BYTES),
         ("draft", draft, 1, MAX_BYTES),
+        ("candidates", candidates, 1, MAX_BYTES),
+        ("budget_ms", budget_ms, 1, MAX_BYTES),
     ):
         if value is not None and (not isinstance(value, int) or not least <= value <= most):
             raise InputError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
@@ -297,10 +317,25 @@ def request_of(
         chunk=chunk,
         steps=steps,
         codec=codec,
+        sampler=sampler,
         drafter=drafter,
         draft=draft,
+        scorer=scorer,
+        candidates=candidates,
+        suffix=following,
+        budget_ms=budget_ms,
         whole=whole,
     )
+
+
+def _raw(name: str, text: str | bytes) -> bytes:
+    try:
+        raw = text.encode() if isinstance(text, str) else bytes(text)
+    except UnicodeEncodeError:
+        raise InputError(f"the {name} is not UTF-8: check the terminal's or file's encoding") from None
+    if len(raw) > MAX_PROMPT_BYTES:
+        raise InputError(f"the {name} has {len(raw)} bytes, at most {MAX_PROMPT_BYTES} can be sent: shorten it")
+    return raw
 
 
 class TextDecoder:
@@ -356,5 +391,11 @@ def _result(summary: router_pb2.Summary, output: bytes) -> Result:
         drafted=summary.drafted,
         accepted=summary.accepted,
         reached=summary.reached,
+        scorer=summary.scorer,
+        chunk=summary.chunk,
+        candidates=summary.candidates,
+        effective_samples=round(summary.effective_samples, 3),
+        divergence_bits=round(summary.divergence_bits, 4),
+        reason=summary.reason,
         output=output,
     )

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from serving.topology import DEFAULT_ROUTER
 from stages.commands import check_positive, keep_warm_s
-from stages.errors import InputError, OnesweepError
+from stages.errors import InputError
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from serving.client import Client, Result
+    from serving.client import Result
     from serving.deployment import Deployment
 
     Subparsers = _SubParsersAction[argparse.ArgumentParser]
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SHIPPED = Path(__file__).resolve().parent.parent / "weights"
 DEMO_PROMPT = "The old man looked at the sea and said that "
 DEMO_BYTES = 128
-MODE_NAMES = ("sweep", "chunked", "ar", "ar-speculative", "local")
+MODE_NAMES = ("sweep", "chunked", "resample", "verified", "infill", "ar", "ar-speculative", "local", "auto")
 
 
 def register(subparsers: Subparsers) -> None:
@@ -34,6 +34,9 @@ def register(subparsers: Subparsers) -> None:
     router.add_argument("--topology", type=Path, required=True, metavar="FILE")
     router.add_argument("--listen", metavar="HOST:PORT", help=f"default: the topology's, else {DEFAULT_ROUTER}")
     router.add_argument("--checkpoint", type=Path, metavar="DIR", help="bundle with the local model, for mode `local`")
+    router.add_argument(
+        "--frontier", type=Path, metavar="FILE", help="what mode `auto` chooses from (the bundle's frontier.json)"
+    )
     router.add_argument("--threads", type=int, metavar="N", help="processor threads (default: all cores)")
     router.add_argument("--max-requests", type=int, default=64, metavar="N", help="requests in flight (64)")
     router.add_argument("--max-rate", type=int, default=1000, metavar="R", help="requests started a second (1000)")
@@ -61,8 +64,9 @@ def register(subparsers: Subparsers) -> None:
 
     compare = subparsers.add_parser("compare", help="run modes side by side on one prompt")
     _add_request(compare)
-    compare.add_argument("--modes", default=",".join(MODE_NAMES), metavar="M[,M]")
+    compare.add_argument("--modes", metavar="M[,M]", help="such as ar,resample:chain (those that the router can serve)")
     compare.add_argument("--json", action="store_true")
+    compare.add_argument("--html", type=Path, metavar="FILE", help="write the texts and figures there, too")
     compare.set_defaults(run=run_compare)
 
     doctor = subparsers.add_parser("doctor", help="measure every hop, and say what to do about those that are bad")
@@ -109,12 +113,25 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--router", metavar="HOST:PORT", help="default: what is up here, else " + DEFAULT_ROUTER)
     parser.add_argument("--max-bytes", type=int, default=128, metavar="N", help="bytes to generate (128)")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
-    parser.add_argument("--chunk", type=int, metavar="C", help="bytes a sweep, mode chunked (32)")
+    parser.add_argument(
+        "--chunk", type=int, metavar="C", help="bytes a sweep, modes chunked, infill (32), resample (32, then adapted)"
+    )
     parser.add_argument("--temperature", type=float, metavar="T", help="0 = most likely (0.8)")
     parser.add_argument("--steps", type=int, metavar="K", help="Euler steps in each block (8)")
     parser.add_argument("--codec", metavar="NAME", help="what travels: fp32, int8, int4 (int8; AR modes: fp32, int8)")
+    parser.add_argument("--sampler", metavar="NAME", help="modes sweep, chunked: stochastic, ode (stochastic)")
     parser.add_argument("--drafter", metavar="D", help="who guesses, mode ar-speculative: model, lookup, both (both)")
-    parser.add_argument("--draft", type=int, metavar="N", help="bytes guessed a sweep, mode ar-speculative (what pays)")
+    parser.add_argument(
+        "--draft", type=int, metavar="N", help="bytes guessed a sweep, ar-speculative, verified (what pays)"
+    )
+    parser.add_argument(
+        "--scorer", metavar="S", help="who scores, modes resample, verified, infill: chain, ar (what is there)"
+    )
+    parser.add_argument(
+        "--candidates", type=int, metavar="M", help="scored in a sweep, modes resample (32, then adapted), infill (16)"
+    )
+    parser.add_argument("--suffix", default="", metavar="TEXT", help="what follows the text, mode infill")
+    parser.add_argument("--budget-ms", type=int, metavar="MS", help="latency to keep to, mode auto (the best text)")
     parser.add_argument("--timeout-s", type=float, default=120.0, metavar="S")
 
 
@@ -135,6 +152,7 @@ def run_router_command(options: argparse.Namespace) -> int:
         RingSettings(options.hop_timeout_s, keep_warm_s(options.keep_warm_ms), check_route(options.route)),
         options.threads,
         options.insecure,
+        options.frontier,
     )
     serve(settings)
     return 0
@@ -193,14 +211,22 @@ def run_generate(options: argparse.Namespace) -> int:
 
 
 def run_compare(options: argparse.Namespace) -> int:
-    from serving.client import Client
+    from serving.client import Client, request_of
+    from serving.destination import check_destination, write_destination
+    from serving.lineup import all_entrants, named_entrants, run_entrants
+    from serving.page import comparison_page
 
-    modes = [mode.strip() for mode in options.modes.split(",") if mode.strip()]
-    if not modes:
-        raise InputError("--modes is empty: name one or more, such as sweep,ar")
+    entrants = None if options.modes is None else named_entrants(options.modes)
+    settings = _request_settings(options)
+    request_of(options.prompt, suffix=options.suffix)
+    if options.html:
+        check_destination(options.html, "--html")
     with Client(_router_address(options.router)) as client:
-        outcomes = _run_modes(client, options.prompt, modes, _request_settings(options))
-    _print_outcomes(options.prompt, outcomes, options.json)
+        entrants = entrants or all_entrants(client.status().modes, options.scorer, options.suffix)
+        outcomes = run_entrants(client, options.prompt, entrants, settings)
+    _print_outcomes(options.prompt, options.suffix, outcomes, options.json)
+    if options.html:
+        write_destination(options.html, comparison_page(options.prompt, options.suffix, outcomes, settings))
     return 0 if all(not isinstance(outcome, str) for outcome in outcomes.values()) else 1
 
 
@@ -277,6 +303,7 @@ def run_status(options: argparse.Namespace) -> int:
 def run_demo(options: argparse.Namespace) -> int:
     from serving.client import Client
     from serving.deployment import ends_cleanly, free_port_block, temporary_deployment
+    from serving.lineup import all_entrants, run_entrants
     from serving.topology import local_topology
     from stages.parts import plan_host
 
@@ -285,18 +312,16 @@ def run_demo(options: argparse.Namespace) -> int:
     print(f"starting {len(topology.hosts)} hosts and a router on this machine ...", flush=True)
     with ends_cleanly(), temporary_deployment(topology, options.checkpoint.resolve()) as deployment:
         with Client(deployment.topology.router) as client:
-            modes = list(client.status().modes)
-            outcomes = _run_modes(client, options.prompt, modes, {"max_bytes": DEMO_BYTES, "seed": 1})
-        _print_outcomes(options.prompt, outcomes, as_json=False)
+            entrants = all_entrants(client.status().modes, scorer=None, suffix="")
+            outcomes = run_entrants(client, options.prompt, entrants, {"max_bytes": DEMO_BYTES, "seed": 1})
+        _print_outcomes(options.prompt, "", outcomes, as_json=False)
     print("\nstopped. `onesweep up --detach` keeps such hosts running; the README goes on from here.")
     return 0
 
 
 def _request_settings(options: argparse.Namespace) -> dict[str, Any]:
-    return {
-        name: getattr(options, name)
-        for name in ("max_bytes", "seed", "chunk", "temperature", "steps", "codec", "drafter", "draft", "timeout_s")
-    }
+    names = ("max_bytes", "seed", "chunk", "temperature", "steps", "codec", "sampler", "drafter", "draft", "scorer")
+    return {name: getattr(options, name) for name in (*names, "candidates", "suffix", "budget_ms", "timeout_s")}
 
 
 def _router_address(given: str | None) -> str:
@@ -308,27 +333,14 @@ def _router_address(given: str | None) -> str:
     return deployment.topology.router if deployment else DEFAULT_ROUTER
 
 
-def _run_modes(client: Client, prompt: str, modes: list[str], settings: dict[str, Any]) -> dict[str, Result | str]:
-    """Each mode's Result, or the sentence that says why there is none. The first error of an only mode is raised."""
-    outcomes: dict[str, Result | str] = {}
-    for mode in modes:
-        try:
-            outcomes[mode] = client.generate(prompt, mode=mode, **settings)
-        except OnesweepError as error:
-            if len(modes) == 1:
-                raise
-            outcomes[mode] = str(error)
-    return outcomes
-
-
-def _print_outcomes(prompt: str, outcomes: dict[str, Result | str], as_json: bool) -> None:
+def _print_outcomes(prompt: str, suffix: str, outcomes: dict[str, Result | str], as_json: bool) -> None:
     from serving.table import comparison
 
     if as_json:
         rows = {m: {"mode": m, "error": o} if isinstance(o, str) else o.as_json() for m, o in outcomes.items()}
         print(json.dumps(list(rows.values())))
     else:
-        print(comparison(prompt, outcomes))
+        print(comparison(prompt, outcomes, suffix))
 
 
 def _print_cost(result: Result) -> None:
@@ -338,3 +350,5 @@ def _print_cost(result: Result) -> None:
         f"{result.latency_ms:.0f} ms, {result.compute_ms:.0f} ms of compute]",
         file=sys.stderr,
     )
+    if result.reason:
+        print(f"[{result.reason}]", file=sys.stderr)

@@ -62,6 +62,7 @@ class Machine:
     backend: str
     chain_digest: str
     ar_digest: str
+    scorer_digest: str
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ async def examine(topology: Topology) -> Report:
     report, kernel = Report(), kernel_now()
     here = ("router", "(here)", version("onesweep"), kernel.system)
     report.machines.append(
-        Machine(*here, kernel.congestion_control, kernel.slow_start_after_idle, 0.0, True, "", "", "")
+        Machine(*here, kernel.congestion_control, kernel.slow_start_after_idle, 0.0, True, "", "", "", "")
     )
     for index, host in enumerate(topology.hosts):
         relay = Relay(host.address, MESSAGE_BYTES, REACH_TIMEOUT_S, host.name)
@@ -141,6 +142,7 @@ async def _examine_host(report: Report, topology: Topology, host: HostEntry, ind
             info.backend,
             info.chain.digest,
             info.ar.digest,
+            info.scorer.digest,
         )
     )
     if probe.HasField("next"):
@@ -194,7 +196,7 @@ def judge(report: Report) -> None:
     if len({machine.backend for machine in hosts}) > 1:
         shown = ", ".join(f"{m.name} {m.backend}" for m in hosts)
         report.bad("backend", f"the hosts compute differently ({shown}): rare ties fall differently; use one")
-    for kind in ("chain", "ar"):
+    for kind in ("chain", "ar", "scorer"):
         digests = {getattr(machine, f"{kind}_digest") for machine in hosts}
         if len(digests) > 1:
             shown = ", ".join(f"{m.name} {getattr(m, f'{kind}_digest')[:12] or '(none)'}" for m in hosts)
@@ -246,12 +248,12 @@ def report_text(report: Report) -> str:
         name = f"{hop.source} -> {hop.target}"
         figures = f"{hop.rtt_ms:8.1f}  {hop.rtt_min_ms:8.1f}  {hop.state_ms:13.1f}  {hop.rate_mbps:6.0f}"
         lines.append(f"{name:<21} {figures}")
-    lines += ["", "machine   clock ms  congestion  idle restart  version  chain         ar"]
+    lines += ["", "machine   clock ms  congestion  idle restart  version  chain         ar            scorer"]
     for m in report.machines:
         lines.append(
             f"{m.name:<9} {m.clock_offset_ms:8.1f}  {m.congestion_control or '?':<10}  "
             f"{ {'1': 'on', '0': 'off'}.get(m.slow_start_after_idle, '?'):<12}  {m.version:<7}  "
-            f"{m.chain_digest[:12] or '-':<12}  {m.ar_digest[:12] or '-'}"
+            f"{m.chain_digest[:12] or '-':<12}  {m.ar_digest[:12] or '-':<12}  {m.scorer_digest[:12] or '-'}"
         )
     lines.append("")
     for finding in sorted(report.findings, key=lambda f: not f.is_bad):

@@ -6,15 +6,21 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from stages.ar import new_caches
+from stages.ar import ArStage, new_caches
+from stages.architecture import VOCABULARY
 from stages.backends import DEFAULT_BACKEND, backend_named
 from stages.backends.base import CleanPiece
 from stages.checkpoint import load_ar
+from stages.layers import LayerCache
+from stages.manifest import read_manifest
 from stages.randomness import sample_bytes
 from stages.refusal import Refusal
 from stages.sweep import clean_pieces
@@ -30,6 +36,8 @@ class LocalModel:
         """Load and gate the weights. Raises CheckpointError."""
         model, backend = load_ar(directory), backend_named(DEFAULT_BACKEND)
         self.architecture = model.architecture
+        self.digest = read_manifest(directory).digest()
+        self.weights = list(model.stages)
         self.stages = [backend.stage(stage) for stage in model.stages]
         self.context_bytes = model.architecture.context_bytes
         self.compute = ThreadPoolExecutor(1, thread_name_prefix="local")
@@ -46,6 +54,16 @@ class LocalModel:
             piece, compute_ms = await sequence.after(text, min(BYTES_PER_TURN, left))
             yield piece, compute_ms
             text, left = text + piece, left - len(piece)
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """Bytes that the local model drew, with the odds that it drew them by."""
+
+    text: bytes
+    odds: NDArray[np.float64]
+    """Of all 256 bytes at each place: (bytes, 256)."""
+    compute_ms: float
 
 
 class LocalSequence:
@@ -66,13 +84,39 @@ class LocalSequence:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.model.compute, self._write, text, count)
 
+    async def guess(self, text: bytes, count: int) -> Guesses:
+        """The same bytes as `after`, with their odds."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.model.compute, self._guess, text, count)
+
+    @property
+    def parts(self) -> tuple[list[ArStage], list[list[LayerCache]]]:
+        """The model's stages, and the caches of each."""
+        return self.model.weights, self._caches
+
+    def logits_after(self, text: bytes) -> torch.Tensor:
+        """Read all of `text`; logits (1, 256) of the byte after it. On the compute thread only."""
+        self._go_back(text)
+        return self._next(text[len(self._read) :])
+
     def _write(self, text: bytes, count: int) -> tuple[bytes, float]:
-        begin, whole = time.perf_counter(), text
+        begin = time.perf_counter()
+        written, _ = self._draw(text, count)
+        return written, (time.perf_counter() - begin) * 1000
+
+    def _guess(self, text: bytes, count: int) -> Guesses:
+        begin = time.perf_counter()
+        written, logits = self._draw(text, count)
+        odds = odds_of(torch.cat(logits), self.temperature) if logits else np.empty((0, VOCABULARY))
+        return Guesses(written, odds, (time.perf_counter() - begin) * 1000)
+
+    def _draw(self, text: bytes, count: int) -> tuple[bytes, list[torch.Tensor]]:
+        whole, logits = text, list[torch.Tensor]()
         self._go_back(text)
         for _ in range(count):
-            logits = self._next(whole[len(self._read) :])
-            whole += sample_bytes(logits, self.temperature, self.seed, len(whole))
-        return whole[len(text) :], (time.perf_counter() - begin) * 1000
+            logits.append(self._next(whole[len(self._read) :]))
+            whole += sample_bytes(logits[-1], self.temperature, self.seed, len(whole))
+        return whole[len(text) :], logits
 
     def _go_back(self, text: bytes) -> None:
         """Forget what is not the beginning of `text`, and its last byte: that one is read to go on."""
@@ -94,3 +138,14 @@ class LocalSequence:
                 x = stage.read([CleanPiece(x, caches)])[0]
         self._read += text
         return self.model.stages[-1].next_byte([x[-1:]])[0]
+
+
+def odds_of(logits: torch.Tensor, temperature: float) -> NDArray[np.float64]:
+    """Probabilities of the bytes at a temperature; at 0 the likeliest has 1. logits: (rows, 256), as the result."""
+    scores: NDArray[np.float64] = logits.double().numpy()
+    scores = scores - scores.max(axis=1, keepdims=True)
+    if temperature == 0:
+        return np.eye(scores.shape[1])[scores.argmax(axis=1)]
+    with np.errstate(over="ignore"):
+        odds = np.exp(scores / temperature)
+    return np.asarray(odds / odds.sum(axis=1, keepdims=True))

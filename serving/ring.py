@@ -23,7 +23,7 @@ from stages.errors import InputError
 from stages.hop import next_step
 from stages.refusal import Refusal
 from stages.relay import KEEP_WARM_S, Relay
-from stages.sessions import Kind
+from stages.sessions import KINDS, Kind
 from stages.v1 import stage_pb2
 
 log = logging.getLogger(__name__)
@@ -191,7 +191,7 @@ class Ring:
         for link in self.links:
             if link.problem:
                 return link.problem
-        for kind in ("chain", "ar"):
+        for kind in KINDS:
             digests = {link.entry.name: self._digest(link, kind) for link in self.links}
             if len(set(digests.values())) > 1:
                 shown = ", ".join(f"{name} {digest[:12] or '(none)'}" for name, digest in digests.items())
@@ -212,7 +212,8 @@ class Ring:
         info = self.links[0].info
         if info is None or not info.HasField(kind):
             return None
-        return info.chain if kind == "chain" else info.ar
+        model: stage_pb2.ModelInfo = getattr(info, kind)
+        return model
 
     def digest(self, kind: Kind) -> str:
         model = self.model(kind)
@@ -288,7 +289,5 @@ class Ring:
         task.add_done_callback(self._tasks.discard)
 
     @staticmethod
-    def _digest(link: HostLink, kind: str) -> str:
-        if link.info is None:
-            return ""
-        return link.info.chain.digest if kind == "chain" else link.info.ar.digest
+    def _digest(link: HostLink, kind: Kind) -> str:
+        return "" if link.info is None else str(getattr(link.info, kind).digest)

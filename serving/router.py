@@ -12,13 +12,17 @@ import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from serving.conditions import Conditions
+from serving.frontier import FRONTIER_NAME, read_frontier
 from serving.local import LocalModel
 from serving.modes import all_modes
+from serving.modes.auto import Guide
 from serving.ring import Ring, RingSettings
 from serving.service import RouterService
 from serving.topology import Topology
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.bundle import find_bundle
+from stages.errors import InputError
 from stages.transport import bind, new_server, stop_on_signals
 
 log = logging.getLogger(__name__)
@@ -41,6 +45,8 @@ class RouterSettings:
     ring: RingSettings = field(default_factory=RingSettings)
     threads: int | None = None
     insecure: bool = False
+    frontier: Path | None = None
+    """What mode `auto` chooses from; None = the bundle's, if it has one."""
 
 
 async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
@@ -49,8 +55,10 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
         torch.set_num_threads(settings.threads)
     local = _local_model(settings.checkpoint)
     ring = Ring(settings.topology, settings.ring)
+    conditions = Conditions(lambda: [link.relay.least_rtt_ms for link in ring.links])
+    modes = all_modes(ring, local, _guide(settings, local), conditions)
     service = RouterService(
-        ring, all_modes(ring, local), settings.request_limit, settings.requests_per_s, settings.ring.hop_timeout_s
+        ring, modes, conditions, settings.request_limit, settings.requests_per_s, settings.ring.hop_timeout_s
     )
     server = new_server()
     router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
@@ -76,6 +84,21 @@ def _local_model(checkpoint: Path | None) -> LocalModel | None:
         return None
     directory = find_bundle(checkpoint).local
     return LocalModel(directory) if directory else None
+
+
+def _guide(settings: RouterSettings, local: LocalModel | None) -> Guide:
+    """Raises InputError for a frontier that the user named; one that a bundle brings stops only mode `auto`."""
+    digest = local.digest if local else ""
+    if settings.frontier is not None:
+        return Guide(read_frontier(settings.frontier), local_digest=digest)
+    path = (settings.checkpoint or Path()) / FRONTIER_NAME
+    if settings.checkpoint is None or not path.exists():
+        return Guide()
+    try:
+        return Guide(read_frontier(path), local_digest=digest)
+    except InputError as error:
+        log.warning("%s", error)
+        return Guide(problem=str(error))
 
 
 async def _report_health(ring: Ring, checks: health.aio.HealthServicer) -> None:

@@ -13,6 +13,7 @@ from asyncio_throttle.throttler import Throttler
 
 from serving.accounting import Account
 from serving.admission import check_fit, check_mode, check_request
+from serving.conditions import Conditions
 from serving.modes import Mode
 from serving.ring import Ring
 from serving.v1 import router_pb2, router_pb2_grpc
@@ -28,12 +29,19 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     """Admits requests, runs their mode, streams their text and closes their account."""
 
     def __init__(
-        self, ring: Ring, modes: dict[str, Mode], request_limit: int, requests_per_s: int, ring_wait_s: float
+        self,
+        ring: Ring,
+        modes: dict[str, Mode],
+        conditions: Conditions,
+        request_limit: int,
+        requests_per_s: int,
+        ring_wait_s: float,
     ) -> None:
-        """:param request_limit: requests in flight; one more is refused.
+        """:param conditions: learns from every request.
+        :param request_limit: requests in flight; one more is refused.
         :param requests_per_s: pace at which admitted requests start.
         :param ring_wait_s: how long a request waits for hosts that are not ready."""
-        self.ring, self.modes = ring, modes
+        self.ring, self.modes, self.conditions = ring, modes, conditions
         self.request_limit, self.ring_wait_s = request_limit, ring_wait_s
         self.throttler = Throttler(rate_limit=requests_per_s, period=1.0)
         self.requests = 0
@@ -74,7 +82,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             modes=[name for name, mode in self.modes.items() if not mode.problem],
             chain_digest=self.ring.digest("chain"),
             ar_digest=self.ring.digest("ar"),
-            context_bytes=max((mode.context_bytes for mode in self.modes.values()), default=0),
+            context_bytes=max((mode.context_bytes for mode in self.modes.values() if not mode.problem), default=0),
             requests=self.requests,
             request_limit=self.request_limit,
         )
@@ -98,6 +106,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             if whole:
                 yield router_pb2.GenerateResponse(text=whole)
         hosts = {link.info.name: link.entry for link in self.ring.links if link.info}
+        self.conditions.learn(mode.name, account, account.elapsed_ms())
         summary = account.summary(mode.name, request.seed, len(request.prompt), hosts)
         yield router_pb2.GenerateResponse(summary=summary)
 

@@ -11,23 +11,28 @@ TEXT_WIDTH = 100
 _COLUMNS = ("mode", "latency", "first byte", "sweeps", "hops", "wire bytes", "compute", "host-seconds")
 
 
-def comparison(prompt: str, outcomes: dict[str, Result | str]) -> str:
+def comparison(prompt: str, outcomes: dict[str, Result | str], suffix: str = "") -> str:
     """A table of what each mode cost, and its text; a mode that failed has its error in place of figures."""
     rows: list[tuple[str, ...]] = [_COLUMNS]
     for mode, outcome in outcomes.items():
-        rows.append(_row(outcome) if isinstance(outcome, Result) else (mode, outcome))
+        rows.append(_row(mode, outcome) if isinstance(outcome, Result) else (mode, outcome))
     widths = [max(len(row[i]) for row in rows if len(row) == len(_COLUMNS)) for i in range(len(_COLUMNS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in rows]
     lines.insert(1, "  ".join("-" * width for width in widths))
     for mode, outcome in outcomes.items():
         if isinstance(outcome, Result):
-            lines += ["", f"{mode}:", _wrapped(prompt, outcome.text)]
+            lines += ["", f"{mode}:", _wrapped(prompt, outcome.text, suffix if outcome.mode == "infill" else "")]
     return "\n".join(lines)
 
 
-def _row(result: Result) -> tuple[str, ...]:
+def titled(label: str, result: Result) -> str:
+    """What was asked for, and the mode that came of it where that is another."""
+    return label if label.partition(":")[0] == result.mode else f"{label}: {result.mode}"
+
+
+def _row(mode: str, result: Result) -> tuple[str, ...]:
     return (
-        result.mode,
+        titled(mode, result),
         f"{result.latency_ms:.0f} ms",
         f"{result.first_byte_ms:.0f} ms",
         str(result.sweeps),
@@ -38,8 +43,8 @@ def _row(result: Result) -> tuple[str, ...]:
     )
 
 
-def _wrapped(prompt: str, text: str) -> str:
-    shown = printable(prompt) + "|" + printable(text)
+def _wrapped(prompt: str, text: str, suffix: str) -> str:
+    shown = "|".join(printable(part) for part in (prompt, text, *([suffix] if suffix else [])))
     return textwrap.indent("\n".join(textwrap.wrap(shown, TEXT_WIDTH, drop_whitespace=False)), "  ")
 
 

@@ -46,7 +46,7 @@ def shake(module: nn.Module, seed: int) -> nn.Module:
     return module.eval()
 
 
-def write_bundle(directory: Path, seed: int, **changes: Any) -> Path:
+def write_bundle(directory: Path, seed: int, scorer: bool = False, **changes: Any) -> Path:
     a = Architecture(**{**TINY, **changes})
     codes, empty = Codes(0, a.code_dim), (None,) * a.parts
     partition = NoisePartition("uniform", (8.0, 1.5, 0.6, 0.2))
@@ -56,8 +56,9 @@ def write_bundle(directory: Path, seed: int, **changes: Any) -> Path:
         block = shake(Block(a, index, codes), seed + index)
         out = save_block(directory / "chain", block, None if block.reads_bytes else features)
         features = out.clone()
-    for name, parts in (("ar", a.parts), ("local", 1)):
-        model = shake(ArModel(Architecture(**{**TINY, "parts": parts})), seed + 10)
+    models = [("ar", a.parts, 10), ("local", 1, 10)] + [("scorer", a.parts, 20)] * scorer
+    for name, parts, apart in models:
+        model = shake(ArModel(Architecture(**{**TINY, "parts": parts})), seed + apart)
         write_manifest(directory / name, Manifest("ar", model.architecture, (None,) * parts, probe_text=PROBE_TEXT))
         save_ar(directory / name, model)
     return directory
@@ -65,12 +66,13 @@ def write_bundle(directory: Path, seed: int, **changes: Any) -> Path:
 
 @pytest.fixture(scope="session")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """own/, chained/ and other/ (as own/, with other weights). Not to be changed."""
+    """own/, chained/, other/ (as own/, with other weights) and scored/ (with a scorer/). Not to be changed."""
     torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("bundles")
     write_bundle(root / "own", seed=1)
     write_bundle(root / "chained", seed=1, context="chained")
     write_bundle(root / "other", seed=50)
+    write_bundle(root / "scored", seed=70, scorer=True)
     return root
 
 

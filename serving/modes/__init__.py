@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+from serving.conditions import Conditions
 from serving.local import LocalModel
 from serving.modes.ar import ArMode
+from serving.modes.auto import AutoMode, Guide
 from serving.modes.base import Generation, Mode
 from serving.modes.chunked import ChunkedMode, SweepMode
+from serving.modes.infill import InfillMode
 from serving.modes.local import LocalMode
+from serving.modes.resample import ResampleMode
 from serving.modes.speculative import SpeculativeMode
+from serving.modes.verified import VerifiedMode
 from serving.ring import Ring
 
 __all__ = ["MODES", "Generation", "Mode", "all_modes"]
 
-MODES = ("sweep", "chunked", "ar", "ar-speculative", "local")
+MODES = ("sweep", "chunked", "resample", "verified", "infill", "ar", "ar-speculative", "local", "auto")
 
 
-def all_modes(ring: Ring, local: LocalModel | None) -> dict[str, Mode]:
-    """Every mode over a ring and, if the router has one, a local model."""
-    modes: list[Mode] = [
+def all_modes(ring: Ring, local: LocalModel | None, guide: Guide, conditions: Conditions) -> dict[str, Mode]:
+    """Every mode over a ring and, if the router has one, a local model; `auto` chooses by `guide` and `conditions`."""
+    fixed: list[Mode] = [
         SweepMode(ring),
         ChunkedMode(ring),
+        ResampleMode(ring, local),
+        VerifiedMode(ring, local),
+        InfillMode(ring, local),
         ArMode(ring),
         SpeculativeMode(ring, local),
         LocalMode(local),
     ]
-    return {mode.name: mode for mode in modes}
+    modes = {mode.name: mode for mode in fixed}
+    return modes | {AutoMode.name: AutoMode(ring, modes, guide, conditions)}

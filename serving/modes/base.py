@@ -5,9 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from serving.accounting import Account
+from serving.drafting import MAX_DRAFT
 from stages.codec import CODECS
+from stages.samplers import DEFAULT_SAMPLER
 
 DEFAULT_CHUNK = 32
 DEFAULT_STEPS = 8
@@ -23,13 +26,30 @@ class Generation:
     seed: int
     deadline_unix_ms: int
     temperature: float = DEFAULT_TEMPERATURE
-    chunk: int = DEFAULT_CHUNK
+    chunk: int | None = None
+    """Bytes a sweep; None = as many as the mode does best with."""
     steps: int = DEFAULT_STEPS
     codec: str = ""
     """How states travel between hosts."""
     drafter: str | None = None
     draft: int | None = None
     """Bytes to guess for a sweep; None = as many as pay."""
+    scorer: str | None = None
+    candidates: int | None = None
+    """Continuations scored in a sweep; None = as many as the weights ask for."""
+    suffix: bytes = b""
+    """What follows the text."""
+    budget_ms: int | None = None
+    """Latency to keep to; None = no matter how long it takes."""
+    own_temperature: bool = False
+    """Whether the temperature is the user's, not the default."""
+    sampler: str = DEFAULT_SAMPLER
+    """How a chain goes from noise to text."""
+
+
+Choosable = Literal["chunk", "steps", "codec", "sampler", "drafter", "draft", "scorer", "candidates"]
+"""Settings of a request that a mode may take upon itself."""
+CHOOSABLE: tuple[Choosable, ...] = get_args(Choosable)
 
 
 class Mode(ABC):
@@ -39,7 +59,14 @@ class Mode(ABC):
     codecs: tuple[str, ...] = tuple(CODECS)
     """How states may travel between hosts."""
     default_codec: str = "int8"
+    most_draft: int = MAX_DRAFT
+    """Bytes that may be guessed for a sweep."""
     uses_hosts: bool = True
+    fills: bool = False
+    """Whether it writes what stands before a given suffix."""
+    chooses: tuple[Choosable, ...] = ()
+    """Settings that are the mode's to choose: a request that names one is refused."""
+    keeps_budget: bool = False
 
     @property
     @abstractmethod
@@ -50,6 +77,10 @@ class Mode(ABC):
     @abstractmethod
     def context_bytes(self) -> int:
         """Most bytes of prompt and output together. Meaningful while there is no `problem`."""
+
+    def check(self, request: Generation) -> None:
+        """Raise Refusal where this mode cannot do `request`, before any host is asked. Meaningful as above."""
+        return
 
     @abstractmethod
     def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:

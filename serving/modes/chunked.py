@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 import grpc
 
 from serving.accounting import Account
-from serving.modes.base import Generation, Mode
+from serving.modes.base import DEFAULT_CHUNK, Generation, Mode
 from serving.ring import Ring, Session
 from stages.refusal import Refusal
 from stages.v1 import stage_pb2
@@ -45,7 +45,7 @@ class ChunkedMode(Mode):
                 left, number = left - len(event.text), number + 1
 
     def _chunk(self, request: Generation) -> int:
-        return request.chunk
+        return request.chunk or DEFAULT_CHUNK
 
 
 class SweepMode(ChunkedMode):
@@ -69,6 +69,7 @@ async def _sweep(
             steps=request.steps,
             sampling=stage_pb2.Sampling(seed=request.seed, temperature=request.temperature),
             codec=request.codec,
+            sampler=request.sampler,
         )
     )
     event = await session.event()

@@ -37,6 +37,7 @@ class GenerateRequest(_message.Message):
     CANDIDATES_FIELD_NUMBER: _builtins.int
     SUFFIX_FIELD_NUMBER: _builtins.int
     BUDGET_MS_FIELD_NUMBER: _builtins.int
+    SAMPLER_FIELD_NUMBER: _builtins.int
     prompt: _builtins.bytes
     """UTF-8, at least one byte"""
     mode: _builtins.str
@@ -64,6 +65,8 @@ class GenerateRequest(_message.Message):
     """what follows the text, `infill` only"""
     budget_ms: _builtins.int
     """latency to keep to, `auto` only; not given: the best text"""
+    sampler: _builtins.str
+    """`sweep` and `chunked` only: stochastic, ode"""
     def __init__(
         self,
         *,
@@ -82,10 +85,11 @@ class GenerateRequest(_message.Message):
         candidates: _builtins.int | None = ...,
         suffix: _builtins.bytes = ...,
         budget_ms: _builtins.int | None = ...,
+        sampler: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_drafter", b"_drafter", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "drafter", b"drafter", "scorer", b"scorer", "steps", b"steps", "temperature", b"temperature"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_drafter", b"_drafter", "_sampler", b"_sampler", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "drafter", b"drafter", "sampler", b"sampler", "scorer", b"scorer", "steps", b"steps", "temperature", b"temperature"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_drafter", b"_drafter", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "drafter", b"drafter", "max_bytes", b"max_bytes", "mode", b"mode", "prompt", b"prompt", "scorer", b"scorer", "seed", b"seed", "steps", b"steps", "suffix", b"suffix", "temperature", b"temperature", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_drafter", b"_drafter", "_sampler", b"_sampler", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "drafter", b"drafter", "max_bytes", b"max_bytes", "mode", b"mode", "prompt", b"prompt", "sampler", b"sampler", "scorer", b"scorer", "seed", b"seed", "steps", b"steps", "suffix", b"suffix", "temperature", b"temperature", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__budget_ms: _TypeAlias = _typing.Literal["budget_ms"]  # noqa: Y015
     _WhichOneofArgType__budget_ms: _TypeAlias = _typing.Literal["_budget_ms", b"_budget_ms"]  # noqa: Y015
@@ -99,6 +103,8 @@ class GenerateRequest(_message.Message):
     _WhichOneofArgType__draft: _TypeAlias = _typing.Literal["_draft", b"_draft"]  # noqa: Y015
     _WhichOneofReturnType__drafter: _TypeAlias = _typing.Literal["drafter"]  # noqa: Y015
     _WhichOneofArgType__drafter: _TypeAlias = _typing.Literal["_drafter", b"_drafter"]  # noqa: Y015
+    _WhichOneofReturnType__sampler: _TypeAlias = _typing.Literal["sampler"]  # noqa: Y015
+    _WhichOneofArgType__sampler: _TypeAlias = _typing.Literal["_sampler", b"_sampler"]  # noqa: Y015
     _WhichOneofReturnType__scorer: _TypeAlias = _typing.Literal["scorer"]  # noqa: Y015
     _WhichOneofArgType__scorer: _TypeAlias = _typing.Literal["_scorer", b"_scorer"]  # noqa: Y015
     _WhichOneofReturnType__steps: _TypeAlias = _typing.Literal["steps"]  # noqa: Y015
@@ -117,6 +123,8 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__draft) -> _WhichOneofReturnType__draft | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__drafter) -> _WhichOneofReturnType__drafter | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__sampler) -> _WhichOneofReturnType__sampler | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__scorer) -> _WhichOneofReturnType__scorer | None: ...
     @_typing.overload

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from itertools import product
 from pathlib import Path
 
 import grpc
 import pytest
+import torch
 
 from serving.cli import main
 from serving.client import Client
 from serving.deployment import Deployment, free_port_block, temporary_deployment
 from serving.topology import local_topology
+from stages.ar import ArModel
+from stages.checkpoint import load_ar
 from stages.transport import open_blocking_channel
 from stages.v1 import stage_pb2, stage_pb2_grpc
 
@@ -86,3 +91,59 @@ def onesweep(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str,
         return code, out, err
 
     return run
+
+
+# Whether texts have the odds of a model
+
+
+class ThreeBytes:
+    """Texts of three bytes after a prompt of one, in 8 patterns: which of the bytes a model likes better than another.
+
+    A text that leans to the other model has fewer of them. Summed over all 2^24 texts.
+    """
+
+    @torch.inference_mode()
+    def __init__(self, model: ArModel, other: ArModel, prompt: int, temperature: float) -> None:
+        byte = torch.arange(256)
+        pairs = torch.cartesian_prod(byte, byte)
+        contexts = torch.cat([torch.full((len(pairs), 1), prompt), pairs], dim=1)
+        odds, liked = [], []
+        for part in contexts.split(2048):
+            p, q = ((each(part).double() / temperature).softmax(dim=-1) for each in (model, other))
+            odds.append(p.float())
+            liked.append(p > q)
+        p, self.liked = torch.cat(odds), torch.cat(liked)  # (256 * 256, 3, 256)
+        before = p[0, 0, pairs[:, 0]] * p[torch.arange(len(pairs)), 1, pairs[:, 1]]
+        third = (before[:, None] * p[:, 2]).double()
+        self.odds = torch.zeros(2, 2, 2, dtype=torch.float64)
+        for a, b, c in product(range(2), repeat=3):
+            chosen = (self._first(pairs[:, 0]) == a) & (self._second(pairs[:, 0], pairs[:, 1]) == b)
+            self.odds[a, b, c] = third[chosen][self.liked[chosen, 2] == bool(c)].sum()
+        assert float(self.odds.sum()) == pytest.approx(1.0, abs=1e-4)
+
+    def _first(self, a: torch.Tensor) -> torch.Tensor:
+        return self.liked[0, 0, a]
+
+    def _second(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return self.liked[256 * a, 1, b]
+
+    def probability(self, texts: list[bytes]) -> float:
+        """That texts of the model are at least as odd as these (chi-square)."""
+        a, b, c = torch.tensor([list(text) for text in texts]).unbind(1)
+        patterns = 4 * self._first(a).long() + 2 * self._second(a, b).long() + self.liked[256 * a + b, 2, c].long()
+        counts = patterns.bincount(minlength=8)
+        expected = self.odds.flatten() * len(texts)
+        assert float(expected.min()) >= 5, "too few for a chi-square test"
+        statistic = ((counts - expected) ** 2 / expected).sum()
+        return float(torch.special.gammaincc(torch.tensor(3.5), statistic / 2))
+
+
+@pytest.fixture(scope="session")
+def three_bytes() -> Callable[[Path, Path, bytes, float], ThreeBytes]:
+    """Of the model in one directory, against the one in another."""
+
+    @cache
+    def of(directory: Path, other: Path, prompt: bytes, temperature: float) -> ThreeBytes:
+        return ThreeBytes(load_ar(directory), load_ar(other), prompt[0], temperature)
+
+    return of

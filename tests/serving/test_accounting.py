@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from serving.accounting import Account
+from serving.candidates import Candidates, Weights
 from serving.client import Client
 from serving.deployment import Deployment
 from serving.topology import HostEntry
@@ -99,6 +101,25 @@ def test_guesses_are_booked(client: Client) -> None:
     assert (plain.drafted, plain.accepted) == (0, 0)
 
 
+def test_candidates_are_booked(client: Client) -> None:
+    result = client.generate(PROMPT, mode="resample", max_bytes=40, seed=1, chunk=16, candidates=7)
+    assert (result.sweeps, result.hops) == (3, 3 * (len(HOSTS) + 1))
+    assert (result.scorer, result.chunk, result.candidates, result.drafted) == ("ar", 16, 7, 0)
+    assert 1 <= result.effective_samples <= 7
+    assert result.divergence_bits > 0
+    assert result.compute_ms > sum(host.compute_ms for host in result.hosts), "the drafter's own share"
+    plain = client.generate(PROMPT, mode="sweep", max_bytes=4)
+    assert (plain.scorer, plain.chunk, plain.candidates, plain.effective_samples) == ("", 0, 0, 0.0)
+
+
+def test_verdicts_are_booked(client: Client) -> None:
+    result = client.generate(PROMPT, mode="verified", max_bytes=40, seed=1, draft=6)
+    assert (result.scorer, result.reached, result.hops) == ("ar", 40, result.sweeps * (len(HOSTS) + 1))
+    assert result.accepted < 40
+    assert result.drafted <= 7 * result.sweeps
+    assert result.compute_ms > sum(host.compute_ms for host in result.hosts)
+
+
 def test_one_host_alone_has_no_hop_between_steps(bundles: Path, local_ring: Callable[..., Any]) -> None:
     with local_ring(bundles / "own", 1) as client:
         sweep = client.generate(PROMPT, mode="sweep", max_bytes=16)
@@ -116,6 +137,7 @@ def test_json_has_every_figure(deployment: Deployment, onesweep: Callable[..., t
     assert set(record) >= {
         *("text", "mode", "seed", "prompt_bytes", "output_bytes", "sweeps", "hops"),
         *("wire_bytes", "latency_ms", "compute_ms", "hosts"),
+        *("scorer", "chunk", "candidates", "effective_samples", "divergence_bits", "reason"),
     }
     assert [set(host) for host in record["hosts"]] == [{"name", "blocks", "compute_ms", "queue_ms"}] * 3
     assert bytes.fromhex(record["output_hex"]).decode(errors="replace") == record["text"]
@@ -148,6 +170,17 @@ def test_rounds_of_guesses_add_up() -> None:
     account.add_draft(3, 3, 2.0)
     summary = account.summary("ar-speculative", 1, 2, {})
     assert (summary.drafted, summary.reached, summary.accepted, summary.compute_ms) == (8, 6, 5, 3.5)
+
+
+def test_candidates_add_up() -> None:
+    account = Account()
+    for count, length, bits in ((4, 8, 0.5), (2, 16, 0.25), (8, 2, 0.0)):
+        drafted = Candidates([b""] * count, np.zeros((count, length)), 1.5)
+        account.add_candidates(drafted, Weights(np.full(count, 1 / count), bits))
+    summary = account.summary("resample", 1, 2, {})
+    assert (summary.chunk, summary.candidates, summary.compute_ms) == (16, 8, 4.5)
+    assert summary.effective_samples == pytest.approx((4 + 2 + 8) / 3)
+    assert summary.divergence_bits == pytest.approx((0.5 * 32 + 0.25 * 32) / 80), "for a byte"
 
 
 def test_hosts_have_the_names_of_the_topology() -> None:

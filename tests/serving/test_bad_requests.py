@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +17,11 @@ from serving.client import Client, RequestRefused, RouterError
 from serving.deployment import Deployment, free_port_block
 from serving.topology import local_topology
 from serving.v1 import router_pb2, router_pb2_grpc
-from stages.manifest import read_manifest
+from stages.ar import ArModel
+from stages.architecture import Architecture
+from stages.checkpoint import save_ar, write_manifest
+from stages.manifest import Manifest, read_manifest
+from stages.probe import PROBE_TEXT
 from stages.refusal import RETRY_AFTER, trailing
 from stages.transport import open_blocking_channel
 
@@ -36,7 +41,7 @@ def sentence(err: str) -> str:
         ([""], "prompt is empty: give at least one byte"),
         (["x" * 500, "--max-bytes", 13], r"prompt \(500 bytes\) and output \(13\).*context is 512: shorten"),
         (["x" * (1 << 20) + "x"], "at most 1048576 can be sent: shorten it"),
-        (["x", "--mode", "magic"], "unknown mode 'magic'; choose from sweep, chunked, ar, ar-speculative, local"),
+        (["x", "--mode", "magic"], "unknown mode 'magic'; choose from sweep, chunked, resample, verified"),
         (["x", "--mode", "swéep"], "unknown mode 'swéep'"),
         (["x", "--mode", "chunked", "--chunk", 0], "chunk must be a whole number from 1"),
         (["x", "--temperature", -1], "temperature must be 0 to 100, not -1"),
@@ -48,11 +53,33 @@ def sentence(err: str) -> str:
         (["x", "--seed", 1 << 64], "seed must be a whole number from 0"),
         (["x", "--steps", 0], "steps must be a whole number from 1"),
         (["x", "--steps", 65], "steps must be 1 to 64, not 65"),
+        (["x", "--sampler", "sde"], "unknown sampler 'sde'; choose from stochastic, ode"),
         (["x", "--codec", "zip"], "mode sweep has no codec 'zip'; choose from fp32, int8, int4"),
         (["x", "--mode", "ar", "--codec", "int4"], "mode ar has no codec 'int4'; choose from fp32, int8"),
         (["x", "--mode", "ar-speculative", "--drafter", "oracle"], "unknown drafter 'oracle'; choose from both, model"),
         (["x", "--mode", "ar-speculative", "--draft", 0], "draft must be a whole number from 1"),
         (["x", "--mode", "ar-speculative", "--draft", 33], "draft must be 1 to 32 bytes, not 33"),
+        (["x", "--mode", "verified", "--draft", 65], "draft must be 1 to 64 bytes, not 65"),
+        (["x", "--mode", "verified", "--codec", "int4"], "mode verified has no codec 'int4'; choose from fp32, int8"),
+        (["x", "--mode", "verified", "--scorer", "oracle"], "unknown scorer 'oracle'; choose from chain, ar"),
+        (["x", "--mode", "resample", "--scorer", "örakel"], "unknown scorer 'örakel'"),
+        (
+            ["x", "--mode", "resample", "--scorer", "chain"],
+            "scorer 'chain' cannot be served: the hosts have no scorer/ in their checkpoint; choose from ar",
+        ),
+        (["x", "--mode", "resample", "--candidates", 0], "candidates must be a whole number from 1"),
+        (["x", "--mode", "resample", "--candidates", 257], "candidates must be 1 to 256, not 257"),
+        (["x", "--mode", "resample", "--chunk", 0], "chunk must be a whole number from 1"),
+        (
+            ["x", "--mode", "resample", "--chunk", 100, "--candidates", 64],
+            r"64 candidates of 100 bytes are more than hosts take in a sweep \(4096 bytes in all\): give fewer",
+        ),
+        (["x", "--mode", "resample", "--temperature", 0], "give a temperature above 0, or use mode verified"),
+        (["x" * 500, "--mode", "resample", "--max-bytes", 13], r"prompt \(500 bytes\) and output \(13\).*512: shorten"),
+        (
+            ["x" * 400, "--mode", "verified", "--max-bytes", 112],
+            r"output \(112\) need a context of 513 bytes in mode verified, .* has 512: shorten",
+        ),
         (["x", "--timeout-s", -1], "timeout_s must be above 0"),
     ],
 )
@@ -128,6 +155,13 @@ GOOD: dict[str, Any] = {"prompt": b"x", "mode": "sweep", "max_bytes": 4}
         ({"mode": "ar-speculative", "drafter": ""}, "unknown drafter ''; choose from both, model, lookup"),
         ({"mode": "ar-speculative", "draft": 0}, "draft must be 1 to 32 bytes, not 0"),
         ({"mode": "ar-speculative", "draft": 4_000_000_000}, "draft must be 1 to 32 bytes"),
+        ({"mode": "resample", "candidates": 0}, "candidates must be 1 to 256, not 0"),
+        ({"mode": "resample", "candidates": 4_000_000_000}, "candidates must be 1 to 256, not 4000000000"),
+        (
+            {"mode": "resample", "chunk": 4_000_000_000, "max_bytes": 400, "candidates": 11},
+            "11 candidates of 400 bytes",
+        ),
+        ({"mode": "verified", "scorer": ""}, "unknown scorer ''; choose from chain, ar"),
     ],
 )
 def test_a_wrong_field_is_refused(stub: router_pb2_grpc.RouterServiceStub, changes: dict[str, Any], says: str) -> None:
@@ -174,6 +208,34 @@ def test_hosts_with_different_weights(bundles: Path, servers: Any, until: Callab
         assert refused.value.code is grpc.StatusCode.FAILED_PRECONDITION
 
 
+def test_modes_that_lack_weights_say_which(bundles: Path, tmp_path: Path, local_ring: Callable[..., Any]) -> None:
+    for lacking, says in (("local", "no drafter .*has local/"), ("ar", r"no scorer \(neither scorer/ nor ar/")):
+        bare = tmp_path / f"no-{lacking}"
+        shutil.copytree(bundles / "own", bare)
+        shutil.rmtree(bare / lacking)
+        with local_ring(bare, 1) as client:
+            assert not {"resample", "verified"} & set(client.status().modes)
+            for mode in ("resample", "verified"):
+                with pytest.raises(RequestRefused, match=f"mode {mode} cannot be served: .*{says}") as caught:
+                    client.generate("x", mode=mode, max_bytes=4)
+                assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
+
+
+def test_a_drafter_with_a_smaller_context_is_the_limit(
+    bundles: Path, tmp_path: Path, local_ring: Callable[..., Any]
+) -> None:
+    mixed = tmp_path / "mixed"
+    shutil.copytree(bundles / "own", mixed)
+    shutil.rmtree(mixed / "local")
+    small = Architecture(parts=1, layers=1, width=32, heads=2, context_bytes=64, code_dim=32, condition_dim=16)
+    write_manifest(mixed / "local", Manifest("ar", small, (None,), probe_text=PROBE_TEXT))
+    save_ar(mixed / "local", ArModel(small))
+    with local_ring(mixed, 1) as client:
+        assert client.generate("x", mode="resample", max_bytes=63).output_bytes == 63
+        with pytest.raises(RequestRefused, match="need a context of 65 bytes in mode resample, the drafter has 64"):
+            client.generate("x", mode="resample", max_bytes=64)
+
+
 def test_a_host_that_nobody_reaches_is_named(bundles: Path, servers: Any, until: Callable[..., Any]) -> None:
     topology = local_topology(3, 3, bundles / "own", free_port_block(4) + 1)
     servers.router(topology, None)
@@ -197,7 +259,10 @@ def _digest(directory: Path) -> str:
 def test_status_shows_the_hosts(deployment: Deployment, onesweep: Run) -> None:
     code, out, _ = onesweep("status", "--router", deployment.topology.router)
     assert code == 0
-    assert "router ready; modes sweep, chunked, ar, ar-speculative, local; 0 of 64 requests" in out
+    assert (
+        "router ready; modes sweep, chunked, resample, verified, infill, ar, ar-speculative, local; 0 of 64 requests"
+        in out
+    )
     assert [line.split()[0] for line in out.splitlines()[1:]] == ["host-1", "host-2", "host-3"]
 
 

@@ -113,6 +113,7 @@ def machine(name: str = "host-1", **changes: Any) -> Machine:
         "backend": "torch",
         "chain_digest": "c",
         "ar_digest": "a",
+        "scorer_digest": "s",
         **changes,
     }
     return Machine(name=name, **fields)
@@ -120,7 +121,8 @@ def machine(name: str = "host-1", **changes: Any) -> Machine:
 
 def judged(*hops: Hop, **changes: Any) -> list[Finding]:
     report = Report(
-        [machine("router", chain_digest="", ar_digest=""), machine(), machine("host-2", **changes)], [*hops]
+        [machine("router", chain_digest="", ar_digest="", scorer_digest=""), machine(), machine("host-2", **changes)],
+        [*hops],
     )
     judge(report)
     return report.findings
@@ -140,6 +142,7 @@ GOOD = {"rtt_ms": 60.0, "rtt_min_ms": 60.0, "state_ms": 62.0, "rate_mbps": 100.0
         ({}, {"version": "0"}, "runs onesweep 0, the router's machine 1"),
         ({}, {"backend": "onnxruntime"}, "the hosts compute differently (host-1 torch, host-2 onnxruntime)"),
         ({}, {"ar_digest": ""}, "different ar checkpoints (host-1 a, host-2 (none))"),
+        ({}, {"scorer_digest": "t"}, "different scorer checkpoints (host-1 s, host-2 t)"),
     ],
 )
 def test_what_is_bad_is_said_with_what_to_do(hop: dict[str, float], machine_changes: dict[str, Any], says: str) -> None:

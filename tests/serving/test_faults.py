@@ -119,7 +119,31 @@ def test_a_hanging_host_is_named_with_the_time_waited(
     assert client.generate(PROMPT, max_bytes=40).output_bytes == 40
 
 
-@pytest.mark.parametrize("settings", [{"mode": "ar"}, {"mode": "chunked", "chunk": 1}])
+SCORED = [{"mode": "resample", "chunk": 1, "candidates": 4}, {"mode": "verified", "draft": 1}]
+
+
+@pytest.mark.parametrize("settings", SCORED, ids=["resample", "verified"])
+def test_a_host_that_dies_ends_what_it_scores(
+    victim: Deployment,
+    client: Client,
+    sessions: Count,
+    until: Until,
+    wait_ready: Callable[..., None],
+    settings: dict[str, Any],
+) -> None:
+    request = Request(client, **settings)
+    os.kill(victim.processes["host-3"], signal.SIGKILL)
+    request.join(30)
+    assert request.error is not None
+    assert request.error.code is grpc.StatusCode.UNAVAILABLE
+    assert "host-3" in str(request.error)
+    until(lambda: sessions(victim) == 0, 3)
+    revive(victim, "host-3")
+    wait_ready(victim.topology.router)
+    assert client.generate(PROMPT, max_bytes=20, **settings).output_bytes == 20
+
+
+@pytest.mark.parametrize("settings", [{"mode": "ar"}, {"mode": "chunked", "chunk": 1}, *SCORED])
 def test_leaving_a_stream_frees_its_sessions(
     victim: Deployment, client: Client, sessions: Count, until: Until, settings: dict[str, Any]
 ) -> None:

@@ -27,6 +27,8 @@ REQUESTS: list[dict[str, Any]] = [
     {"mode": "ar", "max_bytes": 12, "seed": 3, "codec": "int8"},
     {"mode": "ar", "max_bytes": 1, "seed": 3},
     {"mode": "ar-speculative", "max_bytes": 24, "seed": 4, "drafter": "both", "draft": 5},
+    {"mode": "resample", "max_bytes": 24, "seed": 5, "chunk": 10, "candidates": 6},
+    {"mode": "verified", "max_bytes": 24, "seed": 6, "draft": 5},
 ]
 EVERY_ROUTE = pytest.mark.parametrize("route", ROUTES)
 

@@ -19,6 +19,7 @@ from stages.checkpoint import load_ar, load_chain
 from stages.codec import FEATURE_LIMIT, codec_named
 from stages.manifest import read_manifest
 from stages.randomness import sample_bytes
+from stages.samplers import DEFAULT_SAMPLER
 from stages.sweep import BlockWork, Boundary, SweepPlan, run_alone
 
 PROMPT = "The ship had no "
@@ -27,6 +28,7 @@ CHAIN_SETTINGS = [
     {"codec": "int8", "steps": 4, "temperature": 0.8},
     {"codec": "int4", "steps": 4, "temperature": 0.0},
     {"codec": "int4", "steps": 1, "temperature": 0.8},
+    {"codec": "int8", "steps": 4, "temperature": 0.8, "sampler": "ode"},
 ]
 REQUESTS: list[dict[str, Any]] = [
     *({"mode": "sweep", "max_bytes": 40, "seed": 3, **settings} for settings in CHAIN_SETTINGS),
@@ -56,7 +58,8 @@ def chain_text(directory: Path, request: dict[str, Any]) -> bytes:
     codec, clean, start, text = codec_named(request["codec"]), PROMPT.encode(), 0, b""
     while left := request["max_bytes"] - len(text):
         slots = min(request.get("chunk", left), left)
-        plan = SweepPlan(request["seed"], start + len(clean), slots, request["steps"], request["temperature"])
+        sampler = request.get("sampler", DEFAULT_SAMPLER)
+        plan = SweepPlan(request["seed"], start + len(clean), slots, request["steps"], request["temperature"], sampler)
         outcome: Boundary | bytes | None = None
         for index, runner in enumerate(runners):
             before = outcome if isinstance(outcome, Boundary) else None
@@ -141,17 +144,18 @@ def test_other_requests_change_nothing(
     assert [found[index] for index in range(3 * len(REQUESTS))] == 3 * references["own"]
 
 
-@pytest.mark.parametrize("mode", ["sweep", "chunked", "ar", "ar-speculative", "local"])
+@pytest.mark.parametrize("mode", ["sweep", "chunked", "resample", "verified", "ar", "ar-speculative", "local"])
 def test_a_stream_adds_up_to_the_text(client: Client, mode: str) -> None:
     whole = client.generate(PROMPT, mode=mode, max_bytes=70, seed=9)
     *pieces, last = client.stream(PROMPT, mode=mode, max_bytes=70, seed=9)
     assert isinstance(last, Result)
     assert b"".join(piece for piece in pieces if isinstance(piece, bytes)) == last.output == whole.output
-    assert len(pieces) == {"sweep": 1, "chunked": 3, "ar": 70, "ar-speculative": last.sweeps, "local": 5}[mode]
+    a_piece_a_sweep = dict.fromkeys(("chunked", "resample", "verified", "ar", "ar-speculative"), last.sweeps)
+    assert len(pieces) == {"sweep": 1, "local": 5, **a_piece_a_sweep}[mode]
     assert whole.text == whole.output.decode(errors="replace")
 
 
-@pytest.mark.parametrize("mode", ["sweep", "chunked", "ar", "ar-speculative", "local"])
+@pytest.mark.parametrize("mode", ["sweep", "chunked", "resample", "verified", "ar", "ar-speculative", "local"])
 def test_the_whole_text_comes_in_one_piece_if_it_is_wanted_so(client: Client, mode: str) -> None:
     request = {"mode": mode, "max_bytes": 70, "seed": 9}
     pieces = list(client.stream(PROMPT, **request, whole=True))  # type: ignore[misc]

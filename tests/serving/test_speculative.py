@@ -10,12 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from serving.client import Client, RequestRefused, Result
 from serving.modes import speculative
-from stages.ar import ArModel
-from stages.checkpoint import load_ar
 
 LocalRing = Callable[..., AbstractContextManager[Client]]
 PROMPTS = (b"x", b"The sea was calm. The sea was ", bytes((7 * i) % 128 for i in range(200)))
@@ -148,48 +145,16 @@ def test_who_guesses_if_nobody_says(bundles: Path, tmp_path: Path, local_ring: L
 # The distribution
 
 
-@torch.inference_mode()
-def exact_parities(model: ArModel, prompt: int, temperature: float) -> torch.Tensor:
-    """Probability of each of the 8 patterns of the lowest bits of three bytes, summed over all 2^24 texts."""
-    byte = torch.arange(256)
-    pairs = torch.cartesian_prod(byte, byte)
-    contexts = torch.cat([torch.full((len(pairs), 1), prompt), pairs], dim=1)
-    probabilities = torch.cat(
-        [(model(part).double() / temperature).softmax(dim=-1) for part in contexts.split(2048)]
-    )  # (256 * 256, 3, 256)
-    first = probabilities[0, 0]
-    second = probabilities[::256, 1]
-    weights = (first[:, None] * second).flatten()
-    odd = probabilities[:, 2, 1::2].sum(dim=1)
-    patterns = torch.zeros(2, 2, 2, dtype=torch.float64)
-    for a, b in product(range(2), range(2)):
-        chosen = (pairs[:, 0] % 2 == a) & (pairs[:, 1] % 2 == b)
-        patterns[a, b, 1] = (weights * odd)[chosen].sum()
-        patterns[a, b, 0] = (weights * (1 - odd))[chosen].sum()
-    return patterns.flatten()
-
-
-def chi_square(counts: torch.Tensor, probabilities: torch.Tensor) -> float:
-    """The probability of counts at least as odd as these."""
-    expected = probabilities * counts.sum()
-    assert float(expected.min()) >= 5, "too few for a chi-square test"
-    statistic = ((counts - expected) ** 2 / expected).sum()
-    return float(torch.special.gammaincc(torch.tensor((len(counts) - 1) / 2), statistic / 2))
-
-
-def test_texts_have_the_odds_of_the_model(bundles: Path, lone: Client) -> None:
+def test_texts_have_the_odds_of_the_model(bundles: Path, lone: Client, three_bytes: Any) -> None:
     """A drafter that draws with the same random numbers must not pull the texts towards its own."""
     temperature, samples = 4.0, 500
-    counts = torch.zeros(8, dtype=torch.float64)
-    accepted = 0
+    outputs, accepted = [], 0
     for seed in range(samples):
         result = lone.generate(
             b"x", mode="ar-speculative", max_bytes=3, seed=seed, temperature=temperature, drafter="model", draft=2
         )
-        a, b, c = (byte % 2 for byte in result.output)
-        counts[4 * a + 2 * b + c] += 1
+        outputs.append(result.output)
         accepted += result.accepted
     assert 0 < accepted < 2 * samples, "some guesses were right and some were wrong"
-    probabilities = exact_parities(load_ar(bundles / "own" / "ar"), ord("x"), temperature)
-    assert float(probabilities.sum()) == pytest.approx(1.0)
-    assert chi_square(counts, probabilities) > 1e-3
+    ar, local = (bundles / "own" / name for name in ("ar", "local"))
+    assert three_bytes(ar, local, b"x", temperature).probability(outputs) > 1e-3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +27,14 @@ def test_nothing_that_moves_a_cursor_gets_through(text: str) -> None:
 def test_line_breaks_are_seen() -> None:
     assert printable("a\nb\x1b[2Jc\u202e\r") == "a⏎b�[2Jc��"
     assert printable("a\nb\x1b[2J", newline="\n") == "a\nb�[2J"
+
+
+def test_what_follows_a_gap_is_shown_after_it() -> None:
+    filled = replace(result("sea"), mode="infill")
+    text = comparison("The ", {"infill:ar": filled, "sweep": result("sky")}, " end")
+    assert "  The |sea| end" in text
+    assert text.splitlines()[2].startswith("infill:ar  "), "a scorer in the label is no other mode"
+    assert text.endswith("  The |sky")
 
 
 def test_a_mode_that_failed_stands_among_the_others() -> None:

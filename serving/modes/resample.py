@@ -1,0 +1,76 @@
+"""`resample`: the drafter writes many candidates of a chunk, one sweep scores them all, and one is drawn by weight.
+
+N bytes take N / chunk sweeps: the prompt travels with the first candidates, and the chosen chunk with the next ones.
+Sampling importance resampling, chunk by chunk (see serving/candidates.py): with many candidates the text has the
+scorer's distribution, with one the drafter's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+from serving.accounting import Account
+from serving.branches import Branches
+from serving.candidates import read_scores, weigh
+from serving.local import LocalSequence
+from serving.modes.base import Generation
+from serving.modes.scored import SCORERS, ScoredMode
+from serving.pace import Pace
+from stages.refusal import invalid
+from stages.scoring import MAX_SCORED_ROWS
+from stages.v1 import stage_pb2
+
+
+class ResampleMode(ScoredMode):
+    """A fixed number of sweeps, whatever the drafter is worth."""
+
+    name = "resample"
+
+    def check(self, request: Generation) -> None:
+        super().check(request)
+        if request.temperature == 0:
+            raise invalid(
+                "mode resample chooses among random candidates, and at temperature 0 all are the same: "
+                "give a temperature above 0, or use mode verified"
+            )
+        pace = Pace(request.max_bytes, request.chunk, request.candidates)
+        if pace.chunk * pace.candidates > MAX_SCORED_ROWS:
+            raise invalid(
+                f"{pace.candidates} candidates of {pace.chunk} bytes are more than hosts take in a sweep "
+                f"({MAX_SCORED_ROWS} bytes in all): give fewer candidates or a smaller chunk"
+            )
+
+    async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
+        assert self.local is not None
+        name, pace = self.scorer(request), Pace(request.max_bytes, request.chunk, request.candidates)
+        account.scorer = name
+        reach = len(request.prompt) + request.max_bytes
+        drafter = Branches(LocalSequence(self.local, reach, request.temperature, request.seed))
+        sampling = stage_pb2.Sampling(seed=request.seed, temperature=request.temperature)
+        # candidates are not remembered, so of the last chunk the hosts need to cache nothing
+        capacity = reach - 1
+        async with self.ring.session(SCORERS[name], capacity, request.deadline_unix_ms) as session:
+            text, read, left, number = request.prompt, 0, request.max_bytes, 0
+            while left:
+                drafted = await drafter.write(text, min(pace.chunk, left), pace.candidates, number)
+                await session.push(
+                    stage_pb2.Step(
+                        number=number,
+                        start=read,
+                        clean=text[read:],
+                        remaining=1,
+                        sampling=sampling,
+                        codec=request.codec,
+                        candidates=drafted.texts,
+                    )
+                )
+                event = await session.event()
+                weights = weigh(drafted, read_scores(event.scores.nats, *drafted.nats.shape))
+                piece = drafted.texts[weights.choose(request.seed, len(text))]
+                account.add_sweep(event)
+                account.add_candidates(drafted, weights)
+                account.add_text(piece)
+                yield piece
+                pace.learn(weights)
+                text, read, number = text + piece, len(text), number + 1
+                left -= len(piece)

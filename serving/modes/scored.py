@@ -1,0 +1,67 @@
+"""What `resample` and `verified` have in common: a drafter at the router, and hosts that score what it wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from serving.local import LocalModel
+from serving.modes.base import Generation, Mode
+from serving.ring import Ring
+from stages.admission import HIDDEN
+from stages.refusal import failed_precondition, invalid
+from stages.sessions import Kind
+
+SCORERS: Mapping[str, Kind] = {"chain": "scorer", "ar": "ar"}
+"""What can score given bytes, by the name that a request has for it: the model that hosts hold. The first that is
+served is the default."""
+FOLDERS = {"scorer": "scorer/", "ar": "ar/"}
+
+
+class ScoredMode(Mode):
+    """A mode whose text comes from the drafter, and whose quality from the scorer."""
+
+    codecs = tuple(HIDDEN)
+
+    def __init__(self, ring: Ring, local: LocalModel | None) -> None:
+        self.ring, self.local = ring, local
+
+    @property
+    def problem(self) -> str:
+        if not self.served:
+            return "the hosts have no scorer (neither scorer/ nor ar/ in their checkpoint)"
+        return "" if self.local else "the router has no drafter (start it with a bundle that has local/)"
+
+    @property
+    def served(self) -> list[str]:
+        """Scorers that the hosts have, by the name that a request has for them."""
+        return [name for name, kind in SCORERS.items() if self.ring.model(kind)]
+
+    @property
+    def context_bytes(self) -> int:
+        models = [self.ring.model(kind) for kind in SCORERS.values()]
+        return max((model.context_bytes for model in models if model), default=0)
+
+    def scorer(self, request: Generation) -> str:
+        """The scorer that `request` asks for, or the default. Meaningful while there is no `problem`."""
+        return request.scorer or self.served[0]
+
+    def check(self, request: Generation) -> None:
+        assert self.local is not None
+        name = self.scorer(request)
+        model = self.ring.model(SCORERS[name])
+        if model is None:
+            raise failed_precondition(
+                f"scorer {name!r} cannot be served: the hosts have no {FOLDERS[SCORERS[name]]} in their checkpoint; "
+                f"choose from {', '.join(self.served)}"
+            )
+        need = len(request.prompt) + request.max_bytes + self.margin(request)
+        for who, context in ((f"scorer {name!r}", model.context_bytes), ("the drafter", self.local.context_bytes)):
+            if need > context:
+                raise invalid(
+                    f"prompt ({len(request.prompt)} bytes) and output ({request.max_bytes}) need a context of {need} "
+                    f"bytes in mode {self.name}, {who} has {context}: shorten one of them"
+                )
+
+    def margin(self, request: Generation) -> int:
+        """Positions that the mode needs beyond prompt and output."""
+        return 0
