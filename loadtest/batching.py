@@ -6,7 +6,6 @@ import asyncio
 import statistics
 import time
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from loadtest.table import aligned
 from serving.client import AsyncClient, Result
 from serving.deployment import free_port_block, temporary_deployment
-from serving.modes.base import DEFAULT_STEPS
+from serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE
 from serving.topology import local_topology
 from stages.ar import ArModel, new_caches
 from stages.block import Block
@@ -23,7 +22,7 @@ from stages.bundle import find_bundle
 from stages.checkpoint import load_ar, load_chain
 from stages.errors import InputError, OnesweepError
 from stages.manifest import read_manifest
-from stages.noise import Trajectory, step_sigmas
+from stages.noise import step_sigmas
 from stages.partition import NoisePartition
 from stages.parts import plan_host
 from stages.randomness import sample_bytes
@@ -165,17 +164,16 @@ def _bare(mode: str, settings: BatchingSettings, threads: int) -> float:
 
 def _bare_sweep(chain: list[Block], partition: NoisePartition, known: torch.Tensor, slots: int) -> None:
     """The evaluations of a sweep, batched, and the draw at its end."""
-    trajectory, start = Trajectory(partition.sigma_max), known.shape[1]
-    initial = trajectory.sigma_start * torch.randn(len(known), slots, chain[0].architecture.code_dim)
-    estimate = torch.zeros_like(initial)
+    start = known.shape[1]
+    estimate = torch.zeros(len(known), slots, chain[0].architecture.code_dim)
     for block in chain:
         _, memory = block.read(known)
         sigmas = step_sigmas(*partition.range(block.index), DEFAULT_STEPS)
-        for sigma, following in pairwise(sigmas):
-            z = trajectory.state(initial, estimate, sigma)
+        for sigma in sigmas[:-1]:
+            z = estimate + sigma * torch.randn_like(estimate)
             logits = block.denoise(z, estimate, torch.full((1, 1), sigma), memory, start)
-            estimate = trajectory.advance(estimate, block.point(logits), sigma, following)
-    z = trajectory.state(initial, estimate, sigmas[-1])
+            estimate = block.point(logits / DEFAULT_TEMPERATURE)
+    z = estimate + sigmas[-1] * torch.randn_like(estimate)
     logits = block.denoise(z, estimate, torch.full((1, 1), sigmas[-1]), memory, start)
     for seed, rows in enumerate(logits):
         sample_bytes(rows, 1.0, seed, start)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,13 +16,18 @@ if TYPE_CHECKING:
 
 
 def register(subparsers: Subparsers) -> None:
+    from loadtest.frontier import commands as frontier
     from loadtest.load import commands as load
+    from loadtest.quality import commands as quality
+    from loadtest.quality.infill_report import register_infill
     from loadtest.wan import commands as wan
     from loadtest.wan_bench.commands import register_wan
     from serving.commands import SHIPPED
 
     load.register(subparsers)
     wan.register(subparsers)
+    quality.register(subparsers)
+    frontier.register(subparsers)
 
     bench = subparsers.add_parser("bench", help="measure what serving costs on this machine")
     benches = bench.add_subparsers(title="benchmarks", metavar="WHAT", required=True)
@@ -65,6 +71,22 @@ def register(subparsers: Subparsers) -> None:
     shapes.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     shapes.set_defaults(run=run_shapes)
 
+    sampler = benches.add_parser("sampler", help="what a chain writes with other samplers, scored by the AR model")
+    sampler.add_argument("--data", type=Path, required=True, metavar="PATH", help="held-out text: a file or a folder")
+    sampler.add_argument("--weights", type=Path, default=SHIPPED, metavar="DIR", help="bundle (shipped weights)")
+    sampler.add_argument("--chain", type=Path, metavar="DIR", help="another chain than the bundle's")
+    sampler.add_argument("--count", type=int, default=48, metavar="N", help="prompts (48)")
+    sampler.add_argument("--bytes", type=int, default=64, metavar="N", help="bytes to generate (64)")
+    sampler.add_argument("--prompt-bytes", type=int, default=64, metavar="N", help="bytes of a prompt (64)")
+    sampler.add_argument("--base", default="default", metavar="V", help="what variants change one thing of (default)")
+    sampler.add_argument(
+        "--variants", default="", metavar="V[,V]", help="KEY=VALUE[:KEY=VALUE] each (one for each choice)"
+    )
+    sampler.add_argument("--seed", type=int, default=0, metavar="S", help="of the first text; the next has S + 1 (0)")
+    sampler.add_argument("--threads", type=int, default=1, metavar="T", help="processor threads (1)")
+    sampler.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    sampler.set_defaults(run=run_sampler)
+
     warm = benches.add_parser("warm", help="first requests: after the start, a pause, a reconnect")
     warm.add_argument("--profile", default="links-60", metavar="P", help="network (links-60)")
     warm.add_argument("--modes", default="sweep,ar", metavar="M[,M]", help="as in bench wan (sweep,ar)")
@@ -77,6 +99,7 @@ def register(subparsers: Subparsers) -> None:
     warm.set_defaults(run=run_warm)
 
     register_wan(benches)
+    register_infill(benches)
 
 
 def run_overhead(options: argparse.Namespace) -> int:
@@ -147,6 +170,34 @@ def run_batching(options: argparse.Namespace) -> int:
     print(batching_table(figures))
     if options.json:
         write_json(options.json, batching_record(settings, figures))
+    return 0
+
+
+def run_sampler(options: argparse.Namespace) -> int:
+    from loadtest.destination import check_destination, write_json
+    from loadtest.sampling.study import SamplerStudy, check_study, measure_sampler, sampler_record, sampler_table
+    from loadtest.sampling.variant import USUAL, Variant, parse_variant, parse_variants
+
+    if options.json:
+        check_destination(options.json)
+    base = parse_variant(options.base, Variant())
+    study = SamplerStudy(
+        options.weights.resolve(),
+        options.data,
+        parse_variants(options.variants or USUAL, base),
+        options.chain,
+        options.count,
+        options.bytes,
+        options.prompt_bytes,
+        options.seed,
+        options.threads,
+    )
+    check_study(study)
+    print(f"{study.count} texts of {study.max_bytes} bytes for each variant ...", flush=True)
+    rows = list(measure_sampler(study, lambda name: print(f"  {name}", file=sys.stderr, flush=True)))
+    print(sampler_table(rows))
+    if options.json:
+        write_json(options.json, sampler_record(study, rows))
     return 0
 
 

@@ -18,6 +18,7 @@ from stages.codec import codec_named
 from stages.layers import LayerCache
 from stages.manifest import read_manifest
 from stages.randomness import sample_bytes
+from stages.samplers import DEFAULT_SAMPLER
 from stages.sweep import BlockWork, SweepPlan, clean_pieces, run_alone
 
 
@@ -55,7 +56,7 @@ class InProcess:
         clean, start, text = work.prompt, len(work.prompt), b""
         while len(text) < work.max_bytes:
             slots = min(chunk, work.max_bytes - len(text))
-            plan = SweepPlan(work.seed, start, slots, DEFAULT_STEPS, DEFAULT_TEMPERATURE)
+            plan = SweepPlan(work.seed, start, slots, DEFAULT_STEPS, DEFAULT_TEMPERATURE, DEFAULT_SAMPLER)
             clean = self._sweep(caches, plan, clean)
             start, text = start + len(clean), text + clean
         return text

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from stages.ar import ArStage
-from stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece, StageRunner
+from stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, StageRunner
 from stages.block import Block
 
 
@@ -33,7 +34,7 @@ class PlainBlock(BlockRunner):
         with torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16):
             sigma = torch.full((1, 1), piece.sigma)
             logits = self.block.denoise(piece.z[None], piece.estimate[None], sigma, memory, piece.start)
-        return Denoised(logits[0], self.block.point(logits)[0])
+        return Denoised(logits[0], self.block.point(logits / piece.divisor)[0])
 
 
 class PlainStage(StageRunner):
@@ -43,6 +44,13 @@ class PlainStage(StageRunner):
     @torch.inference_mode()
     def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
         return [self.stage.read(piece.source[None], piece.caches)[0] for piece in pieces]
+
+    @torch.inference_mode()
+    def branch(self, pieces: Sequence[BranchPiece]) -> list[Tensor]:
+        return [
+            torch.cat([self.stage.read(branch[None], copy.deepcopy(piece.caches)) for branch in piece.source])
+            for piece in pieces
+        ]
 
     @torch.inference_mode()
     def next_byte(self, hidden: Sequence[Tensor]) -> list[Tensor]:

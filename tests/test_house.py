@@ -30,6 +30,7 @@ MATHS = {
     "stages.block",
     "stages.ar",
     "stages.codec",
+    "stages.samplers",
     "stages.sweep",
     "stages.manifest",
     "stages.probe",

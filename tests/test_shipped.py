@@ -45,9 +45,18 @@ def test_a_scrambled_prefix_is_at_least_a_nat_worse() -> None:
     assert losses["from_noise_sigma1_scrambled_nats"] > losses["from_noise_sigma1_nats"] + 1
 
 
-@pytest.mark.parametrize("name", ["ar", "local"])
+def bits_of_unseen(name: str) -> float:
+    text = torch.tensor([list(UNSEEN.encode())])
+    return bits(float(next_byte_loss(load_ar(WEIGHTS / name)(text[:, :-1]), text).detach()))
+
+
+@pytest.mark.parametrize("name", ["ar", "scorer", "local"])
 def test_the_ar_models_know_english(name: str) -> None:
     """Byte frequencies alone give over 4 bits a byte on such text."""
-    text = torch.tensor([list(UNSEEN.encode())])
-    nats = float(next_byte_loss(load_ar(WEIGHTS / name)(text[:, :-1]), text).detach())
-    assert bits(nats) < 3
+    assert bits_of_unseen(name) < 3
+
+
+@pytest.mark.parametrize("scorer", ["ar", "scorer"])
+def test_scorers_know_more_than_the_drafter(scorer: str) -> None:
+    """Else a trip to the hosts is worth nothing."""
+    assert bits_of_unseen(scorer) < bits_of_unseen("local") - 0.1

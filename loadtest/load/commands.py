@@ -203,7 +203,7 @@ def _served(modes: list[str], facts: RouterFacts) -> list[str]:
 
 def _write(options: argparse.Namespace, record: dict[str, Any], page: Callable[[], str]) -> None:
     from loadtest.destination import write_json
-    from loadtest.load.page import write_page
+    from loadtest.page import write_page
 
     if options.json:
         write_json(options.json, record)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from pathlib import Path
 
 from loadtest.load.knee import Climb
 from loadtest.load.pictures import knee_picture, latency_picture
 from loadtest.load.run import LoadResult
 from loadtest.load.scene import Scene
 from loadtest.load.table import HEADER, knee_notes, row, run_notes
-from stages.errors import OnesweepError
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem;
@@ -35,14 +33,6 @@ def knee_page(scene: Scene, climbs: Sequence[Climb]) -> str:
     """The report of a climb to the knee, all modes in one picture."""
     results = [result for climb in climbs for result in climb.results]
     return _page("latency against throughput", knee_picture(climbs), results, knee_notes(climbs), scene)
-
-
-def write_page(path: Path, page: str) -> None:
-    """Raises OnesweepError when the file cannot be written after all."""
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise OnesweepError(f"cannot write {path}: {error.strerror}; the figures above are complete") from None
 
 
 def _page(title: str, picture: str, results: Sequence[LoadResult], notes: Sequence[str], scene: Scene) -> str:

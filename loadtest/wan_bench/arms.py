@@ -14,24 +14,27 @@ from stages.errors import InputError
 
 DRAFTERS = ("model", "lookup", "both")
 SPECULATIVE = "ar-speculative"
+SCORERS = ("chain", "ar")
+SCORED = ("resample", "verified")
 
 
 @dataclass(frozen=True)
 class ModeChoice:
-    """A mode as it is named on the command line: `ar`, `ar:int8`, `ar-speculative:lookup+int8`."""
+    """A mode as it is named on the command line: `ar`, `ar:int8`, `ar-speculative:lookup+int8`, `resample:chain`."""
 
     mode: str
     codec: str | None = None
     drafter: str | None = None
+    scorer: str | None = None
 
     @property
     def label(self) -> str:
-        settings = [setting for setting in (self.drafter, self.codec) if setting]
+        settings = [setting for setting in (self.drafter, self.scorer, self.codec) if setting]
         return f"{self.mode}:{'+'.join(settings)}" if settings else self.mode
 
     def settings(self) -> dict[str, Any]:
         """Settings of a request; those left out are the router's to choose."""
-        chosen = {"mode": self.mode, "codec": self.codec, "drafter": self.drafter}
+        chosen = {"mode": self.mode, "codec": self.codec, "drafter": self.drafter, "scorer": self.scorer}
         return {name: value for name, value in chosen.items() if value is not None}
 
 
@@ -56,27 +59,31 @@ def parse_choice(text: str, modes: Sequence[str]) -> ModeChoice:
         raise InputError(f"unknown mode {mode!r} in --modes; choose from {', '.join(modes)}")
     codec: str | None = None
     drafter: str | None = None
+    scorer: str | None = None
     codecs = codecs_of(mode)
     for setting in rest.split("+") if colon else ():
         if setting in codecs and codec is None:
             codec = setting
         elif mode == SPECULATIVE and setting in DRAFTERS and drafter is None:
             drafter = setting
+        elif mode in SCORED and setting in SCORERS and scorer is None:
+            scorer = setting
         else:
             known = [f"one codec ({', '.join(codecs)})"] if codecs else []
             known += [f"one drafter ({', '.join(DRAFTERS)})"] if mode == SPECULATIVE else []
+            known += [f"one scorer ({', '.join(SCORERS)})"] if mode in SCORED else []
             settings = ", joined by +, ".join(known) or "nothing"
             raise InputError(f"--modes {text!r}: {setting!r} is not a setting; after the colon comes {settings}")
     if drafter and "drafter" not in inspect.signature(request_of).parameters:
         raise InputError(f"--modes {text!r}: requests of this version cannot name a drafter")
-    return ModeChoice(mode, codec, drafter)
+    return ModeChoice(mode, codec, drafter, scorer)
 
 
 def codecs_of(mode: str) -> tuple[str, ...]:
     """The codecs that a request of this mode can name."""
     if mode == "local":
         return ()
-    return tuple(HIDDEN) if mode.startswith("ar") else tuple(CODECS)
+    return tuple(HIDDEN) if mode in ("ar", SPECULATIVE, *SCORED) else tuple(CODECS)
 
 
 def parse_choices(text: str, modes: Sequence[str]) -> tuple[ModeChoice, ...]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from typing import Any
 
+from loadtest.page import html_page, html_pairs, html_table, shown
 from loadtest.wan_bench.pictures import (
     ablation_picture,
     latency_picture,
@@ -14,24 +14,6 @@ from loadtest.wan_bench.pictures import (
     waterfall_picture,
 )
 from loadtest.wan_bench.rows import number
-
-_STYLE = """
-:root { color-scheme: light dark; --line: #8a93a055; --soft: #8a93a01c; --bad: #c0392b; }
-@media (prefers-color-scheme: dark) { :root { --bad: #ff8a7a; } }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
-  background: Canvas; color: CanvasText; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; } h3 { font-size: 1rem; }
-figure { margin: 1rem 0; } figcaption { font-size: .87rem; opacity: .8; }
-figure svg { max-width: 100%; height: auto; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .82rem; font-variant-numeric: tabular-nums; white-space: nowrap; }
-th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid var(--line); }
-th:first-child, td:first-child, td.text, th.text { text-align: left; }
-td.wrap { white-space: normal; min-width: 22rem; }
-tbody tr:hover { background: var(--soft); }
-.bad { color: var(--bad); }
-code, pre { font: .82rem ui-monospace, monospace; } pre { overflow-x: auto; background: var(--soft); padding: .6rem; }
-"""
 
 _FLOOR = """The <b>floor</b> of a request is what these links and these hosts take whatever serves on them: the one-way
 delays on its critical path, the payload's bits over the links' rate, and the arithmetic that the hosts (and a drafter)
@@ -58,31 +40,26 @@ def report(record: dict[str, Any]) -> str:
     rows = record["rows"]
     profiles = list(dict.fromkeys(row["profile"] for row in rows))
     title = f"onesweep over a WAN: {', '.join(profiles)}"
-    parts = [f"<h1>{_text(title)}</h1>", _origin(record), f"<p>{_FLOOR}</p>"]
+    parts = [f"<h1>{shown(title)}</h1>", _origin(record), f"<p>{_FLOOR}</p>"]
     for profile in profiles:
-        parts += [f"<h2>Profile {_text(profile)}</h2>", *_profile(rows, profile)]
+        parts += [f"<h2>Profile {shown(profile)}</h2>", *_profile(rows, profile)]
     if record["sweep"]:
         parts.append(_waterfall(record["sweep"]))
     parts += ["<h2>Every arm</h2>", _table(rows), *_errors(rows)]
     if record["ablation"]:
         parts += _ablation(record["ablation"])
     parts += _links(record)
-    parts += ["<h2>Settings</h2>", _pairs(record["settings"] | {"commit": record["commit"]} | record["machine"])]
-    body = "\n".join(parts)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{_text(title)}</title><style>{_STYLE}</style></head>\n<body>\n{body}\n</body>\n</html>\n"
-    )
+    parts += ["<h2>Settings</h2>", html_pairs(record["settings"] | {"commit": record["commit"]} | record["machine"])]
+    return html_page(title, parts)
 
 
 def _origin(record: dict[str, Any]) -> str:
     settings, machine = record["settings"], record["machine"]
     return (
         f"<p>{settings['hosts']} hosts and a router, each in a network namespace of one machine "
-        f"({_text(machine['processor'])}, {machine['cores']} cores, {_text(machine['system'])}), emulated links; "
+        f"({shown(machine['processor'])}, {machine['cores']} cores, {shown(machine['system'])}), emulated links; "
         f"{settings['requests']} requests an arm in turns, seeds from {settings['seed']}; "
-        f"commit <code>{_text(record['commit'][:12])}</code>.</p><pre>{_text(record['command'])}</pre>"
+        f"commit <code>{shown(record['commit'][:12])}</code>.</p><pre>{shown(record['command'])}</pre>"
     )
 
 
@@ -115,18 +92,18 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
     head = ["profile", "mode", "bytes", "idle s", *(name for _, name, _ in _COLUMNS), "requests", "failed"]
     body = []
     for row in rows:
-        cells = [_text(row["profile"]), _text(row["mode"]), str(row["output_bytes"]), f"{row['idle_s']:g}"]
+        cells = [shown(row["profile"]), shown(row["mode"]), str(row["output_bytes"]), f"{row['idle_s']:g}"]
         cells += [number(row[key], digits) for key, _, digits in _COLUMNS]
         failed = f"<span class='bad'>{row['failures']}</span>" if row["failures"] else "0"
         body.append([*cells, str(row["requests"]), failed])
-    return _html_table(head, body, text_columns=2)
+    return html_table(head, body, text_columns=2)
 
 
 def _errors(rows: Sequence[dict[str, Any]]) -> list[str]:
     failed = [row for row in rows if row["failures"]]
     return [
-        f"<p class='bad'>{_text(row['profile'])}, {_text(row['mode'])}, {row['output_bytes']} bytes: "
-        f"{row['failures']} of {row['requests']} requests failed, such as: {_text(row['error'])}</p>"
+        f"<p class='bad'>{shown(row['profile'])}, {shown(row['mode'])}, {row['output_bytes']} bytes: "
+        f"{row['failures']} of {row['requests']} requests failed, such as: {shown(row['error'])}</p>"
         for row in failed
     ]
 
@@ -139,7 +116,7 @@ def _ablation(rows: Sequence[dict[str, Any]]) -> list[str]:
         quartiles = row["difference_quartiles_ms"]
         body.append(
             [
-                *(_text(row[key]) for key in ("measure", "change", "mode")),
+                *(shown(row[key]) for key in ("measure", "change", "mode")),
                 *(str(row["output_bytes"]), f"{row['idle_s']:g}", str(row["at_once"])),
                 *(number(row[key]) for key in ("base_p50_ms", "p50_ms", "difference_ms")),
                 "-" if quartiles is None else f"{quartiles[0]:+.1f} … {quartiles[1]:+.1f}",
@@ -147,7 +124,7 @@ def _ablation(rows: Sequence[dict[str, Any]]) -> list[str]:
                 number(row["ratio"], 2),
                 *(number(row[key], 0) for key in ("base_wire_bytes", "wire_bytes")),
                 {True: "yes", False: "no", None: "-"}[row["same_text"]],
-                _text(row["error"]) if row["requests"] == 0 else str(row["failures"]),
+                shown(row["error"]) if row["requests"] == 0 else str(row["failures"]),
             ]
         )
     words = (
@@ -165,15 +142,15 @@ def _ablation(rows: Sequence[dict[str, Any]]) -> list[str]:
         if any(row["ratio"] is not None for row in rows)
         else []
     )
-    return ["<h2>What each measure is worth</h2>", words, *picture, _html_table(head, body, text_columns=3)]
+    return ["<h2>What each measure is worth</h2>", words, *picture, html_table(head, body, text_columns=3)]
 
 
 def _links(record: dict[str, Any]) -> list[str]:
     head = ["link", "profile", "nominal ms", "p50 ms", "least ms", "most ms", "over nominal ms"]
     body = [
         [
-            f"{_text(link['source'])} - {_text(link['destination'])}",
-            _text(link["profile"]),
+            f"{shown(link['source'])} - {shown(link['destination'])}",
+            shown(link["profile"]),
             *(f"{link[key]:.2f}" for key in ("nominal_ms", "p50_ms", "least_ms", "most_ms")),
             f"{link['p50_ms'] - link['nominal_ms']:.2f}",
         ]
@@ -182,7 +159,7 @@ def _links(record: dict[str, Any]) -> list[str]:
     parts = [
         "<h2>What the lab itself costs</h2>",
         "<p>Round trips of 64 bytes on plain sockets, against what the profile promises.</p>",
-        _html_table(head, body, text_columns=2),
+        html_table(head, body, text_columns=2),
     ]
     if record["control"]:
         parts += ["<p>The same requests, in turns, in the lab's fastest network and on plain loopback.</p>"]
@@ -190,28 +167,6 @@ def _links(record: dict[str, Any]) -> list[str]:
     return parts
 
 
-def _html_table(head: Sequence[str], body: Sequence[Sequence[str]], text_columns: int) -> str:
-    def line(cells: Sequence[str], tag: str) -> str:
-        kinds = [' class="text"' if i < text_columns else "" for i in range(len(cells))]
-        return "".join(f"<{tag}{kind}>{cell}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))
-
-    rows = "\n".join(f"<tr>{line(cells, 'td')}</tr>" for cells in body)
-    return f'<div class="wide"><table><thead><tr>{line(head, "th")}</tr></thead><tbody>\n{rows}\n</tbody></table></div>'
-
-
-def _pairs(values: dict[str, Any]) -> str:
-    rows = "\n".join(
-        f'<tr><td>{_text(key)}</td><td class="text wrap">{_text(value)}</td></tr>' for key, value in values.items()
-    )
-    return f'<div class="wide"><table><tbody>\n{rows}\n</tbody></table></div>'
-
-
 def _figure(svg: str, caption: str) -> str:
-    labelled = svg.replace("<svg", f'<svg role="img" aria-label="{_text(caption)}"', 1)
-    return f"<figure>{labelled}<figcaption>{_text(caption)}</figcaption></figure>"
-
-
-def _text(value: object) -> str:
-    if isinstance(value, list | tuple):
-        value = ", ".join(map(str, value))
-    return html.escape(str(value))
+    labelled = svg.replace("<svg", f'<svg role="img" aria-label="{shown(caption)}"', 1)
+    return f"<figure>{labelled}<figcaption>{shown(caption)}</figcaption></figure>"

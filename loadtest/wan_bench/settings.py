@@ -8,9 +8,9 @@ from pathlib import Path
 
 from loadtest.wan.lab import lab_problem
 from loadtest.wan.profile import Profile, profile_named
-from loadtest.wan_bench.arms import SPECULATIVE, Arm, ModeChoice
+from loadtest.wan_bench.arms import SCORED, SPECULATIVE, Arm, ModeChoice
 from loadtest.wan_bench.turns import PROMPT
-from stages.bundle import find_bundle
+from stages.bundle import Bundle, find_bundle
 from stages.errors import InputError, OnesweepError
 from stages.manifest import read_manifest
 from stages.parts import plan_host
@@ -78,7 +78,7 @@ def context_bytes(checkpoint: Path, choices: Sequence[ModeChoice]) -> int:
     bundle = find_bundle(checkpoint)
     smallest = []
     for choice in choices:
-        for kind in _models(choice, has_local=bundle.local is not None):
+        for kind in _models(choice, bundle):
             directory = getattr(bundle, kind)
             if directory is None:
                 raise InputError(f"mode {choice.label} needs {kind}/ in {checkpoint}, which has none")
@@ -86,9 +86,12 @@ def context_bytes(checkpoint: Path, choices: Sequence[ModeChoice]) -> int:
     return min(smallest)
 
 
-def _models(choice: ModeChoice, has_local: bool) -> list[str]:
+def _models(choice: ModeChoice, bundle: Bundle) -> list[str]:
     """The models of a bundle that a mode uses."""
+    if choice.mode in SCORED:
+        scorer = choice.scorer or ("chain" if bundle.scorer else "ar")
+        return ["scorer" if scorer == "chain" else "ar", "local"]
     if choice.mode == SPECULATIVE:
-        drafts = has_local if choice.drafter is None else choice.drafter != "lookup"
+        drafts = bundle.local is not None if choice.drafter is None else choice.drafter != "lookup"
         return ["ar", *(["local"] if drafts else [])]
     return ["local" if choice.mode == "local" else "ar" if choice.mode == "ar" else "chain"]

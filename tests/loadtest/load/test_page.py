@@ -10,7 +10,7 @@ import pytest
 
 from loadtest.load.accounting import Counts, LoadFigures, figures_of, judge
 from loadtest.load.knee import Climb
-from loadtest.load.page import knee_page, load_page, write_page
+from loadtest.load.page import knee_page, load_page
 from loadtest.load.plan import Window
 from loadtest.load.record import knee_record, load_record
 from loadtest.load.run import LoadResult, LoadSettings
@@ -19,6 +19,7 @@ from loadtest.load.scene import Scene
 from loadtest.load.table import row, run_notes
 from loadtest.load.target import RouterFacts, Target, TargetSettings
 from loadtest.machine import this_machine
+from loadtest.page import write_page
 from stages.errors import OnesweepError
 
 WINDOW = Window(0.0, 10.0, 0.5)

@@ -11,7 +11,7 @@ from loadtest.wan_bench.arms import Arm, ModeChoice, parse_choice, parse_choices
 from serving.client import request_of
 from stages.errors import InputError
 
-MODES = ("sweep", "chunked", "ar", "ar-speculative", "local")
+MODES = ("sweep", "chunked", "resample", "verified", "ar", "ar-speculative", "local")
 
 
 @pytest.fixture
@@ -37,6 +37,8 @@ def drafters(monkeypatch: pytest.MonkeyPatch) -> None:
         ("ar-speculative:lookup", ModeChoice("ar-speculative", None, "lookup")),
         ("ar-speculative:lookup+int8", ModeChoice("ar-speculative", "int8", "lookup")),
         ("ar-speculative:int8+model", ModeChoice("ar-speculative", "int8", "model")),
+        ("resample:ar", ModeChoice("resample", scorer="ar")),
+        ("verified:chain+int8", ModeChoice("verified", "int8", scorer="chain")),
     ],
 )
 @pytest.mark.usefixtures("drafters")
@@ -50,7 +52,7 @@ def test_a_mode_and_its_settings(text: str, choice: ModeChoice) -> None:
     [
         ("", "--modes is empty"),
         (",", "--modes is empty"),
-        ("swep", "unknown mode 'swep' in --modes; choose from sweep, chunked, ar, ar-speculative, local"),
+        ("swep", "unknown mode 'swep' in --modes; choose from sweep, chunked, resample, verified"),
         ("Sweep", "unknown mode 'Sweep'"),
         (":int8", "unknown mode ''"),
         ("ar:", "'' is not a setting"),
@@ -63,6 +65,8 @@ def test_a_mode_and_its_settings(text: str, choice: ModeChoice) -> None:
             "'model' is not a setting; after the colon comes one codec (fp32, int8), joined by +, "
             "one drafter (model, lookup, both)",
         ),
+        ("resample:lookup", "one codec (fp32, int8), joined by +, one scorer (chain, ar)"),
+        ("ar:chain", "'chain' is not a setting"),
         ("local:int8", "'int8' is not a setting; after the colon comes nothing"),
         ("ar,sweep,ar", "--modes names 'ar' twice"),
     ],

@@ -1,0 +1,170 @@
+"""Rows of the table and points of the picture."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from loadtest.frontier.measuring import Answer
+from loadtest.frontier.worth import Worth
+from loadtest.wan_bench.rows import percentile_95
+
+KEPT = 1.1
+"""A budget is kept up to this share of it."""
+_REST = re.compile(r"; after (\d+) of (\d+) bytes \d+ ms were left, so (\S+) wrote the rest")
+
+
+@dataclass(frozen=True)
+class Point:
+    """An arm on a profile. None where no request ended well."""
+
+    profile: str
+    spec: str
+    mode: str
+    scorer: str | None
+    bits: float
+    bits_low: float | None
+    bits_high: float | None
+    requests: int
+    failures: int
+    error: str | None
+    seconds: float | None = None
+    """Median at the client."""
+    seconds_p95: float | None = None
+    sweeps: float | None = None
+    """Mean; likewise those below."""
+    host_seconds: float | None = None
+    router_seconds: float | None = None
+    wire_bytes: float | None = None
+    exact_bits: float | None = None
+    """Bits a byte of held-out text under the model whose distribution this text has; None where none is defined."""
+    pareto: bool = False
+    """Nothing quicker has text as good."""
+
+
+@dataclass(frozen=True)
+class AutoPoint:
+    """`auto` with a budget on a profile. None where no request ended well."""
+
+    profile: str
+    budget_ms: int
+    requests: int
+    failures: int
+    error: str | None
+    picked: dict[str, int]
+    """How often each setting began a text."""
+    hurried: int = 0
+    """Texts that another setting had to finish."""
+    seconds: float | None = None
+    worst: float | None = None
+    """Largest latency over budget."""
+    kept: bool | None = None
+    bits: float | None = None
+    """Of the settings that wrote, each by its share of the bytes."""
+    best_fixed: str | None = None
+    """The setting of best text whose 95th percentile fits the budget, and its bits."""
+    best_fixed_bits: float | None = None
+
+    @property
+    def as_good(self) -> bool | None:
+        """Whether no fixed setting that fits has better text; None where there is nothing to compare."""
+        if self.bits is None:
+            return None
+        return self.best_fixed_bits is None or self.bits <= self.best_fixed_bits + 1e-9
+
+
+def point_of(profile: str, worth: Worth, answers: Sequence[Answer], exact_bits: float | None = None) -> Point:
+    good, failed = _split(answers)
+    arm = worth.arm
+    plain = Point(
+        *(profile, arm.label, arm.mode, arm.scorer, worth.bits, worth.low, worth.high),
+        *(len(answers), len(answers) - len(good), failed),
+        exact_bits=exact_bits,
+    )
+    if not good:
+        return plain
+    latencies = sorted(answer.latency_ms / 1000 for answer in good)
+    return replace(
+        plain,
+        seconds=statistics.median(latencies),
+        seconds_p95=percentile_95(latencies),
+        sweeps=statistics.fmean(answer.booked["sweeps"] for answer in good),
+        host_seconds=statistics.fmean(answer.host_ms for answer in good) / 1000,
+        router_seconds=statistics.fmean(answer.router_ms for answer in good) / 1000,
+        wire_bytes=statistics.fmean(answer.booked["wire_bytes_total"] for answer in good),
+    )
+
+
+def with_pareto(points: Sequence[Point]) -> list[Point]:
+    """The points of one profile, with those marked that no other beats in seconds and bits both."""
+
+    def beaten(point: Point) -> bool:
+        assert point.seconds is not None
+        return any(
+            o.seconds is not None
+            and o.seconds <= point.seconds
+            and o.bits <= point.bits
+            and (o.seconds, o.bits) != (point.seconds, point.bits)
+            for o in points
+        )
+
+    return [replace(p, pareto=p.seconds is not None and not beaten(p)) for p in points]
+
+
+def usual_budgets_ms(points: Sequence[Point]) -> tuple[int, ...]:
+    """Budgets between neighbouring points of a profile's frontier, and one beyond the last."""
+    seconds = sorted(p.seconds for p in points if p.pareto and p.seconds is not None)
+    between = [(a * b) ** 0.5 for a, b in pairwise(seconds)]
+    beyond = [seconds[-1] * 1.3] if seconds else []
+    return tuple(dict.fromkeys(round(value * 1000) for value in [*between, *beyond]))
+
+
+def auto_point_of(profile: str, budget_ms: int, answers: Sequence[Answer], points: Sequence[Point]) -> AutoPoint:
+    """:param points: of the fixed settings on the same profile."""
+    good, failed = _split(answers)
+    bits = {point.spec: point.bits for point in points}
+    parts = [parts_of(answer.booked["reason"], answer.booked["output_bytes"]) for answer in good]
+    fitting = [p for p in points if p.seconds_p95 is not None and p.seconds_p95 * 1000 <= budget_ms]
+    best = min(fitting, key=lambda p: p.bits, default=None)
+    plain = AutoPoint(
+        profile,
+        budget_ms,
+        len(answers),
+        len(answers) - len(good),
+        failed,
+        dict(Counter(next(iter(part)) for part in parts)),
+        best_fixed=best.spec if best else None,
+        best_fixed_bits=best.bits if best else None,
+    )
+    if not good:
+        return plain
+    worst = max(answer.latency_ms for answer in good) / budget_ms
+    written = [(bits[label], count) for part in parts for label, count in part.items() if label in bits]
+    return replace(
+        plain,
+        hurried=sum(len(part) > 1 for part in parts),
+        seconds=statistics.median(answer.latency_ms for answer in good) / 1000,
+        worst=worst,
+        kept=worst <= KEPT,
+        bits=sum(b * count for b, count in written) / max(1, sum(count for _, count in written)),
+    )
+
+
+def parts_of(reason: str, output_bytes: int) -> dict[str, int]:
+    """Which settings wrote a text, and how many bytes each, from the router's reason."""
+    label, parts, begun = reason.partition(" ")[0], dict[str, int](), 0
+    for written, _, other in _REST.findall(reason):
+        parts[label] = parts.get(label, 0) + int(written) - begun
+        label, begun = other, int(written)
+    parts[label] = parts.get(label, 0) + output_bytes - begun
+    return parts
+
+
+def _split(answers: Sequence[Answer]) -> tuple[list[Answer], str | None]:
+    """The answers that ended well, and the most frequent reason of the others."""
+    failed = Counter(answer.error for answer in answers if answer.error)
+    return [answer for answer in answers if not answer.error], failed.most_common(1)[0][0] if failed else None
