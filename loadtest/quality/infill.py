@@ -1,0 +1,214 @@
+"""Gaps of several lengths, filled by modes that see what follows and by modes that do not."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from loadtest.load.target import TargetSettings, check_target, open_target
+from loadtest.machine import commit, this_machine
+from loadtest.quality.arm import INFILL, QualityArm, parse_arms
+from loadtest.quality.generation import check_served, generate_all, router_facts
+from loadtest.quality.intervals import Estimate, difference_of_ratios, ratio_of_sums
+from loadtest.quality.judge import Progress
+from loadtest.quality.prompts import Passage, PromptSet
+from loadtest.quality.row import HUMAN
+from loadtest.quality.run import Ground, Meter, QualitySettings, check_numbers, cut, lay_ground
+from serving.client import Result
+from serving.modes import MODES
+from stages.errors import InputError
+
+SUFFIX_BYTES = 32
+"""Judged with the gap, and given to modes that take a suffix."""
+DEFAULT_ARMS = (INFILL, "ar", "local")
+LEFT_ONLY = "ar"
+"""What others are compared with, prompt by prompt: it sees the text before the gap alone."""
+SAMPLES = 4
+
+FIGURES = {
+    "exact_match": "share of gaps filled with the very bytes that stood there",
+    "span_bits": "judge bits for a byte of the filling, given the text before it",
+    "joined_bits": f"judge bits for a byte of the filling and the {SUFFIX_BYTES} bytes after it",
+    "after_bits": f"judge bits for a byte of the {SUFFIX_BYTES} bytes after it, given what was filled in",
+    "joined_ngram_bits": "as joined bits, of an n-gram model fitted to the training text",
+    "joined_minus_ar": f"joined bits less those of mode `{LEFT_ONLY}`, gap by gap",
+    "between_minus_ar": "judge bits for a byte of the filling, given the text on both sides, less those of mode "
+    f"`{LEFT_ONLY}`: what follows is the same for both, so these are the joined bits over the filling's bytes alone",
+}
+
+
+@dataclass(frozen=True)
+class InfillRow:
+    """What was measured of one way to fill gaps of one length."""
+
+    mode: str
+    """Its spec; `human` for what stood there."""
+    length: int
+    n: int
+    sweeps: float | None = None
+    seconds: float | None = None
+    effective_samples: float | None = None
+    figures: dict[str, Estimate] = field(default_factory=dict)
+
+    def to_record(self) -> dict[str, Any]:
+        record = {key: value for key, value in asdict(self).items() if key != "figures"}
+        for name in FIGURES:
+            estimate = self.figures.get(name)
+            record[name] = estimate.value if estimate else None
+            record[f"{name}_low"] = estimate.low if estimate else None
+            record[f"{name}_high"] = estimate.high if estimate else None
+        return record
+
+
+@dataclass(frozen=True)
+class InfillResult:
+    """Rows of all lengths, and the first texts as they came."""
+
+    settings: QualitySettings
+    judge: str
+    rows: list[InfillRow]
+    samples: list[dict[str, Any]]
+    digests: dict[str, str]
+    command: str
+
+    def record(self) -> dict[str, Any]:
+        settings = {name: str(v) if isinstance(v, Path) else v for name, v in asdict(self.settings).items()}
+        return {
+            "quality": "infill",
+            "command": self.command,
+            "commit": commit(),
+            "machine": asdict(this_machine()),
+            "settings": settings | {"suffix_bytes": SUFFIX_BYTES},
+            "weights": self.digests,
+            "judge": self.judge,
+            "rows": [row.to_record() for row in self.rows],
+            "samples": self.samples,
+        }
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """Bits and bytes, gap by gap."""
+
+    span: list[float]
+    joined: list[float]
+    sizes: list[int]
+    wholes: list[int]
+
+
+def run_infill(settings: QualitySettings, lengths: Sequence[int], command: str, meter: Meter) -> InfillResult:
+    """:param settings: its `max_bytes` is not used. Raises OnesweepError; for a mistake, before a host is started."""
+    arms = _check(settings, lengths)
+    prompts = {length: cut(replace(settings, max_bytes=length), SUFFIX_BYTES) for length in lengths}
+    target_settings = TargetSettings(router=settings.router, checkpoint=settings.weights)
+    check_target(target_settings)
+    results: dict[int, dict[QualityArm, list[Result]]] = {}
+    with open_target(target_settings) as target:
+        facts = router_facts(target.router)
+        chosen = arms or tuple(QualityArm(mode) for mode in DEFAULT_ARMS if mode in facts.modes)
+        check_served(chosen, facts, settings.prompt_bytes + max(lengths) + SUFFIX_BYTES)
+        in_flight = min(settings.in_flight, facts.request_limit)
+        with meter("filling", len(lengths) * len(chosen) * settings.count) as progress:
+            for length in lengths:
+                results[length] = generate_all(
+                    target.router, chosen, prompts[length].asked, length, settings.seed, in_flight, progress
+                )
+    ground = lay_ground(settings, prompts[lengths[0]])
+    rows, samples = [], []
+    with meter("judging", 2 * len(lengths) * (len(chosen) + 1) * settings.count) as progress:
+        for length in lengths:
+            rows += _rows(ground, prompts[length], length, results[length], settings.seed, progress)
+            samples += _samples(prompts[length], length, results[length])
+    return InfillResult(settings, ground.judge.name, rows, samples, facts.digests, command)
+
+
+def _check(settings: QualitySettings, lengths: Sequence[int]) -> tuple[QualityArm, ...] | None:
+    """The arms, if they are named. Raises InputError."""
+    for length in lengths:
+        if length < 1:
+            raise InputError(f"--lengths must be at least 1, not {length}")
+    check_numbers(settings)
+    if settings.router is not None and settings.weights is not None:
+        raise InputError("--router names a deployment that is there, as it is: leave out --weights")
+    return None if settings.modes is None else parse_arms(settings.modes, MODES)
+
+
+def _rows(
+    ground: Ground,
+    prompts: PromptSet,
+    length: int,
+    results: dict[QualityArm, list[Result]],
+    seed: int,
+    progress: Progress,
+) -> list[InfillRow]:
+    truth = [passage.continuation for passage in prompts.asked]
+    texts = {arm.label: [result.output for result in taken] for arm, taken in results.items()} | {HUMAN: truth}
+    judged = {label: _judge(ground, prompts.asked, outputs, progress) for label, outputs in texts.items()}
+    figures = {label: _figures(ground, prompts.asked, texts[label], judged[label], seed) for label in texts}
+    if left := judged.get(LEFT_ONLY):
+        for label, one in judged.items():
+            if label != LEFT_ONLY:
+                for name, ours, theirs in (
+                    ("joined_minus_ar", one.wholes, left.wholes),
+                    ("between_minus_ar", one.sizes, left.sizes),
+                ):
+                    pairs = ((one.joined, ours), (left.joined, theirs))
+                    figures[label][name] = difference_of_ratios(*pairs, seed)
+    rows = [
+        InfillRow(
+            arm.label,
+            length,
+            len(taken),
+            statistics.fmean(result.sweeps for result in taken),
+            statistics.median(result.latency_ms for result in taken) / 1000,
+            statistics.fmean(result.effective_samples for result in taken) or None,
+            figures[arm.label],
+        )
+        for arm, taken in results.items()
+    ]
+    return [*rows, InfillRow(HUMAN, length, len(truth), figures=figures[HUMAN])]
+
+
+def _judge(ground: Ground, passages: Sequence[Passage], outputs: Sequence[bytes], progress: Progress) -> _Judged:
+    given = [passage.prompt for passage in passages]
+    joined = [output + passage.suffix for passage, output in zip(passages, outputs, strict=True)]
+    return _Judged(
+        ground.judge.judge(given, outputs, progress).bits,
+        ground.judge.judge(given, joined, progress).bits,
+        [len(output) for output in outputs],
+        [len(text) for text in joined],
+    )
+
+
+def _figures(
+    ground: Ground, passages: Sequence[Passage], outputs: Sequence[bytes], judged: _Judged, seed: int
+) -> dict[str, Estimate]:
+    same = [float(output == passage.continuation) for passage, output in zip(passages, outputs, strict=True)]
+    after = [joined - span for joined, span in zip(judged.joined, judged.span, strict=True)]
+    found = {
+        "exact_match": ratio_of_sums(same, [1.0] * len(same), seed),
+        "span_bits": ratio_of_sums(judged.span, judged.sizes, seed),
+        "joined_bits": ratio_of_sums(judged.joined, judged.wholes, seed),
+        "after_bits": ratio_of_sums(after, [len(passage.suffix) for passage in passages], seed),
+    }
+    if ground.ngram:
+        joined = [output + passage.suffix for passage, output in zip(passages, outputs, strict=True)]
+        bits = ground.ngram.bits([passage.prompt for passage in passages], joined)
+        found["joined_ngram_bits"] = ratio_of_sums(bits, judged.wholes, seed)
+    return {name: estimate for name, estimate in found.items() if estimate is not None}
+
+
+def _samples(prompts: PromptSet, length: int, results: dict[QualityArm, list[Result]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "length": length,
+            "prompt": passage.prompt.decode(),
+            "suffix": passage.suffix.decode(),
+            HUMAN: passage.continuation.decode(),
+            "texts": {arm.label: taken[i].text for arm, taken in results.items()},
+        }
+        for i, passage in enumerate(prompts.asked[:SAMPLES])
+    ]

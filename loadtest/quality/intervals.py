@@ -1,0 +1,62 @@
+"""95 % intervals over prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+RESAMPLES = 1000
+LEVEL = 95.0
+NORMAL = 1.96
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure and its interval; None where there is no interval to give."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+def resampled(count: int, seed: int) -> NDArray[np.int64]:
+    """Prompts drawn with replacement: (RESAMPLES, count)."""
+    return np.random.default_rng(seed).integers(0, count, (RESAMPLES, count))
+
+
+def ratio_of_sums(over: Sequence[float], under: Sequence[float], seed: int) -> Estimate | None:
+    """Sum of `over` by sum of `under`, prompt by prompt, with a bootstrap interval; None where `under` is all 0."""
+    a, b = np.asarray(over, float), np.asarray(under, float)
+    if not b.sum():
+        return None
+    draws = resampled(len(a), seed)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        values = a[draws].sum(axis=1) / b[draws].sum(axis=1)
+    return Estimate(float(a.sum() / b.sum()), *percentiles(values))
+
+
+def difference_of_ratios(
+    first: tuple[Sequence[float], Sequence[float]], second: tuple[Sequence[float], Sequence[float]], seed: int
+) -> Estimate:
+    """`ratio_of_sums` of `first` less that of `second`, on the same prompts: drawn together, so paired."""
+    a, b, c, d = (np.asarray(values, float) for values in (*first, *second))
+    draws = resampled(len(a), seed)
+    values = a[draws].sum(axis=1) / b[draws].sum(axis=1) - c[draws].sum(axis=1) / d[draws].sum(axis=1)
+    return Estimate(float(a.sum() / b.sum() - c.sum() / d.sum()), *percentiles(values))
+
+
+def around(value: float, error: float) -> Estimate:
+    """The interval of a normal distribution with standard deviation `error`; none where that is not known."""
+    return Estimate(value) if np.isnan(error) else Estimate(value, value - NORMAL * error, value + NORMAL * error)
+
+
+def percentiles(values: NDArray[np.float64]) -> tuple[float | None, float | None]:
+    """What lies between holds LEVEL percent of `values`."""
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return None, None
+    low, high = np.percentile(known, [(100 - LEVEL) / 2, (100 + LEVEL) / 2])
+    return float(low), float(high)

