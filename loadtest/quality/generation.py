@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from loadtest.quality.arm import INFILL, QualityArm
 from loadtest.quality.prompts import Passage
-from serving.client import AsyncClient, Client, RequestRefused, Result, RouterError, request_of
+from serving.client import AsyncClient, Client, RequestRefused, Result, RouterError
 from stages.errors import InputError, ServiceError
 
 TRIES = 20
@@ -57,8 +56,6 @@ def check_served(arms: Sequence[QualityArm], facts: RouterFacts, longest: int) -
                 f"mode {arm.mode} cannot be served: its weights are not there; "
                 f"there are {', '.join(facts.modes) or 'no modes'}"
             )
-        if arm.mode == INFILL and "suffix" not in inspect.signature(request_of).parameters:
-            raise InputError(f"mode {INFILL} cannot be measured: requests of this version have no suffix")
     if longest > facts.context_bytes:
         raise InputError(
             f"prompt and output together take {longest} bytes, the model's context is {facts.context_bytes}: "
