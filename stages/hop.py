@@ -18,7 +18,7 @@ from torch import Tensor
 
 from stages.admission import hidden_codec
 from stages.backends.base import BranchPiece, CleanPiece, Denoised, NoisyPiece
-from stages.codec import FEATURE_LIMIT, codec_named
+from stages.codec import FEATURE_LIMIT, StateCodec, codec_named
 from stages.parts import Parts
 from stages.randomness import sample_bytes
 from stages.samplers import Ode
@@ -156,6 +156,7 @@ class StepWork(HopWork):
             return
         self._x, self._at = result, self._at + 1
         if self._at < len(self._stages):
+            self._x = _handed_on(self._x, self.codec)
             return
         self._hidden.append(self._x)
         if self._unread:
@@ -248,6 +249,7 @@ class ScoreWork(HopWork):
             return
         self._x, self._at = result, self._at + 1
         if self._at < len(self._stages):
+            self._x = _handed_on(self._x, self.codec)
             return
         self._hidden.append(self._x.flatten(0, -2))
         self._at, self._branching = 0, not self._unread
@@ -270,6 +272,12 @@ class ScoreWork(HopWork):
         nats = candidate_nats(self._candidates, self._logits, self.hop.step.sampling.temperature)
         scores = stage_pb2.Scores(nats=nats.astype("<f4").tobytes())
         return stage_pb2.Event(session=self.hop.session, number=self.hop.step.number, scores=scores)
+
+
+def _handed_on(hidden: Tensor, codec: StateCodec) -> Tensor:
+    """What a stage sees of the one before on the same host: what it would see on another, so that a text does not
+    depend on who holds what. hidden: (..., width)."""
+    return codec.round_trip(hidden.flatten(0, -2), FEATURE_LIMIT).view(hidden.shape)
 
 
 def _go_back(session: Session, start: int) -> None:

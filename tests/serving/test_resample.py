@@ -20,6 +20,7 @@ REQUESTS: list[dict[str, Any]] = [
     {"seed": 2, "scorer": "chain", "chunk": 20, "candidates": 64, "temperature": 2.0},
     {"seed": 3, "scorer": "chain", "candidates": 1},
     {"seed": 4},
+    {"seed": 5, "codec": "int8"},
 ]
 
 
@@ -96,7 +97,6 @@ def test_by_default_256_bytes_take_at_most_9_trips(lone: Client) -> None:
         assert result.sweeps <= 9
         assert result.scorer == scorer
         assert result.divergence_bits > 1, "these models have little in common"
-        assert result.candidates == 64, "so more candidates are taken"
 
 
 def test_a_drafter_that_is_close_makes_longer_chunks(lone: Client) -> None:
