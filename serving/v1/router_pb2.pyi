@@ -38,6 +38,7 @@ class GenerateRequest(_message.Message):
     SUFFIX_FIELD_NUMBER: _builtins.int
     BUDGET_MS_FIELD_NUMBER: _builtins.int
     SAMPLER_FIELD_NUMBER: _builtins.int
+    TRIPS_FIELD_NUMBER: _builtins.int
     prompt: _builtins.bytes
     """UTF-8, at least one byte"""
     mode: _builtins.str
@@ -67,6 +68,8 @@ class GenerateRequest(_message.Message):
     """latency to keep to, `auto` only; not given: the best text"""
     sampler: _builtins.str
     """`sweep` and `chunked` only: stochastic, ode"""
+    trips: _builtins.bool
+    """tell of every sweep as it comes back"""
     def __init__(
         self,
         *,
@@ -86,10 +89,11 @@ class GenerateRequest(_message.Message):
         suffix: _builtins.bytes = ...,
         budget_ms: _builtins.int | None = ...,
         sampler: _builtins.str | None = ...,
+        trips: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_drafter", b"_drafter", "_sampler", b"_sampler", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "drafter", b"drafter", "sampler", b"sampler", "scorer", b"scorer", "steps", b"steps", "temperature", b"temperature"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_drafter", b"_drafter", "_sampler", b"_sampler", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "drafter", b"drafter", "max_bytes", b"max_bytes", "mode", b"mode", "prompt", b"prompt", "sampler", b"sampler", "scorer", b"scorer", "seed", b"seed", "steps", b"steps", "suffix", b"suffix", "temperature", b"temperature", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_drafter", b"_drafter", "_sampler", b"_sampler", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "drafter", b"drafter", "max_bytes", b"max_bytes", "mode", b"mode", "prompt", b"prompt", "sampler", b"sampler", "scorer", b"scorer", "seed", b"seed", "steps", b"steps", "suffix", b"suffix", "temperature", b"temperature", "trips", b"trips", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__budget_ms: _TypeAlias = _typing.Literal["budget_ms"]  # noqa: Y015
     _WhichOneofArgType__budget_ms: _TypeAlias = _typing.Literal["_budget_ms", b"_budget_ms"]  # noqa: Y015
@@ -140,24 +144,96 @@ class GenerateResponse(_message.Message):
 
     TEXT_FIELD_NUMBER: _builtins.int
     SUMMARY_FIELD_NUMBER: _builtins.int
+    TRIP_FIELD_NUMBER: _builtins.int
     text: _builtins.bytes
     @_builtins.property
     def summary(self) -> Global___Summary: ...
+    @_builtins.property
+    def trip(self) -> Global___Trip: ...
     def __init__(
         self,
         *,
         text: _builtins.bytes = ...,
         summary: Global___Summary | None = ...,
+        trip: Global___Trip | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "summary", b"summary", "text", b"text"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "summary", b"summary", "text", b"text", "trip", b"trip"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "summary", b"summary", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "summary", b"summary", "text", b"text", "trip", b"trip"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["text", "summary"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["text", "summary", "trip"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
+
+@_typing.final
+class Trip(_message.Message):
+    """One sweep, or step of a pipeline, that came back."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    BEGIN_MS_FIELD_NUMBER: _builtins.int
+    END_MS_FIELD_NUMBER: _builtins.int
+    HOSTS_FIELD_NUMBER: _builtins.int
+    WIRE_BYTES_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """0, 1, 2 ... in a request"""
+    begin_ms: _builtins.float
+    """since admission, when the one before came back"""
+    end_ms: _builtins.float
+    """since admission, when this one did"""
+    wire_bytes: _builtins.int
+    """payload of all its hops"""
+    @_builtins.property
+    def hosts(self) -> _containers.RepeatedCompositeFieldContainer[Global___TripHost]:
+        """in the order in which it passed them"""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        begin_ms: _builtins.float = ...,
+        end_ms: _builtins.float = ...,
+        hosts: _abc.Iterable[Global___TripHost] | None = ...,
+        wire_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_ms", b"begin_ms", "end_ms", b"end_ms", "hosts", b"hosts", "number", b"number", "wire_bytes", b"wire_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Trip: _TypeAlias = Trip  # noqa: Y015
+
+@_typing.final
+class TripHost(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    QUEUE_MS_FIELD_NUMBER: _builtins.int
+    COMPUTE_MS_FIELD_NUMBER: _builtins.int
+    RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    queue_ms: _builtins.float
+    compute_ms: _builtins.float
+    received_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        queue_ms: _builtins.float = ...,
+        compute_ms: _builtins.float = ...,
+        received_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_ms", b"compute_ms", "name", b"name", "queue_ms", b"queue_ms", "received_bytes", b"received_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TripHost: _TypeAlias = TripHost  # noqa: Y015
 
 @_typing.final
 class Summary(_message.Message):
@@ -186,6 +262,8 @@ class Summary(_message.Message):
     EFFECTIVE_SAMPLES_FIELD_NUMBER: _builtins.int
     DIVERGENCE_BITS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    REPLAYS_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
     mode: _builtins.str
     seed: _builtins.int
     prompt_bytes: _builtins.int
@@ -218,6 +296,10 @@ class Summary(_message.Message):
     """between drafter and scorer, for a byte, as measured in this request"""
     reason: _builtins.str
     """why `auto` picked this mode"""
+    replays: _builtins.int
+    """times that the work moved to other hosts, because one failed or was late"""
+    request: _builtins.str
+    """what logs and traces call this request"""
     @_builtins.property
     def wire_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """payload of each hop of a sweep, in its order; the largest of any sweep"""
@@ -248,10 +330,12 @@ class Summary(_message.Message):
         effective_samples: _builtins.float = ...,
         divergence_bits: _builtins.float = ...,
         reason: _builtins.str = ...,
+        replays: _builtins.int = ...,
+        request: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "candidates", b"candidates", "chunk", b"chunk", "compute_ms", b"compute_ms", "divergence_bits", b"divergence_bits", "drafted", b"drafted", "effective_samples", b"effective_samples", "first_byte_ms", b"first_byte_ms", "hops", b"hops", "hosts", b"hosts", "latency_ms", b"latency_ms", "mode", b"mode", "output_bytes", b"output_bytes", "prompt_bytes", b"prompt_bytes", "reached", b"reached", "reason", b"reason", "scorer", b"scorer", "seed", b"seed", "sweeps", b"sweeps", "wire_bytes", b"wire_bytes", "wire_bytes_total", b"wire_bytes_total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "candidates", b"candidates", "chunk", b"chunk", "compute_ms", b"compute_ms", "divergence_bits", b"divergence_bits", "drafted", b"drafted", "effective_samples", b"effective_samples", "first_byte_ms", b"first_byte_ms", "hops", b"hops", "hosts", b"hosts", "latency_ms", b"latency_ms", "mode", b"mode", "output_bytes", b"output_bytes", "prompt_bytes", b"prompt_bytes", "reached", b"reached", "reason", b"reason", "replays", b"replays", "request", b"request", "scorer", b"scorer", "seed", b"seed", "sweeps", b"sweeps", "wire_bytes", b"wire_bytes", "wire_bytes_total", b"wire_bytes_total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -314,6 +398,7 @@ class StatusResponse(_message.Message):
     CONTEXT_BYTES_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
     REQUEST_LIMIT_FIELD_NUMBER: _builtins.int
+    SCORER_DIGEST_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     ready: _builtins.bool
     chain_digest: _builtins.str
@@ -322,6 +407,7 @@ class StatusResponse(_message.Message):
     requests: _builtins.int
     """in flight"""
     request_limit: _builtins.int
+    scorer_digest: _builtins.str
     @_builtins.property
     def hosts(self) -> _containers.RepeatedCompositeFieldContainer[Global___HostStatus]: ...
     @_builtins.property
@@ -340,10 +426,11 @@ class StatusResponse(_message.Message):
         context_bytes: _builtins.int = ...,
         requests: _builtins.int = ...,
         request_limit: _builtins.int = ...,
+        scorer_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar_digest", b"ar_digest", "chain_digest", b"chain_digest", "context_bytes", b"context_bytes", "hosts", b"hosts", "modes", b"modes", "ready", b"ready", "request_limit", b"request_limit", "requests", b"requests", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar_digest", b"ar_digest", "chain_digest", b"chain_digest", "context_bytes", b"context_bytes", "hosts", b"hosts", "modes", b"modes", "ready", b"ready", "request_limit", b"request_limit", "requests", b"requests", "scorer_digest", b"scorer_digest", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -361,6 +448,10 @@ class HostStatus(_message.Message):
     RTT_MS_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
     SESSION_BYTES_FIELD_NUMBER: _builtins.int
+    QUEUED_FIELD_NUMBER: _builtins.int
+    QUEUE_LIMIT_FIELD_NUMBER: _builtins.int
+    BACKEND_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     address: _builtins.str
     ready: _builtins.bool
@@ -369,8 +460,14 @@ class HostStatus(_message.Message):
     rtt_ms: _builtins.float
     sessions: _builtins.int
     session_bytes: _builtins.int
+    queued: _builtins.int
+    """hops under way"""
+    queue_limit: _builtins.int
+    backend: _builtins.str
     @_builtins.property
     def blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkStatus]: ...
     def __init__(
         self,
         *,
@@ -382,11 +479,44 @@ class HostStatus(_message.Message):
         rtt_ms: _builtins.float = ...,
         sessions: _builtins.int = ...,
         session_bytes: _builtins.int = ...,
+        queued: _builtins.int = ...,
+        queue_limit: _builtins.int = ...,
+        backend: _builtins.str = ...,
+        links: _abc.Iterable[Global___LinkStatus] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "blocks", b"blocks", "name", b"name", "ready", b"ready", "reason", b"reason", "rtt_ms", b"rtt_ms", "session_bytes", b"session_bytes", "sessions", b"sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "backend", b"backend", "blocks", b"blocks", "links", b"links", "name", b"name", "queue_limit", b"queue_limit", "queued", b"queued", "ready", b"ready", "reason", b"reason", "rtt_ms", b"rtt_ms", "session_bytes", b"session_bytes", "sessions", b"sessions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HostStatus: _TypeAlias = HostStatus  # noqa: Y015
+
+@_typing.final
+class LinkStatus(_message.Message):
+    """A host's link to one that may come next."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TO_FIELD_NUMBER: _builtins.int
+    RTT_MS_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    to: _builtins.str
+    """name of the other host"""
+    rtt_ms: _builtins.float
+    problem: _builtins.str
+    """why it cannot be used; empty when it can"""
+    def __init__(
+        self,
+        *,
+        to: _builtins.str = ...,
+        rtt_ms: _builtins.float = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["problem", b"problem", "rtt_ms", b"rtt_ms", "to", b"to"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinkStatus: _TypeAlias = LinkStatus  # noqa: Y015

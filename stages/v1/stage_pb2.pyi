@@ -50,7 +50,7 @@ class DescribeResponse(_message.Message):
     AR_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
     NOT_READY_REASON_FIELD_NUMBER: _builtins.int
-    NEXT_ADDRESS_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
     COUNTERS_FIELD_NUMBER: _builtins.int
     BACKEND_FIELD_NUMBER: _builtins.int
     SCORER_FIELD_NUMBER: _builtins.int
@@ -58,7 +58,6 @@ class DescribeResponse(_message.Message):
     version: _builtins.str
     ready: _builtins.bool
     not_ready_reason: _builtins.str
-    next_address: _builtins.str
     backend: _builtins.str
     """what computes: a ring whose hosts differ in it may break rare ties otherwise"""
     @_builtins.property
@@ -70,6 +69,10 @@ class DescribeResponse(_message.Message):
     @_builtins.property
     def ar(self) -> Global___ModelInfo:
         """absent when this host has no AR stages"""
+
+    @_builtins.property
+    def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkInfo]:
+        """to the hosts that may come next"""
 
     @_builtins.property
     def counters(self) -> Global___Counters: ...
@@ -87,18 +90,47 @@ class DescribeResponse(_message.Message):
         ar: Global___ModelInfo | None = ...,
         ready: _builtins.bool = ...,
         not_ready_reason: _builtins.str = ...,
-        next_address: _builtins.str = ...,
+        links: _abc.Iterable[Global___LinkInfo] | None = ...,
         counters: Global___Counters | None = ...,
         backend: _builtins.str = ...,
         scorer: Global___ModelInfo | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ar", b"ar", "chain", b"chain", "counters", b"counters", "scorer", b"scorer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar", b"ar", "backend", b"backend", "blocks", b"blocks", "chain", b"chain", "counters", b"counters", "name", b"name", "next_address", b"next_address", "not_ready_reason", b"not_ready_reason", "ready", b"ready", "scorer", b"scorer", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar", b"ar", "backend", b"backend", "blocks", b"blocks", "chain", b"chain", "counters", b"counters", "links", b"links", "name", b"name", "not_ready_reason", b"not_ready_reason", "ready", b"ready", "scorer", b"scorer", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeResponse: _TypeAlias = DescribeResponse  # noqa: Y015
+
+@_typing.final
+class LinkInfo(_message.Message):
+    """This host's link to another one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    RTT_MS_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    rtt_ms: _builtins.float
+    """of keep-warm messages, the quickest of the last few; 0 where there was none"""
+    problem: _builtins.str
+    """why it cannot be used; empty when it can"""
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        rtt_ms: _builtins.float = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "problem", b"problem", "rtt_ms", b"rtt_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinkInfo: _TypeAlias = LinkInfo  # noqa: Y015
 
 @_typing.final
 class ModelInfo(_message.Message):
@@ -274,6 +306,10 @@ class Hop(_message.Message):
     PASSAGES_FIELD_NUMBER: _builtins.int
     SWEEP_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     router: _builtins.str
     """who gets the result: the name of a subscriber"""
     session: _builtins.str
@@ -284,12 +320,22 @@ class Hop(_message.Message):
     """weights that must do the work"""
     capacity: _builtins.int
     """positions that this session may come to hold"""
+    place: _builtins.int
+    """in `path`, of the host that gets this hop"""
+    request: _builtins.str
+    """what logs and traces call the request; may be empty"""
+    traceparent: _builtins.str
+    """W3C trace context of the sweep; may be empty"""
     @_builtins.property
     def passages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Passage]: ...
     @_builtins.property
     def sweep(self) -> Global___Sweep: ...
     @_builtins.property
     def step(self) -> Global___Step: ...
+    @_builtins.property
+    def path(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Addresses of the sweep's hosts, in their order; the first follows the last. Empty: every host has one next host."""
+
     def __init__(
         self,
         *,
@@ -301,10 +347,14 @@ class Hop(_message.Message):
         passages: _abc.Iterable[Global___Passage] | None = ...,
         sweep: Global___Sweep | None = ...,
         step: Global___Step | None = ...,
+        path: _abc.Iterable[_builtins.str] | None = ...,
+        place: _builtins.int = ...,
+        request: _builtins.str = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["step", b"step", "sweep", b"sweep", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "deadline_unix_ms", b"deadline_unix_ms", "digest", b"digest", "passages", b"passages", "router", b"router", "session", b"session", "step", b"step", "sweep", b"sweep", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "deadline_unix_ms", b"deadline_unix_ms", "digest", b"digest", "passages", b"passages", "path", b"path", "place", b"place", "request", b"request", "router", b"router", "session", b"session", "step", b"step", "sweep", b"sweep", "traceparent", b"traceparent", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["sweep", "step"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
@@ -400,6 +450,7 @@ class Sweep(_message.Message):
     ESTIMATE_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
     SAMPLER_FIELD_NUMBER: _builtins.int
+    READS_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """0, 1, 2 ... in a session"""
     block: _builtins.int
@@ -422,6 +473,10 @@ class Sweep(_message.Message):
     """stochastic, ode; empty: ode"""
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
+    @_builtins.property
+    def reads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """a replay: lengths of the reads in which the first bytes of `clean` came before"""
+
     def __init__(
         self,
         *,
@@ -436,10 +491,11 @@ class Sweep(_message.Message):
         estimate: _builtins.bytes = ...,
         features: _builtins.bytes = ...,
         sampler: _builtins.str = ...,
+        reads: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "clean", b"clean", "clean_start", b"clean_start", "codec", b"codec", "estimate", b"estimate", "features", b"features", "number", b"number", "sampler", b"sampler", "sampling", b"sampling", "slots", b"slots", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "clean", b"clean", "clean_start", b"clean_start", "codec", b"codec", "estimate", b"estimate", "features", b"features", "number", b"number", "reads", b"reads", "sampler", b"sampler", "sampling", b"sampling", "slots", b"slots", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -466,6 +522,7 @@ class Step(_message.Message):
     DRAFT_FIELD_NUMBER: _builtins.int
     ODDS_FIELD_NUMBER: _builtins.int
     CANDIDATES_FIELD_NUMBER: _builtins.int
+    READS_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """0, 1, 2 ... in a session"""
     stage: _builtins.int
@@ -490,6 +547,10 @@ class Step(_message.Message):
     def candidates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """continuations of the new bytes, of one length: scored, not remembered"""
 
+    @_builtins.property
+    def reads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """as in a Sweep: rounding depends on what is read together, and a text may not"""
+
     def __init__(
         self,
         *,
@@ -504,10 +565,11 @@ class Step(_message.Message):
         draft: _builtins.int = ...,
         odds: _builtins.bytes = ...,
         candidates: _abc.Iterable[_builtins.bytes] | None = ...,
+        reads: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "clean", b"clean", "codec", b"codec", "draft", b"draft", "hidden", b"hidden", "number", b"number", "odds", b"odds", "remaining", b"remaining", "sampling", b"sampling", "stage", b"stage", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "clean", b"clean", "codec", b"codec", "draft", b"draft", "hidden", b"hidden", "number", b"number", "odds", b"odds", "reads", b"reads", "remaining", b"remaining", "sampling", b"sampling", "stage", b"stage", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -684,20 +746,25 @@ class Fault(_message.Message):
     CODE_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
     code: _builtins.int
     """a gRPC status code"""
     message: _builtins.str
     host: _builtins.str
+    """that gave the request up"""
+    lost: _builtins.str
+    """address of the host that did not take the work over; empty where the fault is the first one's"""
     def __init__(
         self,
         *,
         code: _builtins.int = ...,
         message: _builtins.str = ...,
         host: _builtins.str = ...,
+        lost: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "host", b"host", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "host", b"host", "lost", b"lost", "message", b"message"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -809,30 +876,26 @@ class ProbeResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KERNEL_FIELD_NUMBER: _builtins.int
-    NEXT_FIELD_NUMBER: _builtins.int
-    PROBLEM_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
     UNIX_US_FIELD_NUMBER: _builtins.int
-    problem: _builtins.str
-    """why `next` could not be measured"""
     unix_us: _builtins.int
     """this host's clock when it was asked"""
     @_builtins.property
     def kernel(self) -> Global___Kernel: ...
     @_builtins.property
-    def next(self) -> Global___LinkQuality:
-        """absent where one host is the whole ring"""
+    def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkQuality]:
+        """to each host that may come next"""
 
     def __init__(
         self,
         *,
         kernel: Global___Kernel | None = ...,
-        next: Global___LinkQuality | None = ...,
-        problem: _builtins.str = ...,
+        links: _abc.Iterable[Global___LinkQuality] | None = ...,
         unix_us: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kernel", b"kernel", "next", b"next"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kernel", b"kernel"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kernel", b"kernel", "next", b"next", "problem", b"problem", "unix_us", b"unix_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kernel", b"kernel", "links", b"links", "unix_us", b"unix_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -875,6 +938,7 @@ class LinkQuality(_message.Message):
     RTT_MIN_MS_FIELD_NUMBER: _builtins.int
     STATE_MS_FIELD_NUMBER: _builtins.int
     RATE_MBPS_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     rtt_ms: _builtins.float
     """of a small message: the median"""
@@ -883,6 +947,8 @@ class LinkQuality(_message.Message):
     """of a message as large as the largest usual state, there and a receipt back"""
     rate_mbps: _builtins.float
     """of a large message"""
+    problem: _builtins.str
+    """why it could not be measured; empty when it was"""
     def __init__(
         self,
         *,
@@ -891,10 +957,11 @@ class LinkQuality(_message.Message):
         rtt_min_ms: _builtins.float = ...,
         state_ms: _builtins.float = ...,
         rate_mbps: _builtins.float = ...,
+        problem: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "rate_mbps", b"rate_mbps", "rtt_min_ms", b"rtt_min_ms", "rtt_ms", b"rtt_ms", "state_ms", b"state_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "problem", b"problem", "rate_mbps", b"rate_mbps", "rtt_min_ms", b"rtt_min_ms", "rtt_ms", b"rtt_ms", "state_ms", b"state_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

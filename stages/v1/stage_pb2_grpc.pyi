@@ -53,7 +53,7 @@ class StageServiceStub:
     Warm: _grpc.UnaryUnaryMultiCallable[_stage_pb2.WarmRequest, _stage_pb2.WarmResponse]
     """Opens a connection's congestion window, and keeps it open: does nothing."""
     Probe: _grpc.UnaryUnaryMultiCallable[_stage_pb2.ProbeRequest, _stage_pb2.ProbeResponse]
-    """Measures this host's link to the next one. RESOURCE_EXHAUSTED while another measurement runs."""
+    """Measures this host's links to those that may come next. RESOURCE_EXHAUSTED while another measurement runs."""
 
 @_typing.type_check_only
 class StageServiceAsyncStub(StageServiceStub):
@@ -74,7 +74,7 @@ class StageServiceAsyncStub(StageServiceStub):
     Warm: _aio.UnaryUnaryMultiCallable[_stage_pb2.WarmRequest, _stage_pb2.WarmResponse]  # type: ignore[assignment]
     """Opens a connection's congestion window, and keeps it open: does nothing."""
     Probe: _aio.UnaryUnaryMultiCallable[_stage_pb2.ProbeRequest, _stage_pb2.ProbeResponse]  # type: ignore[assignment]
-    """Measures this host's link to the next one. RESOURCE_EXHAUSTED while another measurement runs."""
+    """Measures this host's links to those that may come next. RESOURCE_EXHAUSTED while another measurement runs."""
 
 class StageServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -134,6 +134,6 @@ class StageServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _stage_pb2.ProbeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_stage_pb2.ProbeResponse, _abc.Awaitable[_stage_pb2.ProbeResponse]]:
-        """Measures this host's link to the next one. RESOURCE_EXHAUSTED while another measurement runs."""
+        """Measures this host's links to those that may come next. RESOURCE_EXHAUSTED while another measurement runs."""
 
 def add_StageServiceServicer_to_server(servicer: StageServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
