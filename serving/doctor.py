@@ -145,10 +145,12 @@ async def _examine_host(report: Report, topology: Topology, host: HostEntry, ind
             info.scorer.digest,
         )
     )
-    if probe.HasField("next"):
-        report.hops.append(_hop(host.name, _name_of(topology, index + 1), probe.next))
-    elif probe.problem:
-        report.bad(f"{host.name} -> {_name_of(topology, index + 1)}", probe.problem)
+    for link in probe.links:
+        target = _name_of(topology, index + 1)
+        if link.problem:
+            report.bad(f"{host.name} -> {target}", link.problem)
+        else:
+            report.hops.append(_hop(host.name, target, link))
     if is_last:
         quality = await _measured(relay, lambda: measure_link(relay, STATE_BYTES, MAX_PROBE_BYTES, receive=True))
         report.hops.append(_hop(host.name, "router", quality))
@@ -157,8 +159,9 @@ async def _examine_host(report: Report, topology: Topology, host: HostEntry, ind
     if tuple(info.blocks) != host.blocks:
         report.bad(host.name, f"holds blocks {list(info.blocks)}, the topology says {list(host.blocks)}")
     due = topology.successor(host)
-    if info.next_address != (due or ""):
-        report.note(host.name, f"its --next is {info.next_address or '(none)'}, the topology's order says {due}")
+    dialled = ",".join(link.address for link in info.links)
+    if dialled != (due or ""):
+        report.note(host.name, f"its --next is {dialled or '(none)'}, the topology's order says {due}")
 
 
 async def _measured(relay: Relay, measure: Callable[[], Awaitable[Measured]]) -> Measured:

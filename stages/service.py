@@ -33,7 +33,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         self._probing = asyncio.Lock()
 
     async def Describe(self, request: stage_pb2.DescribeRequest, context: Context) -> stage_pb2.DescribeResponse:
-        plan = self.host.plan
+        plan, relay = self.host.plan, self.host.relay
         return stage_pb2.DescribeResponse(
             name=self.host.settings.name,
             version=version("onesweep"),
@@ -43,7 +43,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
             scorer=_model_info(plan.scorer),
             ready=not self.not_ready_reason,
             not_ready_reason=self.not_ready_reason,
-            next_address=self.host.relay.address if self.host.relay else "",
+            links=[stage_pb2.LinkInfo(address=relay.address, rtt_ms=relay.least_rtt_ms or 0.0)] if relay else [],
             counters=self.host.counters_now(),
             backend=self.host.settings.backend,
         )
@@ -96,9 +96,11 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         async with self._probing:
             if relay is not None:
                 try:
-                    response.next.CopyFrom(await measure_link(relay, full_state_bytes(self.host.plan), request.bytes))
+                    quality = await measure_link(relay, full_state_bytes(self.host.plan), request.bytes)
                 except grpc.aio.AioRpcError as error:
-                    response.problem = f"{relay.host} does not answer ({error.details() or error.code().name})"
+                    problem = f"{relay.host} does not answer ({error.details() or error.code().name})"
+                    quality = stage_pb2.LinkQuality(address=relay.address, problem=problem)
+                response.links.append(quality)
         return response
 
 

@@ -262,7 +262,7 @@ def test_reflection_lists_the_services(alone: Peer) -> None:
 
 def test_a_host_describes_itself(alone: Peer) -> None:
     description = alone.describe()
-    assert (description.name, list(description.blocks), description.next_address) == ("alone", [0, 1, 2], "")
+    assert (description.name, list(description.blocks), list(description.links)) == ("alone", [0, 1, 2], [])
     assert (description.chain.parts, description.chain.context_bytes, description.chain.width) == (3, 512, 32)
     assert description.counters.session_bytes_limit == 1 << 20
 
