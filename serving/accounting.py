@@ -15,6 +15,8 @@ from stages.v1 import stage_pb2
 class Account:
     """One request's account: sweeps, hops, bytes and milliseconds, as the servers measured them."""
 
+    request: str = ""
+    """What logs and traces call the request."""
     begin: float = field(default_factory=time.perf_counter)
     first_byte_ms: float = 0.0
     output_bytes: int = 0
@@ -28,6 +30,8 @@ class Account:
     reached: int = 0
     scorer: str = ""
     reason: str = ""
+    replays: int = 0
+    """Times that work moved to other hosts."""
     modes: list[str] = field(default_factory=list)
     """Those that `auto` took, in their order."""
     chunk: int = 0
@@ -106,6 +110,8 @@ class Account:
             effective_samples=_mean([(each, 1) for each in self.effective_samples]),
             divergence_bits=_mean(self.divergence_bits),
             reason=self.reason,
+            replays=self.replays,
+            request=self.request,
         )
 
     def elapsed_ms(self) -> float:

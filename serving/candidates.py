@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from stages.randomness import Purpose, uniforms
 from stages.refusal import Refusal
+from stages.v1 import stage_pb2
 
 Floats = NDArray[np.float64]
 
@@ -73,6 +74,11 @@ def read_scores(payload: bytes, count: int, length: int) -> Floats:
     if np.isnan(nats).any():
         raise Refusal(grpc.StatusCode.INTERNAL, "the scores of candidates are not numbers: look at the hosts' weights")
     return nats
+
+
+def check_scores(event: stage_pb2.Event, shape: tuple[int, ...]) -> None:
+    """Raise Refusal unless `event` brings scores of (count, length) bytes."""
+    read_scores(event.scores.nats, *shape)
 
 
 def draw(odds: Floats, u: Floats) -> NDArray[np.int64]:

@@ -121,6 +121,10 @@ class Result:
     """KL(drafter || scorer) for a byte, as the candidates showed it."""
     reason: str = ""
     """Why mode `auto` picked this mode; empty where the request named it."""
+    replays: int = 0
+    """Times that the work moved to other hosts, because one failed or was late."""
+    request: str = ""
+    """What the router's and the hosts' logs call this request."""
 
     @property
     def acceptance(self) -> float | None:
@@ -397,5 +401,7 @@ def _result(summary: router_pb2.Summary, output: bytes) -> Result:
         effective_samples=round(summary.effective_samples, 3),
         divergence_bits=round(summary.divergence_bits, 4),
         reason=summary.reason,
+        replays=summary.replays,
+        request=summary.request,
         output=output,
     )

@@ -136,8 +136,9 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
 
 
 def run_router_command(options: argparse.Namespace) -> int:
-    from serving.ring import RingSettings, check_route
+    from serving.ring import RingSettings
     from serving.router import RouterSettings, serve
+    from serving.routes import check_route
     from serving.topology import read_topology
 
     topology = read_topology(options.topology)
@@ -177,7 +178,7 @@ def run_host(options: argparse.Namespace) -> int:
             checkpoint,
             host.blocks,
             host.listen,
-            topology.successor(host),
+            tuple(topology.successors(host)),
             HostSettings(host.name, options.backend or DEFAULT_BACKEND),
             options.threads,
             insecure=options.insecure,

@@ -304,11 +304,11 @@ def free_port_block(count: int) -> int:
 
 
 def _stage_arguments(topology: Topology, host: HostEntry, checkpoint: Path, threads: int) -> list[str]:
-    successor = topology.successor(host)
+    successors = topology.successors(host)
     return [
         *("stage", "--checkpoint", str(checkpoint), "--blocks", host.span),
         *("--listen", host.listen, "--name", host.name, "--threads", str(threads)),
-        *(("--next", successor) if successor else ()),
+        *(("--next", ",".join(successors)) if successors else ()),
     ]
 
 

@@ -103,10 +103,10 @@ async def examine(topology: Topology) -> Report:
     report.machines.append(
         Machine(*here, kernel.congestion_control, kernel.slow_start_after_idle, 0.0, True, "", "", "", "")
     )
-    for index, host in enumerate(topology.hosts):
+    for host in topology.hosts:
         relay = Relay(host.address, MESSAGE_BYTES, REACH_TIMEOUT_S, host.name)
         try:
-            await _examine_host(report, topology, host, index, relay)
+            await _examine_host(report, topology, host, relay)
         except Refusal as refusal:
             report.bad(host.name, refusal.message)
         finally:
@@ -115,10 +115,9 @@ async def examine(topology: Topology) -> Report:
     return report
 
 
-async def _examine_host(report: Report, topology: Topology, host: HostEntry, index: int, relay: Relay) -> None:
+async def _examine_host(report: Report, topology: Topology, host: HostEntry, relay: Relay) -> None:
     info = await relay.describe(REACH_TIMEOUT_S)
-    is_first, is_last = index == 0, index == len(topology.hosts) - 1
-    if is_first:
+    if host.is_first:
         quality = await _measured(relay, lambda: measure_link(relay, STATE_BYTES, MAX_PROBE_BYTES))
         report.hops.append(_hop("router", host.name, quality))
     begin = time.time()
@@ -146,22 +145,22 @@ async def _examine_host(report: Report, topology: Topology, host: HostEntry, ind
         )
     )
     for link in probe.links:
-        target = _name_of(topology, index + 1)
+        target = _name_of(topology, link.address)
         if link.problem:
             report.bad(f"{host.name} -> {target}", link.problem)
         else:
             report.hops.append(_hop(host.name, target, link))
-    if is_last:
+    if host.blocks[-1] == topology.blocks - 1:
         quality = await _measured(relay, lambda: measure_link(relay, STATE_BYTES, MAX_PROBE_BYTES, receive=True))
         report.hops.append(_hop(host.name, "router", quality))
     if not info.ready:
         report.bad(host.name, f"not ready: {info.not_ready_reason}")
     if tuple(info.blocks) != host.blocks:
         report.bad(host.name, f"holds blocks {list(info.blocks)}, the topology says {list(host.blocks)}")
-    due = topology.successor(host)
-    dialled = ",".join(link.address for link in info.links)
-    if dialled != (due or ""):
-        report.note(host.name, f"its --next is {dialled or '(none)'}, the topology's order says {due}")
+    due, dialled = topology.successors(host), [link.address for link in info.links]
+    if sorted(due) != sorted(dialled):
+        shown = [",".join(addresses) or "(none)" for addresses in (dialled, due)]
+        report.note(host.name, f"its --next is {shown[0]}, the topology says {shown[1]}")
 
 
 async def _measured(relay: Relay, measure: Callable[[], Awaitable[Measured]]) -> Measured:
@@ -176,8 +175,8 @@ def _hop(source: str, target: str, quality: stage_pb2.LinkQuality) -> Hop:
     return Hop(source, target, quality.rtt_ms, quality.rtt_min_ms, quality.state_ms, quality.rate_mbps)
 
 
-def _name_of(topology: Topology, index: int) -> str:
-    return topology.hosts[index % len(topology.hosts)].name
+def _name_of(topology: Topology, address: str) -> str:
+    return next((host.name for host in topology.hosts if host.address == address), address)
 
 
 def judge(report: Report) -> None:

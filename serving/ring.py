@@ -1,8 +1,4 @@
-"""The router's side of the ring: a warm link to every host, and sessions whose results come back over them.
-
-Two other routes are there to be measured against: `nested`, where every host waits for the next one's answer and
-hands it back, and `router`, where every hop starts and ends at the router.
-"""
+"""The router's side of the ring: a warm link to every host, and sessions whose results come back over them."""
 
 from __future__ import annotations
 
@@ -10,41 +6,33 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager, suppress
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import grpc
 import grpc.aio
 
-from serving.topology import HostEntry, Topology
-from stages.errors import InputError
-from stages.hop import next_step
+from serving.accounting import Account
+from serving.link import HostLink, Weights
+from serving.paths import Path, Suspects, best_path
+from serving.patience import Patience
+from serving.routes import Route, call_round
+from serving.session import Attempt, Session
+from serving.topology import HostEntry
 from stages.refusal import Refusal
-from stages.relay import KEEP_WARM_S, Relay
+from stages.relay import KEEP_WARM_S
 from stages.sessions import KINDS, Kind
 from stages.v1 import stage_pb2
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.2
-RELEASE_TIMEOUT_S = 5.0
-RELEASE_AFTER_S = 0.005
-"""Pause before sessions are freed: the answer goes out first."""
-MESSAGE_BYTES = 64 << 20
+DESCRIBE_S = 1.0
+WATCH_S = 0.1
 WARM_BYTES = 16 << 10
-
-Route = Literal["ring", "nested", "router"]
-ROUTES: tuple[Route, ...] = get_args(Route)
-
-
-def check_route(text: str) -> Route:
-    """`text` as a route. Raises InputError."""
-    for route in ROUTES:
-        if text == route:
-            return route
-    raise InputError(f"unknown route {text!r}; choose from {', '.join(ROUTES)}")
 
 
 @dataclass(frozen=True)
@@ -52,151 +40,69 @@ class RingSettings:
     """How a router uses its ring."""
 
     hop_timeout_s: float = 5.0
-    """How long to wait for a host's receipt, or description."""
+    """How long to wait for a host's receipt, or description, and for hosts that are lost to come back."""
     keep_warm_s: float = KEEP_WARM_S
     """Pause between messages that keep an idle link's congestion window open; 0 = none."""
     route: Route = "ring"
 
 
-class HostLink:
-    """One host as the router sees it."""
-
-    def __init__(self, entry: HostEntry, router: str, hop_timeout_s: float) -> None:
-        self.entry, self.router = entry, router
-        self.relay = Relay(entry.address, MESSAGE_BYTES, hop_timeout_s, entry.name)
-        self.info: stage_pb2.DescribeResponse | None = None
-        self.problem = f"host {entry.name} at {entry.address} was not reached yet"
-        """Why no request can use this host; empty when one can."""
-        self._ended: list[str] = []
-        """Sessions that are about to be freed there."""
-
-    async def describe(self) -> None:
-        """Refresh `info` and `problem`. Raises Refusal when the host does not answer."""
-        info = await self.relay.describe(timeout=self.relay.hop_timeout_s)
-        self.info = info
-        if tuple(info.blocks) != self.entry.blocks:
-            self.problem = (
-                f"host {self.entry.name} at {self.entry.address} holds blocks {list(info.blocks)}, "
-                f"the topology says {list(self.entry.blocks)}"
-            )
-        elif not info.ready:
-            self.problem = f"host {self.entry.name} is not ready: {info.not_ready_reason}"
-        else:
-            self.problem = ""
-
-    async def events(self) -> AsyncIterator[stage_pb2.Events]:
-        """Messages of the subscription; the first, when it is open, is empty."""
-        async for events in self.relay.stub.Subscribe(stage_pb2.SubscribeRequest(router=self.router)):
-            yield events
-
-    async def release(self, session: str) -> None:
-        """Free a session, together with others that end at about the same time."""
-        self._ended.append(session)
-        if len(self._ended) > 1:
-            return
-        await asyncio.sleep(RELEASE_AFTER_S)
-        ended, self._ended = self._ended, []
-        with suppress(grpc.aio.AioRpcError):
-            await self.relay.stub.Release(stage_pb2.ReleaseRequest(sessions=ended), timeout=RELEASE_TIMEOUT_S)
-
-
-class Session:
-    """One request's place on the hosts: pushes go to the first host, events come from any."""
-
-    def __init__(self, ring: Ring, name: str, kind: Kind, capacity: int, deadline_unix_ms: int) -> None:
-        self.ring, self.name, self.kind = ring, name, kind
-        self.capacity, self.deadline_unix_ms = capacity, deadline_unix_ms
-        self.inbox: asyncio.Queue[stage_pb2.Event] = asyncio.Queue()
-
-    async def push(self, work: stage_pb2.Sweep | stage_pb2.Step) -> None:
-        """Start a sweep or the first of some AR steps. Raises Refusal."""
-        hop = stage_pb2.Hop(
-            router=self.ring.name,
-            session=self.name,
-            deadline_unix_ms=self.deadline_unix_ms,
-            digest=self.ring.digest(self.kind),
-            capacity=self.capacity,
-        )
-        if isinstance(work, stage_pb2.Sweep):
-            hop.sweep.CopyFrom(work)
-        else:
-            hop.step.CopyFrom(work)
-        if self.ring.settings.route == "ring":
-            await self.ring.links[0].relay.push(hop)
-        else:
-            self.ring.spawn(self._call(hop))
-
-    async def _call(self, hop: stage_pb2.Hop) -> None:
-        """Have the hosts do `hop`, and the AR steps after it, as calls that return."""
-        try:
-            event = await self._around(hop)
-            self.inbox.put_nowait(event)
-            while hop.WhichOneof("work") == "step" and hop.step.remaining > 1:
-                hop = next_step(hop, event.text)
-                event = await self._around(hop)
-                self.inbox.put_nowait(event)
-        except Refusal as refusal:
-            fault = stage_pb2.Fault(code=refusal.number, message=refusal.message)
-            self.inbox.put_nowait(stage_pb2.Event(session=self.name, fault=fault))
-
-    async def _around(self, hop: stage_pb2.Hop) -> stage_pb2.Event:
-        onward = self.ring.settings.route == "nested"
-        for link in self.ring.links:
-            outcome = await link.relay.run(hop, onward)
-            if isinstance(outcome, stage_pb2.Event):
-                return outcome
-            hop = outcome
-        raise Refusal(grpc.StatusCode.INTERNAL, "the last host handed a hop on instead of ending it")
-
-    async def event(self) -> stage_pb2.Event:
-        """The next result. Raises Refusal for a fault on any host, when one is lost, or at the deadline."""
-        try:
-            async with asyncio.timeout(self.deadline_unix_ms / 1000 - time.time()):
-                event = await self.inbox.get()
-        except TimeoutError:
-            raise Refusal(
-                grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed before the hosts sent a result"
-            ) from None
-        if event.WhichOneof("outcome") == "fault":
-            source = f"{event.fault.host}: " if event.fault.host else ""
-            raise Refusal.numbered(event.fault.code, source + event.fault.message)
-        return event
-
-
 class Ring:
-    """Links to every host of a topology, subscribed, warmed and kept warm."""
+    """Links to every host, subscribed, warmed and kept warm, and the ways through them."""
 
-    def __init__(self, topology: Topology, settings: RingSettings | None = None) -> None:
-        self.topology, self.settings = topology, settings or RingSettings()
+    def __init__(self, hosts: Sequence[HostEntry], settings: RingSettings | None = None) -> None:
+        self.settings = settings or RingSettings()
         self.name = secrets.token_hex(8)
-        self.links = [HostLink(host, self.name, self.settings.hop_timeout_s) for host in topology.hosts]
-        self.sessions: dict[str, Session] = {}
+        self.suspects, self.patience = Suspects(), Patience()
+        self.links: list[HostLink] = []
+        self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._attempts: dict[str, tuple[Session, Attempt]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._weights: Weights = ()
+        """What new requests use, while there is a way through hosts that hold it."""
+        self._hosts = tuple(hosts)
 
     async def open(self) -> None:
         """Start linking; returns at once. `problem` says when the ring can be used."""
-        for link in self.links:
-            self.spawn(self._keep_linked(link))
+        self.set_hosts(self._hosts)
+        self.spawn(self._watch())
+
+    def set_hosts(self, hosts: Sequence[HostEntry]) -> None:
+        """Link to these hosts and no others; what is under way on one that goes away moves to others."""
+        before = {link.entry: link for link in self.links}
+        self.links = [before.pop(entry) if entry in before else self._link(entry) for entry in hosts]
+        for entry, link in before.items():
+            self._lose(link, "it was taken out")
+            self._keepers.pop(entry.address).cancel()
+            self.spawn(link.relay.close())
 
     async def close(self) -> None:
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._keepers.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for link in self.links:
             await link.relay.close()
 
     @property
+    def ride_out_s(self) -> float:
+        """How long a request waits for hosts that are lost."""
+        return self.settings.hop_timeout_s
+
+    @property
     def problem(self) -> str:
         """Why requests cannot be served now; empty when they can."""
+        if self._usable_weights() is not None:
+            return ""
         for link in self.links:
             if link.problem:
                 return link.problem
-        for kind in KINDS:
-            digests = {link.entry.name: self._digest(link, kind) for link in self.links}
+        for index, kind in enumerate(KINDS):
+            digests = {link.entry.name: link.weights[index] for link in self.links}
             if len(set(digests.values())) > 1:
                 shown = ", ".join(f"{name} {digest[:12] or '(none)'}" for name, digest in digests.items())
                 return f"the hosts have different {kind} checkpoints ({shown}): give every host the same one"
-        return ""
+        broken = [relay for link in self.links if link.info for relay in link.info.links if relay.problem]
+        return broken[0].problem if broken else "there is no way through all blocks: check every host's --next"
 
     async def usable(self, wait_s: float) -> None:
         """Return when requests can be served. Raises Refusal with the problem and how long it was waited for."""
@@ -209,30 +115,89 @@ class Ring:
 
     def model(self, kind: Kind) -> stage_pb2.ModelInfo | None:
         """The hosts' common model of a kind, if they have one. Meaningful while there is no `problem`."""
-        info = self.links[0].info
-        if info is None or not info.HasField(kind):
-            return None
-        model: stage_pb2.ModelInfo = getattr(info, kind)
-        return model
+        weights = self._usable_weights()
+        for link in self.links:
+            if link.info is not None and link.weights == weights and link.info.HasField(kind):
+                model: stage_pb2.ModelInfo = getattr(link.info, kind)
+                return model
+        return None
 
     def digest(self, kind: Kind) -> str:
         model = self.model(kind)
         return model.digest if model else ""
 
+    def choose(self, weights: Weights, avoid: Collection[str] = ()) -> Path | None:
+        """The quickest way through hosts with `weights`; None where there is none."""
+        return best_path(self.links, weights, self.suspects, avoid) if self.links else None
+
+    def rtts_ms(self) -> list[float | None]:
+        """Round trips to the hosts of the way that a request would take now."""
+        path = self.choose(self._usable_weights() or ()) or self.links
+        return [link.relay.least_rtt_ms for link in path]
+
     @asynccontextmanager
-    async def session(self, kind: Kind, capacity: int, deadline_unix_ms: int) -> AsyncIterator[Session]:
+    async def session(
+        self, kind: Kind, capacity: int, deadline_unix_ms: int, account: Account
+    ) -> AsyncIterator[Session]:
         """A session that is freed on every host at the end, however it ends."""
-        session = Session(self, secrets.token_hex(16), kind, capacity, deadline_unix_ms)
-        self.sessions[session.name] = session
+        weights = self._usable_weights() or self._weights
+        session = Session(self, kind, weights, capacity, deadline_unix_ms, account)
         try:
             yield session
         finally:
-            del self.sessions[session.name]
-            for link in self.links:
-                self.spawn(link.release(session.name))
+            session.close()
+
+    # What sessions need
+
+    def begin(self, session: Session, attempt: Attempt) -> None:
+        """Pass on to `session` what hosts say of `attempt`."""
+        self._attempts[attempt.name] = (session, attempt)
+        for link in attempt.path:
+            link.sessions += 1
+
+    def end(self, attempt: Attempt) -> None:
+        """Free an attempt's sessions on its hosts."""
+        del self._attempts[attempt.name]
+        for link in attempt.path:
+            link.sessions -= 1
+            self.spawn(link.release(attempt.name))
+
+    def send(self, session: Session, attempt: Attempt, hop: stage_pb2.Hop) -> None:
+        """Put a hop on its way; the session hears of its end."""
+        first = attempt.path[0]
+
+        def settled(refusal: Refusal | None) -> None:
+            if refusal is not None:
+                fault = stage_pb2.Fault(code=refusal.number, message=refusal.message, lost=first.entry.address)
+                session.fault(attempt, fault)
+
+        if self.settings.route == "ring":
+            first.relay.send(hop, settled)
+        else:
+            onward = self.settings.route == "nested"
+            self.spawn(call_round(attempt.path, hop, onward, lambda event: session.deliver(attempt, event)))
+
+    def spawn(self, job: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(job)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _usable_weights(self) -> Weights | None:
+        """Weights that there is a way for: those used so far, else those that most hosts hold; None where none."""
+        held = Counter(link.weights for link in self.links if not link.problem)
+        for weights in [self._weights, *(weights for weights, _ in held.most_common())]:
+            if weights in held and self.choose(weights) is not None:
+                self._weights = weights
+                return weights
+        return None
+
+    def _link(self, entry: HostEntry) -> HostLink:
+        link = HostLink(entry, self.name, self.settings.hop_timeout_s)
+        self._keepers[entry.address] = asyncio.create_task(self._keep_linked(link))
+        return link
 
     async def _keep_linked(self, link: HostLink) -> None:
-        """Subscribe to a host, for ever; a lost subscription fails the requests under way."""
+        """Subscribe to a host, for ever; a lost subscription fails what is under way there."""
         while True:
             keeper: asyncio.Task[None] | None = None
             try:
@@ -250,27 +215,44 @@ class Ring:
             await asyncio.sleep(RETRY_S)
 
     async def _keep_fresh(self, link: HostLink) -> None:
-        """Keep a link warm and its description current."""
+        """Keep a link warm and its description current. It gets traffic once it is warm."""
         pause_s = self.settings.keep_warm_s
-        warmer = asyncio.create_task(link.relay.keep_warm(WARM_BYTES, pause_s)) if pause_s else None
+        warmer: asyncio.Task[None] | None = None
         try:
             while True:
                 before = link.problem
                 try:
+                    if pause_s and warmer is None:
+                        await link.relay.warm(WARM_BYTES)
+                        warmer = asyncio.create_task(link.relay.keep_warm(WARM_BYTES, pause_s))
                     await link.describe()
                     if link.problem != before:
                         log.info("%s", link.problem or f"host {link.entry.name} is ready")
+                    self.spawn(link.release())
                 except Refusal as refusal:
                     self._lose(link, refusal.message)
-                await asyncio.sleep(1.0 if not link.problem else RETRY_S)
+                await asyncio.sleep(DESCRIBE_S if not link.problem else RETRY_S)
         finally:
             if warmer is not None:
                 warmer.cancel()
 
+    async def _watch(self) -> None:
+        """Take hosts for lost that fell silent: one that is frozen, or behind a cut link, closes nothing."""
+        before = time.monotonic()
+        while True:
+            await asyncio.sleep(WATCH_S)
+            now = time.monotonic()
+            stalled = now - before > 3 * WATCH_S  # then it was this process that heard nobody
+            before = now
+            for link in self.links:
+                if not stalled and not link.problem and (silent_s := link.silent_s) is not None:
+                    self._lose(link, f"it has been silent for {silent_s:.1f} s")
+
     def _deliver(self, event: stage_pb2.Event) -> None:
-        session = self.sessions.get(event.session)
-        if session is not None:  # else the client has gone
-            session.inbox.put_nowait(event)
+        found = self._attempts.get(event.session)
+        if found is not None:  # else the client has gone
+            session, attempt = found
+            session.deliver(attempt, event)
 
     def _lose(self, link: HostLink, reason: str) -> None:
         name = f"host {link.entry.name} at {link.entry.address}"
@@ -279,15 +261,7 @@ class Ring:
         if not link.problem:
             log.warning("%s", problem)
         link.problem = problem
-        fault = stage_pb2.Fault(code=grpc.StatusCode.UNAVAILABLE.value[0], message=problem)
-        for session in self.sessions.values():
-            session.inbox.put_nowait(stage_pb2.Event(session=session.name, fault=fault))
-
-    def spawn(self, job: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(job)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    @staticmethod
-    def _digest(link: HostLink, kind: Kind) -> str:
-        return "" if link.info is None else str(getattr(link.info, kind).digest)
+        fault = stage_pb2.Fault(code=grpc.StatusCode.UNAVAILABLE.value[0], message=problem, lost=link.entry.address)
+        for session, attempt in list(self._attempts.values()):
+            if link in attempt.path:
+                session.fault(attempt, fault)

@@ -54,8 +54,8 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     local = _local_model(settings.checkpoint)
-    ring = Ring(settings.topology, settings.ring)
-    conditions = Conditions(lambda: [link.relay.least_rtt_ms for link in ring.links])
+    ring = Ring(settings.topology.hosts, settings.ring)
+    conditions = Conditions(ring.rtts_ms)
     modes = all_modes(ring, local, _guide(settings, local), conditions)
     service = RouterService(
         ring, modes, conditions, settings.request_limit, settings.requests_per_s, settings.ring.hop_timeout_s

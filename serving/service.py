@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -14,6 +15,7 @@ from asyncio_throttle.throttler import Throttler
 from serving.accounting import Account
 from serving.admission import check_fit, check_mode, check_request
 from serving.conditions import Conditions
+from serving.link import HostLink
 from serving.modes import Mode
 from serving.ring import Ring
 from serving.v1 import router_pb2, router_pb2_grpc
@@ -76,16 +78,29 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                     rtt_ms=link.relay.rtt_ms or 0.0,
                     sessions=link.info.counters.sessions if link.info else 0,
                     session_bytes=link.info.counters.session_bytes if link.info else 0,
+                    queued=link.info.counters.queued if link.info else 0,
+                    queue_limit=link.info.counters.queue_limit if link.info else 0,
+                    backend=link.info.backend if link.info else "",
+                    links=self._links_of(link),
                 )
                 for link in self.ring.links
             ],
             modes=[name for name, mode in self.modes.items() if not mode.problem],
             chain_digest=self.ring.digest("chain"),
             ar_digest=self.ring.digest("ar"),
+            scorer_digest=self.ring.digest("scorer"),
             context_bytes=max((mode.context_bytes for mode in self.modes.values() if not mode.problem), default=0),
             requests=self.requests,
             request_limit=self.request_limit,
         )
+
+    def _links_of(self, link: HostLink) -> list[router_pb2.LinkStatus]:
+        names = {other.entry.address: other.entry.name for other in self.ring.links}
+        found = link.info.links if link.info else ()
+        return [
+            router_pb2.LinkStatus(to=names.get(each.address, each.address), rtt_ms=each.rtt_ms, problem=each.problem)
+            for each in found
+        ]
 
     async def _generate(
         self, request: router_pb2.GenerateRequest, deadline_unix_ms: int
@@ -95,7 +110,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         if mode.uses_hosts:
             await self.ring.usable(self.ring_wait_s)
         check_fit(generation, mode)
-        account = Account()
+        account = Account(secrets.token_hex(8))
         async with aclosing(mode.generate(generation, account)) as pieces:
             whole = b""
             async for text in pieces:

@@ -29,10 +29,15 @@ class HostEntry:
     def span(self) -> str:
         return ",".join(map(str, self.blocks))
 
+    @property
+    def is_first(self) -> bool:
+        """Whether a sweep begins here."""
+        return self.blocks[0] == 0
+
 
 @dataclass(frozen=True)
 class Topology:
-    """A ring of hosts in the order of their blocks, and the router that uses it."""
+    """Hosts that hold all blocks between them, some of them maybe twice, and the router that uses them."""
 
     hosts: tuple[HostEntry, ...]
     router: str = DEFAULT_ROUTER
@@ -53,7 +58,8 @@ class Topology:
 
     @property
     def blocks(self) -> int:
-        return sum(len(host.blocks) for host in self.hosts)
+        """Of a whole model."""
+        return max(host.blocks[-1] for host in self.hosts) + 1
 
     def host(self, name: str) -> HostEntry:
         """The host called `name`. Raises TopologyError."""
@@ -62,23 +68,34 @@ class Topology:
                 return host
         raise TopologyError(f"no host {name!r} in the topology; there are {', '.join(h.name for h in self.hosts)}")
 
-    def successor(self, host: HostEntry) -> str | None:
-        """Address of the next host in the ring; None where one host is the whole ring."""
-        if len(self.hosts) == 1:
-            return None
-        return self.hosts[(self.hosts.index(host) + 1) % len(self.hosts)].address
+    def successors(self, host: HostEntry) -> list[str]:
+        """Addresses of the hosts that may come after `host` in a sweep; none for one that holds all blocks."""
+        if len(host.blocks) == self.blocks:
+            return []
+        due = (host.blocks[-1] + 1) % self.blocks
+        others = [other for other in self.hosts if len(other.blocks) < self.blocks]
+        return [other.address for other in others if other.blocks[0] == due]
 
     def _check_blocks(self) -> None:
-        due = 0
         for host in self.hosts:
             if not host.blocks:
                 raise TopologyError(f"host {host.name!r} has no blocks")
-            for block in host.blocks:
-                if block < due:
-                    raise TopologyError(f"block {block} is held twice (again by {host.name!r}): give each to one host")
-                if block > due:
-                    raise TopologyError(f"block {due} is missing before {host.name!r}: hosts come in block order")
-                due += 1
+            if list(host.blocks) != list(range(host.blocks[0], host.blocks[0] + len(host.blocks))):
+                raise TopologyError(f"host {host.name!r} holds {host.span}: a host holds neighbouring blocks, in order")
+        begins = {host.blocks[0] for host in self.hosts}
+        for host in self.hosts:
+            due = host.blocks[-1] + 1
+            if due < self.blocks and due not in begins:
+                raise TopologyError(
+                    f"no host begins with block {due}, which must follow {host.name!r} ({host.span}): "
+                    "a host goes on where another one ends"
+                )
+        if 0 not in begins:
+            raise TopologyError("block 0 is missing: a sweep begins there")
+        ends = {host.blocks[-1] + 1 for host in self.hosts}
+        for host in self.hosts:
+            if host.blocks[0] and host.blocks[0] not in ends:
+                raise TopologyError(f"no host ends with block {host.blocks[0] - 1}, so {host.name!r} is never reached")
 
     def to_toml(self) -> str:
         """The file that `read_topology` reads. Raises InputError for a path that is not UTF-8."""

@@ -24,6 +24,7 @@ from stages.v1 import stage_pb2
 MAX_STEPS = 64
 MAX_TEMPERATURE = 100.0
 MAX_PASSAGES = 64
+MAX_ADDRESS = 256
 HIDDEN: dict[str, StateCodec] = {codec.name: codec for codec in (Fp32(), Int8())}
 """How hidden states may travel between AR stages."""
 
@@ -36,6 +37,7 @@ def check_hop(hop: stage_pb2.Hop, plan: HostPlan) -> Kind:
     check_label(hop.router, "router")
     check_label(hop.session, "session")
     _check_passages(hop)
+    _check_path(hop)
     kind, source = _model(hop, plan, ("chain",) if work == "sweep" else ("ar", "scorer"))
     if kind == "chain":
         _check_sweep(hop, plan, source)
@@ -50,6 +52,29 @@ def check_label(text: str, what: str) -> None:
     """Raise Refusal unless `text` can name a router or session."""
     if not 0 < len(text) <= MAX_NAME or not text.isascii() or not text.isprintable():
         raise invalid(f"{what} must be 1 to {MAX_NAME} printable ASCII characters")
+
+
+def _check_path(hop: stage_pb2.Hop) -> None:
+    if len(hop.path) > MAX_PASSAGES:
+        raise invalid(f"a path of {len(hop.path)} hosts; a sweep passes at most {MAX_PASSAGES}")
+    for address in hop.path:
+        if not 0 < len(address) <= MAX_ADDRESS or not address.isascii() or not address.isprintable():
+            raise invalid(f"an address on the path must be 1 to {MAX_ADDRESS} printable ASCII characters")
+    if hop.place >= max(len(hop.path), 1):
+        raise invalid(f"place {hop.place} on a path of {len(hop.path)} hosts")
+    for text, what in ((hop.request, "request"), (hop.traceparent, "traceparent")):
+        if text:
+            check_label(text, what)
+
+
+def _check_reads(work: stage_pb2.Sweep | stage_pb2.Step, start: int, fresh: int) -> None:
+    """`fresh`: bytes of `clean` that were never read before, whatever else was."""
+    if not work.reads:
+        return
+    if start:
+        raise invalid("only work that opens a session can be a replay of reads")
+    if not all(work.reads) or sum(work.reads) > len(work.clean) - fresh:
+        raise invalid(f"reads of {sum(work.reads)} bytes, some maybe empty, do not fit {len(work.clean)} clean bytes")
 
 
 def hidden_codec(name: str) -> StateCodec:
@@ -90,6 +115,7 @@ def _check_sweep(hop: stage_pb2.Hop, plan: HostPlan, source: ModelSource) -> Non
     _check_part(sweep.block, plan, "block")
     start = sweep.clean_start + len(sweep.clean)
     _check_extent(hop.capacity, sweep.clean_start, len(sweep.clean), a.context_bytes)
+    _check_reads(sweep, sweep.clean_start, 0)
     if start < 1:
         raise invalid("a sweep needs at least one clean byte before its slots")
     if sweep.slots < 1 or start + sweep.slots > a.context_bytes:
@@ -121,6 +147,7 @@ def _check_step(hop: stage_pb2.Hop, plan: HostPlan, source: ModelSource) -> None
     if not step.clean:
         raise invalid("an AR step needs at least one new byte")
     _check_extent(hop.capacity, step.start, len(step.clean), a.context_bytes)
+    _check_reads(step, step.start, step.draft)
     if not 1 <= step.remaining <= a.context_bytes - step.start - len(step.clean):
         raise invalid(f"{step.remaining} bytes to generate do not fit the context of {a.context_bytes}")
     if step.draft and (step.remaining > 1 or step.draft >= len(step.clean)):

@@ -26,7 +26,11 @@ def register(subparsers: Subparsers) -> None:
     stage.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="a checkpoint or bundle")
     stage.add_argument("--blocks", required=True, metavar="N[,N]", help="consecutive blocks that this host holds")
     stage.add_argument("--listen", required=True, metavar="HOST:PORT")
-    stage.add_argument("--next", metavar="HOST:PORT", help="the host after this one; the last host's is the first")
+    stage.add_argument(
+        "--next",
+        metavar="HOST:PORT[,...]",
+        help="hosts that may come after this one; after the last, the first",
+    )
     stage.add_argument("--name", help="shown in accounts and errors (default: stage- and the blocks)")
     stage.add_argument("--threads", type=int, metavar="N", help="processor threads (default: all cores)")
     stage.add_argument("--session-mb", type=int, default=256, metavar="MB", help="memory for KV caches (256)")
@@ -70,7 +74,7 @@ def run_stage(options: argparse.Namespace) -> int:
             options.checkpoint,
             blocks,
             options.listen,
-            options.next,
+            parse_addresses(options.next),
             host,
             options.threads,
             options.insecure,
@@ -105,6 +109,14 @@ def keep_warm_s(milliseconds: int) -> float:
     if milliseconds != 0 and not 10 <= milliseconds <= 60_000:
         raise InputError(f"--keep-warm-ms must be 0 (off) or 10 to 60000, not {milliseconds}")
     return milliseconds / 1000
+
+
+def parse_addresses(text: str | None) -> tuple[str, ...]:
+    """Addresses of "HOST:PORT,HOST:PORT". Raises InputError for one that is named twice."""
+    addresses = tuple(text.split(",")) if text else ()
+    if len(set(addresses)) < len(addresses):
+        raise InputError(f"--next {text!r} names a host twice: name each once")
+    return addresses
 
 
 def parse_blocks(text: str) -> tuple[int, ...]:

@@ -112,7 +112,15 @@ class SweepWork(HopWork):
         index, codec = self._left.popleft(), codec_named(sweep.codec)
         caches, architecture = self.session.caches[index], source.manifest.architecture
         self._block = BlockWork(
-            architecture, index, source.manifest.partition, caches, self.plan, codec, sweep.clean, before
+            architecture,
+            index,
+            source.manifest.partition,
+            caches,
+            self.plan,
+            codec,
+            sweep.clean,
+            before,
+            sweep.reads,
         )
 
 
@@ -130,8 +138,8 @@ class StepWork(HopWork):
         else:
             source = self.codec.decode(step.hidden, len(step.clean), parts.width(session.kind), FEATURE_LIMIT)
         # guesses after a prompt are a piece of their own: the prompt is then read as without them
-        prompt = len(source) - step.draft if step.start == 0 else len(source)
-        self._unread = deque([*clean_pieces(source[:prompt]), *clean_pieces(source[prompt:])])
+        prompt = [len(source) - step.draft] if step.start == 0 and not step.reads else []
+        self._unread = deque(clean_pieces(source, [*step.reads, *prompt]))
         self._x, self._at, self._hidden = self._unread.popleft(), 0, list[Tensor]()
 
     @property
@@ -218,7 +226,7 @@ class ScoreWork(HopWork):
             width, known = parts.width(session.kind), len(clean)
             rows = self.codec.decode(step.hidden, known + inner.numel(), width, FEATURE_LIMIT)
             clean, inner = rows[:known], rows[known:].view(*inner.shape, width)
-        self._unread, self._branches = deque(clean_pieces(clean)), deque(branch_pieces(inner))
+        self._unread, self._branches = deque(clean_pieces(clean, step.reads)), deque(branch_pieces(inner))
         self._x, self._at, self._branching = self._unread.popleft(), 0, False
         self._hidden = list[Tensor]()
         self._heads = deque[Tensor]()
@@ -299,6 +307,10 @@ def next_step(hop: stage_pb2.Hop, text: bytes) -> stage_pb2.Hop:
         deadline_unix_ms=hop.deadline_unix_ms,
         digest=hop.digest,
         capacity=hop.capacity,
+        path=hop.path,
+        place=hop.place,
+        request=hop.request,
+        traceparent=hop.traceparent,
     )
     after.step.number = hop.step.number + 1
     after.step.start = hop.step.start + len(hop.step.clean)

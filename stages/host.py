@@ -13,6 +13,7 @@ from stages.admission import check_hop
 from stages.backends import DEFAULT_BACKEND
 from stages.engine import Engine, Job
 from stages.hop import Outcome, next_step
+from stages.links import Links
 from stages.parts import HostPlan, Parts
 from stages.refusal import Refusal, exhausted
 from stages.relay import KEEP_WARM_S, Relay
@@ -49,9 +50,9 @@ class HostSettings:
 class Host:
     """Everything between a hop and what follows from it. Lives on the event loop; arithmetic has its own thread."""
 
-    def __init__(self, plan: HostPlan, settings: HostSettings, relay: Relay | None) -> None:
-        """:param relay: the next host; None where one host is the whole ring."""
-        self.plan, self.settings, self.relay = plan, settings, relay
+    def __init__(self, plan: HostPlan, settings: HostSettings, links: Links) -> None:
+        """:param links: to the hosts that may come next; none where this host holds a whole model."""
+        self.plan, self.settings, self.links = plan, settings, links
         self.parts: Parts | None = None
         self.stopping = False
         """No new session is opened any more."""
@@ -92,8 +93,8 @@ class Host:
         job.reply = asyncio.get_running_loop().create_future()
         self._go()
         outcome = await job.reply
-        if onward and isinstance(outcome, stage_pb2.Hop) and self.relay is not None:
-            return await self.relay.run(outcome, onward)
+        if onward and isinstance(outcome, stage_pb2.Hop):
+            return await self.links.to(_address(outcome)).run(outcome, onward)
         return outcome
 
     async def work(self) -> None:
@@ -142,12 +143,13 @@ class Host:
             raise exhausted(f"{self.settings.name} has {self.engine.limit} hops under way", retry_after_ms=500)
         work = hop.sweep if kind == "chain" else hop.step
         start = hop.sweep.clean_start if kind == "chain" else hop.step.start
-        if work.number == 0 and start == 0:
+        if start == 0:
             source = self.plan.model(kind)
             assert source is not None
             if self.stopping:
                 raise Refusal(grpc.StatusCode.UNAVAILABLE, f"{self.settings.name} is stopping")
             session = self.sessions.open(hop.session, hop.router, kind, hop.capacity, source.manifest, self.parts)
+            session.next_number = work.number  # a replay goes on where another host's session ended
         else:
             session = self.sessions.due(hop.session, kind, work.number, start)
             if start + len(work.clean) > session.capacity:
@@ -186,6 +188,8 @@ class Host:
             compute_ms=job.compute_ms,
             received_bytes=job.received_bytes,
         )
+        if isinstance(outcome, stage_pb2.Hop):
+            _move_on(outcome)
         self.sessions.renew(job.session)
         if job.reply is not None:
             if not job.reply.done():
@@ -199,27 +203,48 @@ class Host:
             return
         # the next step starts before the router is told: its trip round the ring is what the user waits for
         if hop.WhichOneof("work") == "step" and hop.step.remaining > 1:
-            self._push(next_step(hop, outcome.text))
+            after = next_step(hop, outcome.text)
+            _move_on(after)
+            self._push(after)
         self.subscribers.publish(hop.router, outcome)
 
     def _push(self, hop: stage_pb2.Hop) -> None:
-        def settled(refusal: Refusal | None) -> None:
-            if refusal is not None:
-                self._fault(hop, refusal)
-
-        if self.relay is not None:
-            self.relay.send(hop, settled)
-            return
         try:
+            if not self._ends_here(hop):
+                self._send(hop, self.links.to(_address(hop)))
+                return
             self.accept(hop, received_bytes=0)
         except Refusal as refusal:
             self._fault(hop, refusal)
+            return
         asyncio.get_running_loop().call_soon(self._go)  # not at once: a whole text would be one call in another
 
-    def _fault(self, hop: stage_pb2.Hop, refusal: Refusal) -> None:
-        """Tell the router that a request ends here."""
+    def _send(self, hop: stage_pb2.Hop, relay: Relay) -> None:
+        def settled(refusal: Refusal | None) -> None:
+            if refusal is not None:
+                self._fault(hop, refusal, relay.address)
+
+        relay.send(hop, settled)
+
+    def _ends_here(self, hop: stage_pb2.Hop) -> bool:
+        """Whether this host is the whole ring of a sweep."""
+        return len(hop.path) == 1 if hop.path else not self.links.relays
+
+    def _fault(self, hop: stage_pb2.Hop, refusal: Refusal, lost: str = "") -> None:
+        """Tell the router that a request ends here. `lost`: the host that did not take it over."""
         self.counters.faults += 1
         self.sessions.release(hop.session)
         work = hop.sweep if hop.WhichOneof("work") == "sweep" else hop.step
-        fault = stage_pb2.Fault(code=refusal.number, message=refusal.message, host=self.settings.name)
+        fault = stage_pb2.Fault(code=refusal.number, message=refusal.message, host=self.settings.name, lost=lost)
         self.subscribers.publish(hop.router, stage_pb2.Event(session=hop.session, number=work.number, fault=fault))
+
+
+def _move_on(hop: stage_pb2.Hop) -> None:
+    """Address a hop to the host after the one that made it."""
+    if hop.path:
+        hop.place = (hop.place + 1) % len(hop.path)
+
+
+def _address(hop: stage_pb2.Hop) -> str:
+    """Of the host that a hop is for; empty where it says nothing of its path."""
+    return hop.path[hop.place] if hop.path else ""

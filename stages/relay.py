@@ -60,8 +60,12 @@ class Relay:
         self.name = name
         self.channel = open_channel(address, message_bytes)
         self.stub: stage_pb2_grpc.StageServiceAsyncStub = stage_pb2_grpc.StageServiceStub(self.channel)
+        self.problem = ""
+        """Why no sweep can go this way; empty when one can. Kept by whoever keeps the link."""
         self.rtt_ms: float | None = None
         """Round trip of the last keep-warm message; None while the host does not answer."""
+        self.answered_at: float | None = None
+        """When a keep-warm message was answered last, by the monotonic clock."""
         self._rtts_ms: deque[float] = deque(maxlen=RECENT)
         self._outbox: deque[_Handover] = deque()
         self._sent: dict[int, list[_Handover]] = {}
@@ -117,6 +121,7 @@ class Relay:
             await self.stub.Warm(stage_pb2.WarmRequest(padding=bytes(size)), timeout=WARM_TIMEOUT_S)
             self.rtt_ms = (time.perf_counter() - begin) * 1000
             self._rtts_ms.append(self.rtt_ms)
+            self.answered_at = time.monotonic()
         except grpc.aio.AioRpcError as error:
             self.rtt_ms = None
             self._rtts_ms.clear()

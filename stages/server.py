@@ -20,9 +20,8 @@ from stages.backends import backend_named
 from stages.backends.base import BranchPiece, CleanPiece, NoisyPiece
 from stages.errors import OnesweepError, ServiceError
 from stages.host import Host, HostSettings
+from stages.links import Links
 from stages.parts import HostPlan, Parts, full_state_bytes, load_parts, plan_host
-from stages.refusal import Refusal
-from stages.relay import WARM_TIMEOUT_S, Relay
 from stages.scoring import branch_pieces
 from stages.service import StageService
 from stages.sessions import KINDS
@@ -48,7 +47,8 @@ class StageSettings:
     checkpoint: Path
     blocks: tuple[int, ...]
     listen: str
-    next: str | None
+    next: tuple[str, ...]
+    """Addresses of the hosts that may come after this one."""
     host: HostSettings
     threads: int | None = None
     insecure: bool = False
@@ -62,16 +62,16 @@ class StageServer:
         self.settings = settings
         self.plan = plan_host(settings.checkpoint, settings.blocks)
         self.backend = backend_named(settings.host.backend)
-        if settings.next is not None:
-            parse_address(settings.next, "next address")
+        for address in settings.next:
+            parse_address(address, "next address")
         self.failure: OnesweepError | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, or until the weights turn out to be unusable (OnesweepError)."""
         if self.settings.threads:
             torch.set_num_threads(self.settings.threads)
-        relay = self._relay()
-        host = Host(self.plan, self.settings.host, relay)
+        links = self._links()
+        host = Host(self.plan, self.settings.host, links)
         service = StageService(host)
         server = new_server(self.plan.message_bytes())
         stage_pb2_grpc.add_StageServiceServicer_to_server(service, server)
@@ -95,15 +95,19 @@ class StageServer:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         host.close()
-        if relay is not None:
-            await relay.close()
+        await links.close()
         if self.failure:
             raise self.failure
 
-    def _relay(self) -> Relay | None:
-        if self.settings.next is None:
-            return None
-        return Relay(self.settings.next, self.plan.message_bytes(), self.settings.host.hop_timeout_s)
+    def _links(self) -> Links:
+        settings = self.settings.host
+        return Links(
+            lambda address, other: wiring_problem(self.plan, address, other),
+            full_state_bytes(self.plan),
+            self.plan.message_bytes(),
+            settings.hop_timeout_s,
+            settings.keep_warm_s,
+        )
 
     async def _become_ready(
         self, host: Host, service: StageService, checks: health.aio.HealthServicer, stop: asyncio.Event
@@ -122,42 +126,24 @@ class StageServer:
             return
         host.parts = parts
         worker = asyncio.create_task(host.work())
-        keeper: asyncio.Task[None] | None = None
-        size = full_state_bytes(self.plan)
+        host.links.set_addresses(self.settings.next)
         try:
             while True:
-                reason = await self._link_problem(host.relay)
+                reason = self._link_problem(host.links)
                 if reason != service.not_ready_reason:
                     log.info("%s: %s", host.settings.name, reason or "ready")
                 service.not_ready_reason = reason
                 status = health_pb2.HealthCheckResponse
                 await checks.set(SERVICE, status.NOT_SERVING if reason else status.SERVING)
-                pause_s = host.settings.keep_warm_s
-                if not reason and host.relay is not None and keeper is None and pause_s:
-                    keeper = asyncio.create_task(host.relay.keep_warm(size, pause_s))
                 await asyncio.sleep(HOUSEKEEPING_S if not reason else RETRY_S)
         finally:
             worker.cancel()
-            if keeper is not None:
-                keeper.cancel()
 
-    async def _link_problem(self, relay: Relay | None) -> str:
-        """Why the next hop cannot be used; empty when it can."""
-        last = self.plan.blocks[-1] + 1 == self.plan.parts
-        if relay is None:
-            if self.plan.is_first and last:
-                return ""
-            return "no next host: give --next (the last host's is the first host)"
-        if relay.rtt_ms is not None:
-            return ""  # the keep-warm messages arrive
-        try:
-            other = await relay.describe(timeout=min(self.settings.host.hop_timeout_s, WARM_TIMEOUT_S))
-            problem = wiring_problem(self.plan, relay.address, other)
-            if not problem:
-                await relay.warm(full_state_bytes(self.plan))
-        except Refusal as refusal:
-            return refusal.message
-        return problem
+    def _link_problem(self, links: Links) -> str:
+        """Why no next hop can be made; empty when one can."""
+        if links.relays or (self.plan.is_first and self.plan.is_last):
+            return links.problem
+        return "no next host: give --next (the last host's is the first host)"
 
 
 def wiring_problem(plan: HostPlan, address: str, other: stage_pb2.DescribeResponse) -> str:

@@ -17,6 +17,7 @@ from stages.host import Host
 from stages.network import MAX_PROBE_BYTES, kernel_now, measure_link
 from stages.parts import ModelSource, full_state_bytes
 from stages.refusal import Refusal, exhausted, invalid
+from stages.relay import Relay
 from stages.v1 import stage_pb2, stage_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -33,7 +34,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         self._probing = asyncio.Lock()
 
     async def Describe(self, request: stage_pb2.DescribeRequest, context: Context) -> stage_pb2.DescribeResponse:
-        plan, relay = self.host.plan, self.host.relay
+        plan = self.host.plan
         return stage_pb2.DescribeResponse(
             name=self.host.settings.name,
             version=version("onesweep"),
@@ -43,7 +44,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
             scorer=_model_info(plan.scorer),
             ready=not self.not_ready_reason,
             not_ready_reason=self.not_ready_reason,
-            links=[stage_pb2.LinkInfo(address=relay.address, rtt_ms=relay.least_rtt_ms or 0.0)] if relay else [],
+            links=[_link_info(relay) for relay in self.host.links.relays],
             counters=self.host.counters_now(),
             backend=self.host.settings.backend,
         )
@@ -88,13 +89,12 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
 
     async def Probe(self, request: stage_pb2.ProbeRequest, context: Context) -> stage_pb2.ProbeResponse:
         response = stage_pb2.ProbeResponse(kernel=kernel_now(), unix_us=time.time_ns() // 1000)
-        relay = self.host.relay
         if not 1 <= request.bytes <= MAX_PROBE_BYTES:
             await invalid(f"a probe sends 1 to {MAX_PROBE_BYTES} bytes").abort(context)
         if self._probing.locked():
             await exhausted("another probe is running", retry_after_ms=2000).abort(context)
         async with self._probing:
-            if relay is not None:
+            for relay in self.host.links.relays:
                 try:
                     quality = await measure_link(relay, full_state_bytes(self.host.plan), request.bytes)
                 except grpc.aio.AioRpcError as error:
@@ -102,6 +102,10 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
                     quality = stage_pb2.LinkQuality(address=relay.address, problem=problem)
                 response.links.append(quality)
         return response
+
+
+def _link_info(relay: Relay) -> stage_pb2.LinkInfo:
+    return stage_pb2.LinkInfo(address=relay.address, rtt_ms=relay.least_rtt_ms or 0.0, problem=relay.problem)
 
 
 def _model_info(source: ModelSource | None) -> stage_pb2.ModelInfo | None:

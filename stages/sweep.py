@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -65,12 +66,18 @@ class BlockWork:
         codec: StateCodec,
         clean: bytes,
         before: Boundary | None,
+        reads: Sequence[int] = (),
     ) -> None:
-        """:param before: what the block before handed over; None for block 0. Raises CodecError."""
+        """:param before: what the block before handed over; None for block 0.
+        :param reads: of a replay, see `clean_pieces`.
+
+        Raises CodecError.
+        """
         a = self.architecture = architecture
         self.index, self.caches, self.plan, self.codec = index, caches, plan, codec
         self.is_last = index == a.parts - 1
-        self._unread = deque(clean_pieces(clean_source(a, index == 0, clean, before.features if before else b"")))
+        source = clean_source(a, index == 0, clean, before.features if before else b"")
+        self._unread = deque(clean_pieces(source, reads))
         self._features: list[Tensor] = []
         self._sampler = SAMPLERS[plan.sampler](
             plan.seed, plan.start, plan.slots, a.code_dim, partition.sigma_max, plan.temperature
@@ -138,9 +145,14 @@ def clean_source(architecture: Architecture, reads_bytes: bool, clean: bytes, fe
     return FEATURES.decode(features, len(clean), a.width, FEATURE_LIMIT)
 
 
-def clean_pieces(source: Tensor) -> list[Tensor]:
-    """`source` (positions, ...) cut into pieces that are read one after the other; none for no positions."""
-    return list(source.split(PIECE_POSITIONS)) if len(source) else []
+def clean_pieces(source: Tensor, reads: Sequence[int] = ()) -> list[Tensor]:
+    """`source` (positions, ...) cut into pieces that are read one after the other; none for no positions.
+
+    :param reads: lengths of what its first positions came in before; what is left came together. Rounding depends on
+        what is read together.
+    """
+    parts = source.split([*reads, len(source) - sum(reads)])
+    return [piece for part in parts if len(part) for piece in part.split(PIECE_POSITIONS)]
 
 
 def run_alone(work: BlockWork, runner: BlockRunner) -> Boundary | bytes:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,14 +124,17 @@ class Servers:
         self.running.append(running)
         return running
 
-    def stage(self, checkpoint: Path, blocks: tuple[int, ...], listen: str, after: str | None, **host: Any) -> Running:
+    def stage(
+        self, checkpoint: Path, blocks: tuple[int, ...], listen: str, after: Sequence[str] = (), **host: Any
+    ) -> Running:
         host = {"name": f"stage-{blocks[0]}", "hop_timeout_s": 1.0, **host}
-        settings = StageSettings(checkpoint, blocks, listen, after, HostSettings(**host), threads=1)
+        following = (after,) if isinstance(after, str) else tuple(after or ())
+        settings = StageSettings(checkpoint, blocks, listen, following, HostSettings(**host), threads=1)
         return self.run(StageServer(settings).run)
 
     def hosts(self, topology: Topology, checkpoint: Path, **host: Any) -> dict[str, Running]:
         def start(entry: HostEntry) -> Running:
-            after = topology.successor(entry)
+            after = topology.successors(entry)
             return self.stage(checkpoint, entry.blocks, entry.listen, after, **{"name": entry.name, **host})
 
         return {entry.name: start(entry) for entry in topology.hosts}

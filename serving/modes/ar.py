@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
+import grpc
+
 from serving.accounting import Account
 from serving.modes.base import Generation, Mode
 from serving.ring import Ring
 from stages.admission import HIDDEN
+from stages.refusal import Refusal
 from stages.v1 import stage_pb2
 
 
@@ -32,7 +35,7 @@ class ArMode(Mode):
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         capacity = len(request.prompt) + request.max_bytes - 1  # the last byte is never read back
-        async with self.ring.session("ar", capacity, request.deadline_unix_ms) as session:
+        async with self.ring.session("ar", capacity, request.deadline_unix_ms, account) as session:
             await session.push(
                 stage_pb2.Step(
                     clean=request.prompt,
@@ -42,7 +45,13 @@ class ArMode(Mode):
                 )
             )
             for _ in range(request.max_bytes):
-                event = await session.event()
+                event = await session.event(check_byte)
                 account.add_sweep(event)
                 account.add_text(event.text)
                 yield event.text
+
+
+def check_byte(event: stage_pb2.Event) -> None:
+    """Raise Refusal unless `event` brings a byte."""
+    if len(event.text) != 1:
+        raise Refusal(grpc.StatusCode.INTERNAL, f"a step came back with {len(event.text)} bytes")

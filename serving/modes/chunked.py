@@ -8,7 +8,8 @@ import grpc
 
 from serving.accounting import Account
 from serving.modes.base import DEFAULT_CHUNK, Generation, Mode
-from serving.ring import Ring, Session
+from serving.ring import Ring
+from serving.session import Session
 from stages.refusal import Refusal
 from stages.v1 import stage_pb2
 
@@ -34,7 +35,7 @@ class ChunkedMode(Mode):
         chunk = min(self._chunk(request), request.max_bytes)
         # the last chunk is never read back, so the hosts need not cache it
         capacity = len(request.prompt) + (request.max_bytes - 1) // chunk * chunk
-        async with self.ring.session("chain", capacity, request.deadline_unix_ms) as session:
+        async with self.ring.session("chain", capacity, request.deadline_unix_ms, account) as session:
             clean, start, left, number = request.prompt, 0, request.max_bytes, 0
             while left:
                 event = await _sweep(session, request, number, start, clean, min(chunk, left))
@@ -72,7 +73,9 @@ async def _sweep(
             sampler=request.sampler,
         )
     )
-    event = await session.event()
-    if event.number != number or len(event.text) != slots:
-        raise Refusal(grpc.StatusCode.INTERNAL, f"sweep {number} for {slots} bytes came back as another")
-    return event
+
+    def check(event: stage_pb2.Event) -> None:
+        if len(event.text) != slots:
+            raise Refusal(grpc.StatusCode.INTERNAL, f"a sweep for {slots} bytes came back with {len(event.text)}")
+
+    return await session.event(check)

@@ -9,14 +9,15 @@ written in pieces: all but the last without a look at the suffix, as in `resampl
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
+from functools import partial
 
 from serving.accounting import Account
-from serving.candidates import read_scores
+from serving.candidates import check_scores, read_scores
 from serving.fillings import Filler, choose
 from serving.local import LocalSequence
 from serving.modes.base import Generation
 from serving.modes.scored import SCORERS, ScoredMode
-from serving.ring import Session
+from serving.session import Session
 from stages.randomness import Purpose, uniforms
 from stages.refusal import invalid
 from stages.scoring import MAX_SCORED_ROWS
@@ -65,7 +66,7 @@ class InfillMode(ScoredMode):
         count = request.candidates or CANDIDATES
         text, read = request.prompt, 0
         # candidates are not remembered, so the hosts need to cache nothing of the last piece
-        async with self.ring.session(SCORERS[name], reach - last, request.deadline_unix_ms) as session:
+        async with self.ring.session(SCORERS[name], reach - last, request.deadline_unix_ms, account) as session:
             for number, length in enumerate(pieces):
                 head = _head(request) if number == len(pieces) - 1 else b""
                 drafts = max(DRAFTS, count) if head else count
@@ -111,4 +112,4 @@ async def _scored(
             candidates=candidates,
         )
     )
-    return await session.event()
+    return await session.event(partial(check_scores, shape=(len(candidates), len(candidates[0]))))

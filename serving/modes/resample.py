@@ -8,10 +8,11 @@ scorer's distribution, with one the drafter's.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from functools import partial
 
 from serving.accounting import Account
 from serving.branches import Branches
-from serving.candidates import read_scores, weigh
+from serving.candidates import check_scores, read_scores, weigh
 from serving.local import LocalSequence
 from serving.modes.base import Generation
 from serving.modes.scored import SCORERS, ScoredMode
@@ -49,7 +50,7 @@ class ResampleMode(ScoredMode):
         sampling = stage_pb2.Sampling(seed=request.seed, temperature=request.temperature)
         # candidates are not remembered, so of the last chunk the hosts need to cache nothing
         capacity = reach - 1
-        async with self.ring.session(SCORERS[name], capacity, request.deadline_unix_ms) as session:
+        async with self.ring.session(SCORERS[name], capacity, request.deadline_unix_ms, account) as session:
             text, read, left, number = request.prompt, 0, request.max_bytes, 0
             while left:
                 drafted = await drafter.write(text, min(pace.chunk, left), pace.candidates, number)
@@ -64,7 +65,7 @@ class ResampleMode(ScoredMode):
                         candidates=drafted.texts,
                     )
                 )
-                event = await session.event()
+                event = await session.event(partial(check_scores, shape=drafted.nats.shape))
                 weights = weigh(drafted, read_scores(event.scores.nats, *drafted.nats.shape))
                 piece = drafted.texts[weights.choose(request.seed, len(text))]
                 account.add_sweep(event)

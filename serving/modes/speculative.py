@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
+from functools import partial
+
+import grpc
 
 from serving.accounting import Account
 from serving.drafting import BothDrafter, Drafter, DraftLength, LookupDrafter, ModelDrafter
@@ -35,7 +38,7 @@ class SpeculativeMode(ArMode):
         drafter, length = self._drafter(name, request), self._lengths[name]
         sampling = stage_pb2.Sampling(seed=request.seed, temperature=request.temperature)
         capacity = len(request.prompt) + request.max_bytes - 1  # the last byte is never read back
-        async with self.ring.session("ar", capacity, request.deadline_unix_ms) as session:
+        async with self.ring.session("ar", capacity, request.deadline_unix_ms, account) as session:
             text, read, left, number = request.prompt, 0, request.max_bytes, 0
             while left:
                 count = min(request.draft or length.best(), left - 1)
@@ -52,9 +55,7 @@ class SpeculativeMode(ArMode):
                         draft=len(guesses),
                     )
                 )
-                event = await session.event()
-                if not 1 <= len(event.text) <= len(guesses) + 1:
-                    raise Refusal.numbered(13, f"{len(guesses)} guesses came back as {len(event.text)} bytes")
+                event = await session.event(partial(_check_text, guesses=len(guesses)))
                 length.learn(len(guesses), len(event.text) - 1, draft_ms, (time.perf_counter() - begin) * 1000)
                 account.add_sweep(event)
                 account.add_draft(len(guesses), len(event.text) - 1, draft_ms)
@@ -80,3 +81,8 @@ class SpeculativeMode(ArMode):
             raise invalid(f"the drafter's context is {self.local.context_bytes} bytes, {capacity} are needed")
         model = ModelDrafter(LocalSequence(self.local, capacity, request.temperature, request.seed))
         return model if name == "model" else BothDrafter(model)
+
+
+def _check_text(event: stage_pb2.Event, guesses: int) -> None:
+    if not 1 <= len(event.text) <= guesses + 1:
+        raise Refusal(grpc.StatusCode.INTERNAL, f"{guesses} guesses came back as {len(event.text)} bytes")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 import numpy as np
@@ -47,7 +48,7 @@ class VerifiedMode(ScoredMode):
         capacity = len(request.prompt) + request.max_bytes
         drafter = LocalSequence(self.local, capacity, request.temperature, request.seed)
         sampling = stage_pb2.Sampling(seed=request.seed, temperature=request.temperature)
-        async with self.ring.session(SCORERS[name], capacity, request.deadline_unix_ms) as session:
+        async with self.ring.session(SCORERS[name], capacity, request.deadline_unix_ms, account) as session:
             text, read, left, number = request.prompt, 0, request.max_bytes, 0
             while left:
                 count = min(request.draft or length.best(), left)
@@ -65,7 +66,7 @@ class VerifiedMode(ScoredMode):
                         odds=_odds(guesses, count),
                     )
                 )
-                event = await session.event()
+                event = await session.event(partial(_read_verdict, count=count))
                 accepted, p = _read_verdict(event, count)
                 length.learn(count, accepted)
                 piece, right = guesses.text[:accepted], accepted

@@ -74,7 +74,7 @@ def test_a_host_that_is_down_is_named_and_the_others_are_measured(
     topology = topology_of(bundles / "own")
     first, second, _ = topology.hosts
     for host in (first, second):
-        servers.stage(bundles / "own", host.blocks, host.listen, topology.successor(host), name=host.name)
+        servers.stage(bundles / "own", host.blocks, host.listen, topology.successors(host), name=host.name)
     until(lambda: ("host-1", "host-2") in hops_of(examined(topology, tmp_path, capsys)[1]), 30)
     code, report = examined(topology, tmp_path, capsys)
     assert code == 1
@@ -90,7 +90,7 @@ def test_other_weights_on_one_host(bundles: Path, servers: Any, tmp_path: Path, 
     topology = topology_of(bundles / "own")
     for host in topology.hosts:
         checkpoint = bundles / ("other" if host.name == "host-2" else "own")
-        servers.stage(checkpoint, host.blocks, host.listen, topology.successor(host), name=host.name)
+        servers.stage(checkpoint, host.blocks, host.listen, topology.successors(host), name=host.name)
     until(lambda: len(examined(topology, tmp_path, capsys)[1]["hops"]) == 5, 30)
     _, report = examined(topology, tmp_path, capsys)
     assert any(

@@ -31,7 +31,7 @@ def revive(deployment: Deployment, name: str) -> None:
         host.name: [
             *("stage", "--checkpoint", str(deployment.topology.checkpoint), "--blocks", host.span),
             *("--listen", host.listen, "--name", host.name, "--threads", "1"),
-            *("--next", str(deployment.topology.successor(host))),
+            *("--next", ",".join(deployment.topology.successors(host))),
         ]
         for host in deployment.topology.hosts
     }
@@ -99,7 +99,7 @@ def test_a_killed_host_ends_its_requests_and_may_come_back(
     assert client.generate(PROMPT, max_bytes=40, seed=3).text == text
 
 
-def test_a_hanging_host_is_named_with_the_time_waited(
+def test_a_hanging_host_is_waited_for_and_named(
     victim: Deployment, client: Client, sessions: Count, until: Until, wait_ready: Callable[..., None]
 ) -> None:
     request = Request(client)
@@ -112,8 +112,9 @@ def test_a_hanging_host_is_named_with_the_time_waited(
     assert request.error is not None
     assert request.error.code is grpc.StatusCode.UNAVAILABLE
     assert "host-2 at " in str(request.error)
-    assert "did not answer within 5." in str(request.error)
-    assert request.ended_at - stopped_at < HOP_TIMEOUT_S + 2
+    assert "it has been silent for" in str(request.error)
+    assert "(waited 5.0 s)" in str(request.error)
+    assert request.ended_at - stopped_at < HOP_TIMEOUT_S + 3
     wait_ready(victim.topology.router)
     until(lambda: sessions(victim) == 0, 3)
     assert client.generate(PROMPT, max_bytes=40).output_bytes == 40

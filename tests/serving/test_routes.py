@@ -11,10 +11,11 @@ from typing import Any
 import grpc
 import pytest
 
-from serving import ring as rings
+from serving import link as links
 from serving.client import Client, RouterError
 from serving.deployment import free_port_block
-from serving.ring import ROUTES, HostLink, check_route
+from serving.link import HostLink
+from serving.routes import ROUTES, check_route
 from serving.topology import HostEntry, Topology, local_topology
 from stages.errors import InputError
 from stages.v1 import stage_pb2
@@ -83,7 +84,7 @@ def test_a_host_that_is_full(bundles: Path, servers: Any, wait_ready: Any, route
     for host in topology.hosts:
         memory = 0 if host.name == "host-3" else 64
         servers.stage(
-            bundles / "own", host.blocks, host.listen, topology.successor(host), name=host.name, session_mb=memory
+            bundles / "own", host.blocks, host.listen, topology.successors(host), name=host.name, session_mb=memory
         )
     servers.router(topology, None, ring={"route": route})
     wait_ready(topology.router)
@@ -179,17 +180,26 @@ def test_sessions_that_end_together_are_freed_in_one_call(monkeypatch: pytest.Mo
         await link.release("d")
         await link.relay.close()
 
-    monkeypatch.setattr(rings, "RELEASE_AFTER_S", 0.05)
+    monkeypatch.setattr(links, "RELEASE_AFTER_S", 0.05)
     asyncio.run(story())
     assert calls == [["a", "b", "c"], ["d"]]
 
 
-def test_a_host_that_cannot_be_told_harms_nobody() -> None:
+def test_a_host_that_cannot_be_told_harms_nobody_and_is_told_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[list[str]] = []
+
+    class Stub:
+        async def Release(self, request: stage_pb2.ReleaseRequest, timeout: float) -> stage_pb2.ReleaseResponse:
+            calls.append(list(request.sessions))
+            return stage_pb2.ReleaseResponse()
+
     async def story() -> None:
         link = HostLink(HostEntry("h", "127.0.0.1:1", (0,), "127.0.0.1:1"), "r", 1.0)
         await asyncio.gather(link.release("a"), link.release("b"))
         await link.release("c")
-        assert link._ended == []
+        monkeypatch.setattr(link.relay, "stub", Stub())
+        await link.release()
         await link.relay.close()
+        assert calls == [["a", "b", "c"]]
 
     asyncio.run(story())

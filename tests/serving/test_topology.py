@@ -39,7 +39,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     )
     assert (topology.router, topology.blocks) == ("127.0.0.1:8000", 3)
     assert topology.checkpoint == tmp_path / "weights", "relative to the file"
-    assert [topology.successor(host) for host in topology.hosts] == ["tokyo.example:7701", "10.0.0.1:7701"]
+    assert [topology.successors(host) for host in topology.hosts] == [["tokyo.example:7701"], ["10.0.0.1:7701"]]
 
 
 def test_a_relative_file_gives_an_absolute_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,10 +51,12 @@ def test_a_relative_file_gives_an_absolute_checkpoint(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (HOSTS.replace("[2]", "[3]"), "block 2 is missing before 'tokyo'"),
-        (HOSTS.replace("[2]", "[1, 2]"), "block 1 is held twice"),
-        (HOSTS.replace("[2]", "[2, 2]"), "block 2 is held twice"),
-        (HOSTS.replace("[0, 1]", "[1, 0]"), "block 0 is missing before 'host-1': hosts come in block order"),
+        (HOSTS.replace("[2]", "[3]"), "no host begins with block 2, which must follow 'host-1'"),
+        (HOSTS.replace("[2]", "[1, 2]"), "no host begins with block 2, which must follow 'host-1'"),
+        (HOSTS.replace("[2]", "[1, 2]").replace("[0, 1]", "[0, 1, 2]"), "no host ends with block 0, so 'tokyo' is"),
+        (HOSTS.replace("[0, 1]", "[1]"), "block 0 is missing: a sweep begins there"),
+        (HOSTS.replace("[2]", "[2, 2]"), "holds 2,2: a host holds neighbouring blocks"),
+        (HOSTS.replace("[0, 1]", "[1, 0]"), "holds 1,0: a host holds neighbouring blocks, in order"),
         (HOSTS.replace("[0, 1]", "[]"), "host 'host-1' has no blocks"),
         (HOSTS.replace("[2]", '["2"]'), "blocks must be a list of numbers"),
         (HOSTS.replace("[2]", "[true]"), "blocks must be a list of numbers"),
@@ -143,7 +145,7 @@ def test_ports_must_exist() -> None:
 
 def test_one_host_alone_has_no_successor() -> None:
     topology = local_topology(1, 3, Path("w"))
-    assert topology.successor(topology.hosts[0]) is None
+    assert topology.successors(topology.hosts[0]) == []
 
 
 def test_a_host_is_found_by_name() -> None:
@@ -161,7 +163,7 @@ def test_the_commands_say_what_is_wrong(
     for command in ("up", "router"):
         code, _, err = onesweep(command, "--topology", path)
         assert code == 2
-        assert "block 2 is missing" in err
+        assert "no host begins with block 2" in err
     two = write(tmp_path / "two.toml", HOSTS.replace("[0, 1]", "[0]").replace("[2]", "[1]"))
     code, _, err = onesweep("up", "--topology", two, "--checkpoint", bundles / "own")
     assert code == 2

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from serving.accounting import Account
 from serving.deployment import free_port_block, temporary_deployment
-from serving.ring import Ring, Session
+from serving.ring import Ring
+from serving.session import Session
 from serving.topology import Topology, local_topology
 from stages.ar import ArModel
 from stages.checkpoint import load_ar
@@ -42,7 +44,7 @@ def tell(topology: Topology, story: Callable[[Ring], Awaitable[Any]]) -> Any:
     """Run `story` with a ring of one's own."""
 
     async def main() -> Any:
-        ring = Ring(topology)
+        ring = Ring(topology.hosts)
         await ring.open()
         try:
             await ring.usable(20.0)
@@ -72,7 +74,7 @@ def logits_after(model: ArModel, text: bytes) -> torch.Tensor:
 def test_a_chunk_is_scored_chosen_and_gone_on_from(topology: Topology, models: dict[str, ArModel], kind: Any) -> None:
     async def story(ring: Ring) -> None:
         rng, known, clean, start = np.random.default_rng(0), KNOWN, KNOWN, 0
-        async with ring.session(kind, 200, deadline()) as session:
+        async with ring.session(kind, 200, deadline(), Account()) as session:
             for number in range(3):
                 candidates = [rng.bytes(9) for _ in range(6)]
                 event = await ask(session, clean, start, number=number, candidates=candidates)
@@ -92,12 +94,12 @@ def test_a_chunk_is_scored_chosen_and_gone_on_from(topology: Topology, models: d
 def test_steps_and_verdicts_of_the_scorer(topology: Topology, models: dict[str, ArModel]) -> None:
     async def story(ring: Ring) -> tuple[bytes, stage_pb2.Verdict]:
         text = b""
-        async with ring.session("scorer", 200, deadline()) as session:
+        async with ring.session("scorer", 200, deadline(), Account()) as session:
             event = await ask(session, KNOWN, remaining=12)
             text += event.text
             while len(text) < 12:
                 text += (await session.event()).text
-        async with ring.session("scorer", 200, deadline()) as session:
+        async with ring.session("scorer", 200, deadline(), Account()) as session:
             guesses, odds = text[:4] + b"zzzz", np.full(8, 1e-9, dtype="<f4").tobytes()
             event = await ask(session, KNOWN + guesses, draft=8, odds=odds)
         return text, event.verdict
@@ -120,7 +122,7 @@ def test_hosts_say_what_is_wrong(topology: Topology) -> None:
         model = ring.model("scorer")
         assert model is not None
         assert ring.digest("scorer") == model.digest != ring.digest("ar")
-        async with ring.session("scorer", 200, deadline()) as session:
+        async with ring.session("scorer", 200, deadline(), Account()) as session:
             with pytest.raises(Refusal) as caught:
                 await ask(session, KNOWN, candidates=[b"one", b"three"])
         return caught.value

@@ -1,0 +1,85 @@
+"""Which hosts a request goes through: those that hold all blocks between them with the least delay and waiting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+
+from serving.link import HostLink, Weights
+
+Path = tuple[HostLink, ...]
+AVOIDED_MS = 1e6
+"""What going through a host or link that failed just now costs: it is taken only where there is no other way."""
+SUSPECT_S = 3.0
+"""How long a link between hosts that failed is avoided; by then its hosts say themselves what is wrong with it."""
+
+
+class Suspects:
+    """Links between hosts that lost work a moment ago."""
+
+    def __init__(self) -> None:
+        self._until: dict[tuple[str, str], float] = {}
+
+    def add(self, source: str, target: str) -> None:
+        """:param source, target: addresses."""
+        now = time.monotonic()
+        self._until = {pair: until for pair, until in self._until.items() if until > now}
+        self._until[source, target] = now + SUSPECT_S
+
+    def __contains__(self, pair: tuple[str, str]) -> bool:
+        return self._until.get(pair, 0.0) > time.monotonic()
+
+
+def parts_of(links: Sequence[HostLink]) -> int:
+    """Blocks of a whole model."""
+    return max(link.entry.blocks[-1] for link in links) + 1
+
+
+def best_path(
+    links: Sequence[HostLink], weights: Weights, suspects: Suspects, avoid: Collection[str] = ()
+) -> Path | None:
+    """The cheapest way through all blocks, over hosts without a problem that hold `weights`; None where there is none.
+
+    :param avoid: addresses of hosts to go round if that can be.
+    """
+    parts = parts_of(links)
+    able = sorted(
+        (link for link in links if not link.problem and link.weights == weights), key=lambda link: link.entry.blocks[0]
+    )
+    best: dict[str, tuple[float, Path]] = {}
+    for link in able:
+        ways = [
+            (cost_ms + step_ms, path)
+            for cost_ms, path in list(best.values())
+            if path[-1].entry.blocks[-1] + 1 == link.entry.blocks[0]
+            and (step_ms := _step_ms(path[-1], link, suspects)) is not None
+        ]
+        if link.entry.is_first:
+            ways.append((_half_ms(link), ()))
+        if ways:
+            cost_ms, path = min(ways, key=lambda way: way[0])
+            cost_ms += link.load_ms + (AVOIDED_MS if link.entry.address in avoid else 0.0)
+            best[link.entry.address] = (cost_ms, (*path, link))
+    whole = []
+    for cost_ms, path in best.values():
+        if path[-1].entry.blocks[-1] + 1 == parts:
+            # an AR step goes from the last host to the first
+            back_ms = _step_ms(path[-1], path[0], suspects) if len(path) > 1 else 0.0
+            if back_ms is not None:
+                whole.append((cost_ms + _half_ms(path[-1]) + back_ms, path))
+    return min(whole, key=lambda way: way[0])[1] if whole else None
+
+
+def _half_ms(link: HostLink) -> float:
+    """From the router to a host, or back."""
+    return (link.relay.least_rtt_ms or 0.0) / 2
+
+
+def _step_ms(source: HostLink, target: HostLink, suspects: Suspects) -> float | None:
+    """From one host to another; None where the one has no link to the other."""
+    assert source.info is not None
+    found = next((link for link in source.info.links if link.address == target.entry.address), None)
+    if found is None or found.problem:
+        return None
+    doubt_ms = AVOIDED_MS if (source.entry.address, target.entry.address) in suspects else 0.0
+    return doubt_ms + (found.rtt_ms / 2 or max(_half_ms(source), _half_ms(target)))
