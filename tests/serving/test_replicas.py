@@ -1,4 +1,4 @@
-"""Two hosts for every block: one dies, freezes or talks nonsense in the middle of a request, and the text is the same."""
+"""Two hosts for every block: one dies or freezes in the middle of a request, and the text is the same."""
 
 from __future__ import annotations
 
