@@ -42,6 +42,11 @@ class Account:
     compute_ms: dict[str, float] = field(default_factory=dict)
     queue_ms: dict[str, float] = field(default_factory=dict)
 
+    def begin_again(self) -> None:
+        """The text is written anew; what it cost so far stays."""
+        self.output_bytes = 0
+        self.replays += 1
+
     def add_sweep(self, event: stage_pb2.Event) -> None:
         """Book one sweep: a payload for each message that brought work to a host, and the one with the result."""
         payloads = [p.received_bytes for p in event.passages if p.received_bytes] + [event.ByteSize()]

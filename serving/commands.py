@@ -42,6 +42,9 @@ def register(subparsers: Subparsers) -> None:
     router.add_argument("--max-rate", type=int, default=1000, metavar="R", help="requests started a second (1000)")
     router.add_argument("--hop-timeout-s", type=float, default=5.0, metavar="S", help="wait for a host (5)")
     router.add_argument("--keep-warm-ms", type=int, default=150, metavar="MS", help="pace on idle links, 0 = off (150)")
+    router.add_argument(
+        "--audit", type=float, default=0.0, metavar="SHARE", help="sweeps that replicas compute again, 0 to 1 (0)"
+    )
     router.add_argument("--route", default="ring", metavar="R", help="ring, or to compare: nested, router (ring)")
     router.add_argument("--insecure", action="store_true", help="accept an address that others can reach, unencrypted")
     router.set_defaults(run=run_router_command)
@@ -150,13 +153,24 @@ def run_router_command(options: argparse.Namespace) -> int:
         options.checkpoint or topology.checkpoint,
         options.max_requests,
         options.max_rate,
-        RingSettings(options.hop_timeout_s, keep_warm_s(options.keep_warm_ms), check_route(options.route)),
+        RingSettings(
+            options.hop_timeout_s,
+            keep_warm_s(options.keep_warm_ms),
+            check_route(options.route),
+            _audit_share(options.audit),
+        ),
         options.threads,
         options.insecure,
         options.frontier,
     )
     serve(settings)
     return 0
+
+
+def _audit_share(share: float) -> float:
+    if not 0 <= share <= 1:
+        raise InputError(f"--audit must be 0 (off) to 1 (every sweep), not {share}")
+    return share
 
 
 def run_host(options: argparse.Namespace) -> int:

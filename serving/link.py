@@ -36,6 +36,8 @@ class HostLink:
         self.info: stage_pb2.DescribeResponse | None = None
         self.problem = f"host {entry.name} at {entry.address} was not reached yet"
         """Why no request can use this host; empty when one can."""
+        self.accused = ""
+        """What an audit found against it: it gets no work any more."""
         self.sessions = 0
         """Of this router, under way."""
         self.hop_ms = 0.0
@@ -70,7 +72,9 @@ class HostLink:
         """Refresh `info` and `problem`. Raises Refusal when the host does not answer."""
         info = await self.relay.describe(timeout=self.relay.hop_timeout_s)
         self.info = info
-        if tuple(info.blocks) != self.entry.blocks:
+        if self.accused:
+            self.problem = f"host {self.entry.name} at {self.entry.address} is taken out: {self.accused}"
+        elif tuple(info.blocks) != self.entry.blocks:
             self.problem = (
                 f"host {self.entry.name} at {self.entry.address} holds blocks {list(info.blocks)}, "
                 f"the topology says {list(self.entry.blocks)}"

@@ -21,6 +21,7 @@ from serving.ring import Ring, RingSettings
 from serving.service import RouterService
 from serving.topology import Topology
 from serving.v1 import router_pb2, router_pb2_grpc
+from serving.witness import Witness
 from stages.bundle import find_bundle
 from stages.errors import InputError
 from stages.transport import bind, new_server, stop_on_signals
@@ -54,7 +55,7 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     local = _local_model(settings.checkpoint)
-    ring = Ring(settings.topology.hosts, settings.ring)
+    ring = Ring(settings.topology.hosts, settings.ring, _witness(settings))
     conditions = Conditions(ring.rtts_ms)
     modes = all_modes(ring, local, _guide(settings, local), conditions)
     service = RouterService(
@@ -77,6 +78,10 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     await checks.enter_graceful_shutdown()
     await server.stop(DRAIN_S if service.requests else 0)
     await ring.close()
+
+
+def _witness(settings: RouterSettings) -> Witness | None:
+    return Witness(settings.checkpoint) if settings.checkpoint and settings.ring.audit_share else None
 
 
 def _local_model(checkpoint: Path | None) -> LocalModel | None:

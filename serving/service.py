@@ -14,6 +14,7 @@ from asyncio_throttle.throttler import Throttler
 
 from serving.accounting import Account
 from serving.admission import check_fit, check_mode, check_request
+from serving.again import truthful
 from serving.conditions import Conditions
 from serving.link import HostLink
 from serving.modes import Mode
@@ -111,7 +112,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             await self.ring.usable(self.ring_wait_s)
         check_fit(generation, mode)
         account = Account(secrets.token_hex(8))
-        async with aclosing(mode.generate(generation, account)) as pieces:
+        async with aclosing(truthful(mode, generation, account)) as pieces:
             whole = b""
             async for text in pieces:
                 if request.whole:
