@@ -82,6 +82,9 @@ def register(subparsers: Subparsers) -> None:
     where = up.add_mutually_exclusive_group()
     where.add_argument("--hosts", type=int, metavar="N", help="hosts that share the blocks (3)")
     where.add_argument("--topology", type=Path, metavar="FILE")
+    up.add_argument(
+        "--replicas", type=int, default=1, metavar="N", help="of each host: requests survive the loss of one (1)"
+    )
     up.add_argument("--checkpoint", type=Path, metavar="DIR", help="bundle to serve (default: the shipped weights)")
     up.add_argument(
         "--port", type=int, default=7700, metavar="P", help="the router's; hosts take those after it (7700)"
@@ -255,7 +258,11 @@ def run_up(options: argparse.Namespace) -> int:
     checkpoint = options.checkpoint or (topology.checkpoint if topology else None) or SHIPPED
     parts = plan_host(checkpoint, (0,)).parts
     if topology is None:
-        topology = local_topology(options.hosts or min(3, parts), parts, checkpoint.resolve(), options.port + 1)
+        topology = local_topology(
+            options.hosts or min(3, parts), parts, checkpoint.resolve(), options.port + 1, options.replicas
+        )
+    elif options.replicas != 1:
+        raise InputError("--replicas is for hosts that `up` lays out itself: name replicas in the topology")
     elif topology.blocks != parts:
         raise InputError(f"the topology has {topology.blocks} blocks, the checkpoint {parts}: make them agree")
     with ends_cleanly():
@@ -274,11 +281,16 @@ def run_up(options: argparse.Namespace) -> int:
 
 
 def _watch(deployment: Deployment) -> None:
-    """Return at Ctrl-C, with everything stopped. Raises ServiceError when a process ends by itself."""
+    """Return at Ctrl-C, with everything stopped. A host that ends by itself is started again if others hold its blocks
+    meanwhile; for any other process, raises ServiceError."""
+    replicated = deployment.topology.replicated
     with contextlib.suppress(KeyboardInterrupt):
         print("Ctrl-C stops them.", flush=True)
         while True:
             time.sleep(1)
+            for name in set(deployment.ended()) & replicated:
+                print(f"{name} ended and is started again; see its log", flush=True)
+                deployment.revive(name)
             deployment.check_alive()
     deployment.stop()
 
