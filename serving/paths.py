@@ -50,7 +50,7 @@ def best_path(
     best: dict[tuple[str, str], tuple[float, Path]] = {}
     for link in able:
         own_ms = link.load_ms + (AVOIDED_MS if link.entry.address in avoid else 0.0)
-        ways = [(_half_ms(link), (link,))] if link.entry.is_first else []
+        ways: list[tuple[float, Path]] = [(_half_ms(link), (link,))] if link.entry.is_first else []
         for cost_ms, path in list(best.values()):
             if path[-1].entry.blocks[-1] + 1 == link.entry.blocks[0]:
                 step_ms = _step_ms(path[-1], link, suspects)

@@ -35,6 +35,8 @@ RETRY_S = 0.2
 DESCRIBE_S = 1.0
 WATCH_S = 0.1
 WARM_BYTES = 16 << 10
+FOUND_S = 0.02
+"""How long a look for a way through all hosts holds good: one request asks a dozen times."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,8 @@ class Ring:
         self._tasks: set[asyncio.Task[None]] = set()
         self._weights: Weights = ()
         """What new requests use, while there is a way through hosts that hold it."""
+        self._found: Weights | None = None
+        self._found_until = 0.0
         self._hosts = tuple(hosts)
 
     async def open(self) -> None:
@@ -226,6 +230,11 @@ class Ring:
 
     def _usable_weights(self) -> Weights | None:
         """Weights that there is a way for: those used so far, else those that most hosts hold; None where none."""
+        if time.monotonic() > self._found_until:
+            self._found, self._found_until = self._find_weights(), time.monotonic() + FOUND_S
+        return self._found
+
+    def _find_weights(self) -> Weights | None:
         held = Counter(link.weights for link in self.links if not link.problem)
         for weights in [self._weights, *(weights for weights, _ in held.most_common())]:
             if weights in held and self.choose(weights) is not None:
@@ -268,6 +277,7 @@ class Ring:
                         await link.relay.warm(WARM_BYTES)
                         warmer = asyncio.create_task(link.relay.keep_warm(WARM_BYTES, pause_s))
                     await link.describe()
+                    self._found_until = 0.0
                     if link.problem != before:
                         log.info("%s", link.problem or f"host {link.entry.name} is ready")
                     self.spawn(link.release())
@@ -305,7 +315,7 @@ class Ring:
         problem = reason if reason.startswith(name) else f"{name} is lost ({reason}); see that it runs"
         if not link.problem:
             log.warning("%s", problem)
-        link.problem = problem
+        link.problem, self._found_until = problem, 0.0
         fault = stage_pb2.Fault(code=grpc.StatusCode.UNAVAILABLE.value[0], message=problem, lost=link.entry.address)
         for session, attempt in list(self._attempts.values()):
             if link in attempt.path:
