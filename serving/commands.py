@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from serving.topology import DEFAULT_ROUTER
 from stages.commands import check_positive, keep_warm_s
 from stages.errors import InputError
+from stages.registry.settings import add_registry_flags, registry_settings
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -31,7 +32,8 @@ MODE_NAMES = ("sweep", "chunked", "resample", "verified", "infill", "ar", "ar-sp
 
 def register(subparsers: Subparsers) -> None:
     router = subparsers.add_parser("router", help="run the router of a topology")
-    router.add_argument("--topology", type=Path, required=True, metavar="FILE")
+    router.add_argument("--topology", type=Path, metavar="FILE", help="the hosts; or where they register: --registry")
+    add_registry_flags(router)
     router.add_argument("--listen", metavar="HOST:PORT", help=f"default: the topology's, else {DEFAULT_ROUTER}")
     router.add_argument("--checkpoint", type=Path, metavar="DIR", help="bundle with the local model, for mode `local`")
     router.add_argument(
@@ -136,13 +138,17 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
 
 
 def run_router_command(options: argparse.Namespace) -> int:
+    from serving.discovery import await_topology
     from serving.ring import RingSettings, check_route
     from serving.router import RouterSettings, serve
     from serving.topology import read_topology
 
-    topology = read_topology(options.topology)
     check_positive(options, "threads", "max_requests", "max_rate", "hop_timeout_s")
+    registry = registry_settings(options)
+    if (registry is None) == (options.topology is None):
+        raise InputError("give either --topology FILE, or --registry URL where hosts register")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    topology = await_topology(registry, DEFAULT_ROUTER) if registry else read_topology(options.topology)
     settings = RouterSettings(
         topology,
         options.listen or topology.router,

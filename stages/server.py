@@ -8,6 +8,7 @@ import gc
 import logging
 import time
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -22,6 +23,8 @@ from stages.errors import OnesweepError, ServiceError
 from stages.host import Host, HostSettings
 from stages.parts import HostPlan, Parts, full_state_bytes, load_parts, plan_host
 from stages.refusal import Refusal
+from stages.registry import Registration, Registry
+from stages.registry.base import check_dialled
 from stages.relay import WARM_TIMEOUT_S, Relay
 from stages.scoring import branch_pieces
 from stages.service import StageService
@@ -52,6 +55,9 @@ class StageSettings:
     host: HostSettings
     threads: int | None = None
     insecure: bool = False
+    registry: Registry | None = None
+    advertise: str | None = None
+    """What others dial, where that is not what it listens on: for the registry."""
 
 
 class StageServer:
@@ -64,12 +70,18 @@ class StageServer:
         self.backend = backend_named(settings.host.backend)
         if settings.next is not None:
             parse_address(settings.next, "next address")
+        if settings.advertise is not None:
+            check_dialled(settings.advertise, "--advertise")
+        elif settings.registry is not None:
+            self._registration(port=1)
         self.failure: OnesweepError | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, or until the weights turn out to be unusable (OnesweepError)."""
         if self.settings.threads:
             torch.set_num_threads(self.settings.threads)
+        if self.settings.registry is not None:
+            await self.settings.registry.check()
         relay = self._relay()
         host = Host(self.plan, self.settings.host, relay)
         service = StageService(host)
@@ -86,19 +98,31 @@ class StageServer:
         tasks = [
             asyncio.create_task(job) for job in (self._become_ready(host, service, checks, stop), _housekeeping(host))
         ]
+        members = []
+        if self.settings.registry is not None:
+            members.append(asyncio.create_task(self.settings.registry.register(self._registration(port))))
         await stop.wait()
         host.stopping = True
+        for member in members:
+            member.cancel()
         await checks.enter_graceful_shutdown()
         await _drained(host)
         await server.stop(grace=0)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, *members, return_exceptions=True)
         host.close()
         if relay is not None:
             await relay.close()
         if self.failure:
             raise self.failure
+
+    def _registration(self, port: int) -> Registration:
+        """What this host says of itself. Raises InputError for an address that nobody can dial."""
+        address = self.settings.advertise or f"{self.settings.listen.rpartition(':')[0]}:{port}"
+        digests = {kind: source.digest for kind, source in self.plan.models.items()}
+        host = self.settings.host
+        return Registration(host.name, address, self.plan.blocks, digests, host.backend, version("onesweep"))
 
     def _relay(self) -> Relay | None:
         if self.settings.next is None:

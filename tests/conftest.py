@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
+import socket
+import subprocess
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -203,3 +206,106 @@ def local_ring() -> Callable[..., Any]:
                 yield client
 
     return ring
+
+
+# A real etcd
+
+
+class Etcd:
+    """An etcd process on loopback, in a directory of its own."""
+
+    def __init__(self, directory: Path, options: tuple[str, ...] = (), scheme: str = "http") -> None:
+        self.directory, self.options, self.scheme = directory, options, scheme
+        self.port = free_port_block(2)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"etcd://127.0.0.1:{self.port}/onesweep/test"
+
+    def start(self) -> None:
+        """Returns when it takes connections."""
+        client, peer = (f"{self.scheme}://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.port + 1}")
+        self.directory.mkdir(exist_ok=True)
+        command = [
+            *("etcd", "--data-dir", str(self.directory / "data"), "--unsafe-no-fsync"),
+            *("--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer),
+            *("--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}", *self.options),
+        ]
+        with (self.directory / "log").open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        until(self.answers)
+
+    def answers(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, (self.directory / "log").read_text()
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def kill(self, forget: bool = False) -> None:
+        """End it at once; `forget`: with all that it knew."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(10)
+            self.process = None
+        if forget:
+            shutil.rmtree(self.directory / "data")
+
+
+@pytest.fixture
+def etcd_with(tmp_path: Path) -> Iterator[Callable[..., Etcd]]:
+    """`etcd_with(*options)`: a running etcd."""
+    if shutil.which("etcd") is None:
+        pytest.skip("etcd is not installed (Debian: etcd-server)")
+    opened: list[Etcd] = []
+
+    def start(*options: str, scheme: str = "http") -> Etcd:
+        opened.append(Etcd(tmp_path / f"etcd-{len(opened)}", options, scheme))
+        opened[-1].start()
+        return opened[-1]
+
+    yield start
+    for etcd in opened:
+        etcd.kill()
+
+
+@pytest.fixture
+def etcd(etcd_with: Callable[..., Etcd]) -> Etcd:
+    return etcd_with()
+
+
+@pytest.fixture
+def unused_port() -> int:
+    """A loopback port where nobody listens."""
+    return free_port_block(1)
+
+
+@pytest.fixture(scope="session")
+def eventually() -> Callable[..., Any]:
+    """`await eventually(condition)`: until it holds."""
+
+    async def wait(condition: Callable[[], Any], within_s: float = 20.0) -> None:
+        async with asyncio.timeout(within_s):
+            while not condition():
+                await asyncio.sleep(POLL_S)
+
+    return wait
+
+
+@pytest.fixture(scope="session")
+def jobs() -> Callable[..., Any]:
+    """`async with jobs(coroutine, ...) as tasks`: for the length of the block."""
+
+    @contextlib.asynccontextmanager
+    async def running(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[list[asyncio.Task[None]]]:
+        tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+        try:
+            yield tasks
+            for task in tasks:
+                assert not task.done() or task.cancelled(), task.exception()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    return running
