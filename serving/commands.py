@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serving.topology import DEFAULT_ROUTER
-from stages.commands import check_positive, keep_warm_s
+from stages.commands import add_health_flag, check_positive, keep_warm_s
 from stages.errors import InputError
 from stages.registry.settings import add_registry_flags, registry_settings
 
@@ -46,6 +46,7 @@ def register(subparsers: Subparsers) -> None:
     router.add_argument("--keep-warm-ms", type=int, default=150, metavar="MS", help="pace on idle links, 0 = off (150)")
     router.add_argument("--route", default="ring", metavar="R", help="ring, or to compare: nested, router (ring)")
     router.add_argument("--insecure", action="store_true", help="accept an address that others can reach, unencrypted")
+    add_health_flag(router)
     router.set_defaults(run=run_router_command)
 
     host = subparsers.add_parser("host", help="run one host of a topology on this machine")
@@ -55,6 +56,7 @@ def register(subparsers: Subparsers) -> None:
     host.add_argument("--threads", type=int, metavar="N", help="processor threads (default: all cores)")
     host.add_argument("--backend", metavar="B", help="what computes: torch, onnxruntime (torch)")
     host.add_argument("--insecure", action="store_true", help="accept an address that others can reach, unencrypted")
+    add_health_flag(host)
     host.set_defaults(run=run_host)
 
     generate = subparsers.add_parser("generate", help="generate text")
@@ -159,6 +161,7 @@ def run_router_command(options: argparse.Namespace) -> int:
         options.threads,
         options.insecure,
         options.frontier,
+        options.health,
     )
     serve(settings)
     return 0
@@ -187,6 +190,7 @@ def run_host(options: argparse.Namespace) -> int:
             HostSettings(host.name, options.backend or DEFAULT_BACKEND),
             options.threads,
             insecure=options.insecure,
+            health=options.health,
         )
     )
     return 0

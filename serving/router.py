@@ -24,6 +24,7 @@ from serving.v1 import router_pb2, router_pb2_grpc
 from stages.bundle import find_bundle
 from stages.errors import InputError
 from stages.transport import bind, new_server, stop_on_signals
+from stages.vitals import serve_vitals
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,8 @@ class RouterSettings:
     insecure: bool = False
     frontier: Path | None = None
     """What mode `auto` chooses from; None = the bundle's, if it has one."""
+    health: str | None = None
+    """Where probes without a certificate ask."""
 
 
 async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
@@ -68,6 +71,7 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     port = bind(server, settings.listen, settings.insecure)
     await checks.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
     await checks.set("", health_pb2.HealthCheckResponse.SERVING)
+    vitals = await serve_vitals(checks, settings.health)
     await server.start()
     await ring.open()
     log.info("router: live on port %d", port)
@@ -76,6 +80,7 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     reporter.cancel()
     await checks.enter_graceful_shutdown()
     await server.stop(DRAIN_S if service.requests else 0)
+    await vitals.stop(grace=0)
     await ring.close()
 
 

@@ -41,6 +41,7 @@ def register(subparsers: Subparsers) -> None:
     stage.add_argument("--insecure", action="store_true", help="accept an address that others can reach, unencrypted")
     add_registry_flags(stage)
     stage.add_argument("--advertise", metavar="HOST:PORT", help="what others dial, for the registry (--listen)")
+    add_health_flag(stage)
     stage.set_defaults(run=run_stage)
 
     inspect = subparsers.add_parser("inspect", help="print what is in a checkpoint or bundle")
@@ -85,6 +86,7 @@ def run_stage(options: argparse.Namespace) -> int:
             options.insecure,
             open_registry(registry) if registry else None,
             options.advertise,
+            options.health,
         )
     )
     return 0
@@ -98,6 +100,10 @@ def run_inspect(options: argparse.Namespace) -> int:
     for check in checks:
         print(check, file=sys.stderr if options.json else sys.stdout)
     return 0 if all(check.ok for check in checks) else 1
+
+
+def add_health_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--health", metavar="HOST:PORT", help="answer health checks there too, in plain text")
 
 
 def check_positive(options: argparse.Namespace, *names: str) -> None:

@@ -32,6 +32,7 @@ from stages.sessions import KINDS
 from stages.sweep import clean_pieces
 from stages.transport import bind, new_server, parse_address, stop_on_signals
 from stages.v1 import stage_pb2, stage_pb2_grpc
+from stages.vitals import serve_vitals
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,8 @@ class StageSettings:
     registry: Registry | None = None
     advertise: str | None = None
     """What others dial, where that is not what it listens on: for the registry."""
+    health: str | None = None
+    """Where probes without a certificate ask."""
 
 
 class StageServer:
@@ -93,6 +96,7 @@ class StageServer:
         port = bind(server, self.settings.listen, self.settings.insecure)
         await checks.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
         await checks.set("", health_pb2.HealthCheckResponse.SERVING)
+        vitals = await serve_vitals(checks, self.settings.health)
         await server.start()
         log.info("%s: live on port %d", host.settings.name, port)
         tasks = [
@@ -107,7 +111,7 @@ class StageServer:
             member.cancel()
         await checks.enter_graceful_shutdown()
         await _drained(host)
-        await server.stop(grace=0)
+        await asyncio.gather(server.stop(grace=0), vitals.stop(grace=0))
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, *members, return_exceptions=True)
