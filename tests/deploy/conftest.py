@@ -28,7 +28,7 @@ def of_systemd() -> Iterator[tuple[str, list[str]]]:
         name = environments.get(path.stem, path.stem.removeprefix("onesweep-"))
         lines = (DEPLOY / "systemd" / f"{name}.env").read_text().splitlines()
         settings = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
-        (command,) = re.findall(r"^ExecStart=(.*(?:\\\n.*)*)", path.read_text(), re.MULTILINE)
+        (command,) = re.findall(r"^ExecStart=((?:.*\\\n)*.*)", path.read_text(), re.MULTILINE)
         for key, value in settings.items():
             command = command.replace(f"${{{key}}}", value).replace(f"${key}", value.strip('"'))
         assert "$" not in command, f"{path.name} uses what {name}.env does not set: {command}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,14 @@ from serving.cli import build_parser
 Commands = list[tuple[str, list[str]]]
 
 
+@cache
+def whole_parser() -> argparse.ArgumentParser:
+    return build_parser()
+
+
 def parser_of(words: list[str]) -> tuple[argparse.ArgumentParser, list[str]]:
     """The parser of a command and of its action, and the words that are left for it. Raises KeyError."""
-    parser = build_parser()
+    parser = whole_parser()
     while actions := [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]:
         parser, words = actions[0].choices[words[0]], words[1:]
     return parser, words
@@ -44,7 +50,7 @@ def test_every_command_is_complete(commands: Commands, capsys: pytest.CaptureFix
         if missing(words):
             continue  # the test above says so
         try:
-            build_parser().parse_args(words)
+            whole_parser().parse_args(words)
         except SystemExit:
             broken.append(f"{where}: {capsys.readouterr().err.splitlines()[-1]}")
     assert not broken, "\n".join(broken)
