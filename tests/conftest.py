@@ -9,6 +9,7 @@ import socket
 import subprocess
 import threading
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -252,26 +253,35 @@ class Etcd:
             shutil.rmtree(self.directory / "data")
 
 
-@pytest.fixture
-def etcd_with(tmp_path: Path) -> Iterator[Callable[..., Etcd]]:
-    """`etcd_with(*options)`: a running etcd."""
+@contextlib.contextmanager
+def open_etcd(directory: Path, *options: str, scheme: str = "http") -> Iterator[Etcd]:
     if shutil.which("etcd") is None:
         pytest.skip("etcd is not installed (Debian: etcd-server)")
-    opened: list[Etcd] = []
-
-    def start(*options: str, scheme: str = "http") -> Etcd:
-        opened.append(Etcd(tmp_path / f"etcd-{len(opened)}", options, scheme))
-        opened[-1].start()
-        return opened[-1]
-
-    yield start
-    for etcd in opened:
+    etcd = Etcd(directory, options, scheme)
+    try:
+        etcd.start()
+        yield etcd
+    finally:
         etcd.kill()
 
 
 @pytest.fixture
-def etcd(etcd_with: Callable[..., Etcd]) -> Etcd:
-    return etcd_with()
+def etcd_with(tmp_path: Path) -> Callable[..., Any]:
+    """`with etcd_with(*options) as etcd`: one of the test's own."""
+    return lambda *options, **how: open_etcd(tmp_path / "etcd", *options, **how)
+
+
+@pytest.fixture(scope="session")
+def common_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    """Not to be harmed."""
+    with open_etcd(tmp_path_factory.mktemp("etcd") / "common") as etcd:
+        yield etcd
+
+
+@pytest.fixture
+def registry_url(common_etcd: Etcd) -> str:
+    """With a prefix of this test's own."""
+    return f"{common_etcd.url}/{uuid.uuid4().hex}"
 
 
 @pytest.fixture

@@ -24,17 +24,17 @@ Jobs = Callable[..., Any]
 PARIS, TOKYO = (Registration(name, f"127.0.0.1:{7701 + i}", (i,)) for i, name in enumerate(("paris", "tokyo")))
 
 
-def settings_of(etcd: Any) -> RegistrySettings:
-    return RegistrySettings(*parse_url(etcd.url))
+def settings_of(url: str) -> RegistrySettings:
+    return RegistrySettings(*parse_url(url))
 
 
 def test_entries_are_those_of_a_topology() -> None:
     assert entries_of([PARIS]) == [HostEntry("paris", "127.0.0.1:7701", (0,), "127.0.0.1:7701")]
 
 
-def test_a_ring_is_told_of_changes(etcd: Any, eventually: Eventually, jobs: Jobs) -> None:
+def test_a_ring_is_told_of_changes(registry_url: str, eventually: Eventually, jobs: Jobs) -> None:
     """And keeps its hosts where the new ones make no ring."""
-    registry, told = open_registry(settings_of(etcd)), []
+    registry, told = open_registry(settings_of(registry_url)), []
 
     def set_hosts(entries: Sequence[HostEntry]) -> None:
         names = [entry.name for entry in entries]
@@ -52,10 +52,10 @@ def test_a_ring_is_told_of_changes(etcd: Any, eventually: Eventually, jobs: Jobs
 
 
 def test_a_router_waits_for_a_whole_ring(
-    etcd: Any, eventually: Eventually, jobs: Jobs, caplog: pytest.LogCaptureFixture
+    registry_url: str, eventually: Eventually, jobs: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    registry = open_registry(settings_of(etcd))
+    registry = open_registry(settings_of(registry_url))
 
     async def scene() -> Any:
         waiting = asyncio.create_task(asyncio.to_thread(await_topology, registry.settings, "127.0.0.1:7700"))

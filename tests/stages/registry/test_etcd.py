@@ -70,8 +70,15 @@ def recorder() -> Recorder:
 
 
 @pytest.fixture
-def registry(etcd: Any) -> EtcdRegistry:
-    return EtcdRegistry(settings_of(etcd.url), LEASE_S)
+def registry(registry_url: str) -> EtcdRegistry:
+    return EtcdRegistry(settings_of(registry_url), LEASE_S)
+
+
+@pytest.fixture
+def own_etcd(etcd_with: Callable[..., Any]) -> Iterator[Any]:
+    """One that may be harmed."""
+    with etcd_with() as etcd:
+        yield etcd
 
 
 def test_hosts_come_and_go(registry: EtcdRegistry, recorder: Recorder, eventually: Eventually, jobs: Jobs) -> None:
@@ -93,11 +100,11 @@ def test_hosts_come_and_go(registry: EtcdRegistry, recorder: Recorder, eventuall
 
 
 def test_a_host_that_is_killed_disappears(
-    etcd: Any, registry: EtcdRegistry, recorder: Recorder, eventually: Eventually, jobs: Jobs
+    registry: EtcdRegistry, recorder: Recorder, eventually: Eventually, jobs: Jobs
 ) -> None:
     async def scene() -> None:
         async with jobs(recorder.follow(registry), registry.register(host("paris"))):
-            victim = subprocess.Popen([sys.executable, "-c", REGISTER, etcd.url])
+            victim = subprocess.Popen([sys.executable, "-c", REGISTER, registry.settings.url])
             try:
                 await eventually(recorder.last("paris", "victim"))
             finally:
@@ -139,14 +146,14 @@ def test_of_two_hosts_with_one_name_the_first_says_so(
 
 
 def test_etcd_goes_and_comes_back(
-    etcd: Any,
-    registry: EtcdRegistry,
+    own_etcd: Any,
     recorder: Recorder,
     eventually: Eventually,
     jobs: Jobs,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
+    registry = EtcdRegistry(settings_of(own_etcd.url), LEASE_S)
 
     def said(words: str) -> int:
         return sum(words in record.getMessage() for record in caplog.records)
@@ -154,10 +161,10 @@ def test_etcd_goes_and_comes_back(
     async def scene() -> None:
         async with jobs(recorder.follow(registry), registry.register(host("paris"))):
             await eventually(recorder.last("paris"))
-            etcd.kill()
+            own_etcd.kill()
             await eventually(lambda: said("is down") == 2)
-            etcd.start()
-            await eventually(lambda: said(f"{etcd.url} is back") == 2)
+            own_etcd.start()
+            await eventually(lambda: said(f"{own_etcd.url} is back") == 2)
             async with jobs(registry.register(host("tokyo", 7702))):
                 await eventually(recorder.last("paris", "tokyo"))
 
@@ -167,8 +174,7 @@ def test_etcd_goes_and_comes_back(
 
 
 def test_an_etcd_that_forgot_everything_is_told_again(
-    etcd: Any,
-    registry: EtcdRegistry,
+    own_etcd: Any,
     recorder: Recorder,
     eventually: Eventually,
     jobs: Jobs,
@@ -176,14 +182,15 @@ def test_an_etcd_that_forgot_everything_is_told_again(
 ) -> None:
     """And who follows does not lose the hosts meanwhile."""
     caplog.set_level(logging.INFO)
-    back = f"registry {etcd.url} is back"
+    registry = EtcdRegistry(settings_of(own_etcd.url), LEASE_S)
+    back = f"registry {own_etcd.url} is back"
 
     async def scene() -> None:
         async with jobs(recorder.follow(registry), registry.register(host("paris"))):
             await eventually(recorder.last("paris"))
-            etcd.kill(forget=True)
+            own_etcd.kill(forget=True)
             await eventually(lambda: any("the hosts stay" in message for message in caplog.messages))
-            etcd.start()
+            own_etcd.start()
             await eventually(lambda: Gateway(registry.settings).holder("paris"))
             await eventually(lambda: back in caplog.messages)
             async with jobs(registry.register(host("tokyo", 7702))):
@@ -249,9 +256,11 @@ def test_next_hosts_are_told(registry: EtcdRegistry, eventually: Eventually, job
 
 
 def test_another_member_is_asked_when_one_is_down(
-    etcd: Any, unused_port: int, eventually: Eventually, jobs: Jobs
+    common_etcd: Any, unused_port: int, eventually: Eventually, jobs: Jobs
 ) -> None:
-    registry = EtcdRegistry(settings_of(f"etcd://127.0.0.1:{unused_port},127.0.0.1:{etcd.port}/onesweep"), LEASE_S)
+    registry = EtcdRegistry(
+        settings_of(f"etcd://127.0.0.1:{unused_port},127.0.0.1:{common_etcd.port}/members"), LEASE_S
+    )
     recorder = Recorder()
 
     async def scene() -> None:
@@ -262,8 +271,8 @@ def test_another_member_is_asked_when_one_is_down(
     asyncio.run(scene())
 
 
-def test_a_prefix_keeps_deployments_apart(etcd: Any, eventually: Eventually, jobs: Jobs) -> None:
-    one, two = (EtcdRegistry(settings_of(f"{etcd.url}{end}"), LEASE_S) for end in ("", "2"))
+def test_a_prefix_keeps_deployments_apart(registry_url: str, eventually: Eventually, jobs: Jobs) -> None:
+    one, two = (EtcdRegistry(settings_of(f"{registry_url}{end}"), LEASE_S) for end in ("", "2"))
     recorder = Recorder()
 
     async def scene() -> None:

@@ -99,14 +99,14 @@ def test_without_etcd_a_host_does_not_start(refused: Callable[..., tuple[int, st
     assert f"no registry answers at etcd://127.0.0.1:{unused_port}/onesweep" in err
 
 
-def test_a_stage_server_registers_itself_and_leaves(bundles: Path, etcd: Any, until: Until) -> None:
+def test_a_stage_server_registers_itself_and_leaves(bundles: Path, registry_url: str, until: Until) -> None:
     pytest.importorskip("etcd3gw", reason="etcd3gw is not installed")
     from stages.registry.entry import read_entry
     from stages.registry.gateway import Gateway
 
-    gateway = Gateway(RegistrySettings(*parse_url(etcd.url)))
+    gateway = Gateway(RegistrySettings(*parse_url(registry_url)))
     arguments = ("stage", "--checkpoint", bundles / "own", "--blocks", "1,2", "--listen", "127.0.0.1:0")
-    more = ("--name", "tokyo", "--threads", "1", "--registry", etcd.url)
+    more = ("--name", "tokyo", "--threads", "1", "--registry", registry_url)
     command = [sys.executable, "-P", "-m", "serving.cli", *map(str, arguments + more)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as stage:
         try:
