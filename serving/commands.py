@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serving.topology import DEFAULT_ROUTER
-from stages.commands import check_positive, keep_warm_s
+from stages.commands import add_health_flag, check_positive, keep_warm_s
 from stages.errors import InputError
+from stages.registry.settings import add_registry_flags, registry_settings
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -31,7 +32,8 @@ MODE_NAMES = ("sweep", "chunked", "resample", "verified", "infill", "ar", "ar-sp
 
 def register(subparsers: Subparsers) -> None:
     router = subparsers.add_parser("router", help="run the router of a topology")
-    router.add_argument("--topology", type=Path, required=True, metavar="FILE")
+    router.add_argument("--topology", type=Path, metavar="FILE", help="the hosts; or where they register: --registry")
+    add_registry_flags(router)
     router.add_argument("--listen", metavar="HOST:PORT", help=f"default: the topology's, else {DEFAULT_ROUTER}")
     router.add_argument("--checkpoint", type=Path, metavar="DIR", help="bundle with the local model, for mode `local`")
     router.add_argument(
@@ -47,6 +49,7 @@ def register(subparsers: Subparsers) -> None:
     )
     router.add_argument("--route", default="ring", metavar="R", help="ring, or to compare: nested, router (ring)")
     router.add_argument("--insecure", action="store_true", help="accept an address that others can reach, unencrypted")
+    add_health_flag(router)
     router.set_defaults(run=run_router_command)
 
     host = subparsers.add_parser("host", help="run one host of a topology on this machine")
@@ -56,6 +59,7 @@ def register(subparsers: Subparsers) -> None:
     host.add_argument("--threads", type=int, metavar="N", help="processor threads (default: all cores)")
     host.add_argument("--backend", metavar="B", help="what computes: torch, onnxruntime (torch)")
     host.add_argument("--insecure", action="store_true", help="accept an address that others can reach, unencrypted")
+    add_health_flag(host)
     host.set_defaults(run=run_host)
 
     generate = subparsers.add_parser("generate", help="generate text")
@@ -142,14 +146,18 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
 
 
 def run_router_command(options: argparse.Namespace) -> int:
+    from serving.discovery import await_topology
     from serving.ring import RingSettings
     from serving.router import RouterSettings, serve
     from serving.routes import check_route
     from serving.topology import read_topology
 
-    topology = read_topology(options.topology)
     check_positive(options, "threads", "max_requests", "max_rate", "hop_timeout_s")
+    registry = registry_settings(options)
+    if (registry is None) == (options.topology is None):
+        raise InputError("give either --topology FILE, or --registry URL where hosts register")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    topology = await_topology(registry, DEFAULT_ROUTER) if registry else read_topology(options.topology)
     settings = RouterSettings(
         topology,
         options.listen or topology.router,
@@ -165,6 +173,8 @@ def run_router_command(options: argparse.Namespace) -> int:
         options.threads,
         options.insecure,
         options.frontier,
+        options.health,
+        registry,
     )
     serve(settings)
     return 0
@@ -199,6 +209,7 @@ def run_host(options: argparse.Namespace) -> int:
             HostSettings(host.name, options.backend or DEFAULT_BACKEND),
             options.threads,
             insecure=options.insecure,
+            health=options.health,
         )
     )
     return 0

@@ -51,6 +51,11 @@ class HostLink:
         return tuple(getattr(self.info, kind).digest for kind in KINDS) if self.info else ()
 
     @property
+    def parts(self) -> int:
+        """Blocks of a whole model, as the host says; 0 while that is not known."""
+        return max((getattr(self.info, kind).parts for kind in KINDS), default=0) if self.info else 0
+
+    @property
     def load_ms(self) -> float:
         """What a hop may have to wait for here."""
         return self.sessions * self.hop_ms

@@ -30,11 +30,6 @@ class Suspects:
         return self._until.get(pair, 0.0) > time.monotonic()
 
 
-def parts_of(links: Sequence[HostLink]) -> int:
-    """Blocks of a whole model."""
-    return max(link.entry.blocks[-1] for link in links) + 1
-
-
 def best_path(
     links: Sequence[HostLink], weights: Weights, suspects: Suspects, avoid: Collection[str] = ()
 ) -> Path | None:
@@ -42,7 +37,6 @@ def best_path(
 
     :param avoid: addresses of hosts to go round if that can be.
     """
-    parts = parts_of(links)
     able = sorted(
         (link for link in links if not link.problem and link.weights == weights), key=lambda link: link.entry.blocks[0]
     )
@@ -62,7 +56,7 @@ def best_path(
                 best[ends] = (cost_ms + own_ms, path)
     whole = []
     for cost_ms, path in best.values():
-        if path[-1].entry.blocks[-1] + 1 == parts:
+        if path[-1].entry.blocks[-1] + 1 == path[-1].parts:
             # an AR step goes from the last host to the first
             back_ms = _step_ms(path[-1], path[0], suspects) if len(path) > 1 else 0.0
             if back_ms is not None:

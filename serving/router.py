@@ -13,6 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from serving.conditions import Conditions
+from serving.discovery import follow_hosts
 from serving.frontier import FRONTIER_NAME, read_frontier
 from serving.local import LocalModel
 from serving.modes import all_modes
@@ -24,7 +25,9 @@ from serving.v1 import router_pb2, router_pb2_grpc
 from serving.witness import Witness
 from stages.bundle import find_bundle
 from stages.errors import InputError
+from stages.registry import RegistrySettings, open_registry
 from stages.transport import bind, new_server, stop_on_signals
+from stages.vitals import serve_vitals
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +51,10 @@ class RouterSettings:
     insecure: bool = False
     frontier: Path | None = None
     """What mode `auto` chooses from; None = the bundle's, if it has one."""
+    health: str | None = None
+    """Where probes without a certificate ask."""
+    registry: RegistrySettings | None = None
+    """Where hosts register; None = they are those of the topology."""
 
 
 async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
@@ -69,14 +76,20 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     port = bind(server, settings.listen, settings.insecure)
     await checks.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
     await checks.set("", health_pb2.HealthCheckResponse.SERVING)
+    vitals = await serve_vitals(checks, settings.health)
     await server.start()
     await ring.open()
+    if settings.registry is not None:
+        ring.spawn(
+            follow_hosts(open_registry(settings.registry), lambda hosts: ring.set_hosts(Topology(tuple(hosts)).hosts))
+        )
     log.info("router: live on port %d", port)
     reporter = asyncio.create_task(_report_health(ring, checks))
     await stop.wait()
     reporter.cancel()
     await checks.enter_graceful_shutdown()
     await server.stop(DRAIN_S if service.requests else 0)
+    await vitals.stop(grace=0)
     await ring.close()
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stages.errors import InputError
+from stages.registry import open_registry
+from stages.registry.settings import add_registry_flags, registry_settings
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -41,6 +43,9 @@ def register(subparsers: Subparsers) -> None:
     stage.add_argument("--keep-warm-ms", type=int, default=150, metavar="MS", help="pace on idle links, 0 = off (150)")
     stage.add_argument("--hop-timeout-s", type=float, default=5.0, metavar="S", help="wait for the next host (5)")
     stage.add_argument("--insecure", action="store_true", help="accept an address that others can reach, unencrypted")
+    add_registry_flags(stage)
+    stage.add_argument("--advertise", metavar="HOST:PORT", help="what others dial, for the registry (--listen)")
+    add_health_flag(stage)
     stage.set_defaults(run=run_stage)
 
     inspect = subparsers.add_parser("inspect", help="print what is in a checkpoint or bundle")
@@ -57,6 +62,11 @@ def run_stage(options: argparse.Namespace) -> int:
 
     blocks = parse_blocks(options.blocks)
     check_positive(options, "threads", "session_mb", "lease_s", "queue", "batch", "hop_timeout_s")
+    registry = registry_settings(options)
+    if registry is not None and options.next is not None:
+        raise InputError("--next and --registry both say who comes next: give one of them")
+    if registry is None and options.advertise is not None:
+        raise InputError("--advertise says what a registry hands out: name one with --registry")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     name = options.name or "-".join(["stage", *sorted({str(blocks[0]), str(blocks[-1])})])
     host = HostSettings(
@@ -78,6 +88,9 @@ def run_stage(options: argparse.Namespace) -> int:
             host,
             options.threads,
             options.insecure,
+            open_registry(registry) if registry else None,
+            options.advertise,
+            options.health,
         )
     )
     return 0
@@ -91,6 +104,10 @@ def run_inspect(options: argparse.Namespace) -> int:
     for check in checks:
         print(check, file=sys.stderr if options.json else sys.stdout)
     return 0 if all(check.ok for check in checks) else 1
+
+
+def add_health_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--health", metavar="HOST:PORT", help="answer health checks there too, in plain text")
 
 
 def check_positive(options: argparse.Namespace, *names: str) -> None:

@@ -8,6 +8,7 @@ import gc
 import logging
 import time
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -22,12 +23,16 @@ from stages.errors import OnesweepError, ServiceError
 from stages.host import Host, HostSettings
 from stages.links import Links
 from stages.parts import HostPlan, Parts, full_state_bytes, load_parts, plan_host
+from stages.registry import Registration, Registry
+from stages.registry.base import check_dialled
+from stages.registry.successors import follow_successors
 from stages.scoring import branch_pieces
 from stages.service import StageService
 from stages.sessions import KINDS
 from stages.sweep import clean_pieces
 from stages.transport import bind, new_server, parse_address, stop_on_signals
 from stages.v1 import stage_pb2, stage_pb2_grpc
+from stages.vitals import serve_vitals
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +57,11 @@ class StageSettings:
     host: HostSettings
     threads: int | None = None
     insecure: bool = False
+    registry: Registry | None = None
+    advertise: str | None = None
+    """What others dial, where that is not what it listens on: for the registry."""
+    health: str | None = None
+    """Where probes without a certificate ask."""
 
 
 class StageServer:
@@ -64,12 +74,18 @@ class StageServer:
         self.backend = backend_named(settings.host.backend)
         for address in settings.next:
             parse_address(address, "next address")
+        if settings.advertise is not None:
+            check_dialled(settings.advertise, "--advertise")
+        elif settings.registry is not None:
+            self._registration(port=1)
         self.failure: OnesweepError | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, or until the weights turn out to be unusable (OnesweepError)."""
         if self.settings.threads:
             torch.set_num_threads(self.settings.threads)
+        if self.settings.registry is not None:
+            await self.settings.registry.check()
         links = self._links()
         host = Host(self.plan, self.settings.host, links)
         service = StageService(host)
@@ -81,23 +97,40 @@ class StageServer:
         port = bind(server, self.settings.listen, self.settings.insecure)
         await checks.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
         await checks.set("", health_pb2.HealthCheckResponse.SERVING)
+        vitals = await serve_vitals(checks, self.settings.health)
         await server.start()
         log.info("%s: live on port %d", host.settings.name, port)
         tasks = [
             asyncio.create_task(job) for job in (self._become_ready(host, service, checks, stop), _housekeeping(host))
         ]
+        members = []
+        if (registry := self.settings.registry) is not None:
+            own = self._registration(port)
+            follow = follow_successors(registry, own, self.plan.parts, links.set_addresses)
+            members += [asyncio.create_task(job) for job in (registry.register(own), follow)]
+        else:
+            links.set_addresses(self.settings.next)
         await stop.wait()
         host.stopping = True
+        for member in members:
+            member.cancel()
         await checks.enter_graceful_shutdown()
         await _drained(host)
-        await server.stop(grace=0)
+        await asyncio.gather(server.stop(grace=0), vitals.stop(grace=0))
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, *members, return_exceptions=True)
         host.close()
         await links.close()
         if self.failure:
             raise self.failure
+
+    def _registration(self, port: int) -> Registration:
+        """What this host says of itself. Raises InputError for an address that nobody can dial."""
+        address = self.settings.advertise or f"{self.settings.listen.rpartition(':')[0]}:{port}"
+        digests = {kind: source.digest for kind, source in self.plan.models.items()}
+        host = self.settings.host
+        return Registration(host.name, address, self.plan.blocks, digests, host.backend, version("onesweep"))
 
     def _links(self) -> Links:
         settings = self.settings.host
@@ -126,7 +159,6 @@ class StageServer:
             return
         host.parts = parts
         worker = asyncio.create_task(host.work())
-        host.links.set_addresses(self.settings.next)
         try:
             while True:
                 reason = self._link_problem(host.links)
@@ -143,6 +175,8 @@ class StageServer:
         """Why no next hop can be made; empty when one can."""
         if links.relays or (self.plan.is_first and self.plan.is_last):
             return links.problem
+        if self.settings.registry is not None:
+            return "no host that comes next is registered yet"
         return "no next host: give --next (the last host's is the first host)"
 
 

@@ -20,14 +20,14 @@ class Relay:
     least_rtt_ms: float | None = None
 
 
-def make(name: str, blocks: tuple[int, ...], rtt_ms: float = 10.0, **links: float | str) -> HostLink:
+def make(name: str, blocks: tuple[int, ...], rtt_ms: float = 10.0, parts: int = 2, **links: float | str) -> HostLink:
     """A host as described. links: round trip to another one, or why it cannot be used."""
     link = HostLink.__new__(HostLink)
     link.entry, link.problem, link.sessions, link.hop_ms = HostEntry(name, name, blocks, name), "", 0, 5.0
     link.relay = Relay()  # type: ignore[assignment]
     link.relay.least_rtt_ms = rtt_ms  # type: ignore[misc]
     link.info = stage_pb2.DescribeResponse(
-        chain=stage_pb2.ModelInfo(digest="c"),
+        chain=stage_pb2.ModelInfo(digest="c", parts=parts),
         ar=stage_pb2.ModelInfo(digest="a"),
         links=[
             stage_pb2.LinkInfo(address=to, problem=x)
@@ -105,7 +105,8 @@ def test_one_host_can_be_a_whole_path() -> None:
 
 
 def test_a_way_that_ends_too_early_is_none() -> None:
-    assert names([make("a", (0,), x=1.0), make("z", (2,), a=1.0)]) is None
+    assert names([make("a", (0,), x=1.0, parts=3), make("x", (1,), a=1.0, parts=3)]) is None
+    assert names([make("a", (0,), z=1.0, parts=3), make("z", (2,), a=1.0, parts=3)]) is None
 
 
 @given(st.lists(st.integers(1, 100), min_size=12, max_size=12), st.sets(st.integers(0, 5)))
@@ -114,7 +115,8 @@ def test_the_cheapest_of_all_ways_is_found(rtts_ms: list[int], lost: set[int]) -
     pairs = [(i, j) for i in range(6) for j in range(6) if j // 2 == (i // 2 + 1) % 3]
     rtt_ms = dict(zip(pairs, rtts_ms, strict=True))
     links = [
-        make(f"h{i}", (i // 2,), **{f"h{b}": float(ms) for (a, b), ms in rtt_ms.items() if a == i}) for i in range(6)
+        make(f"h{i}", (i // 2,), parts=3, **{f"h{b}": float(ms) for (a, b), ms in rtt_ms.items() if a == i})
+        for i in range(6)
     ]
     for i in lost:
         links[i].problem = "lost"
