@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import logging
 import sys
 import time
 from pathlib import Path
@@ -14,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from serving.topology import DEFAULT_ROUTER
 from stages.commands import check_positive, keep_warm_s
 from stages.errors import InputError
+from stages.log import start_log
+from stages.seeing import add_seeing, seeing_of
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -44,6 +45,7 @@ def register(subparsers: Subparsers) -> None:
     router.add_argument("--keep-warm-ms", type=int, default=150, metavar="MS", help="pace on idle links, 0 = off (150)")
     router.add_argument("--route", default="ring", metavar="R", help="ring, or to compare: nested, router (ring)")
     router.add_argument("--insecure", action="store_true", help="accept an address that others can reach, unencrypted")
+    add_seeing(router, share=True)
     router.set_defaults(run=run_router_command)
 
     host = subparsers.add_parser("host", help="run one host of a topology on this machine")
@@ -53,6 +55,7 @@ def register(subparsers: Subparsers) -> None:
     host.add_argument("--threads", type=int, metavar="N", help="processor threads (default: all cores)")
     host.add_argument("--backend", metavar="B", help="what computes: torch, onnxruntime (torch)")
     host.add_argument("--insecure", action="store_true", help="accept an address that others can reach, unencrypted")
+    add_seeing(host)
     host.set_defaults(run=run_host)
 
     generate = subparsers.add_parser("generate", help="generate text")
@@ -142,7 +145,8 @@ def run_router_command(options: argparse.Namespace) -> int:
 
     topology = read_topology(options.topology)
     check_positive(options, "threads", "max_requests", "max_rate", "hop_timeout_s")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    seeing = seeing_of(options)
+    start_log(seeing.log_format, "router")
     settings = RouterSettings(
         topology,
         options.listen or topology.router,
@@ -153,6 +157,7 @@ def run_router_command(options: argparse.Namespace) -> int:
         options.threads,
         options.insecure,
         options.frontier,
+        seeing,
     )
     serve(settings)
     return 0
@@ -171,7 +176,8 @@ def run_host(options: argparse.Namespace) -> int:
         raise InputError(f"{options.topology} names no checkpoint: add one, or give --checkpoint")
     if options.threads is not None and options.threads < 1:
         raise InputError(f"--threads must be above 0, not {options.threads}")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    seeing = seeing_of(options)
+    start_log(seeing.log_format, host.name)
     serve(
         StageSettings(
             checkpoint,
@@ -181,6 +187,7 @@ def run_host(options: argparse.Namespace) -> int:
             HostSettings(host.name, options.backend or DEFAULT_BACKEND),
             options.threads,
             insecure=options.insecure,
+            seeing=seeing,
         )
     )
     return 0

@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args
 import grpc
 import grpc.aio
 
+from serving import ticket
 from serving.topology import HostEntry, Topology
 from stages.errors import InputError
 from stages.hop import next_step
@@ -121,6 +122,7 @@ class Session:
             hop.sweep.CopyFrom(work)
         else:
             hop.step.CopyFrom(work)
+        ticket.stamp(hop)
         if self.ring.settings.route == "ring":
             await self.ring.links[0].relay.push(hop)
         else:
@@ -157,6 +159,7 @@ class Session:
             raise Refusal(
                 grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed before the hosts sent a result"
             ) from None
+        ticket.arrived()
         if event.WhichOneof("outcome") == "fault":
             source = f"{event.fault.host}: " if event.fault.host else ""
             raise Refusal.numbered(event.fault.code, source + event.fault.message)

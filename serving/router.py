@@ -15,14 +15,18 @@ from grpc_reflection.v1alpha import reflection
 from serving.conditions import Conditions
 from serving.frontier import FRONTIER_NAME, read_frontier
 from serving.local import LocalModel
+from serving.metrics import ROUTER_METRICS, RouterFigures
 from serving.modes import all_modes
 from serving.modes.auto import Guide
 from serving.ring import Ring, RingSettings
 from serving.service import RouterService
+from serving.ticket import Tickets
 from serving.topology import Topology
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.bundle import find_bundle
 from stages.errors import InputError
+from stages.lookout import Lookout
+from stages.seeing import SeeingSettings
 from stages.transport import bind, new_server, stop_on_signals
 
 log = logging.getLogger(__name__)
@@ -47,6 +51,7 @@ class RouterSettings:
     insecure: bool = False
     frontier: Path | None = None
     """What mode `auto` chooses from; None = the bundle's, if it has one."""
+    seeing: SeeingSettings = field(default_factory=SeeingSettings)
 
 
 async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
@@ -57,15 +62,20 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     ring = Ring(settings.topology, settings.ring)
     conditions = Conditions(lambda: [link.relay.least_rtt_ms for link in ring.links])
     modes = all_modes(ring, local, _guide(settings, local), conditions)
-    service = RouterService(
-        ring, modes, conditions, settings.request_limit, settings.requests_per_s, settings.ring.hop_timeout_s
-    )
+    lookout = Lookout(settings.seeing, "onesweep-router", "router", settings.insecure)
+    figures = RouterFigures() if settings.seeing.metrics else None
+    limits = (settings.request_limit, settings.requests_per_s, settings.ring.hop_timeout_s)
+    service = RouterService(ring, modes, conditions, *limits, Tickets(figures, lookout.tracer))
     server = new_server()
     router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     port = bind(server, settings.listen, settings.insecure)
+    if figures is not None:
+        for link in ring.links:
+            link.relay.meter = figures.links.link(link.entry.name)
+        lookout.serve(ROUTER_METRICS, figures.reader(service.status))
     await checks.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
     await checks.set("", health_pb2.HealthCheckResponse.SERVING)
     await server.start()
@@ -77,6 +87,7 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     await checks.enter_graceful_shutdown()
     await server.stop(DRAIN_S if service.requests else 0)
     await ring.close()
+    await lookout.close()
 
 
 def _local_model(checkpoint: Path | None) -> LocalModel | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stages.errors import InputError
+from stages.log import start_log
+from stages.seeing import add_seeing, seeing_of
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -37,6 +38,7 @@ def register(subparsers: Subparsers) -> None:
     stage.add_argument("--keep-warm-ms", type=int, default=150, metavar="MS", help="pace on idle links, 0 = off (150)")
     stage.add_argument("--hop-timeout-s", type=float, default=5.0, metavar="S", help="wait for the next host (5)")
     stage.add_argument("--insecure", action="store_true", help="accept an address that others can reach, unencrypted")
+    add_seeing(stage)
     stage.set_defaults(run=run_stage)
 
     inspect = subparsers.add_parser("inspect", help="print what is in a checkpoint or bundle")
@@ -53,7 +55,7 @@ def run_stage(options: argparse.Namespace) -> int:
 
     blocks = parse_blocks(options.blocks)
     check_positive(options, "threads", "session_mb", "lease_s", "queue", "batch", "hop_timeout_s")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    seeing = seeing_of(options)
     name = options.name or "-".join(["stage", *sorted({str(blocks[0]), str(blocks[-1])})])
     host = HostSettings(
         name,
@@ -65,6 +67,7 @@ def run_stage(options: argparse.Namespace) -> int:
         hop_timeout_s=options.hop_timeout_s,
         keep_warm_s=keep_warm_s(options.keep_warm_ms),
     )
+    start_log(seeing.log_format, name)
     serve(
         StageSettings(
             options.checkpoint,
@@ -74,6 +77,7 @@ def run_stage(options: argparse.Namespace) -> int:
             host,
             options.threads,
             options.insecure,
+            seeing,
         )
     )
     return 0

@@ -299,6 +299,8 @@ def next_step(hop: stage_pb2.Hop, text: bytes) -> stage_pb2.Hop:
         deadline_unix_ms=hop.deadline_unix_ms,
         digest=hop.digest,
         capacity=hop.capacity,
+        request=hop.request,
+        traceparent=hop.traceparent,
     )
     after.step.number = hop.step.number + 1
     after.step.start = hop.step.start + len(hop.step.clean)

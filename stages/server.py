@@ -7,7 +7,7 @@ import contextlib
 import gc
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -20,10 +20,13 @@ from stages.backends import backend_named
 from stages.backends.base import BranchPiece, CleanPiece, NoisyPiece
 from stages.errors import OnesweepError, ServiceError
 from stages.host import Host, HostSettings
+from stages.lookout import Lookout
+from stages.metrics import STAGE_METRICS, HostFigures
 from stages.parts import HostPlan, Parts, full_state_bytes, load_parts, plan_host
 from stages.refusal import Refusal
 from stages.relay import WARM_TIMEOUT_S, Relay
 from stages.scoring import branch_pieces
+from stages.seeing import SeeingSettings
 from stages.service import StageService
 from stages.sessions import KINDS
 from stages.sweep import clean_pieces
@@ -52,6 +55,7 @@ class StageSettings:
     host: HostSettings
     threads: int | None = None
     insecure: bool = False
+    seeing: SeeingSettings = field(default_factory=SeeingSettings)
 
 
 class StageServer:
@@ -70,8 +74,10 @@ class StageServer:
         """Serve until `stop` is set, or until the weights turn out to be unusable (OnesweepError)."""
         if self.settings.threads:
             torch.set_num_threads(self.settings.threads)
-        relay = self._relay()
-        host = Host(self.plan, self.settings.host, relay)
+        relay, seeing = self._relay(), self.settings.seeing
+        lookout = Lookout(seeing, "onesweep-stage", self.settings.host.name, self.settings.insecure)
+        figures = HostFigures() if seeing.metrics else None
+        host = Host(self.plan, self.settings.host, relay, figures, lookout.tracer)
         service = StageService(host)
         server = new_server(self.plan.message_bytes())
         stage_pb2_grpc.add_StageServiceServicer_to_server(service, server)
@@ -79,6 +85,8 @@ class StageServer:
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         port = bind(server, self.settings.listen, self.settings.insecure)
+        if figures is not None:
+            lookout.serve(STAGE_METRICS, figures.reader(service.description))
         await checks.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
         await checks.set("", health_pb2.HealthCheckResponse.SERVING)
         await server.start()
@@ -97,6 +105,7 @@ class StageServer:
         host.close()
         if relay is not None:
             await relay.close()
+        await lookout.close()
         if self.failure:
             raise self.failure
 
