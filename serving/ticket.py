@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+JITTER_MS = 20
+"""A client that gives up so shortly before its deadline was told by its own clock that it had passed."""
 UNKNOWN_MODE = "unknown"
 """What a mode is called that does not exist: nothing that a client made up becomes a label, or part of a log."""
 
@@ -107,7 +109,7 @@ class Ticket:
             # a sentence about a wrong field may quote it, and nothing that a client sent is logged
             self._reason = "" if error.code is grpc.StatusCode.INVALID_ARGUMENT else error.message
         elif isinstance(error, asyncio.CancelledError | GeneratorExit):
-            late = time.time() * 1000 >= self.deadline_unix_ms
+            late = time.time() * 1000 >= self.deadline_unix_ms - JITTER_MS
             self.code = grpc.StatusCode.DEADLINE_EXCEEDED if late else grpc.StatusCode.CANCELLED
         else:
             self.code = grpc.StatusCode.UNKNOWN

@@ -1,18 +1,19 @@
-"""Figures served to Prometheus: they become samples in a scrape, on the event loop that also counts them."""
+"""Figures served to Prometheus: copied on the event loop that counts them, made into text on another thread."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from stages.errors import InputError, ServiceError
+from stages.errors import ServiceError
 from stages.figures import Buckets, Family, Figures
-from stages.transport import is_loopback, parse_address
+from stages.transport import parse_address
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +22,7 @@ READ_S = 2.0
 
 
 class LoopCollector(Collector):
-    """Families whose figures live on an event loop: they are read there, all at one moment."""
+    """Families whose figures live on an event loop: they are copied there, all at one moment."""
 
     def __init__(
         self, families: Sequence[Family], read: Callable[[], Figures], loop: asyncio.AbstractEventLoop
@@ -29,11 +30,11 @@ class LoopCollector(Collector):
         self.families, self.read, self.loop = families, read, loop
 
     def collect(self) -> Iterator[Metric]:
-        async def samples() -> list[Metric]:
-            figures = self.read()
-            return [_metric(family, figures[family.name]) for family in self.families]
+        async def copied() -> Figures:
+            return {name: {labels: copy(value) for labels, value in rows.items()} for name, rows in self.read().items()}
 
-        return iter(asyncio.run_coroutine_threadsafe(samples(), self.loop).result(READ_S))
+        figures = asyncio.run_coroutine_threadsafe(copied(), self.loop).result(READ_S)
+        return (_metric(family, figures[family.name]) for family in self.families)
 
     def describe(self) -> list[Metric]:
         """Nothing: a registry would otherwise collect as soon as it is told of this one."""
@@ -43,9 +44,8 @@ class LoopCollector(Collector):
 class MetricsServer:
     """`/metrics` over HTTP, in a thread of its own."""
 
-    def __init__(self, address: str, insecure: bool, collector: Collector) -> None:
-        """Raises InputError for an address that is not loopback without `insecure`, ServiceError for one in use."""
-        check_metrics_address(address, insecure)
+    def __init__(self, address: str, collector: Collector) -> None:
+        """Raises InputError, ServiceError for an address that is in use."""
         host, port = parse_address(address, "--metrics")
         registry = CollectorRegistry()
         registry.register(collector)
@@ -55,21 +55,12 @@ class MetricsServer:
         except OSError as error:
             reason = error.strerror or error
             raise ServiceError(f"cannot serve metrics on {address}: {reason}; give --metrics another port") from None
-        log.info("metrics on http://%s:%d/metrics", f"[{host}]" if ":" in host else host, self._server.server_port)
+        self.port = self._server.server_port
+        log.info("metrics on http://%s:%d/metrics", f"[{host}]" if ":" in host else host, self.port)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._server.shutdown)
         self._server.server_close()
-
-
-def check_metrics_address(address: str, insecure: bool) -> None:
-    """Raise InputError unless metrics may be served there."""
-    parse_address(address, "--metrics")
-    if not is_loopback(address) and not insecure:
-        raise InputError(
-            f"--metrics {address} could be read from other machines, by anyone: "
-            "give a loopback or tunnel address, or accept it with --insecure"
-        )
 
 
 def _metric(family: Family, figures: Mapping[tuple[str, ...], float | Buckets]) -> Metric:

@@ -27,6 +27,11 @@ class Buckets:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
+    def __copy__(self) -> Buckets:
+        other = Buckets(self.bounds)
+        other.counts, other.total = self.counts.copy(), self.total
+        return other
+
     def cumulative(self) -> list[tuple[str, float]]:
         """(upper end, values up to it), the last for "+Inf": the count of all."""
         so_far, rows = 0, []

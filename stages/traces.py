@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from importlib.metadata import version
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stages.errors import InputError
 from stages.refusal import Refusal
@@ -28,7 +28,6 @@ EXPORT_S = 3.0
 """How long a collector may take for a batch; what it does not take is dropped."""
 BATCH_MS = 1000
 """Pace at which spans leave."""
-PROXY_OFF = ("grpc.enable_http_proxy", "0")
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 
 
@@ -148,5 +147,5 @@ def _exporter(target: str) -> SpanExporter:
 
     secure = target.startswith(HTTPS)
     endpoint = target if secure else f"http://{target}"
-    direct = (PROXY_OFF,)
+    direct: Any = (("grpc.enable_http_proxy", 0),)  # whatever proxy the shell has for the web
     return OTLPSpanExporter(endpoint, insecure=not secure, timeout=EXPORT_S, channel_options=direct)
