@@ -15,8 +15,6 @@ from stages.v1 import stage_pb2
 class Account:
     """One request's account: sweeps, hops, bytes and milliseconds, as the servers measured them."""
 
-    request: str = ""
-    """What logs and traces call the request."""
     begin: float = field(default_factory=time.perf_counter)
     first_byte_ms: float = 0.0
     output_bytes: int = 0
@@ -116,7 +114,6 @@ class Account:
             divergence_bits=_mean(self.divergence_bits),
             reason=self.reason,
             replays=self.replays,
-            request=self.request,
         )
 
     def elapsed_ms(self) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import logging
 import sys
 import time
 from pathlib import Path
@@ -14,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 from serving.topology import DEFAULT_ROUTER
 from stages.commands import add_health_flag, check_positive, keep_warm_s
 from stages.errors import InputError
+from stages.log import start_log
 from stages.registry.settings import add_registry_flags, registry_settings
+from stages.seeing import add_seeing, seeing_of
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -50,6 +51,7 @@ def register(subparsers: Subparsers) -> None:
     router.add_argument("--route", default="ring", metavar="R", help="ring, or to compare: nested, router (ring)")
     router.add_argument("--insecure", action="store_true", help="accept an address that others can reach, unencrypted")
     add_health_flag(router)
+    add_seeing(router, share=True)
     router.set_defaults(run=run_router_command)
 
     host = subparsers.add_parser("host", help="run one host of a topology on this machine")
@@ -60,6 +62,7 @@ def register(subparsers: Subparsers) -> None:
     host.add_argument("--backend", metavar="B", help="what computes: torch, onnxruntime (torch)")
     host.add_argument("--insecure", action="store_true", help="accept an address that others can reach, unencrypted")
     add_health_flag(host)
+    add_seeing(host)
     host.set_defaults(run=run_host)
 
     generate = subparsers.add_parser("generate", help="generate text")
@@ -153,10 +156,11 @@ def run_router_command(options: argparse.Namespace) -> int:
     from serving.topology import read_topology
 
     check_positive(options, "threads", "max_requests", "max_rate", "hop_timeout_s")
+    seeing = seeing_of(options)
+    start_log(seeing.log_format, "router")
     registry = registry_settings(options)
     if (registry is None) == (options.topology is None):
         raise InputError("give either --topology FILE, or --registry URL where hosts register")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     topology = await_topology(registry, DEFAULT_ROUTER) if registry else read_topology(options.topology)
     settings = RouterSettings(
         topology,
@@ -175,6 +179,7 @@ def run_router_command(options: argparse.Namespace) -> int:
         options.frontier,
         options.health,
         registry,
+        seeing,
     )
     serve(settings)
     return 0
@@ -199,7 +204,8 @@ def run_host(options: argparse.Namespace) -> int:
         raise InputError(f"{options.topology} names no checkpoint: add one, or give --checkpoint")
     if options.threads is not None and options.threads < 1:
         raise InputError(f"--threads must be above 0, not {options.threads}")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    seeing = seeing_of(options)
+    start_log(seeing.log_format, host.name)
     serve(
         StageSettings(
             checkpoint,
@@ -210,6 +216,7 @@ def run_host(options: argparse.Namespace) -> int:
             options.threads,
             insecure=options.insecure,
             health=options.health,
+            seeing=seeing,
         )
     )
     return 0

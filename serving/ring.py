@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,7 @@ from serving.routes import Route, call_round
 from serving.session import Attempt, Session
 from serving.topology import HostEntry
 from serving.witness import Witness
+from stages.meter import LinkMeter
 from stages.refusal import Refusal
 from stages.relay import KEEP_WARM_S
 from stages.sessions import KINDS, Kind
@@ -56,9 +57,14 @@ class Ring:
     """Links to every host, subscribed, warmed and kept warm, and the ways through them."""
 
     def __init__(
-        self, hosts: Sequence[HostEntry], settings: RingSettings | None = None, witness: Witness | None = None
+        self,
+        hosts: Sequence[HostEntry],
+        settings: RingSettings | None = None,
+        witness: Witness | None = None,
+        meter: Callable[[str], LinkMeter] | None = None,
     ) -> None:
-        """:param witness: what decides where hosts disagree."""
+        """:param witness: what decides where hosts disagree.
+        :param meter: who hears of the link to the host of a name."""
         self.settings = settings or RingSettings()
         self.name = secrets.token_hex(8)
         self.suspects, self.patience = Suspects(), Patience()
@@ -74,7 +80,7 @@ class Ring:
         """What new requests use, while there is a way through hosts that hold it."""
         self._found: Weights | None = None
         self._found_until = 0.0
-        self._hosts = tuple(hosts)
+        self._hosts, self._meter = tuple(hosts), meter
 
     async def open(self) -> None:
         """Start linking; returns at once. `problem` says when the ring can be used."""
@@ -244,6 +250,8 @@ class Ring:
 
     def _link(self, entry: HostEntry) -> HostLink:
         link = HostLink(entry, self.name, self.settings.hop_timeout_s)
+        if self._meter is not None:
+            link.relay.meter = self._meter(entry.name)
         self._keepers[entry.address] = asyncio.create_task(self._keep_linked(link))
         return link
 

@@ -16,16 +16,20 @@ from serving.conditions import Conditions
 from serving.discovery import follow_hosts
 from serving.frontier import FRONTIER_NAME, read_frontier
 from serving.local import LocalModel
+from serving.metrics import ROUTER_METRICS, RouterFigures
 from serving.modes import all_modes
 from serving.modes.auto import Guide
 from serving.ring import Ring, RingSettings
 from serving.service import RouterService
+from serving.ticket import Tickets
 from serving.topology import Topology
 from serving.v1 import router_pb2, router_pb2_grpc
 from serving.witness import Witness
 from stages.bundle import find_bundle
 from stages.errors import InputError
+from stages.lookout import Lookout
 from stages.registry import RegistrySettings, open_registry
+from stages.seeing import SeeingSettings
 from stages.transport import bind, new_server, stop_on_signals
 from stages.vitals import serve_vitals
 
@@ -55,6 +59,7 @@ class RouterSettings:
     """Where probes without a certificate ask."""
     registry: RegistrySettings | None = None
     """Where hosts register; None = they are those of the topology."""
+    seeing: SeeingSettings = field(default_factory=SeeingSettings)
 
 
 async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
@@ -62,18 +67,22 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     local = _local_model(settings.checkpoint)
-    ring = Ring(settings.topology.hosts, settings.ring, _witness(settings))
+    figures = RouterFigures() if settings.seeing.metrics else None
+    meter = figures.links.link if figures else None
+    ring = Ring(settings.topology.hosts, settings.ring, _witness(settings), meter)
     conditions = Conditions(ring.rtts_ms)
     modes = all_modes(ring, local, _guide(settings, local), conditions)
-    service = RouterService(
-        ring, modes, conditions, settings.request_limit, settings.requests_per_s, settings.ring.hop_timeout_s
-    )
+    lookout = Lookout(settings.seeing, "onesweep-router", "router", settings.insecure)
+    limits = (settings.request_limit, settings.requests_per_s, settings.ring.hop_timeout_s)
+    service = RouterService(ring, modes, conditions, *limits, Tickets(figures, lookout.tracer))
     server = new_server()
     router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     port = bind(server, settings.listen, settings.insecure)
+    if figures is not None:
+        lookout.serve(ROUTER_METRICS, figures.reader(service.status))
     await checks.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
     await checks.set("", health_pb2.HealthCheckResponse.SERVING)
     vitals = await serve_vitals(checks, settings.health)
@@ -91,6 +100,7 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     await server.stop(DRAIN_S if service.requests else 0)
     await vitals.stop(grace=0)
     await ring.close()
+    await lookout.close()
 
 
 def _witness(settings: RouterSettings) -> Witness | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -19,6 +18,7 @@ from serving.conditions import Conditions
 from serving.link import HostLink
 from serving.modes import Mode
 from serving.ring import Ring
+from serving.ticket import UNKNOWN_MODE, Ticket, Tickets
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.refusal import Refusal, exhausted
 
@@ -39,6 +39,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         request_limit: int,
         requests_per_s: int,
         ring_wait_s: float,
+        tickets: Tickets | None = None,
     ) -> None:
         """:param conditions: learns from every request.
         :param request_limit: requests in flight; one more is refused.
@@ -48,24 +49,34 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self.request_limit, self.ring_wait_s = request_limit, ring_wait_s
         self.throttler = Throttler(rate_limit=requests_per_s, period=1.0)
         self.requests = 0
+        self.tickets = tickets or Tickets()
 
     async def Generate(
         self, request: router_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[router_pb2.GenerateResponse]:
+        mode = request.mode if request.mode in self.modes else UNKNOWN_MODE
+        ticket = self.tickets.open(mode, _deadline(context))
+        await context.send_initial_metadata(ticket.metadata)
+        context.set_trailing_metadata(ticket.metadata)
         try:
-            if self.requests >= self.request_limit:
-                raise exhausted(f"{self.requests} requests are under way, the limit", retry_after_ms=1000)
-            self.requests += 1
-            try:
-                async with self.throttler, aclosing(self._generate(request, _deadline(context))) as responses:
-                    async for response in responses:
-                        yield response
-            finally:
-                self.requests -= 1
+            with ticket:
+                if self.requests >= self.request_limit:
+                    raise exhausted(f"{self.requests} requests are under way, the limit", retry_after_ms=1000)
+                self.requests += 1
+                try:
+                    async with self.throttler, aclosing(self._generate(request, ticket)) as responses:
+                        async for response in responses:
+                            yield response
+                finally:
+                    self.requests -= 1
         except Refusal as refusal:
             await refusal.abort(context)
 
     async def Status(self, request: router_pb2.StatusRequest, context: Context) -> router_pb2.StatusResponse:
+        return self.status()
+
+    def status(self) -> router_pb2.StatusResponse:
+        """The router and its hosts as they are now."""
         return router_pb2.StatusResponse(
             version=version("onesweep"),
             ready=not self.ring.problem,
@@ -104,14 +115,14 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         ]
 
     async def _generate(
-        self, request: router_pb2.GenerateRequest, deadline_unix_ms: int
+        self, request: router_pb2.GenerateRequest, ticket: Ticket
     ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
         mode = check_mode(request.mode, self.modes)
-        generation = check_request(request, mode, deadline_unix_ms)
+        generation = check_request(request, mode, ticket.deadline_unix_ms)
         if mode.uses_hosts:
             await self.ring.usable(self.ring_wait_s)
         check_fit(generation, mode)
-        account = Account(secrets.token_hex(8))
+        account = ticket.account = Account()
         async with aclosing(truthful(mode, generation, account)) as pieces:
             whole = b""
             async for text in pieces:
@@ -123,7 +134,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 yield router_pb2.GenerateResponse(text=whole)
         hosts = {link.info.name: link.entry for link in self.ring.links if link.info}
         self.conditions.learn(mode.name, account, account.elapsed_ms())
-        summary = account.summary(mode.name, request.seed, len(request.prompt), hosts)
+        summary = ticket.summary = account.summary(mode.name, request.seed, len(request.prompt), hosts)
+        summary.request = ticket.name
         yield router_pb2.GenerateResponse(summary=summary)
 
 

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import grpc
 
+from serving import ticket
 from serving.accounting import Account
 from serving.audit import Auditor
 from serving.journal import Journal, Work, start_of
@@ -146,6 +147,7 @@ class Session:
             if self._betrayed:
                 raise Betrayed(self._betrayed)
             self._settle(attempt, event)
+            ticket.arrived()
             return event
 
     def betray(self, link: HostLink) -> None:
@@ -265,7 +267,9 @@ class Session:
             self._work, self._written = self._journal.advance(self._work, self._written), b""
 
     def _send(self, attempt: Attempt, work: Work) -> None:
-        self.ring.send(self, attempt, self._hop(attempt, work))
+        hop = self._hop(attempt, work)
+        ticket.stamp(hop)
+        self.ring.send(self, attempt, hop)
 
     def _hop(self, attempt: Attempt, work: Work) -> stage_pb2.Hop:
         hop = stage_pb2.Hop(
@@ -275,7 +279,6 @@ class Session:
             digest=self._digest,
             capacity=self.capacity,
             path=[link.entry.address for link in attempt.path],
-            request=self.account.request,
         )
         if isinstance(work, stage_pb2.Sweep):
             hop.sweep.CopyFrom(work)

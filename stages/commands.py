@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stages.errors import InputError
+from stages.log import start_log
 from stages.registry import open_registry
 from stages.registry.settings import add_registry_flags, registry_settings
+from stages.seeing import add_seeing, seeing_of
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -46,6 +47,7 @@ def register(subparsers: Subparsers) -> None:
     add_registry_flags(stage)
     stage.add_argument("--advertise", metavar="HOST:PORT", help="what others dial, for the registry (--listen)")
     add_health_flag(stage)
+    add_seeing(stage)
     stage.set_defaults(run=run_stage)
 
     inspect = subparsers.add_parser("inspect", help="print what is in a checkpoint or bundle")
@@ -62,12 +64,12 @@ def run_stage(options: argparse.Namespace) -> int:
 
     blocks = parse_blocks(options.blocks)
     check_positive(options, "threads", "session_mb", "lease_s", "queue", "batch", "hop_timeout_s")
+    seeing = seeing_of(options)
     registry = registry_settings(options)
     if registry is not None and options.next is not None:
         raise InputError("--next and --registry both say who comes next: give one of them")
     if registry is None and options.advertise is not None:
         raise InputError("--advertise says what a registry hands out: name one with --registry")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     name = options.name or "-".join(["stage", *sorted({str(blocks[0]), str(blocks[-1])})])
     host = HostSettings(
         name,
@@ -79,6 +81,7 @@ def run_stage(options: argparse.Namespace) -> int:
         hop_timeout_s=options.hop_timeout_s,
         keep_warm_s=keep_warm_s(options.keep_warm_ms),
     )
+    start_log(seeing.log_format, name)
     serve(
         StageSettings(
             options.checkpoint,
@@ -91,6 +94,7 @@ def run_stage(options: argparse.Namespace) -> int:
             open_registry(registry) if registry else None,
             options.advertise,
             options.health,
+            seeing,
         )
     )
     return 0

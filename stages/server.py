@@ -7,7 +7,7 @@ import contextlib
 import gc
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
@@ -22,11 +22,15 @@ from stages.backends.base import BranchPiece, CleanPiece, NoisyPiece
 from stages.errors import OnesweepError, ServiceError
 from stages.host import Host, HostSettings
 from stages.links import Links
+from stages.lookout import Lookout
+from stages.meter import HostMeter
+from stages.metrics import STAGE_METRICS, HostFigures
 from stages.parts import HostPlan, Parts, full_state_bytes, load_parts, plan_host
 from stages.registry import Registration, Registry
 from stages.registry.base import check_dialled
 from stages.registry.successors import follow_successors
 from stages.scoring import branch_pieces
+from stages.seeing import SeeingSettings
 from stages.service import StageService
 from stages.sessions import KINDS
 from stages.sweep import clean_pieces
@@ -62,6 +66,7 @@ class StageSettings:
     """What others dial, where that is not what it listens on: for the registry."""
     health: str | None = None
     """Where probes without a certificate ask."""
+    seeing: SeeingSettings = field(default_factory=SeeingSettings)
 
 
 class StageServer:
@@ -86,8 +91,11 @@ class StageServer:
             torch.set_num_threads(self.settings.threads)
         if self.settings.registry is not None:
             await self.settings.registry.check()
-        links = self._links()
-        host = Host(self.plan, self.settings.host, links)
+        seeing = self.settings.seeing
+        lookout = Lookout(seeing, "onesweep-stage", self.settings.host.name, self.settings.insecure)
+        figures = HostFigures() if seeing.metrics else None
+        links = self._links(figures or HostMeter())
+        host = Host(self.plan, self.settings.host, links, figures, lookout.tracer)
         service = StageService(host)
         server = new_server(self.plan.message_bytes())
         stage_pb2_grpc.add_StageServiceServicer_to_server(service, server)
@@ -95,6 +103,8 @@ class StageServer:
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         port = bind(server, self.settings.listen, self.settings.insecure)
+        if figures is not None:
+            lookout.serve(STAGE_METRICS, figures.reader(service.description))
         await checks.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
         await checks.set("", health_pb2.HealthCheckResponse.SERVING)
         vitals = await serve_vitals(checks, self.settings.health)
@@ -122,6 +132,7 @@ class StageServer:
         await asyncio.gather(*tasks, *members, return_exceptions=True)
         host.close()
         await links.close()
+        await lookout.close()
         if self.failure:
             raise self.failure
 
@@ -132,7 +143,7 @@ class StageServer:
         host = self.settings.host
         return Registration(host.name, address, self.plan.blocks, digests, host.backend, version("onesweep"))
 
-    def _links(self) -> Links:
+    def _links(self, meter: HostMeter) -> Links:
         settings = self.settings.host
         return Links(
             lambda address, other: wiring_problem(self.plan, address, other),
@@ -140,6 +151,7 @@ class StageServer:
             self.plan.message_bytes(),
             settings.hop_timeout_s,
             settings.keep_warm_s,
+            meter,
         )
 
     async def _become_ready(

@@ -13,13 +13,14 @@ import pytest
 
 from serving.deployment import free_port_block
 from stages.links import Links
+from stages.meter import HostMeter
 from stages.refusal import Refusal
 from stages.v1 import stage_pb2
 
 
 @asynccontextmanager
 async def opened(wiring: Any = lambda address, other: "") -> AsyncIterator[Links]:
-    links = Links(wiring, 1000, 4 << 20, 1.0, 0.05)
+    links = Links(wiring, 1000, 4 << 20, 1.0, 0.05, HostMeter())
     try:
         yield links
     finally:
