@@ -138,7 +138,7 @@ ANYWHERE: list[tuple[Change, str]] = [
     (lambda p: setattr(p, "place", 1), "place 1 on a path of 0 hosts"),
     (lambda p: (p.path.extend(["a:1", "b:1"]), setattr(p, "place", 2)), "place 2 on a path of 2 hosts"),
     (lambda p: setattr(p, "request", "x\n"), "request must be 1 to 64 printable"),
-    (lambda p: setattr(p, "traceparent", "0" * 65), "traceparent must be 1 to 64 printable"),
+    (lambda p: setattr(p, "traceparent", "0" * 65), "traceparent must be a W3C trace context"),
     (lambda p: work_of(p).reads.extend([4, 0]), "reads of 4 bytes, some maybe empty, do not fit 10 clean bytes"),
     (lambda p: work_of(p).reads.extend([4, 7]), "reads of 11 bytes, some maybe empty, do not fit 10 clean bytes"),
     (lambda p: setattr(p, "capacity", 0), "a session of 0 positions"),
