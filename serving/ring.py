@@ -23,6 +23,7 @@ from stages.errors import InputError
 from stages.hop import next_step
 from stages.refusal import Refusal
 from stages.relay import KEEP_WARM_S, Relay
+from stages.security import LOOPBACK_ONLY, Security
 from stages.sessions import KINDS, Kind
 from stages.v1 import stage_pb2
 
@@ -61,9 +62,9 @@ class RingSettings:
 class HostLink:
     """One host as the router sees it."""
 
-    def __init__(self, entry: HostEntry, router: str, hop_timeout_s: float) -> None:
+    def __init__(self, entry: HostEntry, router: str, hop_timeout_s: float, security: Security) -> None:
         self.entry, self.router = entry, router
-        self.relay = Relay(entry.address, MESSAGE_BYTES, hop_timeout_s, entry.name)
+        self.relay = Relay(entry.address, MESSAGE_BYTES, hop_timeout_s, entry.name, security)
         self.info: stage_pb2.DescribeResponse | None = None
         self.problem = f"host {entry.name} at {entry.address} was not reached yet"
         """Why no request can use this host; empty when one can."""
@@ -166,10 +167,18 @@ class Session:
 class Ring:
     """Links to every host of a topology, subscribed, warmed and kept warm."""
 
-    def __init__(self, topology: Topology, settings: RingSettings | None = None) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        settings: RingSettings | None = None,
+        security: Security = LOOPBACK_ONLY,
+        owner: str = "",
+    ) -> None:
+        """:param owner: what the router's certificate calls it: hosts let it listen under that name only."""
         self.topology, self.settings = topology, settings or RingSettings()
-        self.name = secrets.token_hex(8)
-        self.links = [HostLink(host, self.name, self.settings.hop_timeout_s) for host in topology.hosts]
+        self.name = ".".join([*([owner] if owner else []), secrets.token_hex(8)])
+        timeout_s = self.settings.hop_timeout_s
+        self.links = [HostLink(host, self.name, timeout_s, security) for host in topology.hosts]
         self.sessions: dict[str, Session] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -243,7 +252,7 @@ class Ring:
                         self._deliver(event)
                 self._lose(link, "it closed the connection")
             except grpc.aio.AioRpcError as error:
-                self._lose(link, error.details() or error.code().name)
+                self._lose(link, link.relay.loss(error))
             finally:
                 if keeper is not None:
                     keeper.cancel()

@@ -17,13 +17,17 @@ from serving.frontier import FRONTIER_NAME, read_frontier
 from serving.local import LocalModel
 from serving.modes import all_modes
 from serving.modes.auto import Guide
+from serving.quota import Admission, AdmissionSettings
 from serving.ring import Ring, RingSettings
 from serving.service import RouterService
+from serving.tokens import Keyring
 from serving.topology import Topology
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.bundle import find_bundle
 from stages.errors import InputError
-from stages.transport import bind, new_server, stop_on_signals
+from stages.identity import ROUTER
+from stages.security import LOOPBACK_ONLY, Security
+from stages.transport import bind, is_loopback, new_server, stop_on_signals
 
 log = logging.getLogger(__name__)
 
@@ -40,11 +44,12 @@ class RouterSettings:
     listen: str
     checkpoint: Path | None = None
     """Bundle with the local model; None = no mode `local`."""
-    request_limit: int = 64
-    requests_per_s: int = 1000
+    admission: AdmissionSettings = field(default_factory=AdmissionSettings)
     ring: RingSettings = field(default_factory=RingSettings)
     threads: int | None = None
-    insecure: bool = False
+    security: Security = LOOPBACK_ONLY
+    tokens: Path | None = None
+    """Who may ask; None = anybody, on a loopback address or with `insecure`."""
     frontier: Path | None = None
     """What mode `auto` chooses from; None = the bundle's, if it has one."""
 
@@ -53,19 +58,20 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     """Serve until `stop` is set; running requests end first. Raises OnesweepError."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
+    keyring = Keyring(settings.tokens)
+    name = _own_name(settings)
     local = _local_model(settings.checkpoint)
-    ring = Ring(settings.topology, settings.ring)
+    ring = Ring(settings.topology, settings.ring, settings.security, name)
     conditions = Conditions(lambda: [link.relay.least_rtt_ms for link in ring.links])
     modes = all_modes(ring, local, _guide(settings, local), conditions)
-    service = RouterService(
-        ring, modes, conditions, settings.request_limit, settings.requests_per_s, settings.ring.hop_timeout_s
-    )
+    admission = Admission(settings.admission, reserves=not keyring.open)
+    service = RouterService(ring, modes, conditions, keyring, admission, settings.ring.hop_timeout_s)
     server = new_server()
     router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    port = bind(server, settings.listen, settings.insecure)
+    port = bind(server, settings.listen, settings.security)
     await checks.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
     await checks.set("", health_pb2.HealthCheckResponse.SERVING)
     await server.start()
@@ -75,8 +81,22 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     await stop.wait()
     reporter.cancel()
     await checks.enter_graceful_shutdown()
-    await server.stop(DRAIN_S if service.requests else 0)
+    await server.stop(DRAIN_S if admission.requests else 0)
     await ring.close()
+
+
+def _own_name(settings: RouterSettings) -> str:
+    """What the certificate calls this router; empty without one. Raises InputError for what must not be served so."""
+    security = settings.security
+    if settings.tokens is None and not security.insecure and not is_loopback(settings.listen):
+        raise InputError(
+            f"{settings.listen} can be reached from other machines, and anybody could generate: "
+            "give --tokens (`onesweep token add` makes them), or accept it with --insecure"
+        )
+    if security.tls is None:
+        return ""
+    identity = security.tls.own(ROUTER).identity
+    return identity.name if identity else ""
 
 
 def _local_model(checkpoint: Path | None) -> LocalModel | None:

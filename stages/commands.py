@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stages.errors import InputError
+from stages.security_options import add_server_options, security_of
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -36,7 +37,7 @@ def register(subparsers: Subparsers) -> None:
     stage.add_argument("--backend", metavar="B", help="what computes: torch, onnxruntime (torch)")
     stage.add_argument("--keep-warm-ms", type=int, default=150, metavar="MS", help="pace on idle links, 0 = off (150)")
     stage.add_argument("--hop-timeout-s", type=float, default=5.0, metavar="S", help="wait for the next host (5)")
-    stage.add_argument("--insecure", action="store_true", help="accept an address that others can reach, unencrypted")
+    add_server_options(stage)
     stage.set_defaults(run=run_stage)
 
     inspect = subparsers.add_parser("inspect", help="print what is in a checkpoint or bundle")
@@ -73,7 +74,7 @@ def run_stage(options: argparse.Namespace) -> int:
             options.next,
             host,
             options.threads,
-            options.insecure,
+            security_of(options),
         )
     )
     return 0

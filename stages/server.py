@@ -19,15 +19,18 @@ from stages.ar import new_caches
 from stages.backends import backend_named
 from stages.backends.base import BranchPiece, CleanPiece, NoisyPiece
 from stages.errors import OnesweepError, ServiceError
+from stages.guard import Guard
 from stages.host import Host, HostSettings
+from stages.identity import HOST
 from stages.parts import HostPlan, Parts, full_state_bytes, load_parts, plan_host
 from stages.refusal import Refusal
 from stages.relay import WARM_TIMEOUT_S, Relay
 from stages.scoring import branch_pieces
+from stages.security import LOOPBACK_ONLY, Security
 from stages.service import StageService
 from stages.sessions import KINDS
 from stages.sweep import clean_pieces
-from stages.transport import bind, new_server, parse_address, stop_on_signals
+from stages.transport import bind, check_target, new_server, stop_on_signals
 from stages.v1 import stage_pb2, stage_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -51,7 +54,7 @@ class StageSettings:
     next: str | None
     host: HostSettings
     threads: int | None = None
-    insecure: bool = False
+    security: Security = LOOPBACK_ONLY
 
 
 class StageServer:
@@ -63,7 +66,9 @@ class StageServer:
         self.plan = plan_host(settings.checkpoint, settings.blocks)
         self.backend = backend_named(settings.host.backend)
         if settings.next is not None:
-            parse_address(settings.next, "next address")
+            check_target(settings.next, settings.security, "next address")
+        if settings.security.tls is not None:
+            settings.security.tls.own(HOST)
         self.failure: OnesweepError | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -73,12 +78,13 @@ class StageServer:
         relay = self._relay()
         host = Host(self.plan, self.settings.host, relay)
         service = StageService(host)
-        server = new_server(self.plan.message_bytes())
+        security = self.settings.security
+        server = new_server(self.plan.message_bytes(), [Guard(SERVICE)] if security.tls else [])
         stage_pb2_grpc.add_StageServiceServicer_to_server(service, server)
         checks = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-        port = bind(server, self.settings.listen, self.settings.insecure)
+        port = bind(server, self.settings.listen, security, mutual=True)
         await checks.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
         await checks.set("", health_pb2.HealthCheckResponse.SERVING)
         await server.start()
@@ -101,9 +107,11 @@ class StageServer:
             raise self.failure
 
     def _relay(self) -> Relay | None:
-        if self.settings.next is None:
+        settings = self.settings
+        if settings.next is None:
             return None
-        return Relay(self.settings.next, self.plan.message_bytes(), self.settings.host.hop_timeout_s)
+        timeout_s = settings.host.hop_timeout_s
+        return Relay(settings.next, self.plan.message_bytes(), timeout_s, security=settings.security)
 
     async def _become_ready(
         self, host: Host, service: StageService, checks: health.aio.HealthServicer, stop: asyncio.Event
