@@ -245,7 +245,7 @@ def _leaf(path: Path, certificate: x509.Certificate) -> Leaf:
     identity = Identity.of(names.get_values_for_type(x509.UniformResourceIdentifier))
     if identity is None:
         raise InputError(f"{path} was not made by `onesweep certs`: it names no host, router or client")
-    addresses = [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
+    addresses = [str(name.value) for name in names if isinstance(name, x509.DNSName | x509.IPAddress)]
     return Leaf(path, identity, tuple(addresses), certificate.not_valid_after_utc)
 
 

@@ -47,6 +47,8 @@ class Usage:
     """What one key has used and holds."""
 
     held: int = 0
+    turn: int = 0
+    """When it was last given a place, counted in places given."""
     waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
     allowance: float = 1.0
     """Requests that may start now, by the key's rate; at most a second's worth, and at least one."""
@@ -75,6 +77,7 @@ class Admission:
         self.requests = 0
         """In flight."""
         self._usage: dict[str, Usage] = {}
+        self._turns = 0
         self._mean_s = 0.0
         """How long requests take, about."""
         self._pace = Throttler(rate_limit=self.settings.requests_per_s, period=1.0)
@@ -186,7 +189,8 @@ class Admission:
 
     def _seat(self, usage: Usage) -> None:
         self.requests += 1
-        usage.held += 1
+        self._turns += 1
+        usage.held, usage.turn = usage.held + 1, self._turns
 
     def _leave(self, usage: Usage) -> None:
         self.requests -= 1
@@ -194,9 +198,9 @@ class Admission:
         self._seat_waiting()
 
     def _seat_waiting(self) -> None:
-        """Give free places away: to keys that hold the fewest, first come first served among their own."""
+        """Give free places away: to the key that holds the fewest, and of these to the one that had to wait longest."""
         while queues := [usage for usage in self._usage.values() if usage.waiting and self._may_take(usage)]:
-            usage = min(queues, key=lambda usage: usage.held)
+            usage = min(queues, key=lambda usage: (usage.held, usage.turn))
             usage.waiting.popleft().set_result(None)
             self._seat(usage)
 

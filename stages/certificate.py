@@ -53,7 +53,9 @@ def examine(authority: Path, certificate: Path, key: Path) -> Certificate:
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise InputError(f"{key} is not the key of {certificate}: give the two that were made together") from None
-        raise InputError(f"{certificate} and {key} cannot be used ({error.reason}): make new ones") from None
+        raise InputError(
+            f"{certificate} and {key} cannot be used ({error.reason or 'damaged'}): make new ones"
+        ) from None
     uris = [value for kind, value in shown.get("subjectAltName", ()) if kind == "URI"]
     until = datetime.fromtimestamp(ssl.cert_time_to_seconds(shown["notAfter"]), UTC)
     return Certificate(Identity.of(uris), until)
