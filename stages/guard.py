@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,8 @@ import grpc.aio
 from stages.identity import HOST, ROUTER, Identity
 from stages.refusal import Refusal
 from stages.v1 import stage_pb2
+
+log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 if TYPE_CHECKING:
@@ -46,6 +49,7 @@ class Guard(grpc.aio.ServerInterceptor):
     def __init__(self, service: str) -> None:
         """:param service: its full name."""
         self.service = service
+        self._said = ""
 
     async def intercept_service(
         self,
@@ -54,33 +58,35 @@ class Guard(grpc.aio.ServerInterceptor):
     ) -> Handler | None:
         handler = await continuation(handler_call_details)
         _, service, method = str(handler_call_details.method).split("/")
-        return handler if handler is None or service != self.service else _guarded(handler, method)
+        return handler if handler is None or service != self.service else self._guarded(handler, method)
 
+    def _guarded(self, handler: Handler, method: str) -> Handler:
+        """The same handler behind the check."""
 
-def _guarded(handler: Handler, method: str) -> Handler:
-    """The same handler behind the check."""
+        async def answer(request: object, context: Context) -> object:
+            await self._check(method, request, context)
+            return await inner(request, context)
 
-    async def check(request: object, context: Context) -> None:
+        async def stream(request: object, context: Context) -> AsyncIterator[object]:
+            await self._check(method, request, context)
+            async with aclosing(inner(request, context)) as responses:
+                async for response in responses:
+                    yield response
+
+        fields: Any = handler  # a named tuple, which the stubs do not say
+        kind = next(kind for kind in KINDS if getattr(fields, kind) is not None)
+        inner = getattr(fields, kind)
+        guarded: Handler = fields._replace(**{kind: stream if fields.response_streaming else answer})
+        return guarded
+
+    async def _check(self, method: str, request: object, context: Context) -> None:
         try:
             check_caller(identity_of(context), method, request)
         except Refusal as refusal:
+            if refusal.message != self._said:  # who is turned away often tries again at once
+                log.warning("%s refused to %s: %s", method, context.peer(), refusal.message)
+            self._said = refusal.message
             await refusal.abort(context)
-
-    async def answer(request: object, context: Context) -> object:
-        await check(request, context)
-        return await inner(request, context)
-
-    async def stream(request: object, context: Context) -> AsyncIterator[object]:
-        await check(request, context)
-        async with aclosing(inner(request, context)) as responses:
-            async for response in responses:
-                yield response
-
-    fields: Any = handler  # a named tuple, which the stubs do not say
-    kind = next(kind for kind in KINDS if getattr(fields, kind) is not None)
-    inner = getattr(fields, kind)
-    guarded: Handler = fields._replace(**{kind: stream if fields.response_streaming else answer})
-    return guarded
 
 
 def _denied(message: str) -> Refusal:

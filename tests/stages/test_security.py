@@ -153,6 +153,15 @@ def test_what_nobody_would_take_is_not_shown_at_all(new_pki: NewPki, sides: Call
         with_relay(server_tls, tls, describe)
 
 
+def test_two_authorities_while_one_replaces_the_other(new_pki: NewPki) -> None:
+    pki, other = new_pki("a"), new_pki("b")
+    both = pki.authority.directory / "both.pem"
+    both.write_bytes(b"".join((p.authority.directory / "ca.pem").read_bytes() for p in (pki, other)))
+    paris, tokyo = pki.issue(HOST, "paris"), other.issue(HOST, "tokyo")
+    server, caller = (Tls(both, tls.certificate, tls.key) for tls in (paris, tokyo))
+    assert with_relay(server, caller, describe) == "paris"
+
+
 def test_a_certificate_that_the_other_side_does_not_take(new_pki: NewPki) -> None:
     """Two authorities under one name each trusts its own: only the server knows that the handshake failed."""
     pki, other = new_pki("a"), new_pki("b")
