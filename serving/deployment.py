@@ -20,14 +20,17 @@ from pathlib import Path
 
 import psutil
 
-from serving.client import Client, RouterError
+from serving.client import Client
+from serving.errors import RouterError
 from serving.topology import HostEntry, Topology, read_topology
 from stages.errors import OnesweepError, ServiceError
+from stages.security_options import tls_arguments
 from stages.transport import is_loopback, parse_address
 
 STOP_S = 15.0
 POLL_S = 0.1
 LOG_LINES = 5
+TOPOLOGY = "topology.toml"
 MODULE = ["-P", "-m", "serving.cli"]
 """How a server is started: -P, because the directory that `up` is called in is not for importing from."""
 WITNESS = ["-P", "-c", "import sys; from serving.deployment import witness; witness(sys.argv[1])"]
@@ -90,7 +93,7 @@ class Deployment:
         if place is None:
             _check_free(topology)
         deployment = cls(topology, directory, {}, place)
-        topology_path = directory / "topology.toml"
+        topology_path = directory / TOPOLOGY
         topology_path.write_text(topology.to_toml(), encoding="utf-8")
         try:
             for host in topology.hosts:
@@ -106,7 +109,7 @@ class Deployment:
     def wait_ready(self, timeout_s: float = 60.0) -> None:
         """Return when the router can serve. Raises ServiceError with the reason and the log of what died."""
         deadline, reason = time.monotonic() + timeout_s, "the router does not answer yet"
-        answers = answers_of(self.topology.router) if self.place is None else self._answers_there(self.place)
+        answers = answers_of(self.topology) if self.place is None else self._answers_there(self.place)
         with contextlib.closing(answers):
             for answer in answers:
                 self.check_alive()
@@ -145,7 +148,7 @@ class Deployment:
 
     def _answers_there(self, place: Place) -> Generator[str | None, None, None]:
         """Like `answers_of`, for a router that this process cannot reach: asked by a process beside it."""
-        command = place("router", [sys.executable, *WITNESS, self.topology.router])
+        command = place("router", [sys.executable, *WITNESS, str(self.directory / TOPOLOGY)])
         with subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True
         ) as witness:
@@ -195,9 +198,9 @@ class Deployment:
         return directory / "deployment.json"
 
 
-def answers_of(router: str) -> Generator[str | None, None, None]:
-    """Again and again: why a router cannot serve, empty when it can, None when it does not answer."""
-    with Client(router) as client:
+def answers_of(topology: Topology) -> Generator[str | None, None, None]:
+    """Again and again: why the router cannot serve, empty when it can, None when it does not answer."""
+    with Client(topology.router, tls=topology.client_tls, insecure=True) as client:
         while True:
             try:
                 status = client.status(timeout_s=2.0)
@@ -208,9 +211,9 @@ def answers_of(router: str) -> Generator[str | None, None, None]:
             time.sleep(POLL_S)
 
 
-def witness(router: str) -> None:
-    """Print `answers_of`, a line of JSON for each, until nobody reads them or the router is ready."""
-    for answer in answers_of(router):
+def witness(topology: str) -> None:
+    """Print `answers_of` a file, a line of JSON for each, until nobody reads them or the router is ready."""
+    for answer in answers_of(read_topology(Path(topology))):
         print(json.dumps(answer), flush=True)
         if answer == "":
             return
@@ -226,7 +229,7 @@ def find_deployment(directory: Path) -> Deployment | None:
     try:
         record = json.loads(record_path.read_text(encoding="utf-8"))
         processes = {str(name): int(pid) for name, pid in record["processes"].items()}
-        topology = read_topology(directory / "topology.toml")
+        topology = read_topology(directory / TOPOLOGY)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OnesweepError):
         return None
     deployment = Deployment(topology, directory, processes)
@@ -309,6 +312,7 @@ def _stage_arguments(topology: Topology, host: HostEntry, checkpoint: Path, thre
         *("stage", "--checkpoint", str(checkpoint), "--blocks", host.span),
         *("--listen", host.listen, "--name", host.name, "--threads", str(threads)),
         *(("--next", ",".join(successors)) if successors else ()),
+        *tls_arguments(topology.tls_of(host.name)),
     ]
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import grpc
 
-from serving.client import Client, RequestRefused, Result
+from serving.client import Client, Result
+from serving.errors import RequestRefused
 from stages.errors import InputError, OnesweepError
 
 SCORERS = ("chain", "ar")

@@ -11,6 +11,7 @@ import grpc.aio
 
 from serving.topology import HostEntry
 from stages.relay import Relay
+from stages.security import LOOPBACK_ONLY, Security
 from stages.sessions import KINDS
 from stages.v1 import stage_pb2
 
@@ -30,9 +31,9 @@ Weights = tuple[str, ...]
 class HostLink:
     """One host as the router sees it."""
 
-    def __init__(self, entry: HostEntry, router: str, hop_timeout_s: float) -> None:
+    def __init__(self, entry: HostEntry, router: str, hop_timeout_s: float, security: Security = LOOPBACK_ONLY) -> None:
         self.entry, self.router = entry, router
-        self.relay = Relay(entry.address, MESSAGE_BYTES, hop_timeout_s, entry.name)
+        self.relay = Relay(entry.address, MESSAGE_BYTES, hop_timeout_s, entry.name, security)
         self.info: stage_pb2.DescribeResponse | None = None
         self.problem = f"host {entry.name} at {entry.address} was not reached yet"
         """Why no request can use this host; empty when one can."""

@@ -9,7 +9,6 @@ from importlib.metadata import version
 from typing import Any
 
 import grpc.aio
-from asyncio_throttle.throttler import Throttler
 
 from serving.accounting import Account
 from serving.admission import check_fit, check_mode, check_request
@@ -17,10 +16,12 @@ from serving.again import truthful
 from serving.conditions import Conditions
 from serving.link import HostLink
 from serving.modes import Mode
+from serving.quota import Admission
 from serving.ring import Ring
 from serving.ticket import UNKNOWN_MODE, Ticket, Tickets
+from serving.tokens import GENERATE, STATUS, Keyring
 from serving.v1 import router_pb2, router_pb2_grpc
-from stages.refusal import Refusal, exhausted
+from stages.refusal import Refusal
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -36,19 +37,17 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         ring: Ring,
         modes: dict[str, Mode],
         conditions: Conditions,
-        request_limit: int,
-        requests_per_s: int,
+        keyring: Keyring,
+        admission: Admission,
         ring_wait_s: float,
         tickets: Tickets | None = None,
     ) -> None:
         """:param conditions: learns from every request.
-        :param request_limit: requests in flight; one more is refused.
-        :param requests_per_s: pace at which admitted requests start.
+        :param keyring: who may ask.
+        :param admission: how much of it at once.
         :param ring_wait_s: how long a request waits for hosts that are not ready."""
         self.ring, self.modes, self.conditions = ring, modes, conditions
-        self.request_limit, self.ring_wait_s = request_limit, ring_wait_s
-        self.throttler = Throttler(rate_limit=requests_per_s, period=1.0)
-        self.requests = 0
+        self.keyring, self.admission, self.ring_wait_s = keyring, admission, ring_wait_s
         self.tickets = tickets or Tickets()
 
     async def Generate(
@@ -60,19 +59,22 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         context.set_trailing_metadata(ticket.metadata)
         try:
             with ticket:
-                if self.requests >= self.request_limit:
-                    raise exhausted(f"{self.requests} requests are under way, the limit", retry_after_ms=1000)
-                self.requests += 1
-                try:
-                    async with self.throttler, aclosing(self._generate(request, ticket)) as responses:
-                        async for response in responses:
-                            yield response
-                finally:
-                    self.requests -= 1
+                key = self.keyring.identify(context.invocation_metadata(), GENERATE)
+                async with (
+                    self.admission.enter(key, request.max_bytes) as place,
+                    aclosing(self._generate(request, ticket)) as responses,
+                ):
+                    async for response in responses:
+                        place.spend(len(response.text))
+                        yield response
         except Refusal as refusal:
             await refusal.abort(context)
 
     async def Status(self, request: router_pb2.StatusRequest, context: Context) -> router_pb2.StatusResponse:
+        try:
+            self.keyring.identify(context.invocation_metadata(), STATUS)
+        except Refusal as refusal:
+            await refusal.abort(context)
         return self.status()
 
     def status(self) -> router_pb2.StatusResponse:
@@ -102,8 +104,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             ar_digest=self.ring.digest("ar"),
             scorer_digest=self.ring.digest("scorer"),
             context_bytes=max((mode.context_bytes for mode in self.modes.values() if not mode.problem), default=0),
-            requests=self.requests,
-            request_limit=self.request_limit,
+            requests=self.admission.requests,
+            request_limit=self.admission.settings.request_limit,
         )
 
     def _links_of(self, link: HostLink) -> list[router_pb2.LinkStatus]:

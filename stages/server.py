@@ -20,7 +20,9 @@ from stages.ar import new_caches
 from stages.backends import backend_named
 from stages.backends.base import BranchPiece, CleanPiece, NoisyPiece
 from stages.errors import OnesweepError, ServiceError
+from stages.guard import Guard
 from stages.host import Host, HostSettings
+from stages.identity import HOST
 from stages.links import Links
 from stages.lookout import Lookout
 from stages.meter import HostMeter
@@ -30,11 +32,12 @@ from stages.registry import Registration, Registry
 from stages.registry.base import check_dialled
 from stages.registry.successors import follow_successors
 from stages.scoring import branch_pieces
+from stages.security import LOOPBACK_ONLY, Security
 from stages.seeing import SeeingSettings
 from stages.service import StageService
 from stages.sessions import KINDS
 from stages.sweep import clean_pieces
-from stages.transport import bind, new_server, parse_address, stop_on_signals
+from stages.transport import bind, check_target, new_server, stop_on_signals
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.vitals import serve_vitals
 
@@ -60,7 +63,7 @@ class StageSettings:
     """Addresses of the hosts that may come after this one."""
     host: HostSettings
     threads: int | None = None
-    insecure: bool = False
+    security: Security = LOOPBACK_ONLY
     registry: Registry | None = None
     advertise: str | None = None
     """What others dial, where that is not what it listens on: for the registry."""
@@ -78,7 +81,9 @@ class StageServer:
         self.plan = plan_host(settings.checkpoint, settings.blocks)
         self.backend = backend_named(settings.host.backend)
         for address in settings.next:
-            parse_address(address, "next address")
+            check_target(address, settings.security, "next address")
+        if settings.security.tls is not None:
+            settings.security.tls.own(HOST)
         if settings.advertise is not None:
             check_dialled(settings.advertise, "--advertise")
         elif settings.registry is not None:
@@ -92,17 +97,18 @@ class StageServer:
         if self.settings.registry is not None:
             await self.settings.registry.check()
         seeing = self.settings.seeing
-        lookout = Lookout(seeing, "onesweep-stage", self.settings.host.name, self.settings.insecure)
+        lookout = Lookout(seeing, "onesweep-stage", self.settings.host.name, self.settings.security.insecure)
         figures = HostFigures() if seeing.metrics else None
         links = self._links(figures or HostMeter())
         host = Host(self.plan, self.settings.host, links, figures, lookout.tracer)
         service = StageService(host)
-        server = new_server(self.plan.message_bytes())
+        security = self.settings.security
+        server = new_server(self.plan.message_bytes(), [Guard(SERVICE)] if security.tls else [])
         stage_pb2_grpc.add_StageServiceServicer_to_server(service, server)
         checks = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-        port = bind(server, self.settings.listen, self.settings.insecure)
+        port = bind(server, self.settings.listen, security, mutual=True)
         if figures is not None:
             lookout.serve(STAGE_METRICS, figures.reader(service.description))
         await checks.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -152,6 +158,7 @@ class StageServer:
             settings.hop_timeout_s,
             settings.keep_warm_s,
             meter,
+            self.settings.security,
         )
 
     async def _become_ready(
