@@ -150,7 +150,7 @@ class AsyncClient:
     async def generate(self, prompt: str | bytes, **settings: Unpack[TimedSettings]) -> Result:
         """Generate a whole text; see `request_of` for the settings. Raises RequestRefused or RouterError."""
         result: Result | None = None
-        async for item in self._items(prompt, whole=True, **settings):
+        async for item in self.events(prompt, whole=True, **settings):
             if isinstance(item, Result):
                 result = item
         if result is None:
@@ -161,25 +161,37 @@ class AsyncClient:
         self, prompt: str | bytes, *, timeout_s: float = DEFAULT_TIMEOUT_S, **settings: Unpack[RequestSettings]
     ) -> AsyncIterator[bytes | Result]:
         """Pieces of text as they arrive, then the Result. Leaving early cancels the request on every host."""
-        async with aclosing(self._items(prompt, timeout_s=timeout_s, **settings)) as items:
-            async for item in items:
-                yield item
+        async with aclosing(self.events(prompt, timeout_s=timeout_s, **settings)) as events:
+            async for event in events:
+                if not isinstance(event, router_pb2.Trip):
+                    yield event
 
-    async def _items(
+    async def events(
         self,
         prompt: str | bytes,
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         whole: bool = False,
+        trips: bool = False,
+        authorization: str | None = None,
         **settings: Unpack[RequestSettings],
-    ) -> AsyncGenerator[bytes | Result, None]:
-        request = request_of(prompt, whole=whole, **settings)
-        call = self._stub.Generate(request, timeout=_checked_timeout(timeout_s))
+    ) -> AsyncGenerator[bytes | router_pb2.Trip | Result, None]:
+        """Like `stream`, with a Trip for each sweep that came back.
+
+        :param whole: the text in one piece at the end.
+        :param authorization: sent to the router as metadata of this name, such as "Bearer TOKEN".
+        """
+        request = request_of(prompt, whole=whole, trips=trips, **settings)
+        timeout_s = _checked_timeout(timeout_s)
+        call = self._stub.Generate(request, timeout=timeout_s, metadata=_metadata(authorization))
         output = b""
         try:
             async for response in call:
-                if response.WhichOneof("kind") == "summary":
+                kind = response.WhichOneof("kind")
+                if kind == "summary":
                     yield _result(response.summary, output)
+                elif kind == "trip":
+                    yield response.trip
                 else:
                     output += response.text
                     yield response.text
@@ -188,10 +200,11 @@ class AsyncClient:
         finally:
             call.cancel()
 
-    async def status(self, timeout_s: float = 5.0) -> router_pb2.StatusResponse:
+    async def status(self, timeout_s: float = 5.0, authorization: str | None = None) -> router_pb2.StatusResponse:
         """The hosts as the router sees them. Raises RouterError."""
+        metadata = _metadata(authorization)
         try:
-            return await self._stub.Status(router_pb2.StatusRequest(), timeout=timeout_s)
+            return await self._stub.Status(router_pb2.StatusRequest(), timeout=timeout_s, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             raise error_of(error, self.address, timeout_s) from None
 
@@ -290,6 +303,7 @@ def request_of(
     suffix: str | bytes = b"",
     budget_ms: int | None = None,
     whole: bool = False,
+    trips: bool = False,
 ) -> router_pb2.GenerateRequest:
     """A request message; None leaves a setting to the router. Raises InputError for what the message cannot carry."""
     raw, following = _raw("prompt", prompt), _raw("suffix", suffix)
@@ -325,6 +339,7 @@ def request_of(
         suffix=following,
         budget_ms=budget_ms,
         whole=whole,
+        trips=trips,
     )
 
 
@@ -349,6 +364,10 @@ class TextDecoder:
 
     def end(self) -> str:
         return self._decoder.decode(b"", final=True)
+
+
+def _metadata(authorization: str | None) -> tuple[tuple[str, str], ...]:
+    return () if authorization is None else (("authorization", authorization),)
 
 
 def _checked_timeout(timeout_s: float) -> float:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from serving.http.commands import register as register_http
 from serving.topology import DEFAULT_ROUTER
 from stages.commands import check_positive, keep_warm_s
 from stages.errors import InputError
@@ -97,6 +98,8 @@ def register(subparsers: Subparsers) -> None:
     demo.add_argument("--prompt", default=DEMO_PROMPT)
     demo.add_argument("--checkpoint", type=Path, default=SHIPPED, metavar="DIR")
     demo.set_defaults(run=run_demo)
+
+    register_http(subparsers)
 
 
 def run_doctor_command(options: argparse.Namespace) -> int:
@@ -325,12 +328,9 @@ def _request_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _router_address(given: str | None) -> str:
-    from serving.deployment import find_deployment, state_directory
+    from serving.deployment import router_address
 
-    if given:
-        return given
-    deployment = find_deployment(state_directory())
-    return deployment.topology.router if deployment else DEFAULT_ROUTER
+    return router_address(given)
 
 
 def _print_outcomes(prompt: str, suffix: str, outcomes: dict[str, Result | str], as_json: bool) -> None:

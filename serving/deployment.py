@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from serving.client import Client, RouterError
-from serving.topology import HostEntry, Topology, read_topology
+from serving.topology import DEFAULT_ROUTER, HostEntry, Topology, read_topology
 from stages.errors import OnesweepError, ServiceError
 from stages.transport import is_loopback, parse_address
 
@@ -234,6 +234,14 @@ def find_deployment(directory: Path) -> Deployment | None:
         return deployment
     record_path.unlink(missing_ok=True)
     return None
+
+
+def router_address(given: str | None) -> str:
+    """`given`, else the router that is up here, else where one is by default."""
+    if given:
+        return given
+    deployment = find_deployment(state_directory())
+    return deployment.topology.router if deployment else DEFAULT_ROUTER
 
 
 def require_deployment(directory: Path) -> Deployment:

@@ -85,6 +85,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             context_bytes=max((mode.context_bytes for mode in self.modes.values() if not mode.problem), default=0),
             requests=self.requests,
             request_limit=self.request_limit,
+            scorer_digest=self.ring.digest("scorer"),
         )
 
     async def _generate(
@@ -99,6 +100,9 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         async with aclosing(mode.generate(generation, account)) as pieces:
             whole = b""
             async for text in pieces:
+                for trip in account.take_trips():
+                    if request.trips:
+                        yield router_pb2.GenerateResponse(trip=trip)
                 if request.whole:
                     whole += text
                 else:
