@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from serving.http.commands import check_framework
 from serving.http.commands import register as register_http
+from serving.http.settings import DEFAULT_LISTEN
 from serving.topology import DEFAULT_ROUTER
 from stages.commands import check_positive, keep_warm_s
 from stages.errors import InputError
@@ -83,6 +85,13 @@ def register(subparsers: Subparsers) -> None:
     up.add_argument("--checkpoint", type=Path, metavar="DIR", help="bundle to serve (default: the shipped weights)")
     up.add_argument(
         "--port", type=int, default=7700, metavar="P", help="the router's; hosts take those after it (7700)"
+    )
+    up.add_argument(
+        "--http",
+        nargs="?",
+        const=DEFAULT_LISTEN,
+        metavar="HOST:PORT",
+        help=f"an API and a page, too ({DEFAULT_LISTEN})",
     )
     up.add_argument("--threads", type=int, default=1, metavar="N", help="processor threads of each process (1)")
     up.set_defaults(run=run_up)
@@ -238,6 +247,8 @@ def run_up(options: argparse.Namespace) -> int:
     from serving.topology import local_topology, read_topology
     from stages.parts import plan_host
 
+    if options.http:
+        check_framework("--http")
     check_positive(options, "hosts", "threads")
     topology = read_topology(options.topology) if options.topology else None
     checkpoint = options.checkpoint or (topology.checkpoint if topology else None) or SHIPPED
@@ -247,12 +258,17 @@ def run_up(options: argparse.Namespace) -> int:
     elif topology.blocks != parts:
         raise InputError(f"the topology has {topology.blocks} blocks, the checkpoint {parts}: make them agree")
     with ends_cleanly():
-        deployment = Deployment.start(topology, checkpoint.resolve(), state_directory(), options.threads)
+        deployment = Deployment.start(
+            topology, checkpoint.resolve(), state_directory(), options.threads, http=options.http
+        )
         try:
             deployment.wait_ready()
             for host in topology.hosts:
                 print(f"{host.name:10} {host.address:22} blocks {host.span}")
             print(f"{'router':10} {topology.router:22} ready; logs in {deployment.directory}", flush=True)
+            if options.http:
+                deployment.wait_listening(options.http)
+                print(f"{'http':10} http://{options.http}", flush=True)
             if not options.detach:
                 _watch(deployment)
         except BaseException:
