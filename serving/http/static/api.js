@@ -20,6 +20,11 @@ export function keepToken(changed) {
   });
 }
 
+/** Opens the field for the token where the router wants one. */
+export function askForToken({ status }) {
+  if (status === 401) document.getElementById("token").closest("details").open = true;
+}
+
 function headers() {
   const token = sessionStorage.getItem(TOKEN);
   return token ? { Authorization: `Bearer ${token}` } : {};

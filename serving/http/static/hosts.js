@@ -1,6 +1,6 @@
 // The hosts page: what the router knows of its hosts, refreshed.
 
-import { hosts, keepToken } from "./api.js";
+import { askForToken, hosts, keepToken } from "./api.js";
 import { byId, duration, html, showProblem, size } from "./dom.js";
 import { RingMap } from "./map.js";
 
@@ -12,9 +12,10 @@ let before = "";
 async function refresh() {
   try {
     show(await hosts());
-    showProblem(byId("problem"), "");
+    showProblem(byId("unready"), "");
   } catch (error) {
-    showProblem(byId("problem"), error.message);
+    showProblem(byId("unready"), error.message);
+    askForToken(error);
   }
 }
 

@@ -20,9 +20,8 @@ export class Lane {
     this.written = html("p", { classes: "written" }, this.given, this.fresh);
     if (label.startsWith("infill")) this.written.append(html("span", { classes: "given" }, suffix));
     this.track = svg("svg", { class: "track", viewBox: `0 0 ${SCALE} 10`, preserveAspectRatio: "none", "aria-hidden": "true" });
-    this.odd = svg("path");
-    this.even = svg("path", { class: "even" });
-    this.track.append(this.odd, this.even);
+    this.stripes = [svg("path"), svg("path", { class: "even" }), svg("path", { class: "open" })];
+    this.track.append(...this.stripes);
     this.costs = {};
     const facts = html("dl", { classes: "costs" });
     for (const [key, title] of [["sweeps", "sweeps"], ["time", "time"], ["wire", "on the wire"], ["compute", "compute"], ["hosts", "host-seconds"]]) {
@@ -90,16 +89,16 @@ export class Lane {
     return performance.now() - this.startedAt;
   }
 
-  /** Draws the trips, one shade after the other, on a track that is `fullMs` long. */
+  /** Draws the trips on a track that is `fullMs` long: one shade after the other, and faint what is still under way. */
   drawTrack(fullMs) {
-    const paths = ["", ""];
-    const spans = this.trips.map((trip) => [trip.begin_ms, trip.end_ms]);
+    const paths = ["", "", ""];
+    const draw = (stripe, begin, end) => {
+      paths[stripe] += `M${((begin / fullMs) * SCALE).toFixed(1)} 5H${((end / fullMs) * SCALE).toFixed(1)}`;
+    };
+    this.trips.forEach((trip, index) => draw(index % 2, trip.begin_ms, trip.end_ms));
     const last = this.trips.at(-1)?.end_ms ?? 0;
-    if (this.running || !spans.length) spans.push([last, this.elapsedMs()]);
-    spans.forEach(([begin, end], index) => {
-      paths[index % 2] += `M${((begin / fullMs) * SCALE).toFixed(1)} 5H${((end / fullMs) * SCALE).toFixed(1)}`;
-    });
-    this.odd.setAttribute("d", paths[0]);
-    this.even.setAttribute("d", paths[1]);
+    // what follows the last trip, or all of a text that took none, is the router's own work
+    draw(this.result && !this.trips.length ? 0 : 2, last, this.elapsedMs());
+    this.stripes.forEach((stripe, index) => stripe.setAttribute("d", paths[index]));
   }
 }

@@ -1,6 +1,6 @@
 // The race page: one prompt, several modes, trip by trip.
 
-import { hosts, keepToken, race, Refused } from "./api.js";
+import { askForToken, hosts, keepToken, race, Refused } from "./api.js";
 import { byId, duration, html, showProblem } from "./dom.js";
 import { Lane } from "./lane.js";
 import { RingMap } from "./map.js";
@@ -22,9 +22,10 @@ async function refresh() {
     const status = await hosts();
     map.show(status.hosts);
     offer(status.entrants);
-    showProblem(byId("problem"), status.ready ? "" : status.hosts.map((host) => host.reason).filter(Boolean).join("; "));
+    showProblem(byId("unready"), status.ready ? "" : status.hosts.map((host) => host.reason).filter(Boolean).join("; "));
   } catch (error) {
-    showProblem(byId("problem"), error.message);
+    showProblem(byId("unready"), error.message);
+    askForToken(error);
   }
 }
 
