@@ -86,6 +86,12 @@ def openai(gateway: Gateway) -> Iterator[OpenAI]:
         yield client
 
 
+@pytest.fixture
+def completed(deployment: Deployment, describe: Callable[..., Any]) -> Callable[[], int]:
+    """Hops that the hosts have computed so far."""
+    return lambda: sum(describe(host.address).counters.completed for host in deployment.topology.hosts)
+
+
 @pytest.fixture(scope="session")
 def chromium() -> str:
     path = shutil.which("chromium")
