@@ -88,6 +88,13 @@ class AsyncClient:
         self._channel = open_channel(self.address, security=self._security)
         self._stub: router_pb2_grpc.RouterServiceAsyncStub = router_pb2_grpc.RouterServiceStub(self._channel)
 
+    def _who(self, authorization: str | None) -> tuple[tuple[str, str], ...]:
+        """Metadata that says who asks. Raises InputError where a token would leave the machine in plain text."""
+        if authorization is None:
+            return self._metadata
+        checked_security(self.address, self._security.tls, authorization, self._security.insecure)
+        return (("authorization", authorization),)
+
     async def _failed(self, error: grpc.aio.AioRpcError, timeout_s: float) -> Exception:
         """What to raise; the next call shall see certificates that were renewed meanwhile."""
         if is_unreachable(error) and self._security.stamp() != self._stamp:
@@ -98,7 +105,7 @@ class AsyncClient:
     async def generate(self, prompt: str | bytes, **settings: Unpack[TimedSettings]) -> Result:
         """Generate a whole text; see `request_of` for the settings. Raises RequestRefused or RouterError."""
         result: Result | None = None
-        async for item in self._items(prompt, whole=True, **settings):
+        async for item in self.events(prompt, whole=True, **settings):
             if isinstance(item, Result):
                 result = item
         if result is None:
@@ -109,25 +116,37 @@ class AsyncClient:
         self, prompt: str | bytes, *, timeout_s: float = DEFAULT_TIMEOUT_S, **settings: Unpack[RequestSettings]
     ) -> AsyncIterator[bytes | Result]:
         """Pieces of text as they arrive, then the Result. Leaving early cancels the request on every host."""
-        async with aclosing(self._items(prompt, timeout_s=timeout_s, **settings)) as items:
-            async for item in items:
-                yield item
+        async with aclosing(self.events(prompt, timeout_s=timeout_s, **settings)) as events:
+            async for event in events:
+                if not isinstance(event, router_pb2.Trip):
+                    yield event
 
-    async def _items(
+    async def events(
         self,
         prompt: str | bytes,
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         whole: bool = False,
+        trips: bool = False,
+        authorization: str | None = None,
         **settings: Unpack[RequestSettings],
-    ) -> AsyncGenerator[bytes | Result, None]:
-        request = request_of(prompt, whole=whole, **settings)
-        call = self._stub.Generate(request, timeout=_checked_timeout(timeout_s), metadata=self._metadata)
+    ) -> AsyncGenerator[bytes | router_pb2.Trip | Result, None]:
+        """Like `stream`, with a Trip for each sweep that came back.
+
+        :param whole: the text in one piece at the end.
+        :param authorization: sent to the router as metadata of this name, such as "Bearer TOKEN".
+        """
+        request = request_of(prompt, whole=whole, trips=trips, **settings)
+        timeout_s = _checked_timeout(timeout_s)
+        call = self._stub.Generate(request, timeout=timeout_s, metadata=self._who(authorization))
         output = b""
         try:
             async for response in call:
-                if response.WhichOneof("kind") == "summary":
+                kind = response.WhichOneof("kind")
+                if kind == "summary":
                     yield result_of(response.summary, output)
+                elif kind == "trip":
+                    yield response.trip
                 else:
                     output += response.text
                     yield response.text
@@ -136,10 +155,11 @@ class AsyncClient:
         finally:
             call.cancel()
 
-    async def status(self, timeout_s: float = 5.0) -> router_pb2.StatusResponse:
+    async def status(self, timeout_s: float = 5.0, authorization: str | None = None) -> router_pb2.StatusResponse:
         """The hosts as the router sees them. Raises RouterError."""
+        metadata = self._who(authorization)
         try:
-            return await self._stub.Status(router_pb2.StatusRequest(), timeout=timeout_s, metadata=self._metadata)
+            return await self._stub.Status(router_pb2.StatusRequest(), timeout=timeout_s, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             raise await self._failed(error, timeout_s) from None
 
@@ -257,6 +277,7 @@ def request_of(
     suffix: str | bytes = b"",
     budget_ms: int | None = None,
     whole: bool = False,
+    trips: bool = False,
 ) -> router_pb2.GenerateRequest:
     """A request message; None leaves a setting to the router. Raises InputError for what the message cannot carry."""
     raw, following = _raw("prompt", prompt), _raw("suffix", suffix)
@@ -292,6 +313,7 @@ def request_of(
         suffix=following,
         budget_ms=budget_ms,
         whole=whole,
+        trips=trips,
     )
 
 

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from serving.certs_commands import register_certs
 from serving.client_options import add_router_options, client_of
+from serving.http.commands import check_framework
+from serving.http.commands import register as register_http
+from serving.http.settings import DEFAULT_LISTEN
 from serving.token_commands import register_token
 from serving.topology import DEFAULT_ROUTER
 from stages.commands import add_health_flag, check_positive, keep_warm_s
@@ -104,6 +107,13 @@ def register(subparsers: Subparsers) -> None:
     up.add_argument(
         "--port", type=int, default=7700, metavar="P", help="the router's; hosts take those after it (7700)"
     )
+    up.add_argument(
+        "--http",
+        nargs="?",
+        const=DEFAULT_LISTEN,
+        metavar="HOST:PORT",
+        help=f"an API and a page, too ({DEFAULT_LISTEN})",
+    )
     up.add_argument("--threads", type=int, default=1, metavar="N", help="processor threads of each process (1)")
     up.set_defaults(run=run_up)
 
@@ -121,6 +131,8 @@ def register(subparsers: Subparsers) -> None:
     demo.add_argument("--prompt", default=DEMO_PROMPT)
     demo.add_argument("--checkpoint", type=Path, default=SHIPPED, metavar="DIR")
     demo.set_defaults(run=run_demo)
+
+    register_http(subparsers)
 
 
 def run_doctor_command(options: argparse.Namespace) -> int:
@@ -286,6 +298,8 @@ def run_up(options: argparse.Namespace) -> int:
     from serving.topology import local_topology, read_topology
     from stages.parts import plan_host
 
+    if options.http:
+        check_framework("--http")
     check_positive(options, "hosts", "threads")
     topology = read_topology(options.topology) if options.topology else None
     checkpoint = options.checkpoint or (topology.checkpoint if topology else None) or SHIPPED
@@ -299,12 +313,17 @@ def run_up(options: argparse.Namespace) -> int:
     elif topology.blocks != parts:
         raise InputError(f"the topology has {topology.blocks} blocks, the checkpoint {parts}: make them agree")
     with ends_cleanly():
-        deployment = Deployment.start(topology, checkpoint.resolve(), state_directory(), options.threads)
+        deployment = Deployment.start(
+            topology, checkpoint.resolve(), state_directory(), options.threads, http=options.http
+        )
         try:
             deployment.wait_ready()
             for host in topology.hosts:
                 print(f"{host.name:10} {host.address:22} blocks {host.span}")
             print(f"{'router':10} {topology.router:22} ready; logs in {deployment.directory}", flush=True)
+            if options.http:
+                deployment.wait_listening(options.http)
+                print(f"{'http':10} http://{options.http}", flush=True)
             if not options.detach:
                 _watch(deployment)
         except BaseException:

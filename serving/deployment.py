@@ -22,7 +22,7 @@ import psutil
 
 from serving.client import Client
 from serving.errors import RouterError
-from serving.topology import HostEntry, Topology, read_topology
+from serving.topology import DEFAULT_ROUTER, HostEntry, Topology, read_topology
 from stages.errors import OnesweepError, ServiceError
 from stages.security_options import tls_arguments
 from stages.transport import is_loopback, parse_address
@@ -33,6 +33,8 @@ LOG_LINES = 5
 TOPOLOGY = "topology.toml"
 MODULE = ["-P", "-m", "serving.cli"]
 """How a server is started: -P, because the directory that `up` is called in is not for importing from."""
+HTTP = "http"
+"""What the gateway's process is called."""
 WITNESS = ["-P", "-c", "import sys; from serving.deployment import witness; witness(sys.argv[1])"]
 
 Place = Callable[[str, list[str]], list[str]]
@@ -73,6 +75,7 @@ class Deployment:
         place: Place | None = None,
         host_options: Sequence[str] = (),
         router_options: Sequence[str] = (),
+        http: str | None = None,
     ) -> Deployment:
         """Start every process; they are live but not ready when this returns.
 
@@ -80,6 +83,7 @@ class Deployment:
             loopback then. What asks for the router's status is placed as `router`, too.
         :param host_options: more options of every `onesweep stage`, such as ("--insecure",).
         :param router_options: more options of `onesweep router`.
+        :param http: where a gateway listens, too.
 
         Raises OnesweepError when one is up already, or an address is taken.
         """
@@ -91,7 +95,7 @@ class Deployment:
         if previous is not None:
             raise ServiceError(f"a deployment is up already (router {previous.topology.router}); `onesweep down` first")
         if place is None:
-            _check_free(topology)
+            _check_free(topology, http)
         deployment = cls(topology, directory, {}, place)
         topology_path = directory / TOPOLOGY
         topology_path.write_text(topology.to_toml(), encoding="utf-8")
@@ -101,6 +105,8 @@ class Deployment:
                 deployment._spawn(host.name, [*arguments, *host_options])
             router = ["router", "--topology", str(topology_path), "--checkpoint", str(checkpoint)]
             deployment._spawn("router", [*router, "--threads", str(threads), *router_options])
+            if http is not None:
+                deployment._spawn(HTTP, ["http", "--listen", http, "--router", topology.router])
         except BaseException:
             deployment.stop()
             raise
@@ -119,6 +125,15 @@ class Deployment:
                 if time.monotonic() > deadline:
                     break
         raise ServiceError(f"not ready after {timeout_s:.0f} s: {reason}; logs are in {self.directory}")
+
+    def wait_listening(self, address: str, timeout_s: float = 60.0) -> None:
+        """Return when somebody listens at `address`. Raises ServiceError as `wait_ready` does."""
+        deadline = time.monotonic() + timeout_s
+        while _port_free(*parse_address(address)):
+            self.check_alive()
+            if time.monotonic() > deadline:
+                raise ServiceError(f"nobody listens at {address} after {timeout_s:.0f} s; logs are in {self.directory}")
+            time.sleep(POLL_S)
 
     def check_alive(self) -> None:
         """Raises ServiceError with the last log lines of a process that ended."""
@@ -142,7 +157,7 @@ class Deployment:
 
     def stop(self) -> None:
         """End every process, the router first so that running requests end; kill what does not stop."""
-        _end([self._process("router")])
+        _end([self._process(HTTP), self._process("router")])
         _end([self._process(host.name) for host in self.topology.hosts])
         self._record_path(self.directory).unlink(missing_ok=True)
 
@@ -239,6 +254,14 @@ def find_deployment(directory: Path) -> Deployment | None:
     return None
 
 
+def router_address(given: str | None) -> str:
+    """`given`, else the router that is up here, else where one is by default."""
+    if given:
+        return given
+    deployment = find_deployment(state_directory())
+    return deployment.topology.router if deployment else DEFAULT_ROUTER
+
+
 def require_deployment(directory: Path) -> Deployment:
     """Like `find_deployment`. Raises NothingUp."""
     deployment = find_deployment(directory)
@@ -321,12 +344,13 @@ def _holds(command: list[str], part: list[str]) -> bool:
     return any(command[i : i + len(part)] == part for i in range(len(command) - len(part) + 1))
 
 
-def _check_free(topology: Topology) -> None:
-    for name, address in [("router", topology.router), *((h.name, h.listen) for h in topology.hosts)]:
+def _check_free(topology: Topology, http: str | None) -> None:
+    listeners = [("router", topology.router), *((h.name, h.listen) for h in topology.hosts)]
+    for name, address in [*listeners, *([] if http is None else [(HTTP, http)])]:
         if not is_loopback(address):
             raise ServiceError(
                 f"{name} listens on {address}, which is not loopback: `up` starts processes of this machine only; "
-                "start that one there with `onesweep stage` or `onesweep router`"
+                "start that one there with `onesweep stage`, `onesweep router` or `onesweep http`"
             )
         if not _port_free(*parse_address(address)):
             raise ServiceError(

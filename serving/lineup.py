@@ -66,7 +66,7 @@ def run_entrants(
     outcomes: dict[str, Result | str] = {}
     for entrant in entrants:
         try:
-            outcomes[entrant.label] = client.generate(prompt, **_request(entrant, settings))
+            outcomes[entrant.label] = client.generate(prompt, **entrant_settings(entrant, settings))
         except OnesweepError as error:
             lacks_weights = isinstance(error, RequestRefused) and error.code is grpc.StatusCode.FAILED_PRECONDITION
             if entrant.scorer and lacks_weights and not entrant.named:
@@ -77,7 +77,7 @@ def run_entrants(
     return outcomes
 
 
-def _request(entrant: Entrant, settings: dict[str, Any]) -> dict[str, Any]:
+def entrant_settings(entrant: Entrant, settings: dict[str, Any]) -> dict[str, Any]:
     """`settings` without those that other modes refuse."""
     own = {**settings, "mode": entrant.mode}
     if entrant.scorer:

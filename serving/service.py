@@ -128,6 +128,9 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         async with aclosing(truthful(mode, generation, account)) as pieces:
             whole = b""
             async for text in pieces:
+                for trip in account.take_trips():
+                    if request.trips:
+                        yield router_pb2.GenerateResponse(trip=trip)
                 if request.whole:
                     whole += text
                 else:

@@ -50,8 +50,8 @@ class Topology:
         if not 0 < len(self.hosts) <= MAX_HOSTS:
             raise TopologyError(f"a topology has 1 to {MAX_HOSTS} hosts, not {len(self.hosts)}")
         for host in self.hosts:
-            if check_name(host.name, "host name") == "router":
-                raise TopologyError("a host cannot be called 'router': give it another name")
+            if check_name(host.name, "host name") in ("router", "http"):
+                raise TopologyError(f"a host cannot be called {host.name!r}: give it another name")
         for what in ("name", "address"):
             values = [getattr(host, what) for host in self.hosts]
             doubled = sorted({value for value in values if values.count(value) > 1})

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from stages.errors import InputError
 from stages.meter import HostMeter
 from stages.refusal import Refusal, failed_precondition
 from stages.relay import WARM_TIMEOUT_S, Relay
@@ -60,9 +61,12 @@ class Links:
             closing.add_done_callback(lambda done: done.exception())
         for address in addresses:
             if address not in self._relays:
-                relay = self._relays[address] = Relay(
-                    address, self._message_bytes, self._hop_timeout_s, security=self._security
-                )
+                try:
+                    relay = Relay(address, self._message_bytes, self._hop_timeout_s, security=self._security)
+                except InputError as error:  # learned at run time, and not to be dialled
+                    log.warning("no link to %s: %s", address, error)
+                    continue
+                self._relays[address] = relay
                 relay.meter = self._meter.link(address)
                 relay.problem = f"the host at {address} was not reached yet"
                 self._keepers[address] = asyncio.create_task(self._keep(relay))
