@@ -57,6 +57,8 @@ class StageSettings:
 class StageServer:
     """One process of a deployment: health, reflection and the stage service on one port."""
 
+    host_type: type[Host] = Host
+
     def __init__(self, settings: StageSettings) -> None:
         """Checks everything that can be checked without reading weights. Raises OnesweepError."""
         self.settings = settings
@@ -71,7 +73,7 @@ class StageServer:
         if self.settings.threads:
             torch.set_num_threads(self.settings.threads)
         links = self._links()
-        host = Host(self.plan, self.settings.host, links)
+        host = self.host_type(self.plan, self.settings.host, links)
         service = StageService(host)
         server = new_server(self.plan.message_bytes())
         stage_pb2_grpc.add_StageServiceServicer_to_server(service, server)
