@@ -25,13 +25,11 @@ class LyingHost(Host):
     _turns = itertools.cycle(LIES)
 
     def _hand_over(self, hop: stage_pb2.Hop, outcome: Outcome) -> None:
-        spoiled = type(outcome)()
-        spoiled.CopyFrom(outcome)
-        spoil(spoiled, next(self._turns))
-        if isinstance(spoiled, stage_pb2.Hop):
-            super()._hand_over(hop, spoiled)
+        spoil(outcome, next(self._turns))
+        if isinstance(outcome, stage_pb2.Hop):
+            super()._hand_over(hop, outcome)
         else:
-            self.subscribers.publish(hop.router, spoiled)
+            self.subscribers.publish(hop.router, outcome)
 
 
 def spoil(outcome: Outcome, lie: str) -> None:

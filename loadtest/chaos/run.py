@@ -21,7 +21,7 @@ from stages.errors import InputError, ServiceError
 
 WARM_UP_S = 5.0
 """Of load before the first fault."""
-SOUND_S = 30.0
+SOUND_S = 60.0
 """How long the next fault waits for the deployment to be whole again."""
 FLOOD = 10
 """Times the clients of the steady load."""
@@ -166,7 +166,8 @@ def _go_through(
         say(f"  {at_s - begin_s:6.1f} s  {planned.kind} {planned.target}, {planned.length_s:.1f} s")
         fault.begin(stand, planned.target)
         try:
-            _sleep_until(at_s + planned.length_s, clients)
+            lasts_from_s = _used_again_s(clients, planned.target) if fault.stands_in else at_s
+            _sleep_until(lasts_from_s + planned.length_s, clients)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 fault.end(stand, planned.target)
@@ -185,6 +186,18 @@ def _wait_sound(clients: Clients) -> None:
     deadline = time.monotonic() + SOUND_S
     while not clients.sound and time.monotonic() < deadline:
         _sleep_until(time.monotonic() + POLL_S, clients)
+
+
+def _used_again_s(clients: Clients, host: str) -> float:
+    """When the router uses a host again that it has lost."""
+    deadline, lost = time.monotonic() + SOUND_S, False
+    while time.monotonic() < deadline:
+        _sleep_until(time.monotonic() + POLL_S, clients)
+        known = bool(clients.health) and host in clients.health[-1].problems
+        if lost and not known:
+            break
+        lost = lost or known
+    return time.monotonic()
 
 
 def _end_all(crowds: Sequence[Clients]) -> None:
