@@ -32,6 +32,20 @@ def register(subparsers: Subparsers) -> None:
     _add_run(soak, minutes=30.0)
     soak.set_defaults(run=run_soak_command)
 
+    flood = subparsers.add_parser("flood", help="many times more users than the knee: what is still answered")
+    flood.add_argument("--at", type=float, default=10.0, metavar="X", help="users, in those of the knee (10)")
+    flood.add_argument("--knee", type=int, metavar="U", help="users of the knee (found: 1, 2, 4 ... users)")
+    flood.add_argument("--polite", type=int, default=1, metavar="U", help="a second crowd beside it; 0 = none (1)")
+    flood.add_argument("--mode", default="sweep", metavar="M", help="what is asked for (sweep)")
+    flood.add_argument("--bytes", type=int, default=128, metavar="N", help="bytes to generate (128)")
+    flood.add_argument("--seconds", type=float, default=15.0, metavar="S", help="length of each measurement (15)")
+    flood.add_argument("--timeout-s", type=float, default=60.0, metavar="S", help="deadline of a request (60)")
+    flood.add_argument("--profile", metavar="P", help="links between the hosts; loopback needs no root (loopback)")
+    flood.add_argument("--checkpoint", type=Path, metavar="DIR", help="default: shipped weights")
+    flood.add_argument("--router", metavar="HOST:PORT", help="a deployment that is there, instead of starting one")
+    flood.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    flood.set_defaults(run=run_flood_command)
+
 
 def _add_run(parser: argparse.ArgumentParser, minutes: float) -> None:
     parser.add_argument("--minutes", type=float, default=minutes, metavar="M", help=f"of load ({minutes:g})")
@@ -88,6 +102,52 @@ def _run(options: argparse.Namespace, kinds: tuple[str, ...], count: int | None)
         write_page(options.svg, time_line(result) + "\n")
     if result.trouble:
         raise OnesweepError("something was lost, wrong or left behind: see above")
+    return 0
+
+
+def run_flood_command(options: argparse.Namespace) -> int:
+    from loadtest.chaos.flood import FloodSettings, check_flood, run_flood
+    from loadtest.chaos.flood_report import flood_notes, flood_record
+    from loadtest.destination import check_destination, write_json
+    from loadtest.load.generator import check_locust
+    from loadtest.load.prompts import make_cases
+    from loadtest.load.run import LoadSettings, check_settings
+    from loadtest.load.table import run_line, run_table
+    from loadtest.load.target import LOOPBACK, TargetSettings, check_target, open_target
+    from loadtest.load.texts import Texts
+    from loadtest.machine import commit, this_machine
+    from serving.deployment import ends_cleanly
+    from serving.modes import MODES
+
+    target_settings = TargetSettings(options.profile or LOOPBACK, options.router, options.checkpoint)
+    load = LoadSettings(
+        target_settings,
+        options.mode,
+        options.knee or 1,
+        options.seconds,
+        max_bytes=options.bytes,
+        timeout_s=options.timeout_s,
+    )
+    settings = FloodSettings(load, options.at, options.knee, options.polite)
+    check_flood(settings)
+    check_settings(load)
+    if options.mode not in MODES:
+        raise InputError(f"unknown mode {options.mode!r}; choose from {', '.join(MODES)}")
+    check_target(target_settings)
+    check_locust()
+    if options.json:
+        check_destination(options.json)
+    machine, command = this_machine(), shlex.join(["onesweep", *sys.argv[1:]])
+    with ends_cleanly(), open_target(target_settings) as target:
+        facts = target.facts()
+        cases = make_cases(load.cases, load.first_seed, load.max_bytes, facts.context_bytes)
+        texts = Texts(target, cases, load.max_bytes)
+        result = run_flood(settings, target, texts, lambda done: print(run_line(done), flush=True))
+    print("\n" + run_table(result.results) + "\n\n" + "\n".join(flood_notes(result)), flush=True)
+    if options.json:
+        write_json(options.json, flood_record(result, command, commit(), machine))
+    if result.trouble:
+        raise OnesweepError(f"{result.trouble} requests failed, were lost or wrong")
     return 0
 
 

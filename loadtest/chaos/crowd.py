@@ -21,8 +21,8 @@ from serving.client import AsyncClient, RequestRefused, Result, RouterError
 PAUSE_S = 0.25
 """Before another call, where nobody said when."""
 HEALTH_S = 0.5
-SETTLE_S = 5.0
-"""How long after the last answer sessions may stay open on hosts."""
+SETTLE_S = 30.0
+"""How long after the last answer hosts may be lost, or hold sessions."""
 AGAIN = {"UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED", "ABORTED"}
 """Statuses after which the same request may be sent again."""
 
@@ -141,9 +141,9 @@ async def _health(client: AsyncClient) -> Health:
 
 
 async def _settle(client: AsyncClient) -> None:
-    """Wait for the hosts to free what the last requests held, and tell what is left."""
+    """Wait for all hosts to be there, and to have freed what requests held; tell what is left."""
     deadline = time.monotonic() + SETTLE_S
-    while (health := await _health(client)).sessions and time.monotonic() < deadline:
+    while ((health := await _health(client)).sessions or health.problems) and time.monotonic() < deadline:
         await asyncio.sleep(HEALTH_S)
     _tell(health)
 

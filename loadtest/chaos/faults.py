@@ -12,6 +12,7 @@ from typing import ClassVar
 import psutil
 
 from loadtest.chaos.stand import Stand
+from loadtest.load.target import LOOPBACK
 from loadtest.wan.profile import ROUTER
 
 STOP_S = 10.0
@@ -29,8 +30,8 @@ class Fault(ABC):
     stands_in: ClassVar[bool] = False
     """Whether it lasts from the moment that the router uses its target again: what stands there needs time to start."""
 
-    def absent(self, stand: Stand) -> str:
-        """Why it cannot be done to this deployment; empty when it can."""
+    def absent(self, profile: str) -> str:
+        """Why it cannot be done in a network; empty when it can."""
         return ""
 
     @abstractmethod
@@ -80,8 +81,8 @@ class Cut(Fault):
 
     name, words, weight, length_s = "cut", "every packet between two machines is dropped", 3, (3.0, 6.0)
 
-    def absent(self, stand: Stand) -> str:
-        return "" if stand.lab else "loopback has no link to cut: --profile names one that has"
+    def absent(self, profile: str) -> str:
+        return "" if profile != LOOPBACK else "loopback has no link to cut: --profile names one that has"
 
     def targets(self, stand: Stand) -> list[str]:
         return stand.links

@@ -12,12 +12,12 @@ from loadtest.chaos.answer import OK, Answer, Health
 from loadtest.chaos.cases import Case, make_cases
 from loadtest.chaos.clients import Clients, open_clients
 from loadtest.chaos.crowd import Order
-from loadtest.chaos.faults import FAULTS, Fault
+from loadtest.chaos.faults import FAULTS
 from loadtest.chaos.gauge import Life, gauging
 from loadtest.chaos.schedule import Kind, Planned, make_schedule
 from loadtest.chaos.settings import ChaosSettings
 from loadtest.chaos.stand import Stand, open_stand
-from stages.errors import InputError, ServiceError
+from stages.errors import ServiceError
 
 WARM_UP_S = 5.0
 """Of load before the first fault."""
@@ -78,9 +78,11 @@ def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
         served = [mode for mode in settings.modes if mode in facts.modes]
         cases = make_cases(served, settings.seed, facts.context_bytes)
         order = Order(stand.router, cases, settings.at_once, settings.patience_s)
-        kinds, left_out = _kinds(stand, settings)
+        left_out = [f"fault {name}: {FAULTS[name].absent(settings.profile)}" for name in settings.unable]
         left_out += [f"mode {mode}: it is not served here" for mode in settings.modes if mode not in served]
-        schedule = make_schedule(kinds, settings.seconds - WARM_UP_S, settings.fault_count, settings.seed)
+        schedule = make_schedule(
+            _kinds(stand, settings), settings.seconds - WARM_UP_S, settings.fault_count, settings.seed
+        )
         say(f"the texts of {len(cases)} requests, before anything happens ...")
         texts = _texts(stand, order)
         stand.flood_order = replace(order, at_once=order.at_once * FLOOD, first=False)
@@ -119,18 +121,15 @@ def _served(stand: Stand) -> Health:
     with open_clients(Order(stand.router, (), 1, patience_s=1.0, health=True), stand.beside) as clients:
         clients.wait()
     if not clients.health or clients.health[-1].problems:
-        raise ServiceError("the router did not tell what it serves; try again")
+        problems = "; ".join(clients.health[-1].problems.values()) if clients.health else "the router said nothing"
+        raise ServiceError(f"the deployment is not whole: {problems}")
     return clients.health[-1]
 
 
-def _kinds(stand: Stand, settings: ChaosSettings) -> tuple[list[Kind], list[str]]:
-    """Faults that can be done here; a sentence for each of the others. Raises InputError when none is left."""
-    chosen: list[Fault] = [FAULTS[name] for name in settings.kinds]
-    able = [fault for fault in chosen if not fault.absent(stand)]
-    left_out = [f"fault {fault.name}: {fault.absent(stand)}" for fault in chosen if fault not in able]
-    if chosen and not able:
-        raise InputError("; ".join(left_out))
-    return [Kind(f.name, f.weight, f.length_s, tuple(f.targets(stand))) for f in able], left_out
+def _kinds(stand: Stand, settings: ChaosSettings) -> list[Kind]:
+    """The faults that can be done here, as the schedule wants them."""
+    able = [FAULTS[name] for name in settings.able]
+    return [Kind(fault.name, fault.weight, fault.length_s, tuple(fault.targets(stand))) for fault in able]
 
 
 def _texts(stand: Stand, order: Order) -> list[bytes]:

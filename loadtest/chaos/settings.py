@@ -42,10 +42,20 @@ class ChaosSettings:
         return self.minutes * 60
 
     @property
+    def unable(self) -> list[str]:
+        """Kinds that cannot be done in this network."""
+        return [name for name in self.kinds if FAULTS[name].absent(self.profile)]
+
+    @property
+    def able(self) -> list[str]:
+        """The others."""
+        return [name for name in self.kinds if name not in self.unable]
+
+    @property
     def fault_count(self) -> int:
-        if self.count is not None:
-            return self.count
-        return max(len(self.kinds), round(self.minutes * FAULTS_A_MINUTE)) if self.kinds else 0
+        if self.count is not None or not self.able:
+            return self.count or 0
+        return max(len(self.able), round(self.minutes * FAULTS_A_MINUTE))
 
 
 def check_settings(settings: ChaosSettings) -> None:
@@ -62,6 +72,8 @@ def check_settings(settings: ChaosSettings) -> None:
         raise InputError(f"--seed must be from 0 to {MOST_SEED - 1}, not {settings.seed}")
     _check_names("--faults", settings.kinds, tuple(FAULTS))
     _check_names("--modes", settings.modes, tuple(SETTINGS))
+    if settings.kinds and not settings.able:
+        raise InputError("; ".join(FAULTS[name].absent(settings.profile) for name in settings.unable))
     if settings.count is not None and settings.count < len(settings.kinds):
         raise InputError(f"--count {settings.count} is less than the {len(settings.kinds)} kinds of --faults")
     plan_host(settings.checkpoint, (0,))
