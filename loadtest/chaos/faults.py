@@ -139,7 +139,7 @@ class RouterRestart(Fault):
 class Flood(Fault):
     """Ten times the clients, for a while. The run starts and stops them: their answers are checked as well."""
 
-    name, words, length_s = "flood", "another crowd, of ten times the clients, asks as well", (6.0, 8.0)
+    name, words, length_s = "flood", "another crowd, of ten times the clients, asks as well", (10.0, 12.0)
 
     def targets(self, stand: Stand) -> list[str]:
         return [ROUTER]

@@ -13,7 +13,7 @@ import psutil
 from loadtest.chaos.slope import Slope, slope_of
 
 EVERY_S = 1.0
-WARM_UP_S = 30.0
+WARM_UP_S = 60.0
 """Of a process's life, before what it holds is expected to stay."""
 
 

@@ -26,7 +26,7 @@ FAULT_COLOURS = {
 }
 OTHER_COLOUR = "#777777"
 SLICE_S = 5.0
-HEIGHTS = (1.7, 1.2, 1.4, 1.2)
+HEIGHTS = (2.2, 1.1, 1.4, 1.1)
 _NO_METADATA = ("Creator", "Date", "Format", "Type")
 
 
@@ -38,7 +38,7 @@ def time_line(result: ChaosResult) -> str:
     style: dict[Any, Any] = {"svg.fonttype": "path", "svg.hashsalt": "chaos", "font.size": 8.5}
     ink = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     with matplotlib.rc_context(style | dict.fromkeys(ink, INK)):
-        figure = Figure(figsize=(10.5, 7.6), layout="constrained", facecolor="white")
+        figure = Figure(figsize=(10.5, 8.4), layout="constrained", facecolor="white")
         rows = figure.subplots(4, 1, sharex=True, height_ratios=HEIGHTS)
         _faults(rows[0], result)
         _answers(rows[1], result)
@@ -71,7 +71,7 @@ def _faults(axes: Axes, result: ChaosResult) -> None:
         if fault.sound_s is not None:
             until_s = fault.sound_s - result.begin_s
             axes.plot([end_s, until_s], [row, row], color=colour, linewidth=1.2, alpha=0.6)
-        axes.annotate(fault.kind, (begin_s, row), (1, 5), textcoords="offset points", fontsize=6.5)
+        axes.annotate(fault.kind, (begin_s, row), (0, 6.5), textcoords="offset points", fontsize=6.5)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(-0.6, max(len(names), 1) - 0.2)
     axes.set_title("faults; a thin line: until every host and link was usable again", fontsize=9, loc="left")
@@ -108,7 +108,8 @@ def _waits(axes: Axes, result: ChaosResult) -> None:
     for moved, colour, words in ((False, FAINT, "undisturbed"), (True, COLOURS[1], "done again, wholly or in part")):
         if dots[moved]:
             axes.plot(*zip(*dots[moved], strict=True), "o", ms=2.2, color=colour, label=words, alpha=0.8)
-    axes.set_ylim(bottom=0)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_title("longest wait for a byte in each request, seconds", fontsize=9, loc="left")
     axes.legend(frameon=False, loc="upper right", ncols=2, fontsize=7)
 
