@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from loadtest.chaos.answer import OK, Answer
+from loadtest.chaos.answer import LATE, OK, Answer
 from loadtest.chaos.cases import Case
 from loadtest.load.accounting import percentile
 
@@ -24,6 +24,8 @@ class Fate(StrEnum):
     """A byte differs from the text without faults: in the answer, or in what a call brought before it failed."""
     LOST = "lost"
     """No whole answer, within its patience and with all its calls."""
+    TURNED_AWAY = "turned away"
+    """The same, of a flood: that is what a deployment that is full does."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Tally:
     right: int = 0
     wrong: int = 0
     lost: int = 0
+    turned_away: int = 0
     replays: int = 0
     refused: int = 0
     """Calls that were told to come back, and when."""
@@ -74,7 +77,7 @@ def fate_of(answer: Answer, expected: bytes) -> Fate:
     if not all(expected.startswith(piece) for piece in pieces):
         return Fate.WRONG
     if answer.status != OK:
-        return Fate.LOST
+        return Fate.LOST if answer.first or answer.status != LATE else Fate.TURNED_AWAY
     return Fate.RIGHT if answer.text == expected else Fate.WRONG
 
 
@@ -90,6 +93,7 @@ def tally(answers: Iterable[Answer], texts: Sequence[bytes]) -> Tally:
         fates[Fate.RIGHT],
         fates[Fate.WRONG],
         fates[Fate.LOST],
+        fates[Fate.TURNED_AWAY],
         sum(answer.replays for answer in chosen),
         refused,
         len(failed) - refused,

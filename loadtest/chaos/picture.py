@@ -86,7 +86,7 @@ def _answers(axes: Axes, result: ChaosResult) -> None:
         if 0 <= place < count:
             rates[fate_of(answer, result.texts[answer.case])][place] += 1 / SLICE_S
     moments, below = [i * SLICE_S for i in range(count)], [0.0] * count
-    for fate, colour in zip(Fate, (COLOURS[2], COLOURS[1], INK), strict=True):
+    for fate, colour in zip(Fate, (COLOURS[2], COLOURS[1], INK, FAINT), strict=True):
         if any(rates[fate]):
             axes.bar(moments, rates[fate], SLICE_S, bottom=below, align="edge", color=colour, label=fate.value)
             below = [low + rate for low, rate in zip(below, rates[fate], strict=True)]

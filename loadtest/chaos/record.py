@@ -40,8 +40,8 @@ def chaos_record(result: ChaosResult, command: str, commit: str, machine: Machin
         "processes": {
             name: {
                 "seconds": life.seconds,
-                "rss_kb": life.rss_kb[-1],
-                "descriptors": life.descriptors[-1],
+                "most_rss_kb": max(life.rss_kb),
+                "most_descriptors": max(life.descriptors),
                 "rss_kb_per_minute": _slope(life.memory_slope),
                 "descriptors_per_minute": _slope(life.descriptor_slope),
             }

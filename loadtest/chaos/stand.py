@@ -121,14 +121,18 @@ def node_of(name: str, hosts: Sequence[str]) -> str:
 
 
 @contextlib.contextmanager
-def open_stand(profile: str, checkpoint: Path, profiles: Path | None = None) -> Iterator[Stand]:
-    """A ready deployment with two hosts for every block. Raises OnesweepError."""
+def open_stand(profile: str, checkpoint: Path, request_limit: int, profiles: Path | None = None) -> Iterator[Stand]:
+    """A ready deployment with two hosts for every block. Raises OnesweepError.
+
+    :param request_limit: requests that the router takes at once.
+    """
+    limit = ("--max-requests", str(request_limit))
     most = REPLICAS * len(LETTERS)
     with contextlib.ExitStack() as stack:
         if profile == LOOPBACK:
             port = free_port_block(most + 1)
             topology = doubled(checkpoint, [f"127.0.0.1:{port + 1 + i}" for i in range(most)], f"127.0.0.1:{port}")
-            stand = Stand(stack.enter_context(temporary_deployment(topology, checkpoint)))
+            stand = Stand(stack.enter_context(temporary_deployment(topology, checkpoint, router_options=limit)))
         else:
             lab = stack.enter_context(temporary_lab(profile_named(profile, profiles), most))
             addresses = [f"{lab.address(f'host-{i + 1}')}:{FIRST_PORT + 1 + i}" for i in range(most)]
@@ -139,7 +143,7 @@ def open_stand(profile: str, checkpoint: Path, profiles: Path | None = None) -> 
                 checkpoint,
                 place=lambda name, command: lab.command(node_of(name, names), command),
                 host_options=(INSECURE,),
-                router_options=(INSECURE,),
+                router_options=(INSECURE, *limit),
             )
             stand = Stand(stack.enter_context(deployment), lab)
         stack.callback(stand.close)

@@ -25,7 +25,7 @@ MODE_HEAD = (
     "max s",
 )
 FAULT_HEAD = ("fault", "times", "requests hit", "next byte p50 s", "p95 s", "max s")
-LIFE_HEAD = ("process", "watched s", "memory MB", "KB a minute", "descriptors", "a minute")
+LIFE_HEAD = ("process", "watched s", "most MB", "KB a minute", "most descriptors", "a minute")
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -37,7 +37,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def mode_rows(result: ChaosResult) -> list[list[str]]:
     rows = []
     for mode, t in tallies(result.answers, result.cases, result.texts).items():
-        counts = [t.requests, t.right, t.wrong, t.lost, t.replays, t.refused, t.repeated]
+        counts = [t.requests, t.right, t.wrong, t.lost, t.turned_away, t.replays, t.refused, t.repeated]
         rows.append([mode, *map(str, counts), seconds(t.p50_s), seconds(t.p95_s), seconds(t.most_s)])
     return rows
 
@@ -57,9 +57,9 @@ def life_rows(result: ChaosResult) -> list[list[str]]:
             [
                 name,
                 f"{life.seconds:.0f}",
-                f"{life.rss_kb[-1] / 1024:.0f}",
+                f"{max(life.rss_kb) / 1024:.0f}",
                 slope_words(life.memory_slope),
-                f"{life.descriptors[-1]:.0f}",
+                f"{max(life.descriptors):.0f}",
                 slope_words(life.descriptor_slope),
             ]
         )
@@ -72,7 +72,7 @@ def verdict(result: ChaosResult) -> list[str]:
     minutes = (result.end_s - result.begin_s) / 60
     words = [
         f"{total.requests} requests in {minutes:.1f} min under {len(result.happened)} faults: "
-        f"{total.right} right, {total.wrong} wrong, {total.lost} lost; {total.replays} replays on other hosts, "
+        f"{total.right} right, {total.wrong} wrong, {total.lost} lost, {total.turned_away} of floods turned away; {total.replays} replays on other hosts, "
         f"{total.refused} refusals with a time to come back, {total.repeated} calls made again for another reason"
     ]
     kill = next((s for s in stalls(result.answers, result.happened) if s.kind == "kill"), None)

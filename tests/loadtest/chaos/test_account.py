@@ -26,12 +26,14 @@ KILL = Happened("kill", "a-1", 10.6, 14.0)
         (replace(GOOD, tries=[replace(CALL, output=b"cold".hex())]), Fate.WRONG),
         (replace(GOOD, status=LATE, output=TEXT[:3].hex()), Fate.LOST),
         (replace(GOOD, status="INTERNAL", output=""), Fate.LOST),
+        (replace(GOOD, status=LATE, first=False), Fate.TURNED_AWAY),
+        (replace(GOOD, status="INTERNAL", first=False), Fate.LOST),
     ],
 )
 def test_fates(answer: Answer, fate: Fate) -> None:
     assert fate_of(answer, TEXT) is fate
     words = wrong_words([answer], [Case("ar", "The", 3)], [TEXT])
-    assert bool(words) is (fate is not Fate.RIGHT)
+    assert bool(words) is (fate in (Fate.WRONG, Fate.LOST))
 
 
 def test_refusals_that_say_when_are_counted_apart() -> None:

@@ -22,9 +22,10 @@ from serving.cli import main
 MODES = ("sweep", "chunked", "resample", "verified", "infill", "ar", "ar-speculative", "local")
 
 
+@pytest.mark.timeout(400)  # nine processes start in it, one after the other on a busy machine
 def test_a_kill_a_freeze_garbage_and_a_new_router_cost_no_text(bundles: Path) -> None:
     settings = ChaosSettings(
-        bundles / "scored", LOOPBACK, 0.3, 3, 1, 60.0, ("kill", "freeze", "garbage", "router"), modes=MODES
+        bundles / "scored", LOOPBACK, 0.3, 3, 1, 120.0, ("kill", "freeze", "garbage", "router"), modes=MODES
     )
     said: list[str] = []
     result = run_chaos(settings, said.append)
@@ -41,8 +42,9 @@ def test_a_kill_a_freeze_garbage_and_a_new_router_cost_no_text(bundles: Path) ->
     assert "garbage" in page
 
 
+@pytest.mark.timeout(300)
 def test_a_flood_is_told_from_what_was_there_before(bundle: Path) -> None:
-    load = LoadSettings(TargetSettings(checkpoint=bundle), "ar", 1, 1.0, max_bytes=8, cases=4, warm_up_s=0.2)
+    load = LoadSettings(TargetSettings(checkpoint=bundle, hosts=1), "ar", 1, 1.0, max_bytes=8, cases=4, warm_up_s=0.2)
     settings = FloodSettings(load, at=3.0, knee=1, polite=1)
     with open_target(load.target) as target:
         texts = Texts(target, make_cases(4, 0, 8, 96), 8)
