@@ -5,15 +5,24 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import logging
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from serving.certs_commands import register_certs
+from serving.client_options import add_router_options, client_of
+from serving.http.commands import check_framework
+from serving.http.commands import register as register_http
+from serving.http.settings import DEFAULT_LISTEN
+from serving.token_commands import register_token
 from serving.topology import DEFAULT_ROUTER
-from stages.commands import check_positive, keep_warm_s
+from stages.commands import add_health_flag, check_positive, keep_warm_s
 from stages.errors import InputError
+from stages.log import start_log
+from stages.registry.settings import add_registry_flags, registry_settings
+from stages.security_options import add_server_options, security_of
+from stages.seeing import add_seeing, seeing_of
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -31,7 +40,8 @@ MODE_NAMES = ("sweep", "chunked", "resample", "verified", "infill", "ar", "ar-sp
 
 def register(subparsers: Subparsers) -> None:
     router = subparsers.add_parser("router", help="run the router of a topology")
-    router.add_argument("--topology", type=Path, required=True, metavar="FILE")
+    router.add_argument("--topology", type=Path, metavar="FILE", help="the hosts; or where they register: --registry")
+    add_registry_flags(router)
     router.add_argument("--listen", metavar="HOST:PORT", help=f"default: the topology's, else {DEFAULT_ROUTER}")
     router.add_argument("--checkpoint", type=Path, metavar="DIR", help="bundle with the local model, for mode `local`")
     router.add_argument(
@@ -42,8 +52,16 @@ def register(subparsers: Subparsers) -> None:
     router.add_argument("--max-rate", type=int, default=1000, metavar="R", help="requests started a second (1000)")
     router.add_argument("--hop-timeout-s", type=float, default=5.0, metavar="S", help="wait for a host (5)")
     router.add_argument("--keep-warm-ms", type=int, default=150, metavar="MS", help="pace on idle links, 0 = off (150)")
+    router.add_argument(
+        "--audit", type=float, default=0.0, metavar="SHARE", help="sweeps that replicas compute again, 0 to 1 (0)"
+    )
     router.add_argument("--route", default="ring", metavar="R", help="ring, or to compare: nested, router (ring)")
-    router.add_argument("--insecure", action="store_true", help="accept an address that others can reach, unencrypted")
+    router.add_argument("--max-waiting", type=int, default=16, metavar="N", help="requests that wait for a place (16)")
+    router.add_argument("--max-wait-s", type=float, default=2.0, metavar="S", help="longest wait for a place (2)")
+    router.add_argument("--tokens", type=Path, metavar="FILE", help="who may ask, from `onesweep token`")
+    add_server_options(router)
+    add_health_flag(router)
+    add_seeing(router, share=True)
     router.set_defaults(run=run_router_command)
 
     host = subparsers.add_parser("host", help="run one host of a topology on this machine")
@@ -52,7 +70,9 @@ def register(subparsers: Subparsers) -> None:
     host.add_argument("--checkpoint", type=Path, metavar="DIR", help="default: the topology's")
     host.add_argument("--threads", type=int, metavar="N", help="processor threads (default: all cores)")
     host.add_argument("--backend", metavar="B", help="what computes: torch, onnxruntime (torch)")
-    host.add_argument("--insecure", action="store_true", help="accept an address that others can reach, unencrypted")
+    add_server_options(host)
+    add_health_flag(host)
+    add_seeing(host)
     host.set_defaults(run=run_host)
 
     generate = subparsers.add_parser("generate", help="generate text")
@@ -72,6 +92,7 @@ def register(subparsers: Subparsers) -> None:
     doctor = subparsers.add_parser("doctor", help="measure every hop, and say what to do about those that are bad")
     doctor.add_argument("--topology", type=Path, required=True, metavar="FILE")
     doctor.add_argument("--json", action="store_true")
+    add_server_options(doctor)
     doctor.set_defaults(run=run_doctor_command)
 
     up = subparsers.add_parser("up", help="start hosts and router on this machine")
@@ -79,9 +100,19 @@ def register(subparsers: Subparsers) -> None:
     where = up.add_mutually_exclusive_group()
     where.add_argument("--hosts", type=int, metavar="N", help="hosts that share the blocks (3)")
     where.add_argument("--topology", type=Path, metavar="FILE")
+    up.add_argument(
+        "--replicas", type=int, default=1, metavar="N", help="of each host: requests survive the loss of one (1)"
+    )
     up.add_argument("--checkpoint", type=Path, metavar="DIR", help="bundle to serve (default: the shipped weights)")
     up.add_argument(
         "--port", type=int, default=7700, metavar="P", help="the router's; hosts take those after it (7700)"
+    )
+    up.add_argument(
+        "--http",
+        nargs="?",
+        const=DEFAULT_LISTEN,
+        metavar="HOST:PORT",
+        help=f"an API and a page, too ({DEFAULT_LISTEN})",
     )
     up.add_argument("--threads", type=int, default=1, metavar="N", help="processor threads of each process (1)")
     up.set_defaults(run=run_up)
@@ -89,28 +120,34 @@ def register(subparsers: Subparsers) -> None:
     subparsers.add_parser("down", help="stop what `up --detach` started").set_defaults(run=run_down)
 
     status = subparsers.add_parser("status", help="hosts, readiness, sessions")
-    status.add_argument("--router", metavar="HOST:PORT", help="default: what is up here, else " + DEFAULT_ROUTER)
+    add_router_options(status)
     status.add_argument("--json", action="store_true")
     status.set_defaults(run=run_status)
+
+    register_certs(subparsers)
+    register_token(subparsers)
 
     demo = subparsers.add_parser("demo", help="three hosts here, one prompt in every mode, then stop")
     demo.add_argument("--prompt", default=DEMO_PROMPT)
     demo.add_argument("--checkpoint", type=Path, default=SHIPPED, metavar="DIR")
     demo.set_defaults(run=run_demo)
 
+    register_http(subparsers)
+
 
 def run_doctor_command(options: argparse.Namespace) -> int:
     from serving.doctor import report_text, run_doctor
     from serving.topology import read_topology
 
-    report = run_doctor(read_topology(options.topology))
+    topology = read_topology(options.topology)
+    report = run_doctor(topology, security_of(options, topology.tls_of("router")))
     print(json.dumps(report.as_json()) if options.json else report_text(report))
     return 0 if report.healthy else 1
 
 
 def _add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", metavar="PROMPT")
-    parser.add_argument("--router", metavar="HOST:PORT", help="default: what is up here, else " + DEFAULT_ROUTER)
+    add_router_options(parser)
     parser.add_argument("--max-bytes", type=int, default=128, metavar="N", help="bytes to generate (128)")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
     parser.add_argument(
@@ -136,27 +173,49 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
 
 
 def run_router_command(options: argparse.Namespace) -> int:
+    from serving.discovery import await_topology
+    from serving.quota import AdmissionSettings
     from serving.ring import RingSettings
     from serving.router import RouterSettings, serve
     from serving.routes import check_route
     from serving.topology import read_topology
 
-    topology = read_topology(options.topology)
-    check_positive(options, "threads", "max_requests", "max_rate", "hop_timeout_s")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    check_positive(options, "threads", "max_requests", "max_rate", "max_wait_s", "hop_timeout_s")
+    seeing = seeing_of(options)
+    start_log(seeing.log_format, "router")
+    registry = registry_settings(options)
+    if (registry is None) == (options.topology is None):
+        raise InputError("give either --topology FILE, or --registry URL where hosts register")
+    topology = await_topology(registry, DEFAULT_ROUTER) if registry else read_topology(options.topology)
+    if options.max_waiting < 0:
+        raise InputError(f"--max-waiting must be 0 or more, not {options.max_waiting}")
     settings = RouterSettings(
         topology,
         options.listen or topology.router,
         options.checkpoint or topology.checkpoint,
-        options.max_requests,
-        options.max_rate,
-        RingSettings(options.hop_timeout_s, keep_warm_s(options.keep_warm_ms), check_route(options.route)),
+        AdmissionSettings(options.max_requests, options.max_rate, options.max_waiting, options.max_wait_s),
+        RingSettings(
+            options.hop_timeout_s,
+            keep_warm_s(options.keep_warm_ms),
+            check_route(options.route),
+            _audit_share(options.audit),
+        ),
         options.threads,
-        options.insecure,
+        security_of(options, topology.tls_of("router")),
+        options.tokens,
         options.frontier,
+        options.health,
+        registry,
+        seeing,
     )
     serve(settings)
     return 0
+
+
+def _audit_share(share: float) -> float:
+    if not 0 <= share <= 1:
+        raise InputError(f"--audit must be 0 (off) to 1 (every sweep), not {share}")
+    return share
 
 
 def run_host(options: argparse.Namespace) -> int:
@@ -172,7 +231,8 @@ def run_host(options: argparse.Namespace) -> int:
         raise InputError(f"{options.topology} names no checkpoint: add one, or give --checkpoint")
     if options.threads is not None and options.threads < 1:
         raise InputError(f"--threads must be above 0, not {options.threads}")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    seeing = seeing_of(options)
+    start_log(seeing.log_format, host.name)
     serve(
         StageSettings(
             checkpoint,
@@ -181,18 +241,20 @@ def run_host(options: argparse.Namespace) -> int:
             tuple(topology.successors(host)),
             HostSettings(host.name, options.backend or DEFAULT_BACKEND),
             options.threads,
-            insecure=options.insecure,
+            security=security_of(options, topology.tls_of(host.name)),
+            health=options.health,
+            seeing=seeing,
         )
     )
     return 0
 
 
 def run_generate(options: argparse.Namespace) -> int:
-    from serving.client import Client, Result, TextDecoder
+    from serving.client import Result, TextDecoder
     from serving.table import printable
 
     settings = _request_settings(options)
-    with Client(_router_address(options.router)) as client:
+    with client_of(options) as client:
         if options.stream and not options.json:
             decoder = TextDecoder()
             for item in client.stream(options.prompt, mode=options.mode, **settings):
@@ -212,7 +274,7 @@ def run_generate(options: argparse.Namespace) -> int:
 
 
 def run_compare(options: argparse.Namespace) -> int:
-    from serving.client import Client, request_of
+    from serving.client import request_of
     from serving.destination import check_destination, write_destination
     from serving.lineup import all_entrants, named_entrants, run_entrants
     from serving.page import comparison_page
@@ -222,7 +284,7 @@ def run_compare(options: argparse.Namespace) -> int:
     request_of(options.prompt, suffix=options.suffix)
     if options.html:
         check_destination(options.html, "--html")
-    with Client(_router_address(options.router)) as client:
+    with client_of(options) as client:
         entrants = entrants or all_entrants(client.status().modes, options.scorer, options.suffix)
         outcomes = run_entrants(client, options.prompt, entrants, settings)
     _print_outcomes(options.prompt, options.suffix, outcomes, options.json)
@@ -236,21 +298,32 @@ def run_up(options: argparse.Namespace) -> int:
     from serving.topology import local_topology, read_topology
     from stages.parts import plan_host
 
+    if options.http:
+        check_framework("--http")
     check_positive(options, "hosts", "threads")
     topology = read_topology(options.topology) if options.topology else None
     checkpoint = options.checkpoint or (topology.checkpoint if topology else None) or SHIPPED
     parts = plan_host(checkpoint, (0,)).parts
     if topology is None:
-        topology = local_topology(options.hosts or min(3, parts), parts, checkpoint.resolve(), options.port + 1)
+        topology = local_topology(
+            options.hosts or min(3, parts), parts, checkpoint.resolve(), options.port + 1, options.replicas
+        )
+    elif options.replicas != 1:
+        raise InputError("--replicas is for hosts that `up` lays out itself: name replicas in the topology")
     elif topology.blocks != parts:
         raise InputError(f"the topology has {topology.blocks} blocks, the checkpoint {parts}: make them agree")
     with ends_cleanly():
-        deployment = Deployment.start(topology, checkpoint.resolve(), state_directory(), options.threads)
+        deployment = Deployment.start(
+            topology, checkpoint.resolve(), state_directory(), options.threads, http=options.http
+        )
         try:
             deployment.wait_ready()
             for host in topology.hosts:
                 print(f"{host.name:10} {host.address:22} blocks {host.span}")
             print(f"{'router':10} {topology.router:22} ready; logs in {deployment.directory}", flush=True)
+            if options.http:
+                deployment.wait_listening(options.http)
+                print(f"{'http':10} http://{options.http}", flush=True)
             if not options.detach:
                 _watch(deployment)
         except BaseException:
@@ -260,11 +333,16 @@ def run_up(options: argparse.Namespace) -> int:
 
 
 def _watch(deployment: Deployment) -> None:
-    """Return at Ctrl-C, with everything stopped. Raises ServiceError when a process ends by itself."""
+    """Return at Ctrl-C, with everything stopped. A host that ends by itself is started again if others hold its blocks
+    meanwhile; for any other process, raises ServiceError."""
+    replicated = deployment.topology.replicated
     with contextlib.suppress(KeyboardInterrupt):
         print("Ctrl-C stops them.", flush=True)
         while True:
             time.sleep(1)
+            for name in set(deployment.ended()) & replicated:
+                print(f"{name} ended and is started again; see its log", flush=True)
+                deployment.revive(name)
             deployment.check_alive()
     deployment.stop()
 
@@ -281,9 +359,7 @@ def run_down(options: argparse.Namespace) -> int:
 def run_status(options: argparse.Namespace) -> int:
     from google.protobuf.json_format import MessageToDict
 
-    from serving.client import Client
-
-    with Client(_router_address(options.router)) as client:
+    with client_of(options) as client:
         status = client.status()
     if options.json:
         print(
@@ -323,15 +399,6 @@ def run_demo(options: argparse.Namespace) -> int:
 def _request_settings(options: argparse.Namespace) -> dict[str, Any]:
     names = ("max_bytes", "seed", "chunk", "temperature", "steps", "codec", "sampler", "drafter", "draft", "scorer")
     return {name: getattr(options, name) for name in (*names, "candidates", "suffix", "budget_ms", "timeout_s")}
-
-
-def _router_address(given: str | None) -> str:
-    from serving.deployment import find_deployment, state_directory
-
-    if given:
-        return given
-    deployment = find_deployment(state_directory())
-    return deployment.topology.router if deployment else DEFAULT_ROUTER
 
 
 def _print_outcomes(prompt: str, suffix: str, outcomes: dict[str, Result | str], as_json: bool) -> None:

@@ -11,6 +11,7 @@ import grpc.aio
 
 from serving.topology import HostEntry
 from stages.relay import Relay
+from stages.security import LOOPBACK_ONLY, Security
 from stages.sessions import KINDS
 from stages.v1 import stage_pb2
 
@@ -30,12 +31,14 @@ Weights = tuple[str, ...]
 class HostLink:
     """One host as the router sees it."""
 
-    def __init__(self, entry: HostEntry, router: str, hop_timeout_s: float) -> None:
+    def __init__(self, entry: HostEntry, router: str, hop_timeout_s: float, security: Security = LOOPBACK_ONLY) -> None:
         self.entry, self.router = entry, router
-        self.relay = Relay(entry.address, MESSAGE_BYTES, hop_timeout_s, entry.name)
+        self.relay = Relay(entry.address, MESSAGE_BYTES, hop_timeout_s, entry.name, security)
         self.info: stage_pb2.DescribeResponse | None = None
         self.problem = f"host {entry.name} at {entry.address} was not reached yet"
         """Why no request can use this host; empty when one can."""
+        self.accused = ""
+        """What an audit found against it: it gets no work any more."""
         self.sessions = 0
         """Of this router, under way."""
         self.hop_ms = 0.0
@@ -47,6 +50,11 @@ class HostLink:
     @property
     def weights(self) -> Weights:
         return tuple(getattr(self.info, kind).digest for kind in KINDS) if self.info else ()
+
+    @property
+    def parts(self) -> int:
+        """Blocks of a whole model, as the host says; 0 while that is not known."""
+        return max((getattr(self.info, kind).parts for kind in KINDS), default=0) if self.info else 0
 
     @property
     def load_ms(self) -> float:
@@ -70,7 +78,9 @@ class HostLink:
         """Refresh `info` and `problem`. Raises Refusal when the host does not answer."""
         info = await self.relay.describe(timeout=self.relay.hop_timeout_s)
         self.info = info
-        if tuple(info.blocks) != self.entry.blocks:
+        if self.accused:
+            self.problem = f"host {self.entry.name} at {self.entry.address} is taken out: {self.accused}"
+        elif tuple(info.blocks) != self.entry.blocks:
             self.problem = (
                 f"host {self.entry.name} at {self.entry.address} holds blocks {list(info.blocks)}, "
                 f"the topology says {list(self.entry.blocks)}"

@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,14 +16,18 @@ import grpc
 import grpc.aio
 
 from serving.accounting import Account
+from serving.audit import Auditor
 from serving.link import HostLink, Weights
 from serving.paths import Path, Suspects, best_path
 from serving.patience import Patience
 from serving.routes import Route, call_round
 from serving.session import Attempt, Session
 from serving.topology import HostEntry
+from serving.witness import Witness
+from stages.meter import LinkMeter
 from stages.refusal import Refusal
 from stages.relay import KEEP_WARM_S
+from stages.security import LOOPBACK_ONLY, Security
 from stages.sessions import KINDS, Kind
 from stages.v1 import stage_pb2
 
@@ -33,6 +37,8 @@ RETRY_S = 0.2
 DESCRIBE_S = 1.0
 WATCH_S = 0.1
 WARM_BYTES = 16 << 10
+FOUND_S = 0.02
+"""How long a look for a way through all hosts holds good: one request asks a dozen times."""
 
 
 @dataclass(frozen=True)
@@ -44,22 +50,42 @@ class RingSettings:
     keep_warm_s: float = KEEP_WARM_S
     """Pause between messages that keep an idle link's congestion window open; 0 = none."""
     route: Route = "ring"
+    audit_share: float = 0.0
+    """Sweeps that are computed again by other hosts, of all."""
 
 
 class Ring:
     """Links to every host, subscribed, warmed and kept warm, and the ways through them."""
 
-    def __init__(self, hosts: Sequence[HostEntry], settings: RingSettings | None = None) -> None:
+    def __init__(
+        self,
+        hosts: Sequence[HostEntry],
+        settings: RingSettings | None = None,
+        witness: Witness | None = None,
+        meter: Callable[[str], LinkMeter] | None = None,
+        security: Security = LOOPBACK_ONLY,
+        owner: str = "",
+    ) -> None:
+        """:param witness: what decides where hosts disagree.
+        :param meter: who hears of the link to the host of a name.
+        :param owner: what the router's certificate calls it: hosts let it listen under that name only."""
         self.settings = settings or RingSettings()
-        self.name = secrets.token_hex(8)
+        self.name = ".".join([*([owner] if owner else []), secrets.token_hex(8)])
+        self._security = security
         self.suspects, self.patience = Suspects(), Patience()
+        self.auditor = Auditor(self, self.settings.audit_share, witness)
         self.links: list[HostLink] = []
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._attempts: dict[str, tuple[Session, Attempt]] = {}
+        self._sessions: set[Session] = set()
+        self._rounds: dict[str, asyncio.Future[stage_pb2.Event]] = {}
+        """Sweeps of audits under way."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._weights: Weights = ()
         """What new requests use, while there is a way through hosts that hold it."""
-        self._hosts = tuple(hosts)
+        self._found: Weights | None = None
+        self._found_until = 0.0
+        self._hosts, self._meter = tuple(hosts), meter
 
     async def open(self) -> None:
         """Start linking; returns at once. `problem` says when the ring can be used."""
@@ -142,9 +168,11 @@ class Ring:
         """A session that is freed on every host at the end, however it ends."""
         weights = self._usable_weights() or self._weights
         session = Session(self, kind, weights, capacity, deadline_unix_ms, account)
+        self._sessions.add(session)
         try:
             yield session
         finally:
+            self._sessions.remove(session)
             session.close()
 
     # What sessions need
@@ -177,6 +205,35 @@ class Ring:
             onward = self.settings.route == "nested"
             self.spawn(call_round(attempt.path, hop, onward, lambda event: session.deliver(attempt, event)))
 
+    async def push_round(self, path: Path, hop: stage_pb2.Hop) -> stage_pb2.Event:
+        """Send one sweep round a path, as any other, in a session of its own. Raises Refusal."""
+        sent = stage_pb2.Hop()
+        sent.CopyFrom(hop)
+        sent.session, sent.place = secrets.token_hex(16), 0
+        sent.path[:] = [link.entry.address for link in path]
+        self._rounds[sent.session] = result = asyncio.get_running_loop().create_future()
+        try:
+            await path[0].relay.push(sent)
+            async with asyncio.timeout(self.settings.hop_timeout_s):
+                event = await result
+        except TimeoutError:
+            raise Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, "an audited sweep did not come back") from None
+        finally:
+            del self._rounds[sent.session]
+            for link in path:
+                self.spawn(link.release(sent.session))
+        if event.WhichOneof("outcome") == "fault":
+            raise Refusal.numbered(event.fault.code, event.fault.message)
+        return event
+
+    def accuse(self, link: HostLink, reason: str) -> None:
+        """Give a host no work any more; requests that it worked for are told."""
+        log.error("host %s lied: %s; it is taken out until the router restarts", link.entry.name, reason)
+        link.accused = f"an audit found that {reason}; look at its machine and weights, then restart the router"
+        for session in list(self._sessions):
+            session.betray(link)
+        self._lose(link, link.accused)
+
     def spawn(self, job: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(job)
         self._tasks.add(task)
@@ -184,6 +241,11 @@ class Ring:
 
     def _usable_weights(self) -> Weights | None:
         """Weights that there is a way for: those used so far, else those that most hosts hold; None where none."""
+        if time.monotonic() > self._found_until:
+            self._found, self._found_until = self._find_weights(), time.monotonic() + FOUND_S
+        return self._found
+
+    def _find_weights(self) -> Weights | None:
         held = Counter(link.weights for link in self.links if not link.problem)
         for weights in [self._weights, *(weights for weights, _ in held.most_common())]:
             if weights in held and self.choose(weights) is not None:
@@ -192,7 +254,9 @@ class Ring:
         return None
 
     def _link(self, entry: HostEntry) -> HostLink:
-        link = HostLink(entry, self.name, self.settings.hop_timeout_s)
+        link = HostLink(entry, self.name, self.settings.hop_timeout_s, self._security)
+        if self._meter is not None:
+            link.relay.meter = self._meter(entry.name)
         self._keepers[entry.address] = asyncio.create_task(self._keep_linked(link))
         return link
 
@@ -208,7 +272,7 @@ class Ring:
                         self._deliver(event)
                 self._lose(link, "it closed the connection")
             except grpc.aio.AioRpcError as error:
-                self._lose(link, error.details() or error.code().name)
+                self._lose(link, link.relay.loss(error))
             finally:
                 if keeper is not None:
                     keeper.cancel()
@@ -226,6 +290,7 @@ class Ring:
                         await link.relay.warm(WARM_BYTES)
                         warmer = asyncio.create_task(link.relay.keep_warm(WARM_BYTES, pause_s))
                     await link.describe()
+                    self._found_until = 0.0
                     if link.problem != before:
                         log.info("%s", link.problem or f"host {link.entry.name} is ready")
                     self.spawn(link.release())
@@ -249,6 +314,9 @@ class Ring:
                     self._lose(link, f"it has been silent for {silent_s:.1f} s")
 
     def _deliver(self, event: stage_pb2.Event) -> None:
+        waiting = self._rounds.get(event.session)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(event)
         found = self._attempts.get(event.session)
         if found is not None:  # else the client has gone
             session, attempt = found
@@ -260,7 +328,7 @@ class Ring:
         problem = reason if reason.startswith(name) else f"{name} is lost ({reason}); see that it runs"
         if not link.problem:
             log.warning("%s", problem)
-        link.problem = problem
+        link.problem, self._found_until = problem, 0.0
         fault = stage_pb2.Fault(code=grpc.StatusCode.UNAVAILABLE.value[0], message=problem, lost=link.entry.address)
         for session, attempt in list(self._attempts.values()):
             if link in attempt.path:

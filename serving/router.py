@@ -13,17 +13,29 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from serving.conditions import Conditions
+from serving.discovery import follow_hosts
 from serving.frontier import FRONTIER_NAME, read_frontier
 from serving.local import LocalModel
+from serving.metrics import ROUTER_METRICS, RouterFigures
 from serving.modes import all_modes
 from serving.modes.auto import Guide
+from serving.quota import Admission, AdmissionSettings
 from serving.ring import Ring, RingSettings
 from serving.service import RouterService
+from serving.ticket import Tickets
+from serving.tokens import Keyring
 from serving.topology import Topology
 from serving.v1 import router_pb2, router_pb2_grpc
+from serving.witness import Witness
 from stages.bundle import find_bundle
 from stages.errors import InputError
-from stages.transport import bind, new_server, stop_on_signals
+from stages.identity import ROUTER
+from stages.lookout import Lookout
+from stages.registry import RegistrySettings, open_registry
+from stages.security import LOOPBACK_ONLY, Security
+from stages.seeing import SeeingSettings
+from stages.transport import bind, is_loopback, new_server, stop_on_signals
+from stages.vitals import serve_vitals
 
 log = logging.getLogger(__name__)
 
@@ -40,43 +52,81 @@ class RouterSettings:
     listen: str
     checkpoint: Path | None = None
     """Bundle with the local model; None = no mode `local`."""
-    request_limit: int = 64
-    requests_per_s: int = 1000
+    admission: AdmissionSettings = field(default_factory=AdmissionSettings)
     ring: RingSettings = field(default_factory=RingSettings)
     threads: int | None = None
-    insecure: bool = False
+    security: Security = LOOPBACK_ONLY
+    tokens: Path | None = None
+    """Who may ask; None = anybody, on a loopback address or with `insecure`."""
     frontier: Path | None = None
     """What mode `auto` chooses from; None = the bundle's, if it has one."""
+    health: str | None = None
+    """Where probes without a certificate ask."""
+    registry: RegistrySettings | None = None
+    """Where hosts register; None = they are those of the topology."""
+    seeing: SeeingSettings = field(default_factory=SeeingSettings)
 
 
 async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     """Serve until `stop` is set; running requests end first. Raises OnesweepError."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
+    keyring = Keyring(settings.tokens)
+    name = _own_name(settings)
     local = _local_model(settings.checkpoint)
-    ring = Ring(settings.topology.hosts, settings.ring)
+    figures = RouterFigures() if settings.seeing.metrics else None
+    meter = figures.links.link if figures else None
+    ring = Ring(settings.topology.hosts, settings.ring, _witness(settings), meter, settings.security, name)
     conditions = Conditions(ring.rtts_ms)
     modes = all_modes(ring, local, _guide(settings, local), conditions)
-    service = RouterService(
-        ring, modes, conditions, settings.request_limit, settings.requests_per_s, settings.ring.hop_timeout_s
-    )
+    lookout = Lookout(settings.seeing, "onesweep-router", "router", settings.security.insecure)
+    admission = Admission(settings.admission, reserves=not keyring.open)
+    tickets = Tickets(figures, lookout.tracer)
+    service = RouterService(ring, modes, conditions, keyring, admission, settings.ring.hop_timeout_s, tickets)
     server = new_server()
     router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    port = bind(server, settings.listen, settings.insecure)
+    port = bind(server, settings.listen, settings.security)
+    if figures is not None:
+        lookout.serve(ROUTER_METRICS, figures.reader(service.status))
     await checks.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
     await checks.set("", health_pb2.HealthCheckResponse.SERVING)
+    vitals = await serve_vitals(checks, settings.health)
     await server.start()
     await ring.open()
+    if settings.registry is not None:
+        ring.spawn(
+            follow_hosts(open_registry(settings.registry), lambda hosts: ring.set_hosts(Topology(tuple(hosts)).hosts))
+        )
     log.info("router: live on port %d", port)
     reporter = asyncio.create_task(_report_health(ring, checks))
     await stop.wait()
     reporter.cancel()
     await checks.enter_graceful_shutdown()
-    await server.stop(DRAIN_S if service.requests else 0)
+    await server.stop(DRAIN_S if admission.requests else 0)
+    await vitals.stop(grace=0)
     await ring.close()
+    await lookout.close()
+
+
+def _witness(settings: RouterSettings) -> Witness | None:
+    return Witness(settings.checkpoint) if settings.checkpoint and settings.ring.audit_share else None
+
+
+def _own_name(settings: RouterSettings) -> str:
+    """What the certificate calls this router; empty without one. Raises InputError for what must not be served so."""
+    security = settings.security
+    if settings.tokens is None and not security.insecure and not is_loopback(settings.listen):
+        raise InputError(
+            f"{settings.listen} can be reached from other machines, and anybody could generate: "
+            "give --tokens (`onesweep token add` makes them), or accept it with --insecure"
+        )
+    if security.tls is None:
+        return ""
+    identity = security.tls.own(ROUTER).identity
+    return identity.name if identity else ""
 
 
 def _local_model(checkpoint: Path | None) -> LocalModel | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -10,16 +9,19 @@ from importlib.metadata import version
 from typing import Any
 
 import grpc.aio
-from asyncio_throttle.throttler import Throttler
 
 from serving.accounting import Account
 from serving.admission import check_fit, check_mode, check_request
+from serving.again import truthful
 from serving.conditions import Conditions
 from serving.link import HostLink
 from serving.modes import Mode
+from serving.quota import Admission
 from serving.ring import Ring
+from serving.ticket import UNKNOWN_MODE, Ticket, Tickets
+from serving.tokens import GENERATE, STATUS, Keyring
 from serving.v1 import router_pb2, router_pb2_grpc
-from stages.refusal import Refusal, exhausted
+from stages.refusal import Refusal
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -35,36 +37,48 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         ring: Ring,
         modes: dict[str, Mode],
         conditions: Conditions,
-        request_limit: int,
-        requests_per_s: int,
+        keyring: Keyring,
+        admission: Admission,
         ring_wait_s: float,
+        tickets: Tickets | None = None,
     ) -> None:
         """:param conditions: learns from every request.
-        :param request_limit: requests in flight; one more is refused.
-        :param requests_per_s: pace at which admitted requests start.
+        :param keyring: who may ask.
+        :param admission: how much of it at once.
         :param ring_wait_s: how long a request waits for hosts that are not ready."""
         self.ring, self.modes, self.conditions = ring, modes, conditions
-        self.request_limit, self.ring_wait_s = request_limit, ring_wait_s
-        self.throttler = Throttler(rate_limit=requests_per_s, period=1.0)
-        self.requests = 0
+        self.keyring, self.admission, self.ring_wait_s = keyring, admission, ring_wait_s
+        self.tickets = tickets or Tickets()
 
     async def Generate(
         self, request: router_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[router_pb2.GenerateResponse]:
+        mode = request.mode if request.mode in self.modes else UNKNOWN_MODE
+        ticket = self.tickets.open(mode, _deadline(context))
+        await context.send_initial_metadata(ticket.metadata)
+        context.set_trailing_metadata(ticket.metadata)
         try:
-            if self.requests >= self.request_limit:
-                raise exhausted(f"{self.requests} requests are under way, the limit", retry_after_ms=1000)
-            self.requests += 1
-            try:
-                async with self.throttler, aclosing(self._generate(request, _deadline(context))) as responses:
+            with ticket:
+                key = self.keyring.identify(context.invocation_metadata(), GENERATE)
+                async with (
+                    self.admission.enter(key, request.max_bytes) as place,
+                    aclosing(self._generate(request, ticket)) as responses,
+                ):
                     async for response in responses:
+                        place.spend(len(response.text))
                         yield response
-            finally:
-                self.requests -= 1
         except Refusal as refusal:
             await refusal.abort(context)
 
     async def Status(self, request: router_pb2.StatusRequest, context: Context) -> router_pb2.StatusResponse:
+        try:
+            self.keyring.identify(context.invocation_metadata(), STATUS)
+        except Refusal as refusal:
+            await refusal.abort(context)
+        return self.status()
+
+    def status(self) -> router_pb2.StatusResponse:
+        """The router and its hosts as they are now."""
         return router_pb2.StatusResponse(
             version=version("onesweep"),
             ready=not self.ring.problem,
@@ -90,8 +104,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             ar_digest=self.ring.digest("ar"),
             scorer_digest=self.ring.digest("scorer"),
             context_bytes=max((mode.context_bytes for mode in self.modes.values() if not mode.problem), default=0),
-            requests=self.requests,
-            request_limit=self.request_limit,
+            requests=self.admission.requests,
+            request_limit=self.admission.settings.request_limit,
         )
 
     def _links_of(self, link: HostLink) -> list[router_pb2.LinkStatus]:
@@ -103,17 +117,20 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         ]
 
     async def _generate(
-        self, request: router_pb2.GenerateRequest, deadline_unix_ms: int
+        self, request: router_pb2.GenerateRequest, ticket: Ticket
     ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
         mode = check_mode(request.mode, self.modes)
-        generation = check_request(request, mode, deadline_unix_ms)
+        generation = check_request(request, mode, ticket.deadline_unix_ms)
         if mode.uses_hosts:
             await self.ring.usable(self.ring_wait_s)
         check_fit(generation, mode)
-        account = Account(secrets.token_hex(8))
-        async with aclosing(mode.generate(generation, account)) as pieces:
+        account = ticket.account = Account()
+        async with aclosing(truthful(mode, generation, account)) as pieces:
             whole = b""
             async for text in pieces:
+                for trip in account.take_trips():
+                    if request.trips:
+                        yield router_pb2.GenerateResponse(trip=trip)
                 if request.whole:
                     whole += text
                 else:
@@ -122,7 +139,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 yield router_pb2.GenerateResponse(text=whole)
         hosts = {link.info.name: link.entry for link in self.ring.links if link.info}
         self.conditions.learn(mode.name, account, account.elapsed_ms())
-        summary = account.summary(mode.name, request.seed, len(request.prompt), hosts)
+        summary = ticket.summary = account.summary(mode.name, request.seed, len(request.prompt), hosts)
+        summary.request = ticket.name
         yield router_pb2.GenerateResponse(summary=summary)
 
 

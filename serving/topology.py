@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.errors import InputError, TopologyError
+from stages.security import Tls
 from stages.transport import check_name, parse_address
 
 DEFAULT_ROUTER = "127.0.0.1:7700"
@@ -42,13 +43,15 @@ class Topology:
     hosts: tuple[HostEntry, ...]
     router: str = DEFAULT_ROUTER
     checkpoint: Path | None = None
+    certificates: Path | None = None
+    """Directory of `onesweep certs`; None = plain text."""
 
     def __post_init__(self) -> None:
         if not 0 < len(self.hosts) <= MAX_HOSTS:
             raise TopologyError(f"a topology has 1 to {MAX_HOSTS} hosts, not {len(self.hosts)}")
         for host in self.hosts:
-            if check_name(host.name, "host name") == "router":
-                raise TopologyError("a host cannot be called 'router': give it another name")
+            if check_name(host.name, "host name") in ("router", "http"):
+                raise TopologyError(f"a host cannot be called {host.name!r}: give it another name")
         for what in ("name", "address"):
             values = [getattr(host, what) for host in self.hosts]
             doubled = sorted({value for value in values if values.count(value) > 1})
@@ -68,6 +71,12 @@ class Topology:
                 return host
         raise TopologyError(f"no host {name!r} in the topology; there are {', '.join(h.name for h in self.hosts)}")
 
+    @property
+    def replicated(self) -> set[str]:
+        """Names of hosts whose blocks another one holds, too."""
+        spans = [host.blocks for host in self.hosts]
+        return {host.name for host in self.hosts if spans.count(host.blocks) > 1}
+
     def successors(self, host: HostEntry) -> list[str]:
         """Addresses of the hosts that may come after `host` in a sweep; none for one that holds all blocks."""
         if len(host.blocks) == self.blocks:
@@ -75,6 +84,17 @@ class Topology:
         due = (host.blocks[-1] + 1) % self.blocks
         others = [other for other in self.hosts if len(other.blocks) < self.blocks]
         return [other.address for other in others if other.blocks[0] == due]
+
+    def tls_of(self, name: str) -> Tls | None:
+        """The certificate of a host, or of `router`."""
+        if self.certificates is None:
+            return None
+        return Tls(self.certificates / "ca.pem", self.certificates / f"{name}.pem", self.certificates / f"{name}.key")
+
+    @property
+    def client_tls(self) -> Tls | None:
+        """What a client needs to know the router."""
+        return Tls(self.certificates / "ca.pem") if self.certificates else None
 
     def _check_blocks(self) -> None:
         for host in self.hosts:
@@ -100,6 +120,7 @@ class Topology:
     def to_toml(self) -> str:
         """The file that `read_topology` reads. Raises InputError for a path that is not UTF-8."""
         lines = [f"checkpoint = {_quoted(str(self.checkpoint))}", ""] if self.checkpoint else []
+        lines += ["[tls]", f"directory = {_quoted(str(self.certificates))}", ""] if self.certificates else []
         lines += ["[router]", f"listen = {_quoted(self.router)}"]
         for host in self.hosts:
             lines += ["", "[[hosts]]", f"name = {_quoted(host.name)}", f"address = {_quoted(host.address)}"]
@@ -108,19 +129,26 @@ class Topology:
         return "\n".join(lines) + "\n"
 
 
-def local_topology(hosts: int, blocks: int, checkpoint: Path, first_port: int = FIRST_HOST_PORT) -> Topology:
-    """`hosts` hosts on loopback that share out `blocks` blocks as evenly as they go."""
+def local_topology(
+    hosts: int, blocks: int, checkpoint: Path, first_port: int = FIRST_HOST_PORT, replicas: int = 1
+) -> Topology:
+    """`hosts` hosts on loopback that share out `blocks` blocks as evenly as they go, each of them `replicas` times."""
     if not 1 <= hosts <= blocks:
         raise InputError(f"{hosts} hosts cannot share {blocks} blocks: choose 1 to {blocks} hosts")
-    if not 2 <= first_port <= 65536 - hosts:
+    count = hosts * replicas
+    if not 1 <= replicas <= MAX_HOSTS // hosts:
+        raise InputError(f"{replicas} replicas of {hosts} hosts: choose 1 to {MAX_HOSTS // hosts}")
+    if not 2 <= first_port <= 65536 - count:
         raise InputError(
-            f"port {first_port - 1} leaves no room for {hosts} hosts after it: choose 1 to {65535 - hosts}"
+            f"port {first_port - 1} leaves no room for {count} hosts after it: choose 1 to {65535 - count}"
         )
     cuts = [round(i * blocks / hosts) for i in range(hosts + 1)]
     entries = []
-    for i in range(hosts):
+    for i in range(count):
+        which, copy = divmod(i, replicas)
+        name = f"host-{which + 1}" + (f"-{copy + 1}" if replicas > 1 else "")
         address = f"127.0.0.1:{first_port + i}"
-        entries.append(HostEntry(f"host-{i + 1}", address, tuple(range(cuts[i], cuts[i + 1])), address))
+        entries.append(HostEntry(name, address, tuple(range(cuts[which], cuts[which + 1])), address))
     return Topology(tuple(entries), f"127.0.0.1:{first_port - 1}", checkpoint)
 
 
@@ -139,16 +167,18 @@ def read_topology(path: Path) -> Topology:
 
 
 def _parse(table: dict[str, Any], base: Path) -> Topology:
-    _only(table, {"router", "hosts", "checkpoint"}, "the topology")
-    router = table.get("router", {})
+    _only(table, {"router", "hosts", "checkpoint", "tls"}, "the topology")
+    router, tls = table.get("router", {}), table.get("tls", {})
     _only(router, {"listen"}, "[router]")
+    _only(tls, {"directory"}, "[tls]")
     hosts = table.get("hosts")
     if not isinstance(hosts, list):
         raise TopologyError("there is no [[hosts]] entry")
     listen = _text(router, "listen", DEFAULT_ROUTER, "[router]")
     parse_address(listen, "router listen")
     directory = base / _text(table, "checkpoint", "", "the topology") if "checkpoint" in table else None
-    return Topology(tuple(_host(entry, i) for i, entry in enumerate(hosts)), listen, directory)
+    certificates = base / _text(tls, "directory", "certs", "[tls]") if "tls" in table else None
+    return Topology(tuple(_host(entry, i) for i, entry in enumerate(hosts)), listen, directory, certificates)
 
 
 def _host(entry: dict[str, Any], index: int) -> HostEntry:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stages.errors import InputError
+from stages.log import start_log
+from stages.registry import open_registry
+from stages.registry.settings import add_registry_flags, registry_settings
+from stages.security_options import add_server_options, security_of
+from stages.seeing import add_seeing, seeing_of
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -40,7 +44,11 @@ def register(subparsers: Subparsers) -> None:
     stage.add_argument("--backend", metavar="B", help="what computes: torch, onnxruntime (torch)")
     stage.add_argument("--keep-warm-ms", type=int, default=150, metavar="MS", help="pace on idle links, 0 = off (150)")
     stage.add_argument("--hop-timeout-s", type=float, default=5.0, metavar="S", help="wait for the next host (5)")
-    stage.add_argument("--insecure", action="store_true", help="accept an address that others can reach, unencrypted")
+    add_server_options(stage)
+    add_registry_flags(stage)
+    stage.add_argument("--advertise", metavar="HOST:PORT", help="what others dial, for the registry (--listen)")
+    add_health_flag(stage)
+    add_seeing(stage)
     stage.set_defaults(run=run_stage)
 
     inspect = subparsers.add_parser("inspect", help="print what is in a checkpoint or bundle")
@@ -57,7 +65,12 @@ def run_stage(options: argparse.Namespace) -> int:
 
     blocks = parse_blocks(options.blocks)
     check_positive(options, "threads", "session_mb", "lease_s", "queue", "batch", "hop_timeout_s")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    seeing = seeing_of(options)
+    registry = registry_settings(options)
+    if registry is not None and options.next is not None:
+        raise InputError("--next and --registry both say who comes next: give one of them")
+    if registry is None and options.advertise is not None:
+        raise InputError("--advertise says what a registry hands out: name one with --registry")
     name = options.name or "-".join(["stage", *sorted({str(blocks[0]), str(blocks[-1])})])
     host = HostSettings(
         name,
@@ -69,6 +82,7 @@ def run_stage(options: argparse.Namespace) -> int:
         hop_timeout_s=options.hop_timeout_s,
         keep_warm_s=keep_warm_s(options.keep_warm_ms),
     )
+    start_log(seeing.log_format, name)
     serve(
         StageSettings(
             options.checkpoint,
@@ -77,7 +91,11 @@ def run_stage(options: argparse.Namespace) -> int:
             parse_addresses(options.next),
             host,
             options.threads,
-            options.insecure,
+            security_of(options),
+            open_registry(registry) if registry else None,
+            options.advertise,
+            options.health,
+            seeing,
         )
     )
     return 0
@@ -91,6 +109,10 @@ def run_inspect(options: argparse.Namespace) -> int:
     for check in checks:
         print(check, file=sys.stderr if options.json else sys.stdout)
     return 0 if all(check.ok for check in checks) else 1
+
+
+def add_health_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--health", metavar="HOST:PORT", help="answer health checks there too, in plain text")
 
 
 def check_positive(options: argparse.Namespace, *names: str) -> None:

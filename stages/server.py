@@ -7,7 +7,8 @@ import contextlib
 import gc
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -19,15 +20,26 @@ from stages.ar import new_caches
 from stages.backends import backend_named
 from stages.backends.base import BranchPiece, CleanPiece, NoisyPiece
 from stages.errors import OnesweepError, ServiceError
+from stages.guard import Guard
 from stages.host import Host, HostSettings
+from stages.identity import HOST
 from stages.links import Links
+from stages.lookout import Lookout
+from stages.meter import HostMeter
+from stages.metrics import STAGE_METRICS, HostFigures
 from stages.parts import HostPlan, Parts, full_state_bytes, load_parts, plan_host
+from stages.registry import Registration, Registry
+from stages.registry.base import check_dialled
+from stages.registry.successors import follow_successors
 from stages.scoring import branch_pieces
+from stages.security import LOOPBACK_ONLY, Security
+from stages.seeing import SeeingSettings
 from stages.service import StageService
 from stages.sessions import KINDS
 from stages.sweep import clean_pieces
-from stages.transport import bind, new_server, parse_address, stop_on_signals
+from stages.transport import bind, check_target, new_server, stop_on_signals
 from stages.v1 import stage_pb2, stage_pb2_grpc
+from stages.vitals import serve_vitals
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +63,13 @@ class StageSettings:
     """Addresses of the hosts that may come after this one."""
     host: HostSettings
     threads: int | None = None
-    insecure: bool = False
+    security: Security = LOOPBACK_ONLY
+    registry: Registry | None = None
+    advertise: str | None = None
+    """What others dial, where that is not what it listens on: for the registry."""
+    health: str | None = None
+    """Where probes without a certificate ask."""
+    seeing: SeeingSettings = field(default_factory=SeeingSettings)
 
 
 class StageServer:
@@ -65,43 +83,75 @@ class StageServer:
         self.plan = plan_host(settings.checkpoint, settings.blocks)
         self.backend = backend_named(settings.host.backend)
         for address in settings.next:
-            parse_address(address, "next address")
+            check_target(address, settings.security, "next address")
+        if settings.security.tls is not None:
+            settings.security.tls.own(HOST)
+        if settings.advertise is not None:
+            check_dialled(settings.advertise, "--advertise")
+        elif settings.registry is not None:
+            self._registration(port=1)
         self.failure: OnesweepError | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, or until the weights turn out to be unusable (OnesweepError)."""
         if self.settings.threads:
             torch.set_num_threads(self.settings.threads)
-        links = self._links()
-        host = self.host_type(self.plan, self.settings.host, links)
+        if self.settings.registry is not None:
+            await self.settings.registry.check()
+        seeing = self.settings.seeing
+        lookout = Lookout(seeing, "onesweep-stage", self.settings.host.name, self.settings.security.insecure)
+        figures = HostFigures() if seeing.metrics else None
+        links = self._links(figures or HostMeter())
+        host = self.host_type(self.plan, self.settings.host, links, figures, lookout.tracer)
         service = StageService(host)
-        server = new_server(self.plan.message_bytes())
+        security = self.settings.security
+        server = new_server(self.plan.message_bytes(), [Guard(SERVICE)] if security.tls else [])
         stage_pb2_grpc.add_StageServiceServicer_to_server(service, server)
         checks = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-        port = bind(server, self.settings.listen, self.settings.insecure)
+        port = bind(server, self.settings.listen, security, mutual=True)
+        if figures is not None:
+            lookout.serve(STAGE_METRICS, figures.reader(service.description))
         await checks.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
         await checks.set("", health_pb2.HealthCheckResponse.SERVING)
+        vitals = await serve_vitals(checks, self.settings.health)
         await server.start()
         log.info("%s: live on port %d", host.settings.name, port)
         tasks = [
             asyncio.create_task(job) for job in (self._become_ready(host, service, checks, stop), _housekeeping(host))
         ]
+        members = []
+        if (registry := self.settings.registry) is not None:
+            own = self._registration(port)
+            follow = follow_successors(registry, own, self.plan.parts, links.set_addresses)
+            members += [asyncio.create_task(job) for job in (registry.register(own), follow)]
+        else:
+            links.set_addresses(self.settings.next)
         await stop.wait()
         host.stopping = True
+        for member in members:
+            member.cancel()
         await checks.enter_graceful_shutdown()
         await _drained(host)
-        await server.stop(grace=0)
+        await asyncio.gather(server.stop(grace=0), vitals.stop(grace=0))
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, *members, return_exceptions=True)
         host.close()
         await links.close()
+        await lookout.close()
         if self.failure:
             raise self.failure
 
-    def _links(self) -> Links:
+    def _registration(self, port: int) -> Registration:
+        """What this host says of itself. Raises InputError for an address that nobody can dial."""
+        address = self.settings.advertise or f"{self.settings.listen.rpartition(':')[0]}:{port}"
+        digests = {kind: source.digest for kind, source in self.plan.models.items()}
+        host = self.settings.host
+        return Registration(host.name, address, self.plan.blocks, digests, host.backend, version("onesweep"))
+
+    def _links(self, meter: HostMeter) -> Links:
         settings = self.settings.host
         return Links(
             lambda address, other: wiring_problem(self.plan, address, other),
@@ -109,6 +159,8 @@ class StageServer:
             self.plan.message_bytes(),
             settings.hop_timeout_s,
             settings.keep_warm_s,
+            meter,
+            self.settings.security,
         )
 
     async def _become_ready(
@@ -128,7 +180,6 @@ class StageServer:
             return
         host.parts = parts
         worker = asyncio.create_task(host.work())
-        host.links.set_addresses(self.settings.next)
         try:
             while True:
                 reason = self._link_problem(host.links)
@@ -145,6 +196,8 @@ class StageServer:
         """Why no next hop can be made; empty when one can."""
         if links.relays or (self.plan.is_first and self.plan.is_last):
             return links.problem
+        if self.settings.registry is not None:
+            return "no host that comes next is registered yet"
         return "no next host: give --next (the last host's is the first host)"
 
 

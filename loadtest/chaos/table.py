@@ -72,7 +72,8 @@ def verdict(result: ChaosResult) -> list[str]:
     minutes = (result.end_s - result.begin_s) / 60
     words = [
         f"{total.requests} requests in {minutes:.1f} min under {len(result.happened)} faults: "
-        f"{total.right} right, {total.wrong} wrong, {total.lost} lost, {total.turned_away} of floods turned away; {total.replays} replays on other hosts, "
+        f"{total.right} right, {total.wrong} wrong, {total.lost} lost, "
+        f"{total.turned_away} of floods turned away; {total.replays} replays on other hosts, "
         f"{total.refused} refusals with a time to come back, {total.repeated} calls made again for another reason"
     ]
     kill = next((s for s in stalls(result.answers, result.happened) if s.kind == "kill"), None)
