@@ -75,6 +75,8 @@ class StageSettings:
 class StageServer:
     """One process of a deployment: health, reflection and the stage service on one port."""
 
+    host_type: type[Host] = Host
+
     def __init__(self, settings: StageSettings) -> None:
         """Checks everything that can be checked without reading weights. Raises OnesweepError."""
         self.settings = settings
@@ -100,7 +102,7 @@ class StageServer:
         lookout = Lookout(seeing, "onesweep-stage", self.settings.host.name, self.settings.security.insecure)
         figures = HostFigures() if seeing.metrics else None
         links = self._links(figures or HostMeter())
-        host = Host(self.plan, self.settings.host, links, figures, lookout.tracer)
+        host = self.host_type(self.plan, self.settings.host, links, figures, lookout.tracer)
         service = StageService(host)
         security = self.settings.security
         server = new_server(self.plan.message_bytes(), [Guard(SERVICE)] if security.tls else [])
