@@ -38,9 +38,14 @@ def client_of(options: argparse.Namespace) -> Client:
     return Client(address, tls=security.tls, token=_token(options), insecure=security.insecure)
 
 
+def own_token() -> str:
+    """The token of $ONESWEEP_TOKEN; empty where there is none."""
+    return os.environ.get(TOKEN_VARIABLE, "")
+
+
 def _token(options: argparse.Namespace) -> str:
     if options.token_file is None:
-        return options.token or os.environ.get(TOKEN_VARIABLE, "")
+        return options.token or own_token()
     raw = read_file(options.token_file)
     check_secret(options.token_file)
     token = raw.decode(errors="replace").strip()

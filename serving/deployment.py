@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 
 from serving.client import Client
+from serving.client_options import own_token
 from serving.errors import RouterError
 from serving.topology import DEFAULT_ROUTER, HostEntry, Topology, read_topology
 from stages.errors import OnesweepError, ServiceError
@@ -215,7 +216,7 @@ class Deployment:
 
 def answers_of(topology: Topology) -> Generator[str | None, None, None]:
     """Again and again: why the router cannot serve, empty when it can, None when it does not answer."""
-    with Client(topology.router, tls=topology.client_tls, insecure=True) as client:
+    with Client(topology.router, tls=topology.client_tls, token=own_token(), insecure=True) as client:
         while True:
             try:
                 status = client.status(timeout_s=2.0)

@@ -122,6 +122,19 @@ def stalls(answers: Sequence[Answer], happened: Sequence[Happened]) -> list[Stal
     return [Stalls(kind, counts[kind], waits_s) for kind, waits_s in found.items()]
 
 
+def calm(answers: Iterable[Answer]) -> Stalls:
+    """The longest wait for a byte in each request that nothing happened to: what faults are to be compared with."""
+    chosen = [answer for answer in answers if answer.first and not (answer.replays or answer.tries)]
+    return Stalls("none", 0, [longest_wait(answer)[1] for answer in chosen if answer.arrivals_s])
+
+
+def longest_wait(answer: Answer) -> tuple[float, float]:
+    """When the longest wait for a byte ended, and how long it was; only of an answer to which something came."""
+    gaps = itertools.pairwise([answer.begin_s, *answer.arrivals_s])
+    begin_s, end_s = max(gaps, key=lambda gap: gap[1] - gap[0])
+    return end_s, end_s - begin_s
+
+
 def stall_s(answer: Answer, fault: Happened) -> float:
     """The longest wait for a byte that a fault may have made longer, counted from the fault's begin at the earliest."""
     moments = [answer.begin_s, *answer.arrivals_s, answer.end_s]

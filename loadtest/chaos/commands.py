@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shlex
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from stages.errors import InputError, OnesweepError
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
+    from loadtest.chaos.flood import FloodSettings
     from loadtest.chaos.run import ChaosResult
     from loadtest.chaos.settings import ChaosSettings
 
@@ -36,6 +38,7 @@ def register(subparsers: Subparsers) -> None:
     flood.add_argument("--at", type=float, default=10.0, metavar="X", help="users, in those of the knee (10)")
     flood.add_argument("--knee", type=int, metavar="U", help="users of the knee (found: 1, 2, 4 ... users)")
     flood.add_argument("--polite", type=int, default=1, metavar="U", help="a second crowd beside it; 0 = none (1)")
+    flood.add_argument("--keys", action="store_true", help="each crowd has a token: one may not live off the other")
     flood.add_argument("--mode", default="sweep", metavar="M", help="what is asked for (sweep)")
     flood.add_argument("--bytes", type=int, default=128, metavar="N", help="bytes to generate (128)")
     flood.add_argument("--seconds", type=float, default=15.0, metavar="S", help="length of each measurement (15)")
@@ -43,6 +46,7 @@ def register(subparsers: Subparsers) -> None:
     flood.add_argument("--profile", metavar="P", help="links between the hosts; loopback needs no root (loopback)")
     flood.add_argument("--checkpoint", type=Path, metavar="DIR", help="default: shipped weights")
     flood.add_argument("--router", metavar="HOST:PORT", help="a deployment that is there, instead of starting one")
+    flood.add_argument("--max-requests", type=int, metavar="N", help="that the router takes at once (its default)")
     flood.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     flood.set_defaults(run=run_flood_command)
 
@@ -106,41 +110,36 @@ def _run(options: argparse.Namespace, kinds: tuple[str, ...], count: int | None)
 
 
 def run_flood_command(options: argparse.Namespace) -> int:
-    from loadtest.chaos.flood import FloodSettings, check_flood, run_flood
+    from loadtest.chaos.flood import check_flood, run_flood
+    from loadtest.chaos.flood_keys import two_keys
     from loadtest.chaos.flood_report import flood_notes, flood_record
     from loadtest.destination import check_destination, write_json
     from loadtest.load.generator import check_locust
     from loadtest.load.prompts import make_cases
-    from loadtest.load.run import LoadSettings, check_settings
+    from loadtest.load.run import check_settings
     from loadtest.load.table import run_line, run_table
-    from loadtest.load.target import LOOPBACK, TargetSettings, check_target, open_target
+    from loadtest.load.target import check_target, open_target
     from loadtest.load.texts import Texts
     from loadtest.machine import commit, this_machine
     from serving.deployment import ends_cleanly
     from serving.modes import MODES
 
-    target_settings = TargetSettings(options.profile or LOOPBACK, options.router, options.checkpoint)
-    load = LoadSettings(
-        target_settings,
-        options.mode,
-        options.knee or 1,
-        options.seconds,
-        max_bytes=options.bytes,
-        timeout_s=options.timeout_s,
-    )
-    settings = FloodSettings(load, options.at, options.knee, options.polite)
+    settings = _flood_settings(options)
+    load = settings.load
     check_flood(settings)
     check_settings(load)
-    if options.mode not in MODES:
-        raise InputError(f"unknown mode {options.mode!r}; choose from {', '.join(MODES)}")
-    check_target(target_settings)
+    if load.mode not in MODES:
+        raise InputError(f"unknown mode {load.mode!r}; choose from {', '.join(MODES)}")
+    check_target(load.target)
     check_locust()
     if options.json:
         check_destination(options.json)
     machine, command = this_machine(), shlex.join(["onesweep", *sys.argv[1:]])
-    with ends_cleanly(), open_target(target_settings) as target:
-        facts = target.facts()
-        cases = make_cases(load.cases, load.first_seed, load.max_bytes, facts.context_bytes)
+    with ends_cleanly(), contextlib.ExitStack() as stack:
+        if options.keys:
+            settings = stack.enter_context(two_keys(settings))
+        target = stack.enter_context(open_target(settings.load.target))
+        cases = make_cases(load.cases, load.first_seed, load.max_bytes, target.facts().context_bytes)
         texts = Texts(target, cases, load.max_bytes)
         result = run_flood(settings, target, texts, lambda done: print(run_line(done), flush=True))
     print("\n" + run_table(result.results) + "\n\n" + "\n".join(flood_notes(result)), flush=True)
@@ -149,6 +148,28 @@ def run_flood_command(options: argparse.Namespace) -> int:
     if result.trouble:
         raise OnesweepError(f"{result.trouble} requests failed, were lost or wrong")
     return 0
+
+
+def _flood_settings(options: argparse.Namespace) -> FloodSettings:
+    from loadtest.chaos.flood import FloodSettings
+    from loadtest.load.run import LoadSettings
+    from loadtest.load.target import LOOPBACK, TargetSettings
+
+    profile = options.profile or LOOPBACK
+    if options.keys and (options.router is not None or profile != LOOPBACK):
+        raise InputError("--keys is for hosts on loopback that are started here: leave out --router and --profile")
+    limit = ("--max-requests", str(options.max_requests)) if options.max_requests is not None else ()
+    if limit and options.router is not None:
+        raise InputError("--router names a deployment that is there, as it is: leave out --max-requests")
+    load = LoadSettings(
+        TargetSettings(profile, options.router, options.checkpoint, router_options=limit),
+        options.mode,
+        options.knee or 1,
+        options.seconds,
+        max_bytes=options.bytes,
+        timeout_s=options.timeout_s,
+    )
+    return FloodSettings(load, options.at, options.knee, options.polite)
 
 
 def _show(result: ChaosResult) -> None:

@@ -29,6 +29,8 @@ class Crowd:
     """Users that come together."""
 
     users: int
+    token: str = ""
+    """Who they are; empty: whoever the first crowd is."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class FloodSettings:
     """None: it is looked for."""
     polite: int
     """Users of a second crowd beside the flood; 0: none."""
+    polite_token: str = ""
+    """Who they are, where the router asks."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ def run_flood(settings: FloodSettings, target: Target, texts: Texts, say: Callab
         knee = measure(mode, settings.knee)
     calm = measure(mode, settings.polite) if settings.polite else None
     crowds = [Crowd(math.ceil(knee.users * settings.at))]
-    crowds += [Crowd(settings.polite)] if settings.polite else []
+    crowds += [Crowd(settings.polite, settings.polite_token)] if settings.polite else []
     flood, *polite = run_crowds(settings.load, target, texts, crowds)
     for result in (flood, *polite):
         say(result)
@@ -118,7 +122,7 @@ def run_crowds(settings: LoadSettings, target: Target, texts: Texts, crowds: Seq
     """Crowds at the same time, each from a process of its own. Raises OnesweepError."""
 
     def plan(crowd: Crowd) -> LoadPlan:
-        return settings.plan(target.router, texts.cases, settings.mode, crowd.users)
+        return replace(settings.plan(target.router, texts.cases, settings.mode, crowd.users), token=crowd.token)
 
     with contextlib.ExitStack() as stack:
         generators = [stack.enter_context(start_generator(target, plan(crowd))) for crowd in crowds]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import io
-import itertools
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from loadtest.chaos.account import Fate, fate_of
+from loadtest.chaos.account import Fate, fate_of, longest_wait
 from loadtest.chaos.run import ChaosResult
 from loadtest.load.pictures import COLOURS
 
@@ -98,13 +97,9 @@ def _waits(axes: Axes, result: ChaosResult) -> None:
     """The longest wait for a byte in each request of the steady load."""
     dots: dict[bool, list[tuple[float, float]]] = defaultdict(list)
     for answer in result.answers:
-        if answer.first:
-            moments = [answer.begin_s, *answer.arrivals_s]
-            gaps = list(itertools.pairwise(moments))
-            if gaps:
-                begin_s, end_s = max(gaps, key=lambda gap: gap[1] - gap[0])
-                moved = bool(answer.replays or answer.tries)
-                dots[moved].append((end_s - result.begin_s, end_s - begin_s))
+        if answer.first and answer.arrivals_s:
+            end_s, wait_s = longest_wait(answer)
+            dots[bool(answer.replays or answer.tries)].append((end_s - result.begin_s, wait_s))
     for moved, colour, words in ((False, FAINT, "undisturbed"), (True, COLOURS[1], "done again, wholly or in part")):
         if dots[moved]:
             axes.plot(*zip(*dots[moved], strict=True), "o", ms=2.2, color=colour, label=words, alpha=0.8)

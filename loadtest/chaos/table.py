@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadtest.chaos.account import Stalls, reasons, stalls, tallies, wrong_words
+from loadtest.chaos.account import Stalls, calm, reasons, stalls, tallies, wrong_words
 from loadtest.chaos.run import ChaosResult
 from loadtest.chaos.slope import Slope
 
@@ -24,7 +24,7 @@ MODE_HEAD = (
     "p95 s",
     "max s",
 )
-FAULT_HEAD = ("fault", "times", "requests hit", "next byte p50 s", "p95 s", "max s")
+FAULT_HEAD = ("fault", "times", "requests", "next byte p50 s", "p95 s", "max s")
 LIFE_HEAD = ("process", "watched s", "most MB", "KB a minute", "most descriptors", "a minute")
 
 
@@ -43,9 +43,10 @@ def mode_rows(result: ChaosResult) -> list[list[str]]:
 
 
 def fault_rows(result: ChaosResult) -> list[list[str]]:
+    hit = [*stalls(result.answers, result.happened), calm(result.answers)]
     return [
-        [s.kind, str(s.faults), str(len(s.waits_s)), *(seconds(s.percentile_s(p)) for p in (50, 95, 100))]
-        for s in stalls(result.answers, result.happened)
+        [s.kind, str(s.faults or "-"), str(len(s.waits_s)), *(seconds(s.percentile_s(p)) for p in (50, 95, 100))]
+        for s in hit
     ]
 
 

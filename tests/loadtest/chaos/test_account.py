@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from loadtest.chaos.account import Fate, Happened, fate_of, stall_s, stalls, tally, wrong_words
+from loadtest.chaos.account import Fate, Happened, calm, fate_of, longest_wait, stall_s, stalls, tally, wrong_words
 from loadtest.chaos.answer import LATE, OK, Answer, Health, Try, from_line, to_line
 from loadtest.chaos.cases import Case, make_cases
 
@@ -56,6 +56,12 @@ def test_only_requests_that_were_hit_count() -> None:
     (found,) = stalls([hit, unharmed, before, after, replace(hit, first=False)], [KILL])
     assert (found.kind, found.faults, len(found.waits_s)) == ("kill", 1, 1)
     assert found.percentile_s(95) == pytest.approx(1.0)
+
+
+def test_what_nothing_happened_to_is_there_to_compare_with() -> None:
+    assert longest_wait(GOOD) == (12.0, 1.0)
+    waits = calm([GOOD, replace(GOOD, replays=1), replace(GOOD, arrivals_s=[]), replace(GOOD, first=False)])
+    assert waits.waits_s == [1.0]
 
 
 def test_messages_come_back_as_they_were() -> None:
