@@ -374,6 +374,9 @@ def run_status(options: argparse.Namespace) -> int:
         blocks = ",".join(map(str, host.blocks))
         state = f"ready, {host.rtt_ms:.1f} ms, {host.sessions} sessions" if host.ready else host.reason
         print(f"{host.name:10} {host.address:22} blocks {blocks:6} {state}")
+    if status.audits.audited:
+        shown = f"{status.audits.audited} of {status.audits.sweeps} sweeps, {status.audits.liars} liars found"
+        print(f"audits: {shown}, {status.audits.compute_ms / 1000:.1f} s of hosts' arithmetic")
     return 0 if status.ready else 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
@@ -103,6 +104,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             chain_digest=self.ring.digest("chain"),
             ar_digest=self.ring.digest("ar"),
             scorer_digest=self.ring.digest("scorer"),
+            audits=router_pb2.Audits(**asdict(self.ring.auditor.counters)),
             context_bytes=max((mode.context_bytes for mode in self.modes.values() if not mode.problem), default=0),
             requests=self.admission.requests,
             request_limit=self.admission.settings.request_limit,

@@ -399,6 +399,7 @@ class StatusResponse(_message.Message):
     REQUESTS_FIELD_NUMBER: _builtins.int
     REQUEST_LIMIT_FIELD_NUMBER: _builtins.int
     SCORER_DIGEST_FIELD_NUMBER: _builtins.int
+    AUDITS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     ready: _builtins.bool
     chain_digest: _builtins.str
@@ -414,6 +415,8 @@ class StatusResponse(_message.Message):
     def modes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """that can be served now"""
 
+    @_builtins.property
+    def audits(self) -> Global___Audits: ...
     def __init__(
         self,
         *,
@@ -427,14 +430,52 @@ class StatusResponse(_message.Message):
         requests: _builtins.int = ...,
         request_limit: _builtins.int = ...,
         scorer_digest: _builtins.str = ...,
+        audits: Global___Audits | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audits", b"audits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar_digest", b"ar_digest", "chain_digest", b"chain_digest", "context_bytes", b"context_bytes", "hosts", b"hosts", "modes", b"modes", "ready", b"ready", "request_limit", b"request_limit", "requests", b"requests", "scorer_digest", b"scorer_digest", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar_digest", b"ar_digest", "audits", b"audits", "chain_digest", b"chain_digest", "context_bytes", b"context_bytes", "hosts", b"hosts", "modes", b"modes", "ready", b"ready", "request_limit", b"request_limit", "requests", b"requests", "scorer_digest", b"scorer_digest", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatusResponse: _TypeAlias = StatusResponse  # noqa: Y015
+
+@_typing.final
+class Audits(_message.Message):
+    """Sweeps that replicas computed again, since the router started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SWEEPS_FIELD_NUMBER: _builtins.int
+    AUDITED_FIELD_NUMBER: _builtins.int
+    HOPS_FIELD_NUMBER: _builtins.int
+    COMPUTE_MS_FIELD_NUMBER: _builtins.int
+    LIARS_FIELD_NUMBER: _builtins.int
+    sweeps: _builtins.int
+    """that came back"""
+    audited: _builtins.int
+    hops: _builtins.int
+    """computed again"""
+    compute_ms: _builtins.float
+    """of hosts, for audits"""
+    liars: _builtins.int
+    """hosts taken out"""
+    def __init__(
+        self,
+        *,
+        sweeps: _builtins.int = ...,
+        audited: _builtins.int = ...,
+        hops: _builtins.int = ...,
+        compute_ms: _builtins.float = ...,
+        liars: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audited", b"audited", "compute_ms", b"compute_ms", "hops", b"hops", "liars", b"liars", "sweeps", b"sweeps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Audits: _TypeAlias = Audits  # noqa: Y015
 
 @_typing.final
 class HostStatus(_message.Message):
