@@ -192,10 +192,14 @@ def test_equal_odds_leave_nothing_to_draw_from_but_the_odds() -> None:
     assert place([1.0], [1.0], 0, 0).instead() == b"\0"
 
 
+def test_more_cannot_be_accepted_than_was_guessed() -> None:
+    event = stage_pb2.Event(verdict=stage_pb2.Verdict(accepted=4, odds=np.full(256, 1 / 256, "<f4").tobytes()))
+    assert read_verdict(event, 4)[0] == 4
+    with pytest.raises(Refusal):
+        read_verdict(event, 3)
+
+
 @pytest.mark.parametrize("odds", [b"", b"?", bytes(4 * 255), np.full(256, np.nan, "<f4").tobytes(), bytes(4 * 256)])
 def test_what_is_no_verdict_is_refused(odds: bytes) -> None:
     with pytest.raises(Refusal):
         read_verdict(stage_pb2.Event(verdict=stage_pb2.Verdict(odds=odds)), 3)
-    with pytest.raises(Refusal):
-        even = np.full(256, 1 / 256, "<f4").tobytes()
-        read_verdict(stage_pb2.Event(verdict=stage_pb2.Verdict(accepted=4, odds=even)), 3)
