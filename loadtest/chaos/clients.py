@@ -9,11 +9,11 @@ import threading
 from collections.abc import Callable, Iterator
 
 from loadtest.chaos.answer import Answer, Health, from_line
-from loadtest.chaos.crowd import Order
+from loadtest.chaos.crowd import SETTLE_S, Order
 from stages.errors import ServiceError
 
 COMMAND = [sys.executable, "-P", "-m", "loadtest.chaos.crowd"]
-GRACE_S = 10.0
+GRACE_S = SETTLE_S + 10.0
 """How long the process may take beyond its requests' patience."""
 
 Beside = Callable[[list[str]], list[str]]

@@ -19,7 +19,7 @@ STOP_S = 10.0
 
 
 class Fault(ABC):
-    """One kind of fault. It begins, lasts, and ends; both ends return at once."""
+    """One kind of fault. It begins, lasts, and ends; what comes at both ends is quickly done."""
 
     name: ClassVar[str]
     words: ClassVar[str]
