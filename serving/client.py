@@ -149,7 +149,7 @@ class AsyncClient:
         parse_address(address, "router address")
         self.address = address
         self._channel = open_channel(address)
-        self._stub: router_pb2_grpc.RouterServiceAsyncStub = router_pb2_grpc.RouterServiceStub(self._channel)
+        self.stub: router_pb2_grpc.RouterServiceAsyncStub = router_pb2_grpc.RouterServiceStub(self._channel)
 
     async def generate(self, prompt: str | bytes, **settings: Unpack[TimedSettings]) -> Result:
         """Generate a whole text; see `request_of` for the settings. Raises RequestRefused or RouterError."""
@@ -178,7 +178,7 @@ class AsyncClient:
         **settings: Unpack[RequestSettings],
     ) -> AsyncGenerator[bytes | Result, None]:
         request = request_of(prompt, whole=whole, **settings)
-        call = self._stub.Generate(request, timeout=_checked_timeout(timeout_s))
+        call = self.stub.Generate(request, timeout=_checked_timeout(timeout_s))
         output = b""
         try:
             async for response in call:
@@ -195,7 +195,7 @@ class AsyncClient:
     async def status(self, timeout_s: float = 5.0) -> router_pb2.StatusResponse:
         """The hosts as the router sees them. Raises RouterError."""
         try:
-            return await self._stub.Status(router_pb2.StatusRequest(), timeout=timeout_s)
+            return await self.stub.Status(router_pb2.StatusRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise error_of(error, self.address, timeout_s) from None
 

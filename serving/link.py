@@ -11,7 +11,7 @@ import grpc.aio
 
 from serving.topology import HostEntry
 from stages.relay import Relay
-from stages.sessions import KINDS
+from stages.releases import weights_of
 from stages.v1 import stage_pb2
 
 RELEASE_TIMEOUT_S = 5.0
@@ -34,6 +34,8 @@ class HostLink:
         self.entry, self.router = entry, router
         self.relay = Relay(entry.address, MESSAGE_BYTES, hop_timeout_s, entry.name)
         self.info: stage_pb2.DescribeResponse | None = None
+        self.held: dict[Weights, stage_pb2.Release] = {}
+        """What it has loaded, the newest last."""
         self.problem = f"host {entry.name} at {entry.address} was not reached yet"
         """Why no request can use this host; empty when one can."""
         self.sessions = 0
@@ -43,10 +45,6 @@ class HostLink:
         self._owed: list[str] = []
         """Sessions to be freed there."""
         self._releasing = False
-
-    @property
-    def weights(self) -> Weights:
-        return tuple(getattr(self.info, kind).digest for kind in KINDS) if self.info else ()
 
     @property
     def load_ms(self) -> float:
@@ -70,6 +68,7 @@ class HostLink:
         """Refresh `info` and `problem`. Raises Refusal when the host does not answer."""
         info = await self.relay.describe(timeout=self.relay.hop_timeout_s)
         self.info = info
+        self.held = {weights_of(release): release for release in info.releases if not release.loading}
         if tuple(info.blocks) != self.entry.blocks:
             self.problem = (
                 f"host {self.entry.name} at {self.entry.address} holds blocks {list(info.blocks)}, "

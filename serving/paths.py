@@ -44,7 +44,7 @@ def best_path(
     """
     parts = parts_of(links)
     able = sorted(
-        (link for link in links if not link.problem and link.weights == weights), key=lambda link: link.entry.blocks[0]
+        (link for link in links if not link.problem and weights in link.held), key=lambda link: link.entry.blocks[0]
     )
     best: dict[str, tuple[float, Path]] = {}
     for link in able:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from importlib.metadata import version
 from typing import Any
@@ -14,10 +15,9 @@ from asyncio_throttle.throttler import Throttler
 
 from serving.accounting import Account
 from serving.admission import check_fit, check_mode, check_request
-from serving.conditions import Conditions
 from serving.link import HostLink
-from serving.modes import Mode
-from serving.ring import Ring
+from serving.rollout import Rollout, Tell
+from serving.served import Served
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.refusal import Refusal, exhausted
 
@@ -32,18 +32,15 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
     def __init__(
         self,
-        ring: Ring,
-        modes: dict[str, Mode],
-        conditions: Conditions,
+        rollout: Rollout,
         request_limit: int,
         requests_per_s: int,
         ring_wait_s: float,
     ) -> None:
-        """:param conditions: learns from every request.
-        :param request_limit: requests in flight; one more is refused.
+        """:param request_limit: requests in flight; one more is refused.
         :param requests_per_s: pace at which admitted requests start.
         :param ring_wait_s: how long a request waits for hosts that are not ready."""
-        self.ring, self.modes, self.conditions = ring, modes, conditions
+        self.rollout, self.ring = rollout, rollout.ring
         self.request_limit, self.ring_wait_s = request_limit, ring_wait_s
         self.throttler = Throttler(rate_limit=requests_per_s, period=1.0)
         self.requests = 0
@@ -56,7 +53,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 raise exhausted(f"{self.requests} requests are under way, the limit", retry_after_ms=1000)
             self.requests += 1
             try:
-                async with self.throttler, aclosing(self._generate(request, _deadline(context))) as responses:
+                async with self.throttler, aclosing(self._admit(request, _deadline(context))) as responses:
                     async for response in responses:
                         yield response
             finally:
@@ -64,10 +61,25 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         except Refusal as refusal:
             await refusal.abort(context)
 
+    async def Deploy(
+        self, requests: AsyncIterator[router_pb2.DeployRequest], context: Context
+    ) -> AsyncIterator[router_pb2.DeployProgress]:
+        async with aclosing(_told(lambda tell: self.rollout.deploy(requests, tell), context)) as progress:
+            async for each in progress:
+                yield each
+
+    async def Rollback(
+        self, request: router_pb2.RollbackRequest, context: Context
+    ) -> AsyncIterator[router_pb2.DeployProgress]:
+        async with aclosing(_told(self.rollout.rollback, context)) as progress:
+            async for each in progress:
+                yield each
+
     async def Status(self, request: router_pb2.StatusRequest, context: Context) -> router_pb2.StatusResponse:
+        served = self.rollout.current
         return router_pb2.StatusResponse(
             version=version("onesweep"),
-            ready=not self.ring.problem,
+            ready=not served.view.problem,
             hosts=[
                 router_pb2.HostStatus(
                     name=link.entry.name,
@@ -82,14 +94,17 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                     queue_limit=link.info.counters.queue_limit if link.info else 0,
                     backend=link.info.backend if link.info else "",
                     links=self._links_of(link),
+                    releases=[release.name for release in link.held.values()],
                 )
                 for link in self.ring.links
             ],
-            modes=[name for name, mode in self.modes.items() if not mode.problem],
-            chain_digest=self.ring.digest("chain"),
-            ar_digest=self.ring.digest("ar"),
-            scorer_digest=self.ring.digest("scorer"),
-            context_bytes=max((mode.context_bytes for mode in self.modes.values() if not mode.problem), default=0),
+            modes=served.served_modes,
+            chain_digest=served.view.digest("chain"),
+            ar_digest=served.view.digest("ar"),
+            scorer_digest=served.view.digest("scorer"),
+            release=served.release,
+            previous=self.rollout.previous_name,
+            context_bytes=max((served.modes[name].context_bytes for name in served.served_modes), default=0),
             requests=self.requests,
             request_limit=self.request_limit,
         )
@@ -102,13 +117,26 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             for each in found
         ]
 
-    async def _generate(
+    async def _admit(
         self, request: router_pb2.GenerateRequest, deadline_unix_ms: int
     ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
-        mode = check_mode(request.mode, self.modes)
+        """Whatever is deployed meanwhile, a request ends on the release that it began with."""
+        served = self.rollout.current
+        served.requests += 1
+        try:
+            async with aclosing(self._generate(request, deadline_unix_ms, served)) as responses:
+                async for response in responses:
+                    yield response
+        finally:
+            served.requests -= 1
+
+    async def _generate(
+        self, request: router_pb2.GenerateRequest, deadline_unix_ms: int, served: Served
+    ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
+        mode = check_mode(request.mode, served.modes)
         generation = check_request(request, mode, deadline_unix_ms)
         if mode.uses_hosts:
-            await self.ring.usable(self.ring_wait_s)
+            await served.view.usable(self.ring_wait_s)
         check_fit(generation, mode)
         account = Account(secrets.token_hex(8))
         async with aclosing(mode.generate(generation, account)) as pieces:
@@ -121,9 +149,26 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             if whole:
                 yield router_pb2.GenerateResponse(text=whole)
         hosts = {link.info.name: link.entry for link in self.ring.links if link.info}
-        self.conditions.learn(mode.name, account, account.elapsed_ms())
+        served.conditions.learn(mode.name, account, account.elapsed_ms())
         summary = account.summary(mode.name, request.seed, len(request.prompt), hosts)
         yield router_pb2.GenerateResponse(summary=summary)
+
+
+async def _told(
+    job: Callable[[Tell], Coroutine[Any, Any, router_pb2.Switch]], context: Context
+) -> AsyncGenerator[router_pb2.DeployProgress, None]:
+    """What a job tells, as it tells it, and what it ends in; it ends when nobody listens."""
+    told: asyncio.Queue[router_pb2.DeployProgress | None] = asyncio.Queue()
+    task = asyncio.create_task(job(told.put_nowait))
+    task.add_done_callback(lambda _: told.put_nowait(None))
+    try:
+        while (progress := await told.get()) is not None:
+            yield progress
+        yield router_pb2.DeployProgress(switch=task.result())
+    except Refusal as refusal:
+        await refusal.abort(context)
+    finally:
+        task.cancel()
 
 
 def _deadline(context: Context) -> int:

@@ -14,9 +14,10 @@ from stages.backends import DEFAULT_BACKEND
 from stages.engine import Engine, Job
 from stages.hop import Outcome, next_step
 from stages.links import Links
-from stages.parts import HostPlan, Parts
+from stages.parts import Parts
 from stages.refusal import Refusal, exhausted
 from stages.relay import KEEP_WARM_S, Relay
+from stages.releases import Release, Releases
 from stages.sessions import SessionStore
 from stages.subscribers import Subscribers
 from stages.transport import check_name
@@ -50,15 +51,16 @@ class HostSettings:
 class Host:
     """Everything between a hop and what follows from it. Lives on the event loop; arithmetic has its own thread."""
 
-    def __init__(self, plan: HostPlan, settings: HostSettings, links: Links) -> None:
-        """:param links: to the hosts that may come next; none where this host holds a whole model."""
-        self.plan, self.settings, self.links = plan, settings, links
-        self.parts: Parts | None = None
+    def __init__(self, first: Release, settings: HostSettings, links: Links) -> None:
+        """:param first: what it begins with; all that comes later holds the same blocks.
+        :param links: to the hosts that may come next; none where this host holds a whole model."""
+        self.releases, self.settings, self.links = Releases(first), settings, links
+        self.blocks = first.plan.blocks
         self.stopping = False
         """No new session is opened any more."""
         self.sessions = SessionStore(settings.session_mb << 20, settings.lease_s)
         self.subscribers = Subscribers()
-        self.engine = Engine(plan.blocks[-1] + 1, settings.queue_limit, settings.batch)
+        self.engine = Engine(self.blocks[-1] + 1, settings.queue_limit, settings.batch)
         self.compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self.counters = stage_pb2.Counters()
 
@@ -83,8 +85,7 @@ class Host:
                     message=refusal.message,
                     retry_after_ms=refusal.retry_after_ms or 0,
                 )
-        if self.parts is not None:
-            self._go()
+        self._go()
         return receipt
 
     async def run(self, hop: stage_pb2.Hop, onward: bool) -> Outcome:
@@ -98,8 +99,7 @@ class Host:
         return outcome
 
     async def work(self) -> None:
-        """Compute hops, for ever. Not before `parts` are there."""
-        assert self.parts is not None
+        """Compute hops, for ever."""
         loop = asyncio.get_running_loop()
 
         def deliver(jobs: list[Job]) -> None:
@@ -107,13 +107,12 @@ class Host:
                 loop.call_soon_threadsafe(self._finish, jobs)
 
         try:
-            await loop.run_in_executor(self.compute, self.engine.run, self.parts, deliver)
+            await loop.run_in_executor(self.compute, self.engine.run, deliver)
         finally:
             self.engine.stop()
 
     def _go(self) -> None:
-        assert self.parts is not None
-        self._finish(self.engine.go(self.parts))
+        self._finish(self.engine.go())
 
     def release(self, names: list[str]) -> int:
         """Free sessions; returns how many there were."""
@@ -132,9 +131,8 @@ class Host:
         return counters
 
     def _admit(self, hop: stage_pb2.Hop, received_bytes: int) -> Job:
-        if self.parts is None:
-            raise Refusal(grpc.StatusCode.UNAVAILABLE, f"{self.settings.name} is still loading its weights")
-        kind = check_hop(hop, self.plan)
+        parts = self._parts_for(hop)
+        kind = check_hop(hop, parts.plan)
         if hop.router not in self.subscribers:
             raise Refusal(
                 grpc.StatusCode.FAILED_PRECONDITION, f"router {hop.router!r} does not listen here: subscribe first"
@@ -144,11 +142,11 @@ class Host:
         work = hop.sweep if kind == "chain" else hop.step
         start = hop.sweep.clean_start if kind == "chain" else hop.step.start
         if start == 0:
-            source = self.plan.model(kind)
+            source = parts.plan.model(kind)
             assert source is not None
             if self.stopping:
                 raise Refusal(grpc.StatusCode.UNAVAILABLE, f"{self.settings.name} is stopping")
-            session = self.sessions.open(hop.session, hop.router, kind, hop.capacity, source.manifest, self.parts)
+            session = self.sessions.open(hop.session, hop.router, kind, hop.capacity, source.manifest, parts)
             session.next_number = work.number  # a replay goes on where another host's session ended
         else:
             session = self.sessions.due(hop.session, kind, work.number, start)
@@ -160,6 +158,11 @@ class Host:
         job = Job(hop, session, received_bytes)
         self.engine.submit(job)
         return job
+
+    def _parts_for(self, hop: stage_pb2.Hop) -> Parts:
+        """A session ends with the weights that it began with."""
+        session = self.sessions.sessions.get(hop.session)
+        return self.releases.parts_for(hop.digest) if session is None else session.parts
 
     def _finish(self, jobs: list[Job]) -> None:
         for job in jobs:

@@ -101,7 +101,7 @@ class Relay:
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise Refusal(error.code(), f"the deadline passed while {self.host} did not answer") from None
-            raise self._refusal(error, begin) from None
+            raise self.refusal(error, begin) from None
         return response.next if response.WhichOneof("outcome") == "next" else response.event
 
     async def describe(self, timeout: float) -> stage_pb2.DescribeResponse:
@@ -110,7 +110,7 @@ class Relay:
         try:
             description = await self.stub.Describe(stage_pb2.DescribeRequest(), timeout=timeout)
         except grpc.aio.AioRpcError as error:
-            raise self._refusal(error, begin) from None
+            raise self.refusal(error, begin) from None
         self.name = self.name or description.name
         return description
 
@@ -125,7 +125,7 @@ class Relay:
         except grpc.aio.AioRpcError as error:
             self.rtt_ms = None
             self._rtts_ms.clear()
-            raise self._refusal(error, begin) from None
+            raise self.refusal(error, begin) from None
 
     async def keep_warm(self, size: int, pause_s: float = KEEP_WARM_S) -> None:
         """Warm the link for ever; after a break, with a message of `size` bytes."""
@@ -165,7 +165,7 @@ class Relay:
                 for index, handover in enumerate(self._sent.pop(receipt.number, [])):
                     handover.settle(self._rejected(rejections[index]) if index in rejections else None)
         except grpc.aio.AioRpcError as error:
-            refusal = self._refusal(error, begin)
+            refusal = self.refusal(error, begin)
         finally:
             self._wake = asyncio.Event()
             wake.set()  # gRPC does not end the iterator of a call that has ended: it shall end by itself
@@ -219,7 +219,8 @@ class Relay:
             f"{self.host} did not answer within {waited_s:.1f} s; see that it runs and can be reached",
         )
 
-    def _refusal(self, error: grpc.aio.AioRpcError, begin: float) -> Refusal:
+    def refusal(self, error: grpc.aio.AioRpcError, begin: float) -> Refusal:
+        """What a failed call means. `begin`: when it was made, by the performance counter."""
         code, details, metadata = error.code(), error.details() or "", trailing(error)
         if MARK in metadata:
             retry_after: Any = metadata.get(RETRY_AFTER)
