@@ -62,6 +62,18 @@ def register(subparsers: Subparsers) -> None:
     batching.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     batching.set_defaults(run=run_batching)
 
+    seeing = benches.add_parser("seeing", help="what metrics, traces and JSON logs cost, on loopback")
+    seeing.add_argument("--checkpoint", type=Path, default=SHIPPED, metavar="DIR", help="default: shipped weights")
+    seeing.add_argument("--modes", default="sweep,ar", metavar="M[,M]", help="(sweep,ar)")
+    seeing.add_argument("--users", type=int, default=4, metavar="U", help="requests at once (4)")
+    seeing.add_argument("--requests", type=int, default=2, metavar="R", help="of each user, in a turn (2)")
+    seeing.add_argument("--bytes", type=int, default=64, metavar="N", help="bytes to generate (64)")
+    seeing.add_argument("--rounds", type=int, default=40, metavar="R", help="turns of each deployment (40)")
+    seeing.add_argument("--hosts", type=int, default=3, metavar="H", help="hosts that share the blocks (3)")
+    seeing.add_argument("--watched", default="off,default,all", metavar="W,W", help="share traced: default 0.01, all 1")
+    seeing.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    seeing.set_defaults(run=run_seeing)
+
     shapes = benches.add_parser("shapes", help="large shapes with random weights, stage by stage")
     shapes.add_argument("--widths", default="512,2048,4096", metavar="D[,D]", help="model widths (512,2048,4096)")
     shapes.add_argument("--profile", default="links-60", metavar="P", help="links whose floor is added (links-60)")
@@ -170,6 +182,25 @@ def run_batching(options: argparse.Namespace) -> int:
     print(batching_table(figures))
     if options.json:
         write_json(options.json, batching_record(settings, figures))
+    return 0
+
+
+def run_seeing(options: argparse.Namespace) -> int:
+    from loadtest.destination import check_destination, write_json
+    from loadtest.seeing import SeeingBench, check_seeing, measure_seeing, seeing_record, seeing_table
+
+    if options.json:
+        check_destination(options.json)
+    modes = tuple(options.modes.split(","))
+    counts = (options.users, options.requests, options.bytes, options.rounds)
+    watched = tuple(options.watched.split(","))
+    bench = SeeingBench(options.checkpoint.resolve(), modes, *counts, options.hosts, watched)
+    check_seeing(bench)
+    print(f"{len(watched)} deployments take turns, {bench.rounds} rounds ...", flush=True)
+    figures = measure_seeing(bench)
+    print(seeing_table(figures))
+    if options.json:
+        write_json(options.json, seeing_record(bench, figures))
     return 0
 
 

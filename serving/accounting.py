@@ -15,8 +15,6 @@ from stages.v1 import stage_pb2
 class Account:
     """One request's account: sweeps, hops, bytes and milliseconds, as the servers measured them."""
 
-    request: str = ""
-    """What logs and traces call the request."""
     begin: float = field(default_factory=time.perf_counter)
     first_byte_ms: float = 0.0
     output_bytes: int = 0
@@ -41,6 +39,11 @@ class Account:
     """For a byte, and how many bytes it was measured on."""
     compute_ms: dict[str, float] = field(default_factory=dict)
     queue_ms: dict[str, float] = field(default_factory=dict)
+
+    def begin_again(self) -> None:
+        """The text is written anew; what it cost so far stays."""
+        self.output_bytes = 0
+        self.replays += 1
 
     def add_sweep(self, event: stage_pb2.Event) -> None:
         """Book one sweep: a payload for each message that brought work to a host, and the one with the result."""
@@ -111,7 +114,6 @@ class Account:
             divergence_bits=_mean(self.divergence_bits),
             reason=self.reason,
             replays=self.replays,
-            request=self.request,
         )
 
     def elapsed_ms(self) -> float:

@@ -21,7 +21,7 @@ import grpc.aio
 from serving.topology import DEFAULT_ROUTER
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.errors import InputError, ServiceError
-from stages.refusal import MARK, RETRY_AFTER, trailing
+from stages.refusal import MARK, REQUEST, RETRY_AFTER, told
 from stages.transport import open_blocking_channel, open_channel, parse_address
 
 DEFAULT_TIMEOUT_S = 120.0
@@ -61,17 +61,21 @@ class TimedSettings(RequestSettings, total=False):
 class RequestRefused(InputError):
     """The router found a field of the request wrong; `code` is the gRPC status."""
 
-    def __init__(self, message: str, code: grpc.StatusCode) -> None:
+    def __init__(self, message: str, code: grpc.StatusCode, request: str = "") -> None:
         super().__init__(message)
-        self.code = code
+        self.code, self.request = code, request
 
 
 class RouterError(ServiceError):
-    """The router, or a host behind it, failed or did not answer; `code` is the gRPC status."""
+    """The router, or a host behind it, failed or did not answer; `code` is the gRPC status.
 
-    def __init__(self, message: str, code: grpc.StatusCode, retry_after_ms: int | None = None) -> None:
+    `request` is what the router's log calls the request; empty where it never got there."""
+
+    def __init__(
+        self, message: str, code: grpc.StatusCode, retry_after_ms: int | None = None, request: str = ""
+    ) -> None:
         super().__init__(message)
-        self.code, self.retry_after_ms = code, retry_after_ms
+        self.code, self.retry_after_ms, self.request = code, retry_after_ms, request
 
 
 @dataclass(frozen=True)
@@ -364,17 +368,18 @@ def _checked_timeout(timeout_s: float) -> float:
 def error_of(error: grpc.RpcError | grpc.aio.AioRpcError, address: str, timeout_s: float) -> Exception:
     """The exception for people that a status stands for."""
     code, details = error.code(), error.details() or ""
+    metadata = told(error)
+    request = metadata.get(REQUEST, "")
     if code in _USER_MISTAKES:
-        return RequestRefused(details, code)
-    metadata = trailing(error)
+        return RequestRefused(details, code, request)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return RouterError(f"no answer within {timeout_s:g} s: {details}", code)
+        return RouterError(f"no answer within {timeout_s:g} s: {details}", code, request=request)
     if MARK not in metadata and code is grpc.StatusCode.UNAVAILABLE:
         return RouterError(f"no router answers at {address}; start one with `onesweep up` ({details})", code)
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return RouterError(f"{address} is no router; give the router's address", code)
     retry = metadata.get(RETRY_AFTER)
-    return RouterError(details or code.name, code, None if retry is None else int(retry))
+    return RouterError(details or code.name, code, None if retry is None else int(retry), request)
 
 
 def _result(summary: router_pb2.Summary, output: bytes) -> Result:

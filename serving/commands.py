@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import logging
 import sys
 import time
 from functools import partial
@@ -13,8 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serving.topology import DEFAULT_ROUTER
-from stages.commands import add_shelf, check_positive, keep_warm_s
+from stages.commands import add_health_flag, add_shelf, check_positive, keep_warm_s
 from stages.errors import InputError
+from stages.log import start_log
+from stages.registry.settings import add_registry_flags, registry_settings
+from stages.seeing import add_seeing, seeing_of
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -32,7 +34,8 @@ MODE_NAMES = ("sweep", "chunked", "resample", "verified", "infill", "ar", "ar-sp
 
 def register(subparsers: Subparsers) -> None:
     router = subparsers.add_parser("router", help="run the router of a topology")
-    router.add_argument("--topology", type=Path, required=True, metavar="FILE")
+    router.add_argument("--topology", type=Path, metavar="FILE", help="the hosts; or where they register: --registry")
+    add_registry_flags(router)
     router.add_argument("--listen", metavar="HOST:PORT", help=f"default: the topology's, else {DEFAULT_ROUTER}")
     router.add_argument("--checkpoint", type=Path, metavar="DIR", help="bundle with the local model, for mode `local`")
     router.add_argument(
@@ -44,8 +47,13 @@ def register(subparsers: Subparsers) -> None:
     router.add_argument("--max-rate", type=int, default=1000, metavar="R", help="requests started a second (1000)")
     router.add_argument("--hop-timeout-s", type=float, default=5.0, metavar="S", help="wait for a host (5)")
     router.add_argument("--keep-warm-ms", type=int, default=150, metavar="MS", help="pace on idle links, 0 = off (150)")
+    router.add_argument(
+        "--audit", type=float, default=0.0, metavar="SHARE", help="sweeps that replicas compute again, 0 to 1 (0)"
+    )
     router.add_argument("--route", default="ring", metavar="R", help="ring, or to compare: nested, router (ring)")
     router.add_argument("--insecure", action="store_true", help="accept an address that others can reach, unencrypted")
+    add_health_flag(router)
+    add_seeing(router, share=True)
     router.set_defaults(run=run_router_command)
 
     host = subparsers.add_parser("host", help="run one host of a topology on this machine")
@@ -56,6 +64,8 @@ def register(subparsers: Subparsers) -> None:
     host.add_argument("--threads", type=int, metavar="N", help="processor threads (default: all cores)")
     host.add_argument("--backend", metavar="B", help="what computes: torch, onnxruntime (torch)")
     host.add_argument("--insecure", action="store_true", help="accept an address that others can reach, unencrypted")
+    add_health_flag(host)
+    add_seeing(host)
     host.set_defaults(run=run_host)
 
     generate = subparsers.add_parser("generate", help="generate text")
@@ -82,6 +92,9 @@ def register(subparsers: Subparsers) -> None:
     where = up.add_mutually_exclusive_group()
     where.add_argument("--hosts", type=int, metavar="N", help="hosts that share the blocks (3)")
     where.add_argument("--topology", type=Path, metavar="FILE")
+    up.add_argument(
+        "--replicas", type=int, default=1, metavar="N", help="of each host: requests survive the loss of one (1)"
+    )
     up.add_argument("--checkpoint", type=Path, metavar="DIR", help="bundle to serve (default: the shipped weights)")
     up.add_argument(
         "--port", type=int, default=7700, metavar="P", help="the router's; hosts take those after it (7700)"
@@ -150,28 +163,47 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
 
 
 def run_router_command(options: argparse.Namespace) -> int:
+    from serving.discovery import await_topology
     from serving.ring import RingSettings
     from serving.router import RouterSettings, serve
     from serving.routes import check_route
     from serving.topology import read_topology
 
-    topology = read_topology(options.topology)
     check_positive(options, "threads", "max_requests", "max_rate", "hop_timeout_s")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    seeing = seeing_of(options)
+    start_log(seeing.log_format, "router")
+    registry = registry_settings(options)
+    if (registry is None) == (options.topology is None):
+        raise InputError("give either --topology FILE, or --registry URL where hosts register")
+    topology = await_topology(registry, DEFAULT_ROUTER) if registry else read_topology(options.topology)
     settings = RouterSettings(
         topology,
         options.listen or topology.router,
         options.checkpoint or topology.checkpoint,
         options.max_requests,
         options.max_rate,
-        RingSettings(options.hop_timeout_s, keep_warm_s(options.keep_warm_ms), check_route(options.route)),
+        RingSettings(
+            options.hop_timeout_s,
+            keep_warm_s(options.keep_warm_ms),
+            check_route(options.route),
+            _audit_share(options.audit),
+        ),
         options.threads,
         options.insecure,
         options.shelf,
         options.frontier,
+        options.health,
+        registry,
+        seeing,
     )
     serve(settings)
     return 0
+
+
+def _audit_share(share: float) -> float:
+    if not 0 <= share <= 1:
+        raise InputError(f"--audit must be 0 (off) to 1 (every sweep), not {share}")
+    return share
 
 
 def run_host(options: argparse.Namespace) -> int:
@@ -187,7 +219,8 @@ def run_host(options: argparse.Namespace) -> int:
         raise InputError(f"{options.topology} names no checkpoint: add one, or give --checkpoint")
     if options.threads is not None and options.threads < 1:
         raise InputError(f"--threads must be above 0, not {options.threads}")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    seeing = seeing_of(options)
+    start_log(seeing.log_format, host.name)
     serve(
         StageSettings(
             checkpoint,
@@ -198,6 +231,8 @@ def run_host(options: argparse.Namespace) -> int:
             options.threads,
             insecure=options.insecure,
             shelf=options.shelf,
+            health=options.health,
+            seeing=seeing,
         )
     )
     return 0
@@ -257,7 +292,11 @@ def run_up(options: argparse.Namespace) -> int:
     checkpoint = options.checkpoint or (topology.checkpoint if topology else None) or SHIPPED
     parts = plan_host(checkpoint, (0,)).parts
     if topology is None:
-        topology = local_topology(options.hosts or min(3, parts), parts, checkpoint.resolve(), options.port + 1)
+        topology = local_topology(
+            options.hosts or min(3, parts), parts, checkpoint.resolve(), options.port + 1, options.replicas
+        )
+    elif options.replicas != 1:
+        raise InputError("--replicas is for hosts that `up` lays out itself: name replicas in the topology")
     elif topology.blocks != parts:
         raise InputError(f"the topology has {topology.blocks} blocks, the checkpoint {parts}: make them agree")
     with ends_cleanly():
@@ -276,11 +315,16 @@ def run_up(options: argparse.Namespace) -> int:
 
 
 def _watch(deployment: Deployment) -> None:
-    """Return at Ctrl-C, with everything stopped. Raises ServiceError when a process ends by itself."""
+    """Return at Ctrl-C, with everything stopped. A host that ends by itself is started again if others hold its blocks
+    meanwhile; for any other process, raises ServiceError."""
+    replicated = deployment.topology.replicated
     with contextlib.suppress(KeyboardInterrupt):
         print("Ctrl-C stops them.", flush=True)
         while True:
             time.sleep(1)
+            for name in set(deployment.ended()) & replicated:
+                print(f"{name} ended and is started again; see its log", flush=True)
+                deployment.revive(name)
             deployment.check_alive()
     deployment.stop()
 

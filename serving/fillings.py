@@ -74,7 +74,8 @@ def _kept_chances(weights: Floats, count: int) -> Floats:
     sure = next(i for i in range(count) if ordered[i] * (count - i) <= rest[i])
     if not rest[sure]:
         return (weights > 0).astype(np.float64)
-    return np.minimum(1.0, weights * ((count - sure) / rest[sure]))
+    with np.errstate(over="ignore"):  # where the rest is next to nothing
+        return np.minimum(1.0, weights / rest[sure] * (count - sure))
 
 
 class Filler:

@@ -12,6 +12,7 @@ import grpc.aio
 from serving.topology import HostEntry
 from stages.relay import Relay
 from stages.releases import weights_of
+from stages.sessions import KINDS
 from stages.v1 import stage_pb2
 
 RELEASE_TIMEOUT_S = 5.0
@@ -38,6 +39,8 @@ class HostLink:
         """What it has loaded, the newest last."""
         self.problem = f"host {entry.name} at {entry.address} was not reached yet"
         """Why no request can use this host; empty when one can."""
+        self.accused = ""
+        """What an audit found against it: it gets no work any more."""
         self.sessions = 0
         """Of this router, under way."""
         self.hop_ms = 0.0
@@ -45,6 +48,13 @@ class HostLink:
         self._owed: list[str] = []
         """Sessions to be freed there."""
         self._releasing = False
+
+    @property
+    @property
+    def parts(self) -> int:
+        """Blocks of a whole model, as the host says; 0 while that is not known."""
+        releases = self.info.releases if self.info else ()
+        return max((getattr(release, kind).parts for release in releases for kind in KINDS), default=0)
 
     @property
     def load_ms(self) -> float:
@@ -64,12 +74,18 @@ class HostLink:
         took_ms = passage.queue_ms + passage.compute_ms
         self.hop_ms += LEARN * (took_ms - self.hop_ms) if self.hop_ms else took_ms
 
+    def hear(self, info: stage_pb2.DescribeResponse) -> None:
+        """Take note of what the host says of itself."""
+        self.info = info
+        self.held = {weights_of(release): release for release in info.releases if not release.loading}
+
     async def describe(self) -> None:
         """Refresh `info` and `problem`. Raises Refusal when the host does not answer."""
         info = await self.relay.describe(timeout=self.relay.hop_timeout_s)
-        self.info = info
-        self.held = {weights_of(release): release for release in info.releases if not release.loading}
-        if tuple(info.blocks) != self.entry.blocks:
+        self.hear(info)
+        if self.accused:
+            self.problem = f"host {self.entry.name} at {self.entry.address} is taken out: {self.accused}"
+        elif tuple(info.blocks) != self.entry.blocks:
             self.problem = (
                 f"host {self.entry.name} at {self.entry.address} holds blocks {list(info.blocks)}, "
                 f"the topology says {list(self.entry.blocks)}"

@@ -30,11 +30,6 @@ class Suspects:
         return self._until.get(pair, 0.0) > time.monotonic()
 
 
-def parts_of(links: Sequence[HostLink]) -> int:
-    """Blocks of a whole model."""
-    return max(link.entry.blocks[-1] for link in links) + 1
-
-
 def best_path(
     links: Sequence[HostLink], weights: Weights, suspects: Suspects, avoid: Collection[str] = ()
 ) -> Path | None:
@@ -42,27 +37,26 @@ def best_path(
 
     :param avoid: addresses of hosts to go round if that can be.
     """
-    parts = parts_of(links)
     able = sorted(
         (link for link in links if not link.problem and weights in link.held), key=lambda link: link.entry.blocks[0]
     )
-    best: dict[str, tuple[float, Path]] = {}
+    # by first and last host: what the way back to the first costs counts, too
+    best: dict[tuple[str, str], tuple[float, Path]] = {}
     for link in able:
-        ways = [
-            (cost_ms + step_ms, path)
-            for cost_ms, path in list(best.values())
-            if path[-1].entry.blocks[-1] + 1 == link.entry.blocks[0]
-            and (step_ms := _step_ms(path[-1], link, suspects)) is not None
-        ]
-        if link.entry.is_first:
-            ways.append((_half_ms(link), ()))
-        if ways:
-            cost_ms, path = min(ways, key=lambda way: way[0])
-            cost_ms += link.load_ms + (AVOIDED_MS if link.entry.address in avoid else 0.0)
-            best[link.entry.address] = (cost_ms, (*path, link))
+        own_ms = link.load_ms + (AVOIDED_MS if link.entry.address in avoid else 0.0)
+        ways: list[tuple[float, Path]] = [(_half_ms(link), (link,))] if link.entry.is_first else []
+        for cost_ms, path in list(best.values()):
+            if path[-1].entry.blocks[-1] + 1 == link.entry.blocks[0]:
+                step_ms = _step_ms(path[-1], link, suspects)
+                if step_ms is not None:
+                    ways.append((cost_ms + step_ms, (*path, link)))
+        for cost_ms, path in ways:
+            ends = (path[0].entry.address, link.entry.address)
+            if ends not in best or cost_ms + own_ms < best[ends][0]:
+                best[ends] = (cost_ms + own_ms, path)
     whole = []
     for cost_ms, path in best.values():
-        if path[-1].entry.blocks[-1] + 1 == parts:
+        if path[-1].entry.blocks[-1] + 1 == path[-1].parts:
             # an AR step goes from the last host to the first
             back_ms = _step_ms(path[-1], path[0], suspects) if len(path) > 1 else 0.0
             if back_ms is not None:

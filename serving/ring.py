@@ -6,22 +6,27 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from serving.accounting import Account
+from serving.audit import Auditor
 from serving.link import HostLink, Weights
 from serving.paths import Path, Suspects, best_path
 from serving.patience import Patience
 from serving.routes import Route, call_round
 from serving.session import Attempt, Session
 from serving.topology import HostEntry
+from serving.witness import Witness
+from stages.meter import LinkMeter
 from stages.refusal import Refusal
 from stages.relay import KEEP_WARM_S
-from stages.sessions import KINDS
+from stages.sessions import KINDS, Kind
 from stages.v1 import stage_pb2
 
 log = logging.getLogger(__name__)
@@ -41,20 +46,36 @@ class RingSettings:
     keep_warm_s: float = KEEP_WARM_S
     """Pause between messages that keep an idle link's congestion window open; 0 = none."""
     route: Route = "ring"
+    audit_share: float = 0.0
+    """Sweeps that are computed again by other hosts, of all."""
 
 
 class Ring:
     """Links to every host, subscribed, warmed and kept warm, and the ways through them."""
 
-    def __init__(self, hosts: Sequence[HostEntry], settings: RingSettings | None = None) -> None:
+    def __init__(
+        self,
+        hosts: Sequence[HostEntry],
+        settings: RingSettings | None = None,
+        witness: Witness | None = None,
+        meter: Callable[[str], LinkMeter] | None = None,
+    ) -> None:
+        """:param witness: what decides where hosts disagree.
+        :param meter: who hears of the link to the host of a name."""
         self.settings = settings or RingSettings()
         self.name = secrets.token_hex(8)
         self.suspects, self.patience = Suspects(), Patience()
+        self.auditor = Auditor(self, self.settings.audit_share, witness)
         self.links: list[HostLink] = []
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._attempts: dict[str, tuple[Session, Attempt]] = {}
+        self._sessions: set[Session] = set()
+        self._rounds: dict[str, asyncio.Future[stage_pb2.Event]] = {}
+        """Sweeps of audits under way."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._hosts = tuple(hosts)
+        self.changes = 0
+        """Counts what may make another way the best, or none."""
+        self._hosts, self._meter = tuple(hosts), meter
 
     async def open(self) -> None:
         """Start linking; returns at once. A RingView's `problem` says when the ring can be used."""
@@ -103,6 +124,19 @@ class Ring:
         """The quickest way through hosts with `weights`; None where there is none."""
         return best_path(self.links, weights, self.suspects, avoid) if self.links else None
 
+    @asynccontextmanager
+    async def session(
+        self, kind: Kind, weights: Weights, capacity: int, deadline_unix_ms: int, account: Account
+    ) -> AsyncIterator[Session]:
+        """A session that is freed on every host at the end, however it ends."""
+        session = Session(self, kind, weights, capacity, deadline_unix_ms, account)
+        self._sessions.add(session)
+        try:
+            yield session
+        finally:
+            self._sessions.remove(session)
+            session.close()
+
     # What sessions need
 
     def begin(self, session: Session, attempt: Attempt) -> None:
@@ -133,6 +167,35 @@ class Ring:
             onward = self.settings.route == "nested"
             self.spawn(call_round(attempt.path, hop, onward, lambda event: session.deliver(attempt, event)))
 
+    async def push_round(self, path: Path, hop: stage_pb2.Hop) -> stage_pb2.Event:
+        """Send one sweep round a path, as any other, in a session of its own. Raises Refusal."""
+        sent = stage_pb2.Hop()
+        sent.CopyFrom(hop)
+        sent.session, sent.place = secrets.token_hex(16), 0
+        sent.path[:] = [link.entry.address for link in path]
+        self._rounds[sent.session] = result = asyncio.get_running_loop().create_future()
+        try:
+            await path[0].relay.push(sent)
+            async with asyncio.timeout(self.settings.hop_timeout_s):
+                event = await result
+        except TimeoutError:
+            raise Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, "an audited sweep did not come back") from None
+        finally:
+            del self._rounds[sent.session]
+            for link in path:
+                self.spawn(link.release(sent.session))
+        if event.WhichOneof("outcome") == "fault":
+            raise Refusal.numbered(event.fault.code, event.fault.message)
+        return event
+
+    def accuse(self, link: HostLink, reason: str) -> None:
+        """Give a host no work any more; requests that it worked for are told."""
+        log.error("host %s lied: %s; it is taken out until the router restarts", link.entry.name, reason)
+        link.accused = f"an audit found that {reason}; look at its machine and weights, then restart the router"
+        for session in list(self._sessions):
+            session.betray(link)
+        self._lose(link, link.accused)
+
     def spawn(self, job: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(job)
         self._tasks.add(task)
@@ -140,6 +203,8 @@ class Ring:
 
     def _link(self, entry: HostEntry) -> HostLink:
         link = HostLink(entry, self.name, self.settings.hop_timeout_s)
+        if self._meter is not None:
+            link.relay.meter = self._meter(entry.name)
         self._keepers[entry.address] = asyncio.create_task(self._keep_linked(link))
         return link
 
@@ -173,6 +238,7 @@ class Ring:
                         await link.relay.warm(WARM_BYTES)
                         warmer = asyncio.create_task(link.relay.keep_warm(WARM_BYTES, pause_s))
                     await link.describe()
+                    self.changes += 1
                     if link.problem != before:
                         log.info("%s", link.problem or f"host {link.entry.name} is ready")
                     self.spawn(link.release())
@@ -196,6 +262,9 @@ class Ring:
                     self._lose(link, f"it has been silent for {silent_s:.1f} s")
 
     def _deliver(self, event: stage_pb2.Event) -> None:
+        waiting = self._rounds.get(event.session)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(event)
         found = self._attempts.get(event.session)
         if found is not None:  # else the client has gone
             session, attempt = found
@@ -207,7 +276,7 @@ class Ring:
         problem = reason if reason.startswith(name) else f"{name} is lost ({reason}); see that it runs"
         if not link.problem:
             log.warning("%s", problem)
-        link.problem = problem
+        link.problem, self.changes = problem, self.changes + 1
         fault = stage_pb2.Fault(code=grpc.StatusCode.UNAVAILABLE.value[0], message=problem, lost=link.entry.address)
         for session, attempt in list(self._attempts.values()):
             if link in attempt.path:

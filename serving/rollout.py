@@ -14,7 +14,6 @@ import grpc
 from serving.bearer import bring, drop, load, store
 from serving.exchange import exchanged
 from serving.link import HostLink
-from serving.paths import parts_of
 from serving.ring import Ring
 from serving.served import OwnParts, Served
 from serving.trial import try_out
@@ -123,7 +122,7 @@ class Rollout:
         directory = self.shelf.path(name)
         assert directory is not None
         plan = await asyncio.to_thread(plan_host, directory, (0,))
-        if plan.parts != (due := parts_of(self.ring.links)):
+        if plan.parts != (due := max((link.parts for link in joining), default=0)):
             raise CheckpointError(
                 f"its models are cut into {plan.parts} parts, these hosts share out {due}: cut it alike, "
                 "or start the hosts anew with another topology"
@@ -154,6 +153,8 @@ class Rollout:
         self.current.name = before
         self._previous, self.previous_name, self.current = self.current, before, served
         log.info("release %s takes the place of %s", name, before)
+        if (witness := self.ring.auditor.witness) is not None:
+            witness.look_at(*(each.directory for each in (served, self._previous) if each.directory))
         if self.shelf is not None:
             await asyncio.to_thread(self.shelf.remove_others, [before, name])
         return self._switch(measured, changed=True)

@@ -12,16 +12,24 @@ import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from serving.discovery import follow_hosts
+from serving.metrics import ROUTER_METRICS, RouterFigures
 from serving.ring import Ring, RingSettings
 from serving.rollout import Rollout, find_release
 from serving.served import OwnParts, Served
 from serving.service import RouterService
+from serving.ticket import Tickets
 from serving.topology import Topology
 from serving.v1 import router_pb2, router_pb2_grpc
 from serving.view import RingView
+from serving.witness import Witness
+from stages.lookout import Lookout
 from stages.parts import plan_host
+from stages.registry import RegistrySettings, open_registry
+from stages.seeing import SeeingSettings
 from stages.shelf import Shelf
 from stages.transport import bind, new_server, stop_on_signals
+from stages.vitals import serve_vitals
 
 log = logging.getLogger(__name__)
 
@@ -47,25 +55,42 @@ class RouterSettings:
     """Where releases are kept that are deployed; None = there can be none."""
     frontier: Path | None = None
     """What mode `auto` chooses from; None = the bundle's, if it has one."""
+    health: str | None = None
+    """Where probes without a certificate ask."""
+    registry: RegistrySettings | None = None
+    """Where hosts register; None = they are those of the topology."""
+    seeing: SeeingSettings = field(default_factory=SeeingSettings)
 
 
 async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     """Serve until `stop` is set; running requests end first. Raises OnesweepError."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    ring, shelf = Ring(settings.topology.hosts, settings.ring), Shelf(settings.shelf) if settings.shelf else None
+    figures = RouterFigures() if settings.seeing.metrics else None
+    meter = figures.links.link if figures else None
+    ring = Ring(settings.topology.hosts, settings.ring, _witness(settings), meter)
+    shelf = Shelf(settings.shelf) if settings.shelf else None
     rollout = Rollout(ring, _first(settings, ring, shelf), shelf, settings.checkpoint)
-    service = RouterService(rollout, settings.request_limit, settings.requests_per_s, settings.ring.hop_timeout_s)
+    lookout = Lookout(settings.seeing, "onesweep-router", "router", settings.insecure)
+    limits = (settings.request_limit, settings.requests_per_s, settings.ring.hop_timeout_s)
+    service = RouterService(rollout, *limits, Tickets(figures, lookout.tracer))
     server = new_server()
     router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     port = bind(server, settings.listen, settings.insecure)
+    if figures is not None:
+        lookout.serve(ROUTER_METRICS, figures.reader(service.status))
     await checks.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
     await checks.set("", health_pb2.HealthCheckResponse.SERVING)
+    vitals = await serve_vitals(checks, settings.health)
     await server.start()
     await ring.open()
+    if settings.registry is not None:
+        ring.spawn(
+            follow_hosts(open_registry(settings.registry), lambda hosts: ring.set_hosts(Topology(tuple(hosts)).hosts))
+        )
     log.info("router: live on port %d", port)
     tasks = [asyncio.create_task(job) for job in (_report_health(rollout, checks), rollout.keep_up_to_date())]
     await stop.wait()
@@ -73,9 +98,15 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
         task.cancel()
     await checks.enter_graceful_shutdown()
     await server.stop(DRAIN_S if service.requests else 0)
+    await vitals.stop(grace=0)
     await ring.close()
     if shelf:
         shelf.close()
+    await lookout.close()
+
+
+def _witness(settings: RouterSettings) -> Witness | None:
+    return Witness(settings.checkpoint) if settings.checkpoint and settings.ring.audit_share else None
 
 
 def _first(settings: RouterSettings, ring: Ring, shelf: Shelf | None) -> Served:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
@@ -15,9 +14,11 @@ from asyncio_throttle.throttler import Throttler
 
 from serving.accounting import Account
 from serving.admission import check_fit, check_mode, check_request
+from serving.again import truthful
 from serving.link import HostLink
 from serving.rollout import Rollout, Tell
 from serving.served import Served
+from serving.ticket import UNKNOWN_MODE, Ticket, Tickets
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.refusal import Refusal, exhausted
 
@@ -36,6 +37,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         request_limit: int,
         requests_per_s: int,
         ring_wait_s: float,
+        tickets: Tickets | None = None,
     ) -> None:
         """:param request_limit: requests in flight; one more is refused.
         :param requests_per_s: pace at which admitted requests start.
@@ -44,20 +46,26 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self.request_limit, self.ring_wait_s = request_limit, ring_wait_s
         self.throttler = Throttler(rate_limit=requests_per_s, period=1.0)
         self.requests = 0
+        self.tickets = tickets or Tickets()
 
     async def Generate(
         self, request: router_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[router_pb2.GenerateResponse]:
+        mode = request.mode if request.mode in self.rollout.current.modes else UNKNOWN_MODE
+        ticket = self.tickets.open(mode, _deadline(context))
+        await context.send_initial_metadata(ticket.metadata)
+        context.set_trailing_metadata(ticket.metadata)
         try:
-            if self.requests >= self.request_limit:
-                raise exhausted(f"{self.requests} requests are under way, the limit", retry_after_ms=1000)
-            self.requests += 1
-            try:
-                async with self.throttler, aclosing(self._admit(request, _deadline(context))) as responses:
-                    async for response in responses:
-                        yield response
-            finally:
-                self.requests -= 1
+            with ticket:
+                if self.requests >= self.request_limit:
+                    raise exhausted(f"{self.requests} requests are under way, the limit", retry_after_ms=1000)
+                self.requests += 1
+                try:
+                    async with self.throttler, aclosing(self._admit(request, ticket)) as responses:
+                        async for response in responses:
+                            yield response
+                finally:
+                    self.requests -= 1
         except Refusal as refusal:
             await refusal.abort(context)
 
@@ -76,6 +84,10 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 yield each
 
     async def Status(self, request: router_pb2.StatusRequest, context: Context) -> router_pb2.StatusResponse:
+        return self.status()
+
+    def status(self) -> router_pb2.StatusResponse:
+        """The router and its hosts as they are now."""
         served = self.rollout.current
         return router_pb2.StatusResponse(
             version=version("onesweep"),
@@ -118,28 +130,28 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         ]
 
     async def _admit(
-        self, request: router_pb2.GenerateRequest, deadline_unix_ms: int
+        self, request: router_pb2.GenerateRequest, ticket: Ticket
     ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
         """Whatever is deployed meanwhile, a request ends on the release that it began with."""
         served = self.rollout.current
         served.requests += 1
         try:
-            async with aclosing(self._generate(request, deadline_unix_ms, served)) as responses:
+            async with aclosing(self._generate(request, ticket, served)) as responses:
                 async for response in responses:
                     yield response
         finally:
             served.requests -= 1
 
     async def _generate(
-        self, request: router_pb2.GenerateRequest, deadline_unix_ms: int, served: Served
+        self, request: router_pb2.GenerateRequest, ticket: Ticket, served: Served
     ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
         mode = check_mode(request.mode, served.modes)
-        generation = check_request(request, mode, deadline_unix_ms)
+        generation = check_request(request, mode, ticket.deadline_unix_ms)
         if mode.uses_hosts:
             await served.view.usable(self.ring_wait_s)
         check_fit(generation, mode)
-        account = Account(secrets.token_hex(8))
-        async with aclosing(mode.generate(generation, account)) as pieces:
+        account = ticket.account = Account()
+        async with aclosing(truthful(mode, generation, account)) as pieces:
             whole = b""
             async for text in pieces:
                 if request.whole:
@@ -150,7 +162,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 yield router_pb2.GenerateResponse(text=whole)
         hosts = {link.info.name: link.entry for link in self.ring.links if link.info}
         served.conditions.learn(mode.name, account, account.elapsed_ms())
-        summary = account.summary(mode.name, request.seed, len(request.prompt), hosts)
+        summary = ticket.summary = account.summary(mode.name, request.seed, len(request.prompt), hosts)
+        summary.request = ticket.name
         yield router_pb2.GenerateResponse(summary=summary)
 
 

@@ -15,9 +15,11 @@ from typing import Protocol
 
 import grpc
 
+from serving import ticket
 from serving.accounting import Account
+from serving.audit import Auditor
 from serving.journal import Journal, Work, start_of
-from serving.link import Weights
+from serving.link import HostLink, Weights
 from serving.paths import Path, Suspects
 from serving.patience import Patience
 from stages.refusal import Refusal
@@ -44,6 +46,10 @@ PAUSE_S = 0.05
 MOST_PAUSE_S = 0.5
 
 
+class Betrayed(Exception):
+    """A host that had a part in this request lied: all of it must be written again."""
+
+
 @dataclass(eq=False)
 class Attempt:
     """A try of a session's work: hosts, and what these call the session."""
@@ -57,6 +63,7 @@ class Carrier(Protocol):
 
     name: str
     suspects: Suspects
+    auditor: Auditor
     patience: Patience
 
     def problem_of(self, weights: Weights) -> str: ...
@@ -95,6 +102,9 @@ class Session:
         """Since when the work under way fails."""
         self._tries = 0
         self._waiting_since = 0.0
+        self._helpers = set[HostLink]()
+        """Hosts that had a part in what was delivered."""
+        self._betrayed = ""
 
     async def push(self, work: Work) -> None:
         """Start a sweep, or the first of some AR steps. Raises Refusal where there are no hosts for it."""
@@ -131,8 +141,18 @@ class Session:
                 fault = stage_pb2.Fault(code=refusal.number, message=refusal.message, host=last.name)
                 await self._fail(attempt, fault)
                 continue
+            if self.ring.auditor.picks():
+                await self._audit(attempt, event)
+            if self._betrayed:
+                raise Betrayed(self._betrayed)
             self._settle(attempt, event)
+            ticket.arrived()
             return event
+
+    def betray(self, link: HostLink) -> None:
+        """Hear that a host lied."""
+        if link in self._helpers:
+            self._betrayed = f"host {link.entry.name} lied"
 
     def fault(self, attempt: Attempt, fault: stage_pb2.Fault) -> None:
         """Hear that an attempt ended."""
@@ -162,6 +182,7 @@ class Session:
             self.ring.patience.learn(self._pace, time.monotonic() - self._waiting_since)
         for other in [other for other in self.attempts if other is not attempt]:
             self._give_up(other)
+        self._helpers.update(attempt.path)
         hosts = {link.info.name: link for link in attempt.path if link.info}
         for passage in event.passages:
             if passage.host in hosts:
@@ -234,13 +255,22 @@ class Session:
             self.account.replays += 1
         self.attempts.append(attempt)
         self.ring.begin(self, attempt)
+        self._catch_up()
         assert self._work is not None
+        self._send(attempt, self._journal.replay(self._work))
+
+    def _catch_up(self) -> None:
+        """Make the step that the hosts are at by themselves the work under way."""
         if self._written:
             assert isinstance(self._work, stage_pb2.Step)
             self._work, self._written = self._journal.advance(self._work, self._written), b""
-        self._send(attempt, self._journal.replay(self._work))
 
     def _send(self, attempt: Attempt, work: Work) -> None:
+        hop = self._hop(attempt, work)
+        ticket.stamp(hop)
+        self.ring.send(self, attempt, hop)
+
+    def _hop(self, attempt: Attempt, work: Work) -> stage_pb2.Hop:
         hop = stage_pb2.Hop(
             router=self.ring.name,
             session=attempt.name,
@@ -248,13 +278,21 @@ class Session:
             digest=self._digest,
             capacity=self.capacity,
             path=[link.entry.address for link in attempt.path],
-            request=self.account.request,
         )
         if isinstance(work, stage_pb2.Sweep):
             hop.sweep.CopyFrom(work)
         else:
             hop.step.CopyFrom(work)
-        self.ring.send(self, attempt, hop)
+        return hop
+
+    async def _audit(self, attempt: Attempt, event: stage_pb2.Event) -> None:
+        self._catch_up()
+        assert self._work is not None
+        opening = self._hop(attempt, self._journal.replay(self._work))
+        if opening.WhichOneof("work") == "step":
+            opening.step.remaining = 1
+        self._helpers.update(attempt.path)
+        await self.ring.auditor.audit(attempt.path, self.weights, opening, event)
 
     def _give_up(self, attempt: Attempt) -> None:
         self.attempts.remove(attempt)

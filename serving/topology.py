@@ -68,6 +68,12 @@ class Topology:
                 return host
         raise TopologyError(f"no host {name!r} in the topology; there are {', '.join(h.name for h in self.hosts)}")
 
+    @property
+    def replicated(self) -> set[str]:
+        """Names of hosts whose blocks another one holds, too."""
+        spans = [host.blocks for host in self.hosts]
+        return {host.name for host in self.hosts if spans.count(host.blocks) > 1}
+
     def successors(self, host: HostEntry) -> list[str]:
         """Addresses of the hosts that may come after `host` in a sweep; none for one that holds all blocks."""
         if len(host.blocks) == self.blocks:
@@ -108,19 +114,26 @@ class Topology:
         return "\n".join(lines) + "\n"
 
 
-def local_topology(hosts: int, blocks: int, checkpoint: Path, first_port: int = FIRST_HOST_PORT) -> Topology:
-    """`hosts` hosts on loopback that share out `blocks` blocks as evenly as they go."""
+def local_topology(
+    hosts: int, blocks: int, checkpoint: Path, first_port: int = FIRST_HOST_PORT, replicas: int = 1
+) -> Topology:
+    """`hosts` hosts on loopback that share out `blocks` blocks as evenly as they go, each of them `replicas` times."""
     if not 1 <= hosts <= blocks:
         raise InputError(f"{hosts} hosts cannot share {blocks} blocks: choose 1 to {blocks} hosts")
-    if not 2 <= first_port <= 65536 - hosts:
+    count = hosts * replicas
+    if not 1 <= replicas <= MAX_HOSTS // hosts:
+        raise InputError(f"{replicas} replicas of {hosts} hosts: choose 1 to {MAX_HOSTS // hosts}")
+    if not 2 <= first_port <= 65536 - count:
         raise InputError(
-            f"port {first_port - 1} leaves no room for {hosts} hosts after it: choose 1 to {65535 - hosts}"
+            f"port {first_port - 1} leaves no room for {count} hosts after it: choose 1 to {65535 - count}"
         )
     cuts = [round(i * blocks / hosts) for i in range(hosts + 1)]
     entries = []
-    for i in range(hosts):
+    for i in range(count):
+        which, copy = divmod(i, replicas)
+        name = f"host-{which + 1}" + (f"-{copy + 1}" if replicas > 1 else "")
         address = f"127.0.0.1:{first_port + i}"
-        entries.append(HostEntry(f"host-{i + 1}", address, tuple(range(cuts[i], cuts[i + 1])), address))
+        entries.append(HostEntry(name, address, tuple(range(cuts[which], cuts[which + 1])), address))
     return Topology(tuple(entries), f"127.0.0.1:{first_port - 1}", checkpoint)
 
 

@@ -7,7 +7,6 @@ the pipelines make of the manifest's probe text is as likely as the manifest say
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -18,6 +17,7 @@ import grpc
 
 from serving.accounting import Account
 from serving.admission import check_fit
+from serving.again import truthful
 from serving.candidates import check_scores, read_scores
 from serving.modes import Generation, Mode
 from serving.served import Served
@@ -89,7 +89,7 @@ async def _write(mode: Mode) -> None:
     )
     try:
         check_fit(generation, mode)
-        text = b"".join([piece async for piece in mode.generate(generation, Account(f"trial-{secrets.token_hex(4)}"))])
+        text = b"".join([piece async for piece in truthful(mode, generation, Account())])
     except Refusal as refusal:
         raise Refusal(refusal.code, f"mode {mode.name} fails with it: {refusal.message}") from None
     if len(text) != TRIAL_BYTES:
@@ -99,7 +99,7 @@ async def _write(mode: Mode) -> None:
 async def _nats(view: RingView, kind: Kind, manifest: Manifest) -> float:
     known = manifest.probe_text.encode()[: manifest.architecture.context_bytes]
     total = 0.0
-    async with view.session(kind, len(known), _deadline(), Account(f"trial-{secrets.token_hex(4)}")) as session:
+    async with view.session(kind, len(known), _deadline(), Account()) as session:
         number, read = 0, 0
         for at in range(1, len(known), MAX_SCORED_ROWS):
             piece = known[at : at + MAX_SCORED_ROWS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,6 +18,9 @@ from stages.refusal import Refusal
 from stages.sessions import KINDS, Kind
 from stages.v1 import stage_pb2
 
+FOUND_S = 0.02
+"""How long a look for a way through all hosts holds good: one request asks a dozen times."""
+
 
 class RingView:
     """A ring and one set of weights: what modes work with, so that whatever a request does, it does with these."""
@@ -25,6 +29,8 @@ class RingView:
         """:param weights: None = those that the hosts turn out to hold, until `pin`."""
         self.ring, self.settings = ring, ring.settings
         self._weights, self.pinned = weights or (), weights is not None
+        self._found: Weights | None = None
+        self._found_until, self._seen = 0.0, -1
 
     @property
     def weights(self) -> Weights:
@@ -34,7 +40,7 @@ class RingView:
     def pin(self) -> None:
         """Stay with these weights, whatever the hosts come to hold."""
         self._usable()
-        self.pinned = bool(self._weights)
+        self.pinned, self._seen = bool(self._weights), -1
 
     @property
     def problem(self) -> str:
@@ -79,11 +85,8 @@ class RingView:
         self, kind: Kind, capacity: int, deadline_unix_ms: int, account: Account
     ) -> AsyncIterator[Session]:
         """A session that is freed on every host at the end, however it ends."""
-        session = Session(self.ring, kind, self.weights, capacity, deadline_unix_ms, account)
-        try:
+        async with self.ring.session(kind, self.weights, capacity, deadline_unix_ms, account) as session:
             yield session
-        finally:
-            session.close()
 
     def _described(self) -> stage_pb2.Release | None:
         """These weights as a host describes them."""
@@ -92,6 +95,12 @@ class RingView:
 
     def _usable(self) -> Weights | None:
         """Weights that there is a way for: those used so far, else those that most hosts hold; None where none."""
+        if self._seen != self.ring.changes or time.monotonic() > self._found_until:
+            self._seen, self._found_until = self.ring.changes, time.monotonic() + FOUND_S
+            self._found = self._find()
+        return self._found
+
+    def _find(self) -> Weights | None:
         links = [link for link in self.ring.links if not link.problem]
         held = Counter(weights for link in links for weights in reversed(link.held))
         others = [] if self.pinned else [weights for weights, _ in held.most_common()]

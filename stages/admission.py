@@ -18,6 +18,7 @@ from stages.samplers import SAMPLERS
 from stages.scoring import MAX_CANDIDATES, MAX_SCORED_ROWS
 from stages.sessions import Kind
 from stages.sweep import FEATURES
+from stages.traces import parse_traceparent
 from stages.transport import MAX_NAME
 from stages.v1 import stage_pb2
 
@@ -38,6 +39,7 @@ def check_hop(hop: stage_pb2.Hop, plan: HostPlan) -> Kind:
     check_label(hop.session, "session")
     _check_passages(hop)
     _check_path(hop)
+    _check_names(hop)
     kind, source = _model(hop, plan, ("chain",) if work == "sweep" else ("ar", "scorer"))
     if kind == "chain":
         _check_sweep(hop, plan, source)
@@ -62,9 +64,6 @@ def _check_path(hop: stage_pb2.Hop) -> None:
             raise invalid(f"an address on the path must be 1 to {MAX_ADDRESS} printable ASCII characters")
     if hop.place >= max(len(hop.path), 1):
         raise invalid(f"place {hop.place} on a path of {len(hop.path)} hosts")
-    for text, what in ((hop.request, "request"), (hop.traceparent, "traceparent")):
-        if text:
-            check_label(text, what)
 
 
 def _check_reads(work: stage_pb2.Sweep | stage_pb2.Step, start: int, fresh: int) -> None:
@@ -92,6 +91,14 @@ def _check_passages(hop: stage_pb2.Hop) -> None:
         check_label(passage.host, "a passage's host")
         if not all(0 <= ms < math.inf for ms in (passage.queue_ms, passage.compute_ms)):
             raise invalid(f"the passage of {passage.host} has times that are negative or not finite")
+
+
+def _check_names(hop: stage_pb2.Hop) -> None:
+    """What logs and traces call the work: it ends up in both."""
+    if hop.request:
+        check_label(hop.request, "request")
+    if hop.traceparent and parse_traceparent(hop.traceparent) is None:
+        raise invalid("traceparent must be a W3C trace context of version 00, or empty")
 
 
 def _model(hop: stage_pb2.Hop, plan: HostPlan, kinds: Sequence[Kind]) -> tuple[Kind, ModelSource]:

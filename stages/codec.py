@@ -24,10 +24,16 @@ class StateCodec(ABC):
     """Encodes (positions, dim) float32 matrices."""
 
     name: str
+    step: float = 0.0
+    """Distance of neighbouring numbers of a row, as a share of its largest; 0 where nothing is rounded."""
 
     @abstractmethod
     def size(self, positions: int, dim: int) -> int:
         """Payload bytes of a (positions, dim) matrix."""
+
+    @abstractmethod
+    def dim(self, size: int, positions: int) -> int:
+        """Numbers in a row of a payload of `size` bytes (an even number, where two share a byte)."""
 
     @abstractmethod
     def encode(self, matrix: Tensor) -> bytes: ...
@@ -60,6 +66,9 @@ class Fp32(StateCodec):
 
     def size(self, positions: int, dim: int) -> int:
         return 4 * positions * dim
+
+    def dim(self, size: int, positions: int) -> int:
+        return size // (4 * positions)
 
     def round_trip(self, matrix: Tensor, limit: float) -> Tensor:
         """`matrix` itself: nothing is lost on the way."""
@@ -119,9 +128,13 @@ class Int8(_Scaled):
 
     name = "int8"
     levels = 127
+    step = 1 / 127
 
     def _row_bytes(self, dim: int) -> int:
         return dim
+
+    def dim(self, size: int, positions: int) -> int:
+        return size // positions - 4
 
     def _pack(self, integers: NDArray[np.int8]) -> bytes:
         return integers.tobytes()
@@ -135,9 +148,13 @@ class Int4(_Scaled):
 
     name = "int4"
     levels = 7
+    step = 1 / 7
 
     def _row_bytes(self, dim: int) -> int:
         return -(-dim // 2)
+
+    def dim(self, size: int, positions: int) -> int:
+        return 2 * (size // positions - 4)
 
     def _pack(self, integers: NDArray[np.int8]) -> bytes:
         padded = np.pad(integers, ((0, 0), (0, integers.shape[1] % 2)))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stages.errors import InputError
+from stages.log import start_log
+from stages.registry import open_registry
+from stages.registry.settings import add_registry_flags, registry_settings
+from stages.seeing import add_seeing, seeing_of
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -42,6 +45,10 @@ def register(subparsers: Subparsers) -> None:
     stage.add_argument("--hop-timeout-s", type=float, default=5.0, metavar="S", help="wait for the next host (5)")
     add_shelf(stage)
     stage.add_argument("--insecure", action="store_true", help="accept an address that others can reach, unencrypted")
+    add_registry_flags(stage)
+    stage.add_argument("--advertise", metavar="HOST:PORT", help="what others dial, for the registry (--listen)")
+    add_health_flag(stage)
+    add_seeing(stage)
     stage.set_defaults(run=run_stage)
 
     inspect = subparsers.add_parser("inspect", help="print what is in a checkpoint or bundle")
@@ -58,7 +65,12 @@ def run_stage(options: argparse.Namespace) -> int:
 
     blocks = parse_blocks(options.blocks)
     check_positive(options, "threads", "session_mb", "lease_s", "queue", "batch", "hop_timeout_s")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    seeing = seeing_of(options)
+    registry = registry_settings(options)
+    if registry is not None and options.next is not None:
+        raise InputError("--next and --registry both say who comes next: give one of them")
+    if registry is None and options.advertise is not None:
+        raise InputError("--advertise says what a registry hands out: name one with --registry")
     name = options.name or "-".join(["stage", *sorted({str(blocks[0]), str(blocks[-1])})])
     host = HostSettings(
         name,
@@ -70,6 +82,7 @@ def run_stage(options: argparse.Namespace) -> int:
         hop_timeout_s=options.hop_timeout_s,
         keep_warm_s=keep_warm_s(options.keep_warm_ms),
     )
+    start_log(seeing.log_format, name)
     serve(
         StageSettings(
             options.checkpoint,
@@ -80,6 +93,10 @@ def run_stage(options: argparse.Namespace) -> int:
             options.threads,
             options.insecure,
             options.shelf,
+            open_registry(registry) if registry else None,
+            options.advertise,
+            options.health,
+            seeing,
         )
     )
     return 0
@@ -98,6 +115,10 @@ def run_inspect(options: argparse.Namespace) -> int:
 def add_shelf(parser: argparse.ArgumentParser) -> None:
     """The option of every process that `onesweep deploy` reaches."""
     parser.add_argument("--shelf", type=Path, metavar="DIR", help="keep what is deployed there (none: takes nothing)")
+
+
+def add_health_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--health", metavar="HOST:PORT", help="answer health checks there too, in plain text")
 
 
 def check_positive(options: argparse.Namespace, *names: str) -> None:

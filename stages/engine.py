@@ -20,6 +20,7 @@ from typing import Any
 import grpc
 
 from stages.hop import Demand, HopWork, Outcome, StepWork, work_on
+from stages.meter import HostMeter
 from stages.refusal import Refusal
 from stages.sessions import Session
 from stages.v1 import stage_pb2
@@ -53,11 +54,12 @@ class Job:
 class Engine:
     """Owns the hops from their acceptance to their result."""
 
-    def __init__(self, following: int, limit: int, most_hops: int) -> None:
+    def __init__(self, following: int, limit: int, most_hops: int, meter: HostMeter | None = None) -> None:
         """:param following: the block or stage after this host's.
         :param limit: hops under way; the host refuses one more.
         :param most_hops: hops that share a pass; 1 = one after the other."""
         self.following, self.limit, self.most_hops = following, limit, most_hops
+        self.meter = meter or HostMeter()
         self._arrived: deque[Job] = deque()
         self._waiting: list[Job] = []
         """For an earlier hop of their session to end: they share its caches."""
@@ -173,16 +175,19 @@ class Engine:
         able = [job for job in self._jobs if job.result is None]
         able = able if self.most_hops > 1 else able[:1]
         running = _within([job for job in able if isinstance(job.work, StepWork)][: self.most_hops])
+        others = _within([job for job in able if not isinstance(job.work, StepWork)][: self.most_hops])
+        self.meter.taken([*running, *others])
         begin = time.perf_counter()
         while running:
             _advance(running)
             running = [job for job in running if _is_mid_piece(job)]
             self._steps_ms = (time.perf_counter() - begin) * 1000
-        _advance(_within([job for job in able if not isinstance(job.work, StepWork)][: self.most_hops]))
+        _advance(others)
 
 
 def _fail(jobs: Sequence[Job]) -> None:
-    log.exception("session %s: a hop failed", ", ".join(job.hop.session for job in jobs))
+    requests, sessions = (", ".join(getattr(job.hop, name) for job in jobs) for name in ("request", "session"))
+    log.exception("session %s: a hop failed", sessions, extra={"request": requests, "session": sessions})
     for job in jobs:
         job.result = Refusal(grpc.StatusCode.INTERNAL, "a hop failed; the host's log says why")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -14,14 +15,18 @@ from stages.backends import DEFAULT_BACKEND
 from stages.engine import Engine, Job
 from stages.hop import Outcome, next_step
 from stages.links import Links
+from stages.meter import HostMeter
 from stages.parts import Parts
 from stages.refusal import Refusal, exhausted
 from stages.relay import KEEP_WARM_S, Relay
 from stages.releases import Release, Releases
 from stages.sessions import SessionStore
 from stages.subscribers import Subscribers
+from stages.traces import Tracer
 from stages.transport import check_name
 from stages.v1 import stage_pb2
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,16 +56,24 @@ class HostSettings:
 class Host:
     """Everything between a hop and what follows from it. Lives on the event loop; arithmetic has its own thread."""
 
-    def __init__(self, first: Release, settings: HostSettings, links: Links) -> None:
+    def __init__(
+        self,
+        first: Release,
+        settings: HostSettings,
+        links: Links,
+        meter: HostMeter | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
         """:param first: what it begins with; all that comes later holds the same blocks.
         :param links: to the hosts that may come next; none where this host holds a whole model."""
         self.releases, self.settings, self.links = Releases(first), settings, links
         self.blocks = first.plan.blocks
+        self.meter, self.tracer = meter or HostMeter(), tracer
         self.stopping = False
         """No new session is opened any more."""
         self.sessions = SessionStore(settings.session_mb << 20, settings.lease_s)
         self.subscribers = Subscribers()
-        self.engine = Engine(self.blocks[-1] + 1, settings.queue_limit, settings.batch)
+        self.engine = Engine(self.blocks[-1] + 1, settings.queue_limit, settings.batch, self.meter)
         self.compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self.counters = stage_pb2.Counters()
 
@@ -68,8 +81,9 @@ class Host:
         """Check a hop and queue it; `take` has what is queued computed. Raises Refusal; nothing has changed then."""
         try:
             return self._admit(hop, received_bytes)
-        except Refusal:
+        except Refusal as refusal:
             self.counters.refused += 1
+            self.meter.refused(refusal)
             raise
 
     def take(self, parcel: stage_pb2.Parcel) -> stage_pb2.Receipt:
@@ -173,6 +187,9 @@ class Host:
             else:
                 self.counters.completed += 1
                 self._go_on(job, job.result)
+            self.meter.ended(job)
+            if self.tracer is not None and job.hop.traceparent:
+                self.tracer.ended(job)
 
     def _give_up(self, job: Job, refusal: Refusal) -> None:
         if job.reply is not None:
@@ -236,6 +253,9 @@ class Host:
     def _fault(self, hop: stage_pb2.Hop, refusal: Refusal, lost: str = "") -> None:
         """Tell the router that a request ends here. `lost`: the host that did not take it over."""
         self.counters.faults += 1
+        self.meter.faulted(refusal)
+        names = {"request": hop.request, "session": hop.session, "code": refusal.code.name}
+        log.warning("request %s ends here: %s", hop.request or "without a name", refusal.message, extra=names)
         self.sessions.release(hop.session)
         work = hop.sweep if hop.WhichOneof("work") == "sweep" else hop.step
         fault = stage_pb2.Fault(code=refusal.number, message=refusal.message, host=self.settings.name, lost=lost)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from stages.meter import HostMeter
 from stages.refusal import Refusal, failed_precondition
 from stages.relay import WARM_TIMEOUT_S, Relay
 from stages.v1 import stage_pb2
@@ -23,12 +24,18 @@ class Links:
     """Relays by address. Lives on the event loop."""
 
     def __init__(
-        self, wiring: Wiring, state_bytes: int, message_bytes: int, hop_timeout_s: float, keep_warm_s: float
+        self,
+        wiring: Wiring,
+        state_bytes: int,
+        message_bytes: int,
+        hop_timeout_s: float,
+        keep_warm_s: float,
+        meter: HostMeter,
     ) -> None:
         """:param state_bytes: size of the largest usual hop, which opens a link's window.
         :param message_bytes: largest message that a hop may need.
         :param keep_warm_s: pause between messages that keep an idle link's window open; 0 = none."""
-        self._wiring, self._state_bytes = wiring, state_bytes
+        self._wiring, self._state_bytes, self._meter = wiring, state_bytes, meter
         self._message_bytes, self._hop_timeout_s, self._keep_warm_s = message_bytes, hop_timeout_s, keep_warm_s
         self._relays: dict[str, Relay] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
@@ -52,6 +59,7 @@ class Links:
         for address in addresses:
             if address not in self._relays:
                 relay = self._relays[address] = Relay(address, self._message_bytes, self._hop_timeout_s)
+                relay.meter = self._meter.link(address)
                 relay.problem = f"the host at {address} was not reached yet"
                 self._keepers[address] = asyncio.create_task(self._keep(relay))
 

@@ -11,6 +11,9 @@ RETRY_AFTER = "retry-after-ms"
 MARK = "onesweep-refusal"
 """Trailing metadata of every Refusal: tells one from a status that gRPC itself makes up when a peer is gone."""
 
+REQUEST = "onesweep-request"
+"""Initial and trailing metadata of a router's answer: what logs and traces call the request."""
+
 _BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -34,11 +37,17 @@ class Refusal(Exception):
         return cls(code, message, retry_after_ms)
 
     async def abort(self, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
-        """End a call with this status."""
-        metadata = [(MARK, "1")]
+        """End a call with this status, beside what is said at the end of it anyway."""
+        metadata: list[Any] = [*(context.trailing_metadata() or ()), (MARK, "1")]
         if self.retry_after_ms is not None:
             metadata.append((RETRY_AFTER, str(self.retry_after_ms)))
         await context.abort(self.code, self.message, tuple(metadata))
+
+
+def told(error: grpc.RpcError) -> dict[str, str]:
+    """All metadata of a failed call: a call that this side gave up has no trailing metadata."""
+    call: Any = error
+    return {str(key): str(value) for key, value in call.initial_metadata() or ()} | trailing(error)
 
 
 def trailing(error: grpc.RpcError) -> dict[str, str]:

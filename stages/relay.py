@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from stages.meter import LinkMeter
 from stages.refusal import MARK, RETRY_AFTER, Refusal, trailing
 from stages.transport import open_channel
 from stages.v1 import stage_pb2, stage_pb2_grpc
@@ -58,6 +59,7 @@ class Relay:
         :param name: what to call the host in errors; its own once it was described, if not given."""
         self.address, self.hop_timeout_s = address, hop_timeout_s
         self.name = name
+        self.meter = LinkMeter()
         self.channel = open_channel(address, message_bytes)
         self.stub: stage_pb2_grpc.StageServiceAsyncStub = stage_pb2_grpc.StageServiceStub(self.channel)
         self.problem = ""
@@ -163,6 +165,7 @@ class Relay:
             async for receipt in self.stub.Push(self._parcel_stream(wake), wait_for_ready=True):
                 rejections = {rejection.index: rejection for rejection in receipt.rejections}
                 for index, handover in enumerate(self._sent.pop(receipt.number, [])):
+                    self.meter.handed_over(time.perf_counter() - handover.begin)
                     handover.settle(self._rejected(rejections[index]) if index in rejections else None)
         except grpc.aio.AioRpcError as error:
             refusal = self.refusal(error, begin)
@@ -199,6 +202,7 @@ class Relay:
             if not handover.is_settled:
                 taken.append(handover)
                 size += handover.hop.ByteSize()
+        self.meter.sent(size)
         return taken
 
     def _expire(self, handover: _Handover, left_s: float) -> None:

@@ -7,7 +7,8 @@ import contextlib
 import gc
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -20,12 +21,20 @@ from stages.errors import OnesweepError
 from stages.host import Host, HostSettings
 from stages.links import Links
 from stages.loading import Loader, Sources
+from stages.lookout import Lookout
+from stages.meter import HostMeter
+from stages.metrics import STAGE_METRICS, HostFigures
 from stages.parts import full_state_bytes
+from stages.registry import Registration, Registry
+from stages.registry.base import check_dialled
+from stages.registry.successors import follow_successors
 from stages.releases import wiring_problem
+from stages.seeing import SeeingSettings
 from stages.service import StageService
 from stages.shelf import Shelf
 from stages.transport import bind, new_server, parse_address, stop_on_signals
 from stages.v1 import stage_pb2, stage_pb2_grpc
+from stages.vitals import serve_vitals
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +63,12 @@ class StageSettings:
     insecure: bool = False
     shelf: Path | None = None
     """Where releases are kept that are deployed to this host; None = it takes none."""
+    registry: Registry | None = None
+    advertise: str | None = None
+    """What others dial, where that is not what it listens on: for the registry."""
+    health: str | None = None
+    """Where probes without a certificate ask."""
+    seeing: SeeingSettings = field(default_factory=SeeingSettings)
 
 
 class StageServer:
@@ -69,13 +84,22 @@ class StageServer:
         self.backend = backend_named(settings.host.backend)
         for address in settings.next:
             parse_address(address, "next address")
+        if settings.advertise is not None:
+            check_dialled(settings.advertise, "--advertise")
+        elif settings.registry is not None:
+            self._registration(port=1)
         self.failure: OnesweepError | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, or until the weights turn out to be unusable (OnesweepError)."""
         if self.settings.threads:
             torch.set_num_threads(self.settings.threads)
-        host = self._host()
+        if self.settings.registry is not None:
+            await self.settings.registry.check()
+        seeing = self.settings.seeing
+        lookout = Lookout(seeing, "onesweep-stage", self.settings.host.name, self.settings.insecure)
+        figures = HostFigures() if seeing.metrics else None
+        host = self._host(figures, lookout)
         loader = Loader(host, self.sources, self.backend, self.message_bytes)
         service = StageService(host, loader)
         server = new_server(self.message_bytes)
@@ -84,30 +108,50 @@ class StageServer:
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         port = bind(server, self.settings.listen, self.settings.insecure)
+        if figures is not None:
+            lookout.serve(STAGE_METRICS, figures.reader(service.description))
         await checks.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
         await checks.set("", health_pb2.HealthCheckResponse.SERVING)
+        vitals = await serve_vitals(checks, self.settings.health)
         await server.start()
         log.info("%s: live on port %d", host.settings.name, port)
         tasks = [
             asyncio.create_task(job)
             for job in (self._become_ready(host, loader, service, checks, stop), _housekeeping(host))
         ]
+        members = []
+        if (registry := self.settings.registry) is not None:
+            own = self._registration(port)
+            follow = follow_successors(registry, own, self.first.plan.parts, host.links.set_addresses)
+            members += [asyncio.create_task(job) for job in (registry.register(own), follow)]
+        else:
+            host.links.set_addresses(self.settings.next)
         await stop.wait()
         host.stopping = True
+        for member in members:
+            member.cancel()
         await checks.enter_graceful_shutdown()
         await _drained(host)
-        await server.stop(grace=0)
+        await asyncio.gather(server.stop(grace=0), vitals.stop(grace=0))
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, *members, return_exceptions=True)
         host.close()
         await host.links.close()
+        await lookout.close()
         if self.shelf:
             self.shelf.close()
         if self.failure:
             raise self.failure
 
-    def _host(self) -> Host:
+    def _registration(self, port: int) -> Registration:
+        """What this host says of itself. Raises InputError for an address that nobody can dial."""
+        address = self.settings.advertise or f"{self.settings.listen.rpartition(':')[0]}:{port}"
+        plan, host = self.first.plan, self.settings.host
+        digests = {kind: source.digest for kind, source in plan.models.items()}
+        return Registration(host.name, address, plan.blocks, digests, host.backend, version("onesweep"))
+
+    def _host(self, figures: HostFigures | None, lookout: Lookout) -> Host:
         settings = self.settings.host
         links = Links(
             lambda address, other: wiring_problem([release.plan for release in host.releases.all], address, other),
@@ -115,8 +159,9 @@ class StageServer:
             self.message_bytes,
             settings.hop_timeout_s,
             settings.keep_warm_s,
+            figures or HostMeter(),
         )
-        host = Host(self.first, settings, links)
+        host = Host(self.first, settings, links, figures, lookout.tracer)
         host.releases.all[:0] = reversed(self.others)
         return host
 
@@ -135,7 +180,6 @@ class StageServer:
             stop.set()
             return
         worker, rest = asyncio.create_task(host.work()), asyncio.create_task(loader.load_rest())
-        host.links.set_addresses(self.settings.next)
         try:
             while True:
                 reason = self._link_problem(host.links)
@@ -153,6 +197,8 @@ class StageServer:
         """Why no next hop can be made; empty when one can."""
         if links.relays or (self.first.plan.is_first and self.first.plan.is_last):
             return links.problem
+        if self.settings.registry is not None:
+            return "no host that comes next is registered yet"
         return "no next host: give --next (the last host's is the first host)"
 
 

@@ -36,6 +36,10 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         self._probing, self._storing = asyncio.Lock(), asyncio.Lock()
 
     async def Describe(self, request: stage_pb2.DescribeRequest, context: Context) -> stage_pb2.DescribeResponse:
+        return self.description()
+
+    def description(self) -> stage_pb2.DescribeResponse:
+        """The host as it is now."""
         return stage_pb2.DescribeResponse(
             name=self.host.settings.name,
             version=version("onesweep"),

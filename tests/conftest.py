@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
+import socket
+import subprocess
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,3 +210,115 @@ def local_ring() -> Callable[..., Any]:
                 yield client
 
     return ring
+
+
+# A real etcd
+
+
+class Etcd:
+    """An etcd process on loopback, in a directory of its own."""
+
+    def __init__(self, directory: Path, options: tuple[str, ...] = (), scheme: str = "http") -> None:
+        self.directory, self.options, self.scheme = directory, options, scheme
+        self.port = free_port_block(2)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"etcd://127.0.0.1:{self.port}/onesweep/test"
+
+    def start(self) -> None:
+        """Returns when it takes connections."""
+        client, peer = (f"{self.scheme}://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.port + 1}")
+        self.directory.mkdir(exist_ok=True)
+        command = [
+            *("etcd", "--data-dir", str(self.directory / "data"), "--unsafe-no-fsync"),
+            *("--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer),
+            *("--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}", *self.options),
+        ]
+        with (self.directory / "log").open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        until(self.answers)
+
+    def answers(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, (self.directory / "log").read_text()
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def kill(self, forget: bool = False) -> None:
+        """End it at once; `forget`: with all that it knew."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(10)
+            self.process = None
+        if forget:
+            shutil.rmtree(self.directory / "data")
+
+
+@contextlib.contextmanager
+def open_etcd(directory: Path, *options: str, scheme: str = "http") -> Iterator[Etcd]:
+    if shutil.which("etcd") is None:
+        pytest.skip("etcd is not installed (Debian: etcd-server)")
+    etcd = Etcd(directory, options, scheme)
+    try:
+        etcd.start()
+        yield etcd
+    finally:
+        etcd.kill()
+
+
+@pytest.fixture
+def etcd_with(tmp_path: Path) -> Callable[..., Any]:
+    """`with etcd_with(*options) as etcd`: one of the test's own."""
+    return lambda *options, **how: open_etcd(tmp_path / "etcd", *options, **how)
+
+
+@pytest.fixture(scope="session")
+def common_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    """Not to be harmed."""
+    with open_etcd(tmp_path_factory.mktemp("etcd") / "common") as etcd:
+        yield etcd
+
+
+@pytest.fixture
+def registry_url(common_etcd: Etcd) -> str:
+    """With a prefix of this test's own."""
+    return f"{common_etcd.url}/{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def unused_port() -> int:
+    """A loopback port where nobody listens."""
+    return free_port_block(1)
+
+
+@pytest.fixture(scope="session")
+def eventually() -> Callable[..., Any]:
+    """`await eventually(condition)`: until it holds."""
+
+    async def wait(condition: Callable[[], Any], within_s: float = 20.0) -> None:
+        async with asyncio.timeout(within_s):
+            while not condition():
+                await asyncio.sleep(POLL_S)
+
+    return wait
+
+
+@pytest.fixture(scope="session")
+def jobs() -> Callable[..., Any]:
+    """`async with jobs(coroutine, ...) as tasks`: for the length of the block."""
+
+    @contextlib.asynccontextmanager
+    async def running(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[list[asyncio.Task[None]]]:
+        tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+        try:
+            yield tasks
+            for task in tasks:
+                assert not task.done() or task.cancelled(), task.exception()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    return running

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from serving.fillings import Filler, Fillings, choose, thinned
@@ -99,6 +99,7 @@ def test_a_few_fillings_stand_for_all(bundles: Path, local: LocalModel) -> None:
 
 
 @given(st.lists(st.floats(-800, 0), min_size=1, max_size=30), st.integers(1, 35), st.floats(1e-9, 1.0))
+@example([0.0] * 21 + [-710.0, -746.0] + [0.0] * 3, 25, 1.0)
 def test_thinning_keeps_enough_and_none_twice(log_weights: list[float], count: int, u: float) -> None:
     weights = np.array(log_weights)
     chosen, kept = thinned(weights, count, u)

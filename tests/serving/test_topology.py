@@ -168,3 +168,31 @@ def test_the_commands_say_what_is_wrong(
     code, _, err = onesweep("up", "--topology", two, "--checkpoint", bundles / "own")
     assert code == 2
     assert "the topology has 2 blocks, the checkpoint 3" in err
+
+
+def test_replicas_are_laid_out_side_by_side() -> None:
+    topology = local_topology(2, 3, Path("w"), first_port=9001, replicas=2)
+    assert [(host.name, host.span) for host in topology.hosts] == [
+        ("host-1-1", "0,1"),
+        ("host-1-2", "0,1"),
+        ("host-2-1", "2"),
+        ("host-2-2", "2"),
+    ]
+    assert topology.successors(topology.hosts[0]) == ["127.0.0.1:9003", "127.0.0.1:9004"]
+    assert topology.successors(topology.hosts[3]) == ["127.0.0.1:9001", "127.0.0.1:9002"]
+    assert topology.replicated == {host.name for host in topology.hosts}
+    assert local_topology(2, 3, Path("w")).replicated == set()
+    for replicas in (0, 40):
+        with pytest.raises(InputError, match="replicas of 2 hosts: choose 1 to 32"):
+            local_topology(2, 3, Path("w"), replicas=replicas)
+
+
+def test_a_host_with_all_blocks_stands_beside_three_with_one_each(tmp_path: Path) -> None:
+    hosts = "".join(
+        f'[[hosts]]\nname = "{name}"\naddress = "h:{7701 + i}"\nblocks = {blocks}\n'
+        for i, (name, blocks) in enumerate({"all": [0, 1, 2], "a": [0], "b": [1], "c": [2]}.items())
+    )
+    topology = read_topology(write(tmp_path / "t.toml", hosts))
+    assert topology.blocks == 3
+    assert [topology.successors(host) for host in topology.hosts] == [[], ["h:7703"], ["h:7704"], ["h:7702"]]
+    assert topology.replicated == set()

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from serving.client import Client
 from serving.deployment import (
     MODULE,
     Deployment,
@@ -115,6 +116,30 @@ def test_up_in_the_foreground_ends_with_its_command(bundles: Path, state: Path, 
     assert not taken(port)
     assert not taken(port + 1)
     assert not (state / "deployment.json").exists()
+
+
+def test_a_replica_that_dies_is_missed_by_nobody_and_started_again(bundles: Path, state: Path, port: int) -> None:
+    arguments = ["up", "--hosts", "1", "--replicas", "2", "--port", str(port), "--checkpoint", str(bundles / "own")]
+    with subprocess.Popen(
+        [sys.executable, *MODULE, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as command:
+        assert command.stdout is not None
+        try:
+            shown = ""
+            while "Ctrl-C stops them." not in shown:
+                line = command.stdout.readline()
+                assert line, shown
+                shown += line
+            pid = json.loads((state / "deployment.json").read_text())["processes"]["host-1-1"]
+            os.kill(pid, signal.SIGKILL)
+            with Client(f"127.0.0.1:{port}") as client:
+                assert client.generate("The ", mode="ar", max_bytes=20).output_bytes == 20
+            assert command.stdout.readline() == "host-1-1 ended and is started again; see its log\n"
+            command.send_signal(signal.SIGINT)
+            rest = command.communicate(timeout=30)[0]
+        finally:
+            command.terminate()
+        assert command.returncode == 0, rest
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

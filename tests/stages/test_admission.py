@@ -87,6 +87,32 @@ def test_the_largest_step_fits_a_message(plans: dict[str, HostPlan]) -> None:
     assert request.ByteSize() + PARCEL_BYTES < plan.message_bytes()
 
 
+def work_of(request: Hop) -> stage_pb2.Sweep | stage_pb2.Step:
+    return request.sweep if request.WhichOneof("work") == "sweep" else request.step
+
+
+def test_a_replay_is_taken_where_it_opens_a_session(plans: dict[str, HostPlan]) -> None:
+    for kind in ("chain", "ar", "score"):
+        request = hop(plans["first"], kind)
+        work_of(request).reads.extend([4, 3])
+        check_hop(request, plans["first"])
+    for kind, field in (("chain", "clean_start"), ("ar", "start")):
+        request = hop(plans["first"], kind)
+        work_of(request).reads.extend([4, 3])
+        setattr(work_of(request), field, 1)
+        with pytest.raises(Refusal, match="only work that opens a session can be a replay"):
+            check_hop(request, plans["first"])
+
+
+def test_guesses_are_no_part_of_what_was_read(plans: dict[str, HostPlan]) -> None:
+    request = hop(plans["first"], "verify")
+    request.step.reads.append(7)
+    check_hop(request, plans["first"])
+    request.step.reads[0] = 8
+    with pytest.raises(Refusal, match="reads of 8 bytes"):
+        check_hop(request, plans["first"])
+
+
 def refusal(plan: HostPlan, kind: str, change: Change) -> Refusal:
     request = hop(plan, kind)
     change(request)
@@ -105,6 +131,16 @@ ANYWHERE: list[tuple[Change, str]] = [
     (lambda p: p.passages.add(), "a passage's host must be"),
     (lambda p: p.passages.add(host="h", compute_ms=NAN), "negative or not finite"),
     (lambda p: p.passages.add(host="h", queue_ms=-1), "negative or not finite"),
+    (lambda p: p.path.extend(["h:1"] * (MAX_PASSAGES + 1)), "a path of 65 hosts"),
+    (lambda p: p.path.append(""), "an address on the path must be 1 to 256 printable"),
+    (lambda p: p.path.append("h:1\n"), "an address on the path must be"),
+    (lambda p: p.path.append("x" * 257), "an address on the path must be"),
+    (lambda p: setattr(p, "place", 1), "place 1 on a path of 0 hosts"),
+    (lambda p: (p.path.extend(["a:1", "b:1"]), setattr(p, "place", 2)), "place 2 on a path of 2 hosts"),
+    (lambda p: setattr(p, "request", "x\n"), "request must be 1 to 64 printable"),
+    (lambda p: setattr(p, "traceparent", "0" * 65), "traceparent must be a W3C trace context"),
+    (lambda p: work_of(p).reads.extend([4, 0]), "reads of 4 bytes, some maybe empty, do not fit 10 clean bytes"),
+    (lambda p: work_of(p).reads.extend([4, 7]), "reads of 11 bytes, some maybe empty, do not fit 10 clean bytes"),
     (lambda p: setattr(p, "capacity", 0), "a session of 0 positions"),
     (lambda p: setattr(p, "capacity", 513), "a session of 513 positions does not fit the context of 512"),
     (lambda p: setattr(p, "capacity", 9), "10 bytes at position 0 do not fit the session's 9"),

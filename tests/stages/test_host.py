@@ -16,6 +16,8 @@ from stages import engine, subscribers
 from stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece
 from stages.errors import InputError
 from stages.host import Host, HostSettings
+from stages.links import Links
+from stages.meter import HostMeter
 from stages.parts import HostPlan, Parts, load_parts, plan_host
 from stages.refusal import Refusal
 from stages.releases import Release
@@ -47,7 +49,8 @@ def drive(plan: HostPlan, parts: Parts) -> Callable[..., Any]:
 
     def run(story: Callable[[Host], Awaitable[Any]], working: bool = True, **settings: Any) -> Any:
         async def main() -> Any:
-            host = Host(Release("r", plan, parts), HostSettings("h", **settings), None)
+            links = Links(lambda address, other: "", 0, 1 << 20, 1.0, 0.0, HostMeter())
+            host = Host(Release("r", plan, parts), HostSettings("h", **settings), links)
             events = host.subscribers.listen(ROUTER)
             await anext(events)
             worker = asyncio.create_task(host.work()) if working else None

@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 
 from serving.cli import main
 from serving.deployment import free_port_block
+from stages import loading
 from stages.backends import Backend
 from stages.parts import HostPlan, Parts, load_parts, plan_host
 from stages.releases import Release, wiring_problem

@@ -1,0 +1,179 @@
+"""Random sweeps are computed again by other hosts: one that lies is named and taken out.
+
+An audited sweep goes hop by hop to each of its hosts and to a replica with the same blocks, from the router. Where the
+two disagree by more than rounding, a third opinion decides: another replica, or the router itself where it has the
+checkpoint. A host that lies only where nobody asks it alone is found by sending the sweep round again with each host
+in turn left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from serving.evidence import agree, same_result
+from serving.link import HostLink, Weights
+from serving.paths import Path
+from serving.witness import Witness
+from stages.errors import OnesweepError
+from stages.hop import Outcome
+from stages.refusal import Refusal
+from stages.v1 import stage_pb2
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class AuditCounters:
+    """What audits cost, and found."""
+
+    sweeps: int = 0
+    """That could have been audited."""
+    audited: int = 0
+    hops: int = 0
+    """Computed again."""
+    compute_ms: float = 0.0
+    """Of hosts, for audits."""
+    liars: int = 0
+
+
+class Replicas(Protocol):
+    """What an audit needs of the ring."""
+
+    links: list[HostLink]
+
+    async def push_round(self, path: Path, hop: stage_pb2.Hop) -> stage_pb2.Event: ...
+
+    def accuse(self, link: HostLink, reason: str) -> None: ...
+
+
+class Auditor:
+    """Audits a share of all sweeps."""
+
+    def __init__(self, ring: Replicas, share: float, witness: Witness | None, seed: int | None = None) -> None:
+        """:param share: of sweeps that are audited; 0 = none.
+        :param witness: the router's own computation, if it has the checkpoint."""
+        self.ring, self.share, self.witness = ring, share, witness
+        self.counters = AuditCounters()
+        self._random = random.Random(secrets.randbits(64) if seed is None else seed)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="witness")
+
+    def picks(self) -> bool:
+        """Whether the sweep that just came back is to be audited."""
+        self.counters.sweeps += 1
+        return self._random.random() < self.share
+
+    async def audit(self, path: Path, weights: Weights, opening: stage_pb2.Hop, event: stage_pb2.Event) -> bool:
+        """Compute a sweep again; False when a host of `path` lied, and is taken out.
+
+        :param opening: the sweep's first hop, for hosts that have read nothing yet.
+        :param event: what it ended in.
+
+        Where hosts fail meanwhile, the audit ends without a finding.
+        """
+        if not any(self._replicas(link, weights) for link in path):
+            return True
+        self.counters.audited += 1
+        try:
+            return await self._audit(path, weights, opening, event)
+        except Refusal as refusal:
+            log.info("an audit was given up: %s", refusal.message)
+            return True
+
+    async def _audit(self, path: Path, weights: Weights, opening: stage_pb2.Hop, event: stage_pb2.Event) -> bool:
+        hop, outcome, compared = opening, None, 0
+        for link in path:
+            outcome = await self._ask(link, hop)
+            others = [other for other in self._replicas(link, weights) if other not in path]
+            for other in others[:1]:
+                theirs = await self._ask(other, hop)
+                compared += 1
+                if not agree(outcome, theirs):
+                    guilty, outcome = await self._judge(hop, (link, outcome), (other, theirs), others[1:])
+                    if guilty is link:
+                        return False
+            if isinstance(outcome, stage_pb2.Event):
+                break
+            hop = outcome
+        assert isinstance(outcome, stage_pb2.Event)
+        if same_result(outcome, event) or not compared:
+            return True
+        return await self._find_by_leaving_out(path, weights, opening, outcome)
+
+    async def _ask(self, link: HostLink, hop: stage_pb2.Hop) -> Outcome:
+        """What a host makes of a hop, in a session that is freed at once. Raises Refusal."""
+        question = stage_pb2.Hop()
+        question.CopyFrom(hop)
+        question.session = secrets.token_hex(16)
+        del question.passages[:]
+        try:
+            outcome = await link.relay.run(question, onward=False)
+        finally:
+            await link.release(question.session)
+        self.counters.hops += 1
+        self.counters.compute_ms += outcome.passages[-1].compute_ms if outcome.passages else 0.0
+        return outcome
+
+    async def _judge(
+        self,
+        hop: stage_pb2.Hop,
+        mine: tuple[HostLink, Outcome],
+        theirs: tuple[HostLink, Outcome],
+        others: list[HostLink],
+    ) -> tuple[HostLink | None, Outcome]:
+        """Which of two hosts that disagree lied, if that can be told, and the answer to go on with."""
+        third = await self._third(hop, mine[0], others)
+        for (link, outcome), (_, right) in ((mine, theirs), (theirs, mine)):
+            if third is not None and agree(right, third) and not agree(outcome, third):
+                self._accuse(link, "it computed something else than two others")
+                return link, right
+        log.error(
+            "hosts %s and %s disagree on a hop, and nobody can tell which of them is wrong: start the router with "
+            "--checkpoint, or add a third replica",
+            mine[0].entry.name,
+            theirs[0].entry.name,
+        )
+        return None, mine[1]
+
+    async def _third(self, hop: stage_pb2.Hop, link: HostLink, others: list[HostLink]) -> Outcome | None:
+        try:
+            if self.witness is not None and self.witness.knows(link.entry, hop.digest):
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(self._thread, self.witness.outcome, hop, link.entry)
+        except OnesweepError as error:
+            log.warning("the router's own checkpoint cannot be used for audits: %s", error)
+        return await self._ask(others[0], hop) if others else None
+
+    async def _find_by_leaving_out(
+        self, path: Path, weights: Weights, opening: stage_pb2.Hop, right: stage_pb2.Event
+    ) -> bool:
+        """False when a host of `path` is found that lied in the ring, and not when asked alone."""
+        for index, link in enumerate(path):
+            for other in self._replicas(link, weights)[:1]:
+                around = (*path[:index], other, *path[index + 1 :])
+                event = await self.ring.push_round(around, opening)
+                if same_result(event, right):
+                    self._accuse(link, "its part of a sweep was wrong, and right when it was asked alone")
+                    return False
+        log.error("a sweep over %s was wrong, and nobody can tell why", ", ".join(link.entry.name for link in path))
+        return True
+
+    def _accuse(self, link: HostLink, reason: str) -> None:
+        self.counters.liars += 1
+        self.ring.accuse(link, reason)
+
+    def _replicas(self, link: HostLink, weights: Weights) -> list[HostLink]:
+        """Other hosts with the same blocks and weights."""
+        return [
+            other
+            for other in self.ring.links
+            if other is not link
+            and other.entry.blocks == link.entry.blocks
+            and not other.problem
+            and weights in other.held
+        ]

@@ -1,0 +1,71 @@
+"""Whether two hosts gave the same answer to the same hop, as far as honest machines do."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stages.codec import CODECS, FEATURE_LIMIT, StateCodec
+from stages.errors import CodecError
+from stages.hop import Outcome
+from stages.sweep import FEATURES
+from stages.v1 import stage_pb2
+
+TOLERANCE = 1e-3
+"""Largest difference of honest numbers, relative to the largest of their row where that is over one: what backends are
+held to (stages/backends/agreement.py), and above what they were measured to differ by."""
+STEPS = 1.01
+"""And where they were rounded to integers, so many steps more: a rounding may fall either way."""
+
+
+def agree(one: Outcome, other: Outcome) -> bool:
+    """Whether two outcomes of one hop differ by no more than rounding."""
+    if isinstance(one, stage_pb2.Event) or isinstance(other, stage_pb2.Event):
+        return isinstance(one, stage_pb2.Event) and isinstance(other, stage_pb2.Event) and same_result(one, other)
+    if one.WhichOneof("work") != other.WhichOneof("work"):
+        return False
+    if one.WhichOneof("work") == "sweep":
+        mine, theirs = one.sweep, other.sweep
+        return (
+            mine.block == theirs.block
+            and _near(mine.estimate, theirs.estimate, CODECS[mine.codec], mine.slots)
+            and _near(mine.features, theirs.features, FEATURES, len(mine.clean))
+        )
+    rows = len(one.step.clean) + sum(len(candidate) - 1 for candidate in one.step.candidates)
+    same = one.step.stage == other.step.stage
+    return same and _near(one.step.hidden, other.step.hidden, CODECS[one.step.codec], rows)
+
+
+def same_result(one: stage_pb2.Event, other: stage_pb2.Event) -> bool:
+    """Whether two sweeps ended alike: the same text, or the same numbers but for rounding."""
+    kind = one.WhichOneof("outcome")
+    if kind != other.WhichOneof("outcome"):
+        return False
+    if kind == "scores":
+        return _close(_floats(one.scores.nats), _floats(other.scores.nats))
+    if kind == "verdict":
+        same = one.verdict.accepted == other.verdict.accepted
+        return same and _close(_floats(one.verdict.odds), _floats(other.verdict.odds))
+    return one.text == other.text
+
+
+def _near(mine: bytes, theirs: bytes, codec: StateCodec, rows: int) -> bool:
+    if mine == theirs:  # as on machines of one kind
+        return True
+    if len(mine) != len(theirs) or not rows:
+        return False
+    try:
+        a, b = (codec.decode(each, rows, codec.dim(len(each), rows), FEATURE_LIMIT).numpy() for each in (mine, theirs))
+    except CodecError:
+        return False
+    largest = np.maximum(np.abs(a), np.abs(b)).max(axis=1, initial=0.0, keepdims=True)
+    allowed = TOLERANCE * np.maximum(largest, 1.0) + STEPS * codec.step * largest
+    return bool((np.abs(a - b) <= allowed).all())
+
+
+def _floats(payload: bytes) -> NDArray[np.float64]:
+    return np.frombuffer(payload[: len(payload) // 4 * 4], dtype="<f4").astype(np.float64)
+
+
+def _close(mine: NDArray[np.float64], theirs: NDArray[np.float64]) -> bool:
+    return mine.shape == theirs.shape and np.allclose(mine, theirs, rtol=TOLERANCE, atol=TOLERANCE)

@@ -1,0 +1,78 @@
+"""Figures served to Prometheus: copied on the event loop that counts them, made into text on another thread."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+
+from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from stages.errors import ServiceError
+from stages.figures import Buckets, Family, Figures
+from stages.transport import parse_address
+
+log = logging.getLogger(__name__)
+
+READ_S = 2.0
+"""How long a scrape waits for the event loop."""
+
+
+class LoopCollector(Collector):
+    """Families whose figures live on an event loop: they are copied there, all at one moment."""
+
+    def __init__(
+        self, families: Sequence[Family], read: Callable[[], Figures], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.families, self.read, self.loop = families, read, loop
+
+    def collect(self) -> Iterator[Metric]:
+        async def copied() -> Figures:
+            return {name: {labels: copy(value) for labels, value in rows.items()} for name, rows in self.read().items()}
+
+        figures = asyncio.run_coroutine_threadsafe(copied(), self.loop).result(READ_S)
+        return (_metric(family, figures[family.name]) for family in self.families)
+
+    def describe(self) -> list[Metric]:
+        """Nothing: a registry would otherwise collect as soon as it is told of this one."""
+        return []
+
+
+class MetricsServer:
+    """`/metrics` over HTTP, in a thread of its own."""
+
+    def __init__(self, address: str, collector: Collector) -> None:
+        """Raises InputError, ServiceError for an address that is in use."""
+        host, port = parse_address(address, "--metrics")
+        registry = CollectorRegistry()
+        registry.register(collector)
+        ProcessCollector(registry=registry)
+        try:
+            self._server, self._thread = start_http_server(port, host, registry)
+        except OSError as error:
+            reason = error.strerror or error
+            raise ServiceError(f"cannot serve metrics on {address}: {reason}; give --metrics another port") from None
+        self.port = self._server.server_port
+        log.info("metrics on http://%s:%d/metrics", f"[{host}]" if ":" in host else host, self.port)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._server.shutdown)
+        self._server.server_close()
+
+
+def _metric(family: Family, figures: Mapping[tuple[str, ...], float | Buckets]) -> Metric:
+    if family.kind == "histogram":
+        histogram = HistogramMetricFamily(family.name, family.text, labels=family.labels)
+        for labels, buckets in figures.items():
+            assert isinstance(buckets, Buckets)
+            histogram.add_metric(labels, buckets.cumulative(), buckets.total)
+        return histogram
+    kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
+    metric = kinds[family.kind](family.name, family.text, labels=family.labels)
+    for labels, value in figures.items():
+        assert not isinstance(value, Buckets)
+        metric.add_metric(labels, value)
+    return metric

@@ -1,0 +1,63 @@
+"""Commands in deploy/ and docs/deploy.md are commands that there are."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from serving.cli import build_parser
+
+Commands = list[tuple[str, list[str]]]
+
+
+@cache
+def whole_parser() -> argparse.ArgumentParser:
+    return build_parser()
+
+
+def parser_of(words: list[str]) -> tuple[argparse.ArgumentParser, list[str]]:
+    """The parser of a command and of its action, and the words that are left for it. Raises KeyError."""
+    parser = whole_parser()
+    while actions := [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]:
+        parser, words = actions[0].choices[words[0]], words[1:]
+    return parser, words
+
+
+def missing(words: list[str]) -> list[str]:
+    """Commands and flags that do not exist."""
+    try:
+        parser, rest = parser_of(words)
+    except KeyError as error:
+        return [f"command {error}"]
+    flags = [word.partition("=")[0] for word in rest if word.startswith("--")]
+    return [flag for flag in flags if flag not in parser._option_string_actions]
+
+
+def test_every_command_and_flag_exists(commands: Commands) -> None:
+    assert len(commands) > 10
+    broken = [f"{where}: {', '.join(names)}" for where, words in commands if (names := missing(words))]
+    assert not broken, "onesweep does not know:\n" + "\n".join(broken)
+
+
+def test_every_command_is_complete(commands: Commands, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = []
+    for where, words in commands:
+        if missing(words):
+            continue  # the test above says so
+        try:
+            whole_parser().parse_args(words)
+        except SystemExit:
+            broken.append(f"{where}: {capsys.readouterr().err.splitlines()[-1]}")
+    assert not broken, "\n".join(broken)
+
+
+def test_the_image_has_extras_that_exist(deploy: Path) -> None:
+    (extras,) = re.findall(r"'\.\[([a-z,]+)\]'", (deploy / "Dockerfile").read_text())
+    project = tomllib.loads((deploy.parent / "pyproject.toml").read_text())["project"]
+    unknown = sorted(set(extras.split(",")) - project["optional-dependencies"].keys())
+    assert not unknown, f"pyproject.toml has no extra {', '.join(unknown)}"

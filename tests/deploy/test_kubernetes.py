@@ -1,0 +1,112 @@
+"""The manifests are valid, and agree with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.topology import read_topology
+
+VERSION = "1.31"
+"""The oldest that is tried."""
+KUSTOMIZATION = "kustomization.yaml"
+CREATED = {"topology", "authority", "stage-a-certs", "stage-b-certs", "stage-c-certs", "router-certs", "router-tokens"}
+"""ConfigMaps and Secrets that docs/deploy.md, or kustomize, makes."""
+
+Manifest = dict[str, Any]
+
+
+@pytest.fixture
+def manifests(deploy: Path, documents_of: Callable[[Path], list[Manifest]]) -> list[Manifest]:
+    paths = sorted((deploy / "kubernetes").glob("*.yaml"))
+    return [document for path in paths if path.name != KUSTOMIZATION for document in documents_of(path)]
+
+
+@pytest.fixture
+def workloads(manifests: list[Manifest]) -> list[Manifest]:
+    return [manifest for manifest in manifests if "template" in manifest.get("spec", {})]
+
+
+def container_of(workload: Manifest) -> Manifest:
+    (container,) = workload["spec"]["template"]["spec"]["containers"]
+    return container
+
+
+def test_they_are_valid(manifests: list[Manifest]) -> None:
+    validator = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    for manifest in manifests:
+        validator.validate(manifest, VERSION, strict=True)
+
+
+def test_all_are_applied(deploy: Path, documents_of: Callable[[Path], list[Manifest]]) -> None:
+    folder = deploy / "kubernetes"
+    (kustomization,) = documents_of(folder / KUSTOMIZATION)
+    assert {*kustomization["resources"], KUSTOMIZATION} == {path.name for path in folder.glob("*.yaml")}
+    (topology,) = kustomization["configMapGenerator"]
+    assert all((folder / name).exists() for name in topology["files"])
+
+
+def test_the_topology_names_the_pods(deploy: Path, workloads: list[Manifest]) -> None:
+    pods = [
+        f"{workload['metadata']['name']}-{number}"
+        for workload in workloads
+        if workload["kind"] == "StatefulSet"
+        for number in range(workload["spec"]["replicas"])
+    ]
+    topology = read_topology(deploy / "kubernetes" / "topology.toml")
+    assert [host.name for host in topology.hosts] == pods
+    assert [host.address for host in topology.hosts] == [f"{pod}.stages:7701" for pod in pods]
+
+
+def test_selectors_choose_something(manifests: list[Manifest], workloads: list[Manifest]) -> None:
+    labels = [workload["spec"]["template"]["metadata"]["labels"] for workload in workloads]
+    for manifest in manifests:
+        spec = manifest.get("spec", {})
+        chosen = spec.get("podSelector", spec.get("selector", {}))
+        wanted = chosen.get("matchLabels", {} if manifest["kind"] != "Service" else chosen)
+        assert any(wanted.items() <= pod.items() for pod in labels), manifest["metadata"]["name"]
+
+
+def test_probes_ask_a_port_that_is_served(workloads: list[Manifest]) -> None:
+    services = set()
+    for workload in workloads:
+        container = container_of(workload)
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        for name in ("startupProbe", "livenessProbe", "readinessProbe"):
+            probe = container[name]
+            if "grpc" in probe:
+                assert f"--health=0.0.0.0:{probe['grpc']['port']}" in container["args"]
+                services.add(probe["grpc"].get("service", ""))
+            else:
+                assert f"--listen=0.0.0.0:{ports[probe['httpGet']['port']]}" in container["args"]
+    assert services == {"", "stages.v1.StageService", "serving.v1.RouterService"}
+
+
+def test_pods_may_do_little(workloads: list[Manifest]) -> None:
+    for workload in workloads:
+        pod, container = workload["spec"]["template"]["spec"], container_of(workload)
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["automountServiceAccountToken"] is False
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert container["resources"]["limits"]["memory"]
+
+
+def test_what_is_mounted_is_made(deploy: Path, workloads: list[Manifest]) -> None:
+    page = (deploy.parent / "docs" / "deploy.md").read_text()
+    mounted = {
+        source[key]
+        for workload in workloads
+        for source in (
+            v.get("secret") or v.get("configMap") or {} for v in workload["spec"]["template"]["spec"]["volumes"]
+        )
+        for key in source.keys() & {"secretName", "name"}
+    }
+    assert mounted == CREATED
+    assert [name for name in CREATED - {"topology"} if name not in page] == []

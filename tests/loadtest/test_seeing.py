@@ -1,0 +1,59 @@
+"""`onesweep bench seeing`: a whole run on a tiny bundle; nothing here asserts what being watched costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from loadtest.quality.intervals import Estimate
+from loadtest.seeing import SeeingFigures, median_ratio, seeing_table
+from serving.cli import main
+
+
+def test_a_whole_run(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "seeing.json"
+    sizes = ["--users", "2", "--requests", "1", "--bytes", "4", "--rounds", "2", "--modes", "ar", "--hosts", "1"]
+    sizes += ["--watched", "off,default"]
+    assert main(["bench", "seeing", "--checkpoint", str(bundle), *sizes, "--json", str(path)]) == 0
+    assert "throughput" in capsys.readouterr().out
+    record = json.loads(path.read_text())
+    assert (record["users"], record["rounds"], record["target"]) == (2, 2, 0.98)
+    assert [figures["watched"] for figures in record["figures"]] == ["off", "default"]
+    assert record["figures"][0]["throughput"]["value"] == 1
+    for figures in record["figures"]:
+        assert figures["throughput"]["low"] <= figures["throughput"]["value"] <= figures["throughput"]["high"]
+
+
+def test_a_ratio_is_that_of_the_usual_round() -> None:
+    found = median_ratio([1.0, 2.0, 400.0], [1.0, 1.0, 100.0])
+    assert (found.value, found.low, found.high) == (2.0, 1.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("watched", "throughput", "met"), [("default", 0.98, "yes"), ("default", 0.97, "no"), ("all", 0.97, "-")]
+)
+def test_the_target_is_for_the_default_share(watched: str, throughput: float, met: str) -> None:
+    one = Estimate(1.0)
+    figures = SeeingFigures("ar", watched, 10.0, 100.0, Estimate(throughput), one, one)
+    assert seeing_table([figures]).endswith(met)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--users", "0"], "--users must be 1 to 64, not 0"),
+        (["--requests", "0"], "--requests must be 1 to 1000, not 0"),
+        (["--rounds", "0"], "--rounds must be 1 to 1000, not 0"),
+        (["--bytes", "0"], "--bytes must be at least 1, not 0"),
+        (["--modes", "swep"], "unknown mode 'swep'; choose from sweep,"),
+        (["--hosts", "9"], "9 hosts cannot share 3 blocks"),
+        (["--watched", "default"], "--watched 'default' must be off, and what it is compared with"),
+        (["--watched", "off,some"], "--watched 'off,some' must be off, and what it is compared with"),
+        (["--json", "/no/such/folder.json"], "cannot write /no/such/folder.json: No such file or directory"),
+    ],
+)
+def test_mistakes_end_in_a_sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str) -> None:
+    assert main(["bench", "seeing", *arguments]) == 2
+    assert sentence in capsys.readouterr().err

@@ -1,0 +1,176 @@
+"""A host that computes something else than it should is found, named, taken out, and its text never believed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from serving.client import Client, RouterError
+from serving.deployment import free_port_block
+from serving.evidence import agree
+from serving.topology import HostEntry, Topology
+from stages.codec import Int8, codec_named
+from stages.host import Host
+from stages.v1 import stage_pb2
+
+PROMPT = b"The sea was calm. The sea was "
+Lie = Callable[[Host, Any], Any]
+MODES: list[dict[str, Any]] = [
+    {"mode": "sweep", "max_bytes": 60},
+    {"mode": "chunked", "max_bytes": 60, "chunk": 6},
+    {"mode": "ar", "max_bytes": 40},
+    {"mode": "resample", "max_bytes": 60, "chunk": 6, "candidates": 8},
+    {"mode": "verified", "max_bytes": 60},
+    {"mode": "infill", "max_bytes": 60, "chunk": 20, "suffix": b" and so on"},
+]
+
+
+def other_numbers(host: Host, outcome: Any) -> Any:
+    """An outcome as if from other weights: well-formed, and wrong."""
+    if isinstance(outcome, stage_pb2.Event):
+        if outcome.text:
+            outcome.text = bytes((byte + 1) % 128 for byte in outcome.text)
+        return outcome
+    lied = copy.deepcopy(outcome)
+    if lied.WhichOneof("work") == "sweep":
+        lied.sweep.estimate = _turned(lied.sweep.estimate, lied.sweep.codec, lied.sweep.slots)
+    else:
+        rows = len(lied.step.clean) + sum(len(candidate) - 1 for candidate in lied.step.candidates)
+        lied.step.hidden = _turned(lied.step.hidden, lied.step.codec, rows)
+    return lied
+
+
+def _turned(payload: bytes, name: str, rows: int) -> bytes:
+    codec = codec_named(name)
+    matrix = codec.decode(payload, rows, codec.dim(len(payload), rows), 1e6)
+    return codec.encode(matrix.roll(1, dims=1))
+
+
+@contextmanager
+def deployed(
+    checkpoint: Path, servers: Any, wait_ready: Any, lie: Lie | None, alone: bool, **router: Any
+) -> Iterator[Any]:
+    """Two hosts for blocks 0 and 1, two for block 2; b-1 lies. `alone`: also when it is asked alone."""
+    port = free_port_block(5)
+    spans = {"a-1": (0, 1), "a-2": (0, 1), "b-1": (2,), "b-2": (2,)}
+    addresses = [f"127.0.0.1:{port + 1 + i}" for i in range(4)]
+    hosts = [HostEntry(n, a, b, a) for (n, b), a in zip(spans.items(), addresses, strict=True)]
+    topology = Topology(tuple(hosts), f"127.0.0.1:{port}", checkpoint)
+    go_on = Host._go_on
+
+    def lying(self: Host, job: Any, outcome: Any) -> None:
+        lies = lie is not None and self.settings.name == "b-1" and (alone or job.reply is None)
+        go_on(self, job, lie(self, outcome) if lies and lie else outcome)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Host, "_go_on", lying)
+        servers.hosts(topology, checkpoint)
+        servers.router(topology, router.pop("weights", checkpoint), ring={"hop_timeout_s": 5.0, **router})
+        wait_ready(topology.router)
+        with Client(topology.router) as client:
+            yield client
+
+
+@pytest.fixture(scope="module")
+def references(bundles: Path, local_ring: Callable[..., Any]) -> list[bytes]:
+    with local_ring(bundles / "scored", 3) as client:
+        return [client.generate(PROMPT, seed=4, **request).output for request in MODES]
+
+
+def reasons(client: Client) -> dict[str, str]:
+    return {host.name: host.reason for host in client.status().hosts if not host.ready}
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["always", "only in the ring"])
+def test_a_liar_is_named_and_no_request_believes_it(
+    bundles: Path, servers: Any, wait_ready: Any, references: list[bytes], alone: bool
+) -> None:
+    with deployed(bundles / "scored", servers, wait_ready, other_numbers, alone, audit_share=1.0) as client:
+        for request, text in zip(MODES, references, strict=True):
+            assert client.generate(PROMPT, seed=4, **request).output == text
+        assert set(reasons(client)) == {"b-1"}
+        assert "host b-1 at 127.0.0.1:" in reasons(client)["b-1"]
+        assert "is taken out: an audit found that" in reasons(client)["b-1"]
+
+
+def test_at_five_in_a_hundred_it_is_found_within_a_hundred_sweeps(bundles: Path, servers: Any, wait_ready: Any) -> None:
+    with deployed(bundles / "scored", servers, wait_ready, other_numbers, True, audit_share=0.05) as client:
+        for seed in range(300):  # 100 of 300 sweeps pass it for sure, and 0.95^100 of all runs miss it then
+            client.generate(PROMPT, seed=seed, mode="sweep", max_bytes=8, steps=1)
+            if reasons(client):
+                break
+        assert set(reasons(client)) == {"b-1"}
+
+
+def test_honest_hosts_stay(bundles: Path, servers: Any, wait_ready: Any, references: list[bytes]) -> None:
+    with deployed(bundles / "scored", servers, wait_ready, None, True, audit_share=1.0) as client:
+        for request, text in zip(MODES, references, strict=True):
+            result = client.generate(PROMPT, seed=4, **request)
+            assert (result.output, result.replays) == (text, 0)
+        assert reasons(client) == {}
+
+
+def test_two_that_disagree_need_a_third_opinion(
+    bundles: Path, servers: Any, wait_ready: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with deployed(
+        bundles / "scored", servers, wait_ready, other_numbers, True, audit_share=1.0, weights=None
+    ) as client:
+        for seed in range(6):
+            client.generate(PROMPT, seed=seed, mode="sweep", max_bytes=8)
+        assert reasons(client) == {}
+    assert "nobody can tell which of them is wrong: start the router with --checkpoint" in caplog.text
+
+
+def test_a_stream_that_was_lied_to_ends_with_an_error_or_the_truth(
+    bundles: Path, servers: Any, wait_ready: Any, references: list[bytes]
+) -> None:
+    """Most of its pieces are handed out before an audit looks."""
+    with deployed(bundles / "scored", servers, wait_ready, other_numbers, True, audit_share=0.3) as client:
+        refused = []
+        for _ in range(20):
+            try:
+                list(client.stream(PROMPT, seed=4, **MODES[1]))
+            except RouterError as error:
+                refused.append(str(error))
+            if reasons(client):
+                break
+        assert all("the text so far was wrong: send the request again" in each for each in refused)
+        assert client.generate(PROMPT, seed=4, **MODES[1]).output == references[1]
+
+
+# What counts as a difference
+
+
+def hop(matrix: np.ndarray[Any, Any], codec: str) -> stage_pb2.Hop:
+    found = stage_pb2.Hop()
+    found.step.clean, found.step.codec, found.step.stage = b"ab", codec, 1
+    found.step.hidden = codec_named(codec).encode(torch.from_numpy(matrix.astype(np.float32)))
+    return found
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+def test_rounding_is_no_lie_and_more_is(codec: str) -> None:
+    matrix = np.random.default_rng(0).normal(size=(2, 16))
+    noise = np.random.default_rng(1).uniform(-1, 1, size=(2, 16))
+    assert agree(hop(matrix, codec), hop(matrix + 1e-4 * noise, codec))
+    step = np.abs(matrix).max() / Int8.levels
+    assert not agree(hop(matrix, codec), hop(matrix + 4 * step * np.sign(noise), codec))
+    assert not agree(hop(matrix, codec), hop(matrix[:, :8], codec))
+
+
+def test_texts_must_be_the_same() -> None:
+    one, other = stage_pb2.Event(text=b"abc"), stage_pb2.Event(text=b"abd")
+    assert agree(one, one)
+    assert not agree(one, other)
+    assert not agree(one, stage_pb2.Hop())
+    scores = [stage_pb2.Event(scores=stage_pb2.Scores(nats=np.float32([-1, x]).tobytes())) for x in (-2, -2.0001, -3)]
+    assert agree(scores[0], scores[1])
+    assert not agree(scores[0], scores[2])

@@ -1,0 +1,69 @@
+"""What was read, so that others can go on: a replay has the same bytes, in the same pieces."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.journal import READ_BYTES, Journal
+from stages.v1 import stage_pb2
+
+
+def test_nothing_read_is_nothing_replayed() -> None:
+    step = stage_pb2.Step(clean=b"prompt", remaining=3)
+    assert Journal().replay(step) is step
+
+
+@given(st.lists(st.binary(min_size=1, max_size=9), min_size=2, max_size=8))
+def test_sweeps_keep_their_pieces(chunks: list[bytes]) -> None:
+    journal, start = Journal(), 0
+    for number, (chunk, after) in enumerate(pairwise(chunks)):
+        work = stage_pb2.Sweep(number=number, clean_start=start, clean=chunk, slots=len(after))
+        start += len(chunk)
+        journal.add(work, start)
+    last = stage_pb2.Sweep(number=len(chunks) - 1, clean_start=start, clean=chunks[-1], slots=4)
+    again = journal.replay(last)
+    assert isinstance(again, stage_pb2.Sweep)
+    assert (again.number, again.clean_start, again.slots) == (last.number, 0, 4)
+    assert again.clean == b"".join(chunks)
+    assert list(again.reads) == [len(chunk) for chunk in chunks[:-1]]
+    assert last.clean == chunks[-1], "what was pushed stays as it is"
+
+
+@given(prompt=st.binary(min_size=1, max_size=200), written=st.binary(min_size=1, max_size=300))
+def test_steps_that_hosts_make_by_themselves(prompt: bytes, written: bytes) -> None:
+    journal = Journal()
+    step = stage_pb2.Step(number=2, clean=prompt, remaining=400)
+    after = journal.advance(step, written)
+    assert (after.number, after.start, after.clean) == (
+        2 + len(written),
+        len(prompt) + len(written) - 1,
+        written[-1:],
+    )
+    assert after.remaining == 400 - len(written)
+    again = journal.replay(after)
+    assert isinstance(again, stage_pb2.Step)
+    assert (again.start, again.clean) == (0, prompt + written)
+    assert again.reads[0] == len(prompt), "the prompt was read as a whole"
+    assert sum(again.reads) == len(prompt) + len(written) - 1
+    assert max(again.reads[1:], default=1) <= READ_BYTES
+
+
+def test_guesses_that_were_wrong_are_forgotten() -> None:
+    journal = Journal()
+    journal.add(stage_pb2.Step(clean=b"promptGUESS", draft=5), start=8)
+    assert journal.text == b"promptGU"
+    journal.add(stage_pb2.Step(start=8, clean=b"xyz", draft=2), start=9)
+    assert journal.text == b"promptGUx"
+    again = journal.replay(stage_pb2.Step(number=2, start=9, clean=b"ab", draft=1))
+    assert (again.clean, list(again.reads)) == (b"promptGUxab", [8, 1])
+
+
+def test_candidates_keep_every_read() -> None:
+    journal = Journal()
+    journal.add(stage_pb2.Step(clean=b"prompt", candidates=[b"x"]), start=6)
+    journal.add(stage_pb2.Step(start=6, clean=b"one", candidates=[b"x"]), start=9)
+    again = journal.replay(stage_pb2.Step(start=9, clean=b"two", candidates=[b"x"]))
+    assert list(again.reads) == [6, 3]

@@ -1,0 +1,329 @@
+"""Hosts register in a real etcd, and are followed there, whatever becomes of them and of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.server
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from stages.errors import ServiceError
+from stages.registry import Registration, RegistrySettings
+from stages.registry.entry import write_entry
+from stages.registry.settings import parse_url
+from stages.registry.successors import follow_successors
+
+pytest.importorskip("etcd3gw", reason="etcd3gw is not installed: pip install 'onesweep[etcd]'")
+
+from stages.registry import gateway as gateway_module
+from stages.registry.etcd import EtcdRegistry
+from stages.registry.gateway import Gateway, RegistryDown
+
+LEASE_S = 2
+"""The shortest that etcd grants."""
+REGISTER = """
+import asyncio, sys
+from stages.registry import Registration, RegistrySettings
+from stages.registry.etcd import EtcdRegistry
+from stages.registry.settings import parse_url
+registry = EtcdRegistry(RegistrySettings(*parse_url(sys.argv[1])), lease_s=2)
+asyncio.run(registry.register(Registration("victim", "127.0.0.1:9", (0,))))
+"""
+
+Eventually = Callable[..., Any]
+Jobs = Callable[..., Any]
+
+
+def settings_of(url: str) -> RegistrySettings:
+    return RegistrySettings(*parse_url(url))
+
+
+def host(name: str, port: int = 7701, block: int = 0) -> Registration:
+    return Registration(name, f"127.0.0.1:{port}", (block,), {"chain": "a" * 64}, "torch", "0.1.0")
+
+
+class Recorder:
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.sets: list[list[str]] = []
+
+    async def follow(self, registry: EtcdRegistry) -> None:
+        async with contextlib.aclosing(registry.follow()) as changes:
+            async for registrations in changes:
+                self.sets.append([host.name for host in registrations])
+
+    def last(self, *names: str) -> Callable[[], bool]:
+        return lambda: self.sets[-1:] == [list(names)]
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def registry(registry_url: str) -> EtcdRegistry:
+    return EtcdRegistry(settings_of(registry_url), LEASE_S)
+
+
+@pytest.fixture
+def own_etcd(etcd_with: Callable[..., Any]) -> Iterator[Any]:
+    """One that may be harmed."""
+    with etcd_with() as etcd:
+        yield etcd
+
+
+def test_hosts_come_and_go(registry: EtcdRegistry, recorder: Recorder, eventually: Eventually, jobs: Jobs) -> None:
+    async def scene() -> None:
+        await registry.check()
+        async with jobs(recorder.follow(registry)):
+            await eventually(recorder.last())
+            async with jobs(registry.register(host("tokyo", 7702, block=1))):
+                await eventually(recorder.last("tokyo"))
+                async with jobs(registry.register(host("paris", 7701))):
+                    await eventually(recorder.last("paris", "tokyo"))  # in the order of their blocks
+                # one that stops has taken its entry away: nobody waits for a lease
+                left = await asyncio.to_thread(Gateway(registry.settings).snapshot)
+                assert [entry.name for entry in left.entries] == ["tokyo"]
+                await eventually(recorder.last("tokyo"))
+
+    asyncio.run(scene())
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("register")]
+
+
+def test_a_host_that_is_killed_disappears(
+    registry: EtcdRegistry, recorder: Recorder, eventually: Eventually, jobs: Jobs
+) -> None:
+    async def scene() -> None:
+        async with jobs(recorder.follow(registry), registry.register(host("paris"))):
+            victim = subprocess.Popen([sys.executable, "-c", REGISTER, registry.settings.url])
+            try:
+                await eventually(recorder.last("paris", "victim"))
+            finally:
+                victim.kill()
+                victim.wait(10)
+            await eventually(recorder.last("paris"))
+
+    asyncio.run(scene())
+
+
+def test_what_a_host_left_behind_when_it_was_killed_is_taken_over(
+    registry: EtcdRegistry, eventually: Eventually, jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    gateway, moved = Gateway(registry.settings), host("paris", 7799)
+    gateway.put("paris", write_entry(host("paris")), gateway.grant(60))
+
+    def value() -> bytes:
+        return gateway.snapshot().entries[0].value
+
+    async def scene() -> None:
+        async with jobs(registry.register(moved)):
+            await eventually(lambda: value() == write_entry(moved))
+
+    asyncio.run(scene())
+    assert caplog.records == []
+
+
+def test_of_two_hosts_with_one_name_the_first_says_so(
+    registry: EtcdRegistry, eventually: Eventually, jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene() -> None:
+        async with jobs(registry.register(host("paris"))):
+            await eventually(lambda: Gateway(registry.settings).holder("paris"))
+            async with jobs(registry.register(host("paris", 7799))):
+                await eventually(lambda: caplog.records)
+
+    asyncio.run(scene())
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["another host registered as paris"]
+
+
+def test_etcd_goes_and_comes_back(
+    own_etcd: Any,
+    recorder: Recorder,
+    eventually: Eventually,
+    jobs: Jobs,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    registry = EtcdRegistry(settings_of(own_etcd.url), LEASE_S)
+
+    def said(words: str) -> int:
+        return sum(words in record.getMessage() for record in caplog.records)
+
+    async def scene() -> None:
+        async with jobs(recorder.follow(registry), registry.register(host("paris"))):
+            await eventually(recorder.last("paris"))
+            own_etcd.kill()
+            await eventually(lambda: said("is down") == 2)
+            own_etcd.start()
+            await eventually(lambda: said(f"{own_etcd.url} is back") == 2)
+            async with jobs(registry.register(host("tokyo", 7702))):
+                await eventually(recorder.last("paris", "tokyo"))
+
+    asyncio.run(scene())
+    assert said("is down") == 2  # the host once, the follower once
+    assert [] not in recorder.sets[1:]
+
+
+def test_an_etcd_that_forgot_everything_is_told_again(
+    own_etcd: Any,
+    recorder: Recorder,
+    eventually: Eventually,
+    jobs: Jobs,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """And who follows does not lose the hosts meanwhile."""
+    caplog.set_level(logging.INFO)
+    registry = EtcdRegistry(settings_of(own_etcd.url), LEASE_S)
+    back = f"registry {own_etcd.url} is back"
+
+    async def scene() -> None:
+        async with jobs(recorder.follow(registry), registry.register(host("paris"))):
+            await eventually(recorder.last("paris"))
+            own_etcd.kill(forget=True)
+            await eventually(lambda: any("the hosts stay" in message for message in caplog.messages))
+            own_etcd.start()
+            await eventually(lambda: Gateway(registry.settings).holder("paris"))
+            await eventually(lambda: back in caplog.messages)
+            async with jobs(registry.register(host("tokyo", 7702))):
+                await eventually(recorder.last("paris", "tokyo"))
+            await eventually(recorder.last("paris"))
+
+    asyncio.run(scene())
+    assert [] not in recorder.sets[1:]
+
+
+def test_bad_entries_are_passed_over_with_one_line_each(
+    registry: EtcdRegistry,
+    recorder: Recorder,
+    eventually: Eventually,
+    jobs: Jobs,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gateway = Gateway(registry.settings)
+    lease = gateway.grant(60)
+    values = {"paris": b"{", "a/b": b"{}", "bell\a": b"{}", "rome": write_entry(host("paris")), "vast": b"9" * 20_000}
+    for name, value in values.items():
+        gateway.put(name, value, lease)
+
+    async def scene() -> None:
+        async with jobs(recorder.follow(registry)):
+            await eventually(recorder.last())
+            async with jobs(registry.register(host("tokyo"))):
+                await eventually(recorder.last("tokyo"))
+            await eventually(recorder.last())
+
+    asyncio.run(scene())
+    assert sorted(message.split("'")[1] for message in caplog.messages) == sorted(
+        name.replace("\a", "\\x07") for name in values
+    )
+
+
+def test_of_two_hosts_with_one_address_the_newer_is_believed(
+    registry: EtcdRegistry, recorder: Recorder, eventually: Eventually, jobs: Jobs
+) -> None:
+    async def scene() -> None:
+        async with jobs(recorder.follow(registry), registry.register(host("old-name"))):
+            await eventually(recorder.last("old-name"))
+            async with jobs(registry.register(host("new-name"))):
+                await eventually(recorder.last("new-name"))
+
+    asyncio.run(scene())
+
+
+def test_next_hosts_are_told(registry: EtcdRegistry, eventually: Eventually, jobs: Jobs) -> None:
+    told: list[list[str]] = []
+
+    async def scene() -> None:
+        own = host("paris")
+        async with jobs(registry.register(own), follow_successors(registry, own, 2, lambda new: told.append([*new]))):
+            await eventually(lambda: told == [[]])
+            async with jobs(registry.register(host("tokyo", 7702, block=1))):
+                await eventually(lambda: told[1:] == [["127.0.0.1:7702"]])
+                async with jobs(registry.register(host("austin", 7703, block=1))):
+                    await eventually(lambda: told[2:] == [["127.0.0.1:7703", "127.0.0.1:7702"]])
+            await eventually(lambda: told[-1] == [])
+
+    asyncio.run(scene())
+
+
+def test_another_member_is_asked_when_one_is_down(
+    common_etcd: Any, unused_port: int, eventually: Eventually, jobs: Jobs
+) -> None:
+    registry = EtcdRegistry(
+        settings_of(f"etcd://127.0.0.1:{unused_port},127.0.0.1:{common_etcd.port}/members"), LEASE_S
+    )
+    recorder = Recorder()
+
+    async def scene() -> None:
+        await registry.check()
+        async with jobs(recorder.follow(registry), registry.register(host("paris"))):
+            await eventually(recorder.last("paris"))
+
+    asyncio.run(scene())
+
+
+def test_a_prefix_keeps_deployments_apart(registry_url: str, eventually: Eventually, jobs: Jobs) -> None:
+    one, two = (EtcdRegistry(settings_of(f"{registry_url}{end}"), LEASE_S) for end in ("", "2"))
+    recorder = Recorder()
+
+    async def scene() -> None:
+        async with jobs(two.register(host("tokyo")), recorder.follow(one), one.register(host("paris"))):
+            await eventually(lambda: Gateway(two.settings).holder("tokyo"))
+            await eventually(recorder.last("paris"))
+
+    asyncio.run(scene())
+
+
+# Who does not answer
+
+
+@pytest.fixture
+def web_port() -> Iterator[int]:
+    """A web server that is no etcd."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    thread.join(10)
+    server.server_close()
+
+
+def check(port: int) -> str:
+    with pytest.raises(ServiceError) as caught:
+        asyncio.run(EtcdRegistry(settings_of(f"etcd://127.0.0.1:{port}/onesweep")).check())
+    return str(caught.value)
+
+
+def test_an_absent_etcd_is_named(unused_port: int) -> None:
+    assert check(unused_port) == (
+        f"no registry answers at etcd://127.0.0.1:{unused_port}/onesweep "
+        f"(127.0.0.1:{unused_port} refuses connections): "
+        "start etcd there, or put --registry right"
+    )
+
+
+def test_a_server_that_is_no_etcd_is_named(web_port: int) -> None:
+    assert f"127.0.0.1:{web_port} does not answer as etcd 3.4 or newer does" in check(web_port)
+
+
+def test_an_answer_that_is_too_long_is_not_read(registry: EtcdRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_module, "MAX_ANSWER_BYTES", 10)
+    with pytest.raises(RegistryDown):
+        Gateway(registry.settings).snapshot()
+
+
+def test_a_lease_that_is_gone_is_refused(registry: EtcdRegistry) -> None:
+    gateway = Gateway(registry.settings)
+    assert not gateway.renew(7)
+    with pytest.raises(RegistryDown, match="refused: 'etcdserver: requested lease not found'"):
+        gateway.put("paris", b"", 7)

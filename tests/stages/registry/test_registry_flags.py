@@ -1,0 +1,123 @@
+"""What `onesweep stage` makes of --registry."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.cli import main
+from stages.errors import InputError
+from stages.registry.settings import MAX_ENDPOINTS, MAX_PREFIX, RegistrySettings, parse_url
+
+URL = "etcd://127.0.0.1:1/onesweep"
+Until = Callable[..., Any]
+
+
+def test_a_url_is_taken_apart() -> None:
+    assert parse_url("etcd://10.0.0.1:2379,[::1]:2379/a/b-1") == (("10.0.0.1:2379", "[::1]:2379"), "/a/b-1")
+    settings = RegistrySettings(*parse_url(URL))
+    assert settings.url == URL
+    assert not settings.tls
+    assert RegistrySettings(*parse_url(URL), ca=Path("ca.pem")).tls
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "127.0.0.1:2379/onesweep",
+        "http://127.0.0.1:2379/onesweep",
+        "etcd://127.0.0.1:2379",
+        "etcd://127.0.0.1:2379/",
+        "etcd:///onesweep",
+        "etcd://127.0.0.1/onesweep",
+        "etcd://127.0.0.1:2379,/onesweep",
+        "etcd://127.0.0.1:0/onesweep",
+        "etcd://0.0.0.0:2379/onesweep",
+        "etcd://user:secret@127.0.0.1:2379/onesweep",
+        "etcd://127.0.0.1:2379/one//sweep",
+        "etcd://127.0.0.1:2379/one sweep",
+        "etcd://127.0.0.1:2379/" + "a" * (MAX_PREFIX + 1),
+        "etcd://" + ",".join(["127.0.0.1:2379"] * (MAX_ENDPOINTS + 1)) + "/onesweep",
+    ],
+)
+def test_a_url_that_cannot_be_used_is_refused(url: str) -> None:
+    with pytest.raises(InputError):
+        parse_url(url)
+
+
+@pytest.fixture
+def refused(bundles: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Exit code and sentence of a stage server that does not start."""
+
+    def run(*arguments: object) -> tuple[int, str]:
+        stage = ("stage", "--checkpoint", bundles / "own", "--blocks", "0", *arguments)
+        code = main([str(argument) for argument in stage])
+        return code, capfd.readouterr().err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--registry", "etcd://"), "must be etcd://HOST:PORT[,HOST:PORT]/PREFIX"),
+        (("--registry", URL, "--next", "127.0.0.1:2"), "--next and --registry both say who comes next"),
+        (("--advertise", "127.0.0.1:2"), "--advertise says what a registry hands out"),
+        (("--registry-ca", "ca.pem"), "--registry-ca says how to reach a registry"),
+        (("--registry", URL, "--registry-cert", "a.pem"), "--registry-cert and --registry-key belong together"),
+        (("--registry", URL, "--registry-ca", "/nowhere/ca.pem"), "there is no file /nowhere/ca.pem"),
+        (("--registry", URL, "--advertise", "0.0.0.0:7701"), "--advertise '0.0.0.0:7701' cannot be dialled"),
+        (("--registry", URL, "--advertise", "here"), "--advertise 'here' must be HOST:PORT"),
+    ],
+)
+def test_flags_that_contradict_each_other(
+    refused: Callable[..., tuple[int, str]], arguments: tuple[str, ...], message: str
+) -> None:
+    code, err = refused("--listen", "127.0.0.1:0", *arguments)
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_an_address_that_nobody_can_dial_is_not_registered(refused: Callable[..., tuple[int, str]]) -> None:
+    code, err = refused("--listen", "0.0.0.0:7701", "--registry", URL, "--insecure")
+    assert code == 2
+    assert "give the address that others reach (--advertise)" in err
+
+
+def test_without_etcd_a_host_does_not_start(refused: Callable[..., tuple[int, str]], unused_port: int) -> None:
+    pytest.importorskip("etcd3gw", reason="etcd3gw is not installed")
+    code, err = refused("--listen", "127.0.0.1:0", "--registry", f"etcd://127.0.0.1:{unused_port}/onesweep")
+    assert code == 1
+    assert f"no registry answers at etcd://127.0.0.1:{unused_port}/onesweep" in err
+
+
+def test_a_stage_server_registers_itself_and_leaves(bundles: Path, registry_url: str, until: Until) -> None:
+    pytest.importorskip("etcd3gw", reason="etcd3gw is not installed")
+    from stages.registry.entry import read_entry
+    from stages.registry.gateway import Gateway
+
+    gateway = Gateway(RegistrySettings(*parse_url(registry_url)))
+    arguments = ("stage", "--checkpoint", bundles / "own", "--blocks", "1,2", "--listen", "127.0.0.1:0")
+    more = ("--name", "tokyo", "--threads", "1", "--registry", registry_url)
+    command = [sys.executable, "-P", "-m", "serving.cli", *map(str, arguments + more)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as stage:
+        try:
+            (entry,) = until(lambda: gateway.snapshot().entries, 30)
+            registration = read_entry(entry.name, entry.value)
+            assert registration.name == "tokyo"
+            assert registration.blocks == (1, 2)
+            assert registration.address.startswith("127.0.0.1:")
+            assert sorted(registration.digests) == ["ar", "chain"]
+            stage.send_signal(signal.SIGTERM)
+            assert stage.wait(20) == 0, stage.stderr and stage.stderr.read()
+            assert gateway.snapshot().entries == ()
+        finally:
+            stage.kill()

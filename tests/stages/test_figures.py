@@ -1,0 +1,218 @@
+"""Counts of a host's work: buckets, families, and that the set of links has an end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+from prometheus_client import CollectorRegistry, Histogram
+
+from stages.admission import check_hop
+from stages.backends import backend_named
+from stages.errors import InputError, ServiceError
+from stages.exposition import LoopCollector, MetricsServer
+from stages.figures import SECONDS, Buckets, Family
+from stages.hop import next_step
+from stages.host import Host, HostSettings
+from stages.loading import Loader, Sources
+from stages.lookout import Lookout
+from stages.metrics import MAX_LINKS, OTHERS, STAGE_METRICS, HostFigures
+from stages.parts import load_parts, plan_host
+from stages.refusal import Refusal, exhausted
+from stages.releases import Release
+from stages.seeing import SeeingSettings
+from stages.service import StageService
+from stages.v1 import stage_pb2
+
+
+def test_buckets_hold_what_prometheus_s_own_hold() -> None:
+    registry = CollectorRegistry()
+    own, theirs = Buckets(), Histogram("h", "", buckets=SECONDS, registry=registry)
+    for value in (0.0, 0.0001, 0.00011, 0.5, 1, 119.9, 120, 120.1, 7e9):
+        own.add(value)
+        theirs.observe(value)
+    (metric,) = registry.collect()
+    rows = [(s.labels["le"], s.value) for s in metric.samples if s.name == "h_bucket"]
+    assert own.cumulative() == rows
+    assert [s.value for s in metric.samples if s.name == "h_sum"] == [own.total]
+
+
+def test_every_family_is_read_and_every_name_follows_the_conventions() -> None:
+    read = HostFigures().reader(stage_pb2.DescribeResponse)()
+    assert list(read) == [family.name for family in STAGE_METRICS]
+    for family in STAGE_METRICS:
+        assert family.name.endswith("_total") == (family.kind == "counter")
+        assert all(len(labels) == len(family.labels) for labels in read[family.name])
+
+
+def test_links_beyond_the_limit_share_their_figures() -> None:
+    figures = HostFigures()
+    for port in range(2 * MAX_LINKS):
+        figures.link(f"10.0.0.1:{port}").sent(1)
+    links = figures.links.links
+    assert len(links) == MAX_LINKS + 1
+    assert links[OTHERS].sent_bytes == MAX_LINKS
+
+
+def scrape(collector_of: Callable[[asyncio.AbstractEventLoop], Any]) -> str:
+    """A real server's answer, asked for while its event loop runs."""
+
+    async def main() -> str:
+        server = MetricsServer("127.0.0.1:0", collector_of(asyncio.get_running_loop()))
+        try:
+            url = f"http://127.0.0.1:{server.port}/metrics"
+            return await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=10).read().decode())
+        finally:
+            await server.close()
+
+    return asyncio.run(main())
+
+
+def test_a_server_serves_what_its_loop_counted_and_its_process_takes() -> None:
+    figures = HostFigures()
+    figures.refused(exhausted("full", 1))
+    host = stage_pb2.DescribeResponse(name="paris", blocks=[0, 1], ready=True)
+    host.links.add(address="127.0.0.1:1", rtt_ms=20)
+    host.links.add(address="127.0.0.1:2", problem="lost")
+    text = scrape(lambda loop: LoopCollector(STAGE_METRICS, figures.reader(lambda: host), loop))
+    for line in (
+        'onesweep_stage_info{backend="",blocks="0,1",name="paris",version=""} 1.0',
+        'onesweep_stage_refused_total{code="RESOURCE_EXHAUSTED"} 1.0',
+        'onesweep_stage_link_up{address="127.0.0.1:1"} 1.0',
+        'onesweep_stage_link_up{address="127.0.0.1:2"} 0.0',
+        'onesweep_stage_link_rtt_seconds{address="127.0.0.1:1"} 0.02',
+    ):
+        assert line in text.splitlines()
+    assert "process_resident_memory_bytes" in text
+
+
+def test_labels_are_quoted() -> None:
+    family = Family("odd", "gauge", "An odd one.", ("name",))
+    text = scrape(lambda loop: LoopCollector([family], lambda: {"odd": {('a"b\n',): 1}}, loop))
+    assert 'odd{name="a\\"b\\n"} 1.0' in text
+
+
+@pytest.mark.parametrize(
+    ("address", "insecure", "sentence"),
+    [
+        ("nowhere", False, "--metrics 'nowhere' must be HOST:PORT"),
+        ("127.0.0.1:70000", False, "--metrics '127.0.0.1:70000' must be HOST:PORT"),
+        ("0.0.0.0:9101", False, "--metrics 0.0.0.0:9101 could be read from other machines"),
+        ("10.8.0.1:9101", False, "give a loopback or tunnel address, or accept it with --insecure"),
+    ],
+)
+def test_addresses_that_are_refused(address: str, insecure: bool, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence.replace(".", r"\.")):
+        Lookout(SeeingSettings(metrics=address), "onesweep-stage", "h", insecure)
+
+
+def test_an_open_address_can_be_accepted() -> None:
+    assert Lookout(SeeingSettings(metrics="0.0.0.0:9101"), "onesweep-stage", "h", insecure=True).tracer is None
+
+
+def test_a_port_in_use_is_a_sentence() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ServiceError, match=f"cannot serve metrics on {address}: .*give --metrics another port"):
+            MetricsServer(address, LoopCollector([], dict, asyncio.new_event_loop()))
+
+
+# A host's own story: what it counts and logs of a hop that fails
+
+
+@pytest.fixture(scope="module")
+def host_that_fails(bundles: Path) -> Callable[[], Host]:
+    plan = plan_host(bundles / "own", (0, 1, 2))
+    parts = load_parts(plan)
+
+    def broken(pieces: object) -> None:
+        raise RuntimeError("it broke")
+
+    parts.chain[0] = SimpleNamespace(read=broken, denoise=broken)  # type: ignore[assignment]
+
+    def make() -> Host:
+        return Host(Release("r", plan, parts), HostSettings("h"), None, HostFigures())
+
+    return make
+
+
+def sweep_for(host: Host, **names: str) -> stage_pb2.Hop:
+    source = host.releases.newest.plan.chain
+    assert source is not None
+    hop = stage_pb2.Hop(router="r", session="s", capacity=40, digest=source.digest, deadline_unix_ms=1 << 45, **names)
+    hop.sweep.CopyFrom(stage_pb2.Sweep(clean=b"A secret prompt", slots=4, steps=1, codec="int8"))
+    return hop
+
+
+def test_a_fault_is_counted_and_logged_with_the_request_s_name(
+    host_that_fails: Callable[[], Host], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> Host:
+        host = host_that_fails()
+        events = host.subscribers.listen("r")
+        await anext(events)
+        worker = asyncio.create_task(host.work())
+        try:
+            host.take(stage_pb2.Parcel(hops=[sweep_for(host, request="cafe0123")]))
+            await asyncio.wait_for(anext(events), 20)
+            rejected = host.take(stage_pb2.Parcel(hops=[stage_pb2.Hop()]))
+            assert rejected.rejections[0].code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+        finally:
+            worker.cancel()
+            host.close()
+        return host
+
+    with caplog.at_level(logging.INFO):
+        host = asyncio.run(main())
+    assert isinstance(host.meter, HostFigures)
+    assert host.meter.faults == {"INTERNAL": 1}
+    assert host.meter.refusals == {"INVALID_ARGUMENT": 1}
+    assert host.meter.models["chain"].received_bytes > 0
+    assert sum(host.meter.models["chain"].compute_s.counts) == 0  # a hop that failed took no time that counts
+    read = host.meter.reader(
+        StageService(host, Loader(host, Sources(Path(), (0,), None), backend_named("torch"), 0)).description
+    )()
+    assert read["onesweep_stage_faults_total"] == {("INTERNAL",): 1}
+    named = [record for record in caplog.records if getattr(record, "request", "") == "cafe0123"]
+    assert [record.levelname for record in named] == ["ERROR", "WARNING"]
+    assert "request cafe0123 ends here" in caplog.text
+    assert "secret" not in caplog.text
+
+
+# Names that come over the wire
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"request": "two\nlines"},
+        {"request": "x" * 65},
+        {"traceparent": "x"},
+        {"traceparent": "00-" + "0" * 32 + "-" + "1" * 16 + "-01"},
+        {"traceparent": "00-" + "1" * 32 + "-" + "1" * 16 + "-01\n"},
+    ],
+)
+def test_bad_names_in_a_hop_are_refused(host_that_fails: Callable[[], Host], names: dict[str, str]) -> None:
+    host = host_that_fails()
+    plan = host.releases.newest.plan
+    check_hop(sweep_for(host, request="a name", traceparent="00-" + "1" * 32 + "-" + "1" * 16 + "-00"), plan)
+    with pytest.raises(Refusal) as caught:
+        check_hop(sweep_for(host, **names), plan)
+    assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_the_next_step_keeps_the_names() -> None:
+    hop = stage_pb2.Hop(request="cafe", traceparent="00-" + "1" * 32 + "-" + "1" * 16 + "-01")
+    hop.step.remaining = 2
+    after = next_step(hop, b"x")
+    assert (after.request, after.traceparent) == (hop.request, hop.traceparent)

@@ -1,0 +1,120 @@
+"""What lies in deploy/ fits the code: dashboards and alerts ask for metrics that are exported, and docs list them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from serving.metrics import ROUTER_METRICS
+from stages.metrics import STAGE_METRICS
+
+ROOT = Path(__file__).resolve().parents[1]
+DEPLOY = ROOT / "deploy"
+FAMILIES = (*STAGE_METRICS, *ROUTER_METRICS)
+EXPORTED = {series for family in FAMILIES for series in family.series}
+OF_ANY_PROCESS = {"up", "process_cpu_seconds_total", "process_resident_memory_bytes"}
+"""From Prometheus itself, and from its client."""
+JOBS = {"onesweep-router", "onesweep-stage"}
+
+
+def asked_for(expression: str) -> set[str]:
+    """Names of metrics in a query: what stands before a brace, a bracket, an operator or the end, and is no label."""
+    bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]|\"[^\"]*\"", "", expression)
+    bare = re.sub(r"\b(by|without|on|group_left)\s*\([^)]*\)", "", bare)
+    return set(re.findall(r"\b[a-z][a-z0-9_:]*\b(?!\s*\()", bare)) - {"by", "on", "and", "or", "unless"}
+
+
+def dashboard() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((DEPLOY / "grafana" / "onesweep.json").read_text())
+    return found
+
+
+def rules() -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"]
+    found: list[dict[str, Any]] = group["rules"]
+    return found
+
+
+def test_names_in_a_query_are_found() -> None:
+    query = 'histogram_quantile(0.5, sum by (le, mode) (rate(a_bucket{code!="b"}[$__rate_interval]))) / (c > 0.9)'
+    assert asked_for(query) == {"a_bucket", "c"}
+
+
+def test_every_panel_asks_for_what_is_exported() -> None:
+    panels = [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
+    expressions = [target["expr"] for panel in panels for target in panel["targets"]]
+    assert len({panel["id"] for panel in dashboard()["panels"]}) == len(dashboard()["panels"])
+    assert all(panel["title"] and panel["datasource"]["uid"] == "${datasource}" for panel in panels)
+    asked = set().union(*map(asked_for, expressions))
+    assert asked - EXPORTED <= OF_ANY_PROCESS
+    shown = {family.name for family in FAMILIES if asked & set(family.series)}
+    unseen = {family.name for family in FAMILIES} - shown
+    assert unseen == {
+        "onesweep_router_ready",  # alerts have it
+        "onesweep_router_hops_total",
+        "onesweep_router_wire_bytes_total",
+        "onesweep_router_drafted_bytes_total",
+        "onesweep_router_sent_bytes_total",
+    }
+
+
+def test_panels_do_not_lie_on_each_other() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in dashboard()["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert at["x"] + at["w"] <= 24
+        assert not cells & taken
+        taken |= cells
+
+
+def test_every_label_that_a_panel_shows_is_one_of_its_metrics() -> None:
+    of_target = {"instance", "job"}
+    for panel in dashboard()["panels"]:
+        for target in panel.get("targets", []):
+            asked = asked_for(target["expr"])
+            known = {label for family in FAMILIES if asked & set(family.series) for label in family.labels} | of_target
+            assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= known
+            for grouped in re.findall(r"by \(([^)]*)\)", target["expr"]):
+                assert set(grouped.replace(" ", "").split(",")) <= known | {"le"}
+
+
+def test_every_alert_asks_for_what_is_exported_and_says_something() -> None:
+    names = [rule["alert"] for rule in rules()]
+    assert len(set(names)) == len(names)
+    for rule in rules():
+        assert rule.keys() == {"alert", "expr", "for", "labels", "annotations"}
+        assert asked_for(rule["expr"]) - EXPORTED <= OF_ANY_PROCESS
+        assert rule["annotations"]["summary"]
+        assert rule["labels"]["severity"] in ("page", "warn")
+
+
+def test_the_example_scrapes_both_jobs_and_reads_the_rules() -> None:
+    config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
+    assert {job["job_name"] for job in config["scrape_configs"]} == JOBS
+    assert [DEPLOY / name for name in config["rule_files"]] == [DEPLOY / "alerts.yml"]
+    used = {match for rule in rules() for match in re.findall(r'job=~"([^"]*)"', rule["expr"])}
+    assert all(re.fullmatch(pattern, job) for pattern in used for job in JOBS)
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_agrees() -> None:
+    for kind, name in (("config", "prometheus.yml"), ("rules", "alerts.yml")):
+        done = subprocess.run(["promtool", "check", kind, DEPLOY / name], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_documentation_lists_every_metric() -> None:
+    rows = [line for line in (ROOT / "docs" / "seeing.md").read_text().splitlines() if line.startswith("| `onesweep_")]
+    expected = [
+        f"| `{family.name}` | {family.kind} | {', '.join(f'`{label}`' for label in family.labels)} | {family.text} |"
+        for family in FAMILIES
+    ]
+    assert rows == [re.sub(r"\|  \|", "| |", row) for row in expected]
