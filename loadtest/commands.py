@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 def register(subparsers: Subparsers) -> None:
+    from loadtest.chaos import commands as chaos
     from loadtest.frontier import commands as frontier
     from loadtest.load import commands as load
     from loadtest.quality import commands as quality
@@ -28,6 +29,7 @@ def register(subparsers: Subparsers) -> None:
     wan.register(subparsers)
     quality.register(subparsers)
     frontier.register(subparsers)
+    chaos.register(subparsers)
 
     bench = subparsers.add_parser("bench", help="measure what serving costs on this machine")
     benches = bench.add_subparsers(title="benchmarks", metavar="WHAT", required=True)

@@ -37,6 +37,9 @@ class Account:
     effective_samples: list[float] = field(default_factory=list)
     divergence_bits: list[tuple[float, int]] = field(default_factory=list)
     """For a byte, and how many bytes it was measured on."""
+    trips: list[router_pb2.Trip] = field(default_factory=list)
+    """Of the sweeps since `take_trips`."""
+    trip_begin_ms: float = 0.0
     compute_ms: dict[str, float] = field(default_factory=dict)
     queue_ms: dict[str, float] = field(default_factory=dict)
 
@@ -58,6 +61,12 @@ class Account:
         for passage in event.passages:
             self.compute_ms[passage.host] = self.compute_ms.get(passage.host, 0.0) + passage.compute_ms
             self.queue_ms[passage.host] = self.queue_ms.get(passage.host, 0.0) + passage.queue_ms
+        self._add_trip(event, sum(payloads))
+
+    def take_trips(self) -> list[router_pb2.Trip]:
+        """The trips that came back since the last call."""
+        taken, self.trips = self.trips, []
+        return taken
 
     def add_draft(self, drafted: int, accepted: int, compute_ms: float) -> None:
         """Book guesses: how many, how many were right, and the router's arithmetic for them."""
@@ -115,6 +124,20 @@ class Account:
             reason=self.reason,
             replays=self.replays,
         )
+
+    def _add_trip(self, event: stage_pb2.Event, wire_bytes: int) -> None:
+        now_ms = self.elapsed_ms()
+        hosts = [
+            router_pb2.TripHost(
+                name=p.host, queue_ms=p.queue_ms, compute_ms=p.compute_ms, received_bytes=p.received_bytes
+            )
+            for p in event.passages
+        ]
+        trip = router_pb2.Trip(
+            number=self.sweeps - 1, begin_ms=self.trip_begin_ms, end_ms=now_ms, hosts=hosts, wire_bytes=wire_bytes
+        )
+        self.trips.append(trip)
+        self.trip_begin_ms = now_ms
 
     def elapsed_ms(self) -> float:
         return (time.perf_counter() - self.begin) * 1000

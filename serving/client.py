@@ -11,26 +11,40 @@ import codecs
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, field
 from types import TracebackType
-from typing import Any, Self, TypedDict, Unpack
+from typing import Self, TypedDict, Unpack
 
 import grpc
 import grpc.aio
 
+from serving.errors import RequestRefused, RouterError, error_of, is_unreachable
+from serving.result import HostShare, Result, result_of
+from serving.tokens import bearer
 from serving.topology import DEFAULT_ROUTER
 from serving.v1 import router_pb2, router_pb2_grpc
-from stages.errors import InputError, ServiceError
-from stages.refusal import MARK, REQUEST, RETRY_AFTER, told
-from stages.transport import open_blocking_channel, open_channel, parse_address
+from stages.errors import InputError
+from stages.security import Security, Tls
+from stages.transport import check_target, is_loopback, open_blocking_channel, open_channel
+
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "HostShare",
+    "RequestRefused",
+    "RequestSettings",
+    "Result",
+    "RouterError",
+    "TextDecoder",
+    "TimedSettings",
+    "Tls",
+    "request_of",
+]
 
 DEFAULT_TIMEOUT_S = 120.0
 MAX_BYTES = (1 << 32) - 1
 MAX_SEED = (1 << 64) - 1
 MAX_PROMPT_BYTES = 1 << 20
 """No model has a larger context."""
-
-_USER_MISTAKES = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION)
 
 
 class RequestSettings(TypedDict, total=False):
@@ -58,107 +72,40 @@ class TimedSettings(RequestSettings, total=False):
     timeout_s: float
 
 
-class RequestRefused(InputError):
-    """The router found a field of the request wrong; `code` is the gRPC status."""
-
-    def __init__(self, message: str, code: grpc.StatusCode, request: str = "") -> None:
-        super().__init__(message)
-        self.code, self.request = code, request
-
-
-class RouterError(ServiceError):
-    """The router, or a host behind it, failed or did not answer; `code` is the gRPC status.
-
-    `request` is what the router's log calls the request; empty where it never got there."""
-
-    def __init__(
-        self, message: str, code: grpc.StatusCode, retry_after_ms: int | None = None, request: str = ""
-    ) -> None:
-        super().__init__(message)
-        self.code, self.retry_after_ms, self.request = code, retry_after_ms, request
-
-
-@dataclass(frozen=True)
-class HostShare:
-    """What one host did for a request."""
-
-    name: str
-    blocks: list[int]
-    compute_ms: float
-    queue_ms: float
-
-
-@dataclass(frozen=True)
-class Result:
-    """A generated text and what it cost, as the servers booked it."""
-
-    text: str
-    mode: str
-    seed: int
-    prompt_bytes: int
-    output_bytes: int
-    sweeps: int
-    hops: int
-    wire_bytes: list[int]
-    """Payload of each hop of a sweep, in its order; where sweeps differ, the largest."""
-    wire_bytes_total: int
-    latency_ms: float
-    first_byte_ms: float
-    compute_ms: float
-    hosts: list[HostShare]
-    drafted: int
-    """Bytes guessed by a drafter, and how many of them were right."""
-    accepted: int
-    reached: int
-    """Guesses that counted: those that were right, and the first wrong one of each sweep."""
-    output: bytes = field(repr=False)
-    """The exact bytes; `text` shows those that are no UTF-8 as U+FFFD."""
-    scorer: str = ""
-    """What scored or verified; empty where nothing did."""
-    chunk: int = 0
-    """Bytes a sweep, the most; 0 where the mode has none."""
-    candidates: int = 0
-    """Continuations scored in a sweep, the most."""
-    effective_samples: float = 0.0
-    """Of the candidates, as their weights leave them: the mean over sweeps."""
-    divergence_bits: float = 0.0
-    """KL(drafter || scorer) for a byte, as the candidates showed it."""
-    reason: str = ""
-    """Why mode `auto` picked this mode; empty where the request named it."""
-    replays: int = 0
-    """Times that the work moved to other hosts, because one failed or was late."""
-    request: str = ""
-    """What the router's and the hosts' logs call this request."""
-
-    @property
-    def acceptance(self) -> float | None:
-        """Share of the guesses that counted which were right; None where nothing was guessed."""
-        return self.accepted / self.reached if self.reached else None
-
-    @property
-    def host_seconds(self) -> float:
-        """Seconds of arithmetic on the hosts."""
-        return sum(host.compute_ms for host in self.hosts) / 1000
-
-    def as_json(self) -> dict[str, Any]:
-        record = asdict(self)
-        record["output_hex"] = record.pop("output").hex()
-        return record
-
-
 class AsyncClient:
     """Talks to a router from asyncio code."""
 
-    def __init__(self, address: str = DEFAULT_ROUTER) -> None:
-        parse_address(address, "router address")
-        self.address = address
-        self._channel = open_channel(address)
-        self.stub: router_pb2_grpc.RouterServiceAsyncStub = router_pb2_grpc.RouterServiceStub(self._channel)
+    def __init__(
+        self, address: str = DEFAULT_ROUTER, *, tls: Tls | None = None, token: str = "", insecure: bool = False
+    ) -> None:
+        """Like `Client`."""
+        self.address, self._security = address, checked_security(address, tls, token, insecure)
+        self._metadata = bearer(token)
+        self._open()
+
+    def _open(self) -> None:
+        self._stamp = self._security.stamp()
+        self._channel = open_channel(self.address, security=self._security)
+        self._stub: router_pb2_grpc.RouterServiceAsyncStub = router_pb2_grpc.RouterServiceStub(self._channel)
+
+    def _who(self, authorization: str | None) -> tuple[tuple[str, str], ...]:
+        """Metadata that says who asks. Raises InputError where a token would leave the machine in plain text."""
+        if authorization is None:
+            return self._metadata
+        checked_security(self.address, self._security.tls, authorization, self._security.insecure)
+        return (("authorization", authorization),)
+
+    async def _failed(self, error: grpc.aio.AioRpcError, timeout_s: float) -> Exception:
+        """What to raise; the next call shall see certificates that were renewed meanwhile."""
+        if is_unreachable(error) and self._security.stamp() != self._stamp:
+            await self._channel.close()
+            self._open()
+        return error_of(error, self.address, timeout_s, self._security)
 
     async def generate(self, prompt: str | bytes, **settings: Unpack[TimedSettings]) -> Result:
         """Generate a whole text; see `request_of` for the settings. Raises RequestRefused or RouterError."""
         result: Result | None = None
-        async for item in self._items(prompt, whole=True, **settings):
+        async for item in self.events(prompt, whole=True, **settings):
             if isinstance(item, Result):
                 result = item
         if result is None:
@@ -169,39 +116,75 @@ class AsyncClient:
         self, prompt: str | bytes, *, timeout_s: float = DEFAULT_TIMEOUT_S, **settings: Unpack[RequestSettings]
     ) -> AsyncIterator[bytes | Result]:
         """Pieces of text as they arrive, then the Result. Leaving early cancels the request on every host."""
-        async with aclosing(self._items(prompt, timeout_s=timeout_s, **settings)) as items:
-            async for item in items:
-                yield item
+        async with aclosing(self.events(prompt, timeout_s=timeout_s, **settings)) as events:
+            async for event in events:
+                if not isinstance(event, router_pb2.Trip):
+                    yield event
 
-    async def _items(
+    async def events(
         self,
         prompt: str | bytes,
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         whole: bool = False,
+        trips: bool = False,
+        authorization: str | None = None,
         **settings: Unpack[RequestSettings],
-    ) -> AsyncGenerator[bytes | Result, None]:
-        request = request_of(prompt, whole=whole, **settings)
-        call = self.stub.Generate(request, timeout=_checked_timeout(timeout_s))
+    ) -> AsyncGenerator[bytes | router_pb2.Trip | Result, None]:
+        """Like `stream`, with a Trip for each sweep that came back.
+
+        :param whole: the text in one piece at the end.
+        :param authorization: sent to the router as metadata of this name, such as "Bearer TOKEN".
+        """
+        request = request_of(prompt, whole=whole, trips=trips, **settings)
+        timeout_s = _checked_timeout(timeout_s)
+        call = self._stub.Generate(request, timeout=timeout_s, metadata=self._who(authorization))
         output = b""
         try:
             async for response in call:
-                if response.WhichOneof("kind") == "summary":
-                    yield _result(response.summary, output)
+                kind = response.WhichOneof("kind")
+                if kind == "summary":
+                    yield result_of(response.summary, output)
+                elif kind == "trip":
+                    yield response.trip
                 else:
                     output += response.text
                     yield response.text
         except grpc.aio.AioRpcError as error:
-            raise error_of(error, self.address, timeout_s) from None
+            raise await self._failed(error, timeout_s) from None
         finally:
             call.cancel()
 
-    async def status(self, timeout_s: float = 5.0) -> router_pb2.StatusResponse:
+    async def status(self, timeout_s: float = 5.0, authorization: str | None = None) -> router_pb2.StatusResponse:
         """The hosts as the router sees them. Raises RouterError."""
+        metadata = self._who(authorization)
         try:
-            return await self.stub.Status(router_pb2.StatusRequest(), timeout=timeout_s)
+            return await self._stub.Status(router_pb2.StatusRequest(), timeout=timeout_s, metadata=metadata)
         except grpc.aio.AioRpcError as error:
-            raise error_of(error, self.address, timeout_s) from None
+            raise await self._failed(error, timeout_s) from None
+
+    async def exchange(
+        self, requests: AsyncIterator[router_pb2.DeployRequest] | None, timeout_s: float
+    ) -> AsyncGenerator[router_pb2.DeployProgress, None]:
+        """What the router tells while it exchanges its weights for those that `requests` bring (serving/deploying.py).
+
+        :param requests: None = it goes back to the release before. Raises RequestRefused or RouterError.
+        """
+        call: (
+            grpc.aio.UnaryStreamCall[router_pb2.RollbackRequest, router_pb2.DeployProgress]
+            | grpc.aio.StreamStreamCall[router_pb2.DeployRequest, router_pb2.DeployProgress]
+        )
+        if requests is None:
+            call = self._stub.Rollback(router_pb2.RollbackRequest(), timeout=timeout_s, metadata=self._metadata)
+        else:
+            call = self._stub.Deploy(requests, timeout=timeout_s, metadata=self._metadata)
+        try:
+            async for progress in call:
+                yield progress
+        except grpc.aio.AioRpcError as error:
+            raise await self._failed(error, timeout_s) from None
+        finally:
+            call.cancel()
 
     async def close(self) -> None:
         await self._channel.close()
@@ -216,11 +199,30 @@ class AsyncClient:
 class Client:
     """Talks to a router from plain code."""
 
-    def __init__(self, address: str = DEFAULT_ROUTER) -> None:
-        parse_address(address, "router address")
-        self.address = address
-        self._channel = open_blocking_channel(address)
+    def __init__(
+        self, address: str = DEFAULT_ROUTER, *, tls: Tls | None = None, token: str = "", insecure: bool = False
+    ) -> None:
+        """:param tls: whose certificate of the router is believed; None = plain text.
+        :param token: who asks, where the router wants to know.
+        :param insecure: accept plain text to another machine, without a token.
+
+        Raises InputError for what must not be sent so.
+        """
+        self.address, self._security = address, checked_security(address, tls, token, insecure)
+        self._metadata = bearer(token)
+        self._open()
+
+    def _open(self) -> None:
+        self._stamp = self._security.stamp()
+        self._channel = open_blocking_channel(self.address, security=self._security)
         self._stub = router_pb2_grpc.RouterServiceStub(self._channel)
+
+    def _failed(self, error: grpc.RpcError, timeout_s: float) -> Exception:
+        """As in AsyncClient."""
+        if is_unreachable(error) and self._security.stamp() != self._stamp:
+            self._channel.close()
+            self._open()
+        return error_of(error, self.address, timeout_s, self._security)
 
     def generate(self, prompt: str | bytes, **settings: Unpack[TimedSettings]) -> Result:
         """Generate a whole text; see `request_of` for the settings. Raises RequestRefused or RouterError."""
@@ -247,26 +249,26 @@ class Client:
         **settings: Unpack[RequestSettings],
     ) -> Iterator[bytes | Result]:
         request = request_of(prompt, whole=whole, **settings)
-        call = self._stub.Generate(request, timeout=_checked_timeout(timeout_s))
+        call = self._stub.Generate(request, timeout=_checked_timeout(timeout_s), metadata=self._metadata)
         output = b""
         try:
             for response in call:
                 if response.WhichOneof("kind") == "summary":
-                    yield _result(response.summary, output)
+                    yield result_of(response.summary, output)
                 else:
                     output += response.text
                     yield response.text
         except grpc.RpcError as error:
-            raise error_of(error, self.address, timeout_s) from None
+            raise self._failed(error, timeout_s) from None
         finally:
             call.cancel()
 
     def status(self, timeout_s: float = 5.0) -> router_pb2.StatusResponse:
         """The hosts as the router sees them. Raises RouterError."""
         try:
-            return self._stub.Status(router_pb2.StatusRequest(), timeout=timeout_s)
+            return self._stub.Status(router_pb2.StatusRequest(), timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise error_of(error, self.address, timeout_s) from None
+            raise self._failed(error, timeout_s) from None
 
     def close(self) -> None:
         self._channel.close()
@@ -298,6 +300,7 @@ def request_of(
     suffix: str | bytes = b"",
     budget_ms: int | None = None,
     whole: bool = False,
+    trips: bool = False,
 ) -> router_pb2.GenerateRequest:
     """A request message; None leaves a setting to the router. Raises InputError for what the message cannot carry."""
     raw, following = _raw("prompt", prompt), _raw("suffix", suffix)
@@ -333,6 +336,7 @@ def request_of(
         suffix=following,
         budget_ms=budget_ms,
         whole=whole,
+        trips=trips,
     )
 
 
@@ -359,54 +363,16 @@ class TextDecoder:
         return self._decoder.decode(b"", final=True)
 
 
+def checked_security(address: str, tls: Tls | None, token: str, insecure: bool) -> Security:
+    """How to dial a router. Raises InputError; a token never leaves the machine in plain text, whoever accepts it."""
+    security = Security(tls, insecure)
+    check_target(address, security, "router address")
+    if token and tls is None and not is_loopback(address):
+        raise InputError(f"a token is not sent to {address} in plain text: give --tls-ca")
+    return security
+
+
 def _checked_timeout(timeout_s: float) -> float:
     if not 0 < timeout_s < math.inf:
         raise InputError(f"timeout_s must be above 0, not {timeout_s}")
     return timeout_s
-
-
-def error_of(error: grpc.RpcError | grpc.aio.AioRpcError, address: str, timeout_s: float) -> Exception:
-    """The exception for people that a status stands for."""
-    code, details = error.code(), error.details() or ""
-    metadata = told(error)
-    request = metadata.get(REQUEST, "")
-    if code in _USER_MISTAKES:
-        return RequestRefused(details, code, request)
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return RouterError(f"no answer within {timeout_s:g} s: {details}", code, request=request)
-    if MARK not in metadata and code is grpc.StatusCode.UNAVAILABLE:
-        return RouterError(f"no router answers at {address}; start one with `onesweep up` ({details})", code)
-    if code is grpc.StatusCode.UNIMPLEMENTED:
-        return RouterError(f"{address} is no router; give the router's address", code)
-    retry = metadata.get(RETRY_AFTER)
-    return RouterError(details or code.name, code, None if retry is None else int(retry), request)
-
-
-def _result(summary: router_pb2.Summary, output: bytes) -> Result:
-    return Result(
-        text=output.decode(errors="replace"),
-        mode=summary.mode,
-        seed=summary.seed,
-        prompt_bytes=summary.prompt_bytes,
-        output_bytes=summary.output_bytes,
-        sweeps=summary.sweeps,
-        hops=summary.hops,
-        wire_bytes=list(summary.wire_bytes),
-        wire_bytes_total=summary.wire_bytes_total,
-        latency_ms=round(summary.latency_ms, 3),
-        first_byte_ms=round(summary.first_byte_ms, 3),
-        compute_ms=round(summary.compute_ms, 3),
-        hosts=[HostShare(h.name, list(h.blocks), round(h.compute_ms, 3), round(h.queue_ms, 3)) for h in summary.hosts],
-        drafted=summary.drafted,
-        accepted=summary.accepted,
-        reached=summary.reached,
-        scorer=summary.scorer,
-        chunk=summary.chunk,
-        candidates=summary.candidates,
-        effective_samples=round(summary.effective_samples, 3),
-        divergence_bits=round(summary.divergence_bits, 4),
-        reason=summary.reason,
-        replays=summary.replays,
-        request=summary.request,
-        output=output,
-    )

@@ -11,11 +11,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from serving.certs_commands import register_certs
+from serving.client_options import add_router_options, async_client_of, client_of
+from serving.http.commands import check_framework
+from serving.http.commands import register as register_http
+from serving.http.settings import DEFAULT_LISTEN
+from serving.token_commands import register_token
 from serving.topology import DEFAULT_ROUTER
 from stages.commands import add_health_flag, add_shelf, check_positive, keep_warm_s
 from stages.errors import InputError
 from stages.log import start_log
 from stages.registry.settings import add_registry_flags, registry_settings
+from stages.security_options import add_server_options, security_of
 from stages.seeing import add_seeing, seeing_of
 
 if TYPE_CHECKING:
@@ -51,7 +58,10 @@ def register(subparsers: Subparsers) -> None:
         "--audit", type=float, default=0.0, metavar="SHARE", help="sweeps that replicas compute again, 0 to 1 (0)"
     )
     router.add_argument("--route", default="ring", metavar="R", help="ring, or to compare: nested, router (ring)")
-    router.add_argument("--insecure", action="store_true", help="accept an address that others can reach, unencrypted")
+    router.add_argument("--max-waiting", type=int, default=16, metavar="N", help="requests that wait for a place (16)")
+    router.add_argument("--max-wait-s", type=float, default=2.0, metavar="S", help="longest wait for a place (2)")
+    router.add_argument("--tokens", type=Path, metavar="FILE", help="who may ask, from `onesweep token`")
+    add_server_options(router)
     add_health_flag(router)
     add_seeing(router, share=True)
     router.set_defaults(run=run_router_command)
@@ -63,7 +73,7 @@ def register(subparsers: Subparsers) -> None:
     add_shelf(host)
     host.add_argument("--threads", type=int, metavar="N", help="processor threads (default: all cores)")
     host.add_argument("--backend", metavar="B", help="what computes: torch, onnxruntime (torch)")
-    host.add_argument("--insecure", action="store_true", help="accept an address that others can reach, unencrypted")
+    add_server_options(host)
     add_health_flag(host)
     add_seeing(host)
     host.set_defaults(run=run_host)
@@ -85,6 +95,7 @@ def register(subparsers: Subparsers) -> None:
     doctor = subparsers.add_parser("doctor", help="measure every hop, and say what to do about those that are bad")
     doctor.add_argument("--topology", type=Path, required=True, metavar="FILE")
     doctor.add_argument("--json", action="store_true")
+    add_server_options(doctor)
     doctor.set_defaults(run=run_doctor_command)
 
     up = subparsers.add_parser("up", help="start hosts and router on this machine")
@@ -99,6 +110,13 @@ def register(subparsers: Subparsers) -> None:
     up.add_argument(
         "--port", type=int, default=7700, metavar="P", help="the router's; hosts take those after it (7700)"
     )
+    up.add_argument(
+        "--http",
+        nargs="?",
+        const=DEFAULT_LISTEN,
+        metavar="HOST:PORT",
+        help=f"an API and a page, too ({DEFAULT_LISTEN})",
+    )
     up.add_argument("--threads", type=int, default=1, metavar="N", help="processor threads of each process (1)")
     up.set_defaults(run=run_up)
 
@@ -110,34 +128,40 @@ def register(subparsers: Subparsers) -> None:
     deploy.add_argument(
         "--without", default="", metavar="NAME[,NAME]", help="hosts that are down and need not take part"
     )
-    deploy.add_argument("--router", metavar="HOST:PORT", help="default: what is up here, else " + DEFAULT_ROUTER)
+    add_router_options(deploy)
     deploy.add_argument("--timeout-s", type=float, default=600.0, metavar="S", help="give it up after (600)")
     deploy.add_argument("--json", action="store_true")
     deploy.set_defaults(run=run_deploy)
 
     status = subparsers.add_parser("status", help="hosts, readiness, sessions")
-    status.add_argument("--router", metavar="HOST:PORT", help="default: what is up here, else " + DEFAULT_ROUTER)
+    add_router_options(status)
     status.add_argument("--json", action="store_true")
     status.set_defaults(run=run_status)
+
+    register_certs(subparsers)
+    register_token(subparsers)
 
     demo = subparsers.add_parser("demo", help="three hosts here, one prompt in every mode, then stop")
     demo.add_argument("--prompt", default=DEMO_PROMPT)
     demo.add_argument("--checkpoint", type=Path, default=SHIPPED, metavar="DIR")
     demo.set_defaults(run=run_demo)
 
+    register_http(subparsers)
+
 
 def run_doctor_command(options: argparse.Namespace) -> int:
     from serving.doctor import report_text, run_doctor
     from serving.topology import read_topology
 
-    report = run_doctor(read_topology(options.topology))
+    topology = read_topology(options.topology)
+    report = run_doctor(topology, security_of(options, topology.tls_of("router")))
     print(json.dumps(report.as_json()) if options.json else report_text(report))
     return 0 if report.healthy else 1
 
 
 def _add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", metavar="PROMPT")
-    parser.add_argument("--router", metavar="HOST:PORT", help="default: what is up here, else " + DEFAULT_ROUTER)
+    add_router_options(parser)
     parser.add_argument("--max-bytes", type=int, default=128, metavar="N", help="bytes to generate (128)")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
     parser.add_argument(
@@ -164,24 +188,26 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
 
 def run_router_command(options: argparse.Namespace) -> int:
     from serving.discovery import await_topology
+    from serving.quota import AdmissionSettings
     from serving.ring import RingSettings
     from serving.router import RouterSettings, serve
     from serving.routes import check_route
     from serving.topology import read_topology
 
-    check_positive(options, "threads", "max_requests", "max_rate", "hop_timeout_s")
+    check_positive(options, "threads", "max_requests", "max_rate", "max_wait_s", "hop_timeout_s")
     seeing = seeing_of(options)
     start_log(seeing.log_format, "router")
     registry = registry_settings(options)
     if (registry is None) == (options.topology is None):
         raise InputError("give either --topology FILE, or --registry URL where hosts register")
     topology = await_topology(registry, DEFAULT_ROUTER) if registry else read_topology(options.topology)
+    if options.max_waiting < 0:
+        raise InputError(f"--max-waiting must be 0 or more, not {options.max_waiting}")
     settings = RouterSettings(
         topology,
         options.listen or topology.router,
         options.checkpoint or topology.checkpoint,
-        options.max_requests,
-        options.max_rate,
+        AdmissionSettings(options.max_requests, options.max_rate, options.max_waiting, options.max_wait_s),
         RingSettings(
             options.hop_timeout_s,
             keep_warm_s(options.keep_warm_ms),
@@ -189,7 +215,8 @@ def run_router_command(options: argparse.Namespace) -> int:
             _audit_share(options.audit),
         ),
         options.threads,
-        options.insecure,
+        security_of(options, topology.tls_of("router")),
+        options.tokens,
         options.shelf,
         options.frontier,
         options.health,
@@ -229,7 +256,7 @@ def run_host(options: argparse.Namespace) -> int:
             tuple(topology.successors(host)),
             HostSettings(host.name, options.backend or DEFAULT_BACKEND),
             options.threads,
-            insecure=options.insecure,
+            security=security_of(options, topology.tls_of(host.name)),
             shelf=options.shelf,
             health=options.health,
             seeing=seeing,
@@ -239,11 +266,11 @@ def run_host(options: argparse.Namespace) -> int:
 
 
 def run_generate(options: argparse.Namespace) -> int:
-    from serving.client import Client, Result, TextDecoder
+    from serving.client import Result, TextDecoder
     from serving.table import printable
 
     settings = _request_settings(options)
-    with Client(_router_address(options.router)) as client:
+    with client_of(options) as client:
         if options.stream and not options.json:
             decoder = TextDecoder()
             for item in client.stream(options.prompt, mode=options.mode, **settings):
@@ -263,7 +290,7 @@ def run_generate(options: argparse.Namespace) -> int:
 
 
 def run_compare(options: argparse.Namespace) -> int:
-    from serving.client import Client, request_of
+    from serving.client import request_of
     from serving.destination import check_destination, write_destination
     from serving.lineup import all_entrants, named_entrants, run_entrants
     from serving.page import comparison_page
@@ -273,7 +300,7 @@ def run_compare(options: argparse.Namespace) -> int:
     request_of(options.prompt, suffix=options.suffix)
     if options.html:
         check_destination(options.html, "--html")
-    with Client(_router_address(options.router)) as client:
+    with client_of(options) as client:
         entrants = entrants or all_entrants(client.status().modes, options.scorer, options.suffix)
         outcomes = run_entrants(client, options.prompt, entrants, settings)
     _print_outcomes(options.prompt, options.suffix, outcomes, options.json)
@@ -287,6 +314,8 @@ def run_up(options: argparse.Namespace) -> int:
     from serving.topology import local_topology, read_topology
     from stages.parts import plan_host
 
+    if options.http:
+        check_framework("--http")
     check_positive(options, "hosts", "threads")
     topology = read_topology(options.topology) if options.topology else None
     checkpoint = options.checkpoint or (topology.checkpoint if topology else None) or SHIPPED
@@ -300,12 +329,17 @@ def run_up(options: argparse.Namespace) -> int:
     elif topology.blocks != parts:
         raise InputError(f"the topology has {topology.blocks} blocks, the checkpoint {parts}: make them agree")
     with ends_cleanly():
-        deployment = Deployment.start(topology, checkpoint.resolve(), state_directory(), options.threads)
+        deployment = Deployment.start(
+            topology, checkpoint.resolve(), state_directory(), options.threads, http=options.http
+        )
         try:
             deployment.wait_ready()
             for host in topology.hosts:
                 print(f"{host.name:10} {host.address:22} blocks {host.span}")
             print(f"{'router':10} {topology.router:22} ready; logs in {deployment.directory}", flush=True)
+            if options.http:
+                deployment.wait_listening(options.http)
+                print(f"{'http':10} http://{options.http}", flush=True)
             if not options.detach:
                 _watch(deployment)
         except BaseException:
@@ -347,11 +381,11 @@ def run_deploy(options: argparse.Namespace) -> int:
         raise InputError("--without is for a deployment: a rollback leaves hosts out that are down")
     check_positive(options, "timeout_s")
     show = partial(print, file=sys.stderr if options.json else sys.stdout, flush=True)
-    router, without = _router_address(options.router), [name for name in options.without.split(",") if name]
+    client, without = partial(async_client_of, options), [name for name in options.without.split(",") if name]
     if options.rollback:
-        switch = roll_back(router, show, options.timeout_s)
+        switch = roll_back(client, show, options.timeout_s)
     else:
-        switch = deploy(router, read_release(options.checkpoint), without, show, options.timeout_s)
+        switch = deploy(client, read_release(options.checkpoint), without, show, options.timeout_s)
     print(json.dumps(record_of(switch)) if options.json else "\n".join(lines_of(switch)))
     return 0
 
@@ -359,9 +393,7 @@ def run_deploy(options: argparse.Namespace) -> int:
 def run_status(options: argparse.Namespace) -> int:
     from google.protobuf.json_format import MessageToDict
 
-    from serving.client import Client
-
-    with Client(_router_address(options.router)) as client:
+    with client_of(options) as client:
         status = client.status()
     if options.json:
         print(
@@ -405,15 +437,6 @@ def run_demo(options: argparse.Namespace) -> int:
 def _request_settings(options: argparse.Namespace) -> dict[str, Any]:
     names = ("max_bytes", "seed", "chunk", "temperature", "steps", "codec", "sampler", "drafter", "draft", "scorer")
     return {name: getattr(options, name) for name in (*names, "candidates", "suffix", "budget_ms", "timeout_s")}
-
-
-def _router_address(given: str | None) -> str:
-    from serving.deployment import find_deployment, state_directory
-
-    if given:
-        return given
-    deployment = find_deployment(state_directory())
-    return deployment.topology.router if deployment else DEFAULT_ROUTER
 
 
 def _print_outcomes(prompt: str, suffix: str, outcomes: dict[str, Result | str], as_json: bool) -> None:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import grpc
-import grpc.aio
 
-from serving.client import AsyncClient, RouterError, error_of
+from serving.client import AsyncClient, RequestRefused, RouterError
 from serving.v1 import router_pb2
 from stages.contents import Contents, files_of, read_contents
 from stages.delivery import Delivery
 from stages.errors import CheckpointError, InputError
+from stages.v1 import stage_pb2
 
 Show = Callable[[str], object]
+OpenClient = Callable[[], AsyncClient]
 
 
 def read_release(checkpoint: Path) -> Contents:
@@ -35,14 +37,42 @@ def read_release(checkpoint: Path) -> Contents:
     return contents
 
 
-def deploy(address: str, contents: Contents, without: Sequence[str], show: Show, timeout_s: float) -> router_pb2.Switch:
-    """Have a router exchange its weights; `show` gets lines for people. Raises RequestRefused or RouterError."""
-    return asyncio.run(_deploy(address, contents, without, show, timeout_s))
+def deploy(
+    open_client: OpenClient, contents: Contents, without: Sequence[str], show: Show, timeout_s: float
+) -> router_pb2.Switch:
+    """Have a router exchange its weights; `show` gets lines for people. Raises RequestRefused or RouterError.
+
+    :param open_client: called where an event loop runs.
+    """
+
+    async def main() -> router_pb2.Switch:
+        delivery = Delivery(contents, lambda path, size: show(f"sending {path} ({size / 1e6:.1f} MB)"))
+
+        async def requests() -> AsyncIterator[router_pb2.DeployRequest]:
+            async for request in delivery.requests():
+                yield router_pb2.DeployRequest(store=request, without=without)
+
+        async with open_client() as client:
+            try:
+                return await _switch(client.exchange(requests(), timeout_s), delivery.hear, show)
+            except (RouterError, RequestRefused):
+                if delivery.failure:
+                    raise InputError(str(delivery.failure)) from None
+                raise
+            finally:
+                delivery.close()
+
+    return asyncio.run(main())
 
 
-def roll_back(address: str, show: Show, timeout_s: float) -> router_pb2.Switch:
+def roll_back(open_client: OpenClient, show: Show, timeout_s: float) -> router_pb2.Switch:
     """Have a router use the release before. Raises RequestRefused or RouterError."""
-    return asyncio.run(_roll_back(address, show, timeout_s))
+
+    async def main() -> router_pb2.Switch:
+        async with open_client() as client:
+            return await _switch(client.exchange(None, timeout_s), None, show)
+
+    return asyncio.run(main())
 
 
 def lines_of(switch: router_pb2.Switch) -> list[str]:
@@ -72,52 +102,21 @@ def record_of(switch: router_pb2.Switch) -> dict[str, Any]:
     return {"release": switch.release, "previous": switch.previous, "changed": switch.changed, "models": models}
 
 
-async def _deploy(
-    address: str, contents: Contents, without: Sequence[str], show: Show, timeout_s: float
-) -> router_pb2.Switch:
-    delivery = Delivery(contents, lambda path, size: show(f"sending {path} ({size / 1e6:.1f} MB)"))
-
-    async def requests() -> AsyncIterator[router_pb2.DeployRequest]:
-        async for request in delivery.requests():
-            yield router_pb2.DeployRequest(store=request, without=without)
-
-    async with AsyncClient(address) as client:
-        call = client.stub.Deploy(requests(), timeout=timeout_s)
-        try:
-            return await _switch(call, delivery, address, show, timeout_s)
-        except RouterError:
-            if delivery.failure:
-                raise InputError(str(delivery.failure)) from None
-            raise
-        finally:
-            delivery.close()
-
-
-async def _roll_back(address: str, show: Show, timeout_s: float) -> router_pb2.Switch:
-    async with AsyncClient(address) as client:
-        call = client.stub.Rollback(router_pb2.RollbackRequest(), timeout=timeout_s)
-        return await _switch(call, None, address, show, timeout_s)
-
-
 async def _switch(
-    call: AsyncIterable[router_pb2.DeployProgress],
-    delivery: Delivery | None,
-    address: str,
+    told: AsyncGenerator[router_pb2.DeployProgress, None],
+    hear: Callable[[stage_pb2.StoreResponse], object] | None,
     show: Show,
-    timeout_s: float,
 ) -> router_pb2.Switch:
-    """How a call ends."""
-    try:
-        async for progress in call:
+    """How an exchange ends."""
+    async with aclosing(told):
+        async for progress in told:
             match progress.WhichOneof("step"):
                 case "switch":
                     return progress.switch
-                case "store" if delivery is not None:
-                    delivery.hear(progress.store)
+                case "store" if hear is not None:
+                    hear(progress.store)
                 case "line":
                     show(progress.line)
-    except grpc.aio.AioRpcError as error:
-        raise error_of(error, address, timeout_s) from None
     raise RouterError("the router ended the answer without a result", grpc.StatusCode.INTERNAL)
 
 

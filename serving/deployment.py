@@ -20,16 +20,21 @@ from pathlib import Path
 
 import psutil
 
-from serving.client import Client, RouterError
-from serving.topology import HostEntry, Topology, read_topology
+from serving.client import Client
+from serving.errors import RouterError
+from serving.topology import DEFAULT_ROUTER, HostEntry, Topology, read_topology
 from stages.errors import OnesweepError, ServiceError
+from stages.security_options import tls_arguments
 from stages.transport import is_loopback, parse_address
 
 STOP_S = 15.0
 POLL_S = 0.1
 LOG_LINES = 5
+TOPOLOGY = "topology.toml"
 MODULE = ["-P", "-m", "serving.cli"]
 """How a server is started: -P, because the directory that `up` is called in is not for importing from."""
+HTTP = "http"
+"""What the gateway's process is called."""
 WITNESS = ["-P", "-c", "import sys; from serving.deployment import witness; witness(sys.argv[1])"]
 
 Place = Callable[[str, list[str]], list[str]]
@@ -70,6 +75,7 @@ class Deployment:
         place: Place | None = None,
         host_options: Sequence[str] = (),
         router_options: Sequence[str] = (),
+        http: str | None = None,
     ) -> Deployment:
         """Start every process; they are live but not ready when this returns.
 
@@ -77,6 +83,7 @@ class Deployment:
             loopback then. What asks for the router's status is placed as `router`, too.
         :param host_options: more options of every `onesweep stage`, such as ("--insecure",).
         :param router_options: more options of `onesweep router`.
+        :param http: where a gateway listens, too.
 
         Raises OnesweepError when one is up already, or an address is taken.
         """
@@ -88,9 +95,9 @@ class Deployment:
         if previous is not None:
             raise ServiceError(f"a deployment is up already (router {previous.topology.router}); `onesweep down` first")
         if place is None:
-            _check_free(topology)
+            _check_free(topology, http)
         deployment = cls(topology, directory, {}, place)
-        topology_path = directory / "topology.toml"
+        topology_path = directory / TOPOLOGY
         topology_path.write_text(topology.to_toml(), encoding="utf-8")
         shelves = directory / "shelves"
         shutil.rmtree(shelves, ignore_errors=True)  # it begins with the checkpoint, whatever was deployed before
@@ -102,6 +109,8 @@ class Deployment:
             router = ["router", "--topology", str(topology_path), "--checkpoint", str(checkpoint)]
             router += ["--shelf", str(shelves / "router")]
             deployment._spawn("router", [*router, "--threads", str(threads), *router_options])
+            if http is not None:
+                deployment._spawn(HTTP, ["http", "--listen", http, "--router", topology.router])
         except BaseException:
             deployment.stop()
             raise
@@ -110,7 +119,7 @@ class Deployment:
     def wait_ready(self, timeout_s: float = 60.0) -> None:
         """Return when the router can serve. Raises ServiceError with the reason and the log of what died."""
         deadline, reason = time.monotonic() + timeout_s, "the router does not answer yet"
-        answers = answers_of(self.topology.router) if self.place is None else self._answers_there(self.place)
+        answers = answers_of(self.topology) if self.place is None else self._answers_there(self.place)
         with contextlib.closing(answers):
             for answer in answers:
                 self.check_alive()
@@ -120,6 +129,15 @@ class Deployment:
                 if time.monotonic() > deadline:
                     break
         raise ServiceError(f"not ready after {timeout_s:.0f} s: {reason}; logs are in {self.directory}")
+
+    def wait_listening(self, address: str, timeout_s: float = 60.0) -> None:
+        """Return when somebody listens at `address`. Raises ServiceError as `wait_ready` does."""
+        deadline = time.monotonic() + timeout_s
+        while _port_free(*parse_address(address)):
+            self.check_alive()
+            if time.monotonic() > deadline:
+                raise ServiceError(f"nobody listens at {address} after {timeout_s:.0f} s; logs are in {self.directory}")
+            time.sleep(POLL_S)
 
     def check_alive(self) -> None:
         """Raises ServiceError with the last log lines of a process that ended."""
@@ -143,13 +161,13 @@ class Deployment:
 
     def stop(self) -> None:
         """End every process, the router first so that running requests end; kill what does not stop."""
-        _end([self._process("router")])
+        _end([self._process(HTTP), self._process("router")])
         _end([self._process(host.name) for host in self.topology.hosts])
         self._record_path(self.directory).unlink(missing_ok=True)
 
     def _answers_there(self, place: Place) -> Generator[str | None, None, None]:
         """Like `answers_of`, for a router that this process cannot reach: asked by a process beside it."""
-        command = place("router", [sys.executable, *WITNESS, self.topology.router])
+        command = place("router", [sys.executable, *WITNESS, str(self.directory / TOPOLOGY)])
         with subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True
         ) as witness:
@@ -199,9 +217,9 @@ class Deployment:
         return directory / "deployment.json"
 
 
-def answers_of(router: str) -> Generator[str | None, None, None]:
-    """Again and again: why a router cannot serve, empty when it can, None when it does not answer."""
-    with Client(router) as client:
+def answers_of(topology: Topology) -> Generator[str | None, None, None]:
+    """Again and again: why the router cannot serve, empty when it can, None when it does not answer."""
+    with Client(topology.router, tls=topology.client_tls, insecure=True) as client:
         while True:
             try:
                 status = client.status(timeout_s=2.0)
@@ -212,9 +230,9 @@ def answers_of(router: str) -> Generator[str | None, None, None]:
             time.sleep(POLL_S)
 
 
-def witness(router: str) -> None:
-    """Print `answers_of`, a line of JSON for each, until nobody reads them or the router is ready."""
-    for answer in answers_of(router):
+def witness(topology: str) -> None:
+    """Print `answers_of` a file, a line of JSON for each, until nobody reads them or the router is ready."""
+    for answer in answers_of(read_topology(Path(topology))):
         print(json.dumps(answer), flush=True)
         if answer == "":
             return
@@ -230,7 +248,7 @@ def find_deployment(directory: Path) -> Deployment | None:
     try:
         record = json.loads(record_path.read_text(encoding="utf-8"))
         processes = {str(name): int(pid) for name, pid in record["processes"].items()}
-        topology = read_topology(directory / "topology.toml")
+        topology = read_topology(directory / TOPOLOGY)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OnesweepError):
         return None
     deployment = Deployment(topology, directory, processes)
@@ -238,6 +256,14 @@ def find_deployment(directory: Path) -> Deployment | None:
         return deployment
     record_path.unlink(missing_ok=True)
     return None
+
+
+def router_address(given: str | None) -> str:
+    """`given`, else the router that is up here, else where one is by default."""
+    if given:
+        return given
+    deployment = find_deployment(state_directory())
+    return deployment.topology.router if deployment else DEFAULT_ROUTER
 
 
 def require_deployment(directory: Path) -> Deployment:
@@ -313,6 +339,7 @@ def _stage_arguments(topology: Topology, host: HostEntry, checkpoint: Path, thre
         *("stage", "--checkpoint", str(checkpoint), "--blocks", host.span),
         *("--listen", host.listen, "--name", host.name, "--threads", str(threads)),
         *(("--next", ",".join(successors)) if successors else ()),
+        *tls_arguments(topology.tls_of(host.name)),
     ]
 
 
@@ -321,12 +348,13 @@ def _holds(command: list[str], part: list[str]) -> bool:
     return any(command[i : i + len(part)] == part for i in range(len(command) - len(part) + 1))
 
 
-def _check_free(topology: Topology) -> None:
-    for name, address in [("router", topology.router), *((h.name, h.listen) for h in topology.hosts)]:
+def _check_free(topology: Topology, http: str | None) -> None:
+    listeners = [("router", topology.router), *((h.name, h.listen) for h in topology.hosts)]
+    for name, address in [*listeners, *([] if http is None else [(HTTP, http)])]:
         if not is_loopback(address):
             raise ServiceError(
                 f"{name} listens on {address}, which is not loopback: `up` starts processes of this machine only; "
-                "start that one there with `onesweep stage` or `onesweep router`"
+                "start that one there with `onesweep stage`, `onesweep router` or `onesweep http`"
             )
         if not _port_free(*parse_address(address)):
             raise ServiceError(

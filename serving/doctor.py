@@ -16,6 +16,7 @@ from serving.topology import HostEntry, Topology
 from stages.network import MAX_PROBE_BYTES, PROBE_TIMEOUT_S, kernel_now, measure_link
 from stages.refusal import Refusal
 from stages.relay import Relay
+from stages.security import LOOPBACK_ONLY, Security
 from stages.v1 import stage_pb2
 
 MESSAGE_BYTES = 4 << 20
@@ -96,15 +97,18 @@ class Report:
         self.findings.append(Finding(False, where, message))
 
 
-async def examine(topology: Topology) -> Report:
-    """Measure every hop of a topology from this machine, which should be the router's, one after the other."""
+async def examine(topology: Topology, security: Security) -> Report:
+    """Measure every hop of a topology from this machine, which should be the router's, one after the other.
+
+    :param security: with the router's certificate, where hosts speak TLS.
+    """
     report, kernel = Report(), kernel_now()
     here = ("router", "(here)", version("onesweep"), kernel.system)
     report.machines.append(
         Machine(*here, kernel.congestion_control, kernel.slow_start_after_idle, 0.0, True, "", "", "", "")
     )
     for host in topology.hosts:
-        relay = Relay(host.address, MESSAGE_BYTES, REACH_TIMEOUT_S, host.name)
+        relay = Relay(host.address, MESSAGE_BYTES, REACH_TIMEOUT_S, host.name, security)
         try:
             await _examine_host(report, topology, host, relay)
         except Refusal as refusal:
@@ -265,5 +269,5 @@ def report_text(report: Report) -> str:
     return "\n".join(lines)
 
 
-def run_doctor(topology: Topology) -> Report:
-    return asyncio.run(examine(topology))
+def run_doctor(topology: Topology, security: Security = LOOPBACK_ONLY) -> Report:
+    return asyncio.run(examine(topology, security))

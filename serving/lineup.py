@@ -8,7 +8,8 @@ from typing import Any
 
 import grpc
 
-from serving.client import Client, RequestRefused, Result
+from serving.client import Client, Result
+from serving.errors import RequestRefused
 from stages.errors import InputError, OnesweepError
 
 SCORERS = ("chain", "ar")
@@ -65,7 +66,7 @@ def run_entrants(
     outcomes: dict[str, Result | str] = {}
     for entrant in entrants:
         try:
-            outcomes[entrant.label] = client.generate(prompt, **_request(entrant, settings))
+            outcomes[entrant.label] = client.generate(prompt, **entrant_settings(entrant, settings))
         except OnesweepError as error:
             lacks_weights = isinstance(error, RequestRefused) and error.code is grpc.StatusCode.FAILED_PRECONDITION
             if entrant.scorer and lacks_weights and not entrant.named:
@@ -76,7 +77,7 @@ def run_entrants(
     return outcomes
 
 
-def _request(entrant: Entrant, settings: dict[str, Any]) -> dict[str, Any]:
+def entrant_settings(entrant: Entrant, settings: dict[str, Any]) -> dict[str, Any]:
     """`settings` without those that other modes refuse."""
     own = {**settings, "mode": entrant.mode}
     if entrant.scorer:

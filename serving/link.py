@@ -12,6 +12,7 @@ import grpc.aio
 from serving.topology import HostEntry
 from stages.relay import Relay
 from stages.releases import weights_of
+from stages.security import LOOPBACK_ONLY, Security
 from stages.sessions import KINDS
 from stages.v1 import stage_pb2
 
@@ -31,9 +32,9 @@ Weights = tuple[str, ...]
 class HostLink:
     """One host as the router sees it."""
 
-    def __init__(self, entry: HostEntry, router: str, hop_timeout_s: float) -> None:
+    def __init__(self, entry: HostEntry, router: str, hop_timeout_s: float, security: Security = LOOPBACK_ONLY) -> None:
         self.entry, self.router = entry, router
-        self.relay = Relay(entry.address, MESSAGE_BYTES, hop_timeout_s, entry.name)
+        self.relay = Relay(entry.address, MESSAGE_BYTES, hop_timeout_s, entry.name, security)
         self.info: stage_pb2.DescribeResponse | None = None
         self.held: dict[Weights, stage_pb2.Release] = {}
         """What it has loaded, the newest last."""

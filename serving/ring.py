@@ -26,6 +26,7 @@ from serving.witness import Witness
 from stages.meter import LinkMeter
 from stages.refusal import Refusal
 from stages.relay import KEEP_WARM_S
+from stages.security import LOOPBACK_ONLY, Security
 from stages.sessions import KINDS, Kind
 from stages.v1 import stage_pb2
 
@@ -59,11 +60,15 @@ class Ring:
         settings: RingSettings | None = None,
         witness: Witness | None = None,
         meter: Callable[[str], LinkMeter] | None = None,
+        security: Security = LOOPBACK_ONLY,
+        owner: str = "",
     ) -> None:
         """:param witness: what decides where hosts disagree.
-        :param meter: who hears of the link to the host of a name."""
+        :param meter: who hears of the link to the host of a name.
+        :param owner: what the router's certificate calls it: hosts let it listen under that name only."""
         self.settings = settings or RingSettings()
-        self.name = secrets.token_hex(8)
+        self.name = ".".join([*([owner] if owner else []), secrets.token_hex(8)])
+        self._security = security
         self.suspects, self.patience = Suspects(), Patience()
         self.auditor = Auditor(self, self.settings.audit_share, witness)
         self.links: list[HostLink] = []
@@ -202,7 +207,7 @@ class Ring:
         task.add_done_callback(self._tasks.discard)
 
     def _link(self, entry: HostEntry) -> HostLink:
-        link = HostLink(entry, self.name, self.settings.hop_timeout_s)
+        link = HostLink(entry, self.name, self.settings.hop_timeout_s, self._security)
         if self._meter is not None:
             link.relay.meter = self._meter(entry.name)
         self._keepers[entry.address] = asyncio.create_task(self._keep_linked(link))
@@ -220,7 +225,7 @@ class Ring:
                         self._deliver(event)
                 self._lose(link, "it closed the connection")
             except grpc.aio.AioRpcError as error:
-                self._lose(link, error.details() or error.code().name)
+                self._lose(link, link.relay.loss(error))
             finally:
                 if keeper is not None:
                     keeper.cancel()

@@ -14,21 +14,26 @@ from grpc_reflection.v1alpha import reflection
 
 from serving.discovery import follow_hosts
 from serving.metrics import ROUTER_METRICS, RouterFigures
+from serving.quota import Admission, AdmissionSettings
 from serving.ring import Ring, RingSettings
 from serving.rollout import Rollout, find_release
 from serving.served import OwnParts, Served
 from serving.service import RouterService
 from serving.ticket import Tickets
+from serving.tokens import Keyring
 from serving.topology import Topology
 from serving.v1 import router_pb2, router_pb2_grpc
 from serving.view import RingView
 from serving.witness import Witness
+from stages.errors import InputError
+from stages.identity import ROUTER
 from stages.lookout import Lookout
 from stages.parts import plan_host
 from stages.registry import RegistrySettings, open_registry
+from stages.security import LOOPBACK_ONLY, Security
 from stages.seeing import SeeingSettings
 from stages.shelf import Shelf
-from stages.transport import bind, new_server, stop_on_signals
+from stages.transport import bind, is_loopback, new_server, stop_on_signals
 from stages.vitals import serve_vitals
 
 log = logging.getLogger(__name__)
@@ -46,11 +51,12 @@ class RouterSettings:
     listen: str
     checkpoint: Path | None = None
     """Bundle with the local model; None = no mode `local`."""
-    request_limit: int = 64
-    requests_per_s: int = 1000
+    admission: AdmissionSettings = field(default_factory=AdmissionSettings)
     ring: RingSettings = field(default_factory=RingSettings)
     threads: int | None = None
-    insecure: bool = False
+    security: Security = LOOPBACK_ONLY
+    tokens: Path | None = None
+    """Who may ask; None = anybody, on a loopback address or with `insecure`."""
     shelf: Path | None = None
     """Where releases are kept that are deployed; None = there can be none."""
     frontier: Path | None = None
@@ -66,20 +72,23 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     """Serve until `stop` is set; running requests end first. Raises OnesweepError."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
+    keyring = Keyring(settings.tokens)
+    name = _own_name(settings)
     figures = RouterFigures() if settings.seeing.metrics else None
     meter = figures.links.link if figures else None
-    ring = Ring(settings.topology.hosts, settings.ring, _witness(settings), meter)
+    ring = Ring(settings.topology.hosts, settings.ring, _witness(settings), meter, settings.security, name)
     shelf = Shelf(settings.shelf) if settings.shelf else None
     rollout = Rollout(ring, _first(settings, ring, shelf), shelf, settings.checkpoint)
-    lookout = Lookout(settings.seeing, "onesweep-router", "router", settings.insecure)
-    limits = (settings.request_limit, settings.requests_per_s, settings.ring.hop_timeout_s)
-    service = RouterService(rollout, *limits, Tickets(figures, lookout.tracer))
+    lookout = Lookout(settings.seeing, "onesweep-router", "router", settings.security.insecure)
+    admission = Admission(settings.admission, reserves=not keyring.open)
+    tickets = Tickets(figures, lookout.tracer)
+    service = RouterService(rollout, keyring, admission, settings.ring.hop_timeout_s, tickets)
     server = new_server()
     router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    port = bind(server, settings.listen, settings.insecure)
+    port = bind(server, settings.listen, settings.security)
     if figures is not None:
         lookout.serve(ROUTER_METRICS, figures.reader(service.status))
     await checks.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -97,7 +106,7 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     for task in tasks:
         task.cancel()
     await checks.enter_graceful_shutdown()
-    await server.stop(DRAIN_S if service.requests else 0)
+    await server.stop(DRAIN_S if admission.requests else 0)
     await vitals.stop(grace=0)
     await ring.close()
     if shelf:
@@ -107,6 +116,20 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
 
 def _witness(settings: RouterSettings) -> Witness | None:
     return Witness(settings.checkpoint) if settings.checkpoint and settings.ring.audit_share else None
+
+
+def _own_name(settings: RouterSettings) -> str:
+    """What the certificate calls this router; empty without one. Raises InputError for what must not be served so."""
+    security = settings.security
+    if settings.tokens is None and not security.insecure and not is_loopback(settings.listen):
+        raise InputError(
+            f"{settings.listen} can be reached from other machines, and anybody could generate: "
+            "give --tokens (`onesweep token add` makes them), or accept it with --insecure"
+        )
+    if security.tls is None:
+        return ""
+    identity = security.tls.own(ROUTER).identity
+    return identity.name if identity else ""
 
 
 def _first(settings: RouterSettings, ring: Ring, shelf: Shelf | None) -> Served:

@@ -10,17 +10,18 @@ from importlib.metadata import version
 from typing import Any
 
 import grpc.aio
-from asyncio_throttle.throttler import Throttler
 
 from serving.accounting import Account
 from serving.admission import check_fit, check_mode, check_request
 from serving.again import truthful
 from serving.link import HostLink
+from serving.quota import Admission
 from serving.rollout import Rollout, Tell
 from serving.served import Served
 from serving.ticket import UNKNOWN_MODE, Ticket, Tickets
+from serving.tokens import ADMIN, GENERATE, STATUS, Keyring
 from serving.v1 import router_pb2, router_pb2_grpc
-from stages.refusal import Refusal, exhausted
+from stages.refusal import Refusal
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -34,18 +35,16 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     def __init__(
         self,
         rollout: Rollout,
-        request_limit: int,
-        requests_per_s: int,
+        keyring: Keyring,
+        admission: Admission,
         ring_wait_s: float,
         tickets: Tickets | None = None,
     ) -> None:
-        """:param request_limit: requests in flight; one more is refused.
-        :param requests_per_s: pace at which admitted requests start.
+        """:param keyring: who may ask.
+        :param admission: how much of it at once.
         :param ring_wait_s: how long a request waits for hosts that are not ready."""
         self.rollout, self.ring = rollout, rollout.ring
-        self.request_limit, self.ring_wait_s = request_limit, ring_wait_s
-        self.throttler = Throttler(rate_limit=requests_per_s, period=1.0)
-        self.requests = 0
+        self.keyring, self.admission, self.ring_wait_s = keyring, admission, ring_wait_s
         self.tickets = tickets or Tickets()
 
     async def Generate(
@@ -57,33 +56,36 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         context.set_trailing_metadata(ticket.metadata)
         try:
             with ticket:
-                if self.requests >= self.request_limit:
-                    raise exhausted(f"{self.requests} requests are under way, the limit", retry_after_ms=1000)
-                self.requests += 1
-                try:
-                    async with self.throttler, aclosing(self._admit(request, ticket)) as responses:
-                        async for response in responses:
-                            yield response
-                finally:
-                    self.requests -= 1
+                key = self.keyring.identify(context.invocation_metadata(), GENERATE)
+                async with (
+                    self.admission.enter(key, request.max_bytes) as place,
+                    aclosing(self._admit(request, ticket)) as responses,
+                ):
+                    async for response in responses:
+                        place.spend(len(response.text))
+                        yield response
         except Refusal as refusal:
             await refusal.abort(context)
 
     async def Deploy(
         self, requests: AsyncIterator[router_pb2.DeployRequest], context: Context
     ) -> AsyncIterator[router_pb2.DeployProgress]:
-        async with aclosing(_told(lambda tell: self.rollout.deploy(requests, tell), context)) as progress:
+        async with aclosing(self._told(lambda tell: self.rollout.deploy(requests, tell), context)) as progress:
             async for each in progress:
                 yield each
 
     async def Rollback(
         self, request: router_pb2.RollbackRequest, context: Context
     ) -> AsyncIterator[router_pb2.DeployProgress]:
-        async with aclosing(_told(self.rollout.rollback, context)) as progress:
+        async with aclosing(self._told(self.rollout.rollback, context)) as progress:
             async for each in progress:
                 yield each
 
     async def Status(self, request: router_pb2.StatusRequest, context: Context) -> router_pb2.StatusResponse:
+        try:
+            self.keyring.identify(context.invocation_metadata(), STATUS)
+        except Refusal as refusal:
+            await refusal.abort(context)
         return self.status()
 
     def status(self) -> router_pb2.StatusResponse:
@@ -117,9 +119,28 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             release=served.release,
             previous=self.rollout.previous_name,
             context_bytes=max((served.modes[name].context_bytes for name in served.served_modes), default=0),
-            requests=self.requests,
-            request_limit=self.request_limit,
+            requests=self.admission.requests,
+            request_limit=self.admission.settings.request_limit,
         )
+
+    async def _told(
+        self, job: Callable[[Tell], Coroutine[Any, Any, router_pb2.Switch]], context: Context
+    ) -> AsyncGenerator[router_pb2.DeployProgress, None]:
+        """What a job tells, as it tells it, and what it ends in; it ends when nobody listens."""
+        told: asyncio.Queue[router_pb2.DeployProgress | None] = asyncio.Queue()
+        task: asyncio.Task[router_pb2.Switch] | None = None
+        try:
+            self.keyring.identify(context.invocation_metadata(), ADMIN)
+            task = asyncio.create_task(job(told.put_nowait))
+            task.add_done_callback(lambda _: told.put_nowait(None))
+            while (progress := await told.get()) is not None:
+                yield progress
+            yield router_pb2.DeployProgress(switch=task.result())
+        except Refusal as refusal:
+            await refusal.abort(context)
+        finally:
+            if task is not None:
+                task.cancel()
 
     def _links_of(self, link: HostLink) -> list[router_pb2.LinkStatus]:
         names = {other.entry.address: other.entry.name for other in self.ring.links}
@@ -154,6 +175,9 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         async with aclosing(truthful(mode, generation, account)) as pieces:
             whole = b""
             async for text in pieces:
+                for trip in account.take_trips():
+                    if request.trips:
+                        yield router_pb2.GenerateResponse(trip=trip)
                 if request.whole:
                     whole += text
                 else:
@@ -165,23 +189,6 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         summary = ticket.summary = account.summary(mode.name, request.seed, len(request.prompt), hosts)
         summary.request = ticket.name
         yield router_pb2.GenerateResponse(summary=summary)
-
-
-async def _told(
-    job: Callable[[Tell], Coroutine[Any, Any, router_pb2.Switch]], context: Context
-) -> AsyncGenerator[router_pb2.DeployProgress, None]:
-    """What a job tells, as it tells it, and what it ends in; it ends when nobody listens."""
-    told: asyncio.Queue[router_pb2.DeployProgress | None] = asyncio.Queue()
-    task = asyncio.create_task(job(told.put_nowait))
-    task.add_done_callback(lambda _: told.put_nowait(None))
-    try:
-        while (progress := await told.get()) is not None:
-            yield progress
-        yield router_pb2.DeployProgress(switch=task.result())
-    except Refusal as refusal:
-        await refusal.abort(context)
-    finally:
-        task.cancel()
 
 
 def _deadline(context: Context) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.errors import InputError, TopologyError
+from stages.security import Tls
 from stages.transport import check_name, parse_address
 
 DEFAULT_ROUTER = "127.0.0.1:7700"
@@ -42,13 +43,15 @@ class Topology:
     hosts: tuple[HostEntry, ...]
     router: str = DEFAULT_ROUTER
     checkpoint: Path | None = None
+    certificates: Path | None = None
+    """Directory of `onesweep certs`; None = plain text."""
 
     def __post_init__(self) -> None:
         if not 0 < len(self.hosts) <= MAX_HOSTS:
             raise TopologyError(f"a topology has 1 to {MAX_HOSTS} hosts, not {len(self.hosts)}")
         for host in self.hosts:
-            if check_name(host.name, "host name") == "router":
-                raise TopologyError("a host cannot be called 'router': give it another name")
+            if check_name(host.name, "host name") in ("router", "http"):
+                raise TopologyError(f"a host cannot be called {host.name!r}: give it another name")
         for what in ("name", "address"):
             values = [getattr(host, what) for host in self.hosts]
             doubled = sorted({value for value in values if values.count(value) > 1})
@@ -82,6 +85,17 @@ class Topology:
         others = [other for other in self.hosts if len(other.blocks) < self.blocks]
         return [other.address for other in others if other.blocks[0] == due]
 
+    def tls_of(self, name: str) -> Tls | None:
+        """The certificate of a host, or of `router`."""
+        if self.certificates is None:
+            return None
+        return Tls(self.certificates / "ca.pem", self.certificates / f"{name}.pem", self.certificates / f"{name}.key")
+
+    @property
+    def client_tls(self) -> Tls | None:
+        """What a client needs to know the router."""
+        return Tls(self.certificates / "ca.pem") if self.certificates else None
+
     def _check_blocks(self) -> None:
         for host in self.hosts:
             if not host.blocks:
@@ -106,6 +120,7 @@ class Topology:
     def to_toml(self) -> str:
         """The file that `read_topology` reads. Raises InputError for a path that is not UTF-8."""
         lines = [f"checkpoint = {_quoted(str(self.checkpoint))}", ""] if self.checkpoint else []
+        lines += ["[tls]", f"directory = {_quoted(str(self.certificates))}", ""] if self.certificates else []
         lines += ["[router]", f"listen = {_quoted(self.router)}"]
         for host in self.hosts:
             lines += ["", "[[hosts]]", f"name = {_quoted(host.name)}", f"address = {_quoted(host.address)}"]
@@ -152,16 +167,18 @@ def read_topology(path: Path) -> Topology:
 
 
 def _parse(table: dict[str, Any], base: Path) -> Topology:
-    _only(table, {"router", "hosts", "checkpoint"}, "the topology")
-    router = table.get("router", {})
+    _only(table, {"router", "hosts", "checkpoint", "tls"}, "the topology")
+    router, tls = table.get("router", {}), table.get("tls", {})
     _only(router, {"listen"}, "[router]")
+    _only(tls, {"directory"}, "[tls]")
     hosts = table.get("hosts")
     if not isinstance(hosts, list):
         raise TopologyError("there is no [[hosts]] entry")
     listen = _text(router, "listen", DEFAULT_ROUTER, "[router]")
     parse_address(listen, "router listen")
     directory = base / _text(table, "checkpoint", "", "the topology") if "checkpoint" in table else None
-    return Topology(tuple(_host(entry, i) for i, entry in enumerate(hosts)), listen, directory)
+    certificates = base / _text(tls, "directory", "certs", "[tls]") if "tls" in table else None
+    return Topology(tuple(_host(entry, i) for i, entry in enumerate(hosts)), listen, directory, certificates)
 
 
 def _host(entry: dict[str, Any], index: int) -> HostEntry:

@@ -13,6 +13,7 @@ from stages.errors import InputError
 from stages.log import start_log
 from stages.registry import open_registry
 from stages.registry.settings import add_registry_flags, registry_settings
+from stages.security_options import add_server_options, security_of
 from stages.seeing import add_seeing, seeing_of
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def register(subparsers: Subparsers) -> None:
     stage.add_argument("--keep-warm-ms", type=int, default=150, metavar="MS", help="pace on idle links, 0 = off (150)")
     stage.add_argument("--hop-timeout-s", type=float, default=5.0, metavar="S", help="wait for the next host (5)")
     add_shelf(stage)
-    stage.add_argument("--insecure", action="store_true", help="accept an address that others can reach, unencrypted")
+    add_server_options(stage)
     add_registry_flags(stage)
     stage.add_argument("--advertise", metavar="HOST:PORT", help="what others dial, for the registry (--listen)")
     add_health_flag(stage)
@@ -91,7 +92,7 @@ def run_stage(options: argparse.Namespace) -> int:
             parse_addresses(options.next),
             host,
             options.threads,
-            options.insecure,
+            security_of(options),
             options.shelf,
             open_registry(registry) if registry else None,
             options.advertise,

@@ -6,9 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from stages.errors import InputError
 from stages.meter import HostMeter
 from stages.refusal import Refusal, failed_precondition
 from stages.relay import WARM_TIMEOUT_S, Relay
+from stages.security import LOOPBACK_ONLY, Security
 from stages.v1 import stage_pb2
 
 log = logging.getLogger(__name__)
@@ -31,11 +33,12 @@ class Links:
         hop_timeout_s: float,
         keep_warm_s: float,
         meter: HostMeter,
+        security: Security = LOOPBACK_ONLY,
     ) -> None:
         """:param state_bytes: size of the largest usual hop, which opens a link's window.
         :param message_bytes: largest message that a hop may need.
         :param keep_warm_s: pause between messages that keep an idle link's window open; 0 = none."""
-        self._wiring, self._state_bytes, self._meter = wiring, state_bytes, meter
+        self._wiring, self._state_bytes, self._meter, self._security = wiring, state_bytes, meter, security
         self._message_bytes, self._hop_timeout_s, self._keep_warm_s = message_bytes, hop_timeout_s, keep_warm_s
         self._relays: dict[str, Relay] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
@@ -58,7 +61,12 @@ class Links:
             closing.add_done_callback(lambda done: done.exception())
         for address in addresses:
             if address not in self._relays:
-                relay = self._relays[address] = Relay(address, self._message_bytes, self._hop_timeout_s)
+                try:
+                    relay = Relay(address, self._message_bytes, self._hop_timeout_s, security=self._security)
+                except InputError as error:  # learned at run time, and not to be dialled
+                    log.warning("no link to %s: %s", address, error)
+                    continue
+                self._relays[address] = relay
                 relay.meter = self._meter.link(address)
                 relay.problem = f"the host at {address} was not reached yet"
                 self._keepers[address] = asyncio.create_task(self._keep(relay))

@@ -16,8 +16,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from stages.errors import InputError
+from stages.handshake import handshake_problem
 from stages.meter import LinkMeter
 from stages.refusal import MARK, RETRY_AFTER, Refusal, trailing
+from stages.security import LOOPBACK_ONLY, Security
 from stages.transport import open_channel
 from stages.v1 import stage_pb2, stage_pb2_grpc
 
@@ -54,16 +57,27 @@ class _Handover:
 class Relay:
     """A warm connection to one stage server."""
 
-    def __init__(self, address: str, message_bytes: int, hop_timeout_s: float, name: str = "") -> None:
+    def __init__(
+        self,
+        address: str,
+        message_bytes: int,
+        hop_timeout_s: float,
+        name: str = "",
+        security: Security = LOOPBACK_ONLY,
+    ) -> None:
         """:param hop_timeout_s: how long a hop may wait for the next host's receipt.
-        :param name: what to call the host in errors; its own once it was described, if not given."""
+        :param name: what to call the host in errors; its own once it was described, if not given.
+
+        Raises InputError when `security` does not allow to dial there.
+        """
         self.address, self.hop_timeout_s = address, hop_timeout_s
         self.name = name
         self.meter = LinkMeter()
-        self.channel = open_channel(address, message_bytes)
-        self.stub: stage_pb2_grpc.StageServiceAsyncStub = stage_pb2_grpc.StageServiceStub(self.channel)
         self.problem = ""
         """Why no sweep can go this way; empty when one can. Kept by whoever keeps the link."""
+        self.security, self._message_bytes = security, message_bytes
+        self._former: list[grpc.aio.Channel] = []
+        self._open()
         self.rtt_ms: float | None = None
         """Round trip of the last keep-warm message; None while the host does not answer."""
         self.answered_at: float | None = None
@@ -143,7 +157,26 @@ class Relay:
             self._streamer.cancel()
             await asyncio.gather(self._streamer, return_exceptions=True)
         self._settle_all(Refusal(grpc.StatusCode.UNAVAILABLE, f"the link to {self.host} was closed"))
-        await self.channel.close()
+        for channel in (*self._former, self.channel):
+            await channel.close()
+
+    def _open(self) -> None:
+        self._stamp = self.security.stamp()
+        self.channel = open_channel(self.address, self._message_bytes, self.security)
+        self.stub: stage_pb2_grpc.StageServiceAsyncStub = stage_pb2_grpc.StageServiceStub(self.channel)
+
+    def _renew(self) -> None:
+        """After a connection failed: if the certificate was renewed meanwhile, the next one shall show the new one."""
+        if self.security.stamp() == self._stamp:
+            return
+        former = self.channel
+        try:
+            self._open()
+        except InputError:  # half of it may be replaced yet
+            return
+        self._former.append(former)  # its last calls are to end by themselves
+        if self._streamer is not None:
+            self._streamer.cancel()  # it would wait for the old one to come back
 
     @property
     def least_rtt_ms(self) -> float | None:
@@ -217,11 +250,18 @@ class Relay:
         return Refusal.numbered(rejection.code, message, rejection.retry_after_ms or None)
 
     def _silent(self, begin: float) -> Refusal:
+        self._renew()
         waited_s = time.perf_counter() - begin
         return Refusal(
             grpc.StatusCode.UNAVAILABLE,
             f"{self.host} did not answer within {waited_s:.1f} s; see that it runs and can be reached",
         )
+
+    def loss(self, error: grpc.aio.AioRpcError) -> str:
+        """Why a call that was to last for ever ended."""
+        refusal = self.refusal(error, time.perf_counter())
+        is_said = MARK in trailing(error) or handshake_problem(error.details() or "", self.security)
+        return refusal.message if is_said else error.details() or error.code().name
 
     def refusal(self, error: grpc.aio.AioRpcError, begin: float) -> Refusal:
         """What a failed call means. `begin`: when it was made, by the performance counter."""
@@ -230,7 +270,9 @@ class Relay:
             retry_after: Any = metadata.get(RETRY_AFTER)
             return Refusal(code, f"{self.host} refused: {details}", int(retry_after) if retry_after else None)
         if code is grpc.StatusCode.UNAVAILABLE:
-            return Refusal(code, f"{self.host} cannot be reached ({details}); see that it runs")
+            self._renew()
+            problem = handshake_problem(details, self.security)
+            return Refusal(code, f"{self.host} {problem or f'cannot be reached ({details}); see that it runs'}")
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return self._silent(begin)
         if code is grpc.StatusCode.UNIMPLEMENTED:

@@ -18,7 +18,9 @@ from grpc_reflection.v1alpha import reflection
 from stages.allocator import return_large_buffers
 from stages.backends import backend_named
 from stages.errors import OnesweepError
+from stages.guard import Guard
 from stages.host import Host, HostSettings
+from stages.identity import HOST
 from stages.links import Links
 from stages.loading import Loader, Sources
 from stages.lookout import Lookout
@@ -29,10 +31,11 @@ from stages.registry import Registration, Registry
 from stages.registry.base import check_dialled
 from stages.registry.successors import follow_successors
 from stages.releases import wiring_problem
+from stages.security import LOOPBACK_ONLY, Security
 from stages.seeing import SeeingSettings
 from stages.service import StageService
 from stages.shelf import Shelf
-from stages.transport import bind, new_server, parse_address, stop_on_signals
+from stages.transport import bind, check_target, new_server, stop_on_signals
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.vitals import serve_vitals
 
@@ -60,7 +63,7 @@ class StageSettings:
     """Addresses of the hosts that may come after this one."""
     host: HostSettings
     threads: int | None = None
-    insecure: bool = False
+    security: Security = LOOPBACK_ONLY
     shelf: Path | None = None
     """Where releases are kept that are deployed to this host; None = it takes none."""
     registry: Registry | None = None
@@ -74,6 +77,8 @@ class StageSettings:
 class StageServer:
     """One process of a deployment: health, reflection and the stage service on one port."""
 
+    host_type: type[Host] = Host
+
     def __init__(self, settings: StageSettings) -> None:
         """Checks everything that can be checked without reading weights. Raises OnesweepError."""
         self.settings = settings
@@ -83,7 +88,9 @@ class StageServer:
         self.message_bytes = max(self.first.plan.message_bytes(), MESSAGE_BYTES if self.shelf else 0)
         self.backend = backend_named(settings.host.backend)
         for address in settings.next:
-            parse_address(address, "next address")
+            check_target(address, settings.security, "next address")
+        if settings.security.tls is not None:
+            settings.security.tls.own(HOST)
         if settings.advertise is not None:
             check_dialled(settings.advertise, "--advertise")
         elif settings.registry is not None:
@@ -97,17 +104,18 @@ class StageServer:
         if self.settings.registry is not None:
             await self.settings.registry.check()
         seeing = self.settings.seeing
-        lookout = Lookout(seeing, "onesweep-stage", self.settings.host.name, self.settings.insecure)
+        lookout = Lookout(seeing, "onesweep-stage", self.settings.host.name, self.settings.security.insecure)
         figures = HostFigures() if seeing.metrics else None
         host = self._host(figures, lookout)
         loader = Loader(host, self.sources, self.backend, self.message_bytes)
         service = StageService(host, loader)
-        server = new_server(self.message_bytes)
+        security = self.settings.security
+        server = new_server(self.message_bytes, [Guard(SERVICE)] if security.tls else [])
         stage_pb2_grpc.add_StageServiceServicer_to_server(service, server)
         checks = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-        port = bind(server, self.settings.listen, self.settings.insecure)
+        port = bind(server, self.settings.listen, security, mutual=True)
         if figures is not None:
             lookout.serve(STAGE_METRICS, figures.reader(service.description))
         await checks.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -160,8 +168,9 @@ class StageServer:
             settings.hop_timeout_s,
             settings.keep_warm_s,
             figures or HostMeter(),
+            self.settings.security,
         )
-        host = Host(self.first, settings, links, figures, lookout.tracer)
+        host = self.host_type(self.first, settings, links, figures, lookout.tracer)
         host.releases.all[:0] = reversed(self.others)
         return host
 

@@ -6,11 +6,13 @@ import asyncio
 import ipaddress
 import re
 import signal
+from collections.abc import Sequence
 
 import grpc
 import grpc.aio
 
 from stages.errors import InputError, ServiceError
+from stages.security import LOOPBACK_ONLY, Security, ServerCertificate, channel_credentials
 
 DEFAULT_MESSAGE_BYTES = 4 << 20
 MAX_NAME = 64
@@ -58,37 +60,66 @@ def is_loopback(address: str) -> bool:
         return False
 
 
-def open_channel(address: str, message_bytes: int = DEFAULT_MESSAGE_BYTES) -> grpc.aio.Channel:
-    """A channel to another machine. Nothing connects before the first call."""
-    parse_address(address)
-    return grpc.aio.insecure_channel(address, options=_message_options(message_bytes))
+def check_target(address: str, security: Security, what: str = "address") -> None:
+    """Raise InputError unless `address` may be dialled: plain text does not leave the machine unasked."""
+    parse_address(address, what)
+    if security.tls is None and not security.insecure and not is_loopback(address):
+        raise InputError(
+            f"{what} {address} is on another machine and traffic would not be encrypted: "
+            "give --tls-ca, or accept it with --insecure"
+        )
 
 
-def open_blocking_channel(address: str, message_bytes: int = DEFAULT_MESSAGE_BYTES) -> grpc.Channel:
+def open_channel(
+    address: str, message_bytes: int = DEFAULT_MESSAGE_BYTES, security: Security = LOOPBACK_ONLY
+) -> grpc.aio.Channel:
+    """A channel to another machine. Nothing connects before the first call. Raises InputError."""
+    check_target(address, security)
+    options = _message_options(message_bytes)
+    if security.tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, channel_credentials(security.tls), options=options)
+
+
+def open_blocking_channel(
+    address: str, message_bytes: int = DEFAULT_MESSAGE_BYTES, security: Security = LOOPBACK_ONLY
+) -> grpc.Channel:
     """Like `open_channel`, for code without an event loop."""
-    parse_address(address)
-    return grpc.insecure_channel(address, options=_message_options(message_bytes))
+    check_target(address, security)
+    options = _message_options(message_bytes)
+    if security.tls is None:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, channel_credentials(security.tls), options=options)
 
 
-def new_server(message_bytes: int = DEFAULT_MESSAGE_BYTES) -> grpc.aio.Server:
+def new_server(
+    message_bytes: int = DEFAULT_MESSAGE_BYTES, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
+) -> grpc.aio.Server:
     """A server that accepts messages up to `message_bytes`; larger ones get RESOURCE_EXHAUSTED unread."""
     # without SO_REUSEPORT a second server on the same port is refused instead of sharing it silently
-    return grpc.aio.server(options=[*_message_options(message_bytes), ("grpc.so_reuseport", 0)])
+    options = [*_message_options(message_bytes), ("grpc.so_reuseport", 0)]
+    return grpc.aio.server(interceptors=interceptors, options=options)
 
 
-def bind(server: grpc.aio.Server, address: str, insecure: bool = False) -> int:
+def bind(server: grpc.aio.Server, address: str, security: Security = LOOPBACK_ONLY, mutual: bool = False) -> int:
     """Listen on `address`; return the port.
 
-    Raises InputError when the address is not loopback and `insecure` was not said, ServiceError when it is in use.
+    :param mutual: whether callers must show a certificate, too; only with TLS.
+
+    Raises InputError when the address is not loopback and there is neither TLS nor `insecure`, ServiceError when it is
+    in use.
     """
     host, port = parse_address(address, "listen address")
-    if not is_loopback(address) and not insecure:
+    if security.tls is None and not security.insecure and not is_loopback(address):
         raise InputError(
             f"{address} can be reached from other machines and traffic is not encrypted: "
-            "listen on a loopback or tunnel address, or accept it with --insecure"
+            "give --tls-cert, listen on a loopback or tunnel address, or accept it with --insecure"
         )
     try:
-        bound = server.add_insecure_port(address)
+        if security.tls is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, ServerCertificate(security.tls, mutual).credentials())
     except RuntimeError:
         bound = 0
     if not bound:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import grpc.aio
 from grpc_health.v1 import health, health_pb2_grpc
 
+from stages.security import Security
 from stages.transport import bind, new_server
 
 
@@ -15,6 +16,6 @@ async def serve_vitals(checks: health.aio.HealthServicer, address: str | None) -
     server = new_server()
     if address is not None:
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-        bind(server, address, insecure=True)  # whether a process is ready is all that can be learnt here
+        bind(server, address, Security(insecure=True))  # whether a process is ready is all that can be learnt here
         await server.start()
     return server

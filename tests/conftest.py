@@ -13,13 +13,18 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import Encoding
 from torch import nn
 
+from serving.certs import Authority
 from serving.client import Client, RouterError
 from serving.deployment import free_port_block
 from serving.ring import RingSettings
@@ -31,9 +36,11 @@ from stages.block import Block
 from stages.checkpoint import save_ar, save_block, write_manifest
 from stages.codes import Codes
 from stages.host import HostSettings
+from stages.identity import CLIENT, Identity
 from stages.manifest import Manifest
 from stages.partition import NoisePartition
 from stages.probe import PROBE_TEXT
+from stages.security import Tls
 from stages.server import StageServer, StageSettings
 
 TINY = {"parts": 3, "layers": 1, "width": 32, "heads": 2, "context_bytes": 512, "code_dim": 32, "condition_dim": 16}
@@ -78,6 +85,41 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_bundle(root / "other", seed=50)
     write_bundle(root / "scored", seed=70, scorer=True)
     return root
+
+
+# Certificates
+
+NAMES = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class Pki:
+    """An authority, and what it gives."""
+
+    authority: Authority
+
+    def issue(self, role: str, name: str, addresses: tuple[str, ...] = NAMES, force: bool = False) -> Tls:
+        leaf = self.authority.issue(Identity(role, name), () if role == CLIENT else addresses, 5, force)
+        return Tls(self.authority.directory / "ca.pem", leaf.path, leaf.path.with_suffix(".key"))
+
+    def expire(self, tls: Tls) -> Tls:
+        """The same certificate in the same file, out of date since yesterday."""
+        assert tls.certificate is not None
+        good, now = x509.load_pem_x509_certificate(tls.certificate.read_bytes()), datetime.now(UTC)
+        dates, serial = (now - timedelta(2), now - timedelta(1)), good.serial_number
+        builder = x509.CertificateBuilder(good.issuer, good.subject, good.public_key(), serial, *dates)
+        for extension in good.extensions:
+            builder = builder.add_extension(extension.value, extension.critical)
+        part = tls.certificate.with_suffix(".new")
+        part.write_bytes(builder.sign(self.authority.key, hashes.SHA256()).public_bytes(Encoding.PEM))
+        part.replace(tls.certificate)
+        return tls
+
+
+@pytest.fixture
+def new_pki(tmp_path: Path) -> Callable[[str], Pki]:
+    """Make an authority in a directory of that name."""
+    return lambda name: Pki(Authority.create(tmp_path / name, days=10))
 
 
 # Waiting

@@ -9,7 +9,8 @@ from typing import Any
 
 from loadtest.quality.arm import INFILL, QualityArm
 from loadtest.quality.prompts import Passage
-from serving.client import AsyncClient, Client, RequestRefused, Result, RouterError
+from serving.client import AsyncClient, Client, Result
+from serving.errors import RequestRefused, RouterError
 from stages.errors import InputError, ServiceError
 
 TRIES = 20
@@ -31,7 +32,7 @@ class RouterFacts:
 
 def router_facts(address: str) -> RouterFacts:
     """Raises ServiceError when no router answers, or its hosts are not ready."""
-    with Client(address) as client:
+    with Client(address, insecure=True) as client:
         status = client.status(STATUS_TIMEOUT_S)
     if not status.ready:
         reasons = "; ".join(host.reason for host in status.hosts if host.reason)
@@ -89,7 +90,7 @@ async def _generate_all(
     in_flight: int,
     progress: Callable[[int], object],
 ) -> dict[QualityArm, list[Result]]:
-    async with AsyncClient(address) as client:
+    async with AsyncClient(address, insecure=True) as client:
         seats = asyncio.Semaphore(in_flight)
 
         async def one(arm: QualityArm, number: int) -> Result:

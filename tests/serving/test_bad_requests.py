@@ -15,6 +15,7 @@ import pytest
 
 from serving.client import Client, RequestRefused, RouterError
 from serving.deployment import Deployment, free_port_block
+from serving.quota import AdmissionSettings
 from serving.topology import local_topology
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.ar import ArModel
@@ -180,7 +181,7 @@ def test_a_call_without_a_deadline_is_served(stub: router_pb2_grpc.RouterService
 
 
 def test_requests_over_the_limit_are_sent_away(bundles: Path, local_ring: Callable[..., Any]) -> None:
-    with local_ring(bundles / "own", 1, request_limit=1) as client:
+    with local_ring(bundles / "own", 1, admission=AdmissionSettings(request_limit=1, queue_limit=0)) as client:
         stream = client.stream("x", mode="ar", max_bytes=500)
         next(stream)
         with pytest.raises(RouterError, match="1 requests are under way, the limit") as caught:

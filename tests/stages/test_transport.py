@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from stages.errors import InputError, ServiceError
+from stages.security import Security
 from stages.transport import bind, check_name, is_loopback, new_server, parse_address
 
 
@@ -74,7 +75,7 @@ def listen(address: str, insecure: bool = False, servers: int = 1) -> int:
         port = 0
         for _ in range(servers):
             server = new_server()
-            port = bind(server, address.replace("PORT", str(port)), insecure)
+            port = bind(server, address.replace("PORT", str(port)), Security(insecure=insecure))
             await server.start()
         return port
 

@@ -110,7 +110,7 @@ def test_a_stage_server_registers_itself_and_leaves(bundles: Path, registry_url:
     command = [sys.executable, "-P", "-m", "serving.cli", *map(str, arguments + more)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as stage:
         try:
-            (entry,) = until(lambda: gateway.snapshot().entries, 30)
+            (entry,) = until(lambda: gateway.snapshot().entries, 60)
             registration = read_entry(entry.name, entry.value)
             assert registration.name == "tokyo"
             assert registration.blocks == (1, 2)

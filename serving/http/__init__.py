@@ -1,0 +1,1 @@
+"""The HTTP face: an OpenAI-compatible API and two pages, in front of a router."""

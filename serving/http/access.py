@@ -1,0 +1,70 @@
+"""What handlers need of a request beside its body: the router's client, the settings, and the caller's token."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any
+
+import pydantic_core
+from fastapi import Depends, Header, Request, Response
+from fastapi.routing import APIRoute
+
+from serving.client import AsyncClient
+from serving.http.errors import ApiError
+from serving.http.settings import HttpSettings
+
+MAX_TOKEN_CHARACTERS = 4096
+
+
+def _client(request: Request) -> AsyncClient:
+    client: AsyncClient = request.app.state.client
+    return client
+
+
+def _settings(request: Request) -> HttpSettings:
+    settings: HttpSettings = request.app.state.settings
+    return settings
+
+
+def _authorization(
+    authorization: Annotated[str | None, Header(description="Bearer TOKEN: passed on to the router")] = None,
+) -> str | None:
+    """The header's value, fit to be gRPC metadata. Raises ApiError."""
+    if not authorization:
+        return None
+    match = re.fullmatch(r"[Bb]earer +([\x21-\x7e]+)", authorization)
+    if match is None or len(match[1]) > MAX_TOKEN_CHARACTERS:
+        raise ApiError(
+            401,
+            "the Authorization header must be 'Bearer TOKEN', a token of printable ASCII characters",
+            headers={"www-authenticate": "Bearer"},
+        )
+    return f"Bearer {match[1]}"
+
+
+RouterClient = Annotated[AsyncClient, Depends(_client)]
+Settings = Annotated[HttpSettings, Depends(_settings)]
+Authorization = Annotated[str | None, Depends(_authorization)]
+
+
+class _StrictRequest(Request):
+    async def json(self) -> object:
+        """Parsed without NaN, halves of surrogate pairs or deep nesting. Raises ApiError."""
+        try:
+            parsed: object = pydantic_core.from_json(await self.body(), allow_inf_nan=False)
+        except ValueError as error:
+            raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
+        return parsed
+
+
+class StrictRoute(APIRoute):
+    """A route whose body is parsed strictly."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def strict(request: Request) -> Response:
+            return await handle(_StrictRequest(request.scope, request.receive))
+
+        return strict

@@ -1,0 +1,73 @@
+"""What a request asks of the router."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+
+from serving.client import MAX_SEED, RequestSettings
+from serving.http.fields import DEFAULT_MAX_BYTES, ChatRequest, CompletionRequest, TextRequest
+
+RANDOM_SEEDS = 1 << 53
+"""So that a seed that we drew comes back whole from readers that take JSON's numbers for doubles."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """One prompt, and the choices that are asked of it."""
+
+    prompt: str
+    seeds: tuple[int, ...]
+    """Of each choice."""
+    timeout_s: float
+    settings: RequestSettings
+    """With the seed of the first choice."""
+    stops: tuple[bytes, ...] = ()
+    authorization: str | None = field(default=None, repr=False)
+
+
+def order_of(
+    request: TextRequest, prompt: str, suffix: str, mode: str, timeout_s: float, authorization: str | None
+) -> Order:
+    """:param timeout_s: where the request names none."""
+    own = request.onesweep
+    seed = secrets.randbelow(RANDOM_SEEDS) if request.seed is None else request.seed
+    settings: RequestSettings = {
+        "mode": mode,
+        "max_bytes": max_bytes_of(request),
+        "seed": seed,
+        "temperature": request.temperature,
+        "chunk": own.chunk,
+        "steps": own.steps,
+        "codec": own.codec,
+        "sampler": own.sampler,
+        "drafter": own.drafter,
+        "draft": own.draft,
+        "scorer": own.scorer,
+        "candidates": own.candidates,
+        "suffix": suffix,
+        "budget_ms": own.budget_ms,
+    }
+    return Order(
+        prompt,
+        tuple((seed + index) % (MAX_SEED + 1) for index in range(request.n or 1)),
+        own.timeout_s or timeout_s,
+        settings,
+        tuple(stop.encode() for stop in request.stop or ()),
+        authorization,
+    )
+
+
+def max_bytes_of(request: TextRequest) -> int:
+    newer = request.max_completion_tokens if isinstance(request, ChatRequest) else None
+    return newer or request.max_tokens or DEFAULT_MAX_BYTES
+
+
+def suffix_of(request: TextRequest) -> str:
+    """OpenAI's field of completions, or ours."""
+    return (request.suffix if isinstance(request, CompletionRequest) else None) or request.onesweep.suffix or ""
+
+
+def prompt_of(request: ChatRequest) -> str:
+    """The messages' texts, a line each: a model that goes on with a text knows no roles."""
+    return "\n".join(message.content for message in request.messages)

@@ -1,0 +1,74 @@
+// The gateway, from a page.
+
+/** A refusal; its message is a sentence for people. */
+export class Refused extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
+
+const TOKEN = "onesweep-token";
+
+/** Remembers what is typed as the access token for as long as the tab is open, on both pages. */
+export function keepToken(changed) {
+  const field = document.getElementById("token");
+  field.value = sessionStorage.getItem(TOKEN) ?? "";
+  field.addEventListener("change", () => {
+    sessionStorage.setItem(TOKEN, field.value.trim());
+    changed();
+  });
+}
+
+/** Opens the field for the token where the router wants one. */
+export function askForToken({ status }) {
+  if (status === 401) document.getElementById("token").closest("details").open = true;
+}
+
+function headers() {
+  const token = sessionStorage.getItem(TOKEN);
+  return token ? { Authorization: `Bearer ${token}` } : {};
+}
+
+async function ask(path, options) {
+  let response;
+  try {
+    response = await fetch(path, { ...options, headers: { ...options.headers, ...headers() } });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refused("The gateway does not answer. See that `onesweep http` runs.", 0);
+  }
+  if (response.ok) return response;
+  const body = await response.json().catch(() => null);
+  throw new Refused(body?.error?.message ?? `The gateway answered ${response.status}.`, response.status);
+}
+
+/** The router's hosts, modes and links. Throws Refused. */
+export async function hosts() {
+  return (await ask("/api/hosts", {})).json();
+}
+
+/** What happens in a race, one event at a time. Throws Refused. */
+export async function* race(request, signal) {
+  const response = await ask("/api/race", {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify(request),
+    signal,
+  });
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let held = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) throw new Refused("The gateway ended the race early. See its log.", 0);
+    const events = (held + value).split("\n\n");
+    held = events.pop();
+    for (const event of events) {
+      const data = event.slice("data: ".length);
+      if (data === "[DONE]") return;
+      const told = JSON.parse(data);
+      if (told.error?.message) throw new Refused(told.error.message, 0);
+      yield told;
+    }
+  }
+}

@@ -1,0 +1,104 @@
+// One mode in a race: its text as it appears, its trips on a common scale of time, and its costs.
+
+import { duration, html, size, svg } from "./dom.js";
+
+const SCALE = 1000;
+
+export class Lane {
+  /** `tint`: which colour; `runner`: its dot on the map. */
+  constructor(label, tint, prompt, suffix, runner) {
+    this.label = label;
+    this.runner = runner;
+    this.trips = [];
+    this.bytes = 0;
+    this.computeMs = 0;
+    this.startedAt = null;
+    this.result = null;
+    this.state = html("span", { classes: "state" }, "waiting");
+    this.fresh = html("span", { classes: "fresh" });
+    this.given = html("span", { classes: "given" }, prompt);
+    this.written = html("p", { classes: "written" }, this.given, this.fresh);
+    if (label.startsWith("infill")) this.written.append(html("span", { classes: "given" }, suffix));
+    this.track = svg("svg", { class: "track", viewBox: `0 0 ${SCALE} 10`, preserveAspectRatio: "none", "aria-hidden": "true" });
+    this.stripes = [svg("path"), svg("path", { class: "even" }), svg("path", { class: "open" })];
+    this.track.append(...this.stripes);
+    this.costs = {};
+    const facts = html("dl", { classes: "costs" });
+    for (const [key, title] of [["sweeps", "sweeps"], ["time", "time"], ["wire", "on the wire"], ["compute", "compute"], ["hosts", "host-seconds"]]) {
+      this.costs[key] = html("dd", {}, "–");
+      facts.append(html("div", {}, html("dt", {}, title), this.costs[key]));
+    }
+    this.reason = html("p", { classes: "reason quiet", hidden: true });
+    const heading = html("h3", {}, html("span", { classes: "swatch" }), label, this.state);
+    this.element = html("li", { classes: `lane lane-${tint}` }, heading, this.written, this.reason, this.track, facts);
+  }
+
+  start() {
+    this.startedAt = performance.now();
+    this.state.textContent = "under way";
+  }
+
+  addTrip(trip) {
+    this.trips.push(trip);
+    this.bytes += trip.wire_bytes;
+    this.computeMs += trip.hosts.reduce((sum, host) => sum + host.compute_ms, 0);
+    this.runner.trip(trip);
+    this.showCosts(this.trips.length, trip.end_ms, this.bytes, this.computeMs, this.computeMs / 1000);
+  }
+
+  addText(text) {
+    this.fresh.append(text);
+  }
+
+  finish(result, rank) {
+    this.result = result;
+    this.runner.end();
+    this.state.textContent = rank;
+    this.showCosts(result.sweeps, result.latency_ms, result.wire_bytes_total, result.compute_ms, result.host_seconds);
+    this.explain(result.reason);
+  }
+
+  fail(sentence, state = "failed") {
+    this.failed = true;
+    this.runner.end();
+    this.state.textContent = state;
+    this.explain(sentence);
+  }
+
+  get running() {
+    return !this.result && !this.failed;
+  }
+
+  explain(sentence) {
+    this.reason.textContent = sentence;
+    this.reason.hidden = !sentence;
+  }
+
+  showCosts(sweeps, ms, bytes, computeMs, hostSeconds) {
+    this.costs.sweeps.textContent = sweeps;
+    this.costs.time.textContent = duration(ms);
+    this.costs.wire.textContent = size(bytes);
+    this.costs.compute.textContent = duration(computeMs);
+    this.costs.hosts.textContent = hostSeconds.toFixed(hostSeconds < 1 ? 3 : 2);
+  }
+
+  /** Milliseconds since this lane's admission. */
+  elapsedMs() {
+    if (this.result) return this.result.latency_ms;
+    if (this.failed || this.startedAt === null) return this.trips.at(-1)?.end_ms ?? 0;
+    return performance.now() - this.startedAt;
+  }
+
+  /** Draws the trips on a track that is `fullMs` long: one shade after the other, and faint what is still under way. */
+  drawTrack(fullMs) {
+    const paths = ["", "", ""];
+    const draw = (stripe, begin, end) => {
+      paths[stripe] += `M${((begin / fullMs) * SCALE).toFixed(1)} 5H${((end / fullMs) * SCALE).toFixed(1)}`;
+    };
+    this.trips.forEach((trip, index) => draw(index % 2, trip.begin_ms, trip.end_ms));
+    const last = this.trips.at(-1)?.end_ms ?? 0;
+    // what follows the last trip, or all of a text that took none, is the router's own work
+    draw(this.result && !this.trips.length ? 0 : 2, last, this.elapsedMs());
+    this.stripes.forEach((stripe, index) => stripe.setAttribute("d", paths[index]));
+  }
+}

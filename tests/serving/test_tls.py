@@ -1,0 +1,318 @@
+"""Rings over TLS, and routers that want a token: real handshakes on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from serving.client import AsyncClient, Client, RequestRefused, RouterError, Tls
+from serving.deployment import Deployment, free_port_block, temporary_deployment
+from serving.quota import AdmissionSettings
+from serving.tokens import Key, new_token, token_hash, write_tokens
+from serving.topology import HostEntry, Topology, local_topology, read_topology
+from stages.errors import InputError
+from stages.identity import CLIENT, HOST, ROUTER
+from stages.security import Security
+
+Run = Callable[..., tuple[int, str, str]]
+NewPki = Callable[[str], Any]
+PROMPT = "The old man "
+
+
+def over_tls(pki: Any, checkpoint: Path) -> Topology:
+    topology = local_topology(3, 3, checkpoint, free_port_block(4) + 1)
+    for host in topology.hosts:
+        pki.issue(HOST, host.name)
+    pki.issue(ROUTER, "router")
+    return replace(topology, certificates=pki.authority.directory)
+
+
+def test_hosts_over_tls_write_the_same_text(
+    bundles: Path, new_pki: NewPki, deployment: Deployment, onesweep: Run, tmp_path: Path
+) -> None:
+    topology = over_tls(new_pki("certs"), bundles / "own")
+    requests = [{"mode": "sweep", "max_bytes": 64}, {"mode": "ar", "max_bytes": 24}]
+    with Client(deployment.topology.router) as client:
+        expected = [client.generate(PROMPT, seed=3, **request).output for request in requests]
+    with temporary_deployment(topology, bundles / "own") as running:
+        with Client(topology.router, tls=topology.client_tls) as client:
+            assert [client.generate(PROMPT, seed=3, **request).output for request in requests] == expected
+        (tmp_path / "topology.toml").write_text(topology.to_toml())
+        code, out, _ = onesweep("doctor", "--topology", tmp_path / "topology.toml", "--json")
+        assert (code, '"healthy": true' in out) == (0, True)
+        ca = topology.certificates / "ca.pem"
+        assert onesweep("status", "--router", topology.router, "--tls-ca", ca)[0] == 0
+        code, _, err = onesweep("generate", "x", "--router", topology.router)
+        assert code == 1
+        assert "closed the connection: if it speaks TLS, give --tls-ca" in err
+        assert not running.ended()
+
+
+# A router that needs no hosts
+
+
+@pytest.fixture
+def pki(new_pki: NewPki) -> Any:
+    return new_pki("certs")
+
+
+@pytest.fixture
+def router(bundles: Path, servers: Any, pki: Any, tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Start a router over TLS that knows these keys; returns its address."""
+
+    def start(*keys: Key, **settings: Any) -> str:
+        listen = f"127.0.0.1:{free_port_block(1)}"
+        topology = Topology((HostEntry("h", "127.0.0.1:1", (0,), "127.0.0.1:1"),), listen)
+        write_tokens(tmp_path / "tokens.toml", keys)
+        tls = pki.issue(ROUTER, "router")
+        servers.router(topology, bundles / "own", security=Security(tls), tokens=tmp_path / "tokens.toml", **settings)
+        return listen
+
+    return start
+
+
+def key(token: str, **limits: Any) -> Key:
+    return Key(**{"name": "alice", "sha256": token_hash(token), "scopes": ("generate", "status"), **limits})
+
+
+def ask(client: Client, max_bytes: int = 4) -> int:
+    return client.generate("x", mode="local", max_bytes=max_bytes).output_bytes
+
+
+@pytest.fixture
+def until_ask(until: Callable[..., Any]) -> Callable[[Client], int]:
+    def answered(client: Client) -> int:
+        def tried() -> int:
+            try:
+                return ask(client)
+            except RouterError:
+                return 0
+
+        return until(tried)
+
+    return answered
+
+
+def test_tokens_over_the_wire(
+    router: Callable[..., str], pki: Any, until_ask: Callable[[Client], int], tmp_path: Path
+) -> None:
+    alice, watcher, ca = new_token(), new_token(), Tls(pki.authority.directory / "ca.pem")
+    address = router(key(alice), key(watcher, name="watcher", scopes=("status",)))
+    with Client(address, tls=ca, token=alice) as client:
+        assert until_ask(client) == 4
+        assert not client.status().ready
+    for token, code, says in (
+        ("", grpc.StatusCode.UNAUTHENTICATED, "this router wants a token: give --token-file"),
+        ("nonsense", grpc.StatusCode.UNAUTHENTICATED, "unknown token"),
+        (watcher, grpc.StatusCode.PERMISSION_DENIED, "key watcher may status only, not generate"),
+    ):
+        with Client(address, tls=ca, token=token) as client, pytest.raises(RequestRefused, match=says) as caught:
+            ask(client)
+        assert caught.value.code is code
+    with Client(address, tls=ca) as client, pytest.raises(RequestRefused, match="this router wants a token"):
+        client.status()
+    write_tokens(tmp_path / "tokens.toml", [])
+    with Client(address, tls=ca, token=alice) as client, pytest.raises(RequestRefused, match="unknown token"):
+        ask(client)
+
+
+def test_quotas_over_the_wire(router: Callable[..., str], pki: Any, until_ask: Callable[[Client], int]) -> None:
+    token, ca = new_token(), Tls(pki.authority.directory / "ca.pem")
+    slow, greedy = new_token(), new_token()
+    address = router(
+        key(token),
+        key(slow, name="slow", rate=1e-3),
+        key(greedy, name="greedy", bytes_per_day=10),
+        admission=AdmissionSettings(request_limit=8),
+    )
+    with Client(address, tls=ca, token=token) as client:
+        until_ask(client)
+    with Client(address, tls=ca, token=slow) as client:
+        ask(client)
+        with pytest.raises(RouterError, match=r"key slow may start 0\.001 requests a second") as caught:
+            ask(client)
+        assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (caught.value.retry_after_ms or 0) > 900_000
+    with Client(address, tls=ca, token=greedy) as client:
+        assert ask(client, 8) == 8
+        with pytest.raises(RouterError, match="2 are left until midnight UTC, and 3 were asked for"):
+            ask(client, 3)
+        assert ask(client, 2) == 2
+
+
+def test_clients_check_the_router(
+    router: Callable[..., str], pki: Any, new_pki: NewPki, until_ask: Callable[[Client], int]
+) -> None:
+    token = new_token()
+    address, other = router(key(token)), new_pki("other")
+    ca = Tls(pki.authority.directory / "ca.pem")
+    with Client(address, tls=ca, token=token) as client:
+        until_ask(client)
+    foreign = Tls(other.authority.directory / "ca.pem")
+    with Client(address, tls=foreign, token=token) as client, pytest.raises(RouterError) as caught:
+        ask(client)
+    assert f"the router at {address} showed a certificate of another authority than --tls-ca" in str(caught.value)
+    assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+    with Client(address) as client, pytest.raises(RouterError, match="if it speaks TLS, give --tls-ca"):
+        ask(client)
+    with Client(address, tls=pki.issue(CLIENT, "alice"), token=token) as client:
+        assert ask(client) == 4, "a client may have a certificate, and needs none"
+
+
+def test_clients_see_a_new_authority(
+    router: Callable[..., str], pki: Any, new_pki: NewPki, until_ask: Callable[[Client], int], tmp_path: Path
+) -> None:
+    """A client that was opened with the wrong file goes on once the right one is there."""
+    token, mine = new_token(), tmp_path / "mine.pem"
+    address = router(key(token))
+    with Client(address, tls=Tls(pki.authority.directory / "ca.pem"), token=token) as client:
+        until_ask(client)
+    shutil.copy(new_pki("other").authority.directory / "ca.pem", mine)
+
+    async def asynchronous() -> int:
+        async with AsyncClient(address, tls=Tls(mine), token=token) as client:
+            with pytest.raises(RouterError, match="another authority"):
+                await client.status()
+            shutil.copy(pki.authority.directory / "ca.pem", mine)
+            for _ in range(2):  # the first call finds out that the file has changed
+                try:
+                    return (await client.generate("x", mode="local", max_bytes=4)).output_bytes
+                except RouterError:
+                    continue
+        return 0
+
+    with Client(address, tls=Tls(mine), token=token) as client:
+        with pytest.raises(RouterError, match="another authority"):
+            ask(client)
+        assert asyncio.run(asynchronous()) == 4
+        assert until_ask(client) == 4
+
+
+# What must not be sent, or served
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({}, "traffic would not be encrypted: give --tls-ca, or accept it with --insecure"),
+        (
+            {"insecure": True, "token": "onesweep_x"},
+            "a token is not sent to 10.8.0.1:7700 in plain text: give --tls-ca",
+        ),
+    ],
+)
+def test_plain_text_stays_on_the_machine(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        Client("10.8.0.1:7700", **settings)
+
+
+def test_plain_text_may_be_accepted() -> None:
+    Client("10.8.0.1:7700", insecure=True).close()
+    Client("127.0.0.1:7700", token="onesweep_x").close()
+
+
+TOPOLOGY = """
+[router]
+listen = "127.0.0.1:0"
+[[hosts]]
+name = "paris"
+address = "10.8.0.1:7701"
+blocks = [0, 1, 2]
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["router"], "10.8.0.1:7701 is on another machine and traffic would not be encrypted"),
+        (["doctor"], "10.8.0.1:7701 is on another machine"),
+        (["router", "--listen", "0.0.0.0:0"], "anybody could generate: give --tokens"),
+        (["router", "--listen", "0.0.0.0:0", "--tokens", "TOKENS"], "traffic would not be encrypted"),
+        (["router", "--tokens", "/nowhere"], "cannot read /nowhere: No such file"),
+        (["router", "--tls-cert", "a.pem"], "--tls-cert and --tls-key go with --tls-ca"),
+        (["router", "--tls-ca", "a.pem", "--tls-key", "b"], "give both --tls-cert and --tls-key, or neither"),
+        (["router", "--tls-ca", "/nowhere"], "cannot read /nowhere"),
+        (["router", "--tls-ca", "CA"], "a server needs a certificate: give --tls-cert and --tls-key"),
+        (["router", "--max-waiting", "-1"], "--max-waiting must be 0 or more, not -1"),
+        (["router", "--max-wait-s", "0"], "--max-wait-s must be above 0"),
+        (["host", "paris", "--tls-ca", "CA", "--tls-cert", "ALICE.pem", "--tls-key", "ALICE.key"], "is for onesweep:"),
+    ],
+)
+def test_a_wrong_option_is_explained(
+    bundles: Path, pki: Any, onesweep: Run, tmp_path: Path, arguments: list[str], says: str
+) -> None:
+    topology = tmp_path / "topology.toml"
+    topology.write_text(f'checkpoint = "{bundles / "own"}"\n{TOPOLOGY}')
+    write_tokens(tmp_path / "tokens.toml", [])
+    alice = pki.issue(CLIENT, "alice")
+    files = {"TOKENS": tmp_path / "tokens.toml", "CA": alice.authority}
+    files |= {"ALICE.pem": alice.certificate, "ALICE.key": alice.key}
+    code, _, err = onesweep(*[files.get(word, word) for word in arguments], "--topology", topology)
+    assert code == 2
+    assert says in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--token-file", "/nowhere"], "cannot read /nowhere"),
+        (["--token-file", "OPEN"], "is a secret, and others can read"),
+        (["--token-file", "EMPTY"], "is empty: it must hold a token"),
+        (["--token", "a b"], "the token has characters that no token has"),
+        (["--token", "x", "--token-file", "y"], "not allowed with argument --token"),
+        (["--tls-ca", "/nowhere"], "cannot read /nowhere"),
+        (["--router", "10.8.0.1:1"], "router address 10.8.0.1:1 is on another machine"),
+        (["--router", "10.8.0.1:1", "--insecure", "--token", "x"], "a token is not sent to 10.8.0.1:1 in plain text"),
+    ],
+)
+def test_a_wrong_option_of_a_client(onesweep: Run, tmp_path: Path, arguments: list[str], says: str) -> None:
+    for name, mode in (("OPEN", 0o644), ("EMPTY", 0o600)):
+        (tmp_path / name).write_text("")
+        (tmp_path / name).chmod(mode)
+    files = {name: tmp_path / name for name in ("OPEN", "EMPTY")}
+    for command in (["status"], ["generate", "x"]):
+        code, _, err = onesweep(*command, "--router", "127.0.0.1:1", *[files.get(word, word) for word in arguments])
+        assert code == 2
+        assert says in err
+
+
+def test_a_token_from_a_file_or_the_environment(
+    router: Callable[..., str],
+    pki: Any,
+    until_ask: Callable[[Client], int],
+    onesweep: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    token, ca = new_token(), pki.authority.directory / "ca.pem"
+    address = router(key(token))
+    with Client(address, tls=Tls(ca), token=token) as client:
+        until_ask(client)
+    where = ("--router", address, "--tls-ca", ca, "--mode", "local", "--max-bytes", 4)
+    assert onesweep("generate", "x", *where)[0] == 2
+    (tmp_path / "token").write_text(f"{token}\n")
+    (tmp_path / "token").chmod(0o600)
+    assert onesweep("generate", "x", *where, "--token-file", tmp_path / "token")[0] == 0
+    monkeypatch.setenv("ONESWEEP_TOKEN", token)
+    assert onesweep("generate", "x", *where)[0] == 0
+
+
+def test_a_topology_names_the_certificates(tmp_path: Path) -> None:
+    path = tmp_path / "topology.toml"
+    path.write_text(f'[tls]\ndirectory = "keys"\n{TOPOLOGY}')
+    topology = read_topology(path)
+    keys = tmp_path / "keys"
+    assert topology.tls_of("paris") == Tls(keys / "ca.pem", keys / "paris.pem", keys / "paris.key")
+    assert topology.client_tls == Tls(keys / "ca.pem")
+    path.write_text(topology.to_toml())
+    assert read_topology(path) == topology
+    path.write_text(f"[tls]\ncolour = 1\n{TOPOLOGY}")
+    with pytest.raises(InputError, match=r"\[tls\] has an unknown key 'colour'"):
+        read_topology(path)

@@ -1,0 +1,175 @@
+"""Tokens: the file, who is let in, and the commands."""
+
+from __future__ import annotations
+
+import logging
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from serving.tokens import ANYBODY, Key, Keyring, bearer, new_token, read_tokens, token_hash, write_tokens
+from stages.errors import InputError
+from stages.refusal import Refusal
+
+Run = Callable[..., tuple[int, str, str]]
+DIGEST = "0" * 64
+ALICE = Key("alice", DIGEST, ("generate",), 2.5, 3, 1000)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "tokens.toml"
+
+
+def test_a_file_is_read_as_it_was_written(path: Path) -> None:
+    keys = (ALICE, Key("bob", "1" * 64))
+    write_tokens(path, keys)
+    assert read_tokens(path) == keys
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_token_opens_what_its_key_may(path: Path) -> None:
+    token, admin = new_token(), new_token()
+    write_tokens(path, [replace(ALICE, sha256=token_hash(token)), Key("root", token_hash(admin), ("admin",))])
+    assert token not in path.read_text()
+    keyring = Keyring(path)
+    assert keyring.identify(bearer(token), "generate").name == "alice"
+    assert keyring.identify(bearer(admin), "generate").name == "root"
+    with pytest.raises(Refusal, match="key alice may generate only, not status") as caught:
+        keyring.identify(bearer(token), "status")
+    assert caught.value.code is grpc.StatusCode.PERMISSION_DENIED
+
+
+@pytest.mark.parametrize(
+    ("metadata", "says"),
+    [
+        (None, "this router wants a token"),
+        ((("user-agent", "x"),), "this router wants a token"),
+        ((("authorization", "Basic abc"),), "the metadata `authorization` must be `Bearer TOKEN`"),
+        ((("authorization", "Bearer onesweep_x"),), "unknown token"),
+        ((("authorization", "Bearer "),), "unknown token"),
+        ((("authorization", b"Bearer \xff"),), "unknown token"),
+        ((("authorization", "Bearer \udcff"),), "unknown token"),
+    ],
+)
+def test_who_is_nobody(path: Path, metadata: tuple[tuple[str, str | bytes], ...] | None, says: str) -> None:
+    write_tokens(path, [ALICE])
+    with pytest.raises(Refusal, match=says) as caught:
+        Keyring(path).identify(metadata, "generate")
+    assert caught.value.code is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_without_a_file_anybody_may() -> None:
+    assert Keyring().identify(None, "generate") is ANYBODY
+
+
+def test_a_file_that_changes_is_read_again(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    token = new_token()
+    write_tokens(path, [replace(ALICE, sha256=token_hash(token))])
+    keyring = Keyring(path)
+    path.write_text("broken")
+    assert keyring.identify(bearer(token), "generate").name == "alice", "a mistake in the file locks nobody out"
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    write_tokens(path, [])
+    with pytest.raises(Refusal, match="unknown token"):
+        keyring.identify(bearer(token), "generate")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[[keys]", "is not TOML"),
+        ("x = 1", r"it must have \[\[keys\]\] sections only"),
+        ("keys = 3", r"it must have \[\[keys\]\] sections only"),
+        ("keys = [3]", r"\[\[keys\]\] must be sections"),
+        ("[[keys]]\nname = 'a'", "key 'a' needs a name and the sha256 of its token"),
+        (f"[[keys]]\nsha256 = '{DIGEST}'\nscopes = ['status']", "needs a name"),
+        (f"[[keys]]\nname = 'a'\nsha256 = '{DIGEST}'", "key a has no scope"),
+        (f"[[keys]]\nname = 'a'\nsha256 = '{DIGEST}'\nscopes = ['fly']", "key a: unknown scope 'fly'"),
+        (f"[[keys]]\nname = 'a'\nsha256 = '{DIGEST}'\ncolour = 1", "unknown setting 'colour'"),
+        (f"[[keys]]\nname = 'a'\nsha256 = '{DIGEST}'\nrate = 'x'", "rate cannot be 'x'"),
+        (f"[[keys]]\nname = 'a'\nsha256 = '{DIGEST}'\nrate = true", "rate cannot be True"),
+        (f"[[keys]]\nname = 'a'\nsha256 = '{DIGEST}'\nscopes = ['admin']\nrate = nan", "rate must be above 0"),
+        (f"[[keys]]\nname = 'a'\nsha256 = '{DIGEST}'\nscopes = ['admin']\nconcurrent = 0", "concurrent must be 1"),
+        (f"[[keys]]\nname = 'a'\nsha256 = '{DIGEST[1:]}é'\nscopes = ['admin']", "64 hex digits"),
+    ],
+)
+def test_a_file_with_a_mistake(path: Path, text: str, says: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o600)
+    with pytest.raises(InputError, match=rf"tokens\.toml.*{says}"):
+        Keyring(path)
+
+
+def test_two_keys_are_two(path: Path) -> None:
+    write_tokens(path, [ALICE, ALICE])
+    with pytest.raises(InputError, match="two keys have the same name"):
+        read_tokens(path)
+    write_tokens(path, [ALICE, replace(ALICE, name="bob")])
+    with pytest.raises(InputError, match="two keys have the same token"):
+        read_tokens(path)
+
+
+def test_a_file_that_others_can_read(path: Path) -> None:
+    write_tokens(path, [ALICE])
+    path.chmod(0o644)
+    with pytest.raises(InputError, match="is a secret, and others can read or change it: chmod 600"):
+        Keyring(path)
+
+
+def test_a_file_that_is_not_there(path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot read .*tokens\.toml: No such file"):
+        Keyring(path)
+
+
+@pytest.mark.parametrize("token", ["é", "a b", "a\nb"])
+def test_what_cannot_be_a_token(token: str) -> None:
+    with pytest.raises(InputError, match="the token has characters that no token has"):
+        bearer(token)
+
+
+def test_the_commands(onesweep: Run, path: Path) -> None:
+    limits = ("--rate", 2, "--concurrent", 3, "--bytes-per-day", 1000)
+    code, out, _ = onesweep("token", "add", "alice", "--scope", "generate", *limits, "--tokens", path)
+    token = out.strip()
+    assert (code, token[:9], len(token)) == (0, "onesweep_", 52)
+    assert onesweep("token", "add", "bob", "--tokens", path)[0] == 0
+    alice, bob = onesweep("token", "list", "--tokens", path)[1].splitlines()
+    assert alice.split(maxsplit=2) == ["alice", "generate", "2 a second, 3 at once, 1000 bytes a day"]
+    assert bob.split(maxsplit=2) == ["bob", "generate,status", "no limits"]
+    assert Keyring(path).identify(bearer(token), "generate").concurrent == 3
+    assert onesweep("token", "remove", "alice", "--tokens", path)[1] == "removed alice; 1 left\n"
+    with pytest.raises(Refusal, match="unknown token"):
+        Keyring(path).identify(bearer(token), "generate")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["add", "alice"], "has a key alice already"),
+        (["add", "a b"], "key name 'a b' must be"),
+        (["add", "bob", "--scope", "fly"], "key bob: unknown scope 'fly'; choose from generate, status, admin"),
+        (["add", "bob", "--scope", ","], "key bob has no scope"),
+        (["add", "bob", "--rate", "0"], "key bob: rate must be above 0, not 0.0"),
+        (["add", "bob", "--rate", "nan"], "key bob: rate must be above 0, not nan"),
+        (["add", "bob", "--concurrent", "0"], "key bob: concurrent must be 1 or more, not 0"),
+        (["add", "bob", "--bytes-per-day", "-1"], "key bob: bytes_per_day must be 1 or more, not -1"),
+        (["remove", "bob"], "has no key 'bob'; there are: alice"),
+    ],
+)
+def test_a_mistake_is_explained(onesweep: Run, path: Path, arguments: list[str], says: str) -> None:
+    onesweep("token", "add", "alice", "--tokens", path)
+    code, out, err = onesweep("token", *arguments, "--tokens", path)
+    assert (code, out) == (2, "")
+    assert says in err
+
+
+def test_a_place_that_cannot_be_written(onesweep: Run, tmp_path: Path) -> None:
+    code, _, err = onesweep("token", "add", "alice", "--tokens", tmp_path / "nowhere" / "tokens.toml")
+    assert code == 2
+    assert "cannot write" in err
+    assert onesweep("token", "list", "--tokens", tmp_path / "none.toml")[0] == 2
