@@ -100,11 +100,15 @@ class Deployment:
         deployment = cls(topology, directory, {}, place)
         topology_path = directory / TOPOLOGY
         topology_path.write_text(topology.to_toml(), encoding="utf-8")
+        shelves = directory / "shelves"
+        shutil.rmtree(shelves, ignore_errors=True)  # it begins with the checkpoint, whatever was deployed before
         try:
             for host in topology.hosts:
                 arguments = _stage_arguments(topology, host, checkpoint, threads)
+                arguments += ["--shelf", str(shelves / host.name)]
                 deployment._spawn(host.name, [*arguments, *host_options])
             router = ["router", "--topology", str(topology_path), "--checkpoint", str(checkpoint)]
+            router += ["--shelf", str(shelves / "router")]
             deployment._spawn("router", [*router, "--threads", str(threads), *router_options])
             if http is not None:
                 deployment._spawn(HTTP, ["http", "--listen", http, "--router", topology.router])

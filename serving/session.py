@@ -66,8 +66,7 @@ class Carrier(Protocol):
     auditor: Auditor
     patience: Patience
 
-    @property
-    def problem(self) -> str: ...
+    def problem_of(self, weights: Weights) -> str: ...
 
     @property
     def ride_out_s(self) -> float: ...
@@ -245,7 +244,7 @@ class Session:
         deadline = time.monotonic() + patience_s
         while (path := self.ring.choose(self.weights, self._blamed)) is None:
             if time.monotonic() > deadline:
-                problem = because.message if because else self.ring.problem or "the hosts changed their weights"
+                problem = because.message if because else self.ring.problem_of(self.weights)
                 raise Refusal(_Code.UNAVAILABLE, f"{problem} (waited {patience_s:.1f} s)")
             await asyncio.sleep(PAUSE_S)
         self._begin(path)

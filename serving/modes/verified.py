@@ -20,7 +20,7 @@ from serving.drafting import MAX_RUN, RunLength
 from serving.local import Guesses, LocalModel, LocalSequence
 from serving.modes.base import Generation
 from serving.modes.scored import SCORERS, ScoredMode
-from serving.ring import Ring
+from serving.view import RingView
 from stages.architecture import VOCABULARY
 from stages.randomness import Purpose, uniforms
 from stages.refusal import Refusal
@@ -34,7 +34,7 @@ class VerifiedMode(ScoredMode):
     default_codec = "fp32"
     most_draft = MAX_RUN
 
-    def __init__(self, ring: Ring, local: LocalModel | None) -> None:
+    def __init__(self, ring: RingView, local: LocalModel | None) -> None:
         super().__init__(ring, local)
         self._lengths = {name: RunLength() for name in SCORERS}
 

@@ -16,15 +16,18 @@ import pytest
 from prometheus_client import CollectorRegistry, Histogram
 
 from stages.admission import check_hop
+from stages.backends import backend_named
 from stages.errors import InputError, ServiceError
 from stages.exposition import LoopCollector, MetricsServer
 from stages.figures import SECONDS, Buckets, Family
 from stages.hop import next_step
 from stages.host import Host, HostSettings
+from stages.loading import Loader, Sources
 from stages.lookout import Lookout
 from stages.metrics import MAX_LINKS, OTHERS, STAGE_METRICS, HostFigures
 from stages.parts import load_parts, plan_host
 from stages.refusal import Refusal, exhausted
+from stages.releases import Release
 from stages.seeing import SeeingSettings
 from stages.service import StageService
 from stages.v1 import stage_pb2
@@ -138,15 +141,13 @@ def host_that_fails(bundles: Path) -> Callable[[], Host]:
     parts.chain[0] = SimpleNamespace(read=broken, denoise=broken)  # type: ignore[assignment]
 
     def make() -> Host:
-        host = Host(plan, HostSettings("h"), None, HostFigures())
-        host.parts = parts
-        return host
+        return Host(Release("r", plan, parts), HostSettings("h"), None, HostFigures())
 
     return make
 
 
 def sweep_for(host: Host, **names: str) -> stage_pb2.Hop:
-    source = host.plan.chain
+    source = host.releases.newest.plan.chain
     assert source is not None
     hop = stage_pb2.Hop(router="r", session="s", capacity=40, digest=source.digest, deadline_unix_ms=1 << 45, **names)
     hop.sweep.CopyFrom(stage_pb2.Sweep(clean=b"A secret prompt", slots=4, steps=1, codec="int8"))
@@ -178,7 +179,9 @@ def test_a_fault_is_counted_and_logged_with_the_request_s_name(
     assert host.meter.refusals == {"INVALID_ARGUMENT": 1}
     assert host.meter.models["chain"].received_bytes > 0
     assert sum(host.meter.models["chain"].compute_s.counts) == 0  # a hop that failed took no time that counts
-    read = host.meter.reader(StageService(host).description)()
+    read = host.meter.reader(
+        StageService(host, Loader(host, Sources(Path(), (0,), None), backend_named("torch"), 0)).description
+    )()
     assert read["onesweep_stage_faults_total"] == {("INTERNAL",): 1}
     named = [record for record in caplog.records if getattr(record, "request", "") == "cafe0123"]
     assert [record.levelname for record in named] == ["ERROR", "WARNING"]
@@ -201,9 +204,10 @@ def test_a_fault_is_counted_and_logged_with_the_request_s_name(
 )
 def test_bad_names_in_a_hop_are_refused(host_that_fails: Callable[[], Host], names: dict[str, str]) -> None:
     host = host_that_fails()
-    check_hop(sweep_for(host, request="a name", traceparent="00-" + "1" * 32 + "-" + "1" * 16 + "-00"), host.plan)
+    plan = host.releases.newest.plan
+    check_hop(sweep_for(host, request="a name", traceparent="00-" + "1" * 32 + "-" + "1" * 16 + "-00"), plan)
     with pytest.raises(Refusal) as caught:
-        check_hop(sweep_for(host, **names), host.plan)
+        check_hop(sweep_for(host, **names), plan)
     assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
 
 
