@@ -38,7 +38,8 @@ def tell(bundles: Path, tmp_path: Path) -> Callable[..., Any]:
             host = Host(first, HostSettings("h"), Links(lambda *_: "", 0, 1 << 20, 1.0, 0.0, HostMeter()))
             loader = Loader(host, sources, backend_named("torch"), message_bytes)
             await loader.begin()
-            await anext(host.subscribers.listen("r"))
+            events = host.subscribers.listen("r")
+            await anext(events)
             worker = asyncio.create_task(host.work())
             try:
                 return await asyncio.wait_for(story(host, loader), 30)
