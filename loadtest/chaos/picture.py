@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,7 @@ def time_line(result: ChaosResult) -> str:
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata=dict.fromkeys(_NO_METADATA))
     svg = file.getvalue()
-    return svg[svg.index("<svg") :]
+    return _shorter(svg[svg.index("<svg") :])
 
 
 def _faults(axes: Axes, result: ChaosResult) -> None:
@@ -90,7 +91,7 @@ def _answers(axes: Axes, result: ChaosResult) -> None:
             axes.bar(moments, rates[fate], SLICE_S, bottom=below, align="edge", color=colour, label=fate.value)
             below = [low + rate for low, rate in zip(below, rates[fate], strict=True)]
     axes.set_title(f"answers a second, in slices of {SLICE_S:g} s", fontsize=9, loc="left")
-    axes.legend(frameon=False, loc="upper right", ncols=3, fontsize=7)
+    axes.legend(**_above(4))
 
 
 def _waits(axes: Axes, result: ChaosResult) -> None:
@@ -106,7 +107,7 @@ def _waits(axes: Axes, result: ChaosResult) -> None:
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_title("longest wait for a byte in each request, seconds", fontsize=9, loc="left")
-    axes.legend(frameon=False, loc="upper right", ncols=2, fontsize=7)
+    axes.legend(**_above(2))
 
 
 def _memory(axes: Axes, result: ChaosResult) -> None:
@@ -118,7 +119,18 @@ def _memory(axes: Axes, result: ChaosResult) -> None:
         colour = colours.get(life.name, OTHER_COLOUR)
         axes.plot(moments, [kb / 1024 for kb in life.rss_kb], color=colour, linewidth=1, label=shown)
     axes.set_title("resident memory of each process, MB", fontsize=9, loc="left")
-    axes.legend(frameon=False, loc="lower right", ncols=len(names) or 1, fontsize=7)
+    axes.legend(**_above(len(names) or 1))
+
+
+def _above(columns: int) -> dict[str, Any]:
+    """Where a legend hides nothing."""
+    place = {"loc": "lower right", "bbox_to_anchor": (1.0, 0.98), "borderaxespad": 0.0}
+    return {**place, "frameon": False, "ncols": columns, "fontsize": 7}
+
+
+def _shorter(svg: str) -> str:
+    """A hundredth of a point is enough."""
+    return re.sub(r"(\d+\.\d{2})\d+", r"\1", svg)
 
 
 def _labels(axes: Axes) -> list[str]:
