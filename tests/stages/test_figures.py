@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Histogram
 
 from stages.admission import check_hop
 from stages.errors import InputError, ServiceError
+from stages.expiry import Expiry
 from stages.exposition import LoopCollector, MetricsServer
 from stages.figures import SECONDS, Buckets, Family
 from stages.hop import next_step
@@ -212,3 +213,20 @@ def test_the_next_step_keeps_the_names() -> None:
     hop.step.remaining = 2
     after = next_step(hop, b"x")
     assert (after.request, after.traceparent) == (hop.request, hop.traceparent)
+
+
+# Certificates
+
+
+def test_the_end_of_a_certificate_is_read_again_when_it_is_renewed(new_pki: Callable[[str], Any]) -> None:
+    pki = new_pki("own")
+    tls = pki.issue("host", "paris")
+    expiry = Expiry(tls)
+    first = expiry.unix_s()
+    assert first == tls.read().certificate.until.timestamp()
+    assert expiry.rows() == {(): first}
+    pki.expire(tls)  # it is refused: the last that was right still tells when
+    assert expiry.unix_s() == first
+    renewed = pki.issue("host", "paris", force=True)
+    assert expiry.unix_s() == renewed.read().certificate.until.timestamp() >= first
+    assert Expiry(None).rows() == {}
