@@ -27,7 +27,6 @@ from stages.metrics import MAX_LINKS, OTHERS, STAGE_METRICS, HostFigures
 from stages.parts import load_parts, plan_host
 from stages.refusal import Refusal, exhausted
 from stages.seeing import SeeingSettings
-from stages.service import StageService
 from stages.v1 import stage_pb2
 
 
@@ -179,7 +178,7 @@ def test_a_fault_is_counted_and_logged_with_the_request_s_name(
     assert host.meter.refusals == {"INVALID_ARGUMENT": 1}
     assert host.meter.models["chain"].received_bytes > 0
     assert sum(host.meter.models["chain"].compute_s.counts) == 0  # a hop that failed took no time that counts
-    read = host.meter.reader(StageService(host).description)()
+    read = host.meter.reader(stage_pb2.DescribeResponse)()
     assert read["onesweep_stage_faults_total"] == {("INTERNAL",): 1}
     named = [record for record in caplog.records if getattr(record, "request", "") == "cafe0123"]
     assert [record.levelname for record in named] == ["ERROR", "WARNING"]
