@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stages.commands import check_positive
 from stages.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 
 def register(subparsers: Subparsers) -> None:
+    from loadtest.chaos import commands as chaos
     from loadtest.frontier import commands as frontier
     from loadtest.load import commands as load
     from loadtest.quality import commands as quality
@@ -28,6 +30,7 @@ def register(subparsers: Subparsers) -> None:
     wan.register(subparsers)
     quality.register(subparsers)
     frontier.register(subparsers)
+    chaos.register(subparsers)
 
     bench = subparsers.add_parser("bench", help="measure what serving costs on this machine")
     benches = bench.add_subparsers(title="benchmarks", metavar="WHAT", required=True)
@@ -61,6 +64,16 @@ def register(subparsers: Subparsers) -> None:
     batching.add_argument("--rounds", type=int, default=5, metavar="R", help="times that each is measured (5)")
     batching.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     batching.set_defaults(run=run_batching)
+
+    audit = benches.add_parser("audit", help="how soon audits find a host that computes wrongly, and what they cost")
+    audit.add_argument("--checkpoint", type=Path, default=SHIPPED, metavar="DIR", help="default: shipped weights")
+    audit.add_argument("--share", type=float, default=0.05, metavar="S", help="of sweeps that are audited (0.05)")
+    audit.add_argument("--modes", default="sweep,chunked,ar", metavar="M[,M]", help="for the cost (sweep,chunked,ar)")
+    audit.add_argument("--sweeps", type=int, default=100, metavar="N", help="within which a liar should be found (100)")
+    audit.add_argument("--rounds", type=int, default=5, metavar="R", help="liars to find (5)")
+    audit.add_argument("--requests", type=int, default=40, metavar="R", help="of each mode, for the cost (40)")
+    audit.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    audit.set_defaults(run=run_audit)
 
     seeing = benches.add_parser("seeing", help="what metrics, traces and JSON logs cost, on loopback")
     seeing.add_argument("--checkpoint", type=Path, default=SHIPPED, metavar="DIR", help="default: shipped weights")
@@ -183,6 +196,23 @@ def run_batching(options: argparse.Namespace) -> int:
     print(batching_table(figures))
     if options.json:
         write_json(options.json, batching_record(settings, figures))
+    return 0
+
+
+def run_audit(options: argparse.Namespace) -> int:
+    from loadtest.audits import AuditSettings, audit_record, audit_table, measure_audits
+    from loadtest.destination import check_destination, write_json
+
+    check_positive(options, "sweeps", "rounds", "requests")
+    if options.json:
+        check_destination(options.json)
+    modes = tuple(options.modes.split(","))
+    counts = (options.sweeps, options.rounds, options.requests)
+    settings = AuditSettings(options.checkpoint.resolve(), options.share, modes, *counts)
+    figures = measure_audits(settings)
+    print(audit_table(settings, figures))
+    if options.json:
+        write_json(options.json, audit_record(settings, figures))
     return 0
 
 

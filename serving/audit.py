@@ -175,5 +175,5 @@ class Auditor:
             if other is not link
             and other.entry.blocks == link.entry.blocks
             and not other.problem
-            and other.weights == weights
+            and weights in other.held
         ]

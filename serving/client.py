@@ -163,6 +163,29 @@ class AsyncClient:
         except grpc.aio.AioRpcError as error:
             raise await self._failed(error, timeout_s) from None
 
+    async def exchange(
+        self, requests: AsyncIterator[router_pb2.DeployRequest] | None, timeout_s: float
+    ) -> AsyncGenerator[router_pb2.DeployProgress, None]:
+        """What the router tells while it exchanges its weights for those that `requests` bring (serving/deploying.py).
+
+        :param requests: None = it goes back to the release before. Raises RequestRefused or RouterError.
+        """
+        call: (
+            grpc.aio.UnaryStreamCall[router_pb2.RollbackRequest, router_pb2.DeployProgress]
+            | grpc.aio.StreamStreamCall[router_pb2.DeployRequest, router_pb2.DeployProgress]
+        )
+        if requests is None:
+            call = self._stub.Rollback(router_pb2.RollbackRequest(), timeout=timeout_s, metadata=self._metadata)
+        else:
+            call = self._stub.Deploy(requests, timeout=timeout_s, metadata=self._metadata)
+        try:
+            async for progress in call:
+                yield progress
+        except grpc.aio.AioRpcError as error:
+            raise await self._failed(error, timeout_s) from None
+        finally:
+            call.cancel()
+
     async def close(self) -> None:
         await self._channel.close()
 

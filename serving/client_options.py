@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from serving.topology import DEFAULT_ROUTER
 from stages.errors import InputError
@@ -13,9 +13,18 @@ from stages.security import check_secret, read_file
 from stages.security_options import add_client_options, security_of
 
 if TYPE_CHECKING:
-    from serving.client import Client
+    from serving.client import AsyncClient, Client
+    from stages.security import Tls
 
 TOKEN_VARIABLE = "ONESWEEP_TOKEN"
+
+
+class Who(TypedDict):
+    """Settings of a client."""
+
+    tls: Tls | None
+    token: str
+    insecure: bool
 
 
 def add_router_options(parser: argparse.ArgumentParser) -> None:
@@ -29,18 +38,37 @@ def add_router_options(parser: argparse.ArgumentParser) -> None:
 def client_of(options: argparse.Namespace) -> Client:
     """A client of the router that the options name. Raises InputError."""
     from serving.client import Client
+
+    address, who = _connection(options)
+    return Client(address, **who)
+
+
+def async_client_of(options: argparse.Namespace) -> AsyncClient:
+    """Like `client_of`, where an event loop runs."""
+    from serving.client import AsyncClient
+
+    address, who = _connection(options)
+    return AsyncClient(address, **who)
+
+
+def _connection(options: argparse.Namespace) -> tuple[str, Who]:
     from serving.deployment import find_deployment, state_directory
 
     deployment = None if options.router else find_deployment(state_directory())
     topology = deployment.topology if deployment else None
     security = security_of(options, topology.client_tls if topology else None)
     address = options.router or (topology.router if topology else DEFAULT_ROUTER)
-    return Client(address, tls=security.tls, token=_token(options), insecure=security.insecure)
+    return address, {"tls": security.tls, "token": _token(options), "insecure": security.insecure}
+
+
+def own_token() -> str:
+    """The token of $ONESWEEP_TOKEN; empty where there is none."""
+    return os.environ.get(TOKEN_VARIABLE, "")
 
 
 def _token(options: argparse.Namespace) -> str:
     if options.token_file is None:
-        return options.token or os.environ.get(TOKEN_VARIABLE, "")
+        return options.token or own_token()
     raw = read_file(options.token_file)
     check_secret(options.token_file)
     token = raw.decode(errors="replace").strip()

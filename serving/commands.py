@@ -7,17 +7,18 @@ import contextlib
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serving.certs_commands import register_certs
-from serving.client_options import add_router_options, client_of
+from serving.client_options import add_router_options, async_client_of, client_of
 from serving.http.commands import check_framework
 from serving.http.commands import register as register_http
 from serving.http.settings import DEFAULT_LISTEN
 from serving.token_commands import register_token
 from serving.topology import DEFAULT_ROUTER
-from stages.commands import add_health_flag, check_positive, keep_warm_s
+from stages.commands import add_health_flag, add_shelf, check_positive, keep_warm_s
 from stages.errors import InputError
 from stages.log import start_log
 from stages.registry.settings import add_registry_flags, registry_settings
@@ -47,6 +48,7 @@ def register(subparsers: Subparsers) -> None:
     router.add_argument(
         "--frontier", type=Path, metavar="FILE", help="what mode `auto` chooses from (the bundle's frontier.json)"
     )
+    add_shelf(router)
     router.add_argument("--threads", type=int, metavar="N", help="processor threads (default: all cores)")
     router.add_argument("--max-requests", type=int, default=64, metavar="N", help="requests in flight (64)")
     router.add_argument("--max-rate", type=int, default=1000, metavar="R", help="requests started a second (1000)")
@@ -68,6 +70,7 @@ def register(subparsers: Subparsers) -> None:
     host.add_argument("name", metavar="NAME")
     host.add_argument("--topology", type=Path, required=True, metavar="FILE")
     host.add_argument("--checkpoint", type=Path, metavar="DIR", help="default: the topology's")
+    add_shelf(host)
     host.add_argument("--threads", type=int, metavar="N", help="processor threads (default: all cores)")
     host.add_argument("--backend", metavar="B", help="what computes: torch, onnxruntime (torch)")
     add_server_options(host)
@@ -118,6 +121,17 @@ def register(subparsers: Subparsers) -> None:
     up.set_defaults(run=run_up)
 
     subparsers.add_parser("down", help="stop what `up --detach` started").set_defaults(run=run_down)
+
+    deploy = subparsers.add_parser("deploy", help="exchange the weights under a running service, or take that back")
+    deploy.add_argument("checkpoint", type=Path, nargs="?", metavar="DIR", help="bundle to serve from now on")
+    deploy.add_argument("--rollback", action="store_true", help="go back to the release before")
+    deploy.add_argument(
+        "--without", default="", metavar="NAME[,NAME]", help="hosts that are down and need not take part"
+    )
+    add_router_options(deploy)
+    deploy.add_argument("--timeout-s", type=float, default=600.0, metavar="S", help="give it up after (600)")
+    deploy.add_argument("--json", action="store_true")
+    deploy.set_defaults(run=run_deploy)
 
     status = subparsers.add_parser("status", help="hosts, readiness, sessions")
     add_router_options(status)
@@ -203,6 +217,7 @@ def run_router_command(options: argparse.Namespace) -> int:
         options.threads,
         security_of(options, topology.tls_of("router")),
         options.tokens,
+        options.shelf,
         options.frontier,
         options.health,
         registry,
@@ -242,6 +257,7 @@ def run_host(options: argparse.Namespace) -> int:
             HostSettings(host.name, options.backend or DEFAULT_BACKEND),
             options.threads,
             security=security_of(options, topology.tls_of(host.name)),
+            shelf=options.shelf,
             health=options.health,
             seeing=seeing,
         )
@@ -356,6 +372,24 @@ def run_down(options: argparse.Namespace) -> int:
     return 0
 
 
+def run_deploy(options: argparse.Namespace) -> int:
+    from serving.deploying import deploy, lines_of, read_release, record_of, roll_back
+
+    if options.rollback == (options.checkpoint is not None):
+        raise InputError("give the directory of a checkpoint to deploy, or --rollback to go back to the one before")
+    if options.rollback and options.without:
+        raise InputError("--without is for a deployment: a rollback leaves hosts out that are down")
+    check_positive(options, "timeout_s")
+    show = partial(print, file=sys.stderr if options.json else sys.stdout, flush=True)
+    client, without = partial(async_client_of, options), [name for name in options.without.split(",") if name]
+    if options.rollback:
+        switch = roll_back(client, show, options.timeout_s)
+    else:
+        switch = deploy(client, read_release(options.checkpoint), without, show, options.timeout_s)
+    print(json.dumps(record_of(switch)) if options.json else "\n".join(lines_of(switch)))
+    return 0
+
+
 def run_status(options: argparse.Namespace) -> int:
     from google.protobuf.json_format import MessageToDict
 
@@ -369,11 +403,18 @@ def run_status(options: argparse.Namespace) -> int:
         )
         return 0
     state = "ready" if status.ready else "not ready"
+    release = f"release {status.release}" if status.release else "no release yet"
+    print(f"{release}; before: {status.previous}" if status.previous else release)
     print(f"router {state}; modes {', '.join(status.modes)}; {status.requests} of {status.request_limit} requests")
     for host in status.hosts:
         blocks = ",".join(map(str, host.blocks))
         state = f"ready, {host.rtt_ms:.1f} ms, {host.sessions} sessions" if host.ready else host.reason
+        if status.release and host.releases and status.release not in host.releases:
+            state += f"; it has release {host.releases[-1]}"
         print(f"{host.name:10} {host.address:22} blocks {blocks:6} {state}")
+    if status.audits.audited:
+        shown = f"{status.audits.audited} of {status.audits.sweeps} sweeps, {status.audits.liars} liars found"
+        print(f"audits: {shown}, {status.audits.compute_ms / 1000:.1f} s of hosts' arithmetic")
     return 0 if status.ready else 1
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 
 from serving.client import Client
+from serving.client_options import own_token
 from serving.errors import RouterError
 from serving.topology import DEFAULT_ROUTER, HostEntry, Topology, read_topology
 from stages.errors import OnesweepError, ServiceError
@@ -99,11 +100,15 @@ class Deployment:
         deployment = cls(topology, directory, {}, place)
         topology_path = directory / TOPOLOGY
         topology_path.write_text(topology.to_toml(), encoding="utf-8")
+        shelves = directory / "shelves"
+        shutil.rmtree(shelves, ignore_errors=True)  # it begins with the checkpoint, whatever was deployed before
         try:
             for host in topology.hosts:
                 arguments = _stage_arguments(topology, host, checkpoint, threads)
+                arguments += ["--shelf", str(shelves / host.name)]
                 deployment._spawn(host.name, [*arguments, *host_options])
             router = ["router", "--topology", str(topology_path), "--checkpoint", str(checkpoint)]
+            router += ["--shelf", str(shelves / "router")]
             deployment._spawn("router", [*router, "--threads", str(threads), *router_options])
             if http is not None:
                 deployment._spawn(HTTP, ["http", "--listen", http, "--router", topology.router])
@@ -215,7 +220,7 @@ class Deployment:
 
 def answers_of(topology: Topology) -> Generator[str | None, None, None]:
     """Again and again: why the router cannot serve, empty when it can, None when it does not answer."""
-    with Client(topology.router, tls=topology.client_tls, insecure=True) as client:
+    with Client(topology.router, tls=topology.client_tls, token=own_token(), insecure=True) as client:
         while True:
             try:
                 status = client.status(timeout_s=2.0)

@@ -121,6 +121,7 @@ async def examine(topology: Topology, security: Security) -> Report:
 
 async def _examine_host(report: Report, topology: Topology, host: HostEntry, relay: Relay) -> None:
     info = await relay.describe(REACH_TIMEOUT_S)
+    newest = info.releases[-1] if info.releases else stage_pb2.Release()
     if host.is_first:
         quality = await _measured(relay, lambda: measure_link(relay, STATE_BYTES, MAX_PROBE_BYTES))
         report.hops.append(_hop("router", host.name, quality))
@@ -143,9 +144,9 @@ async def _examine_host(report: Report, topology: Topology, host: HostEntry, rel
             offset_ms,
             info.ready,
             info.backend,
-            info.chain.digest,
-            info.ar.digest,
-            info.scorer.digest,
+            newest.chain.digest,
+            newest.ar.digest,
+            newest.scorer.digest,
         )
     )
     for link in probe.links:

@@ -12,8 +12,6 @@ from typing import Any, Self
 from serving.pace import Pace
 from stages.errors import InputError
 
-FRONTIER_NAME = "frontier.json"
-"""Its place in a bundle."""
 VERSION = 1
 WRITTEN_BY = "onesweep frontier --write FILE"
 MODES = ("sweep", "chunked", "resample", "verified", "ar", "ar-speculative", "local")

@@ -11,6 +11,7 @@ import grpc.aio
 
 from serving.topology import HostEntry
 from stages.relay import Relay
+from stages.releases import weights_of
 from stages.security import LOOPBACK_ONLY, Security
 from stages.sessions import KINDS
 from stages.v1 import stage_pb2
@@ -35,6 +36,8 @@ class HostLink:
         self.entry, self.router = entry, router
         self.relay = Relay(entry.address, MESSAGE_BYTES, hop_timeout_s, entry.name, security)
         self.info: stage_pb2.DescribeResponse | None = None
+        self.held: dict[Weights, stage_pb2.Release] = {}
+        """What it has loaded, the newest last."""
         self.problem = f"host {entry.name} at {entry.address} was not reached yet"
         """Why no request can use this host; empty when one can."""
         self.accused = ""
@@ -48,13 +51,11 @@ class HostLink:
         self._releasing = False
 
     @property
-    def weights(self) -> Weights:
-        return tuple(getattr(self.info, kind).digest for kind in KINDS) if self.info else ()
-
     @property
     def parts(self) -> int:
         """Blocks of a whole model, as the host says; 0 while that is not known."""
-        return max((getattr(self.info, kind).parts for kind in KINDS), default=0) if self.info else 0
+        releases = self.info.releases if self.info else ()
+        return max((getattr(release, kind).parts for release in releases for kind in KINDS), default=0)
 
     @property
     def load_ms(self) -> float:
@@ -74,10 +75,15 @@ class HostLink:
         took_ms = passage.queue_ms + passage.compute_ms
         self.hop_ms += LEARN * (took_ms - self.hop_ms) if self.hop_ms else took_ms
 
+    def hear(self, info: stage_pb2.DescribeResponse) -> None:
+        """Take note of what the host says of itself."""
+        self.info = info
+        self.held = {weights_of(release): release for release in info.releases if not release.loading}
+
     async def describe(self) -> None:
         """Refresh `info` and `problem`. Raises Refusal when the host does not answer."""
         info = await self.relay.describe(timeout=self.relay.hop_timeout_s)
-        self.info = info
+        self.hear(info)
         if self.accused:
             self.problem = f"host {self.entry.name} at {self.entry.address} is taken out: {self.accused}"
         elif tuple(info.blocks) != self.entry.blocks:

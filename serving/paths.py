@@ -38,7 +38,7 @@ def best_path(
     :param avoid: addresses of hosts to go round if that can be.
     """
     able = sorted(
-        (link for link in links if not link.problem and link.weights == weights), key=lambda link: link.entry.blocks[0]
+        (link for link in links if not link.problem and weights in link.held), key=lambda link: link.entry.blocks[0]
     )
     # by first and last host: what the way back to the first costs counts, too
     best: dict[tuple[str, str], tuple[float, Path]] = {}

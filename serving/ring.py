@@ -1,4 +1,4 @@
-"""The router's side of the ring: a warm link to every host, and sessions whose results come back over them."""
+"""The router's side of the ring: a warm link to every host, over which the results of sessions come back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -37,8 +36,6 @@ RETRY_S = 0.2
 DESCRIBE_S = 1.0
 WATCH_S = 0.1
 WARM_BYTES = 16 << 10
-FOUND_S = 0.02
-"""How long a look for a way through all hosts holds good: one request asks a dozen times."""
 
 
 @dataclass(frozen=True)
@@ -81,14 +78,12 @@ class Ring:
         self._rounds: dict[str, asyncio.Future[stage_pb2.Event]] = {}
         """Sweeps of audits under way."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._weights: Weights = ()
-        """What new requests use, while there is a way through hosts that hold it."""
-        self._found: Weights | None = None
-        self._found_until = 0.0
+        self.changes = 0
+        """Counts what may make another way the best, or none."""
         self._hosts, self._meter = tuple(hosts), meter
 
     async def open(self) -> None:
-        """Start linking; returns at once. `problem` says when the ring can be used."""
+        """Start linking; returns at once. A RingView's `problem` says when the ring can be used."""
         self.set_hosts(self._hosts)
         self.spawn(self._watch())
 
@@ -114,59 +109,31 @@ class Ring:
         """How long a request waits for hosts that are lost."""
         return self.settings.hop_timeout_s
 
-    @property
-    def problem(self) -> str:
-        """Why requests cannot be served now; empty when they can."""
-        if self._usable_weights() is not None:
-            return ""
+    def problem_of(self, weights: Weights | None) -> str:
+        """Why no request can use the hosts that hold `weights`; None: those that hold any that are the same."""
         for link in self.links:
             if link.problem:
                 return link.problem
+        lacking = [link for link in self.links if weights is not None and weights not in link.held]
+        if lacking:
+            return f"host {lacking[0].entry.name} does not have the release that is served: it is being brought there"
         for index, kind in enumerate(KINDS):
-            digests = {link.entry.name: link.weights[index] for link in self.links}
-            if len(set(digests.values())) > 1:
+            digests = {link.entry.name: next(reversed(link.held))[index] for link in self.links if link.held}
+            if weights is None and len(set(digests.values())) > 1:
                 shown = ", ".join(f"{name} {digest[:12] or '(none)'}" for name, digest in digests.items())
                 return f"the hosts have different {kind} checkpoints ({shown}): give every host the same one"
         broken = [relay for link in self.links if link.info for relay in link.info.links if relay.problem]
         return broken[0].problem if broken else "there is no way through all blocks: check every host's --next"
 
-    async def usable(self, wait_s: float) -> None:
-        """Return when requests can be served. Raises Refusal with the problem and how long it was waited for."""
-        waited = 0.0
-        while problem := self.problem:
-            if waited >= wait_s:
-                raise Refusal(grpc.StatusCode.UNAVAILABLE, f"{problem} (waited {wait_s:.1f} s)")
-            await asyncio.sleep(RETRY_S)
-            waited += RETRY_S
-
-    def model(self, kind: Kind) -> stage_pb2.ModelInfo | None:
-        """The hosts' common model of a kind, if they have one. Meaningful while there is no `problem`."""
-        weights = self._usable_weights()
-        for link in self.links:
-            if link.info is not None and link.weights == weights and link.info.HasField(kind):
-                model: stage_pb2.ModelInfo = getattr(link.info, kind)
-                return model
-        return None
-
-    def digest(self, kind: Kind) -> str:
-        model = self.model(kind)
-        return model.digest if model else ""
-
     def choose(self, weights: Weights, avoid: Collection[str] = ()) -> Path | None:
         """The quickest way through hosts with `weights`; None where there is none."""
         return best_path(self.links, weights, self.suspects, avoid) if self.links else None
 
-    def rtts_ms(self) -> list[float | None]:
-        """Round trips to the hosts of the way that a request would take now."""
-        path = self.choose(self._usable_weights() or ()) or self.links
-        return [link.relay.least_rtt_ms for link in path]
-
     @asynccontextmanager
     async def session(
-        self, kind: Kind, capacity: int, deadline_unix_ms: int, account: Account
+        self, kind: Kind, weights: Weights, capacity: int, deadline_unix_ms: int, account: Account
     ) -> AsyncIterator[Session]:
         """A session that is freed on every host at the end, however it ends."""
-        weights = self._usable_weights() or self._weights
         session = Session(self, kind, weights, capacity, deadline_unix_ms, account)
         self._sessions.add(session)
         try:
@@ -239,20 +206,6 @@ class Ring:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _usable_weights(self) -> Weights | None:
-        """Weights that there is a way for: those used so far, else those that most hosts hold; None where none."""
-        if time.monotonic() > self._found_until:
-            self._found, self._found_until = self._find_weights(), time.monotonic() + FOUND_S
-        return self._found
-
-    def _find_weights(self) -> Weights | None:
-        held = Counter(link.weights for link in self.links if not link.problem)
-        for weights in [self._weights, *(weights for weights, _ in held.most_common())]:
-            if weights in held and self.choose(weights) is not None:
-                self._weights = weights
-                return weights
-        return None
-
     def _link(self, entry: HostEntry) -> HostLink:
         link = HostLink(entry, self.name, self.settings.hop_timeout_s, self._security)
         if self._meter is not None:
@@ -290,7 +243,7 @@ class Ring:
                         await link.relay.warm(WARM_BYTES)
                         warmer = asyncio.create_task(link.relay.keep_warm(WARM_BYTES, pause_s))
                     await link.describe()
-                    self._found_until = 0.0
+                    self.changes += 1
                     if link.problem != before:
                         log.info("%s", link.problem or f"host {link.entry.name} is ready")
                     self.spawn(link.release())
@@ -328,7 +281,7 @@ class Ring:
         problem = reason if reason.startswith(name) else f"{name} is lost ({reason}); see that it runs"
         if not link.problem:
             log.warning("%s", problem)
-        link.problem, self._found_until = problem, 0.0
+        link.problem, self.changes = problem, self.changes + 1
         fault = stage_pb2.Fault(code=grpc.StatusCode.UNAVAILABLE.value[0], message=problem, lost=link.entry.address)
         for session, attempt in list(self._attempts.values()):
             if link in attempt.path:

@@ -12,28 +12,27 @@ import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from serving.conditions import Conditions
 from serving.discovery import follow_hosts
-from serving.frontier import FRONTIER_NAME, read_frontier
-from serving.local import LocalModel
 from serving.metrics import ROUTER_METRICS, RouterFigures
-from serving.modes import all_modes
-from serving.modes.auto import Guide
 from serving.quota import Admission, AdmissionSettings
 from serving.ring import Ring, RingSettings
+from serving.rollout import Rollout, find_release
+from serving.served import OwnParts, Served
 from serving.service import RouterService
 from serving.ticket import Tickets
 from serving.tokens import Keyring
 from serving.topology import Topology
 from serving.v1 import router_pb2, router_pb2_grpc
+from serving.view import RingView
 from serving.witness import Witness
-from stages.bundle import find_bundle
 from stages.errors import InputError
 from stages.identity import ROUTER
 from stages.lookout import Lookout
+from stages.parts import plan_host
 from stages.registry import RegistrySettings, open_registry
 from stages.security import LOOPBACK_ONLY, Security
 from stages.seeing import SeeingSettings
+from stages.shelf import Shelf
 from stages.transport import bind, is_loopback, new_server, stop_on_signals
 from stages.vitals import serve_vitals
 
@@ -58,6 +57,8 @@ class RouterSettings:
     security: Security = LOOPBACK_ONLY
     tokens: Path | None = None
     """Who may ask; None = anybody, on a loopback address or with `insecure`."""
+    shelf: Path | None = None
+    """Where releases are kept that are deployed; None = there can be none."""
     frontier: Path | None = None
     """What mode `auto` chooses from; None = the bundle's, if it has one."""
     health: str | None = None
@@ -73,16 +74,15 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
         torch.set_num_threads(settings.threads)
     keyring = Keyring(settings.tokens)
     name = _own_name(settings)
-    local = _local_model(settings.checkpoint)
     figures = RouterFigures() if settings.seeing.metrics else None
     meter = figures.links.link if figures else None
     ring = Ring(settings.topology.hosts, settings.ring, _witness(settings), meter, settings.security, name)
-    conditions = Conditions(ring.rtts_ms)
-    modes = all_modes(ring, local, _guide(settings, local), conditions)
+    shelf = Shelf(settings.shelf) if settings.shelf else None
+    rollout = Rollout(ring, _first(settings, ring, shelf), shelf, settings.checkpoint)
     lookout = Lookout(settings.seeing, "onesweep-router", "router", settings.security.insecure)
     admission = Admission(settings.admission, reserves=not keyring.open)
     tickets = Tickets(figures, lookout.tracer)
-    service = RouterService(ring, modes, conditions, keyring, admission, settings.ring.hop_timeout_s, tickets)
+    service = RouterService(rollout, keyring, admission, settings.ring.hop_timeout_s, tickets)
     server = new_server()
     router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
     checks = health.aio.HealthServicer()
@@ -101,13 +101,16 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
             follow_hosts(open_registry(settings.registry), lambda hosts: ring.set_hosts(Topology(tuple(hosts)).hosts))
         )
     log.info("router: live on port %d", port)
-    reporter = asyncio.create_task(_report_health(ring, checks))
+    tasks = [asyncio.create_task(job) for job in (_report_health(rollout, checks), rollout.keep_up_to_date())]
     await stop.wait()
-    reporter.cancel()
+    for task in tasks:
+        task.cancel()
     await checks.enter_graceful_shutdown()
     await server.stop(DRAIN_S if admission.requests else 0)
     await vitals.stop(grace=0)
     await ring.close()
+    if shelf:
+        shelf.close()
     await lookout.close()
 
 
@@ -129,32 +132,27 @@ def _own_name(settings: RouterSettings) -> str:
     return identity.name if identity else ""
 
 
-def _local_model(checkpoint: Path | None) -> LocalModel | None:
-    if checkpoint is None:
-        return None
-    directory = find_bundle(checkpoint).local
-    return LocalModel(directory) if directory else None
+def _first(settings: RouterSettings, ring: Ring, shelf: Shelf | None) -> Served:
+    """What is served first: the release that was deployed last, or what the hosts turn out to have.
+
+    Raises OnesweepError.
+    """
+    name = next(reversed(shelf.in_use), "") if shelf else ""
+    directory = find_release(name, shelf, settings.checkpoint) if name else None
+    if directory is None:
+        if name:
+            log.warning("release %s is not here any more: serving what the hosts have", name)
+        return Served.over(RingView(ring), OwnParts.read(settings.checkpoint, settings.frontier))
+    log.info("release %s was deployed here: it is served", name)
+    frontier = settings.frontier if directory == settings.checkpoint else None
+    weights = plan_host(directory, (0,)).weights
+    return Served.over(RingView(ring, weights), OwnParts.read(directory, frontier), name)
 
 
-def _guide(settings: RouterSettings, local: LocalModel | None) -> Guide:
-    """Raises InputError for a frontier that the user named; one that a bundle brings stops only mode `auto`."""
-    digest = local.digest if local else ""
-    if settings.frontier is not None:
-        return Guide(read_frontier(settings.frontier), local_digest=digest)
-    path = (settings.checkpoint or Path()) / FRONTIER_NAME
-    if settings.checkpoint is None or not path.exists():
-        return Guide()
-    try:
-        return Guide(read_frontier(path), local_digest=digest)
-    except InputError as error:
-        log.warning("%s", error)
-        return Guide(problem=str(error))
-
-
-async def _report_health(ring: Ring, checks: health.aio.HealthServicer) -> None:
+async def _report_health(rollout: Rollout, checks: health.aio.HealthServicer) -> None:
     previous: str | None = None
     while True:
-        problem = ring.problem
+        problem = rollout.current.view.problem
         if problem != previous:
             log.info("router: %s", problem or "ready")
             status = health_pb2.HealthCheckResponse

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
@@ -13,13 +15,12 @@ import grpc.aio
 from serving.accounting import Account
 from serving.admission import check_fit, check_mode, check_request
 from serving.again import truthful
-from serving.conditions import Conditions
 from serving.link import HostLink
-from serving.modes import Mode
 from serving.quota import Admission
-from serving.ring import Ring
+from serving.rollout import Rollout, Tell
+from serving.served import Served
 from serving.ticket import UNKNOWN_MODE, Ticket, Tickets
-from serving.tokens import GENERATE, STATUS, Keyring
+from serving.tokens import ADMIN, GENERATE, STATUS, Keyring
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.refusal import Refusal
 
@@ -34,26 +35,23 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
     def __init__(
         self,
-        ring: Ring,
-        modes: dict[str, Mode],
-        conditions: Conditions,
+        rollout: Rollout,
         keyring: Keyring,
         admission: Admission,
         ring_wait_s: float,
         tickets: Tickets | None = None,
     ) -> None:
-        """:param conditions: learns from every request.
-        :param keyring: who may ask.
+        """:param keyring: who may ask.
         :param admission: how much of it at once.
         :param ring_wait_s: how long a request waits for hosts that are not ready."""
-        self.ring, self.modes, self.conditions = ring, modes, conditions
+        self.rollout, self.ring = rollout, rollout.ring
         self.keyring, self.admission, self.ring_wait_s = keyring, admission, ring_wait_s
         self.tickets = tickets or Tickets()
 
     async def Generate(
         self, request: router_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[router_pb2.GenerateResponse]:
-        mode = request.mode if request.mode in self.modes else UNKNOWN_MODE
+        mode = request.mode if request.mode in self.rollout.current.modes else UNKNOWN_MODE
         ticket = self.tickets.open(mode, _deadline(context))
         await context.send_initial_metadata(ticket.metadata)
         context.set_trailing_metadata(ticket.metadata)
@@ -62,13 +60,27 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 key = self.keyring.identify(context.invocation_metadata(), GENERATE)
                 async with (
                     self.admission.enter(key, request.max_bytes) as place,
-                    aclosing(self._generate(request, ticket)) as responses,
+                    aclosing(self._admit(request, ticket)) as responses,
                 ):
                     async for response in responses:
                         place.spend(len(response.text))
                         yield response
         except Refusal as refusal:
             await refusal.abort(context)
+
+    async def Deploy(
+        self, requests: AsyncIterator[router_pb2.DeployRequest], context: Context
+    ) -> AsyncIterator[router_pb2.DeployProgress]:
+        async with aclosing(self._told(lambda tell: self.rollout.deploy(requests, tell), context)) as progress:
+            async for each in progress:
+                yield each
+
+    async def Rollback(
+        self, request: router_pb2.RollbackRequest, context: Context
+    ) -> AsyncIterator[router_pb2.DeployProgress]:
+        async with aclosing(self._told(self.rollout.rollback, context)) as progress:
+            async for each in progress:
+                yield each
 
     async def Status(self, request: router_pb2.StatusRequest, context: Context) -> router_pb2.StatusResponse:
         try:
@@ -79,9 +91,10 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
     def status(self) -> router_pb2.StatusResponse:
         """The router and its hosts as they are now."""
+        served = self.rollout.current
         return router_pb2.StatusResponse(
             version=version("onesweep"),
-            ready=not self.ring.problem,
+            ready=not served.view.problem,
             hosts=[
                 router_pb2.HostStatus(
                     name=link.entry.name,
@@ -96,17 +109,40 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                     queue_limit=link.info.counters.queue_limit if link.info else 0,
                     backend=link.info.backend if link.info else "",
                     links=self._links_of(link),
+                    releases=[release.name for release in link.held.values()],
                 )
                 for link in self.ring.links
             ],
-            modes=[name for name, mode in self.modes.items() if not mode.problem],
-            chain_digest=self.ring.digest("chain"),
-            ar_digest=self.ring.digest("ar"),
-            scorer_digest=self.ring.digest("scorer"),
-            context_bytes=max((mode.context_bytes for mode in self.modes.values() if not mode.problem), default=0),
+            modes=served.served_modes,
+            chain_digest=served.view.digest("chain"),
+            ar_digest=served.view.digest("ar"),
+            scorer_digest=served.view.digest("scorer"),
+            release=served.release,
+            previous=self.rollout.previous_name,
+            context_bytes=max((served.modes[name].context_bytes for name in served.served_modes), default=0),
+            audits=router_pb2.Audits(**asdict(self.ring.auditor.counters)),
             requests=self.admission.requests,
             request_limit=self.admission.settings.request_limit,
         )
+
+    async def _told(
+        self, job: Callable[[Tell], Coroutine[Any, Any, router_pb2.Switch]], context: Context
+    ) -> AsyncGenerator[router_pb2.DeployProgress, None]:
+        """What a job tells, as it tells it, and what it ends in; it ends when nobody listens."""
+        told: asyncio.Queue[router_pb2.DeployProgress | None] = asyncio.Queue()
+        task: asyncio.Task[router_pb2.Switch] | None = None
+        try:
+            self.keyring.identify(context.invocation_metadata(), ADMIN)
+            task = asyncio.create_task(job(told.put_nowait))
+            task.add_done_callback(lambda _: told.put_nowait(None))
+            while (progress := await told.get()) is not None:
+                yield progress
+            yield router_pb2.DeployProgress(switch=task.result())
+        except Refusal as refusal:
+            await refusal.abort(context)
+        finally:
+            if task is not None:
+                task.cancel()
 
     def _links_of(self, link: HostLink) -> list[router_pb2.LinkStatus]:
         names = {other.entry.address: other.entry.name for other in self.ring.links}
@@ -116,13 +152,26 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             for each in found
         ]
 
-    async def _generate(
+    async def _admit(
         self, request: router_pb2.GenerateRequest, ticket: Ticket
     ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
-        mode = check_mode(request.mode, self.modes)
+        """Whatever is deployed meanwhile, a request ends on the release that it began with."""
+        served = self.rollout.current
+        served.requests += 1
+        try:
+            async with aclosing(self._generate(request, ticket, served)) as responses:
+                async for response in responses:
+                    yield response
+        finally:
+            served.requests -= 1
+
+    async def _generate(
+        self, request: router_pb2.GenerateRequest, ticket: Ticket, served: Served
+    ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
+        mode = check_mode(request.mode, served.modes)
         generation = check_request(request, mode, ticket.deadline_unix_ms)
         if mode.uses_hosts:
-            await self.ring.usable(self.ring_wait_s)
+            await served.view.usable(self.ring_wait_s)
         check_fit(generation, mode)
         account = ticket.account = Account()
         async with aclosing(truthful(mode, generation, account)) as pieces:
@@ -138,7 +187,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             if whole:
                 yield router_pb2.GenerateResponse(text=whole)
         hosts = {link.info.name: link.entry for link in self.ring.links if link.info}
-        self.conditions.learn(mode.name, account, account.elapsed_ms())
+        served.conditions.learn(mode.name, account, account.elapsed_ms())
         summary = ticket.summary = account.summary(mode.name, request.seed, len(request.prompt), hosts)
         summary.request = ticket.name
         yield router_pb2.GenerateResponse(summary=summary)

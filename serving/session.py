@@ -66,8 +66,7 @@ class Carrier(Protocol):
     auditor: Auditor
     patience: Patience
 
-    @property
-    def problem(self) -> str: ...
+    def problem_of(self, weights: Weights) -> str: ...
 
     @property
     def ride_out_s(self) -> float: ...
@@ -245,7 +244,7 @@ class Session:
         deadline = time.monotonic() + patience_s
         while (path := self.ring.choose(self.weights, self._blamed)) is None:
             if time.monotonic() > deadline:
-                problem = because.message if because else self.ring.problem or "the hosts changed their weights"
+                problem = because.message if because else self.ring.problem_of(self.weights)
                 raise Refusal(_Code.UNAVAILABLE, f"{problem} (waited {patience_s:.1f} s)")
             await asyncio.sleep(PAUSE_S)
         self._begin(path)
@@ -300,13 +299,16 @@ class Session:
         self.ring.end(attempt)
 
     def _blame(self, attempt: Attempt, fault: stage_pb2.Fault) -> None:
-        """Remember who failed: the host that did not take the work, else the one that said so."""
+        """Remember who failed: the host that did not take the work, else the one that said so. Nonsense is noticed by
+        whoever gets it, so it may be anybody's on the way there."""
         by_name = {link.entry.name: link.entry.address for link in attempt.path}
         source = by_name.get(fault.host, "")
         guilty = fault.lost or source
         if fault.lost and source:
             self.ring.suspects.add(source, fault.lost)
-        if guilty:
+        if Refusal.numbered(fault.code, fault.message).code in NONSENSE:
+            self._blamed.update(link.entry.address for link in attempt.path)
+        elif guilty:
             self._blamed.add(guilty)
 
     def _other_path(self, attempt: Attempt) -> bool:

@@ -16,22 +16,29 @@ MOST_BYTES = 1 << 30
 
 
 class Witness:
-    """Any blocks of a bundle, read when they are first asked for. Blocks the thread that asks."""
+    """Any blocks of the bundles that are served, read when they are first asked for. Blocks the thread that asks."""
 
     def __init__(self, checkpoint: Path) -> None:
-        self.checkpoint = checkpoint
-        self._parts: dict[tuple[int, ...], Parts] = {}
+        self._checkpoints: tuple[Path, ...] = (checkpoint,)
+        self._parts: dict[tuple[Path, tuple[int, ...]], Parts] = {}
+
+    def look_at(self, *checkpoints: Path) -> None:
+        """Know these bundles, and no others."""
+        self._checkpoints = checkpoints
+        self._parts = {key: parts for key, parts in self._parts.items() if key[0] in checkpoints}
 
     def knows(self, host: HostEntry, digest: str) -> bool:
         """Whether it has those weights for that host's blocks. Raises OnesweepError."""
-        return _kind(self._plan(host.blocks), digest) is not None
+        return self._plan(host.blocks, digest) is not None
 
     @torch.inference_mode()
     def outcome(self, hop: stage_pb2.Hop, host: HostEntry) -> Outcome:
         """What follows from a hop that opens a session on `host`, whose weights it `knows`. Raises OnesweepError."""
-        if host.blocks not in self._parts:
-            self._parts[host.blocks] = load_parts(self._plan(host.blocks))
-        parts = self._parts[host.blocks]
+        found = self._plan(host.blocks, hop.digest)
+        assert found is not None
+        key, plan = (found[0], host.blocks), found[1]
+        parts = self._parts.get(key) or load_parts(plan)
+        self._parts[key] = parts
         kind = _kind(parts.plan, hop.digest)
         assert kind is not None
         source = parts.plan.models[kind]
@@ -44,8 +51,14 @@ class Witness:
             work.supply(demand.compute([demand.piece])[0])
         return work.outcome
 
-    def _plan(self, blocks: tuple[int, ...]) -> HostPlan:
-        return self._parts[blocks].plan if blocks in self._parts else plan_host(self.checkpoint, blocks)
+    def _plan(self, blocks: tuple[int, ...], digest: str) -> tuple[Path, HostPlan] | None:
+        """The bundle that has those weights, and what a host with `blocks` has of it."""
+        for checkpoint in self._checkpoints:
+            loaded = self._parts.get((checkpoint, blocks))
+            plan = loaded.plan if loaded else plan_host(checkpoint, blocks)
+            if _kind(plan, digest) is not None:
+                return checkpoint, plan
+        return None
 
 
 def _kind(plan: HostPlan, digest: str) -> Kind | None:

@@ -9,6 +9,9 @@ from pathlib import Path
 from stages.errors import CheckpointError
 from stages.manifest import MANIFEST_NAME, Manifest, read_manifest
 
+FRONTIER_NAME = "frontier.json"
+"""What mode `auto` chooses from; a bundle may have it."""
+
 
 @dataclass(frozen=True)
 class Bundle:

@@ -44,6 +44,7 @@ def register(subparsers: Subparsers) -> None:
     stage.add_argument("--backend", metavar="B", help="what computes: torch, onnxruntime (torch)")
     stage.add_argument("--keep-warm-ms", type=int, default=150, metavar="MS", help="pace on idle links, 0 = off (150)")
     stage.add_argument("--hop-timeout-s", type=float, default=5.0, metavar="S", help="wait for the next host (5)")
+    add_shelf(stage)
     add_server_options(stage)
     add_registry_flags(stage)
     stage.add_argument("--advertise", metavar="HOST:PORT", help="what others dial, for the registry (--listen)")
@@ -92,6 +93,7 @@ def run_stage(options: argparse.Namespace) -> int:
             host,
             options.threads,
             security_of(options),
+            options.shelf,
             open_registry(registry) if registry else None,
             options.advertise,
             options.health,
@@ -109,6 +111,11 @@ def run_inspect(options: argparse.Namespace) -> int:
     for check in checks:
         print(check, file=sys.stderr if options.json else sys.stdout)
     return 0 if all(check.ok for check in checks) else 1
+
+
+def add_shelf(parser: argparse.ArgumentParser) -> None:
+    """The option of every process that `onesweep deploy` reaches."""
+    parser.add_argument("--shelf", type=Path, metavar="DIR", help="keep what is deployed there (none: takes nothing)")
 
 
 def add_health_flag(parser: argparse.ArgumentParser) -> None:

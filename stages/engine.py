@@ -21,7 +21,6 @@ import grpc
 
 from stages.hop import Demand, HopWork, Outcome, StepWork, work_on
 from stages.meter import HostMeter
-from stages.parts import Parts
 from stages.refusal import Refusal
 from stages.sessions import Session
 from stages.v1 import stage_pb2
@@ -84,7 +83,7 @@ class Engine:
         """Take a job in; `go` has it computed."""
         self._arrived.append(job)
 
-    def go(self, parts: Parts) -> list[Job]:
+    def go(self) -> list[Job]:
         """Have what was submitted computed: here and now if it is quick, else by `run`. Returns jobs with a result.
 
         Waking another thread, and sharing Python's lock with it, takes longer than an AR step of a small model.
@@ -93,7 +92,7 @@ class Engine:
         if self._is_quick() and self._passing.acquire(blocking=False):
             try:
                 if not self._jobs:
-                    ended = self._turn(parts)
+                    ended = self._turn()
             finally:
                 self._passing.release()
         if len(self):
@@ -101,11 +100,11 @@ class Engine:
                 self._wake.notify()
         return ended
 
-    def run(self, parts: Parts, deliver: Callable[[list[Job]], None]) -> None:
+    def run(self, deliver: Callable[[list[Job]], None]) -> None:
         """Compute until `stop`; hands over jobs with their result as they get it. Blocks: give it a thread."""
         while self._wait():
             with self._passing:
-                ended = self._turn(parts)
+                ended = self._turn()
             if ended:
                 deliver(ended)
 
@@ -124,9 +123,9 @@ class Engine:
             for job in list(self._arrived)  # at once: the engine's thread may be taking from it
         )
 
-    def _turn(self, parts: Parts) -> list[Job]:
+    def _turn(self) -> list[Job]:
         """One pass; returns the jobs that have a result now."""
-        self._take_in(parts)
+        self._take_in()
         self._pass()
         ended = [job for job in self._jobs if job.result is not None]
         self._jobs = [job for job in self._jobs if job.result is None]
@@ -141,7 +140,7 @@ class Engine:
                 self._wake.wait()
             return not self._stopping
 
-    def _take_in(self, parts: Parts) -> None:
+    def _take_in(self) -> None:
         """Begin what arrived; end what nobody waits for, or what is late."""
         while self._arrived:
             self._waiting.append(self._arrived.popleft())
@@ -157,7 +156,7 @@ class Engine:
             if job.result is None:
                 begin = time.perf_counter()
                 try:
-                    job.work = work_on(job.hop, job.session, parts, self.following)
+                    job.work = work_on(job.hop, job.session, job.session.parts, self.following)
                 except Exception:
                     _fail([job])
                 job.compute_ms += (time.perf_counter() - begin) * 1000

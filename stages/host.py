@@ -16,9 +16,10 @@ from stages.engine import Engine, Job
 from stages.hop import Outcome, next_step
 from stages.links import Links
 from stages.meter import HostMeter
-from stages.parts import HostPlan, Parts
+from stages.parts import Parts
 from stages.refusal import Refusal, exhausted
 from stages.relay import KEEP_WARM_S, Relay
+from stages.releases import Release, Releases
 from stages.sessions import SessionStore
 from stages.subscribers import Subscribers
 from stages.traces import Tracer
@@ -57,21 +58,22 @@ class Host:
 
     def __init__(
         self,
-        plan: HostPlan,
+        first: Release,
         settings: HostSettings,
         links: Links,
         meter: HostMeter | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        """:param links: to the hosts that may come next; none where this host holds a whole model."""
-        self.plan, self.settings, self.links = plan, settings, links
+        """:param first: what it begins with; all that comes later holds the same blocks.
+        :param links: to the hosts that may come next; none where this host holds a whole model."""
+        self.releases, self.settings, self.links = Releases(first), settings, links
+        self.blocks = first.plan.blocks
         self.meter, self.tracer = meter or HostMeter(), tracer
-        self.parts: Parts | None = None
         self.stopping = False
         """No new session is opened any more."""
         self.sessions = SessionStore(settings.session_mb << 20, settings.lease_s)
         self.subscribers = Subscribers()
-        self.engine = Engine(plan.blocks[-1] + 1, settings.queue_limit, settings.batch, self.meter)
+        self.engine = Engine(self.blocks[-1] + 1, settings.queue_limit, settings.batch, self.meter)
         self.compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self.counters = stage_pb2.Counters()
 
@@ -97,8 +99,7 @@ class Host:
                     message=refusal.message,
                     retry_after_ms=refusal.retry_after_ms or 0,
                 )
-        if self.parts is not None:
-            self._go()
+        self._go()
         return receipt
 
     async def run(self, hop: stage_pb2.Hop, onward: bool) -> Outcome:
@@ -112,8 +113,7 @@ class Host:
         return outcome
 
     async def work(self) -> None:
-        """Compute hops, for ever. Not before `parts` are there."""
-        assert self.parts is not None
+        """Compute hops, for ever."""
         loop = asyncio.get_running_loop()
 
         def deliver(jobs: list[Job]) -> None:
@@ -121,13 +121,12 @@ class Host:
                 loop.call_soon_threadsafe(self._finish, jobs)
 
         try:
-            await loop.run_in_executor(self.compute, self.engine.run, self.parts, deliver)
+            await loop.run_in_executor(self.compute, self.engine.run, deliver)
         finally:
             self.engine.stop()
 
     def _go(self) -> None:
-        assert self.parts is not None
-        self._finish(self.engine.go(self.parts))
+        self._finish(self.engine.go())
 
     def release(self, names: list[str]) -> int:
         """Free sessions; returns how many there were."""
@@ -146,9 +145,8 @@ class Host:
         return counters
 
     def _admit(self, hop: stage_pb2.Hop, received_bytes: int) -> Job:
-        if self.parts is None:
-            raise Refusal(grpc.StatusCode.UNAVAILABLE, f"{self.settings.name} is still loading its weights")
-        kind = check_hop(hop, self.plan)
+        parts = self._parts_for(hop)
+        kind = check_hop(hop, parts.plan)
         if hop.router not in self.subscribers:
             raise Refusal(
                 grpc.StatusCode.FAILED_PRECONDITION, f"router {hop.router!r} does not listen here: subscribe first"
@@ -158,11 +156,11 @@ class Host:
         work = hop.sweep if kind == "chain" else hop.step
         start = hop.sweep.clean_start if kind == "chain" else hop.step.start
         if start == 0:
-            source = self.plan.model(kind)
+            source = parts.plan.model(kind)
             assert source is not None
             if self.stopping:
                 raise Refusal(grpc.StatusCode.UNAVAILABLE, f"{self.settings.name} is stopping")
-            session = self.sessions.open(hop.session, hop.router, kind, hop.capacity, source.manifest, self.parts)
+            session = self.sessions.open(hop.session, hop.router, kind, hop.capacity, source.manifest, parts)
             session.next_number = work.number  # a replay goes on where another host's session ended
         else:
             session = self.sessions.due(hop.session, kind, work.number, start)
@@ -174,6 +172,11 @@ class Host:
         job = Job(hop, session, received_bytes)
         self.engine.submit(job)
         return job
+
+    def _parts_for(self, hop: stage_pb2.Hop) -> Parts:
+        """A session ends with the weights that it began with."""
+        session = self.sessions.sessions.get(hop.session)
+        return self.releases.parts_for(hop.digest) if session is None else session.parts
 
     def _finish(self, jobs: list[Job]) -> None:
         for job in jobs:

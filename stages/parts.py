@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,6 +48,11 @@ class HostPlan:
         """The models that it holds parts of, by kind."""
         sources = {"chain": self.chain, "ar": self.ar, "scorer": self.scorer}
         return {kind: source for kind, source in sources.items() if source is not None}
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """Digests of chain, ar and scorer; empty where there is none. What is equal in them computes alike."""
+        return tuple(source.digest if source else "" for source in (self.chain, self.ar, self.scorer))
 
     @property
     def pipelines(self) -> dict[str, ModelSource]:
@@ -120,11 +126,15 @@ def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:
     return HostPlan(blocks, parts, **models)
 
 
-def load_parts(plan: HostPlan, backend: Backend | None = None) -> Parts:
-    """Read this host's files, and no others."""
+def load_parts(plan: HostPlan, backend: Backend | None = None, held: Sequence[Parts] = ()) -> Parts:
+    """Read this host's files, and no others; of models that are among `held`, not even these."""
     backend = backend or backend_named(DEFAULT_BACKEND)
-    chain = {i: backend.block(load_block(plan.chain.directory, i)) for i in plan.blocks} if plan.chain else {}
-    pipelines: dict[str, dict[int, StageRunner]] = {}
+    chains = {parts.plan.chain.digest: parts.chain for parts in held if parts.plan.chain}
+    chain: dict[int, BlockRunner] = {}
+    if plan.chain is not None:
+        path = plan.chain.directory
+        chain = chains.get(plan.chain.digest) or {i: backend.block(load_block(path, i)) for i in plan.blocks}
+    pipelines = {source.digest: parts.pipeline(kind) for parts in held for kind, source in parts.plan.pipelines.items()}
     for source in plan.pipelines.values():
         if source.digest not in pipelines:  # the scorer may be a copy of the AR model
             pipelines[source.digest] = {i: backend.stage(load_stage(source.directory, i)) for i in plan.blocks}

@@ -117,7 +117,7 @@ class Relay:
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise Refusal(error.code(), f"the deadline passed while {self.host} did not answer") from None
-            raise self._refusal(error, begin) from None
+            raise self.refusal(error, begin) from None
         return response.next if response.WhichOneof("outcome") == "next" else response.event
 
     async def describe(self, timeout: float) -> stage_pb2.DescribeResponse:
@@ -126,7 +126,7 @@ class Relay:
         try:
             description = await self.stub.Describe(stage_pb2.DescribeRequest(), timeout=timeout)
         except grpc.aio.AioRpcError as error:
-            raise self._refusal(error, begin) from None
+            raise self.refusal(error, begin) from None
         self.name = self.name or description.name
         return description
 
@@ -141,7 +141,7 @@ class Relay:
         except grpc.aio.AioRpcError as error:
             self.rtt_ms = None
             self._rtts_ms.clear()
-            raise self._refusal(error, begin) from None
+            raise self.refusal(error, begin) from None
 
     async def keep_warm(self, size: int, pause_s: float = KEEP_WARM_S) -> None:
         """Warm the link for ever; after a break, with a message of `size` bytes."""
@@ -201,7 +201,7 @@ class Relay:
                     self.meter.handed_over(time.perf_counter() - handover.begin)
                     handover.settle(self._rejected(rejections[index]) if index in rejections else None)
         except grpc.aio.AioRpcError as error:
-            refusal = self._refusal(error, begin)
+            refusal = self.refusal(error, begin)
         finally:
             self._wake = asyncio.Event()
             wake.set()  # gRPC does not end the iterator of a call that has ended: it shall end by itself
@@ -259,11 +259,12 @@ class Relay:
 
     def loss(self, error: grpc.aio.AioRpcError) -> str:
         """Why a call that was to last for ever ended."""
-        refusal = self._refusal(error, time.perf_counter())
+        refusal = self.refusal(error, time.perf_counter())
         is_said = MARK in trailing(error) or handshake_problem(error.details() or "", self.security)
         return refusal.message if is_said else error.details() or error.code().name
 
-    def _refusal(self, error: grpc.aio.AioRpcError, begin: float) -> Refusal:
+    def refusal(self, error: grpc.aio.AioRpcError, begin: float) -> Refusal:
+        """What a failed call means. `begin`: when it was made, by the performance counter."""
         code, details, metadata = error.code(), error.details() or "", trailing(error)
         if MARK in metadata:
             retry_after: Any = metadata.get(RETRY_AFTER)

@@ -15,28 +15,26 @@ import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from stages.allocator import return_large_buffers, trim
-from stages.ar import new_caches
+from stages.allocator import return_large_buffers
 from stages.backends import backend_named
-from stages.backends.base import BranchPiece, CleanPiece, NoisyPiece
-from stages.errors import OnesweepError, ServiceError
+from stages.errors import OnesweepError
 from stages.guard import Guard
 from stages.host import Host, HostSettings
 from stages.identity import HOST
 from stages.links import Links
+from stages.loading import Loader, Sources
 from stages.lookout import Lookout
 from stages.meter import HostMeter
 from stages.metrics import STAGE_METRICS, HostFigures
-from stages.parts import HostPlan, Parts, full_state_bytes, load_parts, plan_host
+from stages.parts import full_state_bytes
 from stages.registry import Registration, Registry
 from stages.registry.base import check_dialled
 from stages.registry.successors import follow_successors
-from stages.scoring import branch_pieces
+from stages.releases import wiring_problem
 from stages.security import LOOPBACK_ONLY, Security
 from stages.seeing import SeeingSettings
 from stages.service import StageService
-from stages.sessions import KINDS
-from stages.sweep import clean_pieces
+from stages.shelf import Shelf
 from stages.transport import bind, check_target, new_server, stop_on_signals
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.vitals import serve_vitals
@@ -50,6 +48,8 @@ HOUSEKEEPING_S = 0.5
 DRAIN_S = 5.0
 """How long a server that was told to stop goes on with the sessions it has."""
 POLL_S = 0.02
+MESSAGE_BYTES = 64 << 20
+"""A host that takes releases in takes messages of this size: the next release may need larger ones."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,8 @@ class StageSettings:
     host: HostSettings
     threads: int | None = None
     security: Security = LOOPBACK_ONLY
+    shelf: Path | None = None
+    """Where releases are kept that are deployed to this host; None = it takes none."""
     registry: Registry | None = None
     advertise: str | None = None
     """What others dial, where that is not what it listens on: for the registry."""
@@ -75,10 +77,15 @@ class StageSettings:
 class StageServer:
     """One process of a deployment: health, reflection and the stage service on one port."""
 
+    host_type: type[Host] = Host
+
     def __init__(self, settings: StageSettings) -> None:
         """Checks everything that can be checked without reading weights. Raises OnesweepError."""
         self.settings = settings
-        self.plan = plan_host(settings.checkpoint, settings.blocks)
+        self.shelf = Shelf(settings.shelf) if settings.shelf else None
+        self.sources = Sources(settings.checkpoint, settings.blocks, self.shelf)
+        self.first, *self.others = reversed(self.sources.start())
+        self.message_bytes = max(self.first.plan.message_bytes(), MESSAGE_BYTES if self.shelf else 0)
         self.backend = backend_named(settings.host.backend)
         for address in settings.next:
             check_target(address, settings.security, "next address")
@@ -99,11 +106,11 @@ class StageServer:
         seeing = self.settings.seeing
         lookout = Lookout(seeing, "onesweep-stage", self.settings.host.name, self.settings.security.insecure)
         figures = HostFigures() if seeing.metrics else None
-        links = self._links(figures or HostMeter())
-        host = Host(self.plan, self.settings.host, links, figures, lookout.tracer)
-        service = StageService(host)
+        host = self._host(figures, lookout)
+        loader = Loader(host, self.sources, self.backend, self.message_bytes)
+        service = StageService(host, loader)
         security = self.settings.security
-        server = new_server(self.plan.message_bytes(), [Guard(SERVICE)] if security.tls else [])
+        server = new_server(self.message_bytes, [Guard(SERVICE)] if security.tls else [])
         stage_pb2_grpc.add_StageServiceServicer_to_server(service, server)
         checks = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
@@ -117,15 +124,16 @@ class StageServer:
         await server.start()
         log.info("%s: live on port %d", host.settings.name, port)
         tasks = [
-            asyncio.create_task(job) for job in (self._become_ready(host, service, checks, stop), _housekeeping(host))
+            asyncio.create_task(job)
+            for job in (self._become_ready(host, loader, service, checks, stop), _housekeeping(host))
         ]
         members = []
         if (registry := self.settings.registry) is not None:
             own = self._registration(port)
-            follow = follow_successors(registry, own, self.plan.parts, links.set_addresses)
+            follow = follow_successors(registry, own, self.first.plan.parts, host.links.set_addresses)
             members += [asyncio.create_task(job) for job in (registry.register(own), follow)]
         else:
-            links.set_addresses(self.settings.next)
+            host.links.set_addresses(self.settings.next)
         await stop.wait()
         host.stopping = True
         for member in members:
@@ -137,47 +145,50 @@ class StageServer:
             task.cancel()
         await asyncio.gather(*tasks, *members, return_exceptions=True)
         host.close()
-        await links.close()
+        await host.links.close()
         await lookout.close()
+        if self.shelf:
+            self.shelf.close()
         if self.failure:
             raise self.failure
 
     def _registration(self, port: int) -> Registration:
         """What this host says of itself. Raises InputError for an address that nobody can dial."""
         address = self.settings.advertise or f"{self.settings.listen.rpartition(':')[0]}:{port}"
-        digests = {kind: source.digest for kind, source in self.plan.models.items()}
-        host = self.settings.host
-        return Registration(host.name, address, self.plan.blocks, digests, host.backend, version("onesweep"))
+        plan, host = self.first.plan, self.settings.host
+        digests = {kind: source.digest for kind, source in plan.models.items()}
+        return Registration(host.name, address, plan.blocks, digests, host.backend, version("onesweep"))
 
-    def _links(self, meter: HostMeter) -> Links:
+    def _host(self, figures: HostFigures | None, lookout: Lookout) -> Host:
         settings = self.settings.host
-        return Links(
-            lambda address, other: wiring_problem(self.plan, address, other),
-            full_state_bytes(self.plan),
-            self.plan.message_bytes(),
+        links = Links(
+            lambda address, other: wiring_problem([release.plan for release in host.releases.all], address, other),
+            full_state_bytes(self.first.plan),
+            self.message_bytes,
             settings.hop_timeout_s,
             settings.keep_warm_s,
-            meter,
+            figures or HostMeter(),
             self.settings.security,
         )
+        host = self.host_type(self.first, settings, links, figures, lookout.tracer)
+        host.releases.all[:0] = reversed(self.others)
+        return host
 
     async def _become_ready(
-        self, host: Host, service: StageService, checks: health.aio.HealthServicer, stop: asyncio.Event
+        self,
+        host: Host,
+        loader: Loader,
+        service: StageService,
+        checks: health.aio.HealthServicer,
+        stop: asyncio.Event,
     ) -> None:
-        loop = asyncio.get_running_loop()
         try:
-            parts = await loop.run_in_executor(host.compute, load_parts, self.plan, self.backend)
-            await loop.run_in_executor(host.compute, warm_up, self.plan, parts)
-            trim()
-        except Exception as error:
-            if not isinstance(error, OnesweepError):
-                log.exception("%s: the weights cannot be run", host.settings.name)
-                error = ServiceError(f"the weights cannot be run ({error}); see the log above")
+            await loader.begin()
+        except OnesweepError as error:
             self.failure = error
             stop.set()
             return
-        host.parts = parts
-        worker = asyncio.create_task(host.work())
+        worker, rest = asyncio.create_task(host.work()), asyncio.create_task(loader.load_rest())
         try:
             while True:
                 reason = self._link_problem(host.links)
@@ -189,60 +200,15 @@ class StageServer:
                 await asyncio.sleep(HOUSEKEEPING_S if not reason else RETRY_S)
         finally:
             worker.cancel()
+            rest.cancel()
 
     def _link_problem(self, links: Links) -> str:
         """Why no next hop can be made; empty when one can."""
-        if links.relays or (self.plan.is_first and self.plan.is_last):
+        if links.relays or (self.first.plan.is_first and self.first.plan.is_last):
             return links.problem
         if self.settings.registry is not None:
             return "no host that comes next is registered yet"
         return "no next host: give --next (the last host's is the first host)"
-
-
-def wiring_problem(plan: HostPlan, address: str, other: stage_pb2.DescribeResponse) -> str:
-    """Why `other` cannot follow a host with `plan` in the ring; empty when it can."""
-    due = (plan.blocks[-1] + 1) % plan.parts
-    if not other.blocks or other.blocks[0] != due:
-        return f"{address} holds blocks {list(other.blocks)}, block {due} must come next: check --next and --blocks"
-    for kind in KINDS:
-        mine, theirs = plan.model(kind), getattr(other, kind)
-        digest = mine.digest if mine else ""
-        if digest != theirs.digest:
-            return (
-                f"{other.name} at {address} has the {kind} checkpoint {theirs.digest[:12] or '(none)'}, "
-                f"this host {digest[:12] or '(none)'}: give every host the same checkpoint"
-            )
-    return ""
-
-
-def warm_up(plan: HostPlan, parts: Parts) -> None:
-    """Run every part once at full size: the first request shall not pay for allocations and kernel choice."""
-    if plan.chain is not None:
-        a = plan.chain.manifest.architecture
-        for index, runner in parts.chain.items():
-            caches, half = new_caches(a.layers, a, a.context_bytes), a.context_bytes // 2
-            reads_bytes = a.context == "own" or index == 0
-            clean = torch.zeros(half, dtype=torch.int64) if reads_bytes else torch.zeros(half, a.width)
-            for piece in clean_pieces(clean):
-                runner.read([CleanPiece(piece, caches)])
-            state = torch.zeros(a.context_bytes - half, a.code_dim)
-            runner.denoise([NoisyPiece(state, state, 1.0, half, caches)])
-    for kind, source in plan.pipelines.items():
-        a = source.manifest.architecture
-        for index, stage in parts.pipeline(kind).items():
-            caches, half = new_caches(a.layers, a, a.context_bytes), a.context_bytes // 2
-            full, one, branches = (
-                torch.zeros(shape, dtype=torch.int64) if index == 0 else torch.zeros(*shape, a.width)
-                for shape in ((a.context_bytes - 1,), (1,), (2, half // 2))
-            )
-            for piece in (*clean_pieces(full), one):
-                hidden = stage.read([CleanPiece(piece, caches)])
-            if index == a.parts - 1:
-                stage.next_byte(hidden)
-            for cache in caches:
-                cache.length = half
-            for piece in branch_pieces(branches):
-                stage.branch([BranchPiece(piece, caches)])
 
 
 async def _drained(host: Host) -> None:

@@ -13,9 +13,11 @@ import grpc
 import grpc.aio
 
 from stages.admission import check_label
+from stages.delivery import take_in
 from stages.host import Host
+from stages.loading import Loader
 from stages.network import MAX_PROBE_BYTES, kernel_now, measure_link
-from stages.parts import ModelSource, full_state_bytes
+from stages.parts import full_state_bytes
 from stages.refusal import Refusal, exhausted, invalid
 from stages.relay import Relay
 from stages.v1 import stage_pb2, stage_pb2_grpc
@@ -28,29 +30,26 @@ MAX_RELEASED = 4096
 class StageService(stage_pb2_grpc.StageServiceServicer):
     """Turns messages into calls of a Host, and Refusals into statuses."""
 
-    def __init__(self, host: Host) -> None:
-        self.host = host
+    def __init__(self, host: Host, loader: Loader) -> None:
+        self.host, self.loader = host, loader
         self.not_ready_reason = "loading weights"
-        self._probing = asyncio.Lock()
+        self._probing, self._storing = asyncio.Lock(), asyncio.Lock()
 
     async def Describe(self, request: stage_pb2.DescribeRequest, context: Context) -> stage_pb2.DescribeResponse:
         return self.description()
 
     def description(self) -> stage_pb2.DescribeResponse:
         """The host as it is now."""
-        plan = self.host.plan
         return stage_pb2.DescribeResponse(
             name=self.host.settings.name,
             version=version("onesweep"),
-            blocks=plan.blocks,
-            chain=_model_info(plan.chain),
-            ar=_model_info(plan.ar),
-            scorer=_model_info(plan.scorer),
+            blocks=self.host.blocks,
             ready=not self.not_ready_reason,
             not_ready_reason=self.not_ready_reason,
             links=[_link_info(relay) for relay in self.host.links.relays],
             counters=self.host.counters_now(),
             backend=self.host.settings.backend,
+            releases=[release.info() for release in self.host.releases.all],
         )
 
     async def Push(
@@ -100,20 +99,43 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         async with self._probing:
             for relay in self.host.links.relays:
                 try:
-                    quality = await measure_link(relay, full_state_bytes(self.host.plan), request.bytes)
+                    quality = await measure_link(relay, full_state_bytes(self.host.releases.newest.plan), request.bytes)
                 except grpc.aio.AioRpcError as error:
                     problem = f"{relay.host} does not answer ({error.details() or error.code().name})"
                     quality = stage_pb2.LinkQuality(address=relay.address, problem=problem)
                 response.links.append(quality)
         return response
 
+    async def Store(
+        self, requests: AsyncIterator[stage_pb2.StoreRequest], context: Context
+    ) -> AsyncIterator[stage_pb2.StoreResponse]:
+        try:
+            shelf = self.loader.require_shelf()
+            if self._storing.locked():
+                raise Refusal(grpc.StatusCode.ABORTED, "another release is being stored: try again when it is done")
+            async with self._storing:
+                async for response in take_in(shelf, requests, self._needs):
+                    yield response
+        except Refusal as refusal:
+            await refusal.abort(context)
+
+    def _needs(self, folder: str, part: int) -> bool:
+        return folder != "local" and part in self.host.blocks
+
+    async def Load(self, request: stage_pb2.LoadRequest, context: Context) -> stage_pb2.LoadResponse:
+        try:
+            await self.loader.load(request.release, set(request.keep))
+        except Refusal as refusal:
+            await refusal.abort(context)
+        return stage_pb2.LoadResponse()
+
+    async def Drop(self, request: stage_pb2.DropRequest, context: Context) -> stage_pb2.DropResponse:
+        try:
+            await self.loader.drop(request.release)
+        except Refusal as refusal:
+            await refusal.abort(context)
+        return stage_pb2.DropResponse()
+
 
 def _link_info(relay: Relay) -> stage_pb2.LinkInfo:
     return stage_pb2.LinkInfo(address=relay.address, rtt_ms=relay.least_rtt_ms or 0.0, problem=relay.problem)
-
-
-def _model_info(source: ModelSource | None) -> stage_pb2.ModelInfo | None:
-    if source is None:
-        return None
-    a = source.manifest.architecture
-    return stage_pb2.ModelInfo(digest=source.digest, parts=a.parts, context_bytes=a.context_bytes, width=a.width)

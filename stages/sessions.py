@@ -33,6 +33,8 @@ class Session:
     capacity: int
     bytes: int
     expires_at: float
+    parts: Parts
+    """That it began with: it ends with them, whatever is loaded since."""
     pending: int = 0
     """Hops accepted and not computed yet: a session with such does not expire."""
     length: int = 0
@@ -69,7 +71,7 @@ class SessionStore:
                 f"{self.budget_bytes} free; come back later or raise --session-mb",
                 retry_after_ms=1000,
             )
-        session = Session(router, kind, capacity, need, self.clock() + self.lease_s)
+        session = Session(router, kind, capacity, need, self.clock() + self.lease_s, parts)
         a = manifest.architecture
         session.caches = {part: new_caches(a.layers, a, capacity) for part in held}
         self.sessions[name] = session

@@ -13,9 +13,8 @@ from loadtest.quality.text import held_out_documents
 from loadtest.wan.lab import lab_problem
 from loadtest.wan.profile import Profile, profile_named
 from loadtest.wan_bench.settings import DEFAULT_HOSTS
-from serving.frontier import FRONTIER_NAME
 from serving.modes import MODES
-from stages.bundle import find_bundle
+from stages.bundle import FRONTIER_NAME, find_bundle
 from stages.errors import InputError, OnesweepError
 from stages.manifest import read_manifest
 from stages.parts import plan_host

@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 from serving.client import Client
+from serving.client_options import own_token
 from stages.errors import OnesweepError
 
 STATUS_TIMEOUT_S = 5.0
@@ -20,7 +21,7 @@ TEXT_TIMEOUT_S = 600.0
 def main() -> int:
     requests: list[dict[str, Any]] = json.loads(sys.stdin.read())
     try:
-        with Client(sys.argv[1], insecure=True) as client:
+        with Client(sys.argv[1], token=own_token(), insecure=True) as client:
             _say(_status(client))
             for request in requests:
                 _say(client.generate(**request, timeout_s=TEXT_TIMEOUT_S).output.hex())

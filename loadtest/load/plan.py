@@ -31,6 +31,8 @@ class LoadPlan:
     timeout_s: float
     """Deadline of a request."""
     grace_s: float = GRACE_S
+    token: str = ""
+    """Who asks; empty: whoever $ONESWEEP_TOKEN names."""
     web_fd: int | None = None
     """A listening socket for locust's page; None = no page."""
 

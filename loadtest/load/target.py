@@ -85,6 +85,8 @@ class TargetSettings:
     """None = three, or one for each block where there are fewer."""
     profiles: Path | None = None
     """File with more profiles than those that ship."""
+    router_options: tuple[str, ...] = ()
+    """More options of the router that is started."""
 
     @property
     def bundle(self) -> Path:
@@ -112,7 +114,7 @@ def open_target(settings: TargetSettings) -> Iterator[Target]:
 def _on_loopback(settings: TargetSettings) -> Iterator[Target]:
     checkpoint, hosts = settings.bundle, settings.host_count
     topology = local_topology(hosts, plan_host(checkpoint, (0,)).parts, checkpoint, free_port_block(hosts + 1) + 1)
-    with temporary_deployment(topology, checkpoint) as deployment:
+    with temporary_deployment(topology, checkpoint, router_options=settings.router_options) as deployment:
         yield Target(deployment.topology.router, LOOPBACK, checkpoint)
 
 
@@ -123,7 +125,11 @@ def _in_a_lab(settings: TargetSettings) -> Iterator[Target]:
     from loadtest.wan_bench.deployment import deployed
 
     profile = profile_named(settings.profile, settings.profiles)
-    with temporary_lab(profile, settings.host_count) as lab, deployed(lab, settings.bundle) as deployment:
+    options = settings.router_options
+    with (
+        temporary_lab(profile, settings.host_count) as lab,
+        deployed(lab, settings.bundle, router_options=options) as deployment,
+    ):
         yield Target(deployment.topology.router, settings.profile, settings.bundle, partial(lab.command, ROUTER))
 
 

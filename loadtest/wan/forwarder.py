@@ -13,6 +13,7 @@ import time
 
 from loadtest.wan.channel import DROPPED, Channel
 from loadtest.wan.namespace import prctl
+from loadtest.wan.orders import take_order
 
 PR_SET_TIMERSLACK = 29
 SO_SNDBUFFORCE = 32
@@ -33,11 +34,18 @@ class Forwarder:
     """Reads TUN devices and delivers packets by their destination address until the process ends."""
 
     def __init__(
-        self, devices: dict[str, int], channels: dict[tuple[str, str], Channel], control: socket.socket
+        self,
+        devices: dict[str, int],
+        channels: dict[tuple[str, str], Channel],
+        control: socket.socket,
+        orders: socket.socket,
     ) -> None:
-        """`devices`: TUN descriptors by node address; `channels`: links by addresses of source and destination."""
+        """`devices`: TUN descriptors by node address; `channels`: links by addresses of source and destination.
+
+        `control` tells counters, `orders` takes what links are to be cut and mended.
+        """
         self.channels = channels
-        self.control = control
+        self.control, self.orders = control, orders
         self.undelivered = 0
         nap_s = min((channel.delay_ns for channel in channels.values()), default=0) * 1e-9 * NAP_SHARE
         self.nap_s = min(nap_s, LONGEST_NAP_S) if nap_s >= SHORTEST_NAP_S else 0.0
@@ -55,17 +63,21 @@ class Forwarder:
         hurry()
         flying: list[tuple[int, int, int, bytes]] = []
         number = 0  # keeps packets of one delivery time in order
-        waiting = [*self.ways, self.control.fileno()]
+        waiting = [*self.ways, self.control.fileno(), self.orders.fileno()]
         # Names of this function are found faster than those of modules and objects.
         turns, since_ns, loaded = 0, 0, False
         clock, read, write, push, pop = time.monotonic_ns, os.read, os.write, heapq.heappush, heapq.heappop
         ways, control, wait, sleep, nap_s = self.ways, self.control.fileno(), select.select, time.sleep, self.nap_s
+        orders = self.orders.fileno()
         while True:
             timeout_s = max(0, flying[0][0] - clock() - EARLY_NS) / 1e9 if flying else None
             ready = wait(waiting, (), (), timeout_s)[0]
             for tun in ready:
                 if tun == control:
                     self._tell()
+                    continue
+                if tun == orders:
+                    take_order(self.orders, self.channels)
                     continue
                 links = ways[tun]
                 try:

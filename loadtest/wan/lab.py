@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from loadtest.wan.namespace import TUN, LabError, end_processes, processes_in, start_ticks
-from loadtest.wan.netem import netem_works
+from loadtest.wan.netem import device_name, netem_works, shape_line
+from loadtest.wan.orders import give_order
 from loadtest.wan.process import control_name
 from loadtest.wan.profile import Profile
 from loadtest.wan.record import LOG, damaged, prepare, read_record, remove_record
@@ -99,6 +100,19 @@ class Lab:
         except (OSError, ValueError) as error:
             raise LabError(f"the lab process {self.pid} does not answer: {error}") from None
         return {(names[source], names[destination]): counts for source, destination, counts in counters}
+
+    def set_cut(self, one: str, other: str, cut: bool) -> None:
+        """Drop every packet between two nodes from now on, or carry them again. Raises InputError or LabError."""
+        ways = [(self._place(source), self._place(target)) for source, target in ((one, other), (other, one))]
+        if self.kind == "user space":
+            give_order(self.pid, [(source.address, target.address) for source, target in ways], cut)
+            return
+        for source, target in ways:
+            device = device_name(self.nodes.index(source.name), self.nodes.index(target.name))
+            line = shape_line(device, self.profile.link(source.name, target.name), cut)
+            done = subprocess.run(self.command(source.name, ["tc", *line.split()]), capture_output=True, text=True)
+            if done.returncode:
+                raise LabError(f"tc could not change {device}: {' '.join(done.stderr.split())}")
 
     def stop(self) -> None:
         """End the lab, what is left of it, and every program in it."""

@@ -22,12 +22,13 @@ def netem_works() -> bool:
     return subprocess.run(["unshare", "--net", "sh", "-c", TRIAL], capture_output=True).returncode == 0
 
 
-def shape_line(device: str, link: Link) -> str:
-    """The line for `tc -batch` that makes a device's outgoing packets a link."""
+def shape_line(device: str, link: Link, cut: bool = False) -> str:
+    """The line for `tc -batch` that makes a device's outgoing packets a link; with `cut`, one that drops them all."""
     rate_mbps = link.rate_mbps or NO_LIMIT_MBPS
-    words = [f"qdisc add dev {device} root netem limit {packet_limit(link)} delay {link.delay_ms * 1000:.0f}us"]
+    loss = 1.0 if cut else link.loss
+    words = [f"qdisc replace dev {device} root netem limit {packet_limit(link)} delay {link.delay_ms * 1000:.0f}us"]
     words += [f"{link.jitter_ms * 1000:.0f}us"] if link.jitter_ms else []
-    words += [f"loss {link.loss * 100:.6f}%"] if link.loss else []
+    words += [f"loss {loss * 100:.6f}%"] if loss else []
     return " ".join([*words, f"rate {rate_mbps * 1e6:.0f}bit"])
 
 

@@ -32,6 +32,7 @@ from loadtest.wan.namespace import (
     tun_lines,
 )
 from loadtest.wan.netem import make_mesh, netem_works
+from loadtest.wan.orders import open_orders
 from loadtest.wan.profile import Profile, node_names
 from loadtest.wan.record import LOCK, write_record
 
@@ -45,7 +46,7 @@ def main() -> None:
             die_with(request["owner"])
         lock = take_lock(request["directory"])
         lab = LabProcess(Profile.from_record(request["profile"]), request["hosts"], request["kind"])
-        lab.keeper = fork_keeper(lab.inodes, [*lab.tuns, lab.control.fileno(), lock])
+        lab.keeper = fork_keeper(lab.inodes, [*lab.tuns, lab.control.fileno(), lab.orders.fileno(), lock])
         record = lab.record()
         if request["directory"]:
             write_record(Path(request["directory"]), record)
@@ -81,6 +82,7 @@ class LabProcess:
         self.control.bind(control_name(os.getpid()))
         self.control.listen()
         self.control.setblocking(False)
+        self.orders = open_orders(os.getpid())
 
     @property
     def paths(self) -> list[str]:
@@ -102,7 +104,8 @@ class LabProcess:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         try:
             if self.kind == USER_SPACE:
-                Forwarder(dict(zip(self.addresses, self.tuns, strict=True)), self._channels(), self.control).run()
+                devices = dict(zip(self.addresses, self.tuns, strict=True))
+                Forwarder(devices, self._channels(), self.control, self.orders).run()
             while True:
                 signal.pause()
         finally:

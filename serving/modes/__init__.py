@@ -13,14 +13,14 @@ from serving.modes.local import LocalMode
 from serving.modes.resample import ResampleMode
 from serving.modes.speculative import SpeculativeMode
 from serving.modes.verified import VerifiedMode
-from serving.ring import Ring
+from serving.view import RingView
 
 __all__ = ["MODES", "Generation", "Mode", "all_modes"]
 
 MODES = ("sweep", "chunked", "resample", "verified", "infill", "ar", "ar-speculative", "local", "auto")
 
 
-def all_modes(ring: Ring, local: LocalModel | None, guide: Guide, conditions: Conditions) -> dict[str, Mode]:
+def all_modes(ring: RingView, local: LocalModel | None, guide: Guide, conditions: Conditions) -> dict[str, Mode]:
     """Every mode over a ring and, if the router has one, a local model; `auto` chooses by `guide` and `conditions`."""
     fixed: list[Mode] = [
         SweepMode(ring),

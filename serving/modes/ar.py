@@ -8,7 +8,7 @@ import grpc
 
 from serving.accounting import Account
 from serving.modes.base import Generation, Mode
-from serving.ring import Ring
+from serving.view import RingView
 from stages.admission import HIDDEN
 from stages.refusal import Refusal
 from stages.v1 import stage_pb2
@@ -21,7 +21,7 @@ class ArMode(Mode):
     codecs = tuple(HIDDEN)
     default_codec = "fp32"
 
-    def __init__(self, ring: Ring) -> None:
+    def __init__(self, ring: RingView) -> None:
         self.ring = ring
 
     @property

@@ -17,7 +17,7 @@ from serving.choice import Choice, choose
 from serving.conditions import Conditions, Forecast, Spent
 from serving.frontier import WRITTEN_BY, Frontier, Option
 from serving.modes.base import CHOOSABLE, Generation, Mode
-from serving.ring import Ring
+from serving.view import RingView
 from serving.watch import Watch
 from stages.refusal import Refusal, failed_precondition, invalid
 from stages.sessions import KINDS
@@ -48,7 +48,7 @@ class AutoMode(Mode):
     default_codec = ""
     keeps_budget = True
 
-    def __init__(self, ring: Ring, modes: Mapping[str, Mode], guide: Guide, conditions: Conditions) -> None:
+    def __init__(self, ring: RingView, modes: Mapping[str, Mode], guide: Guide, conditions: Conditions) -> None:
         """:param modes: those that can be chosen."""
         self.ring, self.modes, self.guide, self.conditions = ring, modes, guide, conditions
 

@@ -8,8 +8,8 @@ import grpc
 
 from serving.accounting import Account
 from serving.modes.base import DEFAULT_CHUNK, Generation, Mode
-from serving.ring import Ring
 from serving.session import Session
+from serving.view import RingView
 from stages.refusal import Refusal
 from stages.v1 import stage_pb2
 
@@ -19,7 +19,7 @@ class ChunkedMode(Mode):
 
     name = "chunked"
 
-    def __init__(self, ring: Ring) -> None:
+    def __init__(self, ring: RingView) -> None:
         self.ring = ring
 
     @property

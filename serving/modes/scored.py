@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from serving.local import LocalModel
 from serving.modes.base import Generation, Mode
-from serving.ring import Ring
+from serving.view import RingView
 from stages.admission import HIDDEN
 from stages.refusal import failed_precondition, invalid
 from stages.sessions import Kind
@@ -22,7 +22,7 @@ class ScoredMode(Mode):
 
     codecs = tuple(HIDDEN)
 
-    def __init__(self, ring: Ring, local: LocalModel | None) -> None:
+    def __init__(self, ring: RingView, local: LocalModel | None) -> None:
         self.ring, self.local = ring, local
 
     @property

@@ -16,7 +16,7 @@ from serving.drafting import BothDrafter, Drafter, DraftLength, LookupDrafter, M
 from serving.local import LocalModel, LocalSequence
 from serving.modes.ar import ArMode
 from serving.modes.base import Generation
-from serving.ring import Ring
+from serving.view import RingView
 from stages.refusal import Refusal, invalid
 from stages.v1 import stage_pb2
 
@@ -28,7 +28,7 @@ class SpeculativeMode(ArMode):
 
     name = "ar-speculative"
 
-    def __init__(self, ring: Ring, local: LocalModel | None) -> None:
+    def __init__(self, ring: RingView, local: LocalModel | None) -> None:
         super().__init__(ring)
         self.local = local
         self._lengths = {name: DraftLength() for name in DRAFTERS}

@@ -20,7 +20,7 @@ from serving.drafting import MAX_RUN, RunLength
 from serving.local import Guesses, LocalModel, LocalSequence
 from serving.modes.base import Generation
 from serving.modes.scored import SCORERS, ScoredMode
-from serving.ring import Ring
+from serving.view import RingView
 from stages.architecture import VOCABULARY
 from stages.randomness import Purpose, uniforms
 from stages.refusal import Refusal
@@ -34,7 +34,7 @@ class VerifiedMode(ScoredMode):
     default_codec = "fp32"
     most_draft = MAX_RUN
 
-    def __init__(self, ring: Ring, local: LocalModel | None) -> None:
+    def __init__(self, ring: RingView, local: LocalModel | None) -> None:
         super().__init__(ring, local)
         self._lengths = {name: RunLength() for name in SCORERS}
 
@@ -66,8 +66,8 @@ class VerifiedMode(ScoredMode):
                         odds=_odds(guesses, count),
                     )
                 )
-                event = await session.event(partial(_read_verdict, count=count))
-                accepted, p = _read_verdict(event, count)
+                event = await session.event(partial(read_verdict, count=count))
+                accepted, p = read_verdict(event, count)
                 length.learn(count, accepted)
                 piece, right = guesses.text[:accepted], accepted
                 if accepted < len(guesses.text):
@@ -120,11 +120,12 @@ def _odds(guesses: Guesses, count: int) -> bytes:
     return np.maximum(drawn.astype("<f4"), np.finfo(np.float32).tiny).tobytes()
 
 
-def _read_verdict(event: stage_pb2.Event, count: int) -> tuple[int, Floats]:
+def read_verdict(event: stage_pb2.Event, count: int) -> tuple[int, Floats]:
     """How many guesses stand, and the odds (256,) of what comes after them. Raises Refusal."""
-    accepted, p = event.verdict.accepted, np.frombuffer(event.verdict.odds, dtype="<f4").astype(np.float64)
-    if event.WhichOneof("outcome") != "verdict" or accepted > count or p.shape != (VOCABULARY,):
+    accepted, odds = event.verdict.accepted, event.verdict.odds
+    if event.WhichOneof("outcome") != "verdict" or accepted > count or len(odds) != 4 * VOCABULARY:
         raise Refusal(grpc.StatusCode.INTERNAL, f"the verdict on {count} guesses came back as something else")
+    p = np.frombuffer(odds, dtype="<f4").astype(np.float64)
     if not (np.isfinite(p).all() and p.any() and (p >= 0).all()):
         raise Refusal(grpc.StatusCode.INTERNAL, "the scorer's odds are no probabilities: look at the hosts' weights")
     return accepted, p

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from stages.v1 import stage_pb2 as _stage_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -399,6 +400,9 @@ class StatusResponse(_message.Message):
     REQUESTS_FIELD_NUMBER: _builtins.int
     REQUEST_LIMIT_FIELD_NUMBER: _builtins.int
     SCORER_DIGEST_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
+    PREVIOUS_FIELD_NUMBER: _builtins.int
+    AUDITS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     ready: _builtins.bool
     chain_digest: _builtins.str
@@ -408,12 +412,18 @@ class StatusResponse(_message.Message):
     """in flight"""
     request_limit: _builtins.int
     scorer_digest: _builtins.str
+    release: _builtins.str
+    """that new requests use; empty while no host told"""
+    previous: _builtins.str
+    """that `Rollback` switches to; empty where there is none"""
     @_builtins.property
     def hosts(self) -> _containers.RepeatedCompositeFieldContainer[Global___HostStatus]: ...
     @_builtins.property
     def modes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """that can be served now"""
 
+    @_builtins.property
+    def audits(self) -> Global___Audits: ...
     def __init__(
         self,
         *,
@@ -427,14 +437,54 @@ class StatusResponse(_message.Message):
         requests: _builtins.int = ...,
         request_limit: _builtins.int = ...,
         scorer_digest: _builtins.str = ...,
+        release: _builtins.str = ...,
+        previous: _builtins.str = ...,
+        audits: Global___Audits | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audits", b"audits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar_digest", b"ar_digest", "chain_digest", b"chain_digest", "context_bytes", b"context_bytes", "hosts", b"hosts", "modes", b"modes", "ready", b"ready", "request_limit", b"request_limit", "requests", b"requests", "scorer_digest", b"scorer_digest", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar_digest", b"ar_digest", "audits", b"audits", "chain_digest", b"chain_digest", "context_bytes", b"context_bytes", "hosts", b"hosts", "modes", b"modes", "previous", b"previous", "ready", b"ready", "release", b"release", "request_limit", b"request_limit", "requests", b"requests", "scorer_digest", b"scorer_digest", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatusResponse: _TypeAlias = StatusResponse  # noqa: Y015
+
+@_typing.final
+class Audits(_message.Message):
+    """Sweeps that replicas computed again, since the router started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SWEEPS_FIELD_NUMBER: _builtins.int
+    AUDITED_FIELD_NUMBER: _builtins.int
+    HOPS_FIELD_NUMBER: _builtins.int
+    COMPUTE_MS_FIELD_NUMBER: _builtins.int
+    LIARS_FIELD_NUMBER: _builtins.int
+    sweeps: _builtins.int
+    """that came back"""
+    audited: _builtins.int
+    hops: _builtins.int
+    """computed again"""
+    compute_ms: _builtins.float
+    """of hosts, for audits"""
+    liars: _builtins.int
+    """hosts taken out"""
+    def __init__(
+        self,
+        *,
+        sweeps: _builtins.int = ...,
+        audited: _builtins.int = ...,
+        hops: _builtins.int = ...,
+        compute_ms: _builtins.float = ...,
+        liars: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audited", b"audited", "compute_ms", b"compute_ms", "hops", b"hops", "liars", b"liars", "sweeps", b"sweeps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Audits: _TypeAlias = Audits  # noqa: Y015
 
 @_typing.final
 class HostStatus(_message.Message):
@@ -452,6 +502,7 @@ class HostStatus(_message.Message):
     QUEUE_LIMIT_FIELD_NUMBER: _builtins.int
     BACKEND_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
+    RELEASES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     address: _builtins.str
     ready: _builtins.bool
@@ -468,6 +519,10 @@ class HostStatus(_message.Message):
     def blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkStatus]: ...
+    @_builtins.property
+    def releases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """that it holds, the newest last"""
+
     def __init__(
         self,
         *,
@@ -483,10 +538,11 @@ class HostStatus(_message.Message):
         queue_limit: _builtins.int = ...,
         backend: _builtins.str = ...,
         links: _abc.Iterable[Global___LinkStatus] | None = ...,
+        releases: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "backend", b"backend", "blocks", b"blocks", "links", b"links", "name", b"name", "queue_limit", b"queue_limit", "queued", b"queued", "ready", b"ready", "reason", b"reason", "rtt_ms", b"rtt_ms", "session_bytes", b"session_bytes", "sessions", b"sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "backend", b"backend", "blocks", b"blocks", "links", b"links", "name", b"name", "queue_limit", b"queue_limit", "queued", b"queued", "ready", b"ready", "reason", b"reason", "releases", b"releases", "rtt_ms", b"rtt_ms", "session_bytes", b"session_bytes", "sessions", b"sessions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -520,3 +576,175 @@ class LinkStatus(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LinkStatus: _TypeAlias = LinkStatus  # noqa: Y015
+
+@_typing.final
+class DeployRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORE_FIELD_NUMBER: _builtins.int
+    WITHOUT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def store(self) -> _stage_pb2.StoreRequest: ...
+    @_builtins.property
+    def without(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """with the offer: names of hosts that need not take part"""
+
+    def __init__(
+        self,
+        *,
+        store: _stage_pb2.StoreRequest | None = ...,
+        without: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["store", b"store"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["store", b"store", "without", b"without"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeployRequest: _TypeAlias = DeployRequest  # noqa: Y015
+
+@_typing.final
+class RollbackRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RollbackRequest: _TypeAlias = RollbackRequest  # noqa: Y015
+
+@_typing.final
+class DeployProgress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORE_FIELD_NUMBER: _builtins.int
+    LINE_FIELD_NUMBER: _builtins.int
+    SWITCH_FIELD_NUMBER: _builtins.int
+    line: _builtins.str
+    """what is being done, for people"""
+    @_builtins.property
+    def store(self) -> _stage_pb2.StoreResponse: ...
+    @_builtins.property
+    def switch(self) -> Global___Switch:
+        """last"""
+
+    def __init__(
+        self,
+        *,
+        store: _stage_pb2.StoreResponse | None = ...,
+        line: _builtins.str = ...,
+        switch: Global___Switch | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["line", b"line", "step", b"step", "store", b"store", "switch", b"switch"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["line", b"line", "step", b"step", "store", b"store", "switch", b"switch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_step: _TypeAlias = _typing.Literal["store", "line", "switch"]  # noqa: Y015
+    _WhichOneofArgType_step: _TypeAlias = _typing.Literal["step", b"step"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_step) -> _WhichOneofReturnType_step | None: ...
+
+Global___DeployProgress: _TypeAlias = DeployProgress  # noqa: Y015
+
+@_typing.final
+class Switch(_message.Message):
+    """What new requests use now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RELEASE_FIELD_NUMBER: _builtins.int
+    PREVIOUS_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    release: _builtins.str
+    previous: _builtins.str
+    """still loaded; running requests end on it"""
+    changed: _builtins.bool
+    """false where the release was served already"""
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelSwitch]: ...
+    def __init__(
+        self,
+        *,
+        release: _builtins.str = ...,
+        previous: _builtins.str = ...,
+        changed: _builtins.bool = ...,
+        models: _abc.Iterable[Global___ModelSwitch] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "models", b"models", "previous", b"previous", "release", b"release"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Switch: _TypeAlias = Switch  # noqa: Y015
+
+@_typing.final
+class ModelSwitch(_message.Message):
+    """One model of a release against the one that it takes the place of."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FOLDER_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    PREVIOUS_DIGEST_FIELD_NUMBER: _builtins.int
+    PROBE_NATS_FIELD_NUMBER: _builtins.int
+    PREVIOUS_PROBE_NATS_FIELD_NUMBER: _builtins.int
+    MEASURED_NATS_FIELD_NUMBER: _builtins.int
+    VALID_BITS_FIELD_NUMBER: _builtins.int
+    PREVIOUS_VALID_BITS_FIELD_NUMBER: _builtins.int
+    folder: _builtins.str
+    """chain, ar, scorer, local"""
+    digest: _builtins.str
+    """empty where the release has none"""
+    previous_digest: _builtins.str
+    """empty where there was none, or nobody knows"""
+    probe_nats: _builtins.float
+    """Loss for a byte on the manifest's probe text: as the manifest says, and as it was measured through the hosts."""
+    previous_probe_nats: _builtins.float
+    measured_nats: _builtins.float
+    valid_bits: _builtins.float
+    """Loss on validation text, as the manifest says."""
+    previous_valid_bits: _builtins.float
+    def __init__(
+        self,
+        *,
+        folder: _builtins.str = ...,
+        digest: _builtins.str = ...,
+        previous_digest: _builtins.str = ...,
+        probe_nats: _builtins.float | None = ...,
+        previous_probe_nats: _builtins.float | None = ...,
+        measured_nats: _builtins.float | None = ...,
+        valid_bits: _builtins.float | None = ...,
+        previous_valid_bits: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_measured_nats", b"_measured_nats", "_previous_probe_nats", b"_previous_probe_nats", "_previous_valid_bits", b"_previous_valid_bits", "_probe_nats", b"_probe_nats", "_valid_bits", b"_valid_bits", "measured_nats", b"measured_nats", "previous_probe_nats", b"previous_probe_nats", "previous_valid_bits", b"previous_valid_bits", "probe_nats", b"probe_nats", "valid_bits", b"valid_bits"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_measured_nats", b"_measured_nats", "_previous_probe_nats", b"_previous_probe_nats", "_previous_valid_bits", b"_previous_valid_bits", "_probe_nats", b"_probe_nats", "_valid_bits", b"_valid_bits", "digest", b"digest", "folder", b"folder", "measured_nats", b"measured_nats", "previous_digest", b"previous_digest", "previous_probe_nats", b"previous_probe_nats", "previous_valid_bits", b"previous_valid_bits", "probe_nats", b"probe_nats", "valid_bits", b"valid_bits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__measured_nats: _TypeAlias = _typing.Literal["measured_nats"]  # noqa: Y015
+    _WhichOneofArgType__measured_nats: _TypeAlias = _typing.Literal["_measured_nats", b"_measured_nats"]  # noqa: Y015
+    _WhichOneofReturnType__previous_probe_nats: _TypeAlias = _typing.Literal["previous_probe_nats"]  # noqa: Y015
+    _WhichOneofArgType__previous_probe_nats: _TypeAlias = _typing.Literal["_previous_probe_nats", b"_previous_probe_nats"]  # noqa: Y015
+    _WhichOneofReturnType__previous_valid_bits: _TypeAlias = _typing.Literal["previous_valid_bits"]  # noqa: Y015
+    _WhichOneofArgType__previous_valid_bits: _TypeAlias = _typing.Literal["_previous_valid_bits", b"_previous_valid_bits"]  # noqa: Y015
+    _WhichOneofReturnType__probe_nats: _TypeAlias = _typing.Literal["probe_nats"]  # noqa: Y015
+    _WhichOneofArgType__probe_nats: _TypeAlias = _typing.Literal["_probe_nats", b"_probe_nats"]  # noqa: Y015
+    _WhichOneofReturnType__valid_bits: _TypeAlias = _typing.Literal["valid_bits"]  # noqa: Y015
+    _WhichOneofArgType__valid_bits: _TypeAlias = _typing.Literal["_valid_bits", b"_valid_bits"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__measured_nats) -> _WhichOneofReturnType__measured_nats | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__previous_probe_nats) -> _WhichOneofReturnType__previous_probe_nats | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__previous_valid_bits) -> _WhichOneofReturnType__previous_valid_bits | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__probe_nats) -> _WhichOneofReturnType__probe_nats | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__valid_bits) -> _WhichOneofReturnType__valid_bits | None: ...
+
+Global___ModelSwitch: _TypeAlias = ModelSwitch  # noqa: Y015

@@ -44,6 +44,16 @@ class RouterServiceStub:
                 request_serializer=serving_dot_v1_dot_router__pb2.StatusRequest.SerializeToString,
                 response_deserializer=serving_dot_v1_dot_router__pb2.StatusResponse.FromString,
                 _registered_method=True)
+        self.Deploy = channel.stream_stream(
+                '/serving.v1.RouterService/Deploy',
+                request_serializer=serving_dot_v1_dot_router__pb2.DeployRequest.SerializeToString,
+                response_deserializer=serving_dot_v1_dot_router__pb2.DeployProgress.FromString,
+                _registered_method=True)
+        self.Rollback = channel.unary_stream(
+                '/serving.v1.RouterService/Rollback',
+                request_serializer=serving_dot_v1_dot_router__pb2.RollbackRequest.SerializeToString,
+                response_deserializer=serving_dot_v1_dot_router__pb2.DeployProgress.FromString,
+                _registered_method=True)
 
 
 class RouterServiceServicer:
@@ -65,6 +75,22 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Deploy(self, request_iterator, context):
+        """Takes a release in as a host does (`Store`), has all hosts load it, checks it, and switches new requests to it.
+        What fails leaves everything as it was. ABORTED: another deployment is under way, or old requests still run.
+        FAILED_PRECONDITION: the release cannot be used. UNAVAILABLE: a host cannot be reached.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rollback(self, request, context):
+        """Switches new requests back to the release before.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +103,16 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=serving_dot_v1_dot_router__pb2.StatusRequest.FromString,
                     response_serializer=serving_dot_v1_dot_router__pb2.StatusResponse.SerializeToString,
+            ),
+            'Deploy': grpc.stream_stream_rpc_method_handler(
+                    servicer.Deploy,
+                    request_deserializer=serving_dot_v1_dot_router__pb2.DeployRequest.FromString,
+                    response_serializer=serving_dot_v1_dot_router__pb2.DeployProgress.SerializeToString,
+            ),
+            'Rollback': grpc.unary_stream_rpc_method_handler(
+                    servicer.Rollback,
+                    request_deserializer=serving_dot_v1_dot_router__pb2.RollbackRequest.FromString,
+                    response_serializer=serving_dot_v1_dot_router__pb2.DeployProgress.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -133,6 +169,60 @@ class RouterService:
             '/serving.v1.RouterService/Status',
             serving_dot_v1_dot_router__pb2.StatusRequest.SerializeToString,
             serving_dot_v1_dot_router__pb2.StatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Deploy(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/serving.v1.RouterService/Deploy',
+            serving_dot_v1_dot_router__pb2.DeployRequest.SerializeToString,
+            serving_dot_v1_dot_router__pb2.DeployProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rollback(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/serving.v1.RouterService/Rollback',
+            serving_dot_v1_dot_router__pb2.RollbackRequest.SerializeToString,
+            serving_dot_v1_dot_router__pb2.DeployProgress.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,6 +38,13 @@ class RouterServiceStub:
     """
     Status: _grpc.UnaryUnaryMultiCallable[_router_pb2.StatusRequest, _router_pb2.StatusResponse]
     """The hosts as the router sees them."""
+    Deploy: _grpc.StreamStreamMultiCallable[_router_pb2.DeployRequest, _router_pb2.DeployProgress]
+    """Takes a release in as a host does (`Store`), has all hosts load it, checks it, and switches new requests to it.
+    What fails leaves everything as it was. ABORTED: another deployment is under way, or old requests still run.
+    FAILED_PRECONDITION: the release cannot be used. UNAVAILABLE: a host cannot be reached.
+    """
+    Rollback: _grpc.UnaryStreamMultiCallable[_router_pb2.RollbackRequest, _router_pb2.DeployProgress]
+    """Switches new requests back to the release before."""
 
 @_typing.type_check_only
 class RouterServiceAsyncStub(RouterServiceStub):
@@ -49,6 +56,13 @@ class RouterServiceAsyncStub(RouterServiceStub):
     """
     Status: _aio.UnaryUnaryMultiCallable[_router_pb2.StatusRequest, _router_pb2.StatusResponse]  # type: ignore[assignment]
     """The hosts as the router sees them."""
+    Deploy: _aio.StreamStreamMultiCallable[_router_pb2.DeployRequest, _router_pb2.DeployProgress]  # type: ignore[assignment]
+    """Takes a release in as a host does (`Store`), has all hosts load it, checks it, and switches new requests to it.
+    What fails leaves everything as it was. ABORTED: another deployment is under way, or old requests still run.
+    FAILED_PRECONDITION: the release cannot be used. UNAVAILABLE: a host cannot be reached.
+    """
+    Rollback: _aio.UnaryStreamMultiCallable[_router_pb2.RollbackRequest, _router_pb2.DeployProgress]  # type: ignore[assignment]
+    """Switches new requests back to the release before."""
 
 class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -69,5 +83,24 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.StatusResponse, _abc.Awaitable[_router_pb2.StatusResponse]]:
         """The hosts as the router sees them."""
+
+    @_abc_1.abstractmethod
+    def Deploy(
+        self,
+        request_iterator: _MaybeAsyncIterator[_router_pb2.DeployRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_router_pb2.DeployProgress], _abc.AsyncIterator[_router_pb2.DeployProgress]]:
+        """Takes a release in as a host does (`Store`), has all hosts load it, checks it, and switches new requests to it.
+        What fails leaves everything as it was. ABORTED: another deployment is under way, or old requests still run.
+        FAILED_PRECONDITION: the release cannot be used. UNAVAILABLE: a host cannot be reached.
+        """
+
+    @_abc_1.abstractmethod
+    def Rollback(
+        self,
+        request: _router_pb2.RollbackRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_router_pb2.DeployProgress], _abc.AsyncIterator[_router_pb2.DeployProgress]]:
+        """Switches new requests back to the release before."""
 
 def add_RouterServiceServicer_to_server(servicer: RouterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -46,14 +46,12 @@ class DescribeResponse(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
-    CHAIN_FIELD_NUMBER: _builtins.int
-    AR_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
     NOT_READY_REASON_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
     COUNTERS_FIELD_NUMBER: _builtins.int
     BACKEND_FIELD_NUMBER: _builtins.int
-    SCORER_FIELD_NUMBER: _builtins.int
+    RELEASES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     ready: _builtins.bool
@@ -63,22 +61,14 @@ class DescribeResponse(_message.Message):
     @_builtins.property
     def blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
-    def chain(self) -> Global___ModelInfo:
-        """absent when this host has no chain"""
-
-    @_builtins.property
-    def ar(self) -> Global___ModelInfo:
-        """absent when this host has no AR stages"""
-
-    @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkInfo]:
         """to the hosts that may come next"""
 
     @_builtins.property
     def counters(self) -> Global___Counters: ...
     @_builtins.property
-    def scorer(self) -> Global___ModelInfo:
-        """absent when this host has no stages of a scorer trained block by block"""
+    def releases(self) -> _containers.RepeatedCompositeFieldContainer[Global___Release]:
+        """the newest last"""
 
     def __init__(
         self,
@@ -86,22 +76,63 @@ class DescribeResponse(_message.Message):
         name: _builtins.str = ...,
         version: _builtins.str = ...,
         blocks: _abc.Iterable[_builtins.int] | None = ...,
-        chain: Global___ModelInfo | None = ...,
-        ar: Global___ModelInfo | None = ...,
         ready: _builtins.bool = ...,
         not_ready_reason: _builtins.str = ...,
         links: _abc.Iterable[Global___LinkInfo] | None = ...,
         counters: Global___Counters | None = ...,
         backend: _builtins.str = ...,
-        scorer: Global___ModelInfo | None = ...,
+        releases: _abc.Iterable[Global___Release] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ar", b"ar", "chain", b"chain", "counters", b"counters", "scorer", b"scorer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar", b"ar", "backend", b"backend", "blocks", b"blocks", "chain", b"chain", "counters", b"counters", "links", b"links", "name", b"name", "not_ready_reason", b"not_ready_reason", "ready", b"ready", "scorer", b"scorer", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "blocks", b"blocks", "counters", b"counters", "links", b"links", "name", b"name", "not_ready_reason", b"not_ready_reason", "ready", b"ready", "releases", b"releases", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeResponse: _TypeAlias = DescribeResponse  # noqa: Y015
+
+@_typing.final
+class Release(_message.Message):
+    """Weights that this host holds parts of, and that are used together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    CHAIN_FIELD_NUMBER: _builtins.int
+    AR_FIELD_NUMBER: _builtins.int
+    SCORER_FIELD_NUMBER: _builtins.int
+    LOADING_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    loading: _builtins.bool
+    """no work is taken for it yet"""
+    @_builtins.property
+    def chain(self) -> Global___ModelInfo:
+        """absent when it has no chain"""
+
+    @_builtins.property
+    def ar(self) -> Global___ModelInfo:
+        """absent when it has no AR stages"""
+
+    @_builtins.property
+    def scorer(self) -> Global___ModelInfo:
+        """absent when it has no stages of a scorer trained block by block"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        chain: Global___ModelInfo | None = ...,
+        ar: Global___ModelInfo | None = ...,
+        scorer: Global___ModelInfo | None = ...,
+        loading: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ar", b"ar", "chain", b"chain", "scorer", b"scorer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar", b"ar", "chain", b"chain", "loading", b"loading", "name", b"name", "scorer", b"scorer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Release: _TypeAlias = Release  # noqa: Y015
 
 @_typing.final
 class LinkInfo(_message.Message):
@@ -966,3 +997,205 @@ class LinkQuality(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LinkQuality: _TypeAlias = LinkQuality  # noqa: Y015
+
+@_typing.final
+class StoreRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFER_FIELD_NUMBER: _builtins.int
+    PIECE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def offer(self) -> Global___Offer:
+        """first"""
+
+    @_builtins.property
+    def piece(self) -> Global___Piece: ...
+    def __init__(
+        self,
+        *,
+        offer: Global___Offer | None = ...,
+        piece: Global___Piece | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["offer", b"offer", "piece", b"piece", "step", b"step"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offer", b"offer", "piece", b"piece", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_step: _TypeAlias = _typing.Literal["offer", "piece"]  # noqa: Y015
+    _WhichOneofArgType_step: _TypeAlias = _typing.Literal["step", b"step"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_step) -> _WhichOneofReturnType_step | None: ...
+
+Global___StoreRequest: _TypeAlias = StoreRequest  # noqa: Y015
+
+@_typing.final
+class Offer(_message.Message):
+    """A release: its manifests say which files it has. Its name is a hash over them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RELEASE_FIELD_NUMBER: _builtins.int
+    MANIFESTS_FIELD_NUMBER: _builtins.int
+    FRONTIER_FIELD_NUMBER: _builtins.int
+    release: _builtins.str
+    frontier: _builtins.bytes
+    """what `auto` chooses from; may be empty"""
+    @_builtins.property
+    def manifests(self) -> _containers.RepeatedCompositeFieldContainer[Global___ManifestFile]: ...
+    def __init__(
+        self,
+        *,
+        release: _builtins.str = ...,
+        manifests: _abc.Iterable[Global___ManifestFile] | None = ...,
+        frontier: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frontier", b"frontier", "manifests", b"manifests", "release", b"release"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Offer: _TypeAlias = Offer  # noqa: Y015
+
+@_typing.final
+class ManifestFile(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FOLDER_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    folder: _builtins.str
+    """chain, ar, scorer, local"""
+    content: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        folder: _builtins.str = ...,
+        content: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "folder", b"folder"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ManifestFile: _TypeAlias = ManifestFile  # noqa: Y015
+
+@_typing.final
+class Piece(_message.Message):
+    """A piece of a wanted file; files come one after the other."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """as it was wanted"""
+    data: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Piece: _TypeAlias = Piece  # noqa: Y015
+
+@_typing.final
+class StoreResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WANTED_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
+    stored: _builtins.bool
+    @_builtins.property
+    def wanted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        wanted: _abc.Iterable[_builtins.str] | None = ...,
+        stored: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["stored", b"stored", "wanted", b"wanted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoreResponse: _TypeAlias = StoreResponse  # noqa: Y015
+
+@_typing.final
+class LoadRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RELEASE_FIELD_NUMBER: _builtins.int
+    KEEP_FIELD_NUMBER: _builtins.int
+    release: _builtins.str
+    @_builtins.property
+    def keep(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """those that must stay; a host holds two at most, and lets go of the others"""
+
+    def __init__(
+        self,
+        *,
+        release: _builtins.str = ...,
+        keep: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep", b"keep", "release", b"release"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadRequest: _TypeAlias = LoadRequest  # noqa: Y015
+
+@_typing.final
+class LoadResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadResponse: _TypeAlias = LoadResponse  # noqa: Y015
+
+@_typing.final
+class DropRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RELEASE_FIELD_NUMBER: _builtins.int
+    release: _builtins.str
+    def __init__(
+        self,
+        *,
+        release: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["release", b"release"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropRequest: _TypeAlias = DropRequest  # noqa: Y015
+
+@_typing.final
+class DropResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropResponse: _TypeAlias = DropResponse  # noqa: Y015

@@ -69,6 +69,21 @@ class StageServiceStub:
                 request_serializer=stages_dot_v1_dot_stage__pb2.ProbeRequest.SerializeToString,
                 response_deserializer=stages_dot_v1_dot_stage__pb2.ProbeResponse.FromString,
                 _registered_method=True)
+        self.Store = channel.stream_stream(
+                '/stages.v1.StageService/Store',
+                request_serializer=stages_dot_v1_dot_stage__pb2.StoreRequest.SerializeToString,
+                response_deserializer=stages_dot_v1_dot_stage__pb2.StoreResponse.FromString,
+                _registered_method=True)
+        self.Load = channel.unary_unary(
+                '/stages.v1.StageService/Load',
+                request_serializer=stages_dot_v1_dot_stage__pb2.LoadRequest.SerializeToString,
+                response_deserializer=stages_dot_v1_dot_stage__pb2.LoadResponse.FromString,
+                _registered_method=True)
+        self.Drop = channel.unary_unary(
+                '/stages.v1.StageService/Drop',
+                request_serializer=stages_dot_v1_dot_stage__pb2.DropRequest.SerializeToString,
+                response_deserializer=stages_dot_v1_dot_stage__pb2.DropResponse.FromString,
+                _registered_method=True)
 
 
 class StageServiceServicer:
@@ -125,6 +140,29 @@ class StageServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Store(self, request_iterator, context):
+        """Puts the files of a release that this host needs onto its shelf: an offer first; the answer says which files are
+        wanted; these follow in pieces, and the last answer says that all are there. ABORTED while another one is stored.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Load(self, request, context):
+        """Loads a release beside the others; answers once it is gated and warm. NOT_FOUND: its files are not here.
+        FAILED_PRECONDITION: they cannot be used. ABORTED: another one is being loaded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drop(self, request, context):
+        """Lets go of a release and its files; an unknown one is ignored. FAILED_PRECONDITION for the only one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StageServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -162,6 +200,21 @@ def add_StageServiceServicer_to_server(servicer, server):
                     servicer.Probe,
                     request_deserializer=stages_dot_v1_dot_stage__pb2.ProbeRequest.FromString,
                     response_serializer=stages_dot_v1_dot_stage__pb2.ProbeResponse.SerializeToString,
+            ),
+            'Store': grpc.stream_stream_rpc_method_handler(
+                    servicer.Store,
+                    request_deserializer=stages_dot_v1_dot_stage__pb2.StoreRequest.FromString,
+                    response_serializer=stages_dot_v1_dot_stage__pb2.StoreResponse.SerializeToString,
+            ),
+            'Load': grpc.unary_unary_rpc_method_handler(
+                    servicer.Load,
+                    request_deserializer=stages_dot_v1_dot_stage__pb2.LoadRequest.FromString,
+                    response_serializer=stages_dot_v1_dot_stage__pb2.LoadResponse.SerializeToString,
+            ),
+            'Drop': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drop,
+                    request_deserializer=stages_dot_v1_dot_stage__pb2.DropRequest.FromString,
+                    response_serializer=stages_dot_v1_dot_stage__pb2.DropResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -353,6 +406,87 @@ class StageService:
             '/stages.v1.StageService/Probe',
             stages_dot_v1_dot_stage__pb2.ProbeRequest.SerializeToString,
             stages_dot_v1_dot_stage__pb2.ProbeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Store(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/stages.v1.StageService/Store',
+            stages_dot_v1_dot_stage__pb2.StoreRequest.SerializeToString,
+            stages_dot_v1_dot_stage__pb2.StoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Load(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stages.v1.StageService/Load',
+            stages_dot_v1_dot_stage__pb2.LoadRequest.SerializeToString,
+            stages_dot_v1_dot_stage__pb2.LoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drop(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stages.v1.StageService/Drop',
+            stages_dot_v1_dot_stage__pb2.DropRequest.SerializeToString,
+            stages_dot_v1_dot_stage__pb2.DropResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -54,6 +54,16 @@ class StageServiceStub:
     """Opens a connection's congestion window, and keeps it open: does nothing."""
     Probe: _grpc.UnaryUnaryMultiCallable[_stage_pb2.ProbeRequest, _stage_pb2.ProbeResponse]
     """Measures this host's links to those that may come next. RESOURCE_EXHAUSTED while another measurement runs."""
+    Store: _grpc.StreamStreamMultiCallable[_stage_pb2.StoreRequest, _stage_pb2.StoreResponse]
+    """Puts the files of a release that this host needs onto its shelf: an offer first; the answer says which files are
+    wanted; these follow in pieces, and the last answer says that all are there. ABORTED while another one is stored.
+    """
+    Load: _grpc.UnaryUnaryMultiCallable[_stage_pb2.LoadRequest, _stage_pb2.LoadResponse]
+    """Loads a release beside the others; answers once it is gated and warm. NOT_FOUND: its files are not here.
+    FAILED_PRECONDITION: they cannot be used. ABORTED: another one is being loaded.
+    """
+    Drop: _grpc.UnaryUnaryMultiCallable[_stage_pb2.DropRequest, _stage_pb2.DropResponse]
+    """Lets go of a release and its files; an unknown one is ignored. FAILED_PRECONDITION for the only one."""
 
 @_typing.type_check_only
 class StageServiceAsyncStub(StageServiceStub):
@@ -75,6 +85,16 @@ class StageServiceAsyncStub(StageServiceStub):
     """Opens a connection's congestion window, and keeps it open: does nothing."""
     Probe: _aio.UnaryUnaryMultiCallable[_stage_pb2.ProbeRequest, _stage_pb2.ProbeResponse]  # type: ignore[assignment]
     """Measures this host's links to those that may come next. RESOURCE_EXHAUSTED while another measurement runs."""
+    Store: _aio.StreamStreamMultiCallable[_stage_pb2.StoreRequest, _stage_pb2.StoreResponse]  # type: ignore[assignment]
+    """Puts the files of a release that this host needs onto its shelf: an offer first; the answer says which files are
+    wanted; these follow in pieces, and the last answer says that all are there. ABORTED while another one is stored.
+    """
+    Load: _aio.UnaryUnaryMultiCallable[_stage_pb2.LoadRequest, _stage_pb2.LoadResponse]  # type: ignore[assignment]
+    """Loads a release beside the others; answers once it is gated and warm. NOT_FOUND: its files are not here.
+    FAILED_PRECONDITION: they cannot be used. ABORTED: another one is being loaded.
+    """
+    Drop: _aio.UnaryUnaryMultiCallable[_stage_pb2.DropRequest, _stage_pb2.DropResponse]  # type: ignore[assignment]
+    """Lets go of a release and its files; an unknown one is ignored. FAILED_PRECONDITION for the only one."""
 
 class StageServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -135,5 +155,33 @@ class StageServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_stage_pb2.ProbeResponse, _abc.Awaitable[_stage_pb2.ProbeResponse]]:
         """Measures this host's links to those that may come next. RESOURCE_EXHAUSTED while another measurement runs."""
+
+    @_abc_1.abstractmethod
+    def Store(
+        self,
+        request_iterator: _MaybeAsyncIterator[_stage_pb2.StoreRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_stage_pb2.StoreResponse], _abc.AsyncIterator[_stage_pb2.StoreResponse]]:
+        """Puts the files of a release that this host needs onto its shelf: an offer first; the answer says which files are
+        wanted; these follow in pieces, and the last answer says that all are there. ABORTED while another one is stored.
+        """
+
+    @_abc_1.abstractmethod
+    def Load(
+        self,
+        request: _stage_pb2.LoadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_stage_pb2.LoadResponse, _abc.Awaitable[_stage_pb2.LoadResponse]]:
+        """Loads a release beside the others; answers once it is gated and warm. NOT_FOUND: its files are not here.
+        FAILED_PRECONDITION: they cannot be used. ABORTED: another one is being loaded.
+        """
+
+    @_abc_1.abstractmethod
+    def Drop(
+        self,
+        request: _stage_pb2.DropRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_stage_pb2.DropResponse, _abc.Awaitable[_stage_pb2.DropResponse]]:
+        """Lets go of a release and its files; an unknown one is ignored. FAILED_PRECONDITION for the only one."""
 
 def add_StageServiceServicer_to_server(servicer: StageServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

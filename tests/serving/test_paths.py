@@ -26,17 +26,17 @@ def make(name: str, blocks: tuple[int, ...], rtt_ms: float = 10.0, parts: int = 
     link.entry, link.problem, link.sessions, link.hop_ms = HostEntry(name, name, blocks, name), "", 0, 5.0
     link.relay = Relay()  # type: ignore[assignment]
     link.relay.least_rtt_ms = rtt_ms  # type: ignore[misc]
-    link.info = stage_pb2.DescribeResponse(
-        chain=stage_pb2.ModelInfo(digest="c", parts=parts),
-        ar=stage_pb2.ModelInfo(digest="a"),
-        links=[
-            stage_pb2.LinkInfo(address=to, problem=x)
-            if isinstance(x, str)
-            else stage_pb2.LinkInfo(address=to, rtt_ms=x)
-            for to, x in links.items()
-        ],
-    )
+    dialled = [
+        stage_pb2.LinkInfo(address=to, problem=x) if isinstance(x, str) else stage_pb2.LinkInfo(address=to, rtt_ms=x)
+        for to, x in links.items()
+    ]
+    link.hear(stage_pb2.DescribeResponse(releases=[release("a", parts)], links=dialled))
     return link
+
+
+def release(ar: str, parts: int = 2, loading: bool = False) -> stage_pb2.Release:
+    chain = stage_pb2.ModelInfo(digest="c", parts=parts)
+    return stage_pb2.Release(name=ar, chain=chain, ar=stage_pb2.ModelInfo(digest=ar), loading=loading)
 
 
 def names(links: list[HostLink], avoid: tuple[str, ...] = (), suspects: Suspects | None = None) -> str | None:
@@ -91,10 +91,27 @@ def test_a_link_that_is_cut_leads_nowhere() -> None:
 
 def test_other_weights_are_not_mixed_in() -> None:
     links = square()
-    assert links[0].info is not None
-    links[0].info.ar.digest = "other"
+    exchange(links[0], release("other"))
     assert names(links) == "b y"
     assert best_path(links, ("c", "other", ""), Suspects()) is None
+
+
+def test_a_host_takes_part_with_each_release_that_it_has_loaded() -> None:
+    links = square()
+    exchange(links[0], release("a"), release("other"))
+    exchange(links[2], release("a"), release("other", loading=True))
+    assert names(links) == "a x"
+    assert best_path(links, ("c", "other", ""), Suspects()) is None
+    exchange(links[2], release("other"))
+    assert names(links) == "b y"
+    path = best_path(links, ("c", "other", ""), Suspects())
+    assert path is not None
+    assert [link.entry.name for link in path] == ["a", "x"]
+
+
+def exchange(link: HostLink, *releases: stage_pb2.Release) -> None:
+    assert link.info is not None
+    link.hear(stage_pb2.DescribeResponse(releases=releases, links=link.info.links))
 
 
 def test_one_host_can_be_a_whole_path() -> None:

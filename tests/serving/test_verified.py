@@ -16,8 +16,10 @@ import torch
 
 from serving.client import Client, Result
 from serving.local import Guesses
-from serving.modes.verified import Place
+from serving.modes.verified import Place, read_verdict
 from stages.checkpoint import load_ar
+from stages.refusal import Refusal
+from stages.v1 import stage_pb2
 
 LocalRing = Callable[..., AbstractContextManager[Client]]
 PROMPTS = (b"x", b"The sea was calm. The sea was ", bytes((7 * i) % 128 for i in range(200)))
@@ -188,3 +190,16 @@ def test_what_is_refused_gives_way_to_what_the_scorer_likes_better() -> None:
 
 def test_equal_odds_leave_nothing_to_draw_from_but_the_odds() -> None:
     assert place([1.0], [1.0], 0, 0).instead() == b"\0"
+
+
+def test_more_cannot_be_accepted_than_was_guessed() -> None:
+    event = stage_pb2.Event(verdict=stage_pb2.Verdict(accepted=4, odds=np.full(256, 1 / 256, "<f4").tobytes()))
+    assert read_verdict(event, 4)[0] == 4
+    with pytest.raises(Refusal):
+        read_verdict(event, 3)
+
+
+@pytest.mark.parametrize("odds", [b"", b"?", bytes(4 * 255), np.full(256, np.nan, "<f4").tobytes(), bytes(4 * 256)])
+def test_what_is_no_verdict_is_refused(odds: bytes) -> None:
+    with pytest.raises(Refusal):
+        read_verdict(stage_pb2.Event(verdict=stage_pb2.Verdict(odds=odds)), 3)

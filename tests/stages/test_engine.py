@@ -702,7 +702,7 @@ class Threaded:
             for job in jobs:
                 self.ended.put(job)
 
-        self.thread = threading.Thread(target=self.engine.run, args=(self.parts, deliver), daemon=True)
+        self.thread = threading.Thread(target=self.engine.run, args=(deliver,), daemon=True)
         self.thread.start()
         return self
 
@@ -717,7 +717,7 @@ def test_a_sweep_is_computed_on_the_thread_which_then_sleeps(loaded: dict[str, P
     with Threaded(loaded["own"]) as it:
         for _ in range(3):  # between them there is nothing to do
             job = job_of(it.engine, it.parts, sweeps())
-            assert it.engine.go(it.parts) == []
+            assert it.engine.go() == []
             assert it.ended.get(timeout=60) is job
             assert isinstance(job.result, stage_pb2.Event)
 
@@ -727,7 +727,7 @@ def test_a_quick_step_is_computed_at_once(loaded: dict[str, Parts], monkeypatch:
     engine, expected = Engine(3, 64, 64), alone(loaded["own"], steps(count=1))
     for _ in range(3):
         job = job_of(engine, loaded["own"], steps(count=1))
-        assert engine.go(loaded["own"]) == [job]
+        assert engine.go() == [job]
         assert isinstance(job.result, stage_pb2.Event)
         assert job.result.text == expected
     assert len(engine) == 0
@@ -749,7 +749,7 @@ def test_what_may_take_long_is_left_to_the_thread(
     monkeypatch.setattr(engines, "QUICK_MS", quick_ms)
     engine = Engine(3, 64, 64)
     job = job_of(engine, loaded["own"], hops())
-    assert (engine.go(loaded["own"]), len(engine), job.result) == ([], 1, None)
+    assert (engine.go(), len(engine), job.result) == ([], 1, None)
 
 
 def test_a_quick_step_joins_what_the_thread_is_at(loaded: dict[str, Parts]) -> None:
@@ -758,7 +758,7 @@ def test_a_quick_step_joins_what_the_thread_is_at(loaded: dict[str, Parts]) -> N
     job_of(engine, loaded["own"], sweeps())
     engine._turn(loaded["own"])  # the thread is between two passes
     job = job_of(engine, loaded["own"], steps())
-    assert (engine.go(loaded["own"]), len(engine)) == ([], 2)
+    assert (engine.go(), len(engine)) == ([], 2)
     assert engine._turn(loaded["own"]) == [job]
 
 

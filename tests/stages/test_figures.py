@@ -26,6 +26,7 @@ from stages.lookout import Lookout
 from stages.metrics import MAX_LINKS, OTHERS, STAGE_METRICS, HostFigures
 from stages.parts import load_parts, plan_host
 from stages.refusal import Refusal, exhausted
+from stages.releases import Release
 from stages.seeing import SeeingSettings
 from stages.v1 import stage_pb2
 
@@ -138,15 +139,13 @@ def host_that_fails(bundles: Path) -> Callable[[], Host]:
     parts.chain[0] = SimpleNamespace(read=broken, denoise=broken)  # type: ignore[assignment]
 
     def make() -> Host:
-        host = Host(plan, HostSettings("h"), None, HostFigures())
-        host.parts = parts
-        return host
+        return Host(Release("r", plan, parts), HostSettings("h"), None, HostFigures())
 
     return make
 
 
 def sweep_for(host: Host, **names: str) -> stage_pb2.Hop:
-    source = host.plan.chain
+    source = host.releases.newest.plan.chain
     assert source is not None
     hop = stage_pb2.Hop(router="r", session="s", capacity=40, digest=source.digest, deadline_unix_ms=1 << 45, **names)
     hop.sweep.CopyFrom(stage_pb2.Sweep(clean=b"A secret prompt", slots=4, steps=1, codec="int8"))
@@ -201,9 +200,10 @@ def test_a_fault_is_counted_and_logged_with_the_request_s_name(
 )
 def test_bad_names_in_a_hop_are_refused(host_that_fails: Callable[[], Host], names: dict[str, str]) -> None:
     host = host_that_fails()
-    check_hop(sweep_for(host, request="a name", traceparent="00-" + "1" * 32 + "-" + "1" * 16 + "-00"), host.plan)
+    plan = host.releases.newest.plan
+    check_hop(sweep_for(host, request="a name", traceparent="00-" + "1" * 32 + "-" + "1" * 16 + "-00"), plan)
     with pytest.raises(Refusal) as caught:
-        check_hop(sweep_for(host, **names), host.plan)
+        check_hop(sweep_for(host, **names), plan)
     assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
 
 

@@ -20,6 +20,7 @@ from stages.links import Links
 from stages.meter import HostMeter
 from stages.parts import HostPlan, Parts, load_parts, plan_host
 from stages.refusal import Refusal
+from stages.releases import Release
 from stages.subscribers import Subscribers
 from stages.v1 import stage_pb2
 
@@ -48,10 +49,8 @@ def drive(plan: HostPlan, parts: Parts) -> Callable[..., Any]:
 
     def run(story: Callable[[Host], Awaitable[Any]], working: bool = True, **settings: Any) -> Any:
         async def main() -> Any:
-            host = Host(
-                plan, HostSettings("h", **settings), Links(lambda address, other: "", 0, 1 << 20, 1.0, 0.0, HostMeter())
-            )
-            host.parts = parts
+            links = Links(lambda address, other: "", 0, 1 << 20, 1.0, 0.0, HostMeter())
+            host = Host(Release("r", plan, parts), HostSettings("h", **settings), links)
             events = host.subscribers.listen(ROUTER)
             await anext(events)
             worker = asyncio.create_task(host.work()) if working else None
@@ -68,8 +67,8 @@ def drive(plan: HostPlan, parts: Parts) -> Callable[..., Any]:
 
 
 def hop(host: Host, session: str = "s", **changes: Any) -> stage_pb2.Hop:
-    assert host.plan.chain is not None
-    request = stage_pb2.Hop(router=ROUTER, session=session, capacity=30, digest=host.plan.chain.digest)
+    assert host.releases.newest.plan.chain is not None
+    request = stage_pb2.Hop(router=ROUTER, session=session, capacity=30, digest=host.releases.newest.plan.chain.digest)
     request.deadline_unix_ms = int(time.time() * 1000) + 30_000
     fields = {"clean": b"Once ", "slots": 8, "steps": 1, "codec": "fp32", **changes}
     request.sweep.CopyFrom(stage_pb2.Sweep(**fields))
@@ -77,12 +76,18 @@ def hop(host: Host, session: str = "s", **changes: Any) -> stage_pb2.Hop:
 
 
 def step(host: Host, session: str = "s", seed: int = 0, remaining: int = 1) -> stage_pb2.Hop:
-    assert host.plan.ar is not None
+    assert host.releases.newest.plan.ar is not None
     request = hop(host, session)
-    request.digest = host.plan.ar.digest
+    request.digest = host.releases.newest.plan.ar.digest
     sampling = stage_pb2.Sampling(seed=seed, temperature=0.8)
     request.step.CopyFrom(stage_pb2.Step(clean=b"Once ", remaining=remaining, codec="fp32", sampling=sampling))
     return request
+
+
+def chain_of(host: Host) -> dict[int, BlockRunner]:
+    parts = host.releases.newest.parts
+    assert parts is not None
+    return parts.chain
 
 
 def send(host: Host, *hops: stage_pb2.Hop) -> None:
@@ -156,15 +161,14 @@ def test_work_that_became_late_is_dropped_and_told(drive: Callable[..., Any]) ->
 
 def test_a_hop_that_fails_harms_none_after_it(drive: Callable[..., Any]) -> None:
     async def story(host: Host) -> None:
-        assert host.parts is not None
-        runner = host.parts.chain[1]
-        host.parts.chain[1] = Meddling(runner, fail)
+        runner = chain_of(host)[1]
+        chain_of(host)[1] = Meddling(runner, fail)
         send(host, hop(host, "a"))
         fault = (await event_of(host)).fault
         assert fault.code == grpc.StatusCode.INTERNAL.value[0]
         assert "the host's log says why" in fault.message
         assert host.sessions.sessions == {}
-        host.parts.chain[1] = runner
+        chain_of(host)[1] = runner
         send(host, hop(host, "b"))
         assert len((await event_of(host)).text) == 8
 
@@ -187,8 +191,7 @@ def test_nothing_follows_from_a_released_session(drive: Callable[..., Any]) -> N
 @pytest.mark.parametrize(("block", "completed"), [(0, 0), (2, 1)], ids=["in the middle", "at the very end"])
 def test_a_session_released_while_it_is_computed(drive: Callable[..., Any], block: int, completed: int) -> None:
     async def story(host: Host) -> None:
-        assert host.parts is not None
-        host.parts.chain[block] = Meddling(host.parts.chain[block], released_by(host), untouched=int(block == 2))
+        chain_of(host)[block] = Meddling(chain_of(host)[block], released_by(host), untouched=int(block == 2))
         send(host, hop(host))
         session = host.sessions.sessions["s"]
         while session.pending:
@@ -241,11 +244,10 @@ def test_an_ar_step_that_is_run_starts_no_other(drive: Callable[..., Any]) -> No
 
 def test_a_run_that_is_refused_or_fails_raises(drive: Callable[..., Any]) -> None:
     async def story(host: Host) -> None:
-        assert host.parts is not None
         with pytest.raises(Refusal, match="steps must be 1 to 64") as caught:
             await host.run(hop(host, steps=65), onward=False)
         assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
-        host.parts.chain[1] = Meddling(host.parts.chain[1], fail)
+        chain_of(host)[1] = Meddling(chain_of(host)[1], fail)
         with pytest.raises(Refusal, match="a hop failed") as caught:
             await host.run(hop(host), onward=False)
         assert caught.value.code is grpc.StatusCode.INTERNAL
@@ -257,8 +259,7 @@ def test_a_run_that_is_refused_or_fails_raises(drive: Callable[..., Any]) -> Non
 @pytest.mark.parametrize(("block", "ends"), [(0, False), (2, True)], ids=["in the middle", "at the very end"])
 def test_a_run_of_a_session_that_is_released_meanwhile_ends(drive: Callable[..., Any], block: int, ends: bool) -> None:
     async def story(host: Host) -> None:
-        assert host.parts is not None
-        host.parts.chain[block] = Meddling(host.parts.chain[block], released_by(host), untouched=int(block == 2))
+        chain_of(host)[block] = Meddling(chain_of(host)[block], released_by(host), untouched=int(block == 2))
         if ends:
             assert isinstance(await host.run(hop(host), onward=False), stage_pb2.Event)
             return

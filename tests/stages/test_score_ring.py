@@ -18,6 +18,7 @@ from serving.deployment import free_port_block, temporary_deployment
 from serving.ring import Ring
 from serving.session import Session
 from serving.topology import Topology, local_topology
+from serving.view import RingView
 from stages.ar import ArModel
 from stages.checkpoint import load_ar
 from stages.randomness import sample_bytes
@@ -40,15 +41,16 @@ def models(bundles: Path) -> dict[str, ArModel]:
     return {kind: load_ar(bundles / "scored" / kind) for kind in ("ar", "scorer")}
 
 
-def tell(topology: Topology, story: Callable[[Ring], Awaitable[Any]]) -> Any:
+def tell(topology: Topology, story: Callable[[RingView], Awaitable[Any]]) -> Any:
     """Run `story` with a ring of one's own."""
 
     async def main() -> Any:
         ring = Ring(topology.hosts)
         await ring.open()
         try:
-            await ring.usable(20.0)
-            return await asyncio.wait_for(story(ring), 60)
+            view = RingView(ring)
+            await view.usable(20.0)
+            return await asyncio.wait_for(story(view), 60)
         finally:
             await ring.close()
 
@@ -72,7 +74,7 @@ def logits_after(model: ArModel, text: bytes) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", ["ar", "scorer"])
 def test_a_chunk_is_scored_chosen_and_gone_on_from(topology: Topology, models: dict[str, ArModel], kind: Any) -> None:
-    async def story(ring: Ring) -> None:
+    async def story(ring: RingView) -> None:
         rng, known, clean, start = np.random.default_rng(0), KNOWN, KNOWN, 0
         async with ring.session(kind, 200, deadline(), Account()) as session:
             for number in range(3):
@@ -92,7 +94,7 @@ def test_a_chunk_is_scored_chosen_and_gone_on_from(topology: Topology, models: d
 
 
 def test_steps_and_verdicts_of_the_scorer(topology: Topology, models: dict[str, ArModel]) -> None:
-    async def story(ring: Ring) -> tuple[bytes, stage_pb2.Verdict]:
+    async def story(ring: RingView) -> tuple[bytes, stage_pb2.Verdict]:
         text = b""
         async with ring.session("scorer", 200, deadline(), Account()) as session:
             event = await ask(session, KNOWN, remaining=12)
@@ -118,7 +120,7 @@ def test_steps_and_verdicts_of_the_scorer(topology: Topology, models: dict[str, 
 
 
 def test_hosts_say_what_is_wrong(topology: Topology) -> None:
-    async def story(ring: Ring) -> Refusal:
+    async def story(ring: RingView) -> Refusal:
         model = ring.model("scorer")
         assert model is not None
         assert ring.digest("scorer") == model.digest != ring.digest("ar")

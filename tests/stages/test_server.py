@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +27,11 @@ from hypothesis import strategies as st
 
 from serving.cli import main
 from serving.deployment import free_port_block
-from stages import server
+from stages import loading
 from stages.backends import Backend
 from stages.parts import HostPlan, Parts, load_parts, plan_host
-from stages.server import SERVICE, wiring_problem
+from stages.releases import Release, wiring_problem
+from stages.server import SERVICE
 from stages.transport import open_blocking_channel
 from stages.v1 import stage_pb2, stage_pb2_grpc
 
@@ -156,7 +157,7 @@ def sweep(digest: str, session: str = "s", **changes: Any) -> stage_pb2.Hop:
 
 @pytest.fixture
 def digest(alone: Peer) -> Iterator[str]:
-    yield alone.describe().chain.digest
+    yield alone.describe().releases[-1].chain.digest
     alone.release("s", "t")
 
 
@@ -193,13 +194,13 @@ def test_live_at_once_ready_when_the_next_host_is_reached(bundles: Path, servers
 def test_not_ready_before_the_weights_are(
     bundles: Path, servers: Any, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loading = threading.Event()
+    begun = threading.Event()
 
-    def load(plan: HostPlan, backend: Backend) -> Parts:
-        loading.wait(20)
-        return load_parts(plan, backend)
+    def load(plan: HostPlan, backend: Backend, held: Sequence[Parts]) -> Parts:
+        begun.wait(20)
+        return load_parts(plan, backend, held)
 
-    monkeypatch.setattr(server, "load_parts", load)
+    monkeypatch.setattr(loading, "load_parts", load)
     address = f"127.0.0.1:{free_port_block(1)}"
     servers.stage(bundles / "own", (0, 1, 2), address, None)
     with peer(address) as host:
@@ -207,7 +208,7 @@ def test_not_ready_before_the_weights_are(
         assert not host.serving(SERVICE)
         assert host.describe().not_ready_reason == "loading weights"
         assert host.refusal(sweep("")).code() is grpc.StatusCode.UNAVAILABLE
-        loading.set()
+        begun.set()
         until(lambda: host.serving(SERVICE))
 
 
@@ -230,7 +231,7 @@ def test_a_wrong_neighbour_is_named(
         assert not host.serving(SERVICE)
         if checkpoint == "other":
             with peer(second) as neighbour:
-                digests = [host.describe().chain.digest[:12], neighbour.describe().chain.digest[:12]]
+                digests = [peer.describe().releases[-1].chain.digest[:12] for peer in (host, neighbour)]
             assert all(digest in host.describe().not_ready_reason for digest in digests)
 
 
@@ -245,14 +246,23 @@ def test_wiring_is_checked_for_each_model(bundles: Path) -> None:
     plan = plan_host(bundles / "own", (0, 1))
     assert plan.chain is not None
     assert plan.ar is not None
-    good = stage_pb2.DescribeResponse(name="b", blocks=[2])
+    other = stage_pb2.DescribeResponse(name="b", blocks=[2])
+    assert "b at x:1 says nothing of its weights" in wiring_problem([plan], "x:1", other)
+    good = other.releases.add()
     good.chain.digest, good.ar.digest = plan.chain.digest, plan.ar.digest
-    assert wiring_problem(plan, "x:1", good) == ""
+    assert wiring_problem([plan], "x:1", other) == ""
     good.scorer.digest = "f" * 64
-    assert "b at x:1 has the scorer checkpoint ffffffffffff, this host (none)" in wiring_problem(plan, "x:1", good)
+    assert "b at x:1 has the scorer checkpoint ffffffffffff, this host (none)" in wiring_problem([plan], "x:1", other)
     good.ClearField("scorer")
     good.ar.digest = ""
-    assert "b at x:1 has the ar checkpoint (none), this host" in wiring_problem(plan, "x:1", good)
+    assert "b at x:1 has the ar checkpoint (none), this host" in wiring_problem([plan], "x:1", other)
+
+
+def test_neighbours_need_one_release_in_common(bundles: Path) -> None:
+    old, new = (plan_host(bundles / name, (0, 1)) for name in ("own", "other"))
+    other = stage_pb2.DescribeResponse(name="b", blocks=[2], releases=[Release("n", new).info()])
+    assert "give every host the same checkpoint" in wiring_problem([old], "x:1", other)
+    assert wiring_problem([old, new], "x:1", other) == wiring_problem([new, old], "x:1", other) == ""
 
 
 def test_reflection_lists_the_services(alone: Peer) -> None:
@@ -263,7 +273,10 @@ def test_reflection_lists_the_services(alone: Peer) -> None:
 def test_a_host_describes_itself(alone: Peer) -> None:
     description = alone.describe()
     assert (description.name, list(description.blocks), list(description.links)) == ("alone", [0, 1, 2], [])
-    assert (description.chain.parts, description.chain.context_bytes, description.chain.width) == (3, 512, 32)
+    (release,) = description.releases
+    assert (len(release.name), release.loading) == (16, False)
+    chain = release.chain
+    assert (chain.parts, chain.context_bytes, chain.width) == (3, 512, 32)
     assert description.counters.session_bytes_limit == 1 << 20
 
 
@@ -342,7 +355,7 @@ def test_an_idle_session_is_freed(bundles: Path, servers: Any, until: Until) -> 
     with peer(address) as host:
         until(lambda: host.describe().ready)
         host.subscribe()
-        host.push(sweep(host.describe().chain.digest))
+        host.push(sweep(host.describe().releases[-1].chain.digest))
         assert len(host.event().text) == 16
         assert host.describe().counters.sessions == 1
         until(lambda: host.describe().counters.sessions == 0, 3)
@@ -444,7 +457,7 @@ def nonsense(alone: Peer, digest: str, envelope: dict[str, Any], work: tuple[str
     if kind == "sweep":
         request.sweep.MergeFrom(stage_pb2.Sweep(**fields))
     else:
-        request.digest = alone.describe().ar.digest
+        request.digest = alone.describe().releases[-1].ar.digest
         request.step.CopyFrom(stage_pb2.Step(**{"clean": b"The sea ", "remaining": 3, "codec": "fp32", **fields}))
     request.MergeFrom(stage_pb2.Hop(**envelope))
     return request
@@ -507,7 +520,7 @@ def test_an_empty_parcel_gets_its_receipt(alone: Peer) -> None:
 
 def test_two_hops_of_one_session_are_done_one_after_the_other(alone: Peer, digest: str, name: str) -> None:
     """A router may push ahead: the second hop reads on where the first ends, and no other session is harmed."""
-    ar = alone.describe().ar.digest
+    ar = alone.describe().releases[-1].ar.digest
 
     def steps(session: str) -> list[stage_pb2.Hop]:
         first, second = sweep(ar, session), sweep(ar, session)

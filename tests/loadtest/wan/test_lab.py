@@ -279,3 +279,33 @@ def test_without_netem_and_tun_there_is_no_lab(needs_lab: None, monkeypatch: pyt
     monkeypatch.setattr(module, "netem_works", lambda: False)
     monkeypatch.setattr(module, "TUN", Path("/nonesuch"))
     assert lab_problem().startswith("there is neither netem (modprobe sch_netem) nor /nonesuch")
+
+
+SENDER = """
+import socket, sys, time
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+    for _ in range(20):
+        sender.sendto(b"x", (sys.argv[1], 9))
+        time.sleep(0.005)
+"""
+
+
+def test_a_link_is_cut_and_mended_while_others_carry_on(needs_lab: None) -> None:
+    with temporary_lab(NEAR, 2) as lab:
+        if not lab.counters():
+            pytest.skip("the kernel's links are not counted here")
+
+        def sent(target: str) -> dict[str, int]:
+            before = lab.counters()["router", target]
+            subprocess.run(lab.command("router", [sys.executable, "-c", SENDER, lab.address(target)]), check=True)
+            settled(lambda: sum(lab.counters()["router", target].values()) >= sum(before.values()) + 20, 2.0)
+            after = lab.counters()["router", target]
+            return {name: after[name] - before[name] for name in ("carried", "lost")}
+
+        lab.set_cut("host-1", "router", True)
+        assert sent("host-1") == {"carried": 0, "lost": 20}
+        assert sent("host-2") == {"carried": 20, "lost": 0}
+        lab.set_cut("router", "host-1", False)
+        assert sent("host-1") == {"carried": 20, "lost": 0}
+        with pytest.raises(InputError, match="no node 'host-9'"):
+            lab.set_cut("router", "host-9", True)

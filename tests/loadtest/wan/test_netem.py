@@ -20,17 +20,23 @@ from loadtest.wan.profile import Profile
 PATHS = ["/proc/7/fd/3", "/proc/7/fd/4", "/proc/7/fd/5"]
 
 
+def test_a_cut_link_drops_everything() -> None:
+    link = Link(delay_ms=10, rate_mbps=100, queue_kb=150, loss=0.001)
+    assert " loss 100.000000% " in shape_line("wan0-1", link, cut=True)
+
+
 def test_a_link_becomes_a_qdisc() -> None:
     link = Link(delay_ms=17.5, rate_mbps=100, queue_kb=150, jitter_ms=2, loss=0.001)
     assert shape_line("wan0-1", link) == (
-        "qdisc add dev wan0-1 root netem limit 263 delay 17500us 2000us loss 0.100000% rate 100000000bit"
+        "qdisc replace dev wan0-1 root netem limit 263 delay 17500us 2000us loss 0.100000% rate 100000000bit"
     )
     assert packet_limit(link) == -(-(12_500 * 19.5 + 150_000) // 1500)
 
 
 def test_a_link_without_rate_still_has_one_for_the_order() -> None:
     assert (
-        shape_line("d", Link(delay_ms=10)) == "qdisc add dev d root netem limit 9334 delay 10000us rate 10000000000bit"
+        shape_line("d", Link(delay_ms=10))
+        == "qdisc replace dev d root netem limit 9334 delay 10000us rate 10000000000bit"
     )
 
 

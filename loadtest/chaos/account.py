@@ -1,0 +1,171 @@
+"""What became of every request, and how long faults kept bytes away."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from loadtest.chaos.answer import LATE, OK, Answer
+from loadtest.chaos.cases import Case
+from loadtest.load.accounting import percentile
+
+AFTER_S = 1.0
+"""A fault may still be felt for so long after it ended."""
+
+
+class Fate(StrEnum):
+    """What became of a request."""
+
+    RIGHT = "right"
+    WRONG = "wrong"
+    """A byte differs from the text without faults: in the answer, or in what a call brought before it failed."""
+    LOST = "lost"
+    """No whole answer, within its patience and with all its calls."""
+    TURNED_AWAY = "turned away"
+    """The same, of a flood: that is what a deployment that is full does."""
+
+
+@dataclass(frozen=True)
+class Happened:
+    """A fault that was. Times are seconds of the monotonic clock."""
+
+    kind: str
+    target: str
+    begin_s: float
+    end_s: float
+    sound_s: float | None = None
+    """When every host and link was usable again; None where the run ended before."""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Requests of one mode, or of all."""
+
+    requests: int = 0
+    right: int = 0
+    wrong: int = 0
+    lost: int = 0
+    turned_away: int = 0
+    replays: int = 0
+    refused: int = 0
+    """Calls that were told to come back, and when."""
+    repeated: int = 0
+    """Calls that failed in another way and were made again, or given up."""
+    p50_s: float | None = None
+    p95_s: float | None = None
+    most_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Stalls:
+    """How long the requests that one kind of fault hit waited for their next byte."""
+
+    kind: str
+    faults: int
+    waits_s: list[float] = field(default_factory=list)
+
+    def percentile_s(self, percent: int) -> float | None:
+        return percentile(sorted(self.waits_s), percent)
+
+
+def fate_of(answer: Answer, expected: bytes) -> Fate:
+    """:param expected: what the deployment wrote before anything happened to it."""
+    pieces = [bytes.fromhex(each.output) for each in answer.tries]
+    if not all(expected.startswith(piece) for piece in pieces):
+        return Fate.WRONG
+    if answer.status != OK:
+        return Fate.LOST if answer.first or answer.status != LATE else Fate.TURNED_AWAY
+    return Fate.RIGHT if answer.text == expected else Fate.WRONG
+
+
+def tally(answers: Iterable[Answer], texts: Sequence[bytes]) -> Tally:
+    """Count requests. `texts`: by case."""
+    chosen = list(answers)
+    fates = Counter(fate_of(answer, texts[answer.case]) for answer in chosen)
+    seconds = sorted(answer.end_s - answer.begin_s for answer in chosen if answer.status == OK)
+    failed = [each for answer in chosen for each in answer.tries]
+    refused = sum(each.refused for each in failed)
+    return Tally(
+        len(chosen),
+        fates[Fate.RIGHT],
+        fates[Fate.WRONG],
+        fates[Fate.LOST],
+        fates[Fate.TURNED_AWAY],
+        sum(answer.replays for answer in chosen),
+        refused,
+        len(failed) - refused,
+        percentile(seconds, 50),
+        percentile(seconds, 95),
+        seconds[-1] if seconds else None,
+    )
+
+
+def tallies(answers: Sequence[Answer], cases: Sequence[Case], texts: Sequence[bytes]) -> dict[str, Tally]:
+    """By mode, and `all`."""
+    modes = list(dict.fromkeys(case.mode for case in cases))
+    found = {mode: tally((a for a in answers if cases[a.case].mode == mode), texts) for mode in modes}
+    return found | {"all": tally(answers, texts)}
+
+
+def stalls(answers: Sequence[Answer], happened: Sequence[Happened]) -> list[Stalls]:
+    """By kind of fault: the longest wait for a byte of each request that was under way and had to be done again."""
+    found: dict[str, list[float]] = {}
+    for fault in happened:
+        waits_s = found.setdefault(fault.kind, [])
+        for answer in answers:
+            if answer.first and answer.begin_s < fault.begin_s < answer.end_s and (answer.replays or answer.tries):
+                waits_s.append(stall_s(answer, fault))
+    counts = Counter(fault.kind for fault in happened)
+    return [Stalls(kind, counts[kind], waits_s) for kind, waits_s in found.items()]
+
+
+def calm(answers: Iterable[Answer]) -> Stalls:
+    """The longest wait for a byte in each request that nothing happened to: what faults are to be compared with."""
+    chosen = [answer for answer in answers if answer.first and not (answer.replays or answer.tries)]
+    return Stalls("none", 0, [longest_wait(answer)[1] for answer in chosen if answer.arrivals_s])
+
+
+def longest_wait(answer: Answer) -> tuple[float, float]:
+    """When the longest wait for a byte ended, and how long it was; only of an answer to which something came."""
+    gaps = itertools.pairwise([answer.begin_s, *answer.arrivals_s])
+    begin_s, end_s = max(gaps, key=lambda gap: gap[1] - gap[0])
+    return end_s, end_s - begin_s
+
+
+def stall_s(answer: Answer, fault: Happened) -> float:
+    """The longest wait for a byte that a fault may have made longer, counted from the fault's begin at the earliest."""
+    moments = [answer.begin_s, *answer.arrivals_s, answer.end_s]
+    gaps = itertools.pairwise(moments)
+    return max(
+        (
+            end_s - max(begin_s, fault.begin_s)
+            for begin_s, end_s in gaps
+            if end_s > fault.begin_s and begin_s < fault.end_s + AFTER_S
+        ),
+        default=0.0,
+    )
+
+
+def wrong_words(answers: Iterable[Answer], cases: Sequence[Case], texts: Sequence[bytes]) -> list[str]:
+    """A sentence for each request that was lost or wrong."""
+    words = []
+    for answer in answers:
+        case, fate = cases[answer.case], fate_of(answer, texts[answer.case])
+        if fate is Fate.WRONG:
+            pieces = [*(bytes.fromhex(each.output) for each in answer.tries), answer.text]
+            words.append(f"{case.mode}, seed {case.seed}: wrong text {pieces!r}, right is {texts[answer.case]!r}")
+        elif fate is Fate.LOST:
+            last = answer.tries[-1].message if answer.tries else "it said nothing"
+            seconds = answer.end_s - answer.begin_s
+            words.append(f"{case.mode}, seed {case.seed}: lost after {seconds:.1f} s, {answer.status}: {last}")
+    return words
+
+
+def reasons(answers: Iterable[Answer]) -> Counter[str]:
+    """Why calls were made again, without what differs from one to the next."""
+    return Counter(
+        f"{each.code}: {each.message[:120]}" for answer in answers for each in answer.tries if not each.refused
+    )

@@ -1,0 +1,278 @@
+"""Exchanging the weights under a running service: all hosts load a release, it is tried, and new requests use it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from serving.bearer import bring, drop, load, store
+from serving.exchange import exchanged
+from serving.link import HostLink
+from serving.ring import Ring
+from serving.served import OwnParts, Served
+from serving.trial import try_out
+from serving.v1 import router_pb2
+from serving.view import RingView
+from stages.contents import Contents, read_contents
+from stages.delivery import contents_of, refused, take_in
+from stages.errors import CheckpointError, OnesweepError
+from stages.parts import plan_host
+from stages.refusal import Refusal, failed_precondition, invalid
+from stages.shelf import Shelf
+from stages.v1 import stage_pb2
+
+log = logging.getLogger(__name__)
+
+DRAIN_S = 30.0
+"""How long a deployment waits for requests that still run on the release before the last."""
+POLL_S = 0.05
+WATCH_S = 0.5
+AGAIN_S = 10.0
+"""Pause before a host that could not be brought up to date is tried again."""
+
+Tell = Callable[[router_pb2.DeployProgress], object]
+Say = Callable[[str], object]
+
+
+class Rollout:
+    """The release that requests use, the one before, and the way from one to another. Lives on the event loop."""
+
+    def __init__(self, ring: Ring, current: Served, shelf: Shelf | None, checkpoint: Path | None) -> None:
+        """:param checkpoint: what the router was started with."""
+        self.ring, self.current, self.shelf, self.checkpoint = ring, current, shelf, checkpoint
+        self.previous_name = next(reversed(shelf.in_use[:-1]), "") if shelf else ""
+        self._previous: Served | None = None
+        self._busy = False
+        self._bringing: dict[str, asyncio.Task[None]] = {}
+        """Hosts that get the current release, by address."""
+
+    async def deploy(self, requests: AsyncIterator[router_pb2.DeployRequest], tell: Tell) -> router_pb2.Switch:
+        """Take a release in, and have requests use it. Raises Refusal; everything is as it was then."""
+        if self.shelf is None:
+            raise failed_precondition("the router has no shelf for releases: start it, and the hosts, with --shelf DIR")
+        with self._alone():
+            first = await anext(requests, None)
+            if first is None or first.store.WhichOneof("step") != "offer":
+                raise invalid("a deployment begins with an offer")
+            name = contents_of(first.store.offer).name
+            if name == self.current.release:
+                return self._switch({}, changed=False)
+            joining = self._joining(list(first.without))
+            async for answer in take_in(self.shelf, _stores(first, requests), lambda folder, part: True):
+                tell(router_pb2.DeployProgress(store=answer))
+            had = {link.entry.address for link in joining if name in _names(link)}
+            try:
+                return await self._exchange(name, joining, lambda line: tell(router_pb2.DeployProgress(line=line)))
+            except BaseException as error:
+                await self._undo(name, [link for link in joining if link.entry.address not in had])
+                if isinstance(error, OnesweepError):
+                    raise refused(error) from None
+                raise
+
+    async def rollback(self, tell: Tell) -> router_pb2.Switch:
+        """Have requests use the release before; hosts that are down are left out. Raises Refusal where it cannot be."""
+        with self._alone():
+            name = self.previous_name
+            if not name:
+                raise failed_precondition("there is no release to go back to: nothing was deployed here")
+            previous = self._previous or await self._revived(name)
+            contents = await asyncio.to_thread(_contents, previous.directory, name)
+            outcomes = await asyncio.gather(
+                *(bring(link, self._name_at(link, previous), contents, self._kept(link)) for link in self.ring.links),
+                return_exceptions=True,
+            )
+            for outcome in outcomes:
+                if isinstance(outcome, Refusal):
+                    tell(router_pb2.DeployProgress(line=f"left out: {outcome.message}"))
+            await previous.view.usable(self.ring.ride_out_s)
+            return await self._make_current(previous, {})
+
+    async def keep_up_to_date(self) -> None:
+        """Bring the current release to hosts that come back without it, for ever."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            current = self.current
+            if self._busy or current.directory is None or not current.view.pinned:
+                continue
+            for link in self.ring.links:
+                answers = link.info is not None and link.relay.rtt_ms is not None
+                if answers and current.view.weights not in link.held and link.entry.address not in self._bringing:
+                    self._bringing[link.entry.address] = asyncio.create_task(self._update(link, current))
+
+    async def _update(self, link: HostLink, current: Served) -> None:
+        assert current.directory is not None
+        try:
+            contents = await asyncio.to_thread(_contents, current.directory, current.name)
+            log.info("host %s gets release %s", link.entry.name, current.name)
+            await bring(link, current.name, contents)
+        except (Refusal, OnesweepError) as error:
+            log.warning("host %s does not get release %s: %s", link.entry.name, current.name, error)
+            await asyncio.sleep(AGAIN_S)
+        finally:
+            del self._bringing[link.entry.address]
+
+    async def _exchange(self, name: str, joining: Sequence[HostLink], say: Say) -> router_pb2.Switch:
+        assert self.shelf is not None
+        directory = self.shelf.path(name)
+        assert directory is not None
+        plan = await asyncio.to_thread(plan_host, directory, (0,))
+        if plan.parts != (due := max((link.parts for link in joining), default=0)):
+            raise CheckpointError(
+                f"its models are cut into {plan.parts} parts, these hosts share out {due}: cut it alike, "
+                "or start the hosts anew with another topology"
+            )
+        await self._quiet()
+        contents = await asyncio.to_thread(read_contents, directory)
+        say(f"loading release {name} on {', '.join(link.entry.name for link in joining)}")
+        jobs = [self._bring_new(link, name, contents, say) for link in joining]
+        _, own = await asyncio.gather(_all(jobs), asyncio.to_thread(OwnParts.read, directory))
+        served = Served.over(RingView(self.ring, plan.weights), own, name)
+        await served.view.usable(self.ring.ride_out_s)
+        measured = await try_out(served, directory, say)
+        if lost := set(self.current.served_modes) - set(served.served_modes):
+            say(f"it does not serve {', '.join(sorted(lost))}, which the release before does")
+        return await self._make_current(served, measured)
+
+    async def _bring_new(self, link: HostLink, name: str, contents: Contents, say: Say) -> None:
+        sent_bytes = await store(link, contents)
+        await load(link, name, self._kept(link))
+        say(f"{link.entry.name}: loaded, gated and warm ({sent_bytes / 1e6:.1f} MB sent)")
+
+    async def _make_current(self, served: Served, measured: dict[str, float]) -> router_pb2.Switch:
+        """From here on new requests use `served`; those under way end on what they began with."""
+        before, name = self.current.release, served.release
+        if self.shelf is not None:
+            await asyncio.to_thread(self.shelf.use, [before, name])
+        self.current.view.pin()
+        self.current.name = before
+        self._previous, self.previous_name, self.current = self.current, before, served
+        log.info("release %s takes the place of %s", name, before)
+        if (witness := self.ring.auditor.witness) is not None:
+            witness.look_at(*(each.directory for each in (served, self._previous) if each.directory))
+        if self.shelf is not None:
+            await asyncio.to_thread(self.shelf.remove_others, [before, name])
+        return self._switch(measured, changed=True)
+
+    async def _undo(self, name: str, links: Sequence[HostLink]) -> None:
+        assert self.shelf is not None
+        for outcome in await asyncio.gather(*(drop(link, name) for link in links), return_exceptions=True):
+            if isinstance(outcome, Refusal):
+                log.warning("release %s may stay on a host: %s", name, outcome.message)
+        await asyncio.to_thread(self.shelf.remove_others, [self.previous_name, self.current.release])
+
+    async def _quiet(self) -> None:
+        """Return when nothing needs the release before the last any more. Raises Refusal."""
+        for _ in range(int(DRAIN_S / POLL_S)):
+            if not self._bringing and not (self._previous and self._previous.requests):
+                return
+            await asyncio.sleep(POLL_S)
+        busy = self._previous.requests if self._previous else 0
+        raise Refusal(
+            grpc.StatusCode.ABORTED,
+            f"{busy} requests still run on release {self.previous_name}, which would have to go, and "
+            f"{len(self._bringing)} hosts are being brought up to date: deploy again when these are done",
+        )
+
+    async def _revived(self, name: str) -> Served:
+        """The release before, after the router was started anew. Raises Refusal."""
+        try:
+            directory = await asyncio.to_thread(find_release, name, self.shelf, self.checkpoint)
+            if directory is None:
+                raise failed_precondition(f"the files of release {name} are not here any more: deploy it again")
+            plan, own = await asyncio.to_thread(lambda: (plan_host(directory, (0,)), OwnParts.read(directory)))
+        except OnesweepError as error:
+            raise refused(error) from None
+        return Served.over(RingView(self.ring, plan.weights), own, name)
+
+    def _joining(self, without: list[str]) -> list[HostLink]:
+        """Hosts that must load a release. Raises Refusal."""
+        names = [link.entry.name for link in self.ring.links]
+        if unknown := [name for name in without if name not in names]:
+            raise invalid(f"there is no host {unknown[0]!r} to do without; there are {', '.join(names)}")
+        joining = [link for link in self.ring.links if link.entry.name not in without]
+        for link in joining:
+            if link.problem:
+                raise Refusal(
+                    grpc.StatusCode.UNAVAILABLE,
+                    f"{link.problem}; put that right, or deploy with --without {link.entry.name}: it gets the release "
+                    "when it comes back",
+                )
+        return joining
+
+    def _kept(self, link: HostLink) -> list[str]:
+        """What a host calls the release that must stay, whatever comes."""
+        release = link.held.get(self.current.view.weights)
+        return [release.name] if release else []
+
+    def _name_at(self, link: HostLink, served: Served) -> str:
+        """What a host calls a release: one that it was started with may have another name there."""
+        release = link.held.get(served.view.weights)
+        return release.name if release else served.name
+
+    def _switch(self, measured: dict[str, float], changed: bool) -> router_pb2.Switch:
+        before = self._previous.directory if self._previous else None
+        return router_pb2.Switch(
+            release=self.current.release,
+            previous=self.previous_name,
+            changed=changed,
+            models=exchanged(before, self.current.directory, measured),
+        )
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        if self._busy:
+            raise Refusal(grpc.StatusCode.ABORTED, "another deployment is under way: try again when it is done")
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
+
+
+def find_release(name: str, shelf: Shelf | None, checkpoint: Path | None) -> Path | None:
+    """Where a release is on the router's machine: on its shelf, or what it was started with."""
+    path = shelf.path(name) if shelf else None
+    if path is None and checkpoint is not None:
+        with contextlib.suppress(CheckpointError):
+            path = checkpoint if read_contents(checkpoint).name == name else None
+    return path
+
+
+def _contents(directory: Path | None, name: str) -> Contents | None:
+    """The files to send of a release; None where they are another one's by now."""
+    if directory is None:
+        return None
+    with contextlib.suppress(CheckpointError):
+        contents = read_contents(directory)
+        return contents if contents.name == name else None
+    return None
+
+
+def _names(link: HostLink) -> list[str]:
+    return [release.name for release in link.info.releases] if link.info else []
+
+
+async def _stores(
+    first: router_pb2.DeployRequest, rest: AsyncIterator[router_pb2.DeployRequest]
+) -> AsyncIterator[stage_pb2.StoreRequest]:
+    yield first.store
+    async for request in rest:
+        yield request.store
+
+
+async def _all(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run all; when one fails, the others are not waited for."""
+    tasks = [asyncio.create_task(job) for job in jobs]
+    try:
+        for done in asyncio.as_completed(tasks):
+            await done
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,77 @@
+"""One release as the router serves it: the hosts' weights, its own model, and the modes over both."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from serving.conditions import Conditions
+from serving.frontier import read_frontier
+from serving.local import LocalModel
+from serving.modes import Mode, all_modes
+from serving.modes.auto import Guide
+from serving.view import RingView
+from stages.bundle import FRONTIER_NAME, find_bundle
+from stages.errors import InputError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class OwnParts:
+    """What the router itself has of a release."""
+
+    local: LocalModel | None
+    guide: Guide
+    directory: Path | None
+    """The bundle."""
+
+    @classmethod
+    def read(cls, directory: Path | None, frontier: Path | None = None) -> Self:
+        """Blocks. Raises OnesweepError for a damaged model, or a frontier that the user named.
+
+        :param frontier: what `auto` chooses from; None = the bundle's, if it has one: a bad one stops `auto` only.
+        """
+        where = find_bundle(directory).local if directory else None
+        local = LocalModel(where) if where else None
+        digest = local.digest if local else ""
+        if frontier is not None:
+            return cls(local, Guide(read_frontier(frontier), local_digest=digest), directory)
+        path = directory / FRONTIER_NAME if directory else None
+        if path is None or not path.exists():
+            return cls(local, Guide(), directory)
+        try:
+            return cls(local, Guide(read_frontier(path), local_digest=digest), directory)
+        except InputError as error:
+            log.warning("%s", error)
+            return cls(local, Guide(problem=str(error)), directory)
+
+
+@dataclass(eq=False)
+class Served:
+    """What requests use that begin while it is the current one, to their end."""
+
+    view: RingView
+    modes: dict[str, Mode]
+    conditions: Conditions
+    directory: Path | None
+    name: str
+    """Empty where the hosts brought the weights, until one of them says what it calls them."""
+    requests: int = 0
+    """Under way."""
+
+    @classmethod
+    def over(cls, view: RingView, own: OwnParts, name: str = "") -> Self:
+        conditions = Conditions(view.rtts_ms)
+        modes = all_modes(view, own.local, own.guide, conditions)
+        return cls(view, modes, conditions, own.directory, name)
+
+    @property
+    def release(self) -> str:
+        return self.name or self.view.release
+
+    @property
+    def served_modes(self) -> list[str]:
+        return [name for name, mode in self.modes.items() if not mode.problem]

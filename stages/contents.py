@@ -1,0 +1,86 @@
+"""What a release consists of: manifests, which name the files of weights, and what `auto` chooses from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from stages.bundle import FRONTIER_NAME, Bundle, find_bundle
+from stages.errors import CheckpointError
+from stages.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Part, read_manifest
+
+FOLDERS = tuple(field.name for field in fields(Bundle))
+NAME_DIGITS = 16
+
+Wants = Callable[[str, int], bool]
+"""Whether a machine needs a part of a folder."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The small files of a release."""
+
+    manifests: Mapping[str, bytes]
+    """By folder: chain, ar, scorer, local."""
+    frontier: bytes = b""
+    directories: Mapping[str, Path] = field(default_factory=dict, compare=False)
+    """Where the folders are on this machine."""
+
+    @property
+    def name(self) -> str:
+        """The release's name: whatever differs in it, a note in a manifest even, makes another one."""
+        digest = hashlib.sha256()
+        for folder in sorted(self.manifests):
+            digest.update(f"{folder} {hashlib.sha256(self.manifests[folder]).hexdigest()}\n".encode())
+        digest.update(self.frontier)
+        return digest.hexdigest()[:NAME_DIGITS]
+
+    def check(self) -> None:
+        """Raises CheckpointError for what cannot be a release, whoever sent it."""
+        if not self.manifests:
+            raise CheckpointError("a release without a manifest")
+        for folder in self.manifests:
+            if folder not in FOLDERS:
+                raise CheckpointError(f"{folder!r} is no folder of a bundle; there are {', '.join(FOLDERS)}")
+        largest = max(map(len, (*self.manifests.values(), self.frontier)))
+        if largest > MAX_MANIFEST_BYTES:
+            raise CheckpointError(f"a manifest or frontier of {largest} bytes; at most {MAX_MANIFEST_BYTES}")
+
+    def write(self, directory: Path) -> None:
+        """Put the small files where they belong in `directory`."""
+        for folder, content in self.manifests.items():
+            (directory / folder).mkdir(parents=True, exist_ok=True)
+            (directory / folder / MANIFEST_NAME).write_bytes(content)
+        if self.frontier:
+            (directory / FRONTIER_NAME).write_bytes(self.frontier)
+
+
+def read_contents(checkpoint: Path) -> Contents:
+    """The release in a bundle, or in a single checkpoint. Raises CheckpointError."""
+    directories = {name: path for name, path in vars(find_bundle(checkpoint)).items() if path is not None}
+    frontier = checkpoint / FRONTIER_NAME
+    try:
+        manifests = {folder: (path / MANIFEST_NAME).read_bytes() for folder, path in directories.items()}
+        return Contents(manifests, frontier.read_bytes() if frontier.exists() else b"", directories)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {error.filename}: {error.strerror}") from None
+
+
+def files_of(directories: Mapping[str, Path], wants: Wants) -> dict[str, Part]:
+    """The files of weights that manifests name, by their path in a bundle.
+
+    :param directories: by folder. Raises CheckpointError for a part that was not trained yet.
+    """
+    files: dict[str, Part] = {}
+    for folder, directory in directories.items():
+        manifest = read_manifest(directory)
+        if (manifest.kind == "chain") != (folder == "chain"):
+            raise CheckpointError(f"{folder}/ holds a model of kind {manifest.kind!r}, which belongs elsewhere")
+        for index, part in enumerate(manifest.parts):
+            if part is None:
+                raise CheckpointError(f"{folder}/: part {index} is not trained yet")
+            if wants(folder, index):
+                files[f"{folder}/{part.file}"] = part
+    return files

@@ -1,0 +1,249 @@
+"""How weights come into a host: at its start, and beside those that it works with."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import threading
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+import torch
+
+from stages.allocator import trim
+from stages.ar import new_caches
+from stages.backends import Backend
+from stages.backends.base import BranchPiece, CleanPiece, NoisyPiece
+from stages.contents import read_contents
+from stages.delivery import refused
+from stages.errors import CheckpointError, OnesweepError, ServiceError
+from stages.host import Host
+from stages.parts import HostPlan, Parts, load_parts, plan_host
+from stages.refusal import Refusal, failed_precondition
+from stages.releases import MOST_RELEASES, Release
+from stages.scoring import branch_pieces
+from stages.shelf import Shelf
+from stages.sweep import clean_pieces
+
+log = logging.getLogger(__name__)
+
+NICE = 10
+"""What a thread is made that loads beside requests: they come first."""
+
+T = TypeVar("T")
+
+
+class Sources:
+    """Where a host's releases are on disk: its shelf, and what it was started with."""
+
+    def __init__(self, checkpoint: Path, blocks: tuple[int, ...], shelf: Shelf | None) -> None:
+        self.checkpoint, self.blocks, self.shelf = checkpoint, blocks, shelf
+
+    def start(self) -> list[Release]:
+        """What to begin with, the newest last: what was in use here when this host ended. Raises OnesweepError."""
+        releases = []
+        for name in self.shelf.in_use if self.shelf else ():
+            try:
+                releases.append(Release(name, self.plan(name)))
+            except (OnesweepError, Refusal) as error:
+                log.warning("release %s is left out: %s", name, error)
+        if releases:
+            log.info("release %s was deployed here: it takes the place of %s", releases[-1].name, self.checkpoint)
+            return releases
+        return [Release(read_contents(self.checkpoint).name, plan_host(self.checkpoint, self.blocks))]
+
+    def plan(self, name: str) -> HostPlan:
+        """Raises CheckpointError or InputError, or Refusal (NOT_FOUND)."""
+        path = self.shelf.path(name) if self.shelf else None
+        if path is None:
+            with contextlib.suppress(CheckpointError):
+                path = self.checkpoint if read_contents(self.checkpoint).name == name else None
+        if path is None:
+            raise Refusal(grpc.StatusCode.NOT_FOUND, f"release {name[:40]!r} is not here: store it first")
+        return plan_host(path, self.blocks)
+
+
+class Loader:
+    """Loads releases into a host and lets go of them, one at a time."""
+
+    def __init__(self, host: Host, sources: Sources, backend: Backend, message_bytes: int) -> None:
+        """:param message_bytes: the largest that this host takes."""
+        self.host, self.sources, self.backend, self.message_bytes = host, sources, backend, message_bytes
+        self._busy = asyncio.Lock()
+
+    def require_shelf(self) -> Shelf:
+        """Raises Refusal where there is none."""
+        if self.sources.shelf is None:
+            raise failed_precondition(f"{self.host.settings.name} has no shelf for releases: start it with --shelf DIR")
+        return self.sources.shelf
+
+    async def begin(self) -> None:
+        """Load the newest of the releases that the host begins with; those that fail are left out.
+
+        Raises OnesweepError when none can be loaded.
+        """
+        releases, loop = self.host.releases, asyncio.get_running_loop()
+        async with self._busy:
+            while True:
+                release = releases.newest
+                try:
+                    release.parts = await loop.run_in_executor(self.host.compute, self._load, release.plan, ())
+                    return
+                except Exception as error:
+                    if len(releases.all) == 1:
+                        raise _known(error, self.host.settings.name) from None
+                    log.warning("release %s is left out: %s", release.name, error)
+                    releases.all.remove(release)
+
+    async def load_rest(self) -> None:
+        """Load the others that the host begins with, while it works."""
+        for release in self.host.releases.all[-2::-1]:
+            async with self._busy:
+                try:
+                    release.parts = await self._load_beside(release.plan)
+                except Exception as error:
+                    log.warning("release %s is left out: %s", release.name, error)
+                    self.host.releases.all.remove(release)
+
+    async def load(self, name: str, keep: Collection[str]) -> None:
+        """Make a release the newest one, and let go of all but those in `keep`. Raises Refusal."""
+        self.require_shelf()
+        if self._busy.locked():
+            raise Refusal(grpc.StatusCode.ABORTED, f"{self.host.settings.name} is loading a release already")
+        async with self._busy:
+            try:
+                await self._make_newest(name, keep)
+            except Refusal:
+                raise
+            except Exception as error:
+                raise refused(_known(error, self.host.settings.name)) from None
+        log.info("%s: release %s is loaded", self.host.settings.name, name)
+
+    async def drop(self, name: str) -> None:
+        """Let go of a release and its files. Raises Refusal for the only one."""
+        releases = self.host.releases
+        async with self._busy:
+            others = [release for release in releases.all if release.name != name]
+            if not any(release.parts for release in others):
+                raise failed_precondition(f"{name[:40]!r} is the only release that {self.host.settings.name} has")
+            releases.all = others
+            await self._tidy()
+
+    async def _make_newest(self, name: str, keep: Collection[str]) -> None:
+        releases = self.host.releases
+        release = releases.named(name)
+        if release is None:
+            release = Release(name, await asyncio.to_thread(self.sources.plan, name))
+            self._check(release.plan)
+            self._keep_only(keep, MOST_RELEASES - 1)
+            release.parts = await self._load_beside(release.plan)
+        releases.put_last(release)
+        self._keep_only({name, *keep}, MOST_RELEASES)
+        await self._tidy()
+
+    def _check(self, plan: HostPlan) -> None:
+        parts = self.host.releases.newest.plan.parts
+        if plan.parts != parts:
+            raise CheckpointError(
+                f"its models are cut into {plan.parts} parts, these hosts share out {parts}: cut it alike, "
+                "or start the hosts anew with another topology"
+            )
+        if plan.message_bytes() > self.message_bytes:
+            raise CheckpointError(
+                f"its hops may take {plan.message_bytes()} bytes, {self.host.settings.name} was started for "
+                f"{self.message_bytes}: start it with this checkpoint"
+            )
+
+    def _keep_only(self, keep: Collection[str], most: int) -> None:
+        """Let go of other releases; sessions that use them end with them."""
+        releases = self.host.releases
+        kept = [release for release in releases.all if release.name in keep] or [releases.newest]
+        if len(kept) > most:
+            raise failed_precondition(f"a host holds {MOST_RELEASES} releases at most: keep fewer")
+        releases.all = kept
+
+    async def _tidy(self) -> None:
+        """Write down what is held, remove everything else from the shelf, and give memory back."""
+        names = [release.name for release in self.host.releases.all]
+
+        def tidy() -> None:
+            if self.sources.shelf is not None:
+                self.sources.shelf.use(names)
+                self.sources.shelf.remove_others(names)
+            gc.collect()  # parts refer to themselves
+            trim()
+
+        await _aside(tidy)
+
+    async def _load_beside(self, plan: HostPlan) -> Parts:
+        return await _aside(lambda: self._load(plan, self.host.releases.loaded))
+
+    def _load(self, plan: HostPlan, held: Sequence[Parts]) -> Parts:
+        parts = load_parts(plan, self.backend, held)
+        warm_up(parts, {digest for other in held for digest in other.plan.weights})
+        trim()
+        return parts
+
+
+def warm_up(parts: Parts, known: Collection[str] = ()) -> None:
+    """Run every part once at full size: the first request shall not pay for allocations and kernel choice.
+
+    :param known: digests of models that run already.
+    """
+    plan = parts.plan
+    if plan.chain is not None and plan.chain.digest not in known:
+        a = plan.chain.manifest.architecture
+        for index, runner in parts.chain.items():
+            caches, half = new_caches(a.layers, a, a.context_bytes), a.context_bytes // 2
+            reads_bytes = a.context == "own" or index == 0
+            clean = torch.zeros(half, dtype=torch.int64) if reads_bytes else torch.zeros(half, a.width)
+            for piece in clean_pieces(clean):
+                runner.read([CleanPiece(piece, caches)])
+            state = torch.zeros(a.context_bytes - half, a.code_dim)
+            runner.denoise([NoisyPiece(state, state, 1.0, half, caches)])
+    for kind, source in plan.pipelines.items():
+        if source.digest in known:
+            continue
+        a = source.manifest.architecture
+        for index, stage in parts.pipeline(kind).items():
+            caches, half = new_caches(a.layers, a, a.context_bytes), a.context_bytes // 2
+            full, one, branches = (
+                torch.zeros(shape, dtype=torch.int64) if index == 0 else torch.zeros(*shape, a.width)
+                for shape in ((a.context_bytes - 1,), (1,), (2, half // 2))
+            )
+            for piece in (*clean_pieces(full), one):
+                hidden = stage.read([CleanPiece(piece, caches)])
+            if index == a.parts - 1:
+                stage.next_byte(hidden)
+            for cache in caches:
+                cache.length = half
+            for piece in branch_pieces(branches):
+                stage.branch([BranchPiece(piece, caches)])
+
+
+async def _aside(job: Callable[[], T]) -> T:
+    """Run `job` on a thread that gives way to those of requests, and that ends with it."""
+
+    def give_way() -> None:
+        with contextlib.suppress(OSError, AttributeError):  # threads have no priorities of their own everywhere
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+
+    thread = ThreadPoolExecutor(1, thread_name_prefix="loading", initializer=give_way)
+    try:
+        return await asyncio.get_running_loop().run_in_executor(thread, job)
+    finally:
+        thread.shutdown(wait=False)
+
+
+def _known(error: Exception, host: str) -> OnesweepError:
+    """`error` in a sentence for people; what nobody foresaw goes into the log."""
+    if isinstance(error, OnesweepError):
+        return error
+    log.error("%s: the weights cannot be run", host, exc_info=error)
+    return ServiceError(f"the weights cannot be run ({error}); see the log above")

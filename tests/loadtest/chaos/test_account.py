@@ -1,0 +1,79 @@
+"""What counts as right, wrong and lost, and how waits for bytes are read off arrivals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from loadtest.chaos.account import Fate, Happened, calm, fate_of, longest_wait, stall_s, stalls, tally, wrong_words
+from loadtest.chaos.answer import LATE, OK, Answer, Health, Try, from_line, to_line
+from loadtest.chaos.cases import Case, make_cases
+
+TEXT = b"calm sea"
+GOOD = Answer(0, 10.0, 12.0, OK, TEXT.hex(), [10.5, 11.0, 12.0])
+CALL = Try(9.0, 9.5, "UNAVAILABLE", "gone", None, TEXT[:4].hex())
+KILL = Happened("kill", "a-1", 10.6, 14.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "fate"),
+    [
+        (GOOD, Fate.RIGHT),
+        (replace(GOOD, tries=[CALL]), Fate.RIGHT),
+        (replace(GOOD, output=b"calm see".hex()), Fate.WRONG),
+        (replace(GOOD, output=TEXT[:-1].hex()), Fate.WRONG),
+        (replace(GOOD, tries=[replace(CALL, output=b"cold".hex())]), Fate.WRONG),
+        (replace(GOOD, status=LATE, output=TEXT[:3].hex()), Fate.LOST),
+        (replace(GOOD, status="INTERNAL", output=""), Fate.LOST),
+        (replace(GOOD, status=LATE, first=False), Fate.TURNED_AWAY),
+        (replace(GOOD, status="INTERNAL", first=False), Fate.LOST),
+    ],
+)
+def test_fates(answer: Answer, fate: Fate) -> None:
+    assert fate_of(answer, TEXT) is fate
+    words = wrong_words([answer], [Case("ar", "The", 3)], [TEXT])
+    assert bool(words) is (fate in (Fate.WRONG, Fate.LOST))
+
+
+def test_refusals_that_say_when_are_counted_apart() -> None:
+    refused = replace(CALL, code="RESOURCE_EXHAUSTED", retry_after_ms=500)
+    total = tally([replace(GOOD, tries=[CALL, refused, refused], replays=2), GOOD], [TEXT])
+    assert (total.requests, total.right, total.refused, total.repeated, total.replays) == (2, 2, 2, 1, 2)
+    assert (total.p50_s, total.most_s) == (2.0, 2.0)
+
+
+def test_a_stall_is_the_longest_wait_that_a_fault_may_have_made_longer() -> None:
+    assert stall_s(GOOD, KILL) == pytest.approx(1.0)  # 11.0 to 12.0; before, only 10.6 to 11.0 counts
+    assert stall_s(replace(GOOD, arrivals_s=[10.5, 11.9]), KILL) == pytest.approx(1.3)
+    late = replace(GOOD, end_s=40.0, arrivals_s=[10.7, 20.0, 40.0])
+    assert stall_s(late, replace(KILL, end_s=11.0)) == pytest.approx(9.3)  # 20 to 40 begins too late to be its doing
+
+
+def test_only_requests_that_were_hit_count() -> None:
+    hit, unharmed = replace(GOOD, replays=1), GOOD
+    before, after = replace(hit, begin_s=5.0, end_s=10.5), replace(hit, begin_s=10.7)
+    (found,) = stalls([hit, unharmed, before, after, replace(hit, first=False)], [KILL])
+    assert (found.kind, found.faults, len(found.waits_s)) == ("kill", 1, 1)
+    assert found.percentile_s(95) == pytest.approx(1.0)
+
+
+def test_what_nothing_happened_to_is_there_to_compare_with() -> None:
+    assert longest_wait(GOOD) == (12.0, 1.0)
+    waits = calm([GOOD, replace(GOOD, replays=1), replace(GOOD, arrivals_s=[]), replace(GOOD, first=False)])
+    assert waits.waits_s == [1.0]
+
+
+def test_messages_come_back_as_they_were() -> None:
+    for message in (replace(GOOD, tries=[CALL]), Health(3.0, {"a-1": "lost"}, 2, ["ar"], 512)):
+        assert from_line(to_line(message)) == message
+    with pytest.raises(ValueError, match="no message"):
+        from_line('{"kind": "song"}')
+
+
+def test_cases_take_turns_have_their_own_seeds_and_fit() -> None:
+    cases = make_cases(["sweep", "ar", "infill"], 5, 512)
+    assert [case.mode for case in cases[:4]] == ["sweep", "infill", "ar", "sweep"]
+    assert len({case.seed for case in cases}) == len(cases)
+    for case in make_cases(["sweep", "ar"], 0, 64):
+        assert len(case.prompt) + case.settings["max_bytes"] <= 64

@@ -1,0 +1,50 @@
+"""What a liar says can be told from what a host says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from loadtest.chaos.liar import LIES, spoil
+from serving.candidates import check_scores
+from stages.codec import CODECS, CodecError
+from stages.refusal import Refusal
+from stages.v1 import stage_pb2
+
+
+def sweep_hop(codec: str) -> stage_pb2.Hop:
+    sweep = stage_pb2.Sweep(number=2, slots=8, codec=codec, estimate=CODECS[codec].encode(torch.ones(8, 4)))
+    return stage_pb2.Hop(sweep=sweep)
+
+
+@pytest.mark.parametrize("codec", list(CODECS))
+@pytest.mark.parametrize("lie", [lie for lie in LIES if lie != "number"])
+def test_spoiled_states_cannot_be_decoded(codec: str, lie: str) -> None:
+    hop = sweep_hop(codec)
+    spoil(hop, lie)
+    with pytest.raises(CodecError):
+        CODECS[codec].decode(hop.sweep.estimate, 8, 4, 100.0)
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_spoiled_results_are_no_results(lie: str) -> None:
+    scores = stage_pb2.Event(number=2, scores=stage_pb2.Scores(nats=b"\0" * 4 * 6))
+    spoil(scores, lie)
+    if lie == "number":
+        assert scores.number == 9
+    else:
+        with pytest.raises(Refusal):
+            check_scores(scores, (2, 3))
+    text = stage_pb2.Event(number=2, text=b"a")
+    spoil(text, lie)
+    assert (text.number, len(text.text)) != (2, 1)
+    verdict = stage_pb2.Event(number=2, verdict=stage_pb2.Verdict(odds=b"\0" * 1024))
+    before = verdict.SerializeToString()
+    spoil(verdict, lie)
+    assert verdict.SerializeToString() != before
+
+
+def test_a_spoiled_number_is_that_of_other_work() -> None:
+    for hop in (sweep_hop("int8"), stage_pb2.Hop(step=stage_pb2.Step(number=2, hidden=b"1234"))):
+        spoil(hop, "number")
+        assert (hop.sweep.number or hop.step.number) == 9
