@@ -51,7 +51,6 @@ class HostLink:
         self._releasing = False
 
     @property
-    @property
     def parts(self) -> int:
         """Blocks of a whole model, as the host says; 0 while that is not known."""
         releases = self.info.releases if self.info else ()

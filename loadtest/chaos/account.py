@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -71,17 +71,17 @@ class Stalls:
         return percentile(sorted(self.waits_s), percent)
 
 
-def fate_of(answer: Answer, expected: bytes) -> Fate:
-    """:param expected: what the deployment wrote before anything happened to it."""
+def fate_of(answer: Answer, expected: Collection[bytes]) -> Fate:
+    """:param expected: what the deployment wrote before anything happened to it, a text for each release."""
     pieces = [bytes.fromhex(each.output) for each in answer.tries]
-    if not all(expected.startswith(piece) for piece in pieces):
+    if not all(any(text.startswith(piece) for text in expected) for piece in pieces):
         return Fate.WRONG
     if answer.status != OK:
         return Fate.LOST if answer.first or answer.status != LATE else Fate.TURNED_AWAY
-    return Fate.RIGHT if answer.text == expected else Fate.WRONG
+    return Fate.RIGHT if answer.text in expected else Fate.WRONG
 
 
-def tally(answers: Iterable[Answer], texts: Sequence[bytes]) -> Tally:
+def tally(answers: Iterable[Answer], texts: Sequence[Collection[bytes]]) -> Tally:
     """Count requests. `texts`: by case."""
     chosen = list(answers)
     fates = Counter(fate_of(answer, texts[answer.case]) for answer in chosen)
@@ -103,7 +103,7 @@ def tally(answers: Iterable[Answer], texts: Sequence[bytes]) -> Tally:
     )
 
 
-def tallies(answers: Sequence[Answer], cases: Sequence[Case], texts: Sequence[bytes]) -> dict[str, Tally]:
+def tallies(answers: Sequence[Answer], cases: Sequence[Case], texts: Sequence[Collection[bytes]]) -> dict[str, Tally]:
     """By mode, and `all`."""
     modes = list(dict.fromkeys(case.mode for case in cases))
     found = {mode: tally((a for a in answers if cases[a.case].mode == mode), texts) for mode in modes}
@@ -149,7 +149,7 @@ def stall_s(answer: Answer, fault: Happened) -> float:
     )
 
 
-def wrong_words(answers: Iterable[Answer], cases: Sequence[Case], texts: Sequence[bytes]) -> list[str]:
+def wrong_words(answers: Iterable[Answer], cases: Sequence[Case], texts: Sequence[Collection[bytes]]) -> list[str]:
     """A sentence for each request that was lost or wrong."""
     words = []
     for answer in answers:

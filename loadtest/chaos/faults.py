@@ -7,10 +7,12 @@ import os
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
 from typing import ClassVar
 
 import psutil
 
+from loadtest.chaos.second import second_problem
 from loadtest.chaos.stand import Stand
 from loadtest.load.target import LOOPBACK
 from loadtest.wan.profile import ROUTER
@@ -30,8 +32,8 @@ class Fault(ABC):
     stands_in: ClassVar[bool] = False
     """Whether it lasts from the moment that the router uses its target again: what stands there needs time to start."""
 
-    def absent(self, profile: str) -> str:
-        """Why it cannot be done in a network; empty when it can."""
+    def absent(self, profile: str, checkpoint: Path) -> str:
+        """Why it cannot be done in a network, or with a checkpoint; empty when it can."""
         return ""
 
     @abstractmethod
@@ -81,7 +83,7 @@ class Cut(Fault):
 
     name, words, weight, length_s = "cut", "every packet between two machines is dropped", 3, (3.0, 6.0)
 
-    def absent(self, profile: str) -> str:
+    def absent(self, profile: str, checkpoint: Path) -> str:
         return "" if profile != LOOPBACK else "loopback has no link to cut: --profile names one that has"
 
     def targets(self, stand: Stand) -> list[str]:
@@ -151,6 +153,24 @@ class Flood(Fault):
         stand.flood(False)
 
 
+class Swap(Fault):
+    """Other weights, under load: each text is of the one release or of the other, and never of both."""
+
+    name, words, weight, length_s = "swap", "other weights are deployed, and rolled back later", 1, (6.0, 10.0)
+
+    def absent(self, profile: str, checkpoint: Path) -> str:
+        return second_problem(checkpoint)
+
+    def targets(self, stand: Stand) -> list[str]:
+        return [ROUTER]
+
+    def begin(self, stand: Stand, target: str) -> None:
+        stand.deploy()
+
+    def end(self, stand: Stand, target: str) -> None:
+        stand.roll_back()
+
+
 FAULTS: Mapping[str, Fault] = {
-    fault.name: fault for fault in (Kill(), Freeze(), Cut(), Garbage(), Restart(), RouterRestart(), Flood())
+    fault.name: fault for fault in (Kill(), Freeze(), Cut(), Garbage(), Restart(), RouterRestart(), Flood(), Swap())
 }

@@ -12,7 +12,7 @@ from loadtest.chaos.answer import OK, Answer, Health
 from loadtest.chaos.cases import Case, make_cases
 from loadtest.chaos.clients import Clients, open_clients
 from loadtest.chaos.crowd import Order
-from loadtest.chaos.faults import FAULTS
+from loadtest.chaos.faults import FAULTS, Swap
 from loadtest.chaos.gauge import Life, gauging
 from loadtest.chaos.schedule import Kind, Planned, make_schedule
 from loadtest.chaos.settings import ChaosSettings
@@ -39,8 +39,8 @@ class ChaosResult:
 
     settings: ChaosSettings
     cases: tuple[Case, ...]
-    texts: list[bytes]
-    """Of each case, before anything happened."""
+    texts: list[tuple[bytes, ...]]
+    """Of each case, before anything happened: of every release that is deployed."""
     answers: list[Answer]
     """Of the steady load and of floods."""
     happened: list[Happened]
@@ -82,13 +82,18 @@ def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
         served = [mode for mode in settings.modes if mode in facts.modes]
         cases = make_cases(served, settings.seed, facts.context_bytes)
         order = Order(stand.router, cases, settings.at_once, settings.patience_s)
-        left_out = [f"fault {name}: {FAULTS[name].absent(settings.profile)}" for name in settings.unable]
+        left_out = [f"fault {name}: {settings.absence(name)}" for name in settings.unable]
         left_out += [f"mode {mode}: it is not served here" for mode in settings.modes if mode not in served]
         schedule = make_schedule(
             _kinds(stand, settings), settings.seconds - WARM_UP_S, settings.fault_count, settings.seed
         )
         say(f"the texts of {len(cases)} requests, before anything happens ...")
-        texts = _texts(stand, order)
+        texts: list[tuple[bytes, ...]] = [(text,) for text in _texts(stand, order)]
+        if Swap.name in settings.able:
+            say("and with the other weights ...")
+            stand.deploy()
+            texts = [(*before, text) for before, text in zip(texts, _texts(stand, order), strict=True)]
+            stand.roll_back()
         stand.flood_order = replace(order, at_once=order.at_once * FLOOD, patience_s=FLOOD_PATIENCE_S, first=False)
         say(f"{settings.at_once} requests at once for {settings.minutes:g} min, {len(schedule)} faults ...")
         pids = {"clients": 0}

@@ -43,8 +43,12 @@ class ChaosSettings:
 
     @property
     def unable(self) -> list[str]:
-        """Kinds that cannot be done in this network."""
-        return [name for name in self.kinds if FAULTS[name].absent(self.profile)]
+        """Kinds that cannot be done here."""
+        return [name for name in self.kinds if self.absence(name)]
+
+    def absence(self, name: str) -> str:
+        """Why a kind cannot be done here; empty when it can."""
+        return FAULTS[name].absent(self.profile, self.checkpoint)
 
     @property
     def able(self) -> list[str]:
@@ -70,13 +74,13 @@ def check_settings(settings: ChaosSettings) -> None:
             raise InputError(f"{flag} must be above 0 and at most {most:g}, not {number:g}")
     if not 0 <= settings.seed < MOST_SEED:
         raise InputError(f"--seed must be from 0 to {MOST_SEED - 1}, not {settings.seed}")
+    plan_host(settings.checkpoint, (0,))
     _check_names("--faults", settings.kinds, tuple(FAULTS))
     _check_names("--modes", settings.modes, tuple(SETTINGS))
     if settings.kinds and not settings.able:
-        raise InputError("; ".join(FAULTS[name].absent(settings.profile) for name in settings.unable))
+        raise InputError("; ".join(settings.absence(name) for name in settings.unable))
     if settings.count is not None and settings.count < len(settings.kinds):
         raise InputError(f"--count {settings.count} is less than the {len(settings.kinds)} kinds of --faults")
-    plan_host(settings.checkpoint, (0,))
     if settings.profile != LOOPBACK:
         _check_lab(settings)
 

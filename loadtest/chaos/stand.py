@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from loadtest.chaos.clients import Clients
 from loadtest.chaos.crowd import Order
+from loadtest.chaos.second import make_second
 from loadtest.load.target import LOOPBACK
 from loadtest.wan.lab import Lab, temporary_lab
 from loadtest.wan.profile import ROUTER, profile_named
 from loadtest.wan_bench.deployment import FIRST_PORT, INSECURE
 from serving.deployment import MODULE, Deployment, free_port_block, temporary_deployment
 from serving.topology import HostEntry, Topology
+from stages.errors import ServiceError
 from stages.parts import plan_host
 
 REPLICAS = 2
 LETTERS = "ab"
 LIAR = "loadtest.chaos.liar"
 STOP_S = 5.0
+COMMAND_S = 120.0
 
 
 @dataclass
@@ -35,6 +39,8 @@ class Stand:
     """What a flood asks for."""
     impostors: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     floods: list[Clients] = field(default_factory=list)
+    second: Path | None = None
+    """Another release, once it was made."""
 
     @property
     def router(self) -> str:
@@ -92,6 +98,25 @@ class Stand:
             self.floods.append(Clients(self.flood_order, self.beside))
         else:
             self.floods[-1].stop()
+
+    def deploy(self) -> None:
+        """Exchange the weights for those of a second release. Raises ServiceError."""
+        if self.second is None:
+            checkpoint = self.deployment.topology.checkpoint
+            assert checkpoint is not None
+            self.second = make_second(checkpoint, self.deployment.directory / "second")
+        self._onesweep("deploy", str(self.second))
+
+    def roll_back(self) -> None:
+        """Go back to the first. Raises ServiceError."""
+        self._onesweep("deploy", "--rollback")
+
+    def _onesweep(self, *arguments: str) -> None:
+        """Run a command beside the router. Raises ServiceError when it fails."""
+        command = [sys.executable, *MODULE, *arguments, "--router", self.router, INSECURE]
+        done = subprocess.run(self.beside(command), capture_output=True, text=True, timeout=COMMAND_S)
+        if done.returncode:
+            raise ServiceError(f"`onesweep {' '.join(arguments)}` failed: {done.stderr.strip()}")
 
     def close(self) -> None:
         for clients in self.floods:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import itertools
 import json
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,13 @@ from safetensors.torch import load_file, save_file
 from serving.client import AsyncClient, Client
 from serving.deploying import deploy, read_release, roll_back
 from serving.deployment import Deployment, free_port_block, temporary_deployment
-from serving.topology import local_topology
+from serving.topology import HostEntry, Topology, local_topology
+from serving.v1 import router_pb2
 from stages.contents import read_contents
+from stages.delivery import offer_of
 from stages.errors import OnesweepError
+from stages.host import HostSettings
+from stages.server import StageServer, StageSettings
 from stages.v1 import stage_pb2
 
 Until = Callable[..., Any]
@@ -208,17 +214,14 @@ def test_a_host_that_was_down_serves_what_the_others_serve(
     code, _, err = onesweep("deploy", old, "--router", router)
     assert code == 1
     assert "or deploy with --without host-2" in err
-    line.revive("host-2")
-    until(lambda: caller.status().ready, 60)
-    assert answer(caller, "ar") == texts["new"]["ar"]
-
-    # and where its disk was lost, too: it begins with what it was started with, and gets what is served
+    # one whose disk was lost, too, begins with what it was started with, and gets what is served
     line.kill("host-3")
     shutil.rmtree(line.directory / "shelves" / "host-3")
+    line.revive("host-2")
     line.revive("host-3")
-    until(lambda: not caller.status().ready)
     until(lambda: caller.status().ready, 60)
-    assert answer(caller, "chunked") == texts["new"]["chunked"]
+    for key in ("ar", "chunked", "verified"):
+        assert answer(caller, key) == texts["new"][key]
 
 
 def test_a_router_that_is_started_anew_serves_the_same(
@@ -252,8 +255,12 @@ def test_two_releases_are_held_and_no_more(
     describe: Describe,
     caller: Client,
 ) -> None:
+    def rss() -> list[int]:
+        return [psutil.Process(pid).memory_info().rss for pid in line.processes.values()]
+
     at(old)
     at(new)
+    before = rss()
     at(third)
     due = [read_contents(bundle).name for bundle in (new, third)]
     assert (caller.status().previous, caller.status().release) == tuple(due)
@@ -261,18 +268,27 @@ def test_two_releases_are_held_and_no_more(
         assert [release.name for release in describe(host.address).releases] == due
     for shelf in (line.directory / "shelves").iterdir():
         assert {path.name for path in shelf.iterdir() if path.is_dir()} == set(due)
-
-
-def test_memory_stays(at: Callable[[Path], None], line: Deployment, old: Path, new: Path, third: Path) -> None:
-    def rss() -> list[int]:
-        return [psutil.Process(pid).memory_info().rss for pid in line.processes.values()]
-
-    for bundle in (old, new):
-        at(bundle)
-    before = rss()
-    for bundle in (third, old, new):
-        at(bundle)
+    at(old)
+    at(new)
     assert [after - begin < 16 << 20 for begin, after in zip(before, rss(), strict=True)] == [True] * 4
+
+
+def test_one_deployment_at_a_time(at: Callable[[Path], None], router: str, old: Path, new: Path, onesweep: Run) -> None:
+    at(old)
+
+    async def offer_only() -> AsyncIterator[router_pb2.DeployRequest]:
+        yield router_pb2.DeployRequest(store=stage_pb2.StoreRequest(offer=offer_of(read_contents(new))))
+        await asyncio.sleep(60)
+
+    async def main() -> int:
+        async with AsyncClient(router) as client, aclosing(client.exchange(offer_only(), 60)) as first:
+            await anext(first)
+            code, _, err = await asyncio.to_thread(onesweep, "deploy", new, "--router", router)
+            assert "another deployment is under way" in err
+            return code
+
+    assert asyncio.run(main()) == 1
+    at(new)
 
 
 # What cannot be deployed
@@ -301,8 +317,12 @@ def harm_with(harm: str, bundle: Path) -> None:
     match harm:
         case "cut":
             weights.write_bytes(weights.read_bytes()[:-8])
-        case "flip":
-            weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+        case "missing":
+            weights.unlink()
+        case "digest":
+            edit(chain, lambda record: record["parts"][1].update(sha256="0" * 64))
+        case "untrained":
+            edit(chain, lambda record: record["parts"].__setitem__(1, None))
         case "shapes":
             forged(ar, 1, lambda tensors: tensors.update({min(tensors): torch.zeros(3)}))
         case "other weights":
@@ -316,15 +336,29 @@ def harm_with(harm: str, bundle: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "code", "says"),
+    ("harm", "says"),
     [
-        ("cut", 2, "bytes, its manifest says"),
-        ("flip", 2, "does not have its manifest's SHA-256"),
-        ("shapes", 2, "has shape"),
-        ("other weights", 2, "the weights do not mean what the manifest says"),
-        ("noise", 2, "the weights do not mean what the manifest says"),
-        ("outside", 2, "must be a plain .safetensors name"),
-        ("no checkpoint", 2, "no checkpoint in"),
+        ("cut", "bytes, its manifest says"),
+        ("missing", "is missing: fetch it again"),
+        ("untrained", "part 1 is not trained yet"),
+        ("outside", "must be a plain .safetensors name"),
+        ("no checkpoint", "no checkpoint in"),
+    ],
+)
+def test_what_is_bad_here_is_not_sent(new: Path, tmp_path: Path, onesweep: Run, harm: str, says: str) -> None:
+    shutil.copytree(new, tmp_path / "bad")
+    harm_with(harm, tmp_path / "bad")
+    code, _, err = onesweep("deploy", tmp_path / "bad", "--router", "127.0.0.1:1")
+    assert (code, says in err) == (2, True), err
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        ("digest", "chain/block-1"),
+        ("shapes", "has shape"),
+        ("other weights", "the weights do not mean what the manifest says"),
+        ("noise", "the weights do not mean what the manifest says"),
     ],
 )
 def test_a_bad_checkpoint_leaves_everything_as_it_was(
@@ -339,15 +373,14 @@ def test_a_bad_checkpoint_leaves_everything_as_it_was(
     describe: Describe,
     onesweep: Run,
     harm: str,
-    code: int,
     says: str,
 ) -> None:
     at(old)
     before = caller.status()
     shutil.copytree(new, tmp_path / "bad")
     harm_with(harm, tmp_path / "bad")
-    found, _, err = onesweep("deploy", tmp_path / "bad", "--router", router)
-    assert (found, says in err) == (code, True), err
+    code, _, err = onesweep("deploy", tmp_path / "bad", "--router", router)
+    assert (code, says in err) == (2, True), err
     after = caller.status()
     assert (after.release, after.previous) == (before.release, before.previous)
     assert answer(caller, "ar") == texts["old"]["ar"]
@@ -356,3 +389,65 @@ def test_a_bad_checkpoint_leaves_everything_as_it_was(
         assert {path.name for path in shelf.iterdir() if path.is_dir() and not path.name.startswith(".")} <= due
     for host in line.topology.hosts:
         assert {release.name for release in describe(host.address).releases} <= due
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "give the directory of a checkpoint to deploy, or --rollback"),
+        (["weights", "--rollback"], "or --rollback"),
+        (["--rollback", "--without", "a"], "--without is for a deployment"),
+        (["--rollback", "--timeout-s", "0"], "--timeout-s must be above 0"),
+    ],
+)
+def test_options_that_make_no_sense(onesweep: Run, arguments: list[str], says: str) -> None:
+    code, _, err = onesweep("deploy", *arguments)
+    assert (code, says in err) == (2, True), err
+
+
+def test_without_shelves(old: Path, new: Path, local_ring: Callable[..., Any], onesweep: Run) -> None:
+    with local_ring(old, 1) as client:
+        code, _, err = onesweep("deploy", new, "--router", client.address)
+        assert (code, "the router has no shelf for releases: start it, and the hosts, with --shelf DIR" in err) == (
+            2,
+            True,
+        )
+        code, _, err = onesweep("deploy", "--rollback", "--router", client.address)
+        assert (code, "there is no release to go back to" in err) == (2, True)
+        assert client.status().release == read_contents(old).name
+
+
+def test_a_host_that_is_down_can_be_left_out(
+    old: Path,
+    new: Path,
+    tmp_path: Path,
+    servers: Any,
+    wait_ready: Any,
+    onesweep: Run,
+    texts: dict[str, Texts],
+    until: Until,
+) -> None:
+    port = free_port_block(3)
+    entries = [HostEntry(f"h-{i}", f"127.0.0.1:{port + i}", (0, 1, 2), f"127.0.0.1:{port + i}") for i in (1, 2)]
+    topology = Topology(tuple(entries), f"127.0.0.1:{port}", old)
+
+    def start(host: HostEntry) -> Any:
+        settings = StageSettings(old, host.blocks, host.listen, (), HostSettings(host.name), shelf=tmp_path / host.name)
+        return servers.run(StageServer(settings).run)
+
+    running = [start(host) for host in entries]
+    servers.router(topology, old, shelf=tmp_path / "router")
+    wait_ready(topology.router)
+    with Client(topology.router) as client:
+        until(lambda: [host.ready for host in client.status().hosts] == [True, True], 60)
+        running[1].end()
+        until(lambda: [host.ready for host in client.status().hosts] == [True, False])
+        code, _, err = onesweep("deploy", new, "--router", topology.router, "--without", "nobody")
+        assert (code, "there is no host 'nobody' to do without; there are h-1, h-2" in err) == (2, True)
+        assert onesweep("deploy", new, "--router", topology.router)[0] == 1
+        code, out, err = onesweep("deploy", new, "--router", topology.router, "--without", "h-2", "--json")
+        assert (code, json.loads(out)["changed"]) == (0, True), err
+        assert answer(client, "ar") == texts["new"]["ar"]
+        start(entries[1])
+        name = read_contents(new).name
+        until(lambda: name in client.status().hosts[1].releases, 60)

@@ -31,14 +31,14 @@ KILL = Happened("kill", "a-1", 10.6, 14.0)
     ],
 )
 def test_fates(answer: Answer, fate: Fate) -> None:
-    assert fate_of(answer, TEXT) is fate
-    words = wrong_words([answer], [Case("ar", "The", 3)], [TEXT])
+    assert fate_of(answer, [TEXT]) is fate
+    words = wrong_words([answer], [Case("ar", "The", 3)], [[TEXT]])
     assert bool(words) is (fate in (Fate.WRONG, Fate.LOST))
 
 
 def test_refusals_that_say_when_are_counted_apart() -> None:
     refused = replace(CALL, code="RESOURCE_EXHAUSTED", retry_after_ms=500)
-    total = tally([replace(GOOD, tries=[CALL, refused, refused], replays=2), GOOD], [TEXT])
+    total = tally([replace(GOOD, tries=[CALL, refused, refused], replays=2), GOOD], [[TEXT]])
     assert (total.requests, total.right, total.refused, total.repeated, total.replays) == (2, 2, 2, 1, 2)
     assert (total.p50_s, total.most_s) == (2.0, 2.0)
 

@@ -1,0 +1,142 @@
+"""A shelf takes in what a release's manifests name, and nothing else; it knows what was in use when it comes back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stages.contents import Contents, files_of, read_contents
+from stages.delivery import Delivery, contents_of, offer_of
+from stages.errors import CheckpointError, ServiceError
+from stages.manifest import MANIFEST_NAME
+from stages.refusal import Refusal
+from stages.shelf import CURRENT_NAME, Intake, Shelf
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    return Shelf(tmp_path / "shelf")
+
+
+@pytest.fixture
+def contents(bundles: Path) -> Contents:
+    return read_contents(bundles / "own")
+
+
+def of_block_1(folder: str, part: int) -> bool:
+    return folder != "local" and part == 1
+
+
+def raw(contents: Contents, path: str) -> bytes:
+    folder, _, name = path.partition("/")
+    return (contents.directories[folder] / name).read_bytes()
+
+
+def fill(intake: Intake, contents: Contents) -> None:
+    for path in intake.wanted:
+        data = raw(contents, path)
+        intake.write(path, data[:1000])
+        intake.write(path, data[1000:])
+    intake.finish()
+
+
+def test_a_host_gets_its_own_blocks(shelf: Shelf, contents: Contents) -> None:
+    intake = shelf.begin(contents, of_block_1)
+    assert {path.split("-")[0] for path in intake.wanted} == {"chain/block", "ar/stage"}
+    assert len(intake.wanted) == 2
+    assert shelf.path(contents.name) is None
+    fill(intake, contents)
+    place = shelf.path(contents.name)
+    assert place is not None
+    assert read_contents(place).name == contents.name
+    assert not list(shelf.directory.glob(".coming*"))
+
+
+def test_what_is_there_already_is_not_asked_for(shelf: Shelf, contents: Contents, bundles: Path) -> None:
+    fill(shelf.begin(contents, of_block_1), contents)
+    assert not shelf.begin(contents, of_block_1).wanted
+    mixed = Contents({**contents.manifests, "scorer": contents.manifests["ar"]}, directories=contents.directories)
+    assert [path.split("/")[0] for path in shelf.begin(mixed, of_block_1).wanted] == ["scorer"]
+    shelf.remove_others([])
+    intake = shelf.begin(contents, of_block_1)
+    first, second = intake.wanted
+    intake.write(first, raw(contents, first))
+    assert list(shelf.begin(contents, of_block_1).wanted) == [second], "after a break it goes on where it was"
+
+
+def test_nothing_else_is_written(shelf: Shelf, contents: Contents, tmp_path: Path) -> None:
+    intake = shelf.begin(contents, of_block_1)
+    for path in ("../../evil", "/etc/evil", f"chain/{MANIFEST_NAME}", "chain/block-0.safetensors", ""):
+        with pytest.raises(CheckpointError, match="was not asked for"):
+            intake.write(path, b"x")
+    path, part = next(iter(intake.wanted.items()))
+    with pytest.raises(CheckpointError, match="has more than"):
+        intake.write(path, bytes(part.bytes + 1))
+    with pytest.raises(CheckpointError, match="SHA-256"):
+        shelf.begin(contents, of_block_1).write(path, bytes(part.bytes))
+    with pytest.raises(CheckpointError, match="ended after 0 of"):
+        shelf.begin(contents, of_block_1).finish()
+    assert {path.name for path in tmp_path.iterdir()} == {"shelf"}
+
+
+@pytest.mark.parametrize(
+    ("manifests", "says"),
+    [
+        ({}, "without a manifest"),
+        ({"../chain": b"{}"}, "is no folder of a bundle"),
+        ({"chain": b"{"}, "is damaged"),
+        ({"chain": bytes(2 << 20)}, "a manifest or frontier of 2097152 bytes"),
+    ],
+)
+def test_what_cannot_be_a_release(shelf: Shelf, manifests: dict[str, bytes], says: str) -> None:
+    with pytest.raises(CheckpointError, match=says):
+        shelf.begin(Contents(manifests), of_block_1)
+
+
+def test_a_manifest_that_names_a_file_elsewhere(shelf: Shelf, contents: Contents) -> None:
+    record = json.loads(contents.manifests["chain"])
+    record["parts"][1]["file"] = "../../evil.safetensors"
+    with pytest.raises(CheckpointError, match=r"must be a plain \.safetensors name"):
+        shelf.begin(Contents({"chain": json.dumps(record).encode()}), of_block_1)
+    with pytest.raises(CheckpointError, match="belongs elsewhere"):
+        shelf.begin(Contents({"chain": contents.manifests["ar"]}), of_block_1)
+
+
+def test_a_release_is_named_after_what_is_in_it(contents: Contents) -> None:
+    offer = offer_of(contents)
+    assert contents_of(offer) == contents
+    offer.manifests[0].content += b" "
+    with pytest.raises(Refusal, match="is not named after its manifests"):
+        contents_of(offer)
+
+
+def test_a_shelf_is_one_process_s(shelf: Shelf, tmp_path: Path) -> None:
+    with pytest.raises(ServiceError, match="another process's: give each host its own --shelf"):
+        Shelf(shelf.directory)
+    shelf.close()
+    Shelf(shelf.directory).close()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ServiceError, match="cannot use the shelf"):
+        Shelf(tmp_path / "file")
+
+
+def test_what_was_in_use_is_known_again(shelf: Shelf) -> None:
+    assert shelf.in_use == []
+    names = ["0" * 16, "f" * 16]
+    shelf.use(names)
+    assert shelf.in_use == names
+    for damaged in ("", "[]", '{"releases": 3}', '{"releases": ["../x", "a"]}'):
+        (shelf.directory / CURRENT_NAME).write_text(damaged)
+        assert shelf.in_use == []
+    assert shelf.path("../shelf") is None
+
+
+def test_a_delivery_reads_nothing_but_the_release(contents: Contents) -> None:
+    delivery = Delivery.__new__(Delivery)
+    delivery.contents = contents
+    for path in ("chain/../../x.safetensors", "../chain/x.safetensors", "chain/manifest.json", "/etc/passwd"):
+        with pytest.raises(CheckpointError, match="is no file of this release"):
+            delivery._source(path)
+    assert files_of(contents.directories, of_block_1)
