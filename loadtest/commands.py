@@ -84,6 +84,7 @@ def register(subparsers: Subparsers) -> None:
     seeing.add_argument("--rounds", type=int, default=40, metavar="R", help="turns of each deployment (40)")
     seeing.add_argument("--hosts", type=int, default=3, metavar="H", help="hosts that share the blocks (3)")
     seeing.add_argument("--watched", default="off,default,all", metavar="W,W", help="share traced: default 0.01, all 1")
+    seeing.add_argument("--scrape-s", type=float, default=1.0, metavar="S", help="pause between scrapes (1)")
     seeing.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     seeing.set_defaults(run=run_seeing)
 
@@ -224,7 +225,7 @@ def run_seeing(options: argparse.Namespace) -> int:
     modes = tuple(options.modes.split(","))
     counts = (options.users, options.requests, options.bytes, options.rounds)
     watched = tuple(options.watched.split(","))
-    bench = SeeingBench(options.checkpoint.resolve(), modes, *counts, options.hosts, watched)
+    bench = SeeingBench(options.checkpoint.resolve(), modes, *counts, options.hosts, watched, options.scrape_s)
     check_seeing(bench)
     print(f"{len(watched)} deployments take turns, {bench.rounds} rounds ...", flush=True)
     figures = measure_seeing(bench)

@@ -29,7 +29,7 @@ from stages.parts import plan_host
 PROMPT = b"The old man looked at the sea and said that "
 MAX_USERS = 64
 """Requests in flight that a router takes by default."""
-SCRAPE_S = 1.0
+MAX_SCRAPE_S = 3600.0
 TARGET = 0.98
 """Least throughput with the default share of traces, over that of the same deployment unwatched."""
 SHARES = {"off": None, "default": 0.01, "all": 1.0}
@@ -59,6 +59,8 @@ class SeeingBench:
     hosts: int = 3
     watched: tuple[str, ...] = ("off", "default", "all")
     """What is compared with the first of them, `off`; see SHARES."""
+    scrape_s: float = 1.0
+    """Seconds of a deployment's turns between scrapes; a Prometheus takes 15 unless told otherwise."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,8 @@ def check_seeing(bench: SeeingBench) -> None:
     for mode in bench.modes:
         if mode not in MODES:
             raise InputError(f"unknown mode {mode!r}; choose from {', '.join(MODES)}")
+    if not 0 < bench.scrape_s <= MAX_SCRAPE_S:
+        raise InputError(f"--scrape-s must be above 0 and at most {MAX_SCRAPE_S:g}, not {bench.scrape_s}")
     if bench.watched[0] != "off" or not set(bench.watched) <= SHARES.keys():
         raise InputError(
             f"--watched {','.join(bench.watched)!r} must be off, and what it is compared with: default, all"
@@ -161,11 +165,12 @@ async def _turns(bench: SeeingBench, deployments: dict[str, Deployment]) -> dict
     turns: dict[tuple[str, str], list[Turn]] = {(mode, name): [] for mode in bench.modes for name in deployments}
     expected: dict[str, list[bytes]] = {}
     names = list(deployments)
+    scrapers = {name: Scraper(deployment, bench.scrape_s) for name, deployment in deployments.items()}
     for number in range(-1, bench.rounds):  # the first round warms up
         for mode in bench.modes:
             shift = number % len(names)
             for name in names[shift:] + names[:shift]:
-                turn, texts = await _turn(bench, mode, deployments[name])
+                turn, texts = await _turn(bench, mode, deployments[name], scrapers[name])
                 if texts != expected.setdefault(mode, texts):
                     raise TextDiffers(f"mode {mode}: watched as {name}, a text is another")
                 if number >= 0:
@@ -173,7 +178,7 @@ async def _turns(bench: SeeingBench, deployments: dict[str, Deployment]) -> dict
     return turns
 
 
-async def _turn(bench: SeeingBench, mode: str, deployment: Deployment) -> tuple[Turn, list[bytes]]:
+async def _turn(bench: SeeingBench, mode: str, deployment: Deployment, scraper: Scraper) -> tuple[Turn, list[bytes]]:
     latencies: list[float] = []
 
     async def user(client: AsyncClient, first_seed: int) -> list[bytes]:
@@ -186,7 +191,7 @@ async def _turn(bench: SeeingBench, mode: str, deployment: Deployment) -> tuple[
         return texts
 
     async with AsyncClient(deployment.topology.router) as client:
-        with _scraped(deployment):
+        with scraper.turn():
             worked_s, begin = _processor_s(deployment), time.perf_counter()
             texts = await asyncio.gather(*(user(client, number * bench.requests) for number in range(bench.users)))
             elapsed_s = time.perf_counter() - begin
@@ -194,28 +199,34 @@ async def _turn(bench: SeeingBench, mode: str, deployment: Deployment) -> tuple[
     return Turn(elapsed_s, statistics.median(latencies), worked_s), [text for one in texts for text in one]
 
 
-@contextmanager
-def _scraped(deployment: Deployment) -> Iterator[None]:
-    """Read the metrics of every server now and each second, as a Prometheus would; of those that have any."""
-    logs = [(deployment.directory / f"{name}.log").read_text() for name in deployment.processes]
-    addresses = [found[0] for log in logs if (found := re.search(r"http://[0-9.:]+/metrics", log))]
-    stop = threading.Event()
+class Scraper:
+    """Reads the metrics of a deployment's servers during its turns, as a Prometheus would; of those that have any."""
 
-    def scrape() -> None:
-        while True:
-            for address in addresses:
+    def __init__(self, deployment: Deployment, pause_s: float) -> None:
+        logs = [(deployment.directory / f"{name}.log").read_text() for name in deployment.processes]
+        self.addresses = [found[0] for log in logs if (found := re.search(r"http://[0-9.:]+/metrics", log))]
+        self.pause_s = self._left_s = pause_s
+        """Of its turns, until the next time."""
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        stop = threading.Event()
+        thread = threading.Thread(target=self._scrape, args=(stop,))
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+    def _scrape(self, stop: threading.Event) -> None:
+        begin = time.perf_counter()
+        while not stop.wait(self._left_s):
+            for address in self.addresses:
                 with urllib.request.urlopen(address, timeout=10) as answer:
                     answer.read()
-            if stop.wait(SCRAPE_S):
-                return
-
-    scraper = threading.Thread(target=scrape)
-    scraper.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        scraper.join()
+            begin, self._left_s = begin + self._left_s, self.pause_s
+        self._left_s = max(self._left_s - (time.perf_counter() - begin), 0.0)
 
 
 def _processor_s(deployment: Deployment) -> float:

@@ -9,12 +9,15 @@ from serving.accounting import Account
 from serving.modes import MODES
 from serving.ticket import UNKNOWN_MODE, Ticket
 from serving.v1 import router_pb2
+from stages.expiry import Expiry
 from stages.figures import Buckets, Family, Figures
 from stages.metrics import MAX_LINKS, LinkTable
+from stages.security import Tls
 
 ROUTER_METRICS = (
     Family("onesweep_router_info", "gauge", "1, for its label.", ("version",)),
     Family("onesweep_router_ready", "gauge", "Whether requests can be served."),
+    Family("onesweep_router_certificate_expiry_timestamp_seconds", "gauge", "When its certificate ends, Unix time."),
     Family("onesweep_router_requests_in_flight", "gauge", "Requests being served."),
     Family("onesweep_router_request_limit", "gauge", "Requests in flight at which the next is refused."),
     Family("onesweep_router_requests_total", "counter", "Ended requests, by gRPC code.", ("mode", "code")),
@@ -28,7 +31,7 @@ ROUTER_METRICS = (
     Family("onesweep_router_drafted_bytes_total", "counter", "Bytes guessed.", ("mode",)),
     Family("onesweep_router_accepted_bytes_total", "counter", "Guesses found right.", ("mode",)),
     Family("onesweep_router_reached_bytes_total", "counter", "Guesses that counted: right or first wrong.", ("mode",)),
-    Family("onesweep_router_replays_total", "counter", "Moves to other hosts, of requests that ended OK.", ("mode",)),
+    Family("onesweep_router_replays_total", "counter", "Moves of work to other hosts.", ("mode",)),
     Family("onesweep_router_host_ready", "gauge", "Whether the router can use the host.", ("host",)),
     Family("onesweep_router_host_rtt_seconds", "gauge", "Round trip of the last keep-warm message.", ("host",)),
     Family("onesweep_router_handover_seconds", "histogram", "A hop's way until its receipt.", ("host",)),
@@ -56,6 +59,7 @@ class ModeFigures:
         self.drafted += account.drafted
         self.accepted += account.accepted
         self.reached += account.reached
+        self.replays += account.replays
 
 
 class RouterFigures:
@@ -71,22 +75,24 @@ class RouterFigures:
         figures.codes[ticket.code.name] += 1
         figures.add(ticket.account)
         if ticket.summary is not None:
-            figures.replays += ticket.summary.replays
             figures.latency_s.add(ticket.summary.latency_ms / 1000)
             figures.first_byte_s.add(ticket.summary.first_byte_ms / 1000)
 
-    def reader(self, status: Callable[[], router_pb2.StatusResponse]) -> Callable[[], Figures]:
+    def reader(self, status: Callable[[], router_pb2.StatusResponse], tls: Tls | None = None) -> Callable[[], Figures]:
         """What a scrape reads. `status`: the router and its hosts as they are now."""
-        return lambda: self._read(status())
+        expiry = Expiry(tls)
+        return lambda: self._read(status(), expiry)
 
-    def _read(self, status: router_pb2.StatusResponse) -> Figures:
-        modes, links, hosts = self.modes, self.links.links, status.hosts[:MAX_LINKS]
+    def _read(self, status: router_pb2.StatusResponse, expiry: Expiry) -> Figures:
+        modes = {mode: figures for mode, figures in self.modes.items() if figures.codes}  # those that were asked for
+        links, hosts = self.links.links, status.hosts[:MAX_LINKS]
         codes: dict[tuple[str, ...], float] = {
             (mode, code): count for mode, figures in modes.items() for code, count in figures.codes.items()
         }
         return {
             "onesweep_router_info": {(status.version,): 1},
             "onesweep_router_ready": {(): status.ready},
+            "onesweep_router_certificate_expiry_timestamp_seconds": expiry.rows(),
             "onesweep_router_requests_in_flight": {(): status.requests},
             "onesweep_router_request_limit": {(): status.request_limit},
             "onesweep_router_requests_total": codes,

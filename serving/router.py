@@ -90,7 +90,7 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     port = bind(server, settings.listen, settings.security)
     if figures is not None:
-        lookout.serve(ROUTER_METRICS, figures.reader(service.status))
+        lookout.serve(ROUTER_METRICS, figures.reader(service.status, settings.security.tls))
     await checks.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
     await checks.set("", health_pb2.HealthCheckResponse.SERVING)
     vitals = await serve_vitals(checks, settings.health)

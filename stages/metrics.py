@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from stages.expiry import Expiry
 from stages.figures import COUNTS, Buckets, Family, Figures
 from stages.meter import HostMeter, LinkMeter
 from stages.refusal import Refusal
+from stages.security import Tls
 from stages.sessions import KINDS
 from stages.v1 import stage_pb2
 
@@ -23,6 +25,7 @@ OTHERS = "others"
 STAGE_METRICS = (
     Family("onesweep_stage_info", "gauge", "1, for its labels.", ("name", "version", "backend", "blocks")),
     Family("onesweep_stage_ready", "gauge", "Whether this host can take work."),
+    Family("onesweep_stage_certificate_expiry_timestamp_seconds", "gauge", "When its certificate ends, Unix time."),
     Family("onesweep_stage_hop_queue_seconds", "histogram", "A hop's time here without its arithmetic.", ("model",)),
     Family("onesweep_stage_hop_compute_seconds", "histogram", "A hop's share of the passes it was in.", ("model",)),
     Family("onesweep_stage_received_bytes_total", "counter", "Size of the hops that were worked on.", ("model",)),
@@ -110,17 +113,21 @@ class HostFigures(HostMeter):
     def faulted(self, refusal: Refusal) -> None:
         self.faults[refusal.code.name] += 1
 
-    def reader(self, describe: Callable[[], stage_pb2.DescribeResponse]) -> Callable[[], Figures]:
+    def reader(
+        self, describe: Callable[[], stage_pb2.DescribeResponse], tls: Tls | None = None
+    ) -> Callable[[], Figures]:
         """What a scrape reads. `describe`: the state of the host, for what is not counted but looked up."""
-        return lambda: self._read(describe())
+        expiry = Expiry(tls)
+        return lambda: self._read(describe(), expiry)
 
-    def _read(self, host: stage_pb2.DescribeResponse) -> Figures:
+    def _read(self, host: stage_pb2.DescribeResponse, expiry: Expiry) -> Figures:
         models, links, counters = self.models, self.links.links, host.counters
         described = {link.address: link for link in host.links[:MAX_LINKS]}
         blocks = ",".join(map(str, host.blocks))
         return {
             "onesweep_stage_info": {(host.name, host.version, host.backend, blocks): 1},
             "onesweep_stage_ready": {(): host.ready},
+            "onesweep_stage_certificate_expiry_timestamp_seconds": expiry.rows(),
             "onesweep_stage_hop_queue_seconds": {(kind,): model.queue_s for kind, model in models.items()},
             "onesweep_stage_hop_compute_seconds": {(kind,): model.compute_s for kind, model in models.items()},
             "onesweep_stage_received_bytes_total": {(kind,): model.received_bytes for kind, model in models.items()},

@@ -117,7 +117,7 @@ class StageServer:
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         port = bind(server, self.settings.listen, security, mutual=True)
         if figures is not None:
-            lookout.serve(STAGE_METRICS, figures.reader(service.description))
+            lookout.serve(STAGE_METRICS, figures.reader(service.description, security.tls))
         await checks.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
         await checks.set("", health_pb2.HealthCheckResponse.SERVING)
         vitals = await serve_vitals(checks, self.settings.health)

@@ -15,7 +15,7 @@ from serving.cli import main
 def test_a_whole_run(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "seeing.json"
     sizes = ["--users", "2", "--requests", "1", "--bytes", "4", "--rounds", "2", "--modes", "ar", "--hosts", "1"]
-    sizes += ["--watched", "off,default"]
+    sizes += ["--watched", "off,default", "--scrape-s", "0.05"]
     assert main(["bench", "seeing", "--checkpoint", str(bundle), *sizes, "--json", str(path)]) == 0
     assert "throughput" in capsys.readouterr().out
     record = json.loads(path.read_text())
@@ -49,6 +49,8 @@ def test_the_target_is_for_the_default_share(watched: str, throughput: float, me
         (["--bytes", "0"], "--bytes must be at least 1, not 0"),
         (["--modes", "swep"], "unknown mode 'swep'; choose from sweep,"),
         (["--hosts", "9"], "9 hosts cannot share 3 blocks"),
+        (["--scrape-s", "0"], "--scrape-s must be above 0 and at most 3600, not 0.0"),
+        (["--scrape-s", "nan"], "--scrape-s must be above 0 and at most 3600, not nan"),
         (["--watched", "default"], "--watched 'default' must be off, and what it is compared with"),
         (["--watched", "off,some"], "--watched 'off,some' must be off, and what it is compared with"),
         (["--json", "/no/such/folder.json"], "cannot write /no/such/folder.json: No such file or directory"),

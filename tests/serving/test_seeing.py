@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import re
 import urllib.request
@@ -14,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving.cli import main
-from serving.client import Client, RequestRefused, Result, RouterError
+from serving.client import Client, RequestRefused, Result
 from serving.deployment import Deployment, free_port_block, temporary_deployment
 from serving.metrics import ROUTER_METRICS, RouterFigures
 from serving.ticket import UNKNOWN_MODE, Tickets
@@ -146,7 +148,8 @@ def test_what_is_scraped_is_what_is_documented(watched: Deployment, asked: list[
         known = {series for family in families for series in family.series}
         assert own <= known
         silent = {family.name for family in families if not own & set(family.series)}
-        assert silent <= {"onesweep_stage_refused_total", "onesweep_stage_faults_total"}
+        without_tls = {family.name for family in families if "certificate" in family.name}
+        assert silent <= {"onesweep_stage_refused_total", "onesweep_stage_faults_total", *without_tls}
 
 
 def test_requests_that_fail_are_counted_by_code_and_no_made_up_mode_is_a_label(
@@ -157,15 +160,13 @@ def test_requests_that_fail_are_counted_by_code_and_no_made_up_mode_is_a_label(
             with pytest.raises(RequestRefused) as caught:
                 client.generate(PROMPT, **settings)
             assert re.fullmatch("[0-9a-f]{16}", caught.value.request)
-        with pytest.raises(RouterError) as late:
-            client.generate(PROMPT, mode="ar", max_bytes=400, timeout_s=0.05)
-        assert re.fullmatch("[0-9a-f]{16}", late.value.request)
-    codes = [("INVALID_ARGUMENT", UNKNOWN_MODE), ("INVALID_ARGUMENT", "sweep"), ("DEADLINE_EXCEEDED", "ar")]
+        with contextlib.closing(client.stream(PROMPT, mode="ar", max_bytes=400)) as pieces:
+            assert next(pieces)  # and then its client goes away
+    codes = [("INVALID_ARGUMENT", UNKNOWN_MODE), ("INVALID_ARGUMENT", "sweep"), ("CANCELLED", "ar")]
     until(lambda: all(scrape(watched, "router").get(("onesweep_router_requests_total", *code)) == 1 for code in codes))
     figures = scrape(watched, "router")
     assert not any("made-up" in key for key in figures)
-    ended = [line for line in log_lines(watched, "router") if line.get("request") == late.value.request]
-    assert [line["code"] for line in ended] == ["DEADLINE_EXCEEDED"]
+    assert [line["mode"] for line in log_lines(watched, "router") if line.get("code") == "CANCELLED"] == ["ar"]
 
 
 # Traces
@@ -262,6 +263,14 @@ def test_every_family_of_the_router_is_read() -> None:
     for family in ROUTER_METRICS:
         assert family.name.endswith("_total") == (family.kind == "counter")
         assert all(len(labels) == len(family.labels) for labels in read[family.name])
+
+
+@pytest.mark.parametrize(("deadline_unix_ms", "code"), [(0, "DEADLINE_EXCEEDED"), (1 << 45, "CANCELLED")])
+def test_a_call_that_grpc_ends_was_late_or_given_up(deadline_unix_ms: int, code: str) -> None:
+    figures = RouterFigures()
+    with pytest.raises(asyncio.CancelledError), Tickets(figures).open("ar", deadline_unix_ms):
+        raise asyncio.CancelledError
+    assert figures.modes["ar"].codes == {code: 1}
 
 
 def test_an_error_nobody_foresaw_is_counted_too() -> None:

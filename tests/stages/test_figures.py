@@ -16,20 +16,18 @@ import pytest
 from prometheus_client import CollectorRegistry, Histogram
 
 from stages.admission import check_hop
-from stages.backends import backend_named
 from stages.errors import InputError, ServiceError
+from stages.expiry import Expiry
 from stages.exposition import LoopCollector, MetricsServer
 from stages.figures import SECONDS, Buckets, Family
 from stages.hop import next_step
 from stages.host import Host, HostSettings
-from stages.loading import Loader, Sources
 from stages.lookout import Lookout
 from stages.metrics import MAX_LINKS, OTHERS, STAGE_METRICS, HostFigures
 from stages.parts import load_parts, plan_host
 from stages.refusal import Refusal, exhausted
 from stages.releases import Release
 from stages.seeing import SeeingSettings
-from stages.service import StageService
 from stages.v1 import stage_pb2
 
 
@@ -179,9 +177,7 @@ def test_a_fault_is_counted_and_logged_with_the_request_s_name(
     assert host.meter.refusals == {"INVALID_ARGUMENT": 1}
     assert host.meter.models["chain"].received_bytes > 0
     assert sum(host.meter.models["chain"].compute_s.counts) == 0  # a hop that failed took no time that counts
-    read = host.meter.reader(
-        StageService(host, Loader(host, Sources(Path(), (0,), None), backend_named("torch"), 0)).description
-    )()
+    read = host.meter.reader(stage_pb2.DescribeResponse)()
     assert read["onesweep_stage_faults_total"] == {("INTERNAL",): 1}
     named = [record for record in caplog.records if getattr(record, "request", "") == "cafe0123"]
     assert [record.levelname for record in named] == ["ERROR", "WARNING"]
@@ -216,3 +212,20 @@ def test_the_next_step_keeps_the_names() -> None:
     hop.step.remaining = 2
     after = next_step(hop, b"x")
     assert (after.request, after.traceparent) == (hop.request, hop.traceparent)
+
+
+# Certificates
+
+
+def test_the_end_of_a_certificate_is_read_again_when_it_is_renewed(new_pki: Callable[[str], Any]) -> None:
+    pki = new_pki("own")
+    tls = pki.issue("host", "paris")
+    expiry = Expiry(tls)
+    first = expiry.unix_s()
+    assert first == tls.read().certificate.until.timestamp()
+    assert expiry.rows() == {(): first}
+    pki.expire(tls)  # it is refused: the last that was right still tells when
+    assert expiry.unix_s() == first
+    renewed = pki.issue("host", "paris", force=True)
+    assert expiry.unix_s() == renewed.read().certificate.until.timestamp() >= first
+    assert Expiry(None).rows() == {}
