@@ -115,7 +115,7 @@ def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
             cases,
             texts,
             answers,
-            _with_recoveries(happened, clients.health),
+            with_recoveries(happened, clients.health),
             clients.health,
             gauge.lives,
             begin_s,
@@ -215,9 +215,9 @@ def _end_all(crowds: Sequence[Clients]) -> None:
         clients.wait()
 
 
-def _with_recoveries(happened: Sequence[Happened], health: Sequence[Health]) -> list[Happened]:
+def with_recoveries(happened: Sequence[Happened], health: Sequence[Health]) -> list[Happened]:
     """Faults with the moment at which everything was usable again: the first word of that after the fault's end."""
-    limits = [*(fault.begin_s for fault in happened[1:]), float("inf")]
+    limits = [*(fault.begin_s for fault in happened), float("inf")][1:]
     return [
         replace(fault, sound_s=next((h.at_s for h in health if fault.end_s < h.at_s < limit and not h.problems), None))
         for fault, limit in zip(happened, limits, strict=True)

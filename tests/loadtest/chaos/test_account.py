@@ -9,6 +9,7 @@ import pytest
 from loadtest.chaos.account import Fate, Happened, calm, fate_of, longest_wait, stall_s, stalls, tally, wrong_words
 from loadtest.chaos.answer import LATE, OK, Answer, Health, Try, from_line, to_line
 from loadtest.chaos.cases import Case, make_cases
+from loadtest.chaos.run import with_recoveries
 
 TEXT = b"calm sea"
 GOOD = Answer(0, 10.0, 12.0, OK, TEXT.hex(), [10.5, 11.0, 12.0])
@@ -56,6 +57,15 @@ def test_only_requests_that_were_hit_count() -> None:
     (found,) = stalls([hit, unharmed, before, after, replace(hit, first=False)], [KILL])
     assert (found.kind, found.faults, len(found.waits_s)) == ("kill", 1, 1)
     assert found.percentile_s(95) == pytest.approx(1.0)
+
+
+def test_a_recovery_is_the_first_good_word_before_the_next_fault() -> None:
+    bad, good = {"a-1": "lost"}, dict[str, str]()
+    health = [Health(10.0, good), Health(14.5, bad), Health(15.0, good), Health(16.0, good), Health(31.0, good)]
+    again = Happened("cut", "a-1 - b-1", 16.5, 30.5)
+    found = with_recoveries([KILL, again, replace(again, begin_s=30.8, end_s=32.0)], health)
+    assert [fault.sound_s for fault in found] == [15.0, None, None]
+    assert with_recoveries([], health) == []
 
 
 def test_what_nothing_happened_to_is_there_to_compare_with() -> None:
