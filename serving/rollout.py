@@ -19,6 +19,7 @@ from serving.served import OwnParts, Served
 from serving.trial import try_out
 from serving.v1 import router_pb2
 from serving.view import RingView
+from stages.allocator import trim
 from stages.contents import Contents, read_contents
 from stages.delivery import contents_of, refused, take_in
 from stages.errors import CheckpointError, OnesweepError
@@ -157,6 +158,7 @@ class Rollout:
             witness.look_at(*(each.directory for each in (served, self._previous) if each.directory))
         if self.shelf is not None:
             await asyncio.to_thread(self.shelf.remove_others, [before, name])
+        await asyncio.to_thread(trim)
         return self._switch(measured, changed=True)
 
     async def _undo(self, name: str, links: Sequence[HostLink]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import threading
@@ -33,7 +32,7 @@ from stages.sweep import clean_pieces
 
 log = logging.getLogger(__name__)
 
-NICE = 10
+NICE = 5
 """What a thread is made that loads beside requests: they come first."""
 
 T = TypeVar("T")
@@ -176,7 +175,6 @@ class Loader:
             if self.sources.shelf is not None:
                 self.sources.shelf.use(names)
                 self.sources.shelf.remove_others(names)
-            gc.collect()  # parts refer to themselves
             trim()
 
         await _aside(tidy)

@@ -188,6 +188,8 @@ class StageServer:
             self.failure = error
             stop.set()
             return
+        gc.collect()
+        gc.freeze()  # what loading made stays, too; a release that is let go of is freed without it
         worker, rest = asyncio.create_task(host.work()), asyncio.create_task(loader.load_rest())
         try:
             while True:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import onnx
 import onnxruntime
@@ -71,7 +71,7 @@ class OnnxBlock(BlockRunner):
         self.block = block
         self.reader = OnnxReader(block, int8)
         self.session = Session(denoise_graph(block, int8))
-        self.modulation = lru_cache(NOISE_LEVELS)(self._modulation)
+        self.modulation = lru_cache(NOISE_LEVELS)(partial(_modulation, block))
 
     @torch.inference_mode()
     def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
@@ -93,16 +93,17 @@ class OnnxBlock(BlockRunner):
         results = self.session.run({**feeds, **memory(piece.caches)})
         return Denoised(results["logits"][0], results["points"][0])
 
-    def _modulation(self, sigma: float) -> Tensor:
-        """AdaLN's numbers at one noise level, each norm's weight included: (layers x 6, 1, width)."""
-        condition = self.block.condition(torch.full((1,), sigma))
-        rows = []
-        for layer in self.block.layers:
-            assert layer.modulation is not None
-            shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = layer.modulation(condition).chunk(6, dim=-1)
-            weight_a, weight_m = layer.attention_norm.weight * (1 + scale_a), layer.mlp_norm.weight * (1 + scale_m)
-            rows += [weight_a, shift_a, 1 + gate_a, weight_m, shift_m, 1 + gate_m]
-        return torch.stack(rows)
+
+def _modulation(block: Block, sigma: float) -> Tensor:
+    """AdaLN's numbers at one noise level, each norm's weight included: (layers x 6, 1, width)."""
+    condition = block.condition(torch.full((1,), sigma))
+    rows = []
+    for layer in block.layers:
+        assert layer.modulation is not None
+        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = layer.modulation(condition).chunk(6, dim=-1)
+        weight_a, weight_m = layer.attention_norm.weight * (1 + scale_a), layer.mlp_norm.weight * (1 + scale_m)
+        rows += [weight_a, shift_a, 1 + gate_a, weight_m, shift_m, 1 + gate_m]
+    return torch.stack(rows)
 
 
 class OnnxStage(StageRunner):

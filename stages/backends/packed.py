@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -90,7 +90,7 @@ class PackedBlock(BlockRunner):
         self.inputs = torch.cat([block.state_in.weight.detach(), block.estimate_in.weight.detach()], dim=1).t()
         self.norm = PackedNorm(block.noisy_norm)
         self.head, self.bias = block.noisy_head.weight.detach().t(), block.noisy_head.bias.detach()
-        self.modulations = lru_cache(NOISE_LEVELS)(self._modulations)
+        self.modulations = lru_cache(NOISE_LEVELS)(partial(_modulations, block, self.reader.layers))
 
     @torch.inference_mode()
     def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
@@ -131,17 +131,18 @@ class PackedBlock(BlockRunner):
             divisors[begin:end] = piece.divisor
         return logits / divisors
 
-    def _modulations(self, sigma: float) -> Tensor:
-        """AdaLN's numbers at one noise level: (layers, 6, width)."""
-        condition = self.block.condition(torch.full((1,), sigma))
-        return torch.stack([layer.modulate(condition) for layer in self.reader.layers])
-
     def _modulation_rows(self, of_pieces: Sequence[Tensor], rows: Rows) -> Tensor:
         """(layers, 6, rows, width), or one row for all where all pieces have the same noise level."""
         if all(each is of_pieces[0] for each in of_pieces):
             return of_pieces[0].unsqueeze(2)
         counts = [*rows.counts[:-1], rows.counts[-1] + rows.padding]
         return torch.stack(list(of_pieces), dim=2).repeat_interleave(torch.tensor(counts), dim=2)
+
+
+def _modulations(block: Block, layers: Sequence[PackedLayer], sigma: float) -> Tensor:
+    """AdaLN's numbers at one noise level: (layers, 6, width)."""
+    condition = block.condition(torch.full((1,), sigma))
+    return torch.stack([layer.modulate(condition) for layer in layers])
 
 
 class PackedStage(StageRunner):

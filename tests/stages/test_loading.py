@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,9 @@ from stages.backends import backend_named
 from stages.contents import read_contents
 from stages.host import Host, HostSettings
 from stages.links import Links
-from stages.loading import Loader, Sources
+from stages.loading import Loader, Sources, warm_up
 from stages.meter import HostMeter
+from stages.parts import load_parts, plan_host
 from stages.refusal import Refusal
 from stages.shelf import Shelf
 from stages.v1 import stage_pb2
@@ -175,3 +178,21 @@ def test_a_host_comes_back_with_what_it_had(tell: Callable[..., Any], names: dic
         return [release.name for release in again]
 
     assert tell(story) == [names["own"], names["other"]]
+
+
+@pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
+def test_parts_are_freed_when_nobody_holds_them(bundles: Path, backend: str) -> None:
+    if backend == "onnxruntime":
+        pytest.importorskip("onnxruntime")
+    plan = plan_host(bundles / "own", (0,))
+    load_parts(plan, backend_named(backend))
+    gc.collect()
+    gc.disable()  # a collection stalls requests: none must be needed
+    try:
+        parts = load_parts(plan, backend_named(backend))
+        warm_up(parts)
+        runners = [weakref.ref(parts.chain[0]), weakref.ref(parts.ar[0])]
+        del parts
+        assert [runner() for runner in runners] == [None, None]
+    finally:
+        gc.enable()
