@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 def register(subparsers: Subparsers) -> None:
     from loadtest.frontier import commands as frontier
+    from loadtest.fuzz import commands as fuzz
     from loadtest.load import commands as load
     from loadtest.quality import commands as quality
     from loadtest.quality.infill_report import register_infill
@@ -28,6 +29,7 @@ def register(subparsers: Subparsers) -> None:
     wan.register(subparsers)
     quality.register(subparsers)
     frontier.register(subparsers)
+    fuzz.register(subparsers)
 
     bench = subparsers.add_parser("bench", help="measure what serving costs on this machine")
     benches = bench.add_subparsers(title="benchmarks", metavar="WHAT", required=True)
