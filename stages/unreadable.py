@@ -112,7 +112,9 @@ def _readable(answer: object) -> object:
     """Raises AioRpcError."""
     if answer is UNREADABLE:
         nothing = grpc.aio.Metadata()
-        raise grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, nothing, nothing, "the answer is no message of this call's type")
+        raise grpc.aio.AioRpcError(
+            grpc.StatusCode.INTERNAL, nothing, nothing, "the answer is no message of this call's type"
+        )
     return answer
 
 
@@ -165,4 +167,6 @@ def _screened_stream(inner: Callable[..., Any], streaming: bool) -> Callable[...
 
 
 async def _refuse(context: Context) -> None:
-    await invalid("the request is no message of this call's type: it was damaged, or is of another program").abort(context)
+    await invalid("the request is no message of this call's type: it was damaged, or is of another program").abort(
+        context
+    )

@@ -30,7 +30,18 @@ from stages.weights import read_weights
 
 LITERALS = (
     *(b"nan", b"-inf", b"1e999", b"NaN", b"Infinity", b"9" * 400, b"9" * 5000, b"-1", b"0", b"true", b"null", b"1.5"),
-    *(b"[" * 3000, b'{"a":' * 3000, b"[]", b"{}", b'"\\ud800"', b"\x00", b"\xff", b'"""', b"1979-05-27T07:32:00", b"0x" + b"f" * 5000),
+    *(
+        b"[" * 3000,
+        b'{"a":' * 3000,
+        b"[]",
+        b"{}",
+        b'"\\ud800"',
+        b"\x00",
+        b"\xff",
+        b'"""',
+        b"1979-05-27T07:32:00",
+        b"0x" + b"f" * 5000,
+    ),
     *(text.encode() for text in TEXTS),
 )
 SLOW_S = 2.0
@@ -84,7 +95,9 @@ class FilesTarget(Target):
                 continue
             # instead of a value, as a rule: what follows a sign that one begins
             begin = max(data.find(rng.choice((b":", b"=", b",", b"[")), rng.randrange(len(data))), 0) + 1
-            end = min((at for sign in (b",", b"\n", b"]", b"}") if (at := data.find(sign, begin)) >= 0), default=len(data))
+            end = min(
+                (at for sign in (b",", b"\n", b"]", b"}") if (at := data.find(sign, begin)) >= 0), default=len(data)
+            )
             data = data[:begin] + rng.choice(LITERALS) + data[end:]
         return data
 
@@ -117,13 +130,19 @@ def readers(directory: Path) -> list[Reader]:
         return written
 
     tokens = directory / "sample"
-    write_tokens(tokens, [Key("ann", token_hash("a"), ("generate",), rate=2.5, concurrent=3), Key("bo", token_hash("b"))])
+    write_tokens(
+        tokens, [Key("ann", token_hash("a"), ("generate",), rate=2.5, concurrent=3), Key("bo", token_hash("b"))]
+    )
     tiny, shapes = _tiny_weights()
     found = [
         Reader("topology", local_topology(2, 3, SHIPPED).to_toml().encode(), file("topology.toml", read_topology)),
         Reader("tokens", tokens.read_bytes(), file("tokens.toml", read_tokens)),
         Reader("frontier", (SHIPPED / FRONTIER_NAME).read_bytes(), file(FRONTIER_NAME, read_frontier)),
-        Reader("entry", write_entry(Registration("paris", "10.0.0.1:7701", (0, 1), {"chain": "0" * 64}, "torch", "1")), _entry),
+        Reader(
+            "entry",
+            write_entry(Registration("paris", "10.0.0.1:7701", (0, 1), {"chain": "0" * 64}, "torch", "1")),
+            _entry,
+        ),
         Reader("weights", tiny, file("w", lambda path: read_weights(path, path.stat().st_size, _digest(path), shapes))),
     ]
     for kind in ("chain", "ar"):
@@ -151,7 +170,9 @@ def _tiny_weights() -> tuple[bytes, dict[str, tuple[int, ...]]]:
     return save({"a": torch.ones(2, 3), "b": torch.zeros(4)}), {"a": (2, 3), "b": (4,)}
 
 
-def _certificates(directory: Path, file: Callable[[str, Callable[[Path], object]], Callable[[bytes], object]]) -> list[Reader]:
+def _certificates(
+    directory: Path, file: Callable[[str, Callable[[Path], object]], Callable[[bytes], object]]
+) -> list[Reader]:
     from serving.certs import Authority
 
     authority = Authority.create(directory / "pki", days=5)

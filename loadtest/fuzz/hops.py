@@ -35,7 +35,9 @@ class Refresh:
     def hop(self, hop: stage_pb2.Hop) -> None:
         hop.router = self.router
         hop.deadline_unix_ms = int((time.time() + AHEAD_S) * 1000)
-        hop.session = f"{self.router}.{self.rng.randrange(FEW) if self.rng.random() < 0.3 else self.rng.getrandbits(48):x}"
+        hop.session = (
+            f"{self.router}.{self.rng.randrange(FEW) if self.rng.random() < 0.3 else self.rng.getrandbits(48):x}"
+        )
         if hop.path:
             hop.path[:] = self.path
             hop.place = min(hop.place, len(self.path) - 1)

@@ -15,14 +15,35 @@ from loadtest.fuzz.target import Target, all_of
 
 ANSWER_S = 20.0
 PATHS = ("/v1/completions", "/v1/chat/completions", "/api/race")
-PAGES = ("/", "/hosts", "/api/hosts", "/v1/models", "/v1/models/onesweep-ar", "/healthz", "/readyz", "/static/race.js", "/openapi.json")
+PAGES = (
+    "/",
+    "/hosts",
+    "/api/hosts",
+    "/v1/models",
+    "/v1/models/onesweep-ar",
+    "/healthz",
+    "/readyz",
+    "/static/race.js",
+    "/openapi.json",
+)
 METHODS = ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "TRACE", "CONNECT", "X" * 40, "g e t", "")
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 1.5, 2**31, 2**32, 2**53 + 1, 2**64 - 1, 2**64, -(2**63), 10**400, 1e308, 5e-324),
     *("", "x", "\x00", "\ud800", "\u202e", "é" * 300, "a" * 5000, "onesweep-ar", "onesweep-nope", "ar", "NaN"),
     *([], [None], [[]], {}, {"a": {}}, ["x"] * 300, [{"type": "text", "text": "x"}], {"include_usage": True}),
 )
-LITERALS = (b"NaN", b"Infinity", b"-Infinity", b"1e999", b"9" * 5000, b"[" * 20000, b'{"a":' * 3000, b'"\\ud800"', b"\xff\xfe", b"//")
+LITERALS = (
+    b"NaN",
+    b"Infinity",
+    b"-Infinity",
+    b"1e999",
+    b"9" * 5000,
+    b"[" * 20000,
+    b'{"a":' * 3000,
+    b'"\\ud800"',
+    b"\xff\xfe",
+    b"//",
+)
 EXPECTED = {100, *range(200, 206), *range(301, 309), *range(400, 432), 501, 503, 504, 505}
 """500 and 502 are a gateway's, or a router's, own fault."""
 
@@ -53,13 +74,21 @@ class HttpTarget(Target):
                 path, body = rng.choice(self.bodies)
                 return self._request("POST", path, self._damaged(json.dumps(body).encode())), patient, False
             case 6:
-                return self._request(rng.choice(METHODS), rng.choice((*PATHS, *PAGES, *self._odd_paths())), b""), patient, False
+                return (
+                    self._request(rng.choice(METHODS), rng.choice((*PATHS, *PAGES, *self._odd_paths())), b""),
+                    patient,
+                    False,
+                )
             case 7:
                 path, body = rng.choice(self.bodies)
                 return self._request("POST", path, json.dumps(body).encode(), self._odd_headers()), patient, False
             case 8:
                 path, body = rng.choice(self.bodies)
-                return damaged(rng, self._request("POST", path, json.dumps(body).encode())), patient, rng.random() < 0.95
+                return (
+                    damaged(rng, self._request("POST", path, json.dumps(body).encode())),
+                    patient,
+                    rng.random() < 0.95,
+                )
         return self._framing(), patient, rng.random() < 0.95
 
     def _changed(self, value: Any, depth: int = 0) -> Any:  # noqa: ANN401
@@ -71,7 +100,10 @@ class HttpTarget(Target):
                 case 0:
                     return {k: v for k, v in value.items() if k != key}
                 case 1:
-                    return {**value, rng.choice(("x", "", "\x00", "prompt", "stream", "n", "stop", "echo")): rng.choice(VALUES)}
+                    return {
+                        **value,
+                        rng.choice(("x", "", "\x00", "prompt", "stream", "n", "stop", "echo")): rng.choice(VALUES),
+                    }
             return {**value, key: self._changed(value[key], depth + 1)}
         if isinstance(value, list) and value and rng.random() < 0.5:
             return [*value, self._changed(value[0], depth + 1)] * rng.choice((1, 1, 40))
@@ -84,7 +116,17 @@ class HttpTarget(Target):
         return body[:at] + self.rng.choice(LITERALS) + body[at:]
 
     def _odd_paths(self) -> tuple[str, ...]:
-        return ("/static/../app.py", "/static/%2e%2e%2fapp.py", "/%00", "/%ff", "//", "/v1/models/%F0%9F", "*", "http://x/", "/" + "a" * 9000)
+        return (
+            "/static/../app.py",
+            "/static/%2e%2e%2fapp.py",
+            "/%00",
+            "/%ff",
+            "//",
+            "/v1/models/%F0%9F",
+            "*",
+            "http://x/",
+            "/" + "a" * 9000,
+        )
 
     def _odd_headers(self) -> bytes:
         lines = (
@@ -176,4 +218,8 @@ def _bodies(asked: dict[str, Any]) -> list[tuple[str, Any]]:
     common = {"model": "onesweep", "max_tokens": 4, "seed": SEED, "temperature": 0.5, "onesweep": own}
     chat = {**common, "messages": [{"role": "user", "content": PROMPT}], "stream": True}
     race = {"prompt": PROMPT, "entrants": ["sweep", str(asked["mode"])], "max_bytes": 4, "suffix": "x"}
-    return [(PATHS[0], {**common, "prompt": PROMPT, "n": 1, "stop": ["."], "stream": False}), (PATHS[1], chat), (PATHS[2], race)]
+    return [
+        (PATHS[0], {**common, "prompt": PROMPT, "n": 1, "stop": ["."], "stream": False}),
+        (PATHS[1], chat),
+        (PATHS[2], race),
+    ]

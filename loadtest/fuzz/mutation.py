@@ -13,7 +13,21 @@ Bytes = Callable[[random.Random, bytearray, Sequence[bytes]], bytes]
 
 VARINTS = [b"\x00", b"\x7f", b"\x80\x01", b"\xff" * 9 + b"\x01", b"\xff" * 9 + b"\x7f", b"\xff" * 12, b"\x80" * 10]
 FLOATS = [0.0, -0.0, -1.0, 5e-324, 1e-40, 1.0, 1e38, 1e308, float("inf"), float("-inf"), float("nan")]
-TEXTS = ["", "x", "\x00", "\n", "é", "\U0001f600", "a" * 64, "a" * 65, "%s%n", "../..", "\u202e", "x" * 5000, "127.0.0.1:1"]
+TEXTS = [
+    "",
+    "x",
+    "\x00",
+    "\n",
+    "é",
+    "\U0001f600",
+    "a" * 64,
+    "a" * 65,
+    "%s%n",
+    "../..",
+    "\u202e",
+    "x" * 5000,
+    "127.0.0.1:1",
+]
 ENDS = {
     FieldDescriptor.CPPTYPE_INT32: (-(1 << 31), (1 << 31) - 1),
     FieldDescriptor.CPPTYPE_INT64: (-(1 << 63), (1 << 63) - 1),
@@ -53,7 +67,9 @@ def _repeat(rng: random.Random, data: bytearray, others: Sequence[bytes]) -> byt
 
 def _insert(rng: random.Random, data: bytearray, others: Sequence[bytes]) -> bytes:
     at = rng.randrange(len(data) + 1)
-    return bytes(data[:at] + rng.choice([*VARINTS, rng.randbytes(4), struct.pack("<d", rng.choice(FLOATS))]) + data[at:])
+    return bytes(
+        data[:at] + rng.choice([*VARINTS, rng.randbytes(4), struct.pack("<d", rng.choice(FLOATS))]) + data[at:]
+    )
 
 
 def _splice(rng: random.Random, data: bytearray, others: Sequence[bytes]) -> bytes:

@@ -63,7 +63,12 @@ class RouterTarget(Target):
             (
                 (),
                 (),
-                (("authorization", rng.choice(("", "Bearer", "Bearer ", "Basic x", "bearer y", "Bearer " + "z" * 3000))),),
+                (
+                    (
+                        "authorization",
+                        rng.choice(("", "Bearer", "Bearer ", "Basic x", "bearer y", "Bearer " + "z" * 3000)),
+                    ),
+                ),
                 (("x-bin", rng.randbytes(rng.randrange(64))), ("onesweep-request", "other")),
                 tuple((f"k{n}", "v" * 10) for n in range(rng.randrange(60))),
             )

@@ -30,7 +30,7 @@ from stages.v1 import stage_pb2, stage_pb2_grpc
 SHARES = {
     "stage": 16,
     "router": 4,
-    "answers": 4,
+    "answers": 3,
     "http": 4,
     "training": 1,
     "answered": 1,
@@ -68,7 +68,9 @@ async def run_fuzz(settings: FuzzSettings, say: Callable[[str], None]) -> FuzzRe
     begin = time.monotonic()
     async with open_scene() as scene:
         captures = await record(scene)
-        say(f"{sum(map(len, captures.requests.values()))} requests and {sum(map(len, captures.answers.values()))} answers captured")
+        say(
+            f"{sum(map(len, captures.requests.values()))} requests and {sum(map(len, captures.answers.values()))} answers captured"
+        )
         healthy, watch = Healthy(scene.router, scene.gateway), Watch(scene)
         general = Tally("all")
         async with _targets(settings, scene, captures) as targets:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from stages.errors import InputError
 
-WIRE = ("stage", "router", "answers", "http", "training")
+WIRE = ("stage", "router", "answers", "answered", "http", "training")
 """Targets that are reached over sockets."""
-INSIDE = ("admission", "host", "files", "answered")
+INSIDE = ("admission", "host", "files")
 """Targets in this process."""
 TARGETS = (*WIRE, *INSIDE)
 MOST_INPUTS = 10_000_000
@@ -39,10 +39,6 @@ class FuzzSettings:
                 raise InputError(f"there is no target {target!r}; choose from {', '.join(TARGETS)}")
         if len(set(self.targets)) < len(self.targets):
             raise InputError(f"--targets {','.join(self.targets)} names one twice")
-
-    @property
-    def over_sockets(self) -> bool:
-        return any(target in WIRE for target in self.targets)
 
 
 def parse_targets(text: str | None) -> Sequence[str]:

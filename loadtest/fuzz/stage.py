@@ -73,7 +73,9 @@ class StageTarget(Target):
         calls = [self._push(caller, parcels) for parcels in self._streams(self.hops.take(pushed))]
         calls += [caller.unary(f"{SERVICE}/Run", data) for data in self.runs.take(run)]
         for method, inputs in self.others.items():
-            calls += [caller.unary(f"{SERVICE}/{method}", data) for data in inputs.take(few * (1 if method == "Probe" else 2))]
+            calls += [
+                caller.unary(f"{SERVICE}/{method}", data) for data in inputs.take(few * (1 if method == "Probe" else 2))
+            ]
         calls += [caller.read(f"{SERVICE}/Subscribe", data, 1, BRIEF_S) for data in self.subscriptions.take(few)]
         calls += [caller.unary(HEALTH[0], self.rng.randbytes(self.rng.randrange(20))) for _ in range(few)]
         calls += [caller.read(HEALTH[1], self.rng.randbytes(self.rng.randrange(9)), 1, BRIEF_S) for _ in range(few)]
@@ -97,7 +99,9 @@ class StageTarget(Target):
                 continue
             if len(parcel.hops) >= self.rng.randint(1, MOST_HOPS):
                 parcels.append(parcel.SerializeToString())
-                parcel = stage_pb2.Parcel(number=self.rng.choice((parcel.number + 1, parcel.number, (1 << 64) - 1)) % (1 << 64))
+                parcel = stage_pb2.Parcel(
+                    number=self.rng.choice((parcel.number + 1, parcel.number, (1 << 64) - 1)) % (1 << 64)
+                )
             if len(parcels) >= self.rng.randint(1, 6):
                 streams.append(parcels)
                 parcels = []

@@ -14,7 +14,9 @@ RSS_MOST_MB = 1500.0
 """Above what any process may hold: the weights, KV caches up to the limit, and a full queue of the largest messages."""
 DESCRIPTORS_MOST = 1200
 """A gateway takes 1,000 connections."""
-TROUBLE = re.compile(rb"Traceback|Unexpected \[|Exception|Warning: |never retrieved|Segmentation|Fatal|assert", re.IGNORECASE)
+TROUBLE = re.compile(
+    rb"Traceback|Unexpected \[|Exception|Warning: |never retrieved|Segmentation|Fatal|assert", re.IGNORECASE
+)
 """In a log: something that nobody expected."""
 EXCERPT_BYTES = 3000
 
