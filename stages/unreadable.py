@@ -39,19 +39,19 @@ class Screen(grpc.aio.ServerInterceptor):
     ) -> Handler | None:
         handler: Any = await continuation(handler_call_details)
         if handler is None or handler.request_deserializer is None:
-            return handler  # type: ignore[no-any-return]
+            return handler
         screened = {"request_deserializer": _tolerant(handler.request_deserializer)}
         wrap = _screened_stream if handler.request_streaming else _screened
         for kind in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
             if (inner := getattr(handler, kind)) is not None:
                 screened[kind] = wrap(inner, handler.response_streaming)
-        return handler._replace(**screened)  # type: ignore[no-any-return]
+        return handler._replace(**screened)
 
 
 def reading(channel: grpc.aio.Channel) -> grpc.aio.Channel:
     """The same channel, whose calls fail with INTERNAL when an answer is no message."""
     wrapped: Any = _ReadingChannel(channel)
-    return wrapped  # type: ignore[no-any-return]
+    return wrapped
 
 
 class _ReadingChannel:

@@ -1,7 +1,7 @@
 """Targets `answers` and `answered`: hosts and routers that say anything, to those who believe them.
 
-`answers` changes what passes between a router and its hosts, and between the hosts, while it serves requests: every kind
-of answer that a router or a host reads. `answered` does so before this process's own client.
+`answers` changes what passes between a router and its hosts, and between the hosts, while requests are served: every
+kind of answer that a router or a host reads. `answered` does so before this process's own client.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SHARE = 0.3
 """Of the answers, changed."""
 RARE = {"Warm": 0.03, "Describe": 0.15}
 """Of answers that come all the time."""
-REQUEST_S = 3.0
+REQUEST_S = 1.5
 
 
 def liar(inputs: dict[str, Inputs], rng: random.Random, count: list[int]) -> Hook:
@@ -53,7 +53,7 @@ def liar(inputs: dict[str, Inputs], rng: random.Random, count: list[int]) -> Hoo
 
 class AnswersTarget(Target):
     name = "answers"
-    batch_inputs = 300
+    batch_inputs = 100
 
     def __init__(self, scene: Scene, captures: Captures, rng: random.Random) -> None:
         super().__init__()
@@ -108,8 +108,7 @@ class AnsweredTarget(Target):
         if self.rng.random() < 0.5:
             await ask(self, self.client.status(REQUEST_S))
         else:
-            asked = {"mode": "local", "max_bytes": 4}
-            await ask(self, self.client.generate(PROMPT, seed=SEED, timeout_s=REQUEST_S, **asked))
+            await ask(self, self.client.generate(PROMPT, seed=SEED, timeout_s=REQUEST_S, mode="local", max_bytes=4))
 
 
 async def ask(target: Target, call: Awaitable[object]) -> None:

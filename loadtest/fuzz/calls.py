@@ -45,7 +45,9 @@ class Caller:
 
     async def unary(self, method: str, data: bytes, timeout_s: float = CALL_S) -> bytes | None:
         """The answer; None where there is none."""
-        return await self._judged(self.channel.unary_unary(method)(data, timeout=timeout_s), method, data, timeout_s)
+        call: Any = self.channel.unary_unary(method)
+        answer: bytes | None = await self._judged(call(data, timeout=timeout_s), method, data, timeout_s)
+        return answer
 
     async def read(
         self,
@@ -56,7 +58,8 @@ class Caller:
         metadata: Sequence[tuple[str, str | bytes]] = (),
     ) -> list[bytes]:
         """Up to `most` messages of an answer that is a stream; then it is left."""
-        call = self.channel.unary_stream(method)(data, timeout=timeout_s, metadata=tuple(metadata))
+        make: Any = self.channel.unary_stream(method)
+        call = make(data, timeout=timeout_s, metadata=tuple(metadata))
         return await self._judged(_some(call, most), method, data, timeout_s, is_patient=True) or []
 
     async def stream(
@@ -70,7 +73,8 @@ class Caller:
             if is_half:
                 await asyncio.sleep(timeout_s)
 
-        call = self.channel.stream_stream(method)(sent(), timeout=timeout_s)
+        make: Any = self.channel.stream_stream(method)
+        call = make(sent(), timeout=timeout_s)
         return await self._judged(_some(call, most), method, b"".join(parts[:1]), timeout_s) or []
 
     async def close(self) -> None:

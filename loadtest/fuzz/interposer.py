@@ -9,6 +9,8 @@ import grpc
 import grpc.aio
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
+from stages.transport import new_server
+
 MESSAGE_BYTES = 64 << 20
 OPTIONS = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
@@ -31,7 +33,7 @@ class Interposer:
         self.on_request: Hook = unchanged
         self.on_answer: Hook = unchanged
         self._channel = grpc.aio.insecure_channel(target, options=OPTIONS)
-        self._server = grpc.aio.server(options=[*OPTIONS, ("grpc.so_reuseport", 0)])
+        self._server = new_server(MESSAGE_BYTES)
         handlers = {method.name: self._handler(service.full_name, method) for method in service.methods}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
         self._server.add_insecure_port(listen)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
@@ -104,7 +105,8 @@ def _change_one(rng: random.Random, message: Message, others: Sequence[Message])
     if not fields:
         return
     # what is set was needed: change that more often than what is not
-    field = rng.choice([field for field, _ in set_fields]) if set_fields and rng.random() < 0.7 else rng.choice(fields)
+    likely = [field for field, _ in set_fields] if set_fields and rng.random() < 0.7 else list(fields)
+    field: Any = rng.choice(likely)
     if rng.random() < 0.15:
         message.ClearField(field.name)
     elif lender := [other for other in others if other.DESCRIPTOR is message.DESCRIPTOR and rng.random() < 0.2]:
@@ -125,7 +127,7 @@ def _change_list(rng: random.Random, message: Message, field: FieldDescriptor) -
             if len(values) > 1:
                 added.CopyFrom(values[0])
         return
-    if field.message_type is not None or rng.random() < 0.3:
+    if rng.random() < 0.3:
         values.extend(list(values) * rng.choice((1, 3)) or [_value(rng, field, None)])
     else:
         values.extend([_value(rng, field, values[0] if values else None)] * rng.choice((1, 2, MOST_REPEATED)))
@@ -139,8 +141,7 @@ def _value(rng: random.Random, field: FieldDescriptor, before: object) -> object
         small = rng.choice((0, 1, 2, 3, 63, 64, 65, 255, 256, 257, 511, 512, 513, 4096, 1 << 20, 1 << 31))
         return min(max(rng.choice((low, high, high - 1, near, near, small)), low), high)
     if kind in (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE):
-        value = rng.choice(FLOATS)
-        return value
+        return rng.choice(FLOATS)
     if kind == FieldDescriptor.CPPTYPE_BOOL:
         return not before
     if field.type == FieldDescriptor.TYPE_BYTES:

@@ -27,8 +27,8 @@ def fuzz_notes(result: FuzzResult) -> list[str]:
     wired = sum(tally.inputs for tally in result.tallies if tally.target in WIRE)
     right = ", ".join(f"{mode} {count}" for mode, count in sorted(result.healthy_right.items()))
     notes = [
-        f"{result.inputs} inputs, {wired} of them over sockets, in {result.seconds:.0f} s, seed {result.settings.seed}, "
-        f"commit {commit()}",
+        f"{result.inputs} inputs, {wired} of them over sockets, in {result.seconds:.0f} s, "
+        f"seed {result.settings.seed}, commit {commit()}",
         f"healthy requests with the right text: {sum(result.healthy_right.values())} ({right}); "
         f"told to come back later: {result.told_to_wait}",
         "most memory: " + ", ".join(f"{name} {mb:.0f} MB" for name, mb in result.rss_mb.items()),

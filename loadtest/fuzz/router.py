@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 from google.protobuf.message import Message
 
@@ -34,7 +34,7 @@ class RouterTarget(Target):
     async def send(self, count: int) -> None:
         few = max(count // 20, 1)
         requests = self.generate.take(count - 2 * few)
-        calls = [
+        calls: list[Awaitable[object]] = [
             self.caller.read(
                 f"{SERVICE}/Generate",
                 data,

@@ -28,10 +28,10 @@ from loadtest.fuzz.watch import Watch
 from stages.v1 import stage_pb2, stage_pb2_grpc
 
 SHARES = {
-    "stage": 16,
+    "stage": 17,
     "router": 4,
-    "answers": 3,
-    "http": 4,
+    "answers": 1,
+    "http": 3,
     "training": 1,
     "answered": 1,
     "admission": 50,
@@ -68,9 +68,8 @@ async def run_fuzz(settings: FuzzSettings, say: Callable[[str], None]) -> FuzzRe
     begin = time.monotonic()
     async with open_scene() as scene:
         captures = await record(scene)
-        say(
-            f"{sum(map(len, captures.requests.values()))} requests and {sum(map(len, captures.answers.values()))} answers captured"
-        )
+        requests, answers = (sum(map(len, kept.values())) for kept in (captures.requests, captures.answers))
+        say(f"{requests} requests and {answers} answers captured")
         healthy, watch = Healthy(scene.router, scene.gateway), Watch(scene)
         general = Tally("all")
         async with _targets(settings, scene, captures) as targets:
@@ -128,6 +127,7 @@ async def _take_turns(
             watch.look(target.tally)
             for finding in target.tally.findings[before:]:
                 say(f"found: {finding.target}: {finding.what}")
+        say(", ".join(f"{target.name} {target.tally.inputs}" for target in targets))
 
 
 async def _check_empty(scene: Scene, tally: Tally) -> None:

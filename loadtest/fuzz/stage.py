@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
+from collections.abc import Awaitable
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -70,7 +72,9 @@ class StageTarget(Target):
 
     async def _send_to(self, caller: Caller, count: int) -> None:
         pushed, run, few = count * 13 // 20, count // 10, max(count // 50, 1)
-        calls = [self._push(caller, parcels) for parcels in self._streams(self.hops.take(pushed))]
+        calls: list[Awaitable[object]] = [
+            self._push(caller, parcels) for parcels in self._streams(self.hops.take(pushed))
+        ]
         calls += [caller.unary(f"{SERVICE}/Run", data) for data in self.runs.take(run)]
         for method, inputs in self.others.items():
             calls += [
@@ -119,7 +123,8 @@ class StageTarget(Target):
 
     async def _listen(self, caller: Caller) -> None:
         request = stage_pb2.SubscribeRequest(router=self.refresh.router).SerializeToString()
-        async for data in caller.channel.unary_stream(f"{SERVICE}/Subscribe")(request, timeout=EVENTS_S):
+        call: Any = caller.channel.unary_stream(f"{SERVICE}/Subscribe")
+        async for data in call(request, timeout=EVENTS_S):
             for event in stage_pb2.Events.FromString(data).events:
                 self.tally.answer(f"event {event.WhichOneof('outcome')}")
                 if event.fault.code and event.fault.code not in FINE_NUMBERS:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
@@ -21,10 +22,10 @@ DEPTH = 3
 MOST_ITEMS = 3
 
 
-def messages(descriptor: Descriptor, depth: int = DEPTH) -> st.SearchStrategy[Message]:
+def messages(descriptor: Any, depth: int = DEPTH) -> st.SearchStrategy[Message]:  # noqa: ANN401 - two classes, by what reads protobuf
     """Messages of a type, each field there or not, with ordinary and with extreme values."""
     kind = GetMessageClass(descriptor)
-    fields = {field.name: _field(field, depth) for field in descriptor.fields if depth or not _is_message(field)}
+    fields = {field.name: _field(field, depth) for field in descriptor.fields if depth or field.message_type is None}
     return st.fixed_dictionaries({}, optional=fields).map(lambda values: kind(**values))
 
 
@@ -45,23 +46,22 @@ def drawn(strategy: st.SearchStrategy[T], count: int, number: int) -> list[T]:
     def collect(value: T) -> None:
         found.append(value)
 
-    try:
+    with contextlib.suppress(HypothesisException):  # too much of what it drew was too large: what there is will do
         collect()
-    except HypothesisException:  # too much of what it drew was too large: what there is will do
-        pass
     return found
 
 
 def _field(field: FieldDescriptor, depth: int) -> st.SearchStrategy[Any]:
-    if _is_message(field) and field.message_type.GetOptions().map_entry:
-        key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
+    entry = field.message_type
+    if entry is not None and entry.GetOptions().map_entry:
+        key, value = entry.fields_by_name["key"], entry.fields_by_name["value"]
         return st.dictionaries(_single(key, depth), _single(value, depth - 1), max_size=MOST_ITEMS)
     single = _single(field, depth)
     return st.lists(single, max_size=MOST_ITEMS) if field.is_repeated else single
 
 
 def _single(field: FieldDescriptor, depth: int) -> st.SearchStrategy[Any]:
-    if _is_message(field):
+    if field.message_type is not None:
         return messages(field.message_type, depth - 1)
     if field.cpp_type in ENDS:
         low, high = ENDS[field.cpp_type]
@@ -79,7 +79,3 @@ _PLAIN: dict[int, Callable[[FieldDescriptor], st.SearchStrategy[Any]]] = {
     FieldDescriptor.CPPTYPE_DOUBLE: lambda field: st.floats(),
     FieldDescriptor.CPPTYPE_STRING: _texts,
 }
-
-
-def _is_message(field: FieldDescriptor) -> bool:
-    return field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE

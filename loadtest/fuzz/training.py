@@ -8,6 +8,7 @@ import shutil
 import signal
 import tempfile
 import time
+from collections.abc import Awaitable
 from pathlib import Path
 
 import grpc
@@ -49,7 +50,9 @@ class TrainingTarget(Target):
         self.scene.extra[NAME].send_signal(signal.SIGCONT)
         caller = Caller(self.address, self.tally)
         try:
-            calls = [caller.read(METHOD, data, 1, BRIEF_S) for data in self._inputs.take(count)]
+            calls: list[Awaitable[object]] = [
+                caller.read(METHOD, data, 1, BRIEF_S) for data in self._inputs.take(count)
+            ]
             calls += [garbage(self.address, self.rng, self.tally) for _ in range(max(count // 20, 1))]
             self.tally.inputs += len(calls)
             await all_of(calls)
