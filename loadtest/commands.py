@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 def register(subparsers: Subparsers) -> None:
     from loadtest.chaos import commands as chaos
     from loadtest.frontier import commands as frontier
+    from loadtest.fuzz import commands as fuzz
     from loadtest.load import commands as load
     from loadtest.quality import commands as quality
     from loadtest.quality.infill_report import register_infill
@@ -31,6 +32,7 @@ def register(subparsers: Subparsers) -> None:
     quality.register(subparsers)
     frontier.register(subparsers)
     chaos.register(subparsers)
+    fuzz.register(subparsers)
 
     bench = subparsers.add_parser("bench", help="measure what serving costs on this machine")
     benches = bench.add_subparsers(title="benchmarks", metavar="WHAT", required=True)

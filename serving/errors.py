@@ -7,7 +7,7 @@ import grpc.aio
 
 from stages.errors import InputError, ServiceError
 from stages.handshake import handshake_problem
-from stages.refusal import MARK, REQUEST, RETRY_AFTER, told, trailing
+from stages.refusal import MARK, REQUEST, retry_after_ms, told, trailing
 from stages.security import Security
 
 _USER_MISTAKES = (
@@ -55,8 +55,7 @@ def error_of(
         return RouterError(f"the router at {address} {problem}" if problem else missing, code)
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return RouterError(f"{address} is no router; give the router's address", code)
-    retry = metadata.get(RETRY_AFTER)
-    return RouterError(details or code.name, code, None if retry is None else int(retry), request)
+    return RouterError(details or code.name, code, retry_after_ms(metadata), request)
 
 
 def is_unreachable(error: grpc.RpcError | grpc.aio.AioRpcError) -> bool:

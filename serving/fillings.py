@@ -152,7 +152,8 @@ class _Beam:
             self.chances = np.zeros(len(self.keys))
             return
         # that the key of one with this ln q is above that of the last
-        self.chances = np.log(-np.expm1(-np.exp(self.nats - self.keys[-1])))
+        with np.errstate(over="ignore"):  # beside one that cannot be, as there are near temperature 0: it is sure
+            self.chances = np.log(-np.expm1(-np.exp(self.nats - self.keys[-1])))
         self._keep(np.arange(len(self.keys) - 1))
 
     @torch.inference_mode()

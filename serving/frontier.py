@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -194,4 +195,5 @@ def _number(table: dict[str, Any], key: str, where: str) -> float:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    # not isfinite: a whole number can be larger than any float
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

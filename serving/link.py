@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 
@@ -92,6 +93,8 @@ class HostLink:
             )
         elif not info.ready:
             self.problem = f"host {self.entry.name} is not ready: {info.not_ready_reason}"
+        elif not all(0 <= link.rtt_ms < math.inf for link in info.links):
+            self.problem = f"host {self.entry.name} measured round trips that cannot be: see what runs there"
         else:
             self.problem = ""
 

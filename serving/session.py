@@ -22,6 +22,7 @@ from serving.journal import Journal, Work, start_of
 from serving.link import HostLink, Weights
 from serving.paths import Path, Suspects
 from serving.patience import Patience
+from stages.admission import check_passages
 from stages.refusal import Refusal
 from stages.sessions import KINDS, Kind
 from stages.v1 import stage_pb2
@@ -134,6 +135,7 @@ class Session:
             try:
                 if event.number > due:
                     raise Refusal(_Code.INTERNAL, f"the result of {event.number} came for {due}")
+                check_passages(event.passages)
                 if check is not None:
                     check(event)
             except Refusal as refusal:

@@ -25,6 +25,11 @@ from stages.v1 import stage_pb2
 MAX_STEPS = 64
 MAX_TEMPERATURE = 100.0
 MAX_PASSAGES = 64
+MAX_PASSAGE_MS = 1e11
+MAX_PASSAGE_BYTES = 1 << 40
+"""No more, so that sums of them over all sweeps of a request stay in their fields."""
+MAX_NUMBER = 1 << 62
+"""Of a sweep or step; those that follow have larger ones."""
 MAX_ADDRESS = 256
 HIDDEN: dict[str, StateCodec] = {codec.name: codec for codec in (Fp32(), Int8())}
 """How hidden states may travel between AR stages."""
@@ -37,10 +42,13 @@ def check_hop(hop: stage_pb2.Hop, plan: HostPlan) -> Kind:
         raise invalid("the message carries no work: neither a sweep nor a step")
     check_label(hop.router, "router")
     check_label(hop.session, "session")
-    _check_passages(hop)
+    check_passages(hop.passages)
     _check_path(hop)
     _check_names(hop)
     kind, source = _model(hop, plan, ("chain",) if work == "sweep" else ("ar", "scorer"))
+    number = hop.sweep.number if kind == "chain" else hop.step.number
+    if number > MAX_NUMBER:
+        raise invalid(f"sweep {number} of a session; the largest number is {MAX_NUMBER}")
     if kind == "chain":
         _check_sweep(hop, plan, source)
     else:
@@ -84,13 +92,16 @@ def hidden_codec(name: str) -> StateCodec:
         raise CodecError(f"unknown codec of hidden states {name!r}; choose from {', '.join(HIDDEN)}") from None
 
 
-def _check_passages(hop: stage_pb2.Hop) -> None:
-    if len(hop.passages) > MAX_PASSAGES:
-        raise invalid(f"{len(hop.passages)} passages; a sweep passes at most {MAX_PASSAGES} hosts")
-    for passage in hop.passages:
+def check_passages(passages: Sequence[stage_pb2.Passage]) -> None:
+    """Raise Refusal unless `passages` are an account that can be added up."""
+    if len(passages) > MAX_PASSAGES:
+        raise invalid(f"{len(passages)} passages; a sweep passes at most {MAX_PASSAGES} hosts")
+    for passage in passages:
         check_label(passage.host, "a passage's host")
-        if not all(0 <= ms < math.inf for ms in (passage.queue_ms, passage.compute_ms)):
-            raise invalid(f"the passage of {passage.host} has times that are negative or not finite")
+        if not all(0 <= ms <= MAX_PASSAGE_MS for ms in (passage.queue_ms, passage.compute_ms)):
+            raise invalid(f"the passage of {passage.host} has times that are negative, not finite or of years")
+        if passage.received_bytes > MAX_PASSAGE_BYTES:
+            raise invalid(f"the passage of {passage.host} has a message of {passage.received_bytes} bytes")
 
 
 def _check_names(hop: stage_pb2.Hop) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import grpc
@@ -32,6 +34,8 @@ class Refusal(Exception):
     def numbered(cls, number: int, message: str, retry_after_ms: int | None = None) -> Refusal:
         """From a status code that came over the wire; a full queue is worth another try, in a second if not said."""
         code = _BY_NUMBER.get(number, grpc.StatusCode.UNKNOWN)
+        if code is grpc.StatusCode.OK:  # nobody refuses with it, and no call can be ended so
+            code = grpc.StatusCode.UNKNOWN
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
             retry_after_ms = retry_after_ms or 1000
         return cls(code, message, retry_after_ms)
@@ -48,6 +52,12 @@ def told(error: grpc.RpcError) -> dict[str, str]:
     """All metadata of a failed call: a call that this side gave up has no trailing metadata."""
     call: Any = error
     return {str(key): str(value) for key, value in call.initial_metadata() or ()} | trailing(error)
+
+
+def retry_after_ms(metadata: Mapping[str, str]) -> int | None:
+    """When to come back, as whoever refused says; None where that is no number."""
+    said = metadata.get(RETRY_AFTER, "")
+    return int(said) if re.fullmatch("[0-9]{1,9}", said) else None
 
 
 def trailing(error: grpc.RpcError) -> dict[str, str]:

@@ -11,7 +11,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -19,7 +18,7 @@ import grpc.aio
 from stages.errors import InputError
 from stages.handshake import handshake_problem
 from stages.meter import LinkMeter
-from stages.refusal import MARK, RETRY_AFTER, Refusal, trailing
+from stages.refusal import MARK, Refusal, retry_after_ms, trailing
 from stages.security import LOOPBACK_ONLY, Security
 from stages.transport import open_channel
 from stages.v1 import stage_pb2, stage_pb2_grpc
@@ -267,8 +266,7 @@ class Relay:
         """What a failed call means. `begin`: when it was made, by the performance counter."""
         code, details, metadata = error.code(), error.details() or "", trailing(error)
         if MARK in metadata:
-            retry_after: Any = metadata.get(RETRY_AFTER)
-            return Refusal(code, f"{self.host} refused: {details}", int(retry_after) if retry_after else None)
+            return Refusal(code, f"{self.host} refused: {details}", retry_after_ms(metadata))
         if code is grpc.StatusCode.UNAVAILABLE:
             self._renew()
             problem = handshake_problem(details, self.security)

@@ -13,6 +13,7 @@ import grpc.aio
 
 from stages.errors import InputError, ServiceError
 from stages.security import LOOPBACK_ONLY, Security, ServerCertificate, channel_credentials
+from stages.unreadable import Screen, reading
 
 DEFAULT_MESSAGE_BYTES = 4 << 20
 MAX_NAME = 64
@@ -77,8 +78,8 @@ def open_channel(
     check_target(address, security)
     options = _message_options(message_bytes)
     if security.tls is None:
-        return grpc.aio.insecure_channel(address, options=options)
-    return grpc.aio.secure_channel(address, channel_credentials(security.tls), options=options)
+        return reading(grpc.aio.insecure_channel(address, options=options))
+    return reading(grpc.aio.secure_channel(address, channel_credentials(security.tls), options=options))
 
 
 def open_blocking_channel(
@@ -98,7 +99,7 @@ def new_server(
     """A server that accepts messages up to `message_bytes`; larger ones get RESOURCE_EXHAUSTED unread."""
     # without SO_REUSEPORT a second server on the same port is refused instead of sharing it silently
     options = [*_message_options(message_bytes), ("grpc.so_reuseport", 0)]
-    return grpc.aio.server(interceptors=interceptors, options=options)
+    return grpc.aio.server(interceptors=[Screen(), *interceptors], options=options)
 
 
 def bind(server: grpc.aio.Server, address: str, security: Security = LOOPBACK_ONLY, mutual: bool = False) -> int:

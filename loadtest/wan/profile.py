@@ -104,7 +104,7 @@ def _read(path: Path) -> dict[str, Profile]:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ProfileError(f"cannot read the profiles {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ProfileError(f"{path} is not TOML: {error}") from None
     try:
         return {name: _profile(name, table) for name, table in tables.items()}

@@ -61,9 +61,9 @@ def _one_text(value: object) -> object:
 Count = Annotated[int, Field(ge=1, le=MAX_BYTES)]
 Stop = Annotated[str, AfterValidator(_check_stop)]
 Stops = Annotated[
-    list[Stop] | None,
+    Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None,  # the limit is the list's: None has no length
     BeforeValidator(_as_list, json_schema_input_type=str | list[str] | None),
-    Field(max_length=MAX_STOPS, description="Up to four strings; the text ends before the first of them."),
+    Field(description="Up to four strings; the text ends before the first of them."),
 ]
 
 

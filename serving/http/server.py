@@ -11,6 +11,7 @@ from ssl import SSLContext
 import uvicorn
 
 from serving.http.app import make_app
+from serving.http.head import HeadTimed
 from serving.http.settings import HttpSettings, open_socket, tls_context
 from stages.transport import stop_on_signals
 
@@ -45,7 +46,7 @@ def _config(settings: HttpSettings, context: SSLContext | None) -> uvicorn.Confi
     return uvicorn.Config(
         make_app(settings),
         loop="asyncio",
-        http="h11",
+        http=HeadTimed,
         ws="none",
         lifespan="on",
         log_config=None,

@@ -1,0 +1,185 @@
+"""Target `files`: everything that is read from files, or a registry, which others may have written."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from loadtest.fuzz.mutation import TEXTS, damaged
+from loadtest.fuzz.target import Target
+from serving.commands import SHIPPED
+from serving.frontier import FRONTIER_NAME, read_frontier
+from serving.tokens import Key, read_tokens, token_hash, write_tokens
+from serving.topology import local_topology, read_topology
+from stages.certificate import check_authority
+from stages.errors import OnesweepError
+from stages.identity import HOST, Identity
+from stages.manifest import MANIFEST_NAME, read_manifest
+from stages.registry.base import Registration
+from stages.registry.entry import read_entry, write_entry
+from stages.security import Tls
+from stages.weights import read_weights
+
+LITERALS = (
+    *(b"nan", b"-inf", b"1e999", b"NaN", b"Infinity", b"9" * 400, b"9" * 5000, b"-1", b"0", b"true", b"null", b"1.5"),
+    *(
+        b"[" * 3000,
+        b'{"a":' * 3000,
+        b"[]",
+        b"{}",
+        b'"\\ud800"',
+        b"\x00",
+        b"\xff",
+        b'"""',
+        b"1979-05-27T07:32:00",
+        b"0x" + b"f" * 5000,
+    ),
+    *(text.encode() for text in TEXTS),
+)
+SLOW_S = 2.0
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Something that reads bytes of a kind."""
+
+    name: str
+    sample: bytes
+    read: Callable[[bytes], object]
+    """Raises OnesweepError."""
+
+
+class FilesTarget(Target):
+    name = "files"
+    batch_inputs = 1000
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__()
+        self.rng = rng
+        self.directory = Path(tempfile.mkdtemp(prefix="onesweep-fuzz-"))
+        self.readers = readers(self.directory)
+
+    async def send(self, count: int) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(count):
+                self._read(self.rng.choice(self.readers))
+        self.tally.inputs += count
+
+    async def close(self) -> None:
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _read(self, reader: Reader) -> None:
+        data = self._mutated(reader.sample)
+        begin = time.perf_counter()
+        outcome = outcome_of(reader, data)
+        self.tally.answer(f"{reader.name} {'read' if outcome == '' else 'refused'}")
+        if outcome not in ("", REFUSED):
+            self.tally.finding(f"{reader.name}: {outcome}", data)
+        if time.perf_counter() - begin > SLOW_S:
+            self.tally.finding(f"{reader.name}: takes over {SLOW_S:g} s", data)
+
+    def _mutated(self, data: bytes) -> bytes:
+        rng = self.rng
+        for _ in range(rng.choice((1, 1, 2, 4))):
+            if rng.random() < 0.5 or not data:
+                data = damaged(rng, data)
+                continue
+            # instead of a value, as a rule: what follows a sign that one begins
+            begin = max(data.find(rng.choice((b":", b"=", b",", b"[")), rng.randrange(len(data))), 0) + 1
+            end = min(
+                (at for sign in (b",", b"\n", b"]", b"}") if (at := data.find(sign, begin)) >= 0), default=len(data)
+            )
+            data = data[:begin] + rng.choice(LITERALS) + data[end:]
+        return data
+
+
+REFUSED = "refused"
+
+
+def outcome_of(reader: Reader, data: bytes) -> str:
+    """Empty where it was read, REFUSED, or what was raised that should not have been."""
+    try:
+        reader.read(data)
+    except OnesweepError:
+        return REFUSED
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:160]
+    return ""
+
+
+def readers(directory: Path) -> list[Reader]:
+    """All of them, with a sample each. They read files in `directory`."""
+
+    def file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], object]:
+        path = directory / name
+        path.touch(0o600)
+
+        def written(data: bytes) -> object:
+            path.write_bytes(data)
+            return read(path)
+
+        return written
+
+    tokens = directory / "sample"
+    write_tokens(
+        tokens, [Key("ann", token_hash("a"), ("generate",), rate=2.5, concurrent=3), Key("bo", token_hash("b"))]
+    )
+    tiny, shapes = _tiny_weights()
+    found = [
+        Reader("topology", local_topology(2, 3, SHIPPED).to_toml().encode(), file("topology.toml", read_topology)),
+        Reader("tokens", tokens.read_bytes(), file("tokens.toml", read_tokens)),
+        Reader("frontier", (SHIPPED / FRONTIER_NAME).read_bytes(), file(FRONTIER_NAME, read_frontier)),
+        Reader(
+            "entry",
+            write_entry(Registration("paris", "10.0.0.1:7701", (0, 1), {"chain": "0" * 64}, "torch", "1")),
+            _entry,
+        ),
+        Reader("weights", tiny, file("w", lambda path: read_weights(path, path.stat().st_size, _digest(path), shapes))),
+    ]
+    for kind in ("chain", "ar"):
+        sample = (SHIPPED / kind / MANIFEST_NAME).read_bytes()
+        (directory / kind).mkdir()
+        manifest = file(f"{kind}/{MANIFEST_NAME}", lambda path: read_manifest(path.parent))
+        found.append(Reader(f"manifest of {kind}", sample, manifest))
+    if find_spec("cryptography") is not None:
+        found += _certificates(directory, file)
+    return found
+
+
+def _entry(data: bytes) -> object:
+    return read_entry("paris", data)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _tiny_weights() -> tuple[bytes, dict[str, tuple[int, ...]]]:
+    import torch
+    from safetensors.torch import save
+
+    return save({"a": torch.ones(2, 3), "b": torch.zeros(4)}), {"a": (2, 3), "b": (4,)}
+
+
+def _certificates(
+    directory: Path, file: Callable[[str, Callable[[Path], object]], Callable[[bytes], object]]
+) -> list[Reader]:
+    from serving.certs import Authority
+
+    authority = Authority.create(directory / "pki", days=5)
+    leaf = authority.issue(Identity(HOST, "paris"), ("127.0.0.1",), 5)
+    ca, key = directory / "pki" / "ca.pem", leaf.path.with_suffix(".key")
+    return [
+        Reader("certificate", leaf.path.read_bytes(), file("leaf.pem", lambda path: Tls(ca, path, key).read())),
+        Reader("key", key.read_bytes(), file("leaf.key", lambda path: Tls(ca, leaf.path, path).read())),
+        Reader("authority", ca.read_bytes(), lambda data: check_authority(ca, data)),
+    ]

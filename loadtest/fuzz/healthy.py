@@ -1,0 +1,107 @@
+"""Healthy requests beside the bad ones: whatever is sent to the servers, these must get their own text."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from typing import Any
+
+import grpc
+
+from serving.client import Client, RouterError
+
+PROMPT = "The old man looked at the sea and said that "
+ASKED: tuple[dict[str, Any], ...] = (
+    {"mode": "sweep", "max_bytes": 16},
+    {"mode": "chunked", "max_bytes": 16, "chunk": 8},
+    {"mode": "ar", "max_bytes": 8},
+    {"mode": "ar-speculative", "max_bytes": 12},
+    {"mode": "resample", "max_bytes": 8, "chunk": 8, "candidates": 4},
+    {"mode": "verified", "max_bytes": 8},
+    {"mode": "infill", "max_bytes": 4, "suffix": " of the village.", "candidates": 4},
+    {"mode": "local", "max_bytes": 8},
+)
+"""One request of each mode."""
+SEED = 5
+TIMEOUT_S = 60.0
+PAUSE_S = 0.05
+PATIENCE_S = 90.0
+"""How long one request may be told to come back later."""
+BUSY = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
+
+
+class Healthy:
+    """A thread that asks for one text after the other, over gRPC and over HTTP, and compares."""
+
+    def __init__(self, router: str, gateway: str) -> None:
+        """Asks for the reference texts, with nobody else there. Raises OnesweepError."""
+        self.router, self.gateway = router, gateway
+        self.right: Counter[str] = Counter()
+        self.told_to_wait = 0
+        self.trouble: list[str] = []
+        with Client(router) as client:
+            self.texts = [client.generate(PROMPT, seed=SEED, timeout_s=TIMEOUT_S, **asked).output for asked in ASKED]
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="healthy", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Returns when the last one has its answer."""
+        self._stop.set()
+        self._thread.join(TIMEOUT_S + PATIENCE_S)
+        if self._thread.is_alive():
+            self.trouble.append("a healthy request never ended")
+
+    def _run(self) -> None:
+        turn = 0
+        with Client(self.router) as client:
+            while not self._stop.is_set():
+                asked, text = ASKED[turn % len(ASKED)], self.texts[turn % len(ASKED)]
+                over_http = turn // len(ASKED) % 4 == 3
+                self._ask(client, asked, text, over_http)
+                turn += 1
+                self._stop.wait(PAUSE_S)
+
+    def _ask(self, client: Client, asked: dict[str, Any], text: bytes, over_http: bool) -> None:
+        way = f"{asked['mode']} over HTTP" if over_http else str(asked["mode"])
+        begin = time.monotonic()
+        while True:
+            try:
+                output = self._over_http(asked) if over_http else self._over_grpc(client, asked)
+                break
+            except RouterError as error:
+                if error.code not in BUSY or time.monotonic() - begin > PATIENCE_S:
+                    self.trouble.append(f"{way}: {error.code.name} {error}")
+                    return
+                self.told_to_wait += 1
+                time.sleep(min((error.retry_after_ms or 200) / 1000, 1.0))
+        if output == text:
+            self.right[way] += 1
+        else:
+            self.trouble.append(f"{way}: {output!r} instead of {text!r}")
+
+    def _over_grpc(self, client: Client, asked: dict[str, Any]) -> bytes:
+        return client.generate(PROMPT, seed=SEED, timeout_s=TIMEOUT_S, **asked).output
+
+    def _over_http(self, asked: dict[str, Any]) -> bytes:
+        """Raises RouterError as a client of the router would."""
+        own = {key: value for key, value in asked.items() if key != "max_bytes"}
+        body = {"model": "onesweep", "prompt": PROMPT, "max_tokens": asked["max_bytes"], "seed": SEED, "onesweep": own}
+        request = urllib.request.Request(
+            f"http://{self.gateway}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+                accounting = json.load(answer)["onesweep"]["accounting"][0]
+        except urllib.error.HTTPError as error:
+            code = {429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE"}.get(error.code, "UNKNOWN")
+            raise RouterError(f"HTTP {error.code}: {error.read()!r}", grpc.StatusCode[code]) from None
+        except OSError as error:
+            raise RouterError(f"the gateway fails: {error}", grpc.StatusCode.UNKNOWN) from None
+        return bytes.fromhex(accounting["output_hex"])

@@ -1,0 +1,278 @@
+"""What fuzzing found, each input as small as it goes: docs/reliability.md lists them with their fixes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from serving.frontier import read_frontier
+from serving.link import HostLink
+from serving.tokens import read_tokens
+from serving.topology import HostEntry, local_topology, read_topology
+from stages.admission import MAX_NUMBER, check_hop, check_passages
+from stages.errors import InputError
+from stages.parts import HostPlan, plan_host
+from stages.refusal import RETRY_AFTER, Refusal, retry_after_ms
+from stages.relay import Relay
+from stages.transport import new_server, open_channel
+from stages.v1 import stage_pb2, stage_pb2_grpc
+
+NO_MESSAGE = b"\xff\xff\xff"
+LONG = "9" * 5000
+CALL_S = 20.0
+
+
+# Requests and answers that are no messages
+
+
+class Honest(stage_pb2_grpc.StageServiceServicer):
+    async def Describe(self, request: Any, context: Any) -> stage_pb2.DescribeResponse:
+        return stage_pb2.DescribeResponse(name="h")
+
+    async def Push(self, parcels: Any, context: Any) -> Any:
+        async for parcel in parcels:
+            yield stage_pb2.Receipt(number=parcel.number)
+
+    async def Subscribe(self, request: Any, context: Any) -> Any:
+        yield stage_pb2.Events()
+
+
+def lying_handler() -> grpc.GenericRpcHandler:
+    async def one(request: bytes, context: Any) -> bytes:
+        return NO_MESSAGE
+
+    async def many(request: Any, context: Any) -> Any:
+        yield NO_MESSAGE
+
+    handlers = {
+        "Describe": grpc.unary_unary_rpc_method_handler(one),
+        "Warm": grpc.unary_unary_rpc_method_handler(one),
+        "Push": grpc.stream_stream_rpc_method_handler(many),
+        "Subscribe": grpc.unary_stream_rpc_method_handler(many),
+    }
+    return grpc.method_handlers_generic_handler("stages.v1.StageService", handlers)
+
+
+def served(story: Callable[[str], Awaitable[Any]], lying: bool = False) -> Any:
+    async def run() -> Any:
+        server = new_server()
+        if lying:
+            server.add_generic_rpc_handlers((lying_handler(),))
+        else:
+            stage_pb2_grpc.add_StageServiceServicer_to_server(Honest(), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            return await story(f"127.0.0.1:{port}")
+        finally:
+            await server.stop(0)
+
+    return asyncio.run(run())
+
+
+async def raw_call(address: str, method: str, data: bytes) -> tuple[grpc.StatusCode, int]:
+    """How it ends, and how many answers came before."""
+    path = f"/stages.v1.StageService/{method}"
+    async with grpc.aio.insecure_channel(address) as channel:
+        count = 0
+        try:
+            if method == "Describe":
+                await channel.unary_unary(path)(data, timeout=CALL_S)
+                count = 1
+            elif method == "Subscribe":
+                async for _ in channel.unary_stream(path)(data, timeout=CALL_S):
+                    count += 1
+            else:
+                good = stage_pb2.Parcel(number=1).SerializeToString()
+                async for _ in channel.stream_stream(path)(iter([good, data]), timeout=CALL_S):
+                    count += 1
+        except grpc.aio.AioRpcError as error:
+            return error.code(), count
+        return grpc.StatusCode.OK, count
+
+
+@pytest.mark.parametrize("method", ["Describe", "Subscribe", "Push"])
+def test_a_request_that_is_no_message_is_refused(method: str, caplog: pytest.LogCaptureFixture) -> None:
+    code, answers = served(lambda address: raw_call(address, method, NO_MESSAGE))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT, "it was UNKNOWN, with a traceback in the log"
+    assert answers <= 1
+    assert not caplog.records
+    code, answers = served(lambda address: raw_call(address, method, b""))
+    assert (code, answers) == (grpc.StatusCode.OK, 2 if method == "Push" else 1)
+
+
+def test_an_answer_that_is_no_message_is_a_refusal(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(address: str) -> None:
+        relay = Relay(address, 1 << 20, CALL_S)
+        try:
+            for call in (relay.describe(CALL_S), relay.warm(0)):
+                with pytest.raises(Refusal, match="the answer is no message"):
+                    await call
+            hop = stage_pb2.Hop(session="s", deadline_unix_ms=1 << 42)
+            with pytest.raises(Refusal, match="the answer is no message"):
+                await relay.push(hop)
+        finally:
+            await relay.close()
+
+    served(story, lying=True)
+    assert not caplog.records, "it ended the task that looks after the link, and left a traceback"
+
+
+def test_a_channel_is_still_one() -> None:
+    async def story(address: str) -> str:
+        async with open_channel(address) as channel:
+            stub: stage_pb2_grpc.StageServiceAsyncStub = stage_pb2_grpc.StageServiceStub(channel)
+            events = [event async for event in stub.Subscribe(stage_pb2.SubscribeRequest())]
+            assert events == [stage_pb2.Events()]
+            return str((await stub.Describe(stage_pb2.DescribeRequest(), timeout=CALL_S)).name)
+
+    assert served(story) == "h"
+
+
+# Numbers at the ends of their fields
+
+
+@pytest.fixture(scope="module")
+def plan(bundles: Path) -> HostPlan:
+    return plan_host(bundles / "own", (0, 1, 2))
+
+
+def test_the_number_of_a_step_leaves_room_for_those_that_follow(plan: HostPlan) -> None:
+    """The step after number 2^64 - 1 broke the host's loop, and with it hops of others in the same pass."""
+    assert plan.ar is not None
+    hop = stage_pb2.Hop(router="r", session="s", digest=plan.ar.digest, capacity=9, deadline_unix_ms=1 << 42)
+    hop.step.CopyFrom(stage_pb2.Step(clean=b"a", remaining=2, codec="int8", number=MAX_NUMBER))
+    assert check_hop(hop, plan) == "ar"
+    hop.step.number = (1 << 64) - 1
+    with pytest.raises(Refusal, match="the largest number is"):
+        check_hop(hop, plan)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"received_bytes": (1 << 64) - 1}, {"queue_ms": float("nan")}, {"compute_ms": 1e300}, {"queue_ms": -1.0}]
+)
+def test_what_a_host_says_that_it_did_can_be_added_up(wrong: dict[str, Any]) -> None:
+    """Two of the largest numbers did not fit the account's field; NaN stayed in a mean for ever."""
+    with pytest.raises(Refusal, match="the passage of h has"):
+        check_passages([stage_pb2.Passage(host="h", **wrong)])
+    check_passages([stage_pb2.Passage(host="h", queue_ms=1.0, compute_ms=2.0, received_bytes=1 << 30)])
+
+
+def test_nobody_refuses_with_ok() -> None:
+    """A call cannot be ended with it."""
+    assert Refusal.numbered(0, "x").code is grpc.StatusCode.UNKNOWN
+    assert Refusal.numbered(-7, "x").code is grpc.StatusCode.UNKNOWN
+    assert Refusal.numbered(3, "x").code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(("said", "due"), [("250", 250), ("", None), ("soon", None), ("-1", None), ("9" * 5000, None)])
+def test_when_to_come_back_is_a_number_or_nothing(said: str, due: int | None) -> None:
+    assert retry_after_ms({RETRY_AFTER: said}) == due
+
+
+def test_a_round_trip_that_cannot_be_is_a_problem() -> None:
+    async def problem(rtt_ms: float) -> str:
+        entry = HostEntry("h", "127.0.0.1:1", (0,), "127.0.0.1:1")
+        link = HostLink(entry, "r", CALL_S)
+        info = stage_pb2.DescribeResponse(name="h", blocks=[0], ready=True)
+        info.links.add(address="127.0.0.1:2", rtt_ms=rtt_ms)
+
+        async def describe(timeout: float) -> stage_pb2.DescribeResponse:
+            return info
+
+        link.relay.describe = describe  # type: ignore[method-assign]
+        await link.describe()
+        await link.relay.close()
+        return link.problem
+
+    assert asyncio.run(problem(1.5)) == ""
+    assert "round trips that cannot be" in asyncio.run(problem(float("nan")))
+
+
+# Files
+
+
+@pytest.mark.parametrize("number", [LONG, f"0x{'f' * 5000}"])
+def test_a_number_without_end_is_a_mistake_in_toml(number: str, tmp_path: Path) -> None:
+    path = tmp_path / "file.toml"
+    for read, text in (
+        (read_topology, local_topology(1, 1, tmp_path).to_toml().replace('"host-1"', number)),
+        (read_tokens, f'[[keys]]\nname = {number}\nsha256 = "x"\n'),
+    ):
+        path.write_text(text)
+        path.chmod(0o600)
+        with pytest.raises(InputError, match=r"file\.toml"):
+            read(path)
+
+
+def test_a_number_larger_than_any_float_is_a_mistake_in_a_frontier(tmp_path: Path) -> None:
+    path = tmp_path / "frontier.json"
+    option = {"mode": "sweep", "bits": 10**400}
+    path.write_text(json.dumps({"frontier": 1, "options": [option], "weights": {}, "judge": "j", "basis": "b"}))
+    with pytest.raises(InputError, match="must be a number from 0"):
+        read_frontier(path)
+
+
+# HTTP
+
+
+@pytest.fixture
+def gateway(servers: Any) -> Iterator[int]:
+    pytest.importorskip("fastapi", reason="the extra `http` is not installed")
+    from serving.deployment import free_port_block
+    from serving.http.server import run_gateway
+    from serving.http.settings import HttpSettings
+
+    port = free_port_block(2)
+    servers.run(lambda stop: run_gateway(HttpSettings(f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"), stop))
+    yield port
+
+
+async def exchange(port: int, data: bytes) -> bytes:
+    while True:
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            break
+        except ConnectionRefusedError:
+            await asyncio.sleep(0.05)
+    writer.write(data)
+    try:
+        return await asyncio.wait_for(reader.read(), CALL_S)
+    finally:
+        writer.close()
+
+
+def test_stop_may_be_null(gateway: int) -> None:
+    body = json.dumps({"model": "onesweep-ar", "prompt": "x", "stop": None}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
+    answer = asyncio.run(exchange(gateway, f"{head}Content-Type: application/json\r\n\r\n".encode() + body))
+    assert answer.startswith(b"HTTP/1.1 503"), "there is no router; it was 500, because null has no length"
+
+
+def test_a_head_that_never_ends_is_not_waited_for(gateway: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from serving.http import head
+
+    monkeypatch.setattr(head, "HEAD_S", 0.2)
+    live = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+    assert asyncio.run(exchange(gateway, live)) == b""
+    assert asyncio.run(exchange(gateway, b"")) == b""
+    assert asyncio.run(second_head(gateway, live)) == b""
+
+
+async def second_head(port: int, live: bytes) -> bytes:
+    """What comes for the beginning of another request on a connection that has had its answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(live + b"\r\n")
+        assert b'"live"' in await asyncio.wait_for(reader.readuntil(b"}"), CALL_S)
+        writer.write(live)
+        return await asyncio.wait_for(reader.read(), CALL_S)
+    finally:
+        writer.close()

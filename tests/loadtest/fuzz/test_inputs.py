@@ -1,0 +1,79 @@
+"""What inputs are made of: always the same for a seed, well-formed where they claim to be, and far from the middle."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from loadtest.fuzz.inputs import Inputs
+from loadtest.fuzz.mutation import changed, damaged
+from loadtest.fuzz.settings import TARGETS, FuzzSettings
+from loadtest.fuzz.strategies import drawn, messages
+from serving.v1 import router_pb2
+from stages.errors import InputError
+from stages.v1 import stage_pb2
+
+
+def hop() -> stage_pb2.Hop:
+    made = stage_pb2.Hop(router="r", session="s", digest="d" * 64, capacity=9, deadline_unix_ms=1)
+    made.passages.add(host="h", queue_ms=1.5)
+    made.step.CopyFrom(stage_pb2.Step(number=3, clean=b"abc", hidden=bytes(range(64)), remaining=2, codec="int8"))
+    made.step.sampling.temperature = 0.8
+    return made
+
+
+def test_the_same_seed_makes_the_same_inputs() -> None:
+    def some(seed: int) -> list[bytes]:
+        return Inputs(stage_pb2.Hop, [hop().SerializeToString()], random.Random(seed)).take(100)
+
+    assert some(1) == some(1)
+    assert some(1) != some(2)
+
+
+def test_damage_leaves_other_bytes_and_never_fails() -> None:
+    rng, data = random.Random(1), hop().SerializeToString()
+    found = {damaged(rng, data, [b"", b"x", data]) for _ in range(500)} | {damaged(rng, b"")}
+    assert len(found) > 400
+    assert {len(each) > len(data) for each in found} == {True, False}
+
+
+def test_changes_reach_every_field_and_its_extremes() -> None:
+    rng, touched, numbers, temperatures = random.Random(1), set(), set(), []
+    for _ in range(3000):
+        message = hop()
+        changed(rng, message, [hop()])
+        touched |= {field.name for field, value in message.ListFields() if value != getattr(hop(), field.name)}
+        numbers.add(message.step.number)
+        temperatures.append(message.step.sampling.temperature)
+        assert stage_pb2.Hop.FromString(message.SerializeToString()) is not None
+    assert touched >= {"router", "session", "digest", "capacity", "passages", "path", "place", "step", "request"}
+    assert {0, (1 << 64) - 1} <= numbers
+    assert any(math.isnan(t) for t in temperatures)
+    assert math.inf in temperatures
+
+
+@pytest.mark.parametrize("kind", [stage_pb2.Hop, stage_pb2.Events, router_pb2.GenerateRequest, stage_pb2.WarmRequest])
+def test_any_message_type_can_be_drawn(kind: type) -> None:
+    found = drawn(messages(kind.DESCRIPTOR), 15, 1)
+    assert all(isinstance(message, kind) for message in found)
+    assert len({message.SerializeToString(deterministic=True) for message in found}) > 5
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"inputs": 0}, "--inputs must be 1 to"),
+        ({"seconds": 0.0}, "--seconds must be above 0"),
+        ({"seconds": math.nan}, "--seconds must be above 0"),
+        ({"seed": -1}, "--seed must be from 0"),
+        ({"targets": ("stage", "moon")}, "there is no target 'moon'; choose from stage, router"),
+        ({"targets": ("http", "http")}, "names one twice"),
+        ({"targets": ("",)}, "there is no target ''"),
+    ],
+)
+def test_wrong_settings_are_told(wrong: dict[str, object], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        FuzzSettings(**wrong)  # type: ignore[arg-type]
+    assert FuzzSettings().targets == TARGETS
