@@ -6,6 +6,7 @@ import ast
 import graphlib
 import importlib.util
 import subprocess
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -216,6 +217,15 @@ def silent_test_files(root: Path) -> list[str]:
 def test_packages_import_only_those_they_may_know() -> None:
     broken = forbidden_imports(ROOT)
     assert not broken, f"allowed are only stages <- serving <- loadtest and stages <- trainer: {broken}"
+
+
+def test_every_package_is_installed() -> None:
+    """An editable install finds them all the same: a built one would miss them."""
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    found = {
+        ".".join(path.relative_to(ROOT).parent.parts) for name in MAY_IMPORT for path in (ROOT / name).rglob("*.py")
+    }
+    assert sorted(listed) == sorted(found)
 
 
 def test_every_maths_module_exists() -> None:
