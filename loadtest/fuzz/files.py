@@ -16,9 +16,10 @@ from pathlib import Path
 from loadtest.fuzz.mutation import TEXTS, damaged
 from loadtest.fuzz.target import Target
 from serving.commands import SHIPPED
-from serving.frontier import FRONTIER_NAME, read_frontier
+from serving.frontier import read_frontier
 from serving.tokens import Key, read_tokens, token_hash, write_tokens
 from serving.topology import local_topology, read_topology
+from stages.bundle import FRONTIER_NAME
 from stages.certificate import check_authority
 from stages.errors import OnesweepError
 from stages.identity import HOST, Identity

@@ -20,6 +20,7 @@ from stages.links import Links
 from stages.meter import HostMeter
 from stages.parts import HostPlan, load_parts, plan_host
 from stages.refusal import Refusal
+from stages.releases import Release
 from stages.v1 import stage_pb2
 
 SPANS = ((0,), (1,), (2,), (0, 1), (1, 2))
@@ -70,8 +71,8 @@ class HostTarget(Target):
         self.rng = rng
         self.plan: HostPlan = plan_host(SHIPPED, (0, 1, 2))
         settings = HostSettings("inside", queue_limit=256, session_mb=64)
-        self.host = Host(self.plan, settings, Links(lambda address, other: "", 0, 0, 1.0, 0.0, HostMeter()))
-        self.host.parts = load_parts(self.plan)
+        links = Links(lambda address, other: "", 0, 0, 1.0, 0.0, HostMeter())
+        self.host = Host(Release("fuzz", self.plan, load_parts(self.plan)), settings, links)
         self.refresh = Refresh(rng, "fuzz", [ALONE])
         self.hops = Inputs(stage_pb2.Hop, hops, rng, self.refresh)
         self._worker: asyncio.Task[None] | None = None
