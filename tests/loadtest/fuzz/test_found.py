@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -224,7 +224,7 @@ def test_a_number_larger_than_any_float_is_a_mistake_in_a_frontier(tmp_path: Pat
 
 
 @pytest.fixture
-def gateway(servers: Any) -> Iterator[int]:
+def gateway(servers: Any) -> int:
     pytest.importorskip("fastapi", reason="the extra `http` is not installed")
     from serving.deployment import free_port_block
     from serving.http.server import run_gateway
@@ -232,7 +232,7 @@ def gateway(servers: Any) -> Iterator[int]:
 
     port = free_port_block(2)
     servers.run(lambda stop: run_gateway(HttpSettings(f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"), stop))
-    yield port
+    return port
 
 
 async def exchange(port: int, data: bytes) -> bytes:
