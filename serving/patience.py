@@ -18,7 +18,7 @@ class Patience:
         self._hedges = HEDGES
 
     def learn(self, kind: str, took_s: float) -> None:
-        """Book how long a result took that came at the first try."""
+        """Book how long a result took that came of the first try."""
         mean_s, deviation_s = self._seen.get(kind, (took_s, took_s / 2))
         deviation_s += (abs(took_s - mean_s) - deviation_s) / 4
         self._seen[kind] = (mean_s + (took_s - mean_s) / 8, deviation_s)

@@ -180,7 +180,8 @@ class Session:
 
     def _settle(self, attempt: Attempt, event: stage_pb2.Event) -> None:
         """A result is here: whoever else was at it can stop."""
-        if self._tries == 0 and len(self.attempts) == 1:
+        # also where there was a second try: else what takes long would be tried twice for ever
+        if self._failed_at is None and attempt is self.attempts[0]:
             self.ring.patience.learn(self._pace, time.monotonic() - self._waiting_since)
         for other in [other for other in self.attempts if other is not attempt]:
             self._give_up(other)

@@ -1,4 +1,4 @@
-"""Whom a session blames when a try fails: those go round next time."""
+"""Whom a session blames when a try fails, and what it learns of how long work takes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,18 @@ def link(name: str, blocks: tuple[int, ...]) -> HostLink:
     return made
 
 
+class Auditor:
+    def picks(self) -> bool:
+        return False
+
+
 class Ring:
     """Remembers whom a session wants to go round; its hosts never answer."""
 
     name, problem, ride_out_s = "router", "", 5.0
 
     def __init__(self) -> None:
-        self.suspects, self.patience = Suspects(), Patience()
+        self.suspects, self.patience, self.auditor = Suspects(), Patience(), Auditor()
         self.path = (link("a-1", (0,)), link("b-1", (1,)))
         self.avoided: list[set[str]] = []
 
@@ -75,3 +80,38 @@ def test_nonsense_may_be_anybodys_and_silence_is_one_hosts(
 
     ring = asyncio.run(asyncio.wait_for(fail_once(), 10))
     assert ring.avoided == [set(), avoided]
+
+
+class Impatient(Patience):
+    """Makes a second try at once, and remembers what it is taught."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.learnt: list[str] = []
+
+    def wait_s(self, kind: str, left_s: float) -> float:
+        return 0.0
+
+    def learn(self, kind: str, took_s: float) -> None:
+        self.learnt.append(kind)
+
+
+@pytest.mark.parametrize(("winner", "learnt"), [(0, ["ar"]), (1, [])])
+def test_a_first_try_that_was_slow_teaches_patience(winner: int, learnt: list[str]) -> None:
+    """Else what always takes long would always be tried twice. When the second try wins, nothing is known."""
+
+    async def try_twice() -> Impatient:
+        ring = Ring()
+        ring.patience = patience = Impatient()
+        deadline_ms = int(time.time() * 1000) + 60_000
+        session = Session(ring, "ar", ("", "", ""), 8, deadline_ms, Account())  # type: ignore[arg-type]
+        await session.push(stage_pb2.Step(clean=b"a", remaining=1))
+        ring.path = (link("a-2", (0,)), link("b-2", (1,)))
+        waiting = asyncio.create_task(session.event())
+        while len(session.attempts) < 2:
+            await asyncio.sleep(0)
+        session.deliver(session.attempts[winner], stage_pb2.Event(text=b"b"))
+        await waiting
+        return patience
+
+    assert asyncio.run(asyncio.wait_for(try_twice(), 10)).learnt == learnt
