@@ -22,6 +22,7 @@ from serving.cli import main
 MODES = ("sweep", "chunked", "resample", "verified", "infill", "ar", "ar-speculative", "local")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)  # nine processes start in it, one after the other on a busy machine
 def test_a_kill_a_freeze_garbage_and_a_new_router_cost_no_text(bundles: Path) -> None:
     settings = ChaosSettings(
@@ -42,6 +43,7 @@ def test_a_kill_a_freeze_garbage_and_a_new_router_cost_no_text(bundles: Path) ->
     assert "garbage" in page
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_flood_is_told_from_what_was_there_before(bundle: Path) -> None:
     load = LoadSettings(TargetSettings(checkpoint=bundle, hosts=1), "ar", 1, 1.0, max_bytes=8, cases=4, warm_up_s=0.2)
