@@ -403,8 +403,6 @@ def run_status(options: argparse.Namespace) -> int:
         )
         return 0
     state = "ready" if status.ready else "not ready"
-    release = f"release {status.release}" if status.release else "no release yet"
-    print(f"{release}; before: {status.previous}" if status.previous else release)
     print(f"router {state}; modes {', '.join(status.modes)}; {status.requests} of {status.request_limit} requests")
     for host in status.hosts:
         blocks = ",".join(map(str, host.blocks))
@@ -412,6 +410,8 @@ def run_status(options: argparse.Namespace) -> int:
         if status.release and host.releases and status.release not in host.releases:
             state += f"; it has release {host.releases[-1]}"
         print(f"{host.name:10} {host.address:22} blocks {blocks:6} {state}")
+    release = f"release {status.release}" if status.release else "no release yet"
+    print(f"{release}; before: {status.previous}" if status.previous else release)
     if status.audits.audited:
         shown = f"{status.audits.audited} of {status.audits.sweeps} sweeps, {status.audits.liars} liars found"
         print(f"audits: {shown}, {status.audits.compute_ms / 1000:.1f} s of hosts' arithmetic")
