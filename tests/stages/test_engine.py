@@ -124,7 +124,7 @@ class Paced(Engine):
 
     def finish(self) -> dict[str, bytes]:
         """Every request's text."""
-        self.run(self.parts, self._deliver)
+        self.run(self._deliver)
         return self.texts
 
     def _arrive(self, name: str, hops: Hops, hop: stage_pb2.Hop, at: int) -> Job:
@@ -756,10 +756,10 @@ def test_a_quick_step_joins_what_the_thread_is_at(loaded: dict[str, Parts]) -> N
     """It shares the sweeps' next pass, instead of computing beside them."""
     engine = Engine(3, 64, 64)
     job_of(engine, loaded["own"], sweeps())
-    engine._turn(loaded["own"])  # the thread is between two passes
+    engine._turn()  # the thread is between two passes
     job = job_of(engine, loaded["own"], steps())
     assert (engine.go(), len(engine)) == ([], 2)
-    assert engine._turn(loaded["own"]) == [job]
+    assert engine._turn() == [job]
 
 
 def test_hops_may_be_taken_in_while_they_are_looked_at(loaded: dict[str, Parts]) -> None:
