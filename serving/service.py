@@ -22,7 +22,9 @@ from serving.served import Served
 from serving.ticket import UNKNOWN_MODE, Ticket, Tickets
 from serving.tokens import ADMIN, GENERATE, STATUS, Keyring
 from serving.v1 import router_pb2, router_pb2_grpc
+from stages.delivery import run_dry
 from stages.refusal import Refusal
+from stages.v1 import stage_pb2
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -71,16 +73,24 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     async def Deploy(
         self, requests: AsyncIterator[router_pb2.DeployRequest], context: Context
     ) -> AsyncIterator[router_pb2.DeployProgress]:
-        async with aclosing(self._told(lambda tell: self.rollout.deploy(requests, tell), context)) as progress:
-            async for each in progress:
-                yield each
+        try:
+            async with aclosing(self._told(lambda tell: self.rollout.deploy(requests, tell), context)) as progress:
+                async for each in progress:
+                    yield each
+        except Refusal as refusal:
+            yield router_pb2.DeployProgress(store=stage_pb2.StoreResponse(refused=True))
+            await run_dry(requests)
+            await refusal.abort(context)
 
     async def Rollback(
         self, request: router_pb2.RollbackRequest, context: Context
     ) -> AsyncIterator[router_pb2.DeployProgress]:
-        async with aclosing(self._told(self.rollout.rollback, context)) as progress:
-            async for each in progress:
-                yield each
+        try:
+            async with aclosing(self._told(self.rollout.rollback, context)) as progress:
+                async for each in progress:
+                    yield each
+        except Refusal as refusal:
+            await refusal.abort(context)
 
     async def Status(self, request: router_pb2.StatusRequest, context: Context) -> router_pb2.StatusResponse:
         try:
@@ -128,7 +138,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     async def _told(
         self, job: Callable[[Tell], Coroutine[Any, Any, router_pb2.Switch]], context: Context
     ) -> AsyncGenerator[router_pb2.DeployProgress, None]:
-        """What a job tells, as it tells it, and what it ends in; it ends when nobody listens."""
+        """What a job tells, as it tells it, and what it ends in; it ends when nobody listens. Raises Refusal."""
         told: asyncio.Queue[router_pb2.DeployProgress | None] = asyncio.Queue()
         task: asyncio.Task[router_pb2.Switch] | None = None
         try:
@@ -138,8 +148,6 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             while (progress := await told.get()) is not None:
                 yield progress
             yield router_pb2.DeployProgress(switch=task.result())
-        except Refusal as refusal:
-            await refusal.abort(context)
         finally:
             if task is not None:
                 task.cancel()

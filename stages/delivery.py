@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from stages.shelf import Intake, Shelf
 from stages.v1 import stage_pb2
 
 PIECE_BYTES = 256 << 10
+STOP_S = 5.0
 
 Progress = Callable[[str, int], object]
 """Hears of the files that are sent, and of their sizes."""
@@ -26,6 +28,7 @@ class Delivery:
         self.contents, self._progress = contents, progress
         self.failure: CheckpointError | None = None
         """Why the delivery ended too early: a file of this machine."""
+        self._stopped = False
         self._wanted: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
 
     async def requests(self) -> AsyncIterator[stage_pb2.StoreRequest]:
@@ -33,11 +36,13 @@ class Delivery:
         yield stage_pb2.StoreRequest(offer=offer_of(self.contents))
         try:
             for path in await self._wanted:
+                if self._stopped:
+                    return
                 source = self._source(path)
                 if self._progress:
                     self._progress(path, source.stat().st_size)
                 with source.open("rb") as file:
-                    while data := await asyncio.to_thread(file.read, PIECE_BYTES):
+                    while not self._stopped and (data := await asyncio.to_thread(file.read, PIECE_BYTES)):
                         yield stage_pb2.StoreRequest(piece=stage_pb2.Piece(path=path, data=data))
         except CheckpointError as error:
             self.failure = error
@@ -46,11 +51,14 @@ class Delivery:
 
     def hear(self, response: stage_pb2.StoreResponse) -> None:
         """Take note of what the other side wants."""
-        if not self._wanted.done():
+        if response.refused:
+            self.close()
+        elif not self._wanted.done():
             self._wanted.set_result(list(response.wanted))
 
     def close(self) -> None:
         """Send nothing more: gRPC does not end the requests of a call that has ended."""
+        self._stopped = True
         if not self._wanted.done():
             self._wanted.set_result([])
 
@@ -84,6 +92,17 @@ async def take_in(
     except OnesweepError as error:
         raise refused(error) from None
     yield stage_pb2.StoreResponse(stored=True)
+
+
+async def run_dry(requests: AsyncIterator[object]) -> None:
+    """Return when the other side has stopped sending, as it does when it hears that it is refused.
+
+    A call that ends while its requests are under way ends, for the other side, in an error of its own making.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(STOP_S):
+            async for _ in requests:
+                pass
 
 
 def offer_of(contents: Contents) -> stage_pb2.Offer:

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 
 from stages.admission import check_label
-from stages.delivery import take_in
+from stages.delivery import run_dry, take_in
 from stages.host import Host
 from stages.loading import Loader
 from stages.network import MAX_PROBE_BYTES, kernel_now, measure_link
@@ -117,6 +117,8 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
                 async for response in take_in(shelf, requests, self._needs):
                     yield response
         except Refusal as refusal:
+            yield stage_pb2.StoreResponse(refused=True)
+            await run_dry(requests)
             await refusal.abort(context)
 
     def _needs(self, folder: str, part: int) -> bool:

@@ -1109,7 +1109,10 @@ class StoreResponse(_message.Message):
 
     WANTED_FIELD_NUMBER: _builtins.int
     STORED_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
     stored: _builtins.bool
+    refused: _builtins.bool
+    """send no more; the status will say why"""
     @_builtins.property
     def wanted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -1117,10 +1120,11 @@ class StoreResponse(_message.Message):
         *,
         wanted: _abc.Iterable[_builtins.str] | None = ...,
         stored: _builtins.bool = ...,
+        refused: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["stored", b"stored", "wanted", b"wanted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["refused", b"refused", "stored", b"stored", "wanted", b"wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

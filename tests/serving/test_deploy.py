@@ -9,7 +9,7 @@ import json
 import shutil
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from serving.client import AsyncClient, Client
+from serving.client import AsyncClient, Client, RouterError
 from serving.deploying import deploy, read_release, roll_back
 from serving.deployment import Deployment, free_port_block, temporary_deployment
 from serving.topology import HostEntry, Topology, local_topology
@@ -273,22 +273,33 @@ def test_two_releases_are_held_and_no_more(
     assert [after - begin < 16 << 20 for begin, after in zip(before, rss(), strict=True)] == [True] * 4
 
 
-def test_one_deployment_at_a_time(at: Callable[[Path], None], router: str, old: Path, new: Path, onesweep: Run) -> None:
+def test_one_deployment_at_a_time(at: Callable[[Path], None], router: str, old: Path, new: Path, until: Until) -> None:
     at(old)
 
     async def offer_only() -> AsyncIterator[router_pb2.DeployRequest]:
         yield router_pb2.DeployRequest(store=stage_pb2.StoreRequest(offer=offer_of(read_contents(new))))
-        await asyncio.sleep(60)
+        await enough.wait()
 
-    async def main() -> int:
+    enough = asyncio.Event()
+
+    async def main() -> None:
         async with AsyncClient(router) as client, aclosing(client.exchange(offer_only(), 60)) as first:
             await anext(first)
-            code, _, err = await asyncio.to_thread(onesweep, "deploy", new, "--router", router)
-            assert "another deployment is under way" in err
-            return code
+            for requests in (offer_only(), None):
+                with pytest.raises(RouterError, match="another deployment is under way") as caught:
+                    assert not [each async for each in client.exchange(requests, 60)]
+                assert caught.value.exit_code == 1
+            enough.set()
+            await asyncio.sleep(0)
 
-    assert asyncio.run(main()) == 1
-    at(new)
+    def again() -> bool:
+        with suppress(RouterError):  # the one that was left is being taken back
+            at(new)
+            return True
+        return False
+
+    asyncio.run(main())
+    until(again, 30)
 
 
 # What cannot be deployed
