@@ -25,7 +25,7 @@ def register(subparsers: Subparsers) -> None:
     from loadtest.quality.infill_report import register_infill
     from loadtest.wan import commands as wan
     from loadtest.wan_bench.commands import register_wan
-    from serving.commands import SHIPPED
+    from serving.shipped import SHIPPED
 
     load.register(subparsers)
     wan.register(subparsers)

@@ -194,7 +194,7 @@ def _show(result: ChaosResult) -> None:
 def _settings(options: argparse.Namespace, kinds: tuple[str, ...], count: int | None) -> ChaosSettings:
     from loadtest.chaos.cases import SETTINGS
     from loadtest.chaos.settings import ChaosSettings
-    from serving.commands import SHIPPED
+    from serving.shipped import SHIPPED
 
     return ChaosSettings(
         (options.checkpoint or SHIPPED).resolve(),

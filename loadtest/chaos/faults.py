@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -72,10 +71,10 @@ class Freeze(HostFault):
     name, words, weight, length_s = "freeze", "a host gets SIGSTOP, and SIGCONT later", 2, (2.0, 5.0)
 
     def begin(self, stand: Stand, target: str) -> None:
-        os.kill(stand.deployment.processes[target], signal.SIGSTOP)
+        stand.signal(target, signal.SIGSTOP)
 
     def end(self, stand: Stand, target: str) -> None:
-        os.kill(stand.deployment.processes[target], signal.SIGCONT)
+        stand.signal(target, signal.SIGCONT)
 
 
 class Cut(Fault):
@@ -115,7 +114,7 @@ class Restart(HostFault):
     name, words, weight, length_s = "restart", "a host gets SIGTERM: it drains, ends, starts again", 2, (6.0, 8.0)
 
     def begin(self, stand: Stand, target: str) -> None:
-        os.kill(stand.deployment.processes[target], signal.SIGTERM)
+        stand.signal(target, signal.SIGTERM)
 
     def end(self, stand: Stand, target: str) -> None:
         with contextlib.suppress(psutil.Error):

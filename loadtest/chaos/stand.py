@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from loadtest.chaos.clients import Clients
 from loadtest.chaos.crowd import Order
 from loadtest.chaos.second import make_second
@@ -71,6 +73,13 @@ class Stand:
     def node(self, name: str) -> str:
         """The lab's node that a process is in."""
         return node_of(name, self.hosts)
+
+    def signal(self, name: str, number: int) -> None:
+        """Send a signal to a process of the deployment, if it still is the one that has this number."""
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(self.deployment.processes[name])
+            if name in process.cmdline():
+                process.send_signal(number)
 
     def replace(self, name: str) -> None:
         """Put a liar in a host's place."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def register(subparsers: Subparsers) -> None:
-    from serving.commands import SHIPPED
+    from serving.shipped import SHIPPED
 
     frontier = subparsers.add_parser(
         "frontier",

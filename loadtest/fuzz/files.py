@@ -15,8 +15,8 @@ from pathlib import Path
 
 from loadtest.fuzz.mutation import TEXTS, damaged
 from loadtest.fuzz.target import Target
-from serving.commands import SHIPPED
 from serving.frontier import read_frontier
+from serving.shipped import SHIPPED
 from serving.tokens import Key, read_tokens, token_hash, write_tokens
 from serving.topology import local_topology, read_topology
 from stages.bundle import FRONTIER_NAME

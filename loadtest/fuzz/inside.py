@@ -13,7 +13,7 @@ from loadtest.fuzz.calls import FINE_NUMBERS
 from loadtest.fuzz.hops import Refresh
 from loadtest.fuzz.inputs import Inputs
 from loadtest.fuzz.target import Target
-from serving.commands import SHIPPED
+from serving.shipped import SHIPPED
 from stages.admission import check_hop
 from stages.host import Host, HostSettings
 from stages.links import Links

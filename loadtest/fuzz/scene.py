@@ -17,8 +17,8 @@ import psutil
 
 from loadtest.fuzz.interposer import Interposer
 from serving.client import Client, RouterError
-from serving.commands import SHIPPED
 from serving.deployment import HTTP, MODULE, Deployment, free_port_block
+from serving.shipped import SHIPPED
 from serving.topology import HostEntry, Topology, local_topology
 from serving.v1 import router_pb2
 from stages.errors import ServiceError

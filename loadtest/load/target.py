@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from serving.commands import SHIPPED
 from serving.deployment import free_port_block, temporary_deployment
+from serving.shipped import SHIPPED
 from serving.topology import local_topology
 from stages.errors import InputError, ServiceError
 from stages.parts import plan_host

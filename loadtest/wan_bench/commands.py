@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def register_wan(benches: Subparsers) -> None:
-    from serving.commands import SHIPPED
+    from serving.shipped import SHIPPED
 
     wan = benches.add_parser(
         "wan",

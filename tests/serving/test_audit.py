@@ -85,7 +85,8 @@ def references(bundles: Path, local_ring: Callable[..., Any]) -> list[bytes]:
 
 
 def reasons(client: Client) -> dict[str, str]:
-    return {host.name: host.reason for host in client.status().hosts if not host.ready}
+    """Of hosts that were taken out; one that a busy machine made silent for a moment is none of them."""
+    return {host.name: host.reason for host in client.status().hosts if "is taken out" in host.reason}
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["always", "only in the ring"])

@@ -264,7 +264,7 @@ def test_status_shows_the_hosts(deployment: Deployment, onesweep: Run) -> None:
         "router ready; modes sweep, chunked, resample, verified, infill, ar, ar-speculative, local; 0 of 64 requests"
         in out
     )
-    assert [line.split()[0] for line in out.splitlines()[1:]] == ["host-1", "host-2", "host-3"]
+    assert [line.split()[0] for line in out.splitlines()[1:]] == ["host-1", "host-2", "host-3", "release"]
 
 
 def test_a_refusal_of_a_host_keeps_its_retry_time(bundles: Path, servers: Any, wait_ready: Any) -> None:

@@ -32,8 +32,9 @@ def write(
     count: int | None = None,
     seed: int = 3,
     number: int = 0,
+    temperature: float = TEMPERATURE,
 ) -> Fillings:
-    filler = Filler(LocalSequence(local, 400, TEMPERATURE, seed))
+    filler = Filler(LocalSequence(local, 400, temperature, seed))
     return asyncio.run(filler.write(TEXT, length, following, drafts, count or drafts, number))
 
 
@@ -46,6 +47,14 @@ def nats_of(directory: Path, texts: list[bytes]) -> np.ndarray:
 
 
 # What the drafter writes
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("temperature", [5e-324, 1e-40])
+def test_near_temperature_zero_one_is_sure_and_nothing_is_warned_of(local: LocalModel, temperature: float) -> None:
+    drafted = write(local, 2, 4, temperature=temperature)
+    assert np.isfinite(drafted.chances).all()
+    assert drafted.chances.max() == 0
 
 
 @pytest.mark.parametrize("following", [b"", AFTER])
