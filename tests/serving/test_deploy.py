@@ -287,7 +287,7 @@ def test_one_deployment_at_a_time(at: Callable[[Path], None], router: str, old: 
             await anext(first)
             for requests in (offer_only(), None):
                 with pytest.raises(RouterError, match="another deployment is under way") as caught:
-                    _ = [progress async for progress in client.exchange(requests, 60)]
+                    assert not [each async for each in client.exchange(requests, 60)]
                 assert caught.value.exit_code == 1
             enough.set()
             await asyncio.sleep(0)
