@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,12 @@ def test_a_liar_is_named_and_no_request_believes_it(
     with deployed(bundles / "scored", servers, wait_ready, other_numbers, alone, audit_share=1.0) as client:
         for request, text in zip(MODES, references, strict=True):
             assert client.generate(PROMPT, seed=4, **request).output == text
+        for _ in range(20):  # several at once, so that both hosts of a pair have work
+            if reasons(client):
+                break
+            with ThreadPoolExecutor(4) as threads:
+                asked = [threads.submit(client.generate, PROMPT, seed=4, **MODES[1]) for _ in range(4)]
+            assert {each.result().output for each in asked} == {references[1]}
         assert set(reasons(client)) == {"b-1"}
         assert "host b-1 at 127.0.0.1:" in reasons(client)["b-1"]
         assert "is taken out: an audit found that" in reasons(client)["b-1"]
