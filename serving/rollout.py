@@ -20,6 +20,7 @@ from serving.trial import try_out
 from serving.v1 import router_pb2
 from serving.view import RingView
 from stages.allocator import trim
+from stages.aside import in_thread, to_its_end
 from stages.contents import Contents, read_contents
 from stages.delivery import contents_of, refused, take_in
 from stages.errors import CheckpointError, OnesweepError
@@ -69,12 +70,16 @@ class Rollout:
                 tell(router_pb2.DeployProgress(store=answer))
             had = {link.entry.address for link in joining if name in _names(link)}
             try:
-                return await self._exchange(name, joining, lambda line: tell(router_pb2.DeployProgress(line=line)))
+                served, measured = await self._bring_all(
+                    name, joining, lambda line: tell(router_pb2.DeployProgress(line=line))
+                )
+                await self._note(served)
             except BaseException as error:
-                await self._undo(name, [link for link in joining if link.entry.address not in had])
+                await to_its_end(self._undo(name, [link for link in joining if link.entry.address not in had]))
                 if isinstance(error, OnesweepError):
                     raise refused(error) from None
                 raise
+            return await to_its_end(self._make_current(served, measured))
 
     async def rollback(self, tell: Tell) -> router_pb2.Switch:
         """Have requests use the release before; hosts that are down are left out. Raises Refusal where it cannot be."""
@@ -92,7 +97,11 @@ class Rollout:
                 if isinstance(outcome, Refusal):
                     tell(router_pb2.DeployProgress(line=f"left out: {outcome.message}"))
             await previous.view.usable(self.ring.ride_out_s)
-            return await self._make_current(previous, {})
+            try:
+                await self._note(previous)
+            except OnesweepError as error:
+                raise refused(error) from None
+            return await to_its_end(self._make_current(previous, {}))
 
     async def keep_up_to_date(self) -> None:
         """Bring the current release to hosts that come back without it, for ever."""
@@ -118,7 +127,8 @@ class Rollout:
         finally:
             del self._bringing[link.entry.address]
 
-    async def _exchange(self, name: str, joining: Sequence[HostLink], say: Say) -> router_pb2.Switch:
+    async def _bring_all(self, name: str, joining: Sequence[HostLink], say: Say) -> tuple[Served, dict[str, float]]:
+        """A release that all hosts have and that was tried, and the losses that were measured. Raises Refusal."""
         assert self.shelf is not None
         directory = self.shelf.path(name)
         assert directory is not None
@@ -138,18 +148,21 @@ class Rollout:
         measured = await try_out(served, directory, say)
         if lost := set(self.current.served_modes) - set(served.served_modes):
             say(f"it does not serve {', '.join(sorted(lost))}, which the release before does")
-        return await self._make_current(served, measured)
+        return served, measured
 
     async def _bring_new(self, link: HostLink, name: str, contents: Contents, say: Say) -> None:
         sent_bytes = await store(link, contents)
         await load(link, name, self._kept(link))
         say(f"{link.entry.name}: loaded, gated and warm ({sent_bytes / 1e6:.1f} MB sent)")
 
+    async def _note(self, served: Served) -> None:
+        """Write down that `served` is to be served, for when the router starts anew. Raises CheckpointError."""
+        if self.shelf is not None:
+            await in_thread(self.shelf.use, [self.current.release, served.release])
+
     async def _make_current(self, served: Served, measured: dict[str, float]) -> router_pb2.Switch:
         """From here on new requests use `served`; those under way end on what they began with."""
         before, name = self.current.release, served.release
-        if self.shelf is not None:
-            await asyncio.to_thread(self.shelf.use, [before, name])
         self.current.view.pin()
         self.current.name = before
         self._previous, self.previous_name, self.current = self.current, before, served
@@ -157,8 +170,8 @@ class Rollout:
         if (witness := self.ring.auditor.witness) is not None:
             witness.look_at(*(each.directory for each in (served, self._previous) if each.directory))
         if self.shelf is not None:
-            await asyncio.to_thread(self.shelf.remove_others, [before, name])
-        await asyncio.to_thread(trim)
+            await in_thread(self.shelf.remove_others, [before, name])
+        await in_thread(trim)
         return self._switch(measured, changed=True)
 
     async def _undo(self, name: str, links: Sequence[HostLink]) -> None:
@@ -166,7 +179,10 @@ class Rollout:
         for outcome in await asyncio.gather(*(drop(link, name) for link in links), return_exceptions=True):
             if isinstance(outcome, Refusal):
                 log.warning("release %s may stay on a host: %s", name, outcome.message)
-        await asyncio.to_thread(self.shelf.remove_others, [self.previous_name, self.current.release])
+        names = [name for name in (self.previous_name, self.current.release) if name]
+        with contextlib.suppress(CheckpointError):
+            await in_thread(self.shelf.use, names if self.previous_name else [])
+        await in_thread(self.shelf.remove_others, names)
 
     async def _quiet(self) -> None:
         """Return when nothing needs the release before the last any more. Raises Refusal."""

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+from stages.aside import in_thread
 from stages.contents import FOLDERS, Contents, Wants
 from stages.errors import CheckpointError, InputError, OnesweepError
 from stages.refusal import Refusal, failed_precondition, invalid
@@ -80,15 +81,15 @@ async def take_in(
             if request.WhichOneof("step") == "offer":
                 if intake is not None:
                     raise invalid("a delivery has one offer")
-                intake = await asyncio.to_thread(shelf.begin, contents_of(request.offer), wants)
+                intake = await in_thread(shelf.begin, contents_of(request.offer), wants)
                 yield stage_pb2.StoreResponse(wanted=list(intake.wanted))
             elif intake is None:
                 raise invalid("a delivery begins with an offer")
             else:
-                await asyncio.to_thread(intake.write, request.piece.path, request.piece.data)
+                await in_thread(intake.write, request.piece.path, request.piece.data)
         if intake is None:
             raise invalid("a delivery begins with an offer")
-        await asyncio.to_thread(intake.finish)
+        await in_thread(intake.finish)
     except OnesweepError as error:
         raise refused(error) from None
     yield stage_pb2.StoreResponse(stored=True)

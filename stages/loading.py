@@ -17,6 +17,7 @@ import torch
 
 from stages.allocator import trim
 from stages.ar import new_caches
+from stages.aside import to_its_end
 from stages.backends import Backend
 from stages.backends.base import BranchPiece, CleanPiece, NoisyPiece
 from stages.contents import read_contents
@@ -234,7 +235,7 @@ async def _aside(job: Callable[[], T]) -> T:
 
     thread = ThreadPoolExecutor(1, thread_name_prefix="loading", initializer=give_way)
     try:
-        return await asyncio.get_running_loop().run_in_executor(thread, job)
+        return await to_its_end(asyncio.get_running_loop().run_in_executor(thread, job))
     finally:
         thread.shutdown(wait=False)
 

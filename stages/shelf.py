@@ -67,9 +67,9 @@ class Shelf:
         replace_file(self.directory / CURRENT_NAME, lambda path: path.write_text(record, encoding="utf-8"))
 
     def remove_others(self, keep: Collection[str]) -> None:
-        """Remove every release that is not to be kept, and what was left half stored."""
+        """Remove every release that is not to be kept."""
         for path in self.directory.iterdir():
-            if path.is_dir() and path.name not in keep:
+            if _is_name(path.name) and path.name not in keep:
                 shutil.rmtree(path, ignore_errors=True)
 
     def begin(self, contents: Contents, wants: Wants) -> Intake:
