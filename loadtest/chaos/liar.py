@@ -1,7 +1,7 @@
 """A host that answers nonsense: `python -m loadtest.chaos.liar stage ...`, with the options of `onesweep stage`.
 
 It computes, then spoils what leaves it, one way after the other. What it cannot be caught at is not among them: bytes
-and numbers of the right shape and size that are merely wrong. Nobody computes them a second time.
+and numbers of the right shape and size that are merely wrong: audits are for these (loadtest/false_host.py).
 """
 
 from __future__ import annotations
