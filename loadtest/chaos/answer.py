@@ -70,6 +70,10 @@ class Health:
     modes: list[str] = field(default_factory=list)
     """That are served."""
     context_bytes: int = 0
+    audited: int = 0
+    """Sweeps that were computed again since the router started."""
+    liars: int = 0
+    """Hosts that audits took out."""
 
 
 Message = Answer | Health

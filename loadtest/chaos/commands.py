@@ -28,6 +28,7 @@ def register(subparsers: Subparsers) -> None:
     _add_run(chaos, minutes=10.0)
     chaos.add_argument("--faults", metavar="F[,F]", help="kinds, such as kill,freeze (all that can be done)")
     chaos.add_argument("--count", type=int, metavar="N", help="faults (2.4 a minute, each kind at least once)")
+    chaos.add_argument("--audit", type=float, default=0.0, metavar="S", help="share of sweeps computed again (0)")
     chaos.set_defaults(run=run_chaos_command)
 
     soak = subparsers.add_parser("soak", help="steady load for a long time: memory and descriptors must stay")
@@ -73,14 +74,15 @@ def _add_run(parser: argparse.ArgumentParser, minutes: float) -> None:
 def run_chaos_command(options: argparse.Namespace) -> int:
     from loadtest.chaos.faults import FAULTS
 
-    return _run(options, names(options.faults, "--faults") or tuple(FAULTS), options.count)
+    kinds = names(options.faults, "--faults") or tuple(FAULTS)
+    return _run(options, kinds, options.count, options.audit)
 
 
 def run_soak_command(options: argparse.Namespace) -> int:
     return _run(options, (), None)
 
 
-def _run(options: argparse.Namespace, kinds: tuple[str, ...], count: int | None) -> int:
+def _run(options: argparse.Namespace, kinds: tuple[str, ...], count: int | None, audit: float = 0.0) -> int:
     from loadtest.chaos.page import chaos_page
     from loadtest.chaos.picture import time_line
     from loadtest.chaos.record import chaos_record
@@ -91,7 +93,7 @@ def _run(options: argparse.Namespace, kinds: tuple[str, ...], count: int | None)
     from loadtest.page import write_page
     from serving.deployment import ends_cleanly
 
-    settings = _settings(options, kinds, count)
+    settings = _settings(options, kinds, count, audit)
     check_settings(settings)
     _check_files(options)
     machine, command = this_machine(), shlex.join(["onesweep", *sys.argv[1:]])
@@ -191,7 +193,7 @@ def _show(result: ChaosResult) -> None:
     print("\n" + "\n".join(f"- {words}" for words in verdict(result)), flush=True)
 
 
-def _settings(options: argparse.Namespace, kinds: tuple[str, ...], count: int | None) -> ChaosSettings:
+def _settings(options: argparse.Namespace, kinds: tuple[str, ...], count: int | None, audit: float) -> ChaosSettings:
     from loadtest.chaos.cases import SETTINGS
     from loadtest.chaos.settings import ChaosSettings
     from serving.shipped import SHIPPED
@@ -207,6 +209,7 @@ def _settings(options: argparse.Namespace, kinds: tuple[str, ...], count: int | 
         count,
         names(options.modes, "--modes") or tuple(SETTINGS),
         options.profiles,
+        audit,
     )
 
 

@@ -137,7 +137,8 @@ async def _health(client: AsyncClient) -> Health:
     problems = {host.name: host.reason or next(iter(links[host.name]), "") for host in status.hosts}
     sessions = sum(host.sessions for host in status.hosts)
     bad = {name: problem for name, problem in problems.items() if problem}
-    return Health(time.monotonic(), bad, sessions, list(status.modes), status.context_bytes)
+    modes, audits = list(status.modes), status.audits
+    return Health(time.monotonic(), bad, sessions, modes, status.context_bytes, audits.audited, audits.liars)
 
 
 async def _settle(client: AsyncClient) -> None:

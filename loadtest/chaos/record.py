@@ -48,6 +48,7 @@ def chaos_record(result: ChaosResult, command: str, commit: str, machine: Machin
             for name, life in result.longest.items()
         },
         "sessions_left": result.sessions_left,
+        "audit": {"share": settings.audit, "audited": result.audited, "accused": result.accused},
         "requests": [
             {
                 "mode": result.cases[answer.case].mode,

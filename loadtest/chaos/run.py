@@ -68,16 +68,26 @@ class ChaosResult:
         return self.health[-1].sessions if self.health else 0
 
     @property
+    def audited(self) -> int:
+        """Sweeps that were computed again, by the last router."""
+        return self.health[-1].audited if self.health else 0
+
+    @property
+    def accused(self) -> int:
+        """Hosts that an audit took out, at worst: all of them are honest where there are audits."""
+        return max((health.liars for health in self.health), default=0)
+
+    @property
     def trouble(self) -> int:
         """What no run may have."""
         bad = sum(fate_of(answer, self.texts[answer.case]) in BAD for answer in self.answers)
-        return bad + self.sessions_left + len(self.ended)
+        return bad + self.sessions_left + len(self.ended) + self.accused
 
 
 def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
     """Raises OnesweepError when there is no deployment, or no text to compare with."""
     limit = settings.at_once * REQUEST_LIMIT
-    with open_stand(settings.profile, settings.checkpoint, limit, settings.profiles) as stand:
+    with open_stand(settings.profile, settings.checkpoint, limit, settings.profiles, settings.audit) as stand:
         facts = _served(stand)
         served = [mode for mode in settings.modes if mode in facts.modes]
         cases = make_cases(served, settings.seed, facts.context_bytes)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.chaos.cases import SETTINGS
-from loadtest.chaos.faults import FAULTS
+from loadtest.chaos.faults import FAULTS, Garbage
 from loadtest.load.target import LOOPBACK
 from stages.errors import InputError, ServiceError
 from stages.parts import plan_host
@@ -36,6 +36,8 @@ class ChaosSettings:
     modes: tuple[str, ...] = tuple(SETTINGS)
     profiles: Path | None = None
     """File with more profiles than those that ship."""
+    audit: float = 0.0
+    """Share of sweeps that the router has computed again."""
 
     @property
     def seconds(self) -> float:
@@ -48,6 +50,8 @@ class ChaosSettings:
 
     def absence(self, name: str) -> str:
         """Why a kind cannot be done here; empty when it can."""
+        if self.audit and name == Garbage.name:
+            return "a host that an audit caught gets no more work: --audit leaves it out"
         return FAULTS[name].absent(self.profile, self.checkpoint)
 
     @property
@@ -72,6 +76,8 @@ def check_settings(settings: ChaosSettings) -> None:
     ):
         if number is not None and not (math.isfinite(number) and 0 < number <= most):
             raise InputError(f"{flag} must be above 0 and at most {most:g}, not {number:g}")
+    if not 0 <= settings.audit <= 1:
+        raise InputError(f"--audit must be from 0 to 1, not {settings.audit}")
     if not 0 <= settings.seed < MOST_SEED:
         raise InputError(f"--seed must be from 0 to {MOST_SEED - 1}, not {settings.seed}")
     plan_host(settings.checkpoint, (0,))

@@ -155,18 +155,23 @@ def node_of(name: str, hosts: Sequence[str]) -> str:
 
 
 @contextlib.contextmanager
-def open_stand(profile: str, checkpoint: Path, request_limit: int, profiles: Path | None = None) -> Iterator[Stand]:
+def open_stand(
+    profile: str, checkpoint: Path, request_limit: int, profiles: Path | None = None, audit: float = 0.0
+) -> Iterator[Stand]:
     """A ready deployment with two hosts for every block. Raises OnesweepError.
 
     :param request_limit: requests that the router takes at once.
+    :param audit: share of sweeps that it has computed again.
     """
-    limit = ("--max-requests", str(request_limit))
+    router_options = ("--max-requests", str(request_limit), "--audit", str(audit))
     most = REPLICAS * len(LETTERS)
     with contextlib.ExitStack() as stack:
         if profile == LOOPBACK:
             port = free_port_block(most + 1)
             topology = doubled(checkpoint, [f"127.0.0.1:{port + 1 + i}" for i in range(most)], f"127.0.0.1:{port}")
-            stand = Stand(stack.enter_context(temporary_deployment(topology, checkpoint, router_options=limit)))
+            stand = Stand(
+                stack.enter_context(temporary_deployment(topology, checkpoint, router_options=router_options))
+            )
         else:
             lab = stack.enter_context(temporary_lab(profile_named(profile, profiles), most))
             addresses = [f"{lab.address(f'host-{i + 1}')}:{FIRST_PORT + 1 + i}" for i in range(most)]
@@ -177,7 +182,7 @@ def open_stand(profile: str, checkpoint: Path, request_limit: int, profiles: Pat
                 checkpoint,
                 place=lambda name, command: lab.command(node_of(name, names), command),
                 host_options=(INSECURE,),
-                router_options=(INSECURE, *limit),
+                router_options=(INSECURE, *router_options),
             )
             stand = Stand(stack.enter_context(deployment), lab)
         stack.callback(stand.close)

@@ -80,6 +80,10 @@ def verdict(result: ChaosResult) -> list[str]:
     kill = next((s for s in stalls(result.answers, result.happened) if s.kind == "kill"), None)
     if kill is not None and kill.waits_s:
         words.append(_kill_words(kill))
+    if result.settings.audit:
+        words.append(
+            f"{result.audited} sweeps audited since the router last started, {result.accused} honest hosts accused"
+        )
     words += [f"left out: {reason}" for reason in result.left_out]
     words += [f"{name} had ended: {last}" for name, last in result.ended.items()]
     if result.sessions_left:

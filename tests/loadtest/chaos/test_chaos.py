@@ -71,6 +71,8 @@ def test_a_flood_is_told_from_what_was_there_before(bundle: Path) -> None:
         ("chaos --faults kill,", "--faults 'kill,' must be names"),
         ("chaos --count 1 --faults kill,freeze", "--count 1 is less than the 2 kinds"),
         ("chaos --faults cut --profile loopback", "loopback has no link to cut"),
+        ("chaos --audit 2", "--audit must be from 0 to 1"),
+        ("chaos --audit 0.1 --faults garbage", "--audit leaves it out"),
         ("chaos --modes poem", "--modes has no 'poem'"),
         ("chaos --profile moon", "no profile 'moon'"),
         ("chaos --profile loopback --html /nowhere/x.html", "cannot write /nowhere/x.html"),
