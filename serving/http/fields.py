@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
-from serving.client import MAX_BYTES, MAX_SEED
 from serving.http.settings import MAX_TIMEOUT_S
+from serving.request import MAX_BYTES, MAX_SEED
 
 MAX_STOPS = 4
 MAX_STOP_BYTES = 256
