@@ -128,6 +128,23 @@ def test_hosts_show_their_state(page: Page, deployment: Deployment) -> None:
     expect(page.get_by_role("img", name="Router, then")).to_be_visible()
 
 
+def test_hosts_with_overlapping_spans_are_joined_by_their_blocks(page: Page) -> None:
+    blocks = {"a": [0, 1], "b": [0], "c": [1, 2], "d": [2]}
+    hosts = [{"name": name, "blocks": held, "ready": True, "links": []} for name, held in blocks.items()]
+    edges, way = page.evaluate(
+        """async (hosts) => {
+            const { RingMap } = await import("/static/map.js");
+            const map = new RingMap(document.createElement("div"));
+            map.hosts = hosts;
+            return [map.edges().map(({ from, to, loop }) => [from ?? "-", to ?? "-", Boolean(loop)]), map.usualWay()];
+        }""",
+        hosts,
+    )
+    assert {f"{start}{end}" for start, end, loop in edges if not loop} == {"-a", "-b", "ad", "bc", "c-", "d-"}
+    assert {f"{start}{end}" for start, end, loop in edges if loop} == {"ca", "cb", "da", "db"}
+    assert way == [None, "a", "d", None]
+
+
 @pytest.mark.parametrize("path", ["/", "/hosts"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_a_phone_and_every_field_has_a_name(browser: Browser, gateway: Any, path: str, scheme: Any) -> None:
