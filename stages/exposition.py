@@ -84,7 +84,7 @@ class _Handler(WSGIRequestHandler):
     timeout = CLIENT_S
 
     def handle(self) -> None:
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(OSError):  # late, or gone
             super().handle()
 
     def log_message(self, format: str, *args: object) -> None:
