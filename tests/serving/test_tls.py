@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from serving.client import AsyncClient, Client, RequestRefused, RouterError, Tls
+from serving.client import AsyncClient, Client, RequestRefused, Result, RouterError, Tls
 from serving.deployment import Deployment, free_port_block, temporary_deployment
 from serving.quota import AdmissionSettings
 from serving.tokens import Key, new_token, token_hash, write_tokens
@@ -193,6 +193,37 @@ def test_clients_see_a_new_authority(
             ask(client)
         assert asyncio.run(asynchronous()) == 4
         assert until_ask(client) == 4
+
+
+def test_a_renewal_breaks_nothing_off_and_opens_one_connection(
+    router: Callable[..., str], pki: Any, until_ask: Callable[[Client], int], tmp_path: Path
+) -> None:
+    token, mine = new_token(), tmp_path / "mine.pem"
+    address = router(key(token))
+    with Client(address, tls=Tls(pki.authority.directory / "ca.pem"), token=token) as client:
+        until_ask(client)
+    whole = (pki.authority.directory / "ca.pem").read_bytes()
+    mine.write_bytes(whole)
+    nothing = grpc.aio.Metadata()
+    lost = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, "lost")
+
+    async def main() -> None:
+        async with AsyncClient(address, tls=Tls(mine), token=token) as client:
+            pieces = client.stream("x", mode="local", max_bytes=400)
+            await anext(pieces)
+            mine.write_bytes(whole[:50])
+            client._failed(lost, 1.0)
+            assert len(client._channels) == 1, "half an authority is not taken"
+            mine.write_bytes(whole + b"\n")
+            for _ in range(3):
+                client._failed(lost, 1.0)
+            assert len(client._channels) == 2
+            *_, last = [piece async for piece in pieces]
+            assert isinstance(last, Result)
+            assert last.output_bytes == 400
+            assert (await client.generate("x", mode="local", max_bytes=4)).output_bytes == 4
+
+    asyncio.run(main())
 
 
 # What must not be sent, or served
