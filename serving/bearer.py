@@ -17,6 +17,8 @@ from stages.v1 import stage_pb2
 STORE_S = 3600.0
 LOAD_S = 600.0
 DROP_S = 30.0
+NOT_WHOLE = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION)
+"""How a host refuses a release whose files it lacks, or has damaged ones of."""
 
 
 async def store(link: HostLink, contents: Contents) -> int:
@@ -51,14 +53,14 @@ async def load(link: HostLink, name: str, keep: Sequence[str] = ()) -> None:
 
 
 async def bring(link: HostLink, name: str, contents: Contents | None, keep: Sequence[str] = ()) -> None:
-    """Have a host load a release, whose files it may lack. Raises Refusal.
+    """Have a host load a release, whose files it may lack, or have damaged. Raises Refusal.
 
     :param contents: None where there are no files to send.
     """
     try:
         await load(link, name, keep)
     except Refusal as refusal:
-        if refusal.code is not grpc.StatusCode.NOT_FOUND or contents is None:
+        if refusal.code not in NOT_WHOLE or contents is None:
             raise
         await store(link, contents)
         await load(link, name, keep)
