@@ -25,7 +25,7 @@ from serving.topology import Topology
 from serving.v1 import router_pb2, router_pb2_grpc
 from serving.view import RingView
 from serving.witness import Witness
-from stages.errors import InputError
+from stages.errors import InputError, OnesweepError
 from stages.identity import ROUTER
 from stages.lookout import Lookout
 from stages.parts import plan_host
@@ -139,14 +139,18 @@ def _first(settings: RouterSettings, ring: Ring, shelf: Shelf | None) -> Served:
     """
     name = next(reversed(shelf.in_use), "") if shelf else ""
     directory = find_release(name, shelf, settings.checkpoint) if name else None
-    if directory is None:
-        if name:
-            log.warning("release %s is not here any more: serving what the hosts have", name)
-        return Served.over(RingView(ring), OwnParts.read(settings.checkpoint, settings.frontier))
-    log.info("release %s was deployed here: it is served", name)
-    frontier = settings.frontier if directory == settings.checkpoint else None
-    weights = plan_host(directory, (0,)).weights
-    return Served.over(RingView(ring, weights), OwnParts.read(directory, frontier), name)
+    if directory is not None:
+        try:
+            weights = plan_host(directory, (0,)).weights
+            own = OwnParts.read(directory, settings.frontier if directory == settings.checkpoint else None)
+        except OnesweepError as error:
+            log.warning("release %s was deployed here and is damaged: serving what the hosts have (%s)", name, error)
+        else:
+            log.info("release %s was deployed here: it is served", name)
+            return Served.over(RingView(ring, weights), own, name)
+    elif name:
+        log.warning("release %s is not here any more: serving what the hosts have", name)
+    return Served.over(RingView(ring), OwnParts.read(settings.checkpoint, settings.frontier))
 
 
 async def _report_health(rollout: Rollout, checks: health.aio.HealthServicer) -> None:

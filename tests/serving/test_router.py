@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,12 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from serving.client import Client
 from serving.deployment import Deployment, free_port_block
-from serving.router import SERVICE
+from serving.ring import Ring
+from serving.router import SERVICE, RouterSettings, _first
+from serving.served import Served
 from serving.topology import local_topology
+from stages.contents import read_contents
+from stages.shelf import Shelf
 from stages.transport import open_blocking_channel
 
 
@@ -72,3 +77,29 @@ def test_the_demo_shows_every_mode(
     assert code == 0
     assert all(f"\n{mode}:" in out for mode in ("sweep", "chunked", "ar", "ar-speculative", "local"))
     assert "stopped" in out
+
+
+def test_a_damaged_release_on_its_shelf_does_not_keep_it_from_starting(
+    bundles: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shelf, contents = Shelf(tmp_path / "shelf"), read_contents(bundles / "other")
+    intake = shelf.begin(contents, lambda folder, part: True)
+    for path in intake.wanted:
+        intake.write(path, (bundles / "other" / path).read_bytes())
+    intake.finish()
+    shelf.use([contents.name])
+    topology = local_topology(3, 3, bundles / "own", free_port_block(4) + 1)
+    settings = RouterSettings(topology, topology.router, bundles / "own")
+
+    async def first() -> Served:
+        ring = Ring(topology.hosts, settings.ring)
+        try:
+            return _first(settings, ring, shelf)
+        finally:
+            await ring.close()
+
+    assert asyncio.run(first()).directory == shelf.path(contents.name)
+    (tmp_path / "shelf" / contents.name / "local" / "manifest.json").write_text("{")
+    assert asyncio.run(first()).directory == bundles / "own"
+    assert f"release {contents.name} was deployed here and is damaged" in caplog.text
+    shelf.close()
