@@ -141,7 +141,7 @@ def readers(directory: Path) -> list[Reader]:
         Reader("frontier", (SHIPPED / FRONTIER_NAME).read_bytes(), file(FRONTIER_NAME, read_frontier)),
         Reader(
             "entry",
-            write_entry(Registration("paris", "10.0.0.1:7701", (0, 1), {"chain": "0" * 64}, "torch", "1")),
+            write_entry(Registration("paris", "10.0.0.1:7701", (0, 1))),
             _entry,
         ),
         Reader("weights", tiny, file("w", lambda path: read_weights(path, path.stat().st_size, _digest(path), shapes))),
