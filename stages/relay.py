@@ -160,8 +160,9 @@ class Relay:
             await channel.close()
 
     def _open(self) -> None:
-        self._stamp = self.security.stamp()
+        stamp = self.security.stamp()
         self.channel = open_channel(self.address, self._message_bytes, self.security)
+        self._stamp = stamp
         self.stub: stage_pb2_grpc.StageServiceAsyncStub = stage_pb2_grpc.StageServiceStub(self.channel)
 
     def _renew(self) -> None:
