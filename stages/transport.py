@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import re
 import signal
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ import grpc.aio
 from stages.errors import InputError, ServiceError
 from stages.security import LOOPBACK_ONLY, Security, ServerCertificate, channel_credentials
 from stages.unreadable import Screen, reading
+
+log = logging.getLogger(__name__)
 
 DEFAULT_MESSAGE_BYTES = 4 << 20
 MAX_NAME = 64
@@ -123,6 +126,8 @@ def bind(server: grpc.aio.Server, address: str, security: Security = LOOPBACK_ON
             bound = server.add_secure_port(address, ServerCertificate(security.tls, mutual).credentials())
     except RuntimeError:
         bound = 0
+    if bound and security.tls is None and not is_loopback(address):
+        log.warning("%s can be reached from other machines, and what passes there is not encrypted", address)
     if not bound:
         raise ServiceError(f"cannot listen on {host}:{port}: the port is in use, or the address is not of this machine")
     return bound

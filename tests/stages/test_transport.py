@@ -100,3 +100,11 @@ def test_others_may_reach_it_only_if_that_is_said() -> None:
     with pytest.raises(InputError, match=r"not encrypted.*--insecure"):
         listen("0.0.0.0:0")
     assert listen("0.0.0.0:0", insecure=True) > 0
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "0.0.0.0:0"])
+def test_plain_text_for_other_machines_is_said_aloud(address: str, caplog: pytest.LogCaptureFixture) -> None:
+    listen(address, insecure=True)
+    said = [record.message for record in caplog.records if record.name == "stages.transport"]
+    due = f"{address} can be reached from other machines, and what passes there is not encrypted"
+    assert said == ([] if is_loopback(address) else [due])
