@@ -15,7 +15,7 @@ from serving.service_commands import register_service
 from serving.shipped import SHIPPED
 from serving.token_commands import register_token
 from serving.topology import DEFAULT_ROUTER
-from stages.commands import add_health_flag, add_shelf, check_positive, keep_warm_s
+from stages.commands import add_health_flag, add_host_options, add_shelf, check_positive, host_settings, keep_warm_s
 from stages.errors import InputError
 from stages.log import start_log
 from stages.registry.settings import add_registry_flags, registry_settings
@@ -65,12 +65,7 @@ def register(subparsers: Subparsers) -> None:
     host.add_argument("name", metavar="NAME")
     host.add_argument("--topology", type=Path, required=True, metavar="FILE")
     host.add_argument("--checkpoint", type=Path, metavar="DIR", help="default: the topology's")
-    add_shelf(host)
-    host.add_argument("--threads", type=int, metavar="N", help="processor threads (default: all cores)")
-    host.add_argument("--backend", metavar="B", help="what computes: torch, onnxruntime (torch)")
-    add_server_options(host)
-    add_health_flag(host)
-    add_seeing(host)
+    add_host_options(host)
     host.set_defaults(run=run_host)
 
     generate = subparsers.add_parser("generate", help="generate text")
@@ -191,8 +186,6 @@ def _audit_share(share: float) -> float:
 
 def run_host(options: argparse.Namespace) -> int:
     from serving.topology import read_topology
-    from stages.backends import DEFAULT_BACKEND
-    from stages.host import HostSettings
     from stages.server import StageSettings, serve
 
     topology = read_topology(options.topology)
@@ -200,8 +193,7 @@ def run_host(options: argparse.Namespace) -> int:
     checkpoint = options.checkpoint or topology.checkpoint
     if checkpoint is None:
         raise InputError(f"{options.topology} names no checkpoint: add one, or give --checkpoint")
-    if options.threads is not None and options.threads < 1:
-        raise InputError(f"--threads must be above 0, not {options.threads}")
+    settings = host_settings(options, host.name)
     seeing = seeing_of(options)
     start_log(seeing.log_format, host.name)
     serve(
@@ -210,7 +202,7 @@ def run_host(options: argparse.Namespace) -> int:
             host.blocks,
             host.listen,
             tuple(topology.successors(host)),
-            HostSettings(host.name, options.backend or DEFAULT_BACKEND),
+            settings,
             options.threads,
             security=security_of(options, topology.tls_of(host.name)),
             shelf=options.shelf,
