@@ -26,11 +26,14 @@ if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
     from serving.client import Result
+    from serving.topology import Topology
 
     Subparsers = _SubParsersAction[argparse.ArgumentParser]
 
 DEMO_PROMPT = "The old man looked at the sea and said that "
 DEMO_BYTES = 128
+REGISTERED_S = 10.0
+"""How long the doctor waits for hosts to register."""
 MODE_NAMES = ("sweep", "chunked", "resample", "verified", "infill", "ar", "ar-speculative", "local", "auto")
 
 
@@ -83,7 +86,8 @@ def register(subparsers: Subparsers) -> None:
     compare.set_defaults(run=run_compare)
 
     doctor = subparsers.add_parser("doctor", help="measure every hop, and say what to do about those that are bad")
-    doctor.add_argument("--topology", type=Path, required=True, metavar="FILE")
+    doctor.add_argument("--topology", type=Path, metavar="FILE", help="the hosts; or where they register: --registry")
+    add_registry_flags(doctor)
     doctor.add_argument("--json", action="store_true")
     add_server_options(doctor)
     doctor.set_defaults(run=run_doctor_command)
@@ -102,9 +106,8 @@ def register(subparsers: Subparsers) -> None:
 
 def run_doctor_command(options: argparse.Namespace) -> int:
     from serving.doctor import report_text, run_doctor
-    from serving.topology import read_topology
 
-    topology = read_topology(options.topology)
+    topology = _topology_of(options, within_s=REGISTERED_S)
     report = run_doctor(topology, security_of(options, topology.tls_of("router")))
     print(json.dumps(report.as_json()) if options.json else report_text(report))
     return 0 if report.healthy else 1
@@ -138,20 +141,15 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
 
 
 def run_router_command(options: argparse.Namespace) -> int:
-    from serving.discovery import await_topology
     from serving.quota import AdmissionSettings
     from serving.ring import RingSettings
     from serving.router import RouterSettings, serve
     from serving.routes import check_route
-    from serving.topology import read_topology
 
     check_positive(options, "threads", "max_requests", "max_rate", "max_wait_s", "hop_timeout_s")
     seeing = seeing_of(options)
     start_log(seeing.log_format, "router")
-    registry = registry_settings(options)
-    if (registry is None) == (options.topology is None):
-        raise InputError("give either --topology FILE, or --registry URL where hosts register")
-    topology = await_topology(registry, DEFAULT_ROUTER) if registry else read_topology(options.topology)
+    topology = _topology_of(options)
     if options.max_waiting < 0:
         raise InputError(f"--max-waiting must be 0 or more, not {options.max_waiting}")
     settings = RouterSettings(
@@ -171,11 +169,22 @@ def run_router_command(options: argparse.Namespace) -> int:
         options.shelf,
         options.frontier,
         options.health,
-        registry,
+        registry_settings(options),
         seeing,
     )
     serve(settings)
     return 0
+
+
+def _topology_of(options: argparse.Namespace, within_s: float | None = None) -> Topology:
+    """The hosts that a file names, or those that are registered. Raises OnesweepError."""
+    from serving.discovery import await_topology
+    from serving.topology import read_topology
+
+    registry = registry_settings(options)
+    if (registry is None) == (options.topology is None):
+        raise InputError("give either --topology FILE, or --registry URL where hosts register")
+    return await_topology(registry, DEFAULT_ROUTER, within_s) if registry else read_topology(options.topology)
 
 
 def _audit_share(share: float) -> float:

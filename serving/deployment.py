@@ -92,8 +92,7 @@ class Deployment:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise ServiceError(f"cannot make {directory}: {error.strerror}; name another in ONESWEEP_STATE") from None
-        previous = find_deployment(directory)
-        if previous is not None:
+        if (previous := find_deployment(directory)) is not None:
             raise ServiceError(f"a deployment is up already (router {previous.topology.router}); `onesweep down` first")
         if place is None:
             _check_free(topology, http)
@@ -111,7 +110,8 @@ class Deployment:
             router += ["--shelf", str(shelves / "router")]
             deployment._spawn("router", [*router, "--threads", str(threads), *router_options])
             if http is not None:
-                deployment._spawn(HTTP, ["http", "--listen", http, "--router", topology.router])
+                gateway = ["http", "--listen", http, "--router", topology.router]
+                deployment._spawn(HTTP, [*gateway, *tls_arguments(topology.client_tls)])
         except BaseException:
             deployment.stop()
             raise

@@ -33,22 +33,25 @@ async def follow_hosts(registry: Registry, set_hosts: Callable[[Sequence[HostEnt
                 log.warning("the hosts stay as they were: %s", error)
 
 
-def await_topology(settings: RegistrySettings, router: str) -> Topology:
+def await_topology(settings: RegistrySettings, router: str, within_s: float | None = None) -> Topology:
     """The first set of registered hosts that makes a whole ring; waits for it. Raises OnesweepError."""
-    return asyncio.run(_first_topology(open_registry(settings), router))
+    return asyncio.run(_first_topology(open_registry(settings), router, within_s))
 
 
-async def _first_topology(registry: Registry, router: str) -> Topology:
+async def _first_topology(registry: Registry, router: str, within_s: float | None) -> Topology:
     await registry.check()
-    reason = ""
-    async with aclosing(registry.follow()) as changes:
-        async for registrations in changes:
-            try:
-                return Topology(tuple(entries_of(registrations)), router)
-            except InputError as error:
-                if str(error) != reason:
-                    log.info("waiting for hosts: %s", error)
-                reason = str(error)
+    reason = "the registry has not said which hosts there are"
+    try:
+        async with asyncio.timeout(within_s), aclosing(registry.follow()) as changes:
+            async for registrations in changes:
+                try:
+                    return Topology(tuple(entries_of(registrations)), router)
+                except InputError as error:
+                    if str(error) != reason:
+                        log.info("waiting for hosts: %s", error)
+                    reason = str(error)
+    except TimeoutError:
+        raise ServiceError(f"no whole ring was registered within {within_s:.1f} s: {reason}") from None
     raise ServiceError("the registry has no more to say")
 
 

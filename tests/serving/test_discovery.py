@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from serving.discovery import await_topology, entries_of, follow_hosts
 from serving.topology import HostEntry
-from stages.errors import TopologyError
+from stages.errors import ServiceError, TopologyError
+from stages.host import HostSettings
 from stages.registry import Registration, RegistrySettings, open_registry
 from stages.registry.settings import parse_url
+from stages.server import StageServer, StageSettings
 
 pytest.importorskip("etcd3gw", reason="etcd3gw is not installed: pip install 'onesweep[etcd]'")
 
@@ -69,6 +73,29 @@ def test_a_router_waits_for_a_whole_ring(
     assert topology.router == "127.0.0.1:7700"
 
 
+def test_hosts_are_not_waited_for_longer_than_asked(registry_url: str) -> None:
+    settings = settings_of(registry_url)
+    with pytest.raises(ServiceError, match=r"no whole ring was registered within 0\.5 s: .* hosts, not 0"):
+        await_topology(settings, "127.0.0.1:7700", within_s=0.5)
+
+
+def test_the_doctor_examines_hosts_that_are_registered(
+    registry_url: str, bundles: Path, servers: Any, unused_port: int, until: Any, onesweep: Run
+) -> None:
+    where, host = f"127.0.0.1:{unused_port}", HostSettings("whole")
+    registry = open_registry(settings_of(registry_url))
+    server = StageServer(StageSettings(bundles / "own", (0, 1, 2), where, (), host, threads=1, registry=registry))
+    servers.run(server.run)
+
+    def examined() -> dict[str, Any]:
+        code, out, _ = onesweep("doctor", "--registry", registry_url, "--json")
+        return json.loads(out) if code == 0 else {}
+
+    report = until(examined, 60)
+    assert [machine["name"] for machine in report["machines"]] == ["router", "whole"]
+
+
+@pytest.mark.parametrize("command", ["router", "doctor"])
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -78,8 +105,10 @@ def test_a_router_waits_for_a_whole_ring(
         (("--registry-key", "k.pem", "--topology", "t.toml"), "--registry-key says how to reach a registry"),
     ],
 )
-def test_a_router_is_told_where_its_hosts_are(arguments: tuple[str, ...], message: str, onesweep: Run) -> None:
-    code, _, err = onesweep("router", *arguments)
+def test_a_command_is_told_where_hosts_are(
+    command: str, arguments: tuple[str, ...], message: str, onesweep: Run
+) -> None:
+    code, _, err = onesweep(command, *arguments)
     assert code == 2
     assert message in err
 

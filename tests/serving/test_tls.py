@@ -347,3 +347,12 @@ def test_a_topology_names_the_certificates(tmp_path: Path) -> None:
     path.write_text(f"[tls]\ncolour = 1\n{TOPOLOGY}")
     with pytest.raises(InputError, match=r"\[tls\] has an unknown key 'colour'"):
         read_topology(path)
+
+
+def test_the_gateway_of_up_knows_the_authority(
+    bundles: Path, tmp_path: Path, unused_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Deployment, "_launch", lambda *_: None)
+    topology = replace(local_topology(3, 3, bundles / "own", free_port_block(4) + 1), certificates=tmp_path)
+    started = Deployment.start(topology, bundles / "own", tmp_path / "state", http=f"127.0.0.1:{unused_port}")
+    assert started.commands["http"][-2:] == ["--tls-ca", str(tmp_path / "ca.pem")]
