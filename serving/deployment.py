@@ -28,7 +28,7 @@ from stages.errors import OnesweepError, ServiceError
 from stages.security_options import tls_arguments
 from stages.transport import is_loopback, parse_address
 
-STOP_S = 15.0
+STOP_S = 30.0  # more than --drain-s
 POLL_S = 0.1
 LOG_LINES = 5
 TOPOLOGY = "topology.toml"

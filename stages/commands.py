@@ -77,6 +77,7 @@ def run_stage(options: argparse.Namespace) -> int:
             options.advertise,
             options.health,
             seeing,
+            options.drain_s,
         )
     )
     return 0
@@ -105,6 +106,7 @@ def add_host_options(parser: argparse.ArgumentParser) -> None:
     add_shelf(parser)
     add_server_options(parser)
     add_health_flag(parser)
+    add_drain_flag(parser)
     add_seeing(parser)
 
 
@@ -113,7 +115,7 @@ def host_settings(options: argparse.Namespace, name: str) -> HostSettings:
     from stages.backends import DEFAULT_BACKEND
     from stages.host import HostSettings
 
-    check_positive(options, "threads", "session_mb", "lease_s", "queue", "batch", "hop_timeout_s")
+    check_positive(options, "threads", "session_mb", "lease_s", "queue", "batch", "hop_timeout_s", "drain_s")
     return HostSettings(
         name,
         options.backend or DEFAULT_BACKEND,
@@ -133,6 +135,12 @@ def add_shelf(parser: argparse.ArgumentParser) -> None:
 
 def add_health_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--health", metavar="HOST:PORT", help="answer health checks there too, in plain text")
+
+
+def add_drain_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--drain-s", type=float, default=25.0, metavar="S", help="told to stop, go on with what runs for (25)"
+    )
 
 
 def check_positive(options: argparse.Namespace, *names: str) -> None:

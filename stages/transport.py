@@ -134,10 +134,20 @@ def bind(server: grpc.aio.Server, address: str, security: Security = LOOPBACK_ON
 
 
 def stop_on_signals() -> asyncio.Event:
-    """An event that SIGTERM or SIGINT sets. Call it on the main thread's event loop."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    """An event that SIGTERM or SIGINT sets; a second one ends the process at once.
+
+    Call it on the main thread's event loop.
+    """
+    stop, loop, numbers = asyncio.Event(), asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
+
+    def begin_to_stop() -> None:
+        stop.set()
+        for number in numbers:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+
+    for number in numbers:
+        loop.add_signal_handler(number, begin_to_stop)
     return stop
 
 

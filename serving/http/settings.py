@@ -35,6 +35,8 @@ class HttpSettings:
     router_tls: Tls | None = None
     """Whose certificate of the router is believed; None = it speaks plain text."""
     seeing: SeeingSettings = field(default_factory=SeeingSettings)
+    drain_s: float = 25.0
+    """How long a gateway that was told to stop goes on with the answers under way."""
 
     def __post_init__(self) -> None:
         parse_address(self.listen, "listen address")
