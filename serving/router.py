@@ -36,7 +36,7 @@ from stages.registry import RegistrySettings, open_registry
 from stages.security import LOOPBACK_ONLY, Security
 from stages.seeing import SeeingSettings
 from stages.shelf import Shelf
-from stages.transport import bind, is_loopback, new_server, stop_on_signals
+from stages.transport import DRAIN_S, bind, is_loopback, new_server, stop_on_signals
 from stages.vitals import serve_vitals
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class RouterSettings:
     registry: RegistrySettings | None = None
     """Where hosts register; None = they are those of the topology."""
     seeing: SeeingSettings = field(default_factory=SeeingSettings)
-    drain_s: float = 25.0
+    drain_s: float = DRAIN_S
     """How long a router that was told to stop goes on with the requests that it has."""
 
 

@@ -15,6 +15,7 @@ from stages.registry import open_registry
 from stages.registry.settings import add_registry_flags, registry_settings
 from stages.security_options import add_server_options, security_of
 from stages.seeing import add_seeing, seeing_of
+from stages.transport import DRAIN_S
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -139,7 +140,11 @@ def add_health_flag(parser: argparse.ArgumentParser) -> None:
 
 def add_drain_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--drain-s", type=float, default=25.0, metavar="S", help="told to stop, go on with what runs for (25)"
+        "--drain-s",
+        type=float,
+        default=DRAIN_S,
+        metavar="S",
+        help=f"told to stop, go on with what runs for ({DRAIN_S:g})",
     )
 
 

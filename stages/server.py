@@ -36,7 +36,7 @@ from stages.security import LOOPBACK_ONLY, Security
 from stages.seeing import SeeingSettings
 from stages.service import StageService
 from stages.shelf import Shelf
-from stages.transport import bind, check_target, new_server, stop_on_signals
+from stages.transport import DRAIN_S, bind, check_target, new_server, stop_on_signals
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.vitals import serve_vitals
 
@@ -46,7 +46,6 @@ SERVICE = stage_pb2.DESCRIPTOR.services_by_name["StageService"].full_name
 """The health service's name for readiness; the empty name stands for liveness."""
 RETRY_S = 0.2
 HOUSEKEEPING_S = 0.5
-DRAIN_S = 25.0
 POLL_S = 0.02
 MESSAGE_BYTES = 64 << 20
 """A host that takes releases in takes messages of this size: the next release may need larger ones."""

@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 DEFAULT_MESSAGE_BYTES = 4 << 20
 MAX_NAME = 64
+DRAIN_S = 25.0
+"""How long a server that was told to stop goes on with what runs, unless told otherwise (--drain-s)."""
 
 # gRPC's own keepalive finds dead peers; it does not keep the congestion window open, Warm messages do (relay.py).
 _OPTIONS: list[tuple[str, int]] = [
