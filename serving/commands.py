@@ -15,7 +15,15 @@ from serving.service_commands import register_service
 from serving.shipped import SHIPPED
 from serving.token_commands import register_token
 from serving.topology import DEFAULT_ROUTER
-from stages.commands import add_health_flag, add_host_options, add_shelf, check_positive, host_settings, keep_warm_s
+from stages.commands import (
+    add_drain_flag,
+    add_health_flag,
+    add_host_options,
+    add_shelf,
+    check_positive,
+    host_settings,
+    keep_warm_s,
+)
 from stages.errors import InputError
 from stages.log import start_log
 from stages.registry.settings import add_registry_flags, registry_settings
@@ -61,6 +69,7 @@ def register(subparsers: Subparsers) -> None:
     router.add_argument("--tokens", type=Path, metavar="FILE", help="who may ask, from `onesweep token`")
     add_server_options(router)
     add_health_flag(router)
+    add_drain_flag(router)
     add_seeing(router, share=True)
     router.set_defaults(run=run_router_command)
 
@@ -146,7 +155,7 @@ def run_router_command(options: argparse.Namespace) -> int:
     from serving.router import RouterSettings, serve
     from serving.routes import check_route
 
-    check_positive(options, "threads", "max_requests", "max_rate", "max_wait_s", "hop_timeout_s")
+    check_positive(options, "threads", "max_requests", "max_rate", "max_wait_s", "hop_timeout_s", "drain_s")
     seeing = seeing_of(options)
     start_log(seeing.log_format, "router")
     topology = _topology_of(options)
@@ -171,6 +180,7 @@ def run_router_command(options: argparse.Namespace) -> int:
         options.health,
         registry_settings(options),
         seeing,
+        options.drain_s,
     )
     serve(settings)
     return 0
@@ -217,6 +227,7 @@ def run_host(options: argparse.Namespace) -> int:
             shelf=options.shelf,
             health=options.health,
             seeing=seeing,
+            drain_s=options.drain_s,
         )
     )
     return 0

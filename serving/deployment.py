@@ -26,9 +26,9 @@ from serving.errors import RouterError
 from serving.topology import DEFAULT_ROUTER, HostEntry, Topology, read_topology
 from stages.errors import OnesweepError, ServiceError
 from stages.security_options import tls_arguments
-from stages.transport import is_loopback, parse_address
+from stages.transport import DRAIN_S, is_loopback, parse_address
 
-STOP_S = 15.0
+STOP_S = DRAIN_S + 5.0
 POLL_S = 0.1
 LOG_LINES = 5
 TOPOLOGY = "topology.toml"

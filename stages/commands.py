@@ -15,6 +15,7 @@ from stages.registry import open_registry
 from stages.registry.settings import add_registry_flags, registry_settings
 from stages.security_options import add_server_options, security_of
 from stages.seeing import add_seeing, seeing_of
+from stages.transport import DRAIN_S
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -77,6 +78,7 @@ def run_stage(options: argparse.Namespace) -> int:
             options.advertise,
             options.health,
             seeing,
+            options.drain_s,
         )
     )
     return 0
@@ -105,6 +107,7 @@ def add_host_options(parser: argparse.ArgumentParser) -> None:
     add_shelf(parser)
     add_server_options(parser)
     add_health_flag(parser)
+    add_drain_flag(parser)
     add_seeing(parser)
 
 
@@ -113,7 +116,7 @@ def host_settings(options: argparse.Namespace, name: str) -> HostSettings:
     from stages.backends import DEFAULT_BACKEND
     from stages.host import HostSettings
 
-    check_positive(options, "threads", "session_mb", "lease_s", "queue", "batch", "hop_timeout_s")
+    check_positive(options, "threads", "session_mb", "lease_s", "queue", "batch", "hop_timeout_s", "drain_s")
     return HostSettings(
         name,
         options.backend or DEFAULT_BACKEND,
@@ -133,6 +136,16 @@ def add_shelf(parser: argparse.ArgumentParser) -> None:
 
 def add_health_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--health", metavar="HOST:PORT", help="answer health checks there too, in plain text")
+
+
+def add_drain_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--drain-s",
+        type=float,
+        default=DRAIN_S,
+        metavar="S",
+        help=f"told to stop, go on with what runs for ({DRAIN_S:g})",
+    )
 
 
 def check_positive(options: argparse.Namespace, *names: str) -> None:

@@ -36,7 +36,7 @@ from stages.security import LOOPBACK_ONLY, Security
 from stages.seeing import SeeingSettings
 from stages.service import StageService
 from stages.shelf import Shelf
-from stages.transport import bind, check_target, new_server, stop_on_signals
+from stages.transport import DRAIN_S, bind, check_target, new_server, stop_on_signals
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.vitals import serve_vitals
 
@@ -46,8 +46,6 @@ SERVICE = stage_pb2.DESCRIPTOR.services_by_name["StageService"].full_name
 """The health service's name for readiness; the empty name stands for liveness."""
 RETRY_S = 0.2
 HOUSEKEEPING_S = 0.5
-DRAIN_S = 5.0
-"""How long a server that was told to stop goes on with the sessions it has."""
 POLL_S = 0.02
 MESSAGE_BYTES = 64 << 20
 """A host that takes releases in takes messages of this size: the next release may need larger ones."""
@@ -73,6 +71,8 @@ class StageSettings:
     health: str | None = None
     """Where probes without a certificate ask."""
     seeing: SeeingSettings = field(default_factory=SeeingSettings)
+    drain_s: float = DRAIN_S
+    """How long a server that was told to stop goes on with the sessions it has."""
 
 
 class StageServer:
@@ -138,7 +138,7 @@ class StageServer:
         await stop.wait()
         host.stopping = True
         await checks.enter_graceful_shutdown()
-        await _drained(host)
+        await _drained(host, self.settings.drain_s)
         for member in members:  # not before: who follows the registry cuts what runs on a host that is gone from there
             member.cancel()
         await asyncio.gather(server.stop(grace=0), vitals.stop(grace=0))
@@ -226,9 +226,9 @@ class StageServer:
         return "no next host: give --next (the last host's is the first host)"
 
 
-async def _drained(host: Host) -> None:
-    """Return when every session has ended, or after DRAIN_S."""
-    deadline = time.monotonic() + DRAIN_S
+async def _drained(host: Host, drain_s: float) -> None:
+    """Return when every session has ended, or after `drain_s`."""
+    deadline = time.monotonic() + drain_s
     while host.sessions.sessions and time.monotonic() < deadline:
         await asyncio.sleep(POLL_S)
 

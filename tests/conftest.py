@@ -175,7 +175,7 @@ class Servers:
     ) -> Running:
         host = {"name": f"stage-{blocks[0]}", "hop_timeout_s": 1.0, **host}
         following = (after,) if isinstance(after, str) else tuple(after or ())
-        settings = StageSettings(checkpoint, blocks, listen, following, HostSettings(**host), threads=1)
+        settings = StageSettings(checkpoint, blocks, listen, following, HostSettings(**host), threads=1, drain_s=5.0)
         return self.run(StageServer(settings).run)
 
     def hosts(self, topology: Topology, checkpoint: Path, **host: Any) -> dict[str, Running]:
@@ -189,7 +189,7 @@ class Servers:
         self, topology: Topology, checkpoint: Path | None, ring: dict[str, Any] | None = None, **settings: Any
     ) -> Running:
         link = RingSettings(**{"hop_timeout_s": 1.0, **(ring or {})})
-        chosen = RouterSettings(topology, topology.router, checkpoint, ring=link, **settings)
+        chosen = RouterSettings(topology, topology.router, checkpoint, ring=link, **{"drain_s": 5.0, **settings})
         return self.run(lambda stop: run_router(chosen, stop))
 
     def close(self) -> None:

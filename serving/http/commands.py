@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serving.http.settings import DEFAULT_LISTEN, DEFAULT_TIMEOUT_S, HttpSettings
+from stages.commands import add_drain_flag, check_positive
 from stages.errors import InputError
 from stages.log import start_log
 from stages.security import Tls
@@ -34,6 +35,7 @@ def register(subparsers: Subparsers) -> None:
         "--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, metavar="S", help="of requests that name none (120)"
     )
     add_seeing(http, traces=False)
+    add_drain_flag(http)
     http.set_defaults(run=run_http)
 
 
@@ -47,6 +49,7 @@ def run_http(options: argparse.Namespace) -> int:
     from serving.deployment import router_address
 
     check_framework("`onesweep http`")
+    check_positive(options, "drain_s")
     from serving.http.server import serve
 
     seeing = seeing_of(options)
@@ -60,6 +63,7 @@ def run_http(options: argparse.Namespace) -> int:
         options.timeout_s,
         None if options.tls_ca is None else Tls(options.tls_ca),
         seeing,
+        options.drain_s,
     )
     start_log(seeing.log_format, "http")
     serve(settings)

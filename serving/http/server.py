@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,8 +21,6 @@ from stages.lookout import Lookout
 from stages.transport import stop_on_signals
 
 log = logging.getLogger(__name__)
-
-DRAIN_S = 10
 
 
 class _Server(uvicorn.Server):
@@ -67,7 +66,7 @@ def _config(settings: HttpSettings, app: ASGIApp) -> uvicorn.Config:
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        timeout_graceful_shutdown=DRAIN_S,
+        timeout_graceful_shutdown=math.ceil(settings.drain_s),
         ssl_context_factory=None if context is None else lambda config, default: context,
     )
 

@@ -11,7 +11,7 @@ from serving.topology import DEFAULT_ROUTER
 from stages.errors import InputError, ServiceError
 from stages.security import Tls
 from stages.seeing import SeeingSettings
-from stages.transport import is_loopback, parse_address
+from stages.transport import DRAIN_S, is_loopback, parse_address
 
 DEFAULT_LISTEN = "127.0.0.1:7780"
 DEFAULT_TIMEOUT_S = 120.0
@@ -35,6 +35,8 @@ class HttpSettings:
     router_tls: Tls | None = None
     """Whose certificate of the router is believed; None = it speaks plain text."""
     seeing: SeeingSettings = field(default_factory=SeeingSettings)
+    drain_s: float = DRAIN_S
+    """How long a gateway that was told to stop goes on with the answers under way."""
 
     def __post_init__(self) -> None:
         parse_address(self.listen, "listen address")

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from stages.transport import DRAIN_S
+
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install 'onesweep[dev]'")
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,9 +74,9 @@ def commands() -> list[tuple[str, list[str]]]:
 
 
 @pytest.fixture(scope="session")
-def drain_s() -> int:
+def drain_s() -> float:
     """What --drain-s says unless told otherwise."""
-    return 25
+    return DRAIN_S
 
 
 @pytest.fixture(scope="session")

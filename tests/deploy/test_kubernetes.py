@@ -98,7 +98,7 @@ def test_pods_may_do_little(workloads: list[Manifest]) -> None:
         assert container["resources"]["limits"]["memory"]
 
 
-def test_they_are_given_the_time_that_running_requests_take(workloads: list[Manifest], drain_s: int) -> None:
+def test_they_are_given_the_time_that_running_requests_take(workloads: list[Manifest], drain_s: float) -> None:
     assert all(each["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > drain_s for each in workloads)
 
 
