@@ -107,7 +107,7 @@ def _run(options: argparse.Namespace, kinds: tuple[str, ...], count: int | None,
     if options.svg:
         write_page(options.svg, time_line(result) + "\n")
     if result.trouble:
-        raise OnesweepError("something was lost, wrong or left behind: see above")
+        raise OnesweepError("something was lost, wrong, left behind or growing: see above")
     return 0
 
 
