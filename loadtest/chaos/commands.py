@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stages.errors import InputError, OnesweepError
+from stages.errors import InputError, Interrupted, OnesweepError
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -149,6 +149,10 @@ def run_flood_command(options: argparse.Namespace) -> int:
         write_json(options.json, flood_record(result, command, commit(), machine))
     if result.trouble:
         raise OnesweepError(f"{result.trouble} requests failed, were lost or wrong")
+    if any(each.interrupted for each in result.results):
+        raise Interrupted("stopped early: the figures are those of the requests until then")
+    if result.missed:
+        raise OnesweepError("; ".join(result.missed))
     return 0
 
 

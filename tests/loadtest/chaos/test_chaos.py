@@ -6,16 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.chaos.flood import FloodSettings, run_flood
-from loadtest.chaos.flood_report import flood_notes, flood_record
 from loadtest.chaos.page import chaos_page
 from loadtest.chaos.record import chaos_record
 from loadtest.chaos.run import run_chaos
 from loadtest.chaos.settings import ChaosSettings
-from loadtest.load.prompts import make_cases
-from loadtest.load.run import LoadSettings
-from loadtest.load.target import LOOPBACK, TargetSettings, open_target
-from loadtest.load.texts import Texts
+from loadtest.load.target import LOOPBACK
 from loadtest.machine import this_machine
 from serving.cli import main
 
@@ -41,22 +36,6 @@ def test_a_kill_a_freeze_garbage_and_a_new_router_cost_no_text(bundles: Path) ->
     page = chaos_page(result, "onesweep chaos", "0", this_machine())
     assert "<svg" in page
     assert "garbage" in page
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_flood_is_told_from_what_was_there_before(bundle: Path) -> None:
-    load = LoadSettings(TargetSettings(checkpoint=bundle, hosts=1), "ar", 1, 1.0, max_bytes=8, cases=4, warm_up_s=0.2)
-    settings = FloodSettings(load, at=3.0, knee=1, polite=1)
-    with open_target(load.target) as target:
-        texts = Texts(target, make_cases(4, 0, 8, 96), 8)
-        result = run_flood(settings, target, texts, lambda result: None)
-    assert [each.users for each in result.results] == [1, 1, 3, 1]
-    assert result.trouble == 0
-    assert result.goodput > 0
-    assert result.polite_share is not None
-    assert "nobody was refused" in "\n".join(flood_notes(result))
-    assert flood_record(result, "onesweep flood", "0", this_machine())["polite"]["users"] == 1
 
 
 @pytest.mark.parametrize(
