@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stages.commands import check_positive
 from stages.errors import InputError
 
 if TYPE_CHECKING:
@@ -205,7 +204,6 @@ def run_audit(options: argparse.Namespace) -> int:
     from loadtest.audits import AuditSettings, audit_record, audit_table, measure_audits
     from loadtest.destination import check_destination, write_json
 
-    check_positive(options, "sweeps", "rounds", "requests")
     if options.json:
         check_destination(options.json)
     modes = tuple(options.modes.split(","))
