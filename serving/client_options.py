@@ -11,6 +11,7 @@ from serving.topology import DEFAULT_ROUTER
 from stages.errors import InputError
 from stages.security import check_secret, read_file
 from stages.security_options import add_client_options, security_of
+from stages.transport import is_loopback
 
 if TYPE_CHECKING:
     from serving.client import AsyncClient, Client
@@ -58,17 +59,18 @@ def _connection(options: argparse.Namespace) -> tuple[str, Who]:
     topology = deployment.topology if deployment else None
     security = security_of(options, topology.client_tls if topology else None)
     address = options.router or (topology.router if topology else DEFAULT_ROUTER)
-    return address, {"tls": security.tls, "token": _token(options), "insecure": security.insecure}
+    token = _token(options) or token_for(address, security.tls)
+    return address, {"tls": security.tls, "token": token, "insecure": security.insecure}
 
 
-def own_token() -> str:
-    """The token of $ONESWEEP_TOKEN; empty where there is none."""
-    return os.environ.get(TOKEN_VARIABLE, "")
+def token_for(address: str, tls: Tls | None = None) -> str:
+    """The token of $ONESWEEP_TOKEN; empty where there is none, or where it would travel in plain text."""
+    return os.environ.get(TOKEN_VARIABLE, "") if tls or is_loopback(address) else ""
 
 
 def _token(options: argparse.Namespace) -> str:
     if options.token_file is None:
-        return options.token or own_token()
+        return options.token or ""
     raw = read_file(options.token_file)
     check_secret(options.token_file)
     token = raw.decode(errors="replace").strip()

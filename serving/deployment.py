@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from serving.client import Client
-from serving.client_options import own_token
+from serving.client_options import token_for
 from serving.errors import RouterError
 from serving.topology import DEFAULT_ROUTER, HostEntry, Topology, read_topology
 from stages.errors import OnesweepError, ServiceError
@@ -220,7 +220,8 @@ class Deployment:
 
 def answers_of(topology: Topology) -> Generator[str | None, None, None]:
     """Again and again: why the router cannot serve, empty when it can, None when it does not answer."""
-    with Client(topology.router, tls=topology.client_tls, token=own_token(), insecure=True) as client:
+    tls = topology.client_tls
+    with Client(topology.router, tls=tls, token=token_for(topology.router, tls), insecure=True) as client:
         while True:
             try:
                 status = client.status(timeout_s=2.0)

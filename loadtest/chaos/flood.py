@@ -139,7 +139,7 @@ def run_crowds(settings: LoadSettings, target: Target, texts: Texts, crowds: Seq
     common. Raises OnesweepError."""
 
     def plan(crowd: Crowd) -> LoadPlan:
-        return replace(settings.plan(target.router, texts.cases, settings.mode, crowd.users), token=crowd.token)
+        return replace(settings.plan(target.access, texts.cases, settings.mode, crowd.users), token=crowd.token)
 
     with contextlib.ExitStack() as stack:
         generators = [stack.enter_context(start_generator(target, plan(crowd))) for crowd in crowds]
