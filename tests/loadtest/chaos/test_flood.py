@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,8 @@ from stages.errors import ServiceError
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_full_router_refuses_and_what_it_answers_is_right(bundle: Path) -> None:
-    pytest.importorskip("locust")
+    if find_spec("locust") is None:  # not imported: that would change this whole process
+        pytest.skip("locust is not installed (extra `loadtest`)")
     target_settings = TargetSettings(
         checkpoint=bundle, hosts=1, router_options=("--max-requests", "2", "--max-waiting", "0")
     )
