@@ -28,6 +28,7 @@ from serving.topology import Topology
 from serving.v1 import router_pb2, router_pb2_grpc
 from serving.view import RingView
 from serving.witness import Witness
+from stages.allocator import keep_trimmed, return_large_buffers
 from stages.errors import InputError, OnesweepError, ServiceError
 from stages.identity import ROUTER
 from stages.lookout import Lookout
@@ -105,7 +106,7 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     await server.start()
     await ring.open()
     log.info("router: live on port %d", port)
-    jobs = [ring.watch(), _report_health(rollout, checks), rollout.keep_up_to_date()]
+    jobs = [ring.watch(), _report_health(rollout, checks), rollout.keep_up_to_date(), keep_trimmed()]
     if settings.registry is not None:
         jobs.append(follow_hosts(open_registry(settings.registry), settings.topology.blocks, security, ring.set_hosts))
     tasks = [asyncio.create_task(job) for job in jobs]
@@ -203,6 +204,7 @@ async def _report_health(rollout: Rollout, checks: health.aio.HealthServicer) ->
 
 def serve(settings: RouterSettings) -> None:
     """Run a router to its end. Raises OnesweepError."""
+    return_large_buffers()
 
     async def until_signal() -> None:
         gc.freeze()  # as in a stage server

@@ -16,7 +16,7 @@ import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from stages.allocator import return_large_buffers
+from stages.allocator import keep_trimmed, return_large_buffers
 from stages.backends import backend_named
 from stages.errors import OnesweepError, ServiceError
 from stages.guard import Guard
@@ -126,7 +126,7 @@ class StageServer:
         log.info("%s: live on port %d", host.settings.name, port)
         tasks = [
             self._begin(job, stop)
-            for job in (self._become_ready(host, loader, service, checks, stop), _housekeeping(host))
+            for job in (self._become_ready(host, loader, service, checks, stop), _housekeeping(host), keep_trimmed())
         ]
         members = []
         if (registry := self.settings.registry) is not None:
