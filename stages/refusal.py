@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -50,7 +51,10 @@ class Refusal(Exception):
         metadata: list[Any] = [*(context.trailing_metadata() or ()), (MARK, "1")]
         if self.retry_after_ms is not None:
             metadata.append((RETRY_AFTER, str(self.retry_after_ms)))
-        await context.abort(self.code, self.message, tuple(metadata))
+        try:
+            await context.abort(self.code, self.message, tuple(metadata))
+        except grpc.aio.InternalError:  # the call ended in this very moment, by its deadline maybe: nobody is told
+            raise asyncio.CancelledError from None
 
 
 def told(error: grpc.RpcError) -> dict[str, str]:
