@@ -23,7 +23,7 @@ def test_nobody_refuses_with_ok() -> None:
 
 
 class Over:
-    """The context of a call that ended while its refusal was on its way: fuzzing met it, a real call is hard to time."""
+    """The context of a call that ended while its refusal was on its way. Fuzzing met it; real ones are hard to time."""
 
     def trailing_metadata(self) -> None: ...
 
