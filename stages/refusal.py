@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import grpc
@@ -51,10 +52,20 @@ class Refusal(Exception):
         metadata: list[Any] = [*(context.trailing_metadata() or ()), (MARK, "1")]
         if self.retry_after_ms is not None:
             metadata.append((RETRY_AFTER, str(self.retry_after_ms)))
-        try:
+        with unless_over():
             await context.abort(self.code, self.message, tuple(metadata))
-        except grpc.aio.InternalError:  # the call ended in this very moment, by its deadline maybe: nobody is told
-            raise asyncio.CancelledError from None
+
+
+@contextmanager
+def unless_over() -> Iterator[None]:
+    """For what is sent to a call that may end in this very moment, by its deadline: nobody hears it, and nothing failed.
+
+    Raises CancelledError, as gRPC does where it notices in time.
+    """
+    try:
+        yield
+    except grpc.aio.InternalError:
+        raise asyncio.CancelledError from None
 
 
 def told(error: grpc.RpcError) -> dict[str, str]:
