@@ -58,7 +58,7 @@ class Refusal(Exception):
 
 @contextmanager
 def unless_over() -> Iterator[None]:
-    """For what is sent to a call that may end in this very moment, by its deadline: nobody hears it, and nothing failed.
+    """For what is sent to a call that may end in this moment, by its deadline: nobody hears it, and nothing failed.
 
     Raises CancelledError, as gRPC does where it notices in time.
     """
