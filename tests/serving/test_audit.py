@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import logging
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -180,17 +179,16 @@ def test_an_audit_whose_replica_freezes_harms_nobody(
     servers: Any,
     wait_ready: Any,
     references: list[bytes],
-    caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It answers keep-warm messages, but no question, for as long as anybody waits."""
-    caplog.set_level(logging.INFO)
+    """It answers keep-warm messages, but no question, for as long as anybody waits: as a replica it ends the audit, as a
+    host of the path it is answered for."""
     monkeypatch.setattr(Host, "run", silent_of("b-1"))
     with deployed(bundles / "scored", servers, wait_ready, None, True, audit_share=1.0, hop_timeout_s=2.0) as client:
         for _ in range(2):
             assert client.generate(PROMPT, seed=4, **MODES[0], timeout_s=60).output == references[0]
         assert reasons(client) == {}
-    assert "an audit was given up: host b-1" in caplog.text or "host b-1 cannot be asked alone" in caplog.text
+        assert client.status().audits.audited >= 2
 
 
 def test_two_that_disagree_need_a_third_opinion(
