@@ -11,8 +11,8 @@ import sys
 from typing import Any
 
 from serving.client import Client
-from serving.client_options import own_token
 from stages.errors import OnesweepError
+from stages.token_options import own_token
 
 STATUS_TIMEOUT_S = 5.0
 TEXT_TIMEOUT_S = 600.0

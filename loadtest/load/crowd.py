@@ -22,9 +22,9 @@ from locust.runners import LocalRunner
 from loadtest.load.plan import Drained, LoadPlan, Message, Window, to_line
 from loadtest.load.sample import CUT, OK, OPEN, Sample
 from serving.client import Client, Result
-from serving.client_options import own_token
 from serving.errors import RequestRefused, RouterError
 from stages.refusal import MARK, trailing
+from stages.token_options import own_token
 
 FAILURE_PAUSE_S = 1.0
 """A user whose request failed tries again after this: a dead host must not be counted thousands of times a second."""
