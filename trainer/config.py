@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 from stages.architecture import Architecture
 from stages.errors import ConfigError, ShapeError
 from stages.partition import KINDS, Kind
+from trainer.rounds.settings import RoundSettings
 
 MAX_WHOLE = 2**53
 
@@ -84,6 +85,7 @@ class TrainingConfig:
     architecture: Architecture = field(default_factory=Architecture)
     noise: NoiseConfig = field(default_factory=NoiseConfig)
     lookahead: LookaheadConfig = field(default_factory=LookaheadConfig)
+    rounds: RoundSettings = field(default_factory=RoundSettings)
     steps: int = 2000
     sequences: int = 8
     """Windows of `architecture.context_bytes` in a batch."""
