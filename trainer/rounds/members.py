@@ -92,6 +92,12 @@ class Members:
             grpc.StatusCode.ABORTED, f"{worker} has no such lease: it ran out and the place went to another; join again"
         )
 
+    def remember(self, worker: str, part: int, round_: int) -> None:
+        """Something of `worker` was accepted for this round, before this process began."""
+        for member in self._members.values():
+            if member.worker == worker and member.place.part == part:
+                member.finished = max(member.finished, round_)
+
     def leave(self, member: Member) -> None:
         """Give a place back; what was handed in from it stays known."""
         member.lease, member.heard_s = "", float("-inf")

@@ -6,7 +6,6 @@ Both ways use the same: who receives says from which offset on, and who sends go
 from __future__ import annotations
 
 import hashlib
-import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from trainer.v1 import rounds_pb2
 PIECE_BYTES = 256 << 10
 MAX_FILE_BYTES = 1 << 36
 DIGEST_BYTES = 32
-PARTIAL = ".partial"
 
 
 class DamagedError(RequestError):
@@ -56,17 +54,23 @@ def pieces(data: bytes, offset: int = 0) -> Iterator[rounds_pb2.Piece]:
 
 
 class Intake:
-    """One file that comes in, at `path` once it is whole; until then beside it, so that it can be gone on with."""
+    """One file that comes in, and stays on the disk until it is dropped, so that it can be gone on with."""
 
     def __init__(self, path: Path, parcel: Parcel) -> None:
-        """:param parcel: checked already. What is left of another file with this path is dropped."""
-        self.path, self.parcel = path, parcel
+        """:param path: where it lies, but for a suffix; of files with the same path there is only the last.
+
+        :param parcel: checked already.
+        """
         # the digest is part of the name: what came of another file is never gone on with
-        self.partial = path.with_name(f"{path.name}.{parcel.sha256.hex()[:16]}{PARTIAL}")
-        for other in path.parent.glob(f"{path.name}.*{PARTIAL}"):
-            if other != self.partial:
+        self.path, self.parcel = path.with_name(f"{path.name}.{parcel.sha256.hex()[:32]}"), parcel
+        for other in path.parent.glob(f"{path.name}.*"):
+            if other != self.path:
                 other.unlink(missing_ok=True)
-        self.offset = min(self.partial.stat().st_size, parcel.size) if self.partial.exists() else 0
+        self.offset = min(self.path.stat().st_size, parcel.size) if self.path.exists() else 0
+
+    @property
+    def whole(self) -> bool:
+        return self.offset == self.parcel.size
 
     def write(self, piece: rounds_pb2.Piece) -> None:
         """Append a piece. Raises RequestError for one that does not follow or is damaged, CheckpointError."""
@@ -79,34 +83,25 @@ class Intake:
         if zlib.crc32(piece.data) != piece.crc32:
             raise RequestError(f"the piece at offset {piece.offset} does not have its checksum: send it again")
         try:
-            with self.partial.open("r+b" if self.partial.exists() else "wb") as file:
-                file.truncate(self.offset)  # a kill may have left half a piece
+            with self.path.open("r+b" if self.offset else "wb") as file:
                 file.seek(self.offset)
                 file.write(piece.data)
         except OSError as error:
-            raise CheckpointError(f"cannot write {self.partial}: {error.strerror}; free some space") from None
+            raise CheckpointError(f"cannot write {self.path}: {error.strerror}; free some space") from None
         self.offset += len(piece.data)
 
-    @property
-    def whole(self) -> bool:
-        return self.offset == self.parcel.size
-
-    def finish(self) -> bytes:
-        """The file's bytes, which then lie at `path`, too. Raises DamagedError, CheckpointError."""
+    def read(self) -> bytes:
+        """The whole file. Raises DamagedError when it is not what was announced; then it is dropped."""
         try:
-            data = self.partial.read_bytes()
-            if Parcel.of(data) != self.parcel:
-                self.partial.unlink()
-                raise DamagedError("what has come does not have the announced SHA-256: send it anew")
-            with self.partial.open("rb") as file:
-                os.fsync(file.fileno())
-            self.partial.replace(self.path)
+            data = self.path.read_bytes()
         except OSError as error:
-            raise CheckpointError(f"cannot write {self.path}: {error.strerror}; free some space") from None
+            raise CheckpointError(f"cannot read {self.path}: {error.strerror}") from None
+        if Parcel.of(data) != self.parcel:
+            self.drop()
+            raise DamagedError("what has come does not have the announced SHA-256: send it anew")
         return data
 
-
-def drop_partials(directory: Path) -> None:
-    """Forget what did not come to its end."""
-    for path in directory.glob(f"*{PARTIAL}"):
-        path.unlink(missing_ok=True)
+    def drop(self) -> None:
+        """It is not needed any more."""
+        self.path.unlink(missing_ok=True)
+        self.offset = 0

@@ -391,7 +391,6 @@ class Order(_message.Message):
     SECONDS_LEFT_FIELD_NUMBER: _builtins.int
     BASE_FIELD_NUMBER: _builtins.int
     COPIES_FIELD_NUMBER: _builtins.int
-    OUTER_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     steps: _builtins.int
     """H"""
@@ -403,10 +402,6 @@ class Order(_message.Message):
     def copies(self) -> _containers.RepeatedCompositeFieldContainer[Global___Weights]:
         """other parts that this one is trained with: those before it, or all"""
 
-    @_builtins.property
-    def outer(self) -> Global___Outer:
-        """what a worker needs that goes on from its own update"""
-
     def __init__(
         self,
         *,
@@ -415,52 +410,16 @@ class Order(_message.Message):
         seconds_left: _builtins.float | None = ...,
         base: Global___Weights | None = ...,
         copies: _abc.Iterable[Global___Weights] | None = ...,
-        outer: Global___Outer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_outer", b"_outer", "_seconds_left", b"_seconds_left", "base", b"base", "outer", b"outer", "seconds_left", b"seconds_left"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_seconds_left", b"_seconds_left", "base", b"base", "seconds_left", b"seconds_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_outer", b"_outer", "_seconds_left", b"_seconds_left", "base", b"base", "copies", b"copies", "outer", b"outer", "round", b"round", "seconds_left", b"seconds_left", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seconds_left", b"_seconds_left", "base", b"base", "copies", b"copies", "round", b"round", "seconds_left", b"seconds_left", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__outer: _TypeAlias = _typing.Literal["outer"]  # noqa: Y015
-    _WhichOneofArgType__outer: _TypeAlias = _typing.Literal["_outer", b"_outer"]  # noqa: Y015
     _WhichOneofReturnType__seconds_left: _TypeAlias = _typing.Literal["seconds_left"]  # noqa: Y015
     _WhichOneofArgType__seconds_left: _TypeAlias = _typing.Literal["_seconds_left", b"_seconds_left"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__outer) -> _WhichOneofReturnType__outer | None: ...
-    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seconds_left) -> _WhichOneofReturnType__seconds_left | None: ...
 
 Global___Order: _TypeAlias = Order  # noqa: Y015
-
-@_typing.final
-class Outer(_message.Message):
-    """Tensors of the outer optimizer, after the merge that made the base."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    GROUPS_FIELD_NUMBER: _builtins.int
-    FILE_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """each has the part's tensors; in this order"""
-
-    @_builtins.property
-    def file(self) -> Global___File:
-        """fp32"""
-
-    def __init__(
-        self,
-        *,
-        groups: _abc.Iterable[_builtins.str] | None = ...,
-        file: Global___File | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["file", b"file"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["file", b"file", "groups", b"groups"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Outer: _TypeAlias = Outer  # noqa: Y015
 
 @_typing.final
 class FetchRequest(_message.Message):
