@@ -10,10 +10,10 @@ class Deadline(Protocol):
     """All times are seconds since the begin of the round that they belong to."""
 
     def closes_at(self, arrivals: Sequence[float], expected: int, past: Sequence[float]) -> float | None:
-        """When the round ends if nothing else comes; None where nobody can say yet.
+        """When the round ends if nothing else comes; None where it waits for more.
 
-        arrivals: of this round, in time, ascending; expected: workers; past: arrivals of earlier rounds, in time or
-        not. A round in which all that are expected have come ends at once, whatever this says; one to which nothing
-        came does not end.
+        arrivals: of this round, in time, ascending; expected: workers; past: arrivals of earlier rounds, in time.
+        A round in which all that are expected have come ends at once, whatever this says; one to which nothing came
+        does not end.
         """
         ...
