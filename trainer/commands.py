@@ -1,4 +1,4 @@
-"""The trainer's commands: `train`, `evaluate` and `init`."""
+"""The trainer's commands: `train`, `evaluate`, `init`, and those of rounds over the network."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from trainer.rounds.commands import register_rounds
 
 if TYPE_CHECKING:
     from trainer.config import TrainingConfig
@@ -29,6 +31,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     _add(kinds, "watch", run_watch, _watch_options, "follow a training that was started with --listen")
     _add(subparsers, "evaluate", run_evaluate, _evaluate_options, "bits per byte of checkpoints on held-out text")
     _add(subparsers, "init", run_init, _init_options, "a checkpoint with random weights, for capacity tests")
+    register_rounds(subparsers)
 
 
 def run_blocks(options: argparse.Namespace) -> int:

@@ -215,10 +215,16 @@ class Link:
     def _explained(self, error: grpc.RpcError) -> ServiceError:
         code, details = _status(error), _details(error)
         if code is grpc.StatusCode.UNIMPLEMENTED:
-            return ServiceError(f"what listens at {self.address} is no coordinator; start one with `onesweep coordinate`")
+            return ServiceError(
+                f"what listens at {self.address} is no coordinator; start one with `onesweep coordinate`"
+            )
         if code is grpc.StatusCode.UNAVAILABLE:
             problem = handshake_problem(details, self.security)
-            return ServiceError(f"the coordinator at {self.address} {problem}" if problem else f"no coordinator answers at {self.address}")
+            return ServiceError(
+                f"the coordinator at {self.address} {problem}"
+                if problem
+                else f"no coordinator answers at {self.address}"
+            )
         return ServiceError(f"{self.address} refuses: {details or code.name}")
 
     def _moved(self) -> int:

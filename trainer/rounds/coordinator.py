@@ -10,7 +10,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -63,13 +63,18 @@ class Coordinator:
     def __init__(
         self,
         plan: RunPlan,
+        needs: Mapping[str, Sequence[str]],
         ledger: Ledger,
         publisher: Publisher,
         directory: Path,
         settings: CoordinatorSettings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """:param directory: for places and what comes in; :param clock: seconds, only forward."""
+        """:param needs: for each part, those that its workers must have copies of.
+
+        :param directory: for places and what comes in; :param clock: seconds, only forward.
+        """
+        self.needs = needs
         self.plan, self.settings, self.clock, self.publisher = plan, settings, clock, publisher
         self.ledger, self._lock = ledger, asyncio.Lock()
         self.offers = Offers(ledger, plan.config.rounds.down_codec)
@@ -165,6 +170,7 @@ class Coordinator:
             raise exhausted(f"round {submission.round} of {part} is not open yet", EARLY_RETRY_MS)
         if self.ledger.round(part) >= self.plan.rounds:
             return rounds_pb2.Verdict(outcome=rounds_pb2.OUTCOME_REFUSED, reason=f"{part} has made its last round")
+        before = self.ledger.round(part)
         with _stored():
             verdict = await self._alone(self.reception.judge, part, submission, payload, self.clock())
         if verdict.outcome == rounds_pb2.OUTCOME_REFUSED:
@@ -173,6 +179,7 @@ class Coordinator:
         else:
             member.accepted += verdict.outcome == rounds_pb2.OUTCOME_ACCEPTED
             member.finished, member.problem = max(member.finished, submission.round), ""
+            verdict.version = max(submission.round, before) + 1
         self._tell()
         return verdict
 
@@ -188,7 +195,7 @@ class Coordinator:
         await self._publish(last=True)
         self._tell()
 
-    async def changes(self, interval_s: float) -> AsyncIterator[None]:
+    async def changes(self, interval_s: float) -> AsyncGenerator[None]:
         """Now, and whenever something may have changed: at most once an interval; leases run out unsaid."""
         while True:
             yield
@@ -248,9 +255,9 @@ class Coordinator:
         due = self.ledger.due_at(part)
         order = rounds_pb2.Order(
             round=wanted,
-            steps=self.plan.steps(wanted),
+            steps=self.plan.config.rounds.steps_per_round,
             base=self.offers.weights(part, held.get(part)),
-            copies=[self.offers.weights(other, held.get(other)) for other in self.plan.needed_by(part)],
+            copies=[self.offers.weights(other, held.get(other)) for other in self.needs[part]],
         )
         if due is not None:
             order.seconds_left = max(due - self.clock(), 0.0)

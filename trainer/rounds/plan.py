@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from importlib.metadata import version
+from pathlib import Path
 
 from stages.architecture import Architecture
-from stages.errors import InputError
+from stages.errors import ConfigError, InputError
 from stages.manifest import Manifest
 from stages.refusal import failed_precondition, invalid
 from stages.transport import check_name
 from trainer.config import TrainingConfig
-from trainer.destination import identity
+from trainer.data import Corpus
+from trainer.destination import identity, new_ar, new_chain, open_destination
+from trainer.rounds.frame import Frame
 from trainer.v1 import rounds_pb2
 
 DATA_KIND = "bytes"
@@ -24,41 +28,49 @@ DATA_KIND = "bytes"
 class RunPlan:
     """Everything that coordinator and workers must agree on."""
 
-    config: TrainingConfig
+    frame: Frame
     manifest: Manifest
     """Of the checkpoint that the run makes."""
 
     @property
+    def config(self) -> TrainingConfig:
+        return self.frame.config
+
+    @property
+    def rounds(self) -> int:
+        return self.config.rounds.rounds
+
+    @cached_property
     def run(self) -> str:
         """Names the run: a digest of everything that decides its weights."""
         record = {"manifest": identity(self.manifest), "rounds": asdict(self.config.rounds)}
         return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
-    @property
+    @cached_property
     def parts(self) -> tuple[str, ...]:
-        """Names, in the order of the chain."""
-        noun = {"chain": "block", "scorer": "stage"}.get(self.config.rounds.model)
-        return tuple(f"{noun}-{i}" for i in range(self.config.architecture.parts)) if noun else ("ar",)
+        """Names, in order."""
+        return self.frame.names()
 
-    @property
-    def rounds(self) -> int:
-        return self.config.rounds.count(self.config.steps)
+    @classmethod
+    def begin(cls, config: TrainingConfig, corpus: Corpus, out: Path) -> RunPlan:
+        """The plan of a run into the checkpoint `out`, which is made if it is not there.
 
-    def steps(self, round_: int) -> int:
-        """Local steps of a round: the last may have fewer."""
-        whole = self.config.rounds.steps_per_round
-        return whole if self.config.rounds.rounds else min(whole, self.config.steps - round_ * whole)
-
-    def needed_by(self, part: str) -> tuple[str, ...]:
-        """Parts whose frozen copies a worker of `part` trains with."""
-        rounds, index = self.config.rounds, self.parts.index(part)
-        if rounds.model == "scorer":
-            ahead = self.config.lookahead.ahead
-        elif rounds.model == "chain" and self.config.architecture.context == "chained":
-            ahead = rounds.lookahead
+        Raises ConfigError, DataError; CheckpointError where `out` is of another run.
+        """
+        if config.rounds.fragments > 1:
+            raise ConfigError("over the network a part is exchanged whole: fragments must be 1")
+        frame = Frame.of(config, corpus)
+        if config.rounds.model == "chain":
+            new = replace(new_chain(frame.config, corpus, "rounds"), partition=frame.partition)
         else:
-            return ()
-        return (*self.parts[:index], *(self.parts[index + 1 :] if ahead else ()))
+            new = new_ar(frame.config.architecture, frame.config, corpus, "rounds")
+        manifest = open_destination(out, new)
+        return cls(Frame.of(config, corpus, manifest.partition), manifest)
+
+    @classmethod
+    def told(cls, config: TrainingConfig, manifest: Manifest, corpus: Corpus) -> RunPlan:
+        """The plan that a coordinator tells a worker. Raises ConfigError, DataError."""
+        return cls(Frame.of(config, corpus, manifest.partition), manifest)
 
     def check_join(self, request: rounds_pb2.JoinRequest, own_data: bool) -> None:
         """Raise Refusal unless who asks can take part.
@@ -76,7 +88,7 @@ class RunPlan:
             )
         if request.architecture and request.architecture != architecture_digest(self.config.architecture):
             raise failed_precondition(
-                "your settings have another architecture than this run: give --config as the coordinator has it, or none"
+                "your settings have another architecture than this run: give --config of the coordinator, or none"
             )
         if request.run and request.run != self.run:
             raise failed_precondition(

@@ -74,9 +74,7 @@ class Reception:
         place = member.place
         return Intake(self.directory / f"{place.part}-{place.replica}", parcel_of(submission))
 
-    def judge(
-        self, part: str, submission: rounds_pb2.Submission, payload: bytes, now_s: float
-    ) -> rounds_pb2.Verdict:
+    def judge(self, part: str, submission: rounds_pb2.Submission, payload: bytes, now_s: float) -> rounds_pb2.Verdict:
         """Decode an update and ask the ledger. Raises CheckpointError when it cannot be stored."""
         try:
             delta = self.codec.decode(payload, self.shapes[part])

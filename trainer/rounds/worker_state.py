@@ -1,4 +1,4 @@
-"""What a worker has on its disk: enough to go on after a kill at any instruction, in one file that is replaced whole."""
+"""What a worker has on its disk, to go on after a kill at any instruction: one file, which is replaced whole."""
 
 from __future__ import annotations
 
@@ -46,6 +46,10 @@ class Standing:
     steps: int = 0
     """Done in this round."""
     steps_due: int = 0
+    held_version: int = 0
+    """Of the part, among the tensors."""
+    own_in: int | None = None
+    """The version that has our last update in it; None while that is not known."""
     pending: Pending | None = None
 
 

@@ -609,18 +609,22 @@ class Verdict(_message.Message):
 
     OUTCOME_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     outcome: Global___Outcome.ValueType
     reason: _builtins.str
-    """one sentence, where it was refused or came late"""
+    """one sentence, where it was refused"""
+    version: _builtins.int
+    """that it will be part of, where it was accepted"""
     def __init__(
         self,
         *,
         outcome: Global___Outcome.ValueType = ...,
         reason: _builtins.str = ...,
+        version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "reason", b"reason", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
