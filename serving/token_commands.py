@@ -86,5 +86,3 @@ def run_remove(options: argparse.Namespace) -> int:
 def _add_file(parser: argparse.ArgumentParser) -> None:
     what = "what `onesweep router` or `onesweep coordinate` is given"
     parser.add_argument("--tokens", type=Path, required=True, metavar="FILE", help=what)
-        "--tokens", type=Path, required=True, metavar="FILE", help="what `onesweep router` or `coordinate` is given"
-    )

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
+import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
@@ -48,6 +50,20 @@ class ServerSettings:
     tokens: Path | None = None
 
 
+@dataclass(frozen=True)
+class OpenPort:
+    """A server that answers."""
+
+    server: grpc.aio.Server
+    checks: health.HealthServicer
+    port: int
+
+    async def close(self) -> None:
+        """Take no more calls, and let those under way come to their end for a while."""
+        await self.checks.enter_graceful_shutdown()
+        await self.server.stop(DRAIN_S)
+
+
 def coordinate(
     config: TrainingConfig,
     corpus: Corpus,
@@ -83,13 +99,11 @@ def needs_of(plan: RunPlan, corpus: Corpus) -> dict[str, tuple[str, ...]]:
     return {part: plan.frame.task(i, corpus, plan.config.seed).needs for i, part in enumerate(plan.parts)}
 
 
-async def _serve(
-    coordinator: Coordinator, settings: ServerSettings, keyring: Keyring, listening: Callable[[int], None]
-) -> None:
+async def open_port(coordinator: Coordinator, settings: ServerSettings, keyring: Keyring) -> OpenPort:
+    """Answer calls. Raises InputError, ServiceError where it cannot be listened on."""
     mutual = settings.security.tls is not None and keyring.open
-    stop, server = stop_on_signals(), new_server()
+    server, checks = new_server(), health.HealthServicer()
     rounds_pb2_grpc.add_RoundsServiceServicer_to_server(RoundsService(coordinator, Access(keyring, mutual)), server)
-    checks = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
@@ -97,8 +111,16 @@ async def _serve(
         await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
     port = bind(server, settings.listen, settings.security, mutual)
     await server.start()
-    log.info("run %s: %d rounds, live on port %d", coordinator.plan.run[:12], coordinator.plan.rounds, port)
-    listening(port)
+    return OpenPort(server, checks, port)
+
+
+async def _serve(
+    coordinator: Coordinator, settings: ServerSettings, keyring: Keyring, listening: Callable[[int], None]
+) -> None:
+    stop = stop_on_signals()
+    open_ = await open_port(coordinator, settings, keyring)
+    log.info("run %s: %d rounds, live on port %d", coordinator.plan.run[:12], coordinator.plan.rounds, open_.port)
+    listening(open_.port)
     rounds, told = asyncio.create_task(coordinator.run()), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((rounds, told), return_when=asyncio.FIRST_COMPLETED)
@@ -106,12 +128,11 @@ async def _serve(
             await _farewell(coordinator)
     finally:
         coordinator.stop()
-        await checks.enter_graceful_shutdown()
         if not rounds.done():
             rounds.cancel()  # a merge that is under way comes to its end
         told.cancel()
         await asyncio.gather(rounds, told, return_exceptions=True)
-        await server.stop(DRAIN_S)
+        await open_.close()
     if rounds.cancelled():
         raise Interrupted("stopped: everything is stored; start it again to go on")
     rounds.result()

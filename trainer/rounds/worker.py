@@ -28,6 +28,7 @@ from trainer.rounds.overlap import new_overlap
 from trainer.rounds.plan import DATA_KIND, RunPlan
 from trainer.rounds.publication import receive
 from trainer.rounds.pulse import Pulse
+from trainer.rounds.shards import replica_seed
 from trainer.rounds.tensors import Tensors, digest, norm, shapes, subtract
 from trainer.rounds.worker_state import STATE_NAME, Pending, Standing, load_worker, save_worker
 from trainer.v1 import rounds_pb2
@@ -36,8 +37,8 @@ log = logging.getLogger(__name__)
 
 MODULE, OPTIMIZER = "module", "optimizer"
 BASE, HELD, OWN, CARRIED, OVERLAP = "base", "held", "own", "carried", "overlap"
-"""Groups of a worker's state, beside those of its learner: where its round began, the version that it holds, its last pseudo-gradient, what its
-codec rounded away, and what the overlap remembers."""
+"""Groups of a worker's state: weights and inner optimizer; where its round began, the version that it holds, its last
+pseudo-gradient, what its codec rounded away, and what the overlap remembers."""
 AGAIN_S = 0.2
 LOCK_NAME, INCOMING = "worker.lock", "incoming"
 
@@ -133,18 +134,19 @@ class Worker:
         except (KeyError, ValueError, RuntimeError) as error:
             raise ResumeError(f"the state in {self.settings.state} does not fit this run ({error})") from None
         self.standing = standing
-        self.base, self.own = dict(groups.get(BASE, {})), dict(groups.get(OWN, {}))
-        self.feedback.carried = dict(groups.get(CARRIED, {}))
+        self.base, self.own = groups.get(BASE, groups.get(HELD, {})), groups.get(OWN, {})
+        self.feedback.carried = groups.get(CARRIED, {})
         self.overlap.restore(groups.get(OVERLAP, {}))
         if HELD in groups:
-            self.held[self.part] = (standing.held_version, dict(groups[HELD]))
+            self.held[self.part] = (standing.held_version, groups[HELD])
 
     def state(self) -> dict[str, Tensors]:
         held = self.held.get(self.part, (0, {}))[1]
-        groups = {BASE: self.base, HELD: held, OWN: self.own, CARRIED: self.feedback.carried}
-        groups[OVERLAP] = self.overlap.state()
+        groups = {HELD: held, OWN: self.own, CARRIED: self.feedback.carried, OVERLAP: self.overlap.state()}
+        if self.base is not held and self.standing.round is not None:
+            groups[BASE] = self.base
         groups |= {MODULE: self.learner.weights(), OPTIMIZER: self.learner.optimizers.tensors()}
-        return {name: dict(tensors) for name, tensors in groups.items() if tensors}
+        return {name: tensors for name, tensors in groups.items() if tensors}
 
     def save(self) -> None:
         """Raises CheckpointError, with the last state whole."""
@@ -223,7 +225,6 @@ class Worker:
 
     def _see(self, order: rounds_pb2.Order) -> None:
         """Take newer copies of other parts. Raises ServiceError, FileGoneError."""
-        needs = self.learner.part.needs
         if {wanted.part for wanted in order.copies} != set(self.learner.part.needs):
             raise ServiceError(f"{self.link.address} does not send what {self.part} is trained with: it is damaged")
         published = {wanted.part: self._fetch(wanted) for wanted in order.copies}
