@@ -150,7 +150,9 @@ def network(rounds_config: TrainingConfig, corpus: Corpus, tmp_path: Path) -> It
     """`network(**changes of [rounds])`: a coordinator that takes calls, in the directory `out`."""
     with contextlib.ExitStack() as stack:
 
-        def start(config: TrainingConfig | None = None, coordinator: dict[str, Any] | None = None, **rounds: Any) -> Network:
+        def start(
+            config: TrainingConfig | None = None, coordinator: dict[str, Any] | None = None, **rounds: Any
+        ) -> Network:
             config = config or rounds_config
             config = replace(config, rounds=replace(config.rounds, **rounds))
             started = Network(config, corpus, tmp_path / "out", **(coordinator or {})).start()
