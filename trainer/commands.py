@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     _add(kinds, "scorer", run_scorer, _scorer_options, "train a pipeline stage by stage, each through frozen copies")
     _add(kinds, "arms", run_arms, _arms_options, "compare ways of training a pipeline, over several seeds")
     _add(kinds, "ideas", run_ideas, _ideas_options, "a local model with deep features or a plan, against it alone")
+    _add(kinds, "rounds", run_rounds, _rounds_options, "rounds of virtual workers in this process, compared in a table")
     _add(kinds, "memory", run_memory, _memory_options, "measure what one block's training holds against the whole")
     _add(kinds, "watch", run_watch, _watch_options, "follow a training that was started with --listen")
     _add(subparsers, "evaluate", run_evaluate, _evaluate_options, "bits per byte of checkpoints on held-out text")
@@ -115,6 +117,26 @@ def run_ideas(options: argparse.Namespace) -> int:
         _print_json(report.to_record())
     else:
         print("\n".join(table(report)))
+    return 0
+
+
+def run_rounds(options: argparse.Namespace) -> int:
+    """Make rounds in one process for every combination of what is varied; what is done already is not done again."""
+    from dataclasses import asdict
+
+    from trainer.rounds.comparison import arms, run_arms, table
+    from trainer.rounds.fleet import Fleet
+
+    fleet = Fleet(**_given({name: getattr(options, name) for name in _FLEET}))
+    compared = arms(_config(options), fleet, dict(options.vary), options.one_place)
+    results = []
+    for result in run_arms(compared, options.seeds, _corpus(options), options.out):
+        results.append(result)
+        print(f"{result.arm}, seed {result.seed}: {result.losses['next_byte']:.3f} nats", file=sys.stderr, flush=True)
+    if options.json:
+        _print_json({"results": [asdict(result) for result in results]})
+    else:
+        print("\n".join(table(results)))
     return 0
 
 
@@ -275,6 +297,31 @@ def _ideas_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
+_FLEET = ("step_s", "slowness", "latency_s", "up_mbps", "down_mbps", "in_time", "late_rounds", "lost")
+
+
+def _rounds_options(parser: argparse.ArgumentParser) -> None:
+    _config_options(parser)
+    _data_options(parser)
+    parser.add_argument(
+        "--vary", type=_choices, action="append", default=[], metavar="NAME=VALUE[,VALUE]", help="of [rounds], or below"
+    )
+    parser.add_argument("--one-place", action="store_true", help="and one worker a part that reads all replicas' text")
+    parser.add_argument("--seeds", type=_numbers, default=[0], metavar="N[,N]")
+    parser.add_argument("--steps", type=int, help="local steps of each worker")
+    fleet = parser.add_argument_group("virtual workers", "speeds and links; their seconds are not real")
+    fleet.add_argument("--step-s", type=float, help="seconds of a local step (default: 1)")
+    fleet.add_argument("--slowness", type=_decimals, metavar="N[,N]", help="times a replica takes longer, one by one")
+    fleet.add_argument("--latency-s", type=float, help="of a message (default: 0.1)")
+    fleet.add_argument("--up-mbps", type=float, help="of a worker's link (default: 20)")
+    fleet.add_argument("--down-mbps", type=float, help="likewise (default: 100)")
+    fleet.add_argument("--in-time", type=float, metavar="SHARE", help="of the updates; others are late (default: 1)")
+    fleet.add_argument("--late-rounds", type=float, metavar="N", help="by how many rounds (default: 1.5)")
+    fleet.add_argument("--lost", type=float, metavar="SHARE", help="of the updates that never come (default: 0)")
+    parser.add_argument("--out", type=Path, default=Path("runs/rounds"), help="one file an arm and seed")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
 def _memory_options(parser: argparse.ArgumentParser) -> None:
     _config_options(parser)
     _data_options(parser)
@@ -354,6 +401,13 @@ def _positive(text: str) -> float:
     if not 0 < (value := float(text)) < float("inf"):
         raise argparse.ArgumentTypeError(f"must be a finite number above 0, not {text}")
     return value
+
+
+def _choices(text: str) -> tuple[str, list[str]]:
+    name, equals, values = text.partition("=")
+    if not equals or not all(parts := values.split(",")):
+        raise argparse.ArgumentTypeError(f"must be NAME=VALUE[,VALUE], not {text!r}")
+    return name, parts
 
 
 def _names(text: str) -> list[str]:

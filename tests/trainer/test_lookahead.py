@@ -23,7 +23,7 @@ from trainer.data import Corpus
 from trainer.local import train_blocks_ahead, train_scorer
 from trainer.lookahead import ScorerTask, Workers, _through_int8
 from trainer.objectives import next_byte_loss
-from trainer.run import Run
+from trainer.run import Run, train_step
 from trainer.tasks import Lesson
 
 
@@ -145,7 +145,7 @@ def test_a_resumed_scorer_is_the_one_that_was_never_stopped(
     Run(whole, config, tmp_path / "whole", "run").train()
     stopped = Run(task(), config, tmp_path / "stopped", "run")
     for _ in range(6):  # copies are of step 4 then
-        stopped._train_step()
+        train_step(stopped.task, stopped.optimizers, config, stopped.step)
         stopped.step += 1
     stopped._save()
     resumed = task()

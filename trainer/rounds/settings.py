@@ -47,7 +47,7 @@ class RoundSettings:
     deadline: DeadlineName = "adaptive"
     deadline_s: float = 600.0
     """Seconds after which a round is closed with what has come, if anything has; `lockstep` knows no deadline."""
-    quorum: float = 0.6
+    quorum: float = 0.5
     """`adaptive`: share of the expected workers that is waited for."""
     grace: float = 1.5
     """`adaptive`: times the median arrival that the others are given."""

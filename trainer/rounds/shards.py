@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
 
 from trainer.config import MAX_WHOLE
+from trainer.data import Corpus
 
 
 def replica_seed(seed: int, replica: int) -> int:
@@ -16,3 +21,16 @@ def replica_seed(seed: int, replica: int) -> int:
         return seed
     word = hashlib.sha256(f"{seed} {replica}".encode()).digest()
     return int.from_bytes(word[:8], "little") % MAX_WHOLE
+
+
+@dataclass(frozen=True)
+class PooledCorpus(Corpus):
+    """The text as one place sees it that stands for all replicas: their batches, one after the other, in each step."""
+
+    replicas: int = 1
+
+    def batch(self, seed: int, step: int, sequences: int, length: int) -> Tensor:
+        """sequences: of all replicas together."""
+        each = sequences // self.replicas
+        batches = [Corpus.batch(self, replica_seed(seed, i), step, each, length) for i in range(self.replicas)]
+        return torch.cat(batches)

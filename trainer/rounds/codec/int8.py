@@ -21,9 +21,9 @@ class Int8(TensorCodec):
         return 4 * rows_of(shape) + count(shape)
 
     def write(self, values: Tensor) -> bytes:
+        if not values.numel():
+            return float_bytes(torch.zeros(rows_of(tuple(values.shape))))
         rows = values.reshape(rows_of(tuple(values.shape)), -1)
-        if not rows.numel():
-            return float_bytes(torch.zeros(len(rows)))
         scales = rows.abs().amax(dim=1) / LEVELS
         steps = (rows / torch.where(scales > 0, scales, 1.0)[:, None]).round().clamp(-LEVELS, LEVELS)
         return float_bytes(scales) + steps.to(torch.int8).numpy().tobytes()
@@ -31,4 +31,6 @@ class Int8(TensorCodec):
     def read(self, raw: Raw, shape: tuple[int, ...]) -> Tensor:
         split = 4 * rows_of(shape)
         steps = torch.from_numpy(raw[split:].view(np.int8).astype(np.float32))
+        if not steps.numel():
+            return steps.reshape(shape)
         return (steps.reshape(rows_of(shape), -1) * floats(raw[:split])[:, None]).reshape(shape)
