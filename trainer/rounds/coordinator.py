@@ -170,7 +170,6 @@ class Coordinator:
             raise exhausted(f"round {submission.round} of {part} is not open yet", EARLY_RETRY_MS)
         if self.ledger.round(part) >= self.plan.rounds:
             return rounds_pb2.Verdict(outcome=rounds_pb2.OUTCOME_REFUSED, reason=f"{part} has made its last round")
-        before = self.ledger.round(part)
         with _stored():
             verdict = await self._alone(self.reception.judge, part, submission, payload, self.clock())
         if verdict.outcome == rounds_pb2.OUTCOME_REFUSED:
@@ -179,7 +178,6 @@ class Coordinator:
         else:
             member.accepted += verdict.outcome == rounds_pb2.OUTCOME_ACCEPTED
             member.finished, member.problem = max(member.finished, submission.round), ""
-            verdict.version = max(submission.round, before) + 1
         self._tell()
         return verdict
 

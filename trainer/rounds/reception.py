@@ -40,7 +40,7 @@ class Reception:
         self.directory.mkdir(parents=True, exist_ok=True)
         self.codec = codec_named(plan.config.rounds.codec)
         self.shapes = {part: shapes(ledger.weights(part)) for part in plan.parts}
-        self._known: dict[str, rounds_pb2.Verdict] = {}
+        self._known: dict[tuple[str, str], rounds_pb2.Verdict] = {}
 
     def check(self, member: Member, submission: rounds_pb2.Submission) -> None:
         """Raise Refusal for a header that no update of this member can have."""
@@ -67,7 +67,7 @@ class Reception:
 
     def known(self, submission: rounds_pb2.Submission) -> rounds_pb2.Verdict | None:
         """What was said of this submission before, so that it need not be sent again; None if nothing was."""
-        return self._known.get(submission.id)
+        return self._known.get((submission.worker, submission.id))
 
     def begin(self, member: Member, submission: rounds_pb2.Submission) -> Intake:
         """What is there of it already, to be gone on with. One file a place: an older one makes room."""
@@ -90,14 +90,21 @@ class Reception:
             sequences=submission.sequences,
             delta=delta,
         )
+        version = max(update.round, self.ledger.round(part)) + 1
         said = self.ledger.accept(update, now_s)
         verdict = rounds_pb2.Verdict(outcome=OUTCOMES[said.kind], reason=said.reason)
-        self._remember(submission.id, said.kind, said.reason)
+        if said.kind == "accepted":
+            verdict.version = version
+        self._remember((submission.worker, submission.id), verdict)
         return verdict
 
-    def _remember(self, name: str, kind: str, reason: str) -> None:
-        outcome = rounds_pb2.OUTCOME_DUPLICATE if kind == "accepted" else OUTCOMES[kind]
-        self._known[name] = rounds_pb2.Verdict(outcome=outcome, reason=reason)
+    def _remember(self, key: tuple[str, str], verdict: rounds_pb2.Verdict) -> None:
+        """What to say when the same comes again."""
+        again = rounds_pb2.Verdict()
+        again.CopyFrom(verdict)
+        if again.outcome == rounds_pb2.OUTCOME_ACCEPTED:
+            again.outcome = rounds_pb2.OUTCOME_DUPLICATE
+        self._known[key] = again
         while len(self._known) > MAX_REMEMBERED:
             del self._known[next(iter(self._known))]
 

@@ -305,7 +305,7 @@ class Worker:
             log.warning("round %d of %s was not taken: %s", pending.round, self.part, verdict.reason)
         else:
             log.info("round %d of %s is handed in", pending.round, self.part)
-            self.standing.own_in = verdict.version
+            self.standing.own_in = verdict.version or None
 
     def _submit(self, pending: Pending) -> rounds_pb2.Verdict:
         submission = rounds_pb2.Submission(
