@@ -76,7 +76,7 @@ class Coordinator:
         """
         self.needs = needs
         self.plan, self.settings, self.clock, self.publisher = plan, settings, clock, publisher
-        self.ledger, self._lock = ledger, asyncio.Lock()
+        self.ledger, self.ledger_lock = ledger, asyncio.Lock()
         self.offers = Offers(ledger, plan.config.rounds.down_codec)
         replicas = plan.config.rounds.replicas
         self.members = Members(directory / MEMBERS, len(plan.parts), replicas, settings.lease_s, clock())
@@ -209,7 +209,9 @@ class Coordinator:
 
     async def _look_at(self, part: str) -> None:
         await self._expect(part)
-        if not self.ledger.due(part, self.clock()):
+        async with self.ledger_lock:
+            due = self.ledger.due(part, self.clock())
+        if not due:
             return
         try:
             merged = await self._alone(self.ledger.close, part, self.clock())
@@ -272,7 +274,7 @@ class Coordinator:
 
     async def _alone(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """In a thread, and nothing else touches the ledger meanwhile."""
-        async with self._lock:
+        async with self.ledger_lock:
             return await in_thread(job, *args, **kwargs)
 
     def _tell(self) -> None:

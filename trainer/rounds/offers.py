@@ -41,20 +41,20 @@ class Offers:
 
     def read(self, name: str) -> bytes:
         """The file of this name. Raises Refusal."""
-        for (part, version, kind), (data, _) in self._files.items():
+        for (part, version, kind), (data, _) in list(self._files.items()):  # orders are made on another thread
             if name == _name(part, version, kind):
                 return data
         raise Refusal(grpc.StatusCode.NOT_FOUND, f"there is no file {name[:80]!r} any more: ask for the next order")
 
     def _differences(self, part: str, held: int | None, version: int) -> list[rounds_pb2.File]:
         """Those from `held` to `version`, where all are kept and smaller than the whole."""
-        if held is None or not 0 <= held < version:
+        if held is None or not version - KEPT_VERSIONS <= held < version:
             return []
-        found = [(number, self.ledger.difference(part, number)) for number in range(held + 1, version + 1)]
+        found = {number: self.ledger.difference(part, number) or b"" for number in range(held + 1, version + 1)}
         whole = self._whole.size(shapes(self.ledger.weights(part)))
-        if not all(data for _, data in found) or sum(len(data or b"") for _, data in found) >= whole:
+        if not all(found.values()) or sum(map(len, found.values())) >= whole:
             return []
-        return [self._offer(part, number, "difference", partial(_given, data)) for number, data in found]
+        return [self._offer(part, number, "difference", partial(_given, data)) for number, data in found.items()]
 
     def _offer(self, part: str, version: int, kind: str, make: Callable[[str], bytes]) -> rounds_pb2.File:
         key = (part, version, kind)

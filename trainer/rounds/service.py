@@ -116,7 +116,8 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
         try:
             async with aclosing(self.coordinator.changes(interval)) as changes:
                 async for _ in changes:
-                    status = status_of(self.coordinator)
+                    async with self.coordinator.ledger_lock:
+                        status = status_of(self.coordinator)
                     yield status
                     if status.state != rounds_pb2.RUN_STATE_RUNNING:
                         return

@@ -17,6 +17,7 @@ import torch
 from stages.checkpoint import load_chain
 from stages.errors import CheckpointError, ServiceError
 from stages.manifest import read_manifest
+from stages.security import LOOPBACK_ONLY, Security
 from stages.tokens import Key, new_token, token_hash, write_tokens
 from trainer.config import TrainingConfig
 from trainer.data import Corpus
@@ -346,3 +347,58 @@ def test_tokens_say_who_may_work_and_as_whom(network: Start, tmp_path: Path) -> 
     watcher = net.link(token=other)
     assert next(watcher.watch(1.0)).rounds == 3
     watcher.close()
+
+
+def test_certificates_say_who_may_work(network: Start, new_pki: Callable[[str], Any]) -> None:
+    pki = new_pki("pki")
+    server, worker, host = pki.issue("router", "hub"), pki.issue("client", "ann"), pki.issue("host", "h")
+    net = network(coordinator={"security": Security(server)}, replicas=1)
+
+    def problem(name: str, security: Security) -> str:
+        link = net.link(security=security, patience_s=1.0)
+        with pytest.raises(ServiceError) as caught:
+            link.join(rounds_pb2.JoinRequest(worker=name))
+        link.close()
+        return str(caught.value)
+
+    assert "of onesweep" in problem("ann", Security(worker)), "who may work hears of the next problem"
+    assert "you are ann: you may work as ann" in problem("eve", Security(worker))
+    assert "a worker needs one of role client" in problem("h", Security(host))
+    assert "closed the connection" in problem("ann", LOOPBACK_ONLY)
+
+
+# What commands are told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["work", "--coordinator", "127.0.0.1:1", "--data", "/nowhere"], "no text at /nowhere"),
+        (["work", "--coordinator", "127.0.0.1:1", "--name", "a b"], "--name 'a b' must be"),
+        (["work", "--coordinator", "10.0.0.1:1"], "traffic would not be encrypted"),
+        (["work", "--coordinator", "127.0.0.1:1", "--block", "-1"], "--block must be the number of a part"),
+        (["work", "--coordinator", "127.0.0.1:1", "--patience", "nan"], "--patience must be from 0"),
+        (["coordinate", "--listen", "127.0.0.1:0", "--lease", "0"], "--lease must be from 0.5"),
+        (["coordinate", "--listen", "127.0.0.1:0", "--publish-every", "0"], "--publish-every must be at least 1"),
+        (["coordinate", "--listen", "127.0.0.1:0", "--config", "H0"], "steps_per_round must be a whole number from 1"),
+        (["coordinate", "--listen", "127.0.0.1:0", "--config", "pieces"], "fragments must be 1"),
+        (["rounds", "127.0.0.1:1", "--once"], "no coordinator answers at 127.0.0.1:1"),
+    ],
+)
+def test_commands_say_what_is_wrong(
+    onesweep: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "H0").write_text("[rounds]\nsteps_per_round = 0")
+    (tmp_path / "pieces").write_text("[rounds]\nfragments = 2")
+    outcome = onesweep(*arguments)
+    assert sentence in outcome.message
+    assert outcome.code in (1, 2)
+
+
+def test_a_checkpoint_of_another_run_is_told(
+    onesweep: Callable[..., Any], network: Start, text_file: Path, tmp_path: Path
+) -> None:
+    net = network()
+    outcome = onesweep("coordinate", "--listen", "127.0.0.1:0", "--data", text_file, "--out", net.out)
+    assert "holds a checkpoint of other settings or data; give another --out" in outcome.message
