@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from stages.aside import in_thread
+from stages.aside import in_thread, to_its_end
 from stages.errors import CheckpointError, InputError
 from stages.refusal import exhausted
 from trainer.rounds.ledger import Ledger
@@ -88,6 +88,8 @@ class Coordinator:
         self.stopping = False
         self.received_bytes = self.sent_bytes = 0
         self._expected: dict[str, int] = {}
+        self._publishing: asyncio.Task[None] | None = None
+        self._times_published = min(map(ledger.round, plan.parts)) // settings.publish_every
         self._changed = asyncio.Event()
 
     @property
@@ -184,12 +186,17 @@ class Coordinator:
     # What goes on by itself
 
     async def run(self) -> None:
-        """Close rounds when they are due, and publish, until the run has ended."""
-        while not self.ended:
-            for part in self.plan.parts:
-                if self.ledger.round(part) < self.plan.rounds:
-                    await self._look_at(part)
-            await asyncio.sleep(TICK_S)
+        """Close rounds when they are due, and publish, until the run has ended. Raises CheckpointError."""
+        try:
+            while not self.ended:
+                for part in self.plan.parts:
+                    if self.ledger.round(part) < self.plan.rounds:
+                        await self._look_at(part)
+                self._publish_if_due()
+                await asyncio.sleep(TICK_S)
+        finally:
+            if self._publishing is not None:
+                await to_its_end(self._publishing)
         await self._publish(last=True)
         self._tell()
 
@@ -224,8 +231,15 @@ class Coordinator:
         self.problem = ""
         log.info("%s: version %d from %d updates", part, merged.version, len(merged.updates))
         self._tell()
-        if min(map(self.ledger.round, self.plan.parts)) % self.settings.publish_every == 0:
-            await self._publish()
+
+    def _publish_if_due(self) -> None:
+        """Beside the rounds, one at a time."""
+        if self._publishing is not None and not self._publishing.done():
+            return
+        done = min(map(self.ledger.round, self.plan.parts)) // self.settings.publish_every
+        if done > self._times_published:
+            self._times_published = done
+            self._publishing = asyncio.create_task(self._publish())
 
     async def _publish(self, last: bool = False) -> None:
         """Put the newest weights into the checkpoint; what is not fit for it stays as it was."""

@@ -56,6 +56,11 @@ class Network:
         self.stub: Any = rounds_pb2_grpc.RoundsServiceStub(self.channel)
         return self
 
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended, and its last checkpoint is written."""
+        return self.rounds.done()
+
     def end(self) -> None:
         self.stop.set()
         self._ended.set()
@@ -77,7 +82,7 @@ class Network:
         self.coordinator = Coordinator(self.plan, needs, self.ledger, publisher, self.out / STORE, self.settings)
         settings = ServerSettings("127.0.0.1:0", self.security, self.tokens)
         opened = await open_port(self.coordinator, settings, Keyring(self.tokens))
-        rounds = asyncio.create_task(self.coordinator.run())
+        self.rounds = rounds = asyncio.create_task(self.coordinator.run())
         self._opened.set_result(opened.port)
         await asyncio.to_thread(self._ended.wait)
         self.coordinator.stop()

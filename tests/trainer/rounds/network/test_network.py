@@ -67,7 +67,7 @@ def test_four_workers_make_the_weights_of_one_process(
 ) -> None:
     net = network(**rounds)
     assert net.work_together(None, None, None, None) == [3, 3, 3, 3]
-    until(lambda: net.coordinator.ended, 30)
+    until(lambda: net.over, 60)  # modules are drawn from one generator: nobody else may draw meanwhile
     engine = Engine(net.plan.frame, corpus, MemoryStore(), Fleet())
     engine.run()
     for part, expected in engine.published().items():
@@ -402,3 +402,29 @@ def test_a_checkpoint_of_another_run_is_told(
     net = network()
     outcome = onesweep("coordinate", "--listen", "127.0.0.1:0", "--data", text_file, "--out", net.out)
     assert "holds a checkpoint of other settings or data; give another --out" in outcome.message
+
+
+def test_checkpoints_are_published_while_the_run_goes_on(network: Start, until: Callable[..., Any]) -> None:
+    net = network(replicas=1, rounds=2, coordinator={"publish_every": 1})
+    place, payload = net.join(part=0), net.payload("block-0")
+    submit(net, net.submission(place, payload), payload)
+    other = net.join("other", part=1)
+    payload = net.payload("block-1")
+    submit(net, net.submission(other, payload, worker="other"), payload)
+    until(lambda: net.coordinator.publisher.published == {"block-0": 1, "block-1": 1}, 30)
+    assert not net.coordinator.ended
+    weights = net.ledger.weights("block-0")
+    block, _ = load_chain(net.out)
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in block.named_parameters())
+
+
+def test_weights_that_are_confidently_wrong_are_not_published(network: Start) -> None:
+    net = network(replicas=1)
+    publisher, weights = net.coordinator.publisher, {part: net.ledger.weights(part) for part in net.plan.parts}
+    publisher.publish({part: (0, tensors) for part, tensors in weights.items()}, last=False)
+    before = read_manifest(net.out)
+    wrong = {name: 100 * tensor for name, tensor in weights["block-0"].items()}
+    wrong["clean_head.bias"] = torch.arange(256.0)
+    with pytest.raises(CheckpointError, match=r"block-0 is not published: .* the checkpoint stays as it was"):
+        publisher.publish({"block-0": (1, wrong), "block-1": (1, weights["block-1"])}, last=False)
+    assert read_manifest(net.out) == before
