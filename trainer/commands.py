@@ -29,6 +29,13 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     _add(kinds, "arms", run_arms, _arms_options, "compare ways of training a pipeline, over several seeds")
     _add(kinds, "ideas", run_ideas, _ideas_options, "a local model with deep features or a plan, against it alone")
     _add(kinds, "rounds", run_rounds, _rounds_options, "rounds of virtual workers in this process, compared in a table")
+    _add(
+        kinds,
+        "audit",
+        run_audit,
+        _audit_options,
+        "prove from their log that rounds lost no update and merged none twice",
+    )
     _add(kinds, "memory", run_memory, _memory_options, "measure what one block's training holds against the whole")
     _add(kinds, "watch", run_watch, _watch_options, "follow a training that was started with --listen")
     _add(subparsers, "evaluate", run_evaluate, _evaluate_options, "bits per byte of checkpoints on held-out text")
@@ -138,6 +145,21 @@ def run_rounds(options: argparse.Namespace) -> int:
     else:
         print("\n".join(table(results)))
     return 0
+
+
+def run_audit(options: argparse.Namespace) -> int:
+    """Check the log of rounds against its files; 1 with a line for each thing that should not be."""
+    from trainer.rounds.audit import audit
+
+    found = audit(options.directory)
+    for problem in found.problems:
+        print(f"wrong: {problem}")
+    versions = ", ".join(f"{part} at version {number}" for part, number in found.versions.items())
+    print(
+        f"{found.accepted} updates accepted: {found.merged} merged, {found.pending} pending; {found.dropped} late ones "
+        f"dropped by rule{'; ' if versions else ''}{versions}"
+    )
+    return 1 if found.problems else 0
 
 
 def run_memory(options: argparse.Namespace) -> int:
@@ -320,6 +342,10 @@ def _rounds_options(parser: argparse.ArgumentParser) -> None:
     fleet.add_argument("--lost", type=float, metavar="SHARE", help="of the updates that never come (default: 0)")
     parser.add_argument("--out", type=Path, default=Path("runs/rounds"), help="one file an arm and seed")
     parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def _audit_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", type=Path, metavar="DIR", help="where the rounds are kept: it has a log.jsonl")
 
 
 def _memory_options(parser: argparse.ArgumentParser) -> None:

@@ -127,7 +127,9 @@ class Piece:
         self.name, self.keys, self.base = name, keys, base
         self.feedback = ErrorFeedback(codec_named(settings.codec))
         self.overlap = new_overlap(settings)
-        self.round = self.version = self.steps = self.tries = 0
+        self.round = self.version = self.steps = 0
+        self.count = 0
+        """Updates handed in, so that a round made again has an id of its own."""
         self.own: Tensors | None = None
         self.sent, self.merged = "", False
 
@@ -183,7 +185,7 @@ class VirtualWorker:
         engine.traffic.up_bytes += len(payload)
         piece.own = engine.codec.decode(payload, shapes(piece.base))
         update = Update(
-            id=f"{self.name}-{piece.round}-{piece.tries}",
+            id=f"{self.name}-{piece.round}-{piece.count}",
             worker=self.name,
             part=piece.name,
             base_version=piece.version,
@@ -193,6 +195,7 @@ class VirtualWorker:
             delta=piece.own,
         )
         piece.sent, piece.merged, piece.steps = update.id, False, 0
+        piece.count += 1
         fate = engine.fleet.fate(piece.name, update.id)
         there = now + engine.fleet.up_s(len(payload))
         if fate == "late":
@@ -220,7 +223,7 @@ class VirtualWorker:
             return
         piece.base = piece.overlap.start(engine.ledger.weights(piece.name), piece.own, piece.merged)
         missed, piece.version = newest - piece.version, newest
-        piece.round, piece.tries = max(piece.round + 1, newest), 0
+        piece.round = max(piece.round + 1, newest)
         self.learner.load(piece.base)
         size = self._count_down(piece, whole=missed > 1) if missed else 0
         self.turn = (self.turn + 1) % len(self.pieces)
@@ -234,7 +237,6 @@ class VirtualWorker:
             engine.waiting.append(self)
             return
         piece.base = engine.ledger.weights(piece.name)
-        piece.tries += 1
         self.learner.load(piece.base)
         engine.at(now, self.train)
 

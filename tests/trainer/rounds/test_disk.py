@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,7 @@ settings = RoundSettings(deadline="fixed", down_codec="int8", late="keep")
 def run() -> str:
     with open_store(directory) as store:
         ledger = Ledger(settings, {"p": make_tensors(0)}, store, "run")
-        while (number := ledger.round("p")) < 3:
+        while (number := ledger.round("p")) < 2:
             for worker in range(2):
                 delta = make_tensors(100 * number + worker, 0.1)
                 update = Update(f"w{worker}-{number}", f"w{worker}", "p", number, number, 4, 8, delta)
@@ -118,11 +119,13 @@ if __name__ == "__main__":
         assert (again or call(run, -1)) == undisturbed, kill_at
         found = audit(directory)
         assert not found.problems, (kill_at, found.problems)
-        assert (found.accepted, found.merged, found.pending) == (6, 6, 0), (kill_at, found)
+        assert (found.accepted, found.merged, found.pending) == (4, 4, 0), (kill_at, found)
     print(kill_at)
 """
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_killed_at_any_write_it_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     """A process dies before each write, in the middle of each line of the log, and again a little later."""
     found = subprocess.run(
@@ -132,7 +135,7 @@ def test_killed_at_any_write_it_goes_on_to_the_same_weights(tmp_path: Path) -> N
         check=False,
     )
     assert found.returncode == 0, found.stderr
-    assert int(found.stdout) > 50  # so many places to die at
+    assert int(found.stdout) > 40  # so many places to die at
 
 
 def fill(directory: Path, tensors: Make, update: MakeUpdate, rounds: int = 2) -> str:
@@ -158,6 +161,21 @@ def test_what_was_stored_is_there_again(tmp_path: Path, tensors: Make, update: M
         assert ledger.close("p", 1002.0).updates == ("w0-2", "w1-2")
     found = audit(tmp_path)
     assert (found.problems, found.accepted, found.merged, found.versions) == ([], 6, 6, {"p": 3})
+
+
+def test_the_command_says_what_the_audit_found(
+    tmp_path: Path, tensors: Make, update: MakeUpdate, onesweep: Callable[..., Any]
+) -> None:
+    fill(tmp_path, tensors, update)
+    whole = onesweep("train", "audit", tmp_path)
+    assert (whole.code, whole.out) == (
+        0,
+        "5 updates accepted: 4 merged, 1 pending; 0 late ones dropped by rule; p at version 2\n",
+    )
+    (tmp_path / UPDATES / "p" / "w0-2.safetensors").unlink()
+    lost = onesweep("train", "audit", tmp_path)
+    assert lost.code == 1
+    assert lost.out.startswith("wrong: ")
 
 
 def test_another_run_is_refused(tmp_path: Path, tensors: Make, update: MakeUpdate) -> None:
