@@ -96,29 +96,38 @@ class Worker:
     def __init__(self, link: Link, corpus: Corpus, settings: WorkerSettings, place: rounds_pb2.JoinResponse) -> None:
         """Raises OnesweepError where the coordinator's settings make no sense here."""
         self.link, self.settings, self.place, self.run = link, settings, place, place.run
-        self.plan = _plan(place, settings.state, corpus)
+        self.standing, self.doing = Standing(""), rounds_pb2.DOING_WAITING
+        self.losses: dict[str, float] = {}
+        self.busy_s = 0.0
+        self.trained = 0
+        self._saved_at = time.monotonic()
+        self._sender = ThreadPoolExecutor(1, "sender")
+        self._sending: Future[rounds_pb2.Verdict] | None = None
+        # before the model is built: on a busy machine that can take longer than a lease
+        self.pulse = Pulse(link, place.lease_seconds, self._report)
+        try:
+            self._build(corpus)
+        except BaseException:
+            self.close()
+            raise
+        log.info("%s: %s, replica %d of run %s", settings.name, self.part, place.replica, self.run[:12])
+
+    def _build(self, corpus: Corpus) -> None:
+        place, link = self.place, self.link
+        self.plan = _plan(place, self.settings.state, corpus)
         if place.part >= len(self.plan.parts):
             raise ServiceError(f"{link.address} gives part {place.part} of {len(self.plan.parts)}: it is damaged")
         self.part = self.plan.parts[place.part]
+        self.standing = Standing(self.part)
         rounds = self.plan.config.rounds
         seed = replica_seed(self.plan.config.seed, place.replica)
         self.learner = Learner(self.plan.frame.task(place.part, corpus, seed), self.plan.config)
         self.like = {name: shapes(tensors) for name, tensors in self.plan.frame.initial().items()}
         self.feedback, self.overlap = ErrorFeedback(codec_named(rounds.codec)), new_overlap(rounds)
-        self.standing = Standing(self.part)
         self.base, self.own = Tensors(), Tensors()
         self.held: dict[str, tuple[int, Tensors]] = {}
-        self.trained = 0
-        self.doing = rounds_pb2.DOING_WAITING
-        self.losses: dict[str, float] = {}
-        self.busy_s = 0.0
-        self._saved_at = time.monotonic()
-        self._sender = ThreadPoolExecutor(1, "sender")
-        self._sending: Future[rounds_pb2.Verdict] | None = None
-        self.incoming = settings.state / INCOMING
+        self.incoming = self.settings.state / INCOMING
         self.incoming.mkdir(exist_ok=True)
-        log.info("%s: %s, replica %d of run %s", settings.name, self.part, place.replica, self.run[:12])
-        self.pulse = Pulse(link, place.lease_seconds, self._report)
 
     # State
 

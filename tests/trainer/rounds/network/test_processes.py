@@ -79,7 +79,7 @@ def test_kills_change_nothing(
     out, address = tmp_path / "out", f"127.0.0.1:{unused_port}"
 
     def coordinator() -> subprocess.Popen[bytes]:
-        how = ("--config", config_file, "--data", text_file, "--out", out, "--publish-every", 2)
+        how = ("--config", config_file, "--data", text_file, "--out", out, "--publish-every", 2, "--lease", 600)
         return start("coordinator", "coordinate", *how, "--listen", address)
 
     def worker(number: int) -> subprocess.Popen[bytes]:
@@ -123,7 +123,7 @@ def test_who_is_told_to_stop_stores_everything_and_says_so(
     until: Callable[..., Any],
 ) -> None:
     out, address = tmp_path / "out", f"127.0.0.1:{unused_port}"
-    how = ("--config", config_file, "--data", text_file, "--out", out)
+    how = ("--config", config_file, "--data", text_file, "--out", out, "--lease", 600)
     first = start("coordinator", "coordinate", *how, "--listen", address)
     one = start("w0", "work", "--coordinator", address, "--name", "w0", "--data", text_file, "--state", tmp_path / "w0")
     until(lambda: accepted(out) >= 1, WITHIN_S)  # then it waits for the other worker of its part
