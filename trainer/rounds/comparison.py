@@ -128,7 +128,7 @@ def table(results: Sequence[Result]) -> list[str]:
         )
         lines.append(
             f"| {arm} | {len(rows)} | {rows[0].rounds} | {losses} | {up:.2f} | {down:.2f} | {copies:.2f} "
-            f"| {in_time:.0%} | {late:.0%} | {1 - in_time - late:.0%} | {statistics.mean(r.busy for r in rows):.0%} "
+            f"| {in_time:.0%} | {late:.0%} | {max(1 - in_time - late, 0.0):.0%} | {statistics.mean(r.busy for r in rows):.0%} "
             f"| {statistics.mean(r.seconds for r in rows) / 3600:.2f} |"
         )
     return lines
