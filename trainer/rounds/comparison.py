@@ -122,13 +122,14 @@ def table(results: Sequence[Result]) -> list[str]:
         sums = [sum(row.updates.values()) for row in rows]
         late = statistics.mean(row.updates.get("late", 0) / total for row, total in zip(rows, sums, strict=True))
         in_time = statistics.mean(row.in_time for row in rows)
+        lost = max(1 - in_time - late, 0.0)
         up, down, copies = (
             statistics.mean(getattr(row, name) / row.workers for row in rows) / 1e6
             for name in ("up_bytes", "down_bytes", "copies_bytes")
         )
         lines.append(
             f"| {arm} | {len(rows)} | {rows[0].rounds} | {losses} | {up:.2f} | {down:.2f} | {copies:.2f} "
-            f"| {in_time:.0%} | {late:.0%} | {1 - in_time - late:.0%} | {statistics.mean(r.busy for r in rows):.0%} "
+            f"| {in_time:.0%} | {late:.0%} | {lost:.0%} | {statistics.mean(r.busy for r in rows):.0%} "
             f"| {statistics.mean(r.seconds for r in rows) / 3600:.2f} |"
         )
     return lines
