@@ -16,7 +16,7 @@ demo: .venv/.ready ## a small model on three local hosts, one sweep against the 
 	$(BIN)/onesweep demo
 
 test: .venv/.ready ## all tests
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -rs
 
 lint: .venv/.ready ## style and types
 	$(BIN)/ruff check .

@@ -5,17 +5,20 @@ from __future__ import annotations
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from loadtest.seeing import TextDiffers
 from loadtest.table import aligned
 from serving.client import Client, Result
 from serving.deployment import MODULE, Deployment, free_port_block, temporary_deployment
+from serving.modes import MODES
 from serving.topology import local_topology
+from serving.v1 import router_pb2
 from stages.errors import InputError, ServiceError
 from stages.parts import plan_host
 
@@ -25,6 +28,7 @@ STOP_S = 10.0
 READY_S = 60.0
 POLL_S = 0.1
 REPLICAS = 2
+MOST = 100_000
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,16 @@ class AuditSettings:
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
             raise InputError(f"--share must be above 0 and at most 1, not {self.share}")
+        for flag, number, least in (
+            ("sweeps", self.sweeps, 1),
+            ("rounds", self.rounds, 1),
+            ("requests", self.requests, 2),
+        ):
+            if not least <= number <= MOST:
+                raise InputError(f"--{flag} must be {least} to {MOST}, not {number}")
+        for mode in self.modes:
+            if mode not in MODES:
+                raise InputError(f"unknown mode {mode!r}; choose from {', '.join(MODES)}")
 
 
 @dataclass(frozen=True)
@@ -54,7 +68,7 @@ class Found:
     sweeps: int
     """Of the service, until it was taken out; as many as were tried where it was not."""
     name: str
-    """Who was taken out; empty where nobody was."""
+    """The liar, once it was taken out; empty where it was not."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +76,8 @@ class Cost:
     """A mode with and without audits, on honest hosts."""
 
     mode: str
+    audited: int
+    """Sweeps that were computed again."""
     plain_p50_ms: float
     plain_p95_ms: float
     audited_p50_ms: float
@@ -79,8 +95,13 @@ class AuditFigures:
 def measure_audits(settings: AuditSettings) -> AuditFigures:
     """Both halves, one after the other. Raises OnesweepError."""
     found = [_find(settings, seed) for seed in range(settings.rounds)]
-    with _deployed(settings, 0.0) as plain, _deployed(settings, settings.share) as audited:
-        costs = [_cost(settings, mode, plain, audited) for mode in settings.modes]
+    with (
+        _deployed(settings, 0.0) as plain,
+        _deployed(settings, settings.share) as audited,
+        Client(plain.topology.router) as first,
+        Client(audited.topology.router) as second,
+    ):
+        costs = [cost_of(settings, mode, first, second) for mode in settings.modes]
     return AuditFigures(found, costs)
 
 
@@ -106,10 +127,17 @@ def _find(settings: AuditSettings, seed: int) -> Found:
             for number in range(0, settings.sweeps, REPLICAS):
                 seeds = range(1000 * seed + number, 1000 * seed + number + REPLICAS)
                 list(threads.map(lambda each: _ask(client, "sweep", 8, each), seeds))
-                for host in client.status().hosts:
-                    if "is taken out" in host.reason:
-                        return Found(number + REPLICAS, host.name)
+                if is_caught(client.status().hosts, name):
+                    return Found(number + REPLICAS, name)
         return Found(settings.sweeps, "")
+
+
+def is_caught(hosts: Iterable[router_pb2.HostStatus], liar: str) -> bool:
+    """Whether the liar was taken out. Raises ServiceError for a host that was, and is honest."""
+    accused = {host.name: host.reason for host in hosts if "is taken out" in host.reason}
+    for name in accused.keys() - {liar}:
+        raise ServiceError(f"{name} is honest, and was accused: {accused[name]}")
+    return liar in accused
 
 
 def _ask(client: Client, mode: str, max_bytes: int, seed: int) -> Result:
@@ -120,6 +148,7 @@ def _ask(client: Client, mode: str, max_bytes: int, seed: int) -> Result:
 def _false(deployment: Deployment, client: Client, name: str) -> Iterator[None]:
     """Have a host compute wrongly."""
     deployment.kill(name)
+    _await_hosts(client, "miss the one that ended", lambda hosts: not all(map(_usable, hosts)))
     command = deployment.commands[name]
     at = command.index(MODULE[-1])
     log = deployment.directory / f"{name}-false.log"
@@ -128,39 +157,52 @@ def _false(deployment: Deployment, client: Client, name: str) -> Iterator[None]:
         subprocess.Popen([*command[:at], FALSE_HOST, *command[at + 1 :]], stdout=output, stderr=output) as process,
     ):
         try:
-            _await_all(client)
+            _await_hosts(client, "are ready", lambda hosts: all(map(_usable, hosts)))
             yield
         finally:
             process.terminate()
             process.wait(STOP_S)
 
 
-def _await_all(client: Client) -> None:
-    """Return when every host and link is usable. Raises ServiceError."""
+def _await_hosts(client: Client, what: str, holds: Callable[[list[router_pb2.HostStatus]], bool]) -> None:
+    """Return when it holds of what the router says of its hosts. Raises ServiceError."""
     deadline = time.monotonic() + READY_S
-    while time.monotonic() < deadline:
-        hosts = client.status().hosts
-        if all(host.ready and not any(link.problem for link in host.links) for host in hosts):
-            return
+    while not holds(list(client.status().hosts)):
+        if time.monotonic() > deadline:
+            raise ServiceError(f"after {READY_S:.0f} s the router does not say that its hosts {what}")
         time.sleep(POLL_S)
-    raise ServiceError(f"the hosts were not ready after {READY_S:.0f} s")
 
 
-def _cost(settings: AuditSettings, mode: str, plain: Deployment, audited: Deployment) -> Cost:
-    """Requests to the two deployments in turns."""
-    times: dict[str, list[float]] = {"plain": [], "audited": []}
+def _usable(host: router_pb2.HostStatus) -> bool:
+    return host.ready and not any(link.problem for link in host.links)
+
+
+def cost_of(settings: AuditSettings, mode: str, plain: Client, audited: Client) -> Cost:
+    """Requests to the two deployments in turns, each first in every other one; one before them to warm up.
+
+    Raises TextDiffers when audits change a text, ServiceError when an honest host is accused.
+    """
+    plain_ms: list[float] = []
+    audited_ms: list[float] = []
     compute_ms = 0.0
-    with Client(plain.topology.router) as first, Client(audited.topology.router) as second:
-        before = second.status().audits.compute_ms
-        for seed in range(settings.requests):
-            for name, client in (("plain", first), ("audited", second)):
-                result = _ask(client, mode, settings.max_bytes, seed)
-                times[name].append(result.latency_ms)
-                compute_ms += sum(host.compute_ms for host in result.hosts) if name == "audited" else 0.0
-        spent_ms = second.status().audits.compute_ms - before
-    quantiles = [statistics.quantiles(times[name], n=20) for name in ("plain", "audited")]
-    (plain_50, plain_95), (audited_50, audited_95) = ((each[9], each[18]) for each in quantiles)
-    return Cost(mode, plain_50, plain_95, audited_50, audited_95, spent_ms / compute_ms)
+    for client in (plain, audited):
+        _ask(client, mode, settings.max_bytes, settings.requests)
+    before = audited.status().audits
+    for seed in range(settings.requests):
+        order = (plain, audited) if seed % 2 else (audited, plain)
+        results = {client: _ask(client, mode, settings.max_bytes, seed) for client in order}
+        if results[plain].output != results[audited].output:
+            raise TextDiffers(f"mode {mode}, seed {seed}: with audits the text is another")
+        plain_ms.append(results[plain].latency_ms)
+        audited_ms.append(results[audited].latency_ms)
+        compute_ms += sum(host.compute_ms for host in results[audited].hosts)
+    status = audited.status()
+    is_caught(status.hosts, "")
+    spent_ms, count = status.audits.compute_ms - before.compute_ms, status.audits.audited - before.audited
+    (plain_50, plain_95), (audited_50, audited_95) = (
+        (each[9], each[18]) for each in (statistics.quantiles(times, n=20) for times in (plain_ms, audited_ms))
+    )
+    return Cost(mode, count, plain_50, plain_95, audited_50, audited_95, spent_ms / compute_ms if compute_ms else 0.0)
 
 
 def audit_table(settings: AuditSettings, figures: AuditFigures) -> str:
@@ -169,12 +211,13 @@ def audit_table(settings: AuditSettings, figures: AuditFigures) -> str:
     rows = [
         [
             cost.mode,
+            str(cost.audited),
             *(f"{ms:.1f}" for ms in (cost.plain_p50_ms, cost.audited_p50_ms, cost.plain_p95_ms, cost.audited_p95_ms)),
             f"{cost.compute_share:.3f}",
         ]
         for cost in figures.costs
     ]
-    head = ["mode", "p50 ms", "audited", "p95 ms", "audited", "arithmetic more"]
+    head = ["mode", "audited sweeps", "p50 ms", "audited", "p95 ms", "audited", "arithmetic more"]
     missed = (1 - settings.share) ** settings.sweeps
     return "\n".join(
         [

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from stages.commands import check_positive
 from stages.errors import InputError
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
     Subparsers = _SubParsersAction[argparse.ArgumentParser]
+
+
+T = TypeVar("T")
 
 
 def register(subparsers: Subparsers) -> None:
@@ -131,24 +134,21 @@ def register(subparsers: Subparsers) -> None:
 
 
 def run_overhead(options: argparse.Namespace) -> int:
-    from loadtest.destination import check_destination, write_json
     from loadtest.overhead import OverheadSettings, check_settings, measure_overhead, overhead_record, overhead_table
 
     checkpoint = options.checkpoint.resolve()
     settings = OverheadSettings(checkpoint, numbers(options.hosts, "--hosts"), options.requests, options.bytes)
-    if options.json:
-        check_destination(options.json)
     check_settings(settings)
-    print(f"{settings.requests} requests of each mode, {settings.max_bytes} bytes each ...", flush=True)
-    figures = list(measure_overhead(settings))
-    print(overhead_table(figures))
-    if options.json:
-        write_json(options.json, overhead_record(settings, figures))
-    return 0
+    return _measure(
+        options,
+        f"{settings.requests} requests of each mode, {settings.max_bytes} bytes each ...",
+        lambda: list(measure_overhead(settings)),
+        overhead_table,
+        lambda figures: overhead_record(settings, figures),
+    )
 
 
 def run_stage(options: argparse.Namespace) -> int:
-    from loadtest.destination import check_destination, write_json
     from loadtest.stage import StageBenchSettings, check_stage_settings, measure_stage, stage_record, stage_table
 
     try:
@@ -157,93 +157,78 @@ def run_stage(options: argparse.Namespace) -> int:
         raise InputError(f"--batch {options.batch!r} must be numbers such as 1,4,16") from None
     checkpoint = options.checkpoint.resolve()
     settings = StageBenchSettings(checkpoint, options.slots, batches, options.threads, options.text)
-    if options.json:
-        check_destination(options.json)
     check_stage_settings(settings)
-    print(f"one part of {checkpoint.name}, each backend in a process of its own ...", flush=True)
-    report = measure_stage(settings)
-    print(stage_table(settings, report))
-    if options.json:
-        write_json(options.json, stage_record(settings, report))
-    return 0
+    return _measure(
+        options,
+        f"one part of {checkpoint.name}, each backend in a process of its own ...",
+        lambda: measure_stage(settings),
+        lambda report: stage_table(settings, report),
+        lambda report: stage_record(settings, report),
+    )
 
 
 def run_memory(options: argparse.Namespace) -> int:
-    from loadtest.destination import check_destination, write_json
     from loadtest.memory import measure_memory, memory_record, memory_table
 
     if options.block_mb < 1:
         raise InputError(f"--block-mb must be at least 1, not {options.block_mb}")
-    if options.json:
-        check_destination(options.json)
-    print(f"writing a block of about {options.block_mb} MB, starting two servers ...", flush=True)
-    figures = measure_memory(options.block_mb)
-    print(memory_table(figures))
-    if options.json:
-        write_json(options.json, memory_record(figures))
-    return 0
+    return _measure(
+        options,
+        f"writing a block of about {options.block_mb} MB, starting two servers ...",
+        lambda: measure_memory(options.block_mb),
+        memory_table,
+        memory_record,
+    )
 
 
 def run_batching(options: argparse.Namespace) -> int:
     from loadtest.batching import BatchingSettings, batching_record, batching_table, measure_batching
-    from loadtest.destination import check_destination, write_json
 
-    if options.json:
-        check_destination(options.json)
     settings = BatchingSettings(options.checkpoint.resolve(), options.batch, options.bytes, options.rounds)
-    print(
-        f"{settings.batch} requests at once, {settings.max_bytes} bytes each, {settings.rounds} times ...", flush=True
+    return _measure(
+        options,
+        f"{settings.batch} requests at once, {settings.max_bytes} bytes each, {settings.rounds} times ...",
+        lambda: measure_batching(settings),
+        batching_table,
+        lambda figures: batching_record(settings, figures),
     )
-    figures = measure_batching(settings)
-    print(batching_table(figures))
-    if options.json:
-        write_json(options.json, batching_record(settings, figures))
-    return 0
 
 
 def run_audit(options: argparse.Namespace) -> int:
     from loadtest.audits import AuditSettings, audit_record, audit_table, measure_audits
-    from loadtest.destination import check_destination, write_json
 
-    check_positive(options, "sweeps", "rounds", "requests")
-    if options.json:
-        check_destination(options.json)
-    modes = tuple(options.modes.split(","))
     counts = (options.sweeps, options.rounds, options.requests)
+    modes = tuple(options.modes.split(","))
     settings = AuditSettings(options.checkpoint.resolve(), options.share, modes, *counts)
-    figures = measure_audits(settings)
-    print(audit_table(settings, figures))
-    if options.json:
-        write_json(options.json, audit_record(settings, figures))
-    return 0
+    return _measure(
+        options,
+        f"{settings.rounds} routers look for a liar, then {settings.requests} requests of each mode ...",
+        lambda: measure_audits(settings),
+        lambda figures: audit_table(settings, figures),
+        lambda figures: audit_record(settings, figures),
+    )
 
 
 def run_seeing(options: argparse.Namespace) -> int:
-    from loadtest.destination import check_destination, write_json
     from loadtest.seeing import SeeingBench, check_seeing, measure_seeing, seeing_record, seeing_table
 
-    if options.json:
-        check_destination(options.json)
-    modes = tuple(options.modes.split(","))
+    modes, watched = tuple(options.modes.split(",")), tuple(options.watched.split(","))
     counts = (options.users, options.requests, options.bytes, options.rounds)
-    watched = tuple(options.watched.split(","))
     bench = SeeingBench(options.checkpoint.resolve(), modes, *counts, options.hosts, watched, options.scrape_s)
     check_seeing(bench)
-    print(f"{len(watched)} deployments take turns, {bench.rounds} rounds ...", flush=True)
-    figures = measure_seeing(bench)
-    print(seeing_table(figures))
-    if options.json:
-        write_json(options.json, seeing_record(bench, figures))
-    return 0
+    return _measure(
+        options,
+        f"{len(watched)} deployments take turns, {bench.rounds} rounds ...",
+        lambda: measure_seeing(bench),
+        seeing_table,
+        lambda figures: seeing_record(bench, figures),
+    )
 
 
 def run_sampler(options: argparse.Namespace) -> int:
-    from loadtest.destination import check_destination, write_json
     from loadtest.sampling.study import SamplerStudy, check_study, measure_sampler, sampler_record, sampler_table
     from loadtest.sampling.variant import USUAL, Variant, parse_variant, parse_variants
 
-    if options.json:
-        check_destination(options.json)
     base = parse_variant(options.base, Variant())
     study = SamplerStudy(
         options.weights.resolve(),
@@ -257,21 +242,19 @@ def run_sampler(options: argparse.Namespace) -> int:
         options.threads,
     )
     check_study(study)
-    print(f"{study.count} texts of {study.max_bytes} bytes for each variant ...", flush=True)
-    rows = list(measure_sampler(study, lambda name: print(f"  {name}", file=sys.stderr, flush=True)))
-    print(sampler_table(rows))
-    if options.json:
-        write_json(options.json, sampler_record(study, rows))
-    return 0
+    return _measure(
+        options,
+        f"{study.count} texts of {study.max_bytes} bytes for each variant ...",
+        lambda: list(measure_sampler(study, lambda name: print(f"  {name}", file=sys.stderr, flush=True))),
+        sampler_table,
+        lambda rows: sampler_record(study, rows),
+    )
 
 
 def run_shapes(options: argparse.Namespace) -> int:
-    from loadtest.destination import check_destination, write_json
     from loadtest.shapes import ShapesSettings, check_shapes, measure_shapes, shapes_record, shapes_table
     from loadtest.wan.profile import profile_named
 
-    if options.json:
-        check_destination(options.json)
     settings = ShapesSettings(
         numbers(options.widths, "--widths"),
         profile_named(options.profile),
@@ -280,23 +263,21 @@ def run_shapes(options: argparse.Namespace) -> int:
         options.dtype,
     )
     check_shapes(settings)
-    print(f"one block after the other, {settings.slots} slots ...", flush=True)
-    figures = list(measure_shapes(settings))
-    print(shapes_table(settings, figures))
-    if options.json:
-        write_json(options.json, shapes_record(settings, figures))
-    return 0
+    return _measure(
+        options,
+        f"one block after the other, {settings.slots} slots ...",
+        lambda: list(measure_shapes(settings)),
+        lambda figures: shapes_table(settings, figures),
+        lambda figures: shapes_record(settings, figures),
+    )
 
 
 def run_warm(options: argparse.Namespace) -> int:
-    from loadtest.destination import check_destination, write_json
     from loadtest.wan.profile import profile_named
     from loadtest.wan_bench.arms import parse_choices
     from loadtest.wan_bench.warm import WarmSettings, check_warm, measure_warm, warm_table
     from serving.modes import MODES
 
-    if options.json:
-        check_destination(options.json)
     settings = WarmSettings(
         profile_named(options.profile),
         parse_choices(options.modes, MODES),
@@ -307,11 +288,32 @@ def run_warm(options: argparse.Namespace) -> int:
         keep_warm=not options.no_keep_warm,
     )
     check_warm(settings)
-    print(f"{settings.profile.name}: {settings.rounds} deployments for each mode ...", flush=True)
-    rows = measure_warm(settings)
-    print(warm_table(rows))
+    return _measure(
+        options,
+        f"{settings.profile.name}: {settings.rounds} deployments for each mode ...",
+        lambda: measure_warm(settings),
+        warm_table,
+        lambda rows: {"bench": "warm", "profile": settings.profile.name, "rows": rows},
+    )
+
+
+def _measure(
+    options: argparse.Namespace,
+    words: str,
+    measure: Callable[[], T],
+    table: Callable[[T], str],
+    record: Callable[[T], Any],
+) -> int:
+    """Say what comes, measure it, print it, and write it where `--json` says."""
+    from loadtest.destination import check_destination, write_json
+
     if options.json:
-        write_json(options.json, {"bench": "warm", "profile": settings.profile.name, "rows": rows})
+        check_destination(options.json)
+    print(words, flush=True)
+    figures = measure()
+    print(table(figures))
+    if options.json:
+        write_json(options.json, record(figures))
     return 0
 
 

@@ -21,7 +21,8 @@ class FalseHost(Host):
 
     def _go_on(self, job: Job, outcome: Outcome) -> None:
         if isinstance(outcome, stage_pb2.Event):
-            outcome.text = bytes((byte + 1) % 128 for byte in outcome.text)
+            if outcome.WhichOneof("outcome") == "text":
+                outcome.text = bytes((byte + 1) % 128 for byte in outcome.text)
         elif outcome.WhichOneof("work") == "sweep":
             sweep = outcome.sweep
             sweep.estimate = turned(sweep.estimate, sweep.codec, sweep.slots)

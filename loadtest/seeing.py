@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import statistics
 import threading
@@ -11,6 +12,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +25,16 @@ from serving.client import AsyncClient
 from serving.deployment import Deployment, free_port_block, temporary_deployment
 from serving.modes import MODES
 from serving.topology import Topology, local_topology
-from stages.errors import InputError, OnesweepError
+from stages.errors import InputError, OnesweepError, ServiceError
 from stages.parts import plan_host
 
 PROMPT = b"The old man looked at the sea and said that "
 MAX_USERS = 64
 """Requests in flight that a router takes by default."""
 MAX_SCRAPE_S = 3600.0
+SCRAPE_TIMEOUT_S = 10.0
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""No proxy knows loopback."""
 TARGET = 0.98
 """Least throughput with the default share of traces, over that of the same deployment unwatched."""
 SHARES = {"off": None, "default": 0.01, "all": 1.0}
@@ -90,8 +95,13 @@ class SeeingFigures:
 
     @property
     def met(self) -> bool | None:
-        """None where no target is set."""
-        return self.throughput.value >= TARGET if self.watched == "default" else None
+        """None where no target is set, or the interval holds it: more rounds would tell."""
+        if self.watched != "default":
+            return None
+        low, high = (
+            self.throughput.value if end is None else end for end in (self.throughput.low, self.throughput.high)
+        )
+        return True if low >= TARGET else False if high < TARGET else None
 
 
 def check_seeing(bench: SeeingBench) -> None:
@@ -132,7 +142,7 @@ def seeing_table(figures: list[SeeingFigures]) -> str:
         (
             *(f.mode, f.watched, f"{f.requests_per_s:.1f}", f"{f.latency_p50_ms:.1f}"),
             *(_shown(estimate) for estimate in (f.throughput, f.latency, f.processor)),
-            "-" if f.met is None else "yes" if f.met else "no",
+            "-" if f.watched != "default" else {True: "yes", False: "no", None: "open"}[f.met],
         )
         for f in figures
     ]
@@ -165,7 +175,7 @@ async def _turns(bench: SeeingBench, deployments: dict[str, Deployment]) -> dict
     turns: dict[tuple[str, str], list[Turn]] = {(mode, name): [] for mode in bench.modes for name in deployments}
     expected: dict[str, list[bytes]] = {}
     names = list(deployments)
-    scrapers = {name: Scraper(deployment, bench.scrape_s) for name, deployment in deployments.items()}
+    scrapers = {name: Scraper(deployment, bench.scrape_s, name != "off") for name, deployment in deployments.items()}
     for number in range(-1, bench.rounds):  # the first round warms up
         for mode in bench.modes:
             shift = number % len(names)
@@ -200,13 +210,14 @@ async def _turn(bench: SeeingBench, mode: str, deployment: Deployment, scraper: 
 
 
 class Scraper:
-    """Reads the metrics of a deployment's servers during its turns, as a Prometheus would; of those that have any."""
+    """Reads the metrics of a deployment's servers during its turns, as a Prometheus would."""
 
-    def __init__(self, deployment: Deployment, pause_s: float) -> None:
-        logs = [(deployment.directory / f"{name}.log").read_text() for name in deployment.processes]
-        self.addresses = [found[0] for log in logs if (found := re.search(r"http://[0-9.:]+/metrics", log))]
+    def __init__(self, deployment: Deployment, pause_s: float, watched: bool) -> None:
+        """Raises ServiceError for a watched server that does not say where its metrics are."""
+        self.addresses = [address_of(deployment, name) for name in deployment.processes] if watched else []
         self.pause_s = self._left_s = pause_s
         """Of its turns, until the next time."""
+        self.trouble = ""
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -218,15 +229,30 @@ class Scraper:
         finally:
             stop.set()
             thread.join()
+        if self.trouble:
+            raise ServiceError(self.trouble)
 
     def _scrape(self, stop: threading.Event) -> None:
         begin = time.perf_counter()
         while not stop.wait(self._left_s):
             for address in self.addresses:
-                with urllib.request.urlopen(address, timeout=10) as answer:
-                    answer.read()
+                try:
+                    with DIRECT.open(address, timeout=SCRAPE_TIMEOUT_S) as answer:
+                        answer.read()
+                except (OSError, HTTPException) as error:
+                    self.trouble = f"cannot read {address}: {error}"
+                    return
             begin, self._left_s = begin + self._left_s, self.pause_s
         self._left_s = max(self._left_s - (time.perf_counter() - begin), 0.0)
+
+
+def address_of(deployment: Deployment, name: str) -> str:
+    """Where a server's metrics are, as its log says. Raises ServiceError where it does not."""
+    log = (deployment.directory / f"{name}.log").read_text()
+    found = re.search(r"http://[0-9.:]+/metrics", log)
+    if found is None:
+        raise ServiceError(f"{name} does not say where its metrics are")
+    return found[0]
 
 
 def _processor_s(deployment: Deployment) -> float:
@@ -249,12 +275,20 @@ def _figures(bench: SeeingBench, mode: str, watched: str, turns: dict[tuple[str,
 
 
 def median_ratio(over: list[float], under: list[float]) -> Estimate:
-    """Of the ratios of each round: what else the machine did in one of them does not weigh. Bootstrap interval."""
-    ratios = np.asarray(over) / np.asarray(under)
+    """Of the ratios of each round: what else the machine did in one of them does not weigh. Bootstrap interval.
+
+    Rounds too short for the clock, with 0 under the line, tell nothing: NaN where there are no others.
+    """
+    known = [(a, b) for a, b in zip(over, under, strict=True) if b]
+    if not known:
+        return Estimate(math.nan)
+    ratios = np.asarray([a / b for a, b in known])
     medians = np.median(ratios[resampled(len(ratios), seed=0)], axis=1)
     return Estimate(float(np.median(ratios)), *percentiles(medians))
 
 
 def _shown(estimate: Estimate) -> str:
+    if math.isnan(estimate.value):
+        return "-"
     interval = "" if estimate.low is None else f" [{estimate.low:.3f}, {estimate.high:.3f}]"
     return f"{estimate.value:.3f}{interval}"

@@ -40,13 +40,17 @@ class Account:
     trips: list[router_pb2.Trip] = field(default_factory=list)
     """Of the sweeps since `take_trips`."""
     trip_begin_ms: float = 0.0
-    compute_ms: dict[str, float] = field(default_factory=dict)
-    queue_ms: dict[str, float] = field(default_factory=dict)
+    hosts: dict[str, HostEntry] = field(default_factory=dict)
+    """Those of the last sweep, by the name that a host has in its own account."""
+    compute_ms: dict[HostEntry, float] = field(default_factory=dict)
+    queue_ms: dict[HostEntry, float] = field(default_factory=dict)
 
     def begin_again(self) -> None:
         """The text is written anew; what it cost so far stays."""
         self.output_bytes = 0
         self.replays += 1
+        self.modes.clear()
+        self.trip_begin_ms = self.elapsed_ms()
 
     def add_sweep(self, event: stage_pb2.Event) -> None:
         """Book one sweep: a payload for each message that brought work to a host, and the one with the result."""
@@ -59,8 +63,9 @@ class Account:
         padded = [[0] * (longest - len(row)) + row for row in (payloads, self.wire_bytes)]
         self.wire_bytes = [max(pair) for pair in zip(*padded, strict=True)]
         for passage in event.passages:
-            self.compute_ms[passage.host] = self.compute_ms.get(passage.host, 0.0) + passage.compute_ms
-            self.queue_ms[passage.host] = self.queue_ms.get(passage.host, 0.0) + passage.queue_ms
+            if (host := self.hosts.get(passage.host)) is not None:
+                self.compute_ms[host] = self.compute_ms.get(host, 0.0) + passage.compute_ms
+                self.queue_ms[host] = self.queue_ms.get(host, 0.0) + passage.queue_ms
         self._add_trip(event, sum(payloads))
 
     def take_trips(self) -> list[router_pb2.Trip]:
@@ -92,8 +97,8 @@ class Account:
             self.first_byte_ms = self.elapsed_ms()
         self.output_bytes += len(text)
 
-    def summary(self, mode: str, seed: int, prompt_bytes: int, hosts: dict[str, HostEntry]) -> router_pb2.Summary:
-        """:param hosts: topology entries, by the name that a host has in its own account."""
+    def summary(self, mode: str, seed: int, prompt_bytes: int) -> router_pb2.Summary:
+        """All of it, for who asked."""
         return router_pb2.Summary(
             mode=self.modes[0] if self.modes else mode,
             seed=seed,
@@ -108,10 +113,9 @@ class Account:
             compute_ms=self.local_compute_ms + sum(self.compute_ms.values()),
             hosts=[
                 router_pb2.HostShare(
-                    name=entry.name, blocks=entry.blocks, compute_ms=self.compute_ms[name], queue_ms=self.queue_ms[name]
+                    name=host.name, blocks=host.blocks, compute_ms=compute_ms, queue_ms=self.queue_ms[host]
                 )
-                for name, entry in hosts.items()
-                if name in self.compute_ms
+                for host, compute_ms in self.compute_ms.items()
             ],
             drafted=self.drafted,
             accepted=self.accepted,
@@ -129,7 +133,10 @@ class Account:
         now_ms = self.elapsed_ms()
         hosts = [
             router_pb2.TripHost(
-                name=p.host, queue_ms=p.queue_ms, compute_ms=p.compute_ms, received_bytes=p.received_bytes
+                name=self.hosts[p.host].name if p.host in self.hosts else p.host,
+                queue_ms=p.queue_ms,
+                compute_ms=p.compute_ms,
+                received_bytes=p.received_bytes,
             )
             for p in event.passages
         ]

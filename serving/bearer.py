@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import grpc
 import grpc.aio
@@ -16,7 +18,10 @@ from stages.v1 import stage_pb2
 
 STORE_S = 3600.0
 LOAD_S = 600.0
-DROP_S = 30.0
+DROP_S = LOAD_S
+"""A host that is loading lets go of a release when it is done."""
+NOT_WHOLE = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION)
+"""How a host refuses a release whose files it lacks, or has damaged ones of."""
 
 
 async def store(link: HostLink, contents: Contents) -> int:
@@ -25,16 +30,17 @@ async def store(link: HostLink, contents: Contents) -> int:
     :param contents: with its directories.
     """
     sent: list[int] = []
-    delivery, begin = Delivery(contents, lambda _, size: sent.append(size)), time.perf_counter()
+    delivery = Delivery(contents, lambda _, size: sent.append(size))
     try:
-        async for response in link.relay.stub.Store(delivery.requests(), timeout=STORE_S):
-            if response.stored:
-                return sum(sent)
-            delivery.hear(response)
-    except grpc.aio.AioRpcError as error:
+        with _refusals(link):
+            async for response in link.relay.stub.Store(delivery.requests(), timeout=STORE_S):
+                if response.stored:
+                    return sum(sent)
+                delivery.hear(response)
+    except Refusal:
         if delivery.failure:
             raise refused(delivery.failure) from None
-        raise link.relay.refusal(error, begin) from None
+        raise
     finally:
         delivery.close()
     raise Refusal(grpc.StatusCode.INTERNAL, f"{link.relay.host} did not say that the release is stored")
@@ -42,23 +48,20 @@ async def store(link: HostLink, contents: Contents) -> int:
 
 async def load(link: HostLink, name: str, keep: Sequence[str] = ()) -> None:
     """Have a host load a release from its shelf, and look at what it holds then. Raises Refusal."""
-    begin = time.perf_counter()
-    try:
+    with _refusals(link):
         await link.relay.stub.Load(stage_pb2.LoadRequest(release=name, keep=keep), timeout=LOAD_S)
-    except grpc.aio.AioRpcError as error:
-        raise link.relay.refusal(error, begin) from None
-    await link.describe()
+        await link.describe()
 
 
 async def bring(link: HostLink, name: str, contents: Contents | None, keep: Sequence[str] = ()) -> None:
-    """Have a host load a release, whose files it may lack. Raises Refusal.
+    """Have a host load a release, whose files it may lack, or have damaged. Raises Refusal.
 
     :param contents: None where there are no files to send.
     """
     try:
         await load(link, name, keep)
     except Refusal as refusal:
-        if refusal.code is not grpc.StatusCode.NOT_FOUND or contents is None:
+        if refusal.code not in NOT_WHOLE or contents is None:
             raise
         await store(link, contents)
         await load(link, name, keep)
@@ -66,8 +69,28 @@ async def bring(link: HostLink, name: str, contents: Contents | None, keep: Sequ
 
 async def drop(link: HostLink, name: str) -> None:
     """Have a host let go of a release. Raises Refusal."""
+    with _refusals(link):
+        await link.relay.stub.Drop(stage_pb2.DropRequest(release=name), timeout=DROP_S)
+
+
+@contextmanager
+def _refusals(link: HostLink) -> Iterator[None]:
+    """What gRPC raises, as Refusals."""
     begin = time.perf_counter()
     try:
-        await link.relay.stub.Drop(stage_pb2.DropRequest(release=name), timeout=DROP_S)
+        yield
     except grpc.aio.AioRpcError as error:
         raise link.relay.refusal(error, begin) from None
+    except grpc.aio.UsageError:
+        raise _taken_out(link) from None
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise _taken_out(link) from None
+
+
+def _taken_out(link: HostLink) -> Refusal:
+    """The channel was closed before a call, or under it, which gRPC calls a cancellation."""
+    message = f"{link.relay.host} was taken out of the ring meanwhile: deploy again"
+    return Refusal(grpc.StatusCode.UNAVAILABLE, message)

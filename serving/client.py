@@ -7,21 +7,25 @@ with Client() as client:
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, suppress
 from types import TracebackType
-from typing import Self, TypedDict, Unpack
+from typing import Self, Unpack
 
 import grpc
 import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from serving.errors import RequestRefused, RouterError, error_of, is_unreachable
+from serving.request import RequestSettings, TimedSettings, request_of
 from serving.result import HostShare, Result, result_of
 from serving.topology import DEFAULT_ROUTER
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.errors import InputError
+from stages.refusal import REQUEST
 from stages.security import Security, Tls
 from stages.tokens import bearer
 from stages.transport import check_target, is_loopback, open_blocking_channel, open_channel
@@ -41,35 +45,7 @@ __all__ = [
 ]
 
 DEFAULT_TIMEOUT_S = 120.0
-MAX_BYTES = (1 << 32) - 1
-MAX_SEED = (1 << 64) - 1
-MAX_PROMPT_BYTES = 1 << 20
-"""No model has a larger context."""
-
-
-class RequestSettings(TypedDict, total=False):
-    """Settings of a request; those that are None or left out are the router's to choose."""
-
-    mode: str
-    max_bytes: int
-    seed: int
-    temperature: float | None
-    chunk: int | None
-    steps: int | None
-    codec: str | None
-    sampler: str | None
-    drafter: str | None
-    draft: int | None
-    scorer: str | None
-    candidates: int | None
-    suffix: str | bytes
-    budget_ms: int | None
-
-
-class TimedSettings(RequestSettings, total=False):
-    """The same, with how long to wait for the whole answer."""
-
-    timeout_s: float
+SERVICE = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
 
 
 class AsyncClient:
@@ -81,12 +57,20 @@ class AsyncClient:
         """Like `Client`."""
         self.address, self._security = address, checked_security(address, tls, token, insecure)
         self._metadata = bearer(token)
+        self._channels: list[grpc.aio.Channel] = []
+        """The last is used; calls of others go on over those before it."""
         self._open()
 
+    @property
+    def is_private(self) -> bool:
+        """Whether nobody on the way could read a token."""
+        return _is_private(self.address, self._security.tls)
+
     def _open(self) -> None:
-        self._stamp = self._security.stamp()
-        self._channel = open_channel(self.address, security=self._security)
-        self._stub: router_pb2_grpc.RouterServiceAsyncStub = router_pb2_grpc.RouterServiceStub(self._channel)
+        stamp = self._security.stamp()
+        self._channels.append(open_channel(self.address, security=self._security))
+        self._stub: router_pb2_grpc.RouterServiceAsyncStub = router_pb2_grpc.RouterServiceStub(self._channels[-1])
+        self._stamp = stamp
 
     def _who(self, authorization: str | None) -> tuple[tuple[str, str], ...]:
         """Metadata that says who asks. Raises InputError where a token would leave the machine in plain text."""
@@ -95,11 +79,17 @@ class AsyncClient:
         checked_security(self.address, self._security.tls, authorization, self._security.insecure)
         return (("authorization", authorization),)
 
-    async def _failed(self, error: grpc.aio.AioRpcError, timeout_s: float) -> Exception:
+    def _failed(self, error: grpc.aio.AioRpcError | asyncio.CancelledError, timeout_s: float) -> BaseException:
         """What to raise; the next call shall see certificates that were renewed meanwhile."""
+        if isinstance(error, asyncio.CancelledError):
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                return error
+            # gRPC raises it, too, where it was the connection that ended
+            return RouterError(f"the connection to {self.address} was closed", grpc.StatusCode.UNAVAILABLE)
         if is_unreachable(error) and self._security.stamp() != self._stamp:
-            await self._channel.close()
-            self._open()
+            with suppress(InputError):  # half of it may be replaced yet
+                self._open()
         return error_of(error, self.address, timeout_s, self._security)
 
     async def generate(self, prompt: str | bytes, **settings: Unpack[TimedSettings]) -> Result:
@@ -129,18 +119,22 @@ class AsyncClient:
         whole: bool = False,
         trips: bool = False,
         authorization: str | None = None,
+        named: Callable[[str], object] | None = None,
         **settings: Unpack[RequestSettings],
     ) -> AsyncGenerator[bytes | router_pb2.Trip | Result, None]:
         """Like `stream`, with a Trip for each sweep that came back.
 
         :param whole: the text in one piece at the end.
         :param authorization: sent to the router as metadata of this name, such as "Bearer TOKEN".
+        :param named: hears first what the router calls the request, where it says so.
         """
         request = request_of(prompt, whole=whole, trips=trips, **settings)
         timeout_s = _checked_timeout(timeout_s)
         call = self._stub.Generate(request, timeout=timeout_s, metadata=self._who(authorization))
         output = b""
         try:
+            if named is not None and (name := dict(await call.initial_metadata()).get(REQUEST)):
+                named(str(name))
             async for response in call:
                 kind = response.WhichOneof("kind")
                 if kind == "summary":
@@ -150,8 +144,8 @@ class AsyncClient:
                 else:
                     output += response.text
                     yield response.text
-        except grpc.aio.AioRpcError as error:
-            raise await self._failed(error, timeout_s) from None
+        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+            raise self._failed(error, timeout_s) from None
         finally:
             call.cancel()
 
@@ -160,8 +154,17 @@ class AsyncClient:
         metadata = self._who(authorization)
         try:
             return await self._stub.Status(router_pb2.StatusRequest(), timeout=timeout_s, metadata=metadata)
-        except grpc.aio.AioRpcError as error:
-            raise await self._failed(error, timeout_s) from None
+        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+            raise self._failed(error, timeout_s) from None
+
+    async def serves(self, timeout_s: float = 5.0) -> bool:
+        """Whether the router can take requests, which it tells everybody. Raises RouterError."""
+        health = health_pb2_grpc.HealthStub(self._channels[-1])
+        try:
+            answer = await health.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=timeout_s)
+        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+            raise self._failed(error, timeout_s) from None
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def exchange(
         self, requests: AsyncIterator[router_pb2.DeployRequest] | None, timeout_s: float
@@ -181,13 +184,14 @@ class AsyncClient:
         try:
             async for progress in call:
                 yield progress
-        except grpc.aio.AioRpcError as error:
-            raise await self._failed(error, timeout_s) from None
+        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+            raise self._failed(error, timeout_s) from None
         finally:
             call.cancel()
 
     async def close(self) -> None:
-        await self._channel.close()
+        for channel in self._channels:
+            await channel.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -210,18 +214,20 @@ class Client:
         """
         self.address, self._security = address, checked_security(address, tls, token, insecure)
         self._metadata = bearer(token)
+        self._channels: list[grpc.Channel] = []
         self._open()
 
     def _open(self) -> None:
-        self._stamp = self._security.stamp()
-        self._channel = open_blocking_channel(self.address, security=self._security)
-        self._stub = router_pb2_grpc.RouterServiceStub(self._channel)
+        stamp = self._security.stamp()
+        self._channels.append(open_blocking_channel(self.address, security=self._security))
+        self._stub = router_pb2_grpc.RouterServiceStub(self._channels[-1])
+        self._stamp = stamp
 
     def _failed(self, error: grpc.RpcError, timeout_s: float) -> Exception:
         """As in AsyncClient."""
         if is_unreachable(error) and self._security.stamp() != self._stamp:
-            self._channel.close()
-            self._open()
+            with suppress(InputError):
+                self._open()
         return error_of(error, self.address, timeout_s, self._security)
 
     def generate(self, prompt: str | bytes, **settings: Unpack[TimedSettings]) -> Result:
@@ -271,7 +277,8 @@ class Client:
             raise self._failed(error, timeout_s) from None
 
     def close(self) -> None:
-        self._channel.close()
+        for channel in self._channels:
+            channel.close()
 
     def __enter__(self) -> Self:
         return self
@@ -280,74 +287,6 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def request_of(
-    prompt: str | bytes,
-    *,
-    mode: str = "sweep",
-    max_bytes: int = 128,
-    seed: int = 0,
-    temperature: float | None = None,
-    chunk: int | None = None,
-    steps: int | None = None,
-    codec: str | None = None,
-    sampler: str | None = None,
-    drafter: str | None = None,
-    draft: int | None = None,
-    scorer: str | None = None,
-    candidates: int | None = None,
-    suffix: str | bytes = b"",
-    budget_ms: int | None = None,
-    whole: bool = False,
-    trips: bool = False,
-) -> router_pb2.GenerateRequest:
-    """A request message; None leaves a setting to the router. Raises InputError for what the message cannot carry."""
-    raw, following = _raw("prompt", prompt), _raw("suffix", suffix)
-    names = (("mode", mode), ("codec", codec), ("sampler", sampler), ("drafter", drafter), ("scorer", scorer))
-    for word, text in names:
-        if text is not None and not text.isascii():
-            raise InputError(f"unknown {word} {text!r}: its name has letters that no {word} has")
-    for name, value, least, most in (
-        ("max_bytes", max_bytes, 1, MAX_BYTES),
-        ("seed", seed, 0, MAX_SEED),
-        ("chunk", chunk, 1, MAX_BYTES),
-        ("steps", steps, 1, MAX_BYTES),
-        ("draft", draft, 1, MAX_BYTES),
-        ("candidates", candidates, 1, MAX_BYTES),
-        ("budget_ms", budget_ms, 1, MAX_BYTES),
-    ):
-        if value is not None and (not isinstance(value, int) or not least <= value <= most):
-            raise InputError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
-    return router_pb2.GenerateRequest(
-        prompt=raw,
-        mode=mode,
-        max_bytes=max_bytes,
-        seed=seed,
-        temperature=temperature,
-        chunk=chunk,
-        steps=steps,
-        codec=codec,
-        sampler=sampler,
-        drafter=drafter,
-        draft=draft,
-        scorer=scorer,
-        candidates=candidates,
-        suffix=following,
-        budget_ms=budget_ms,
-        whole=whole,
-        trips=trips,
-    )
-
-
-def _raw(name: str, text: str | bytes) -> bytes:
-    try:
-        raw = text.encode() if isinstance(text, str) else bytes(text)
-    except UnicodeEncodeError:
-        raise InputError(f"the {name} is not UTF-8: check the terminal's or file's encoding") from None
-    if len(raw) > MAX_PROMPT_BYTES:
-        raise InputError(f"the {name} has {len(raw)} bytes, at most {MAX_PROMPT_BYTES} can be sent: shorten it")
-    return raw
 
 
 class TextDecoder:
@@ -367,9 +306,13 @@ def checked_security(address: str, tls: Tls | None, token: str, insecure: bool) 
     """How to dial a router. Raises InputError; a token never leaves the machine in plain text, whoever accepts it."""
     security = Security(tls, insecure)
     check_target(address, security, "router address")
-    if token and tls is None and not is_loopback(address):
+    if token and not _is_private(address, tls):
         raise InputError(f"a token is not sent to {address} in plain text: give --tls-ca")
     return security
+
+
+def _is_private(address: str, tls: Tls | None) -> bool:
+    return tls is not None or is_loopback(address)
 
 
 def _checked_timeout(timeout_s: float) -> float:

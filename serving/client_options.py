@@ -51,4 +51,5 @@ def _connection(options: argparse.Namespace) -> tuple[str, Who]:
     topology = deployment.topology if deployment else None
     security = security_of(options, topology.client_tls if topology else None)
     address = options.router or (topology.router if topology else DEFAULT_ROUTER)
-    return address, {"tls": security.tls, "token": token_of(options), "insecure": security.insecure}
+    token = token_of(options, address, security.tls)
+    return address, {"tls": security.tls, "token": token, "insecure": security.insecure}

@@ -15,7 +15,15 @@ from serving.service_commands import register_service
 from serving.shipped import SHIPPED
 from serving.token_commands import register_token
 from serving.topology import DEFAULT_ROUTER
-from stages.commands import add_health_flag, add_shelf, check_positive, keep_warm_s
+from stages.commands import (
+    add_drain_flag,
+    add_health_flag,
+    add_host_options,
+    add_shelf,
+    check_positive,
+    host_settings,
+    keep_warm_s,
+)
 from stages.errors import InputError
 from stages.log import start_log
 from stages.registry.settings import add_registry_flags, registry_settings
@@ -26,11 +34,14 @@ if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
     from serving.client import Result
+    from serving.topology import Topology
 
     Subparsers = _SubParsersAction[argparse.ArgumentParser]
 
 DEMO_PROMPT = "The old man looked at the sea and said that "
 DEMO_BYTES = 128
+REGISTERED_S = 10.0
+"""How long the doctor waits for hosts to register."""
 MODE_NAMES = ("sweep", "chunked", "resample", "verified", "infill", "ar", "ar-speculative", "local", "auto")
 
 
@@ -58,6 +69,7 @@ def register(subparsers: Subparsers) -> None:
     router.add_argument("--tokens", type=Path, metavar="FILE", help="who may ask, from `onesweep token`")
     add_server_options(router)
     add_health_flag(router)
+    add_drain_flag(router)
     add_seeing(router, share=True)
     router.set_defaults(run=run_router_command)
 
@@ -65,12 +77,7 @@ def register(subparsers: Subparsers) -> None:
     host.add_argument("name", metavar="NAME")
     host.add_argument("--topology", type=Path, required=True, metavar="FILE")
     host.add_argument("--checkpoint", type=Path, metavar="DIR", help="default: the topology's")
-    add_shelf(host)
-    host.add_argument("--threads", type=int, metavar="N", help="processor threads (default: all cores)")
-    host.add_argument("--backend", metavar="B", help="what computes: torch, onnxruntime (torch)")
-    add_server_options(host)
-    add_health_flag(host)
-    add_seeing(host)
+    add_host_options(host)
     host.set_defaults(run=run_host)
 
     generate = subparsers.add_parser("generate", help="generate text")
@@ -88,7 +95,8 @@ def register(subparsers: Subparsers) -> None:
     compare.set_defaults(run=run_compare)
 
     doctor = subparsers.add_parser("doctor", help="measure every hop, and say what to do about those that are bad")
-    doctor.add_argument("--topology", type=Path, required=True, metavar="FILE")
+    doctor.add_argument("--topology", type=Path, metavar="FILE", help="the hosts; or where they register: --registry")
+    add_registry_flags(doctor)
     doctor.add_argument("--json", action="store_true")
     add_server_options(doctor)
     doctor.set_defaults(run=run_doctor_command)
@@ -107,9 +115,8 @@ def register(subparsers: Subparsers) -> None:
 
 def run_doctor_command(options: argparse.Namespace) -> int:
     from serving.doctor import report_text, run_doctor
-    from serving.topology import read_topology
 
-    topology = read_topology(options.topology)
+    topology = _topology_of(options, within_s=REGISTERED_S)
     report = run_doctor(topology, security_of(options, topology.tls_of("router")))
     print(json.dumps(report.as_json()) if options.json else report_text(report))
     return 0 if report.healthy else 1
@@ -143,20 +150,15 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
 
 
 def run_router_command(options: argparse.Namespace) -> int:
-    from serving.discovery import await_topology
     from serving.quota import AdmissionSettings
     from serving.ring import RingSettings
     from serving.router import RouterSettings, serve
     from serving.routes import check_route
-    from serving.topology import read_topology
 
-    check_positive(options, "threads", "max_requests", "max_rate", "max_wait_s", "hop_timeout_s")
+    check_positive(options, "threads", "max_requests", "max_rate", "max_wait_s", "hop_timeout_s", "drain_s")
     seeing = seeing_of(options)
     start_log(seeing.log_format, "router")
-    registry = registry_settings(options)
-    if (registry is None) == (options.topology is None):
-        raise InputError("give either --topology FILE, or --registry URL where hosts register")
-    topology = await_topology(registry, DEFAULT_ROUTER) if registry else read_topology(options.topology)
+    topology = _topology_of(options)
     if options.max_waiting < 0:
         raise InputError(f"--max-waiting must be 0 or more, not {options.max_waiting}")
     settings = RouterSettings(
@@ -176,11 +178,23 @@ def run_router_command(options: argparse.Namespace) -> int:
         options.shelf,
         options.frontier,
         options.health,
-        registry,
+        registry_settings(options),
         seeing,
+        options.drain_s,
     )
     serve(settings)
     return 0
+
+
+def _topology_of(options: argparse.Namespace, within_s: float | None = None) -> Topology:
+    """The hosts that a file names, or those that are registered. Raises OnesweepError."""
+    from serving.discovery import await_topology
+    from serving.topology import read_topology
+
+    registry = registry_settings(options)
+    if (registry is None) == (options.topology is None):
+        raise InputError("give either --topology FILE, or --registry URL where hosts register")
+    return await_topology(registry, DEFAULT_ROUTER, within_s) if registry else read_topology(options.topology)
 
 
 def _audit_share(share: float) -> float:
@@ -191,8 +205,6 @@ def _audit_share(share: float) -> float:
 
 def run_host(options: argparse.Namespace) -> int:
     from serving.topology import read_topology
-    from stages.backends import DEFAULT_BACKEND
-    from stages.host import HostSettings
     from stages.server import StageSettings, serve
 
     topology = read_topology(options.topology)
@@ -200,8 +212,7 @@ def run_host(options: argparse.Namespace) -> int:
     checkpoint = options.checkpoint or topology.checkpoint
     if checkpoint is None:
         raise InputError(f"{options.topology} names no checkpoint: add one, or give --checkpoint")
-    if options.threads is not None and options.threads < 1:
-        raise InputError(f"--threads must be above 0, not {options.threads}")
+    settings = host_settings(options, host.name)
     seeing = seeing_of(options)
     start_log(seeing.log_format, host.name)
     serve(
@@ -210,12 +221,13 @@ def run_host(options: argparse.Namespace) -> int:
             host.blocks,
             host.listen,
             tuple(topology.successors(host)),
-            HostSettings(host.name, options.backend or DEFAULT_BACKEND),
+            settings,
             options.threads,
             security=security_of(options, topology.tls_of(host.name)),
             shelf=options.shelf,
             health=options.health,
             seeing=seeing,
+            drain_s=options.drain_s,
         )
     )
     return 0

@@ -25,10 +25,10 @@ from serving.errors import RouterError
 from serving.topology import DEFAULT_ROUTER, HostEntry, Topology, read_topology
 from stages.errors import OnesweepError, ServiceError
 from stages.security_options import tls_arguments
-from stages.token_options import own_token
-from stages.transport import is_loopback, parse_address
+from stages.token_options import token_for
+from stages.transport import DRAIN_S, is_loopback, parse_address
 
-STOP_S = 15.0
+STOP_S = DRAIN_S + 5.0
 POLL_S = 0.1
 LOG_LINES = 5
 TOPOLOGY = "topology.toml"
@@ -92,8 +92,7 @@ class Deployment:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise ServiceError(f"cannot make {directory}: {error.strerror}; name another in ONESWEEP_STATE") from None
-        previous = find_deployment(directory)
-        if previous is not None:
+        if (previous := find_deployment(directory)) is not None:
             raise ServiceError(f"a deployment is up already (router {previous.topology.router}); `onesweep down` first")
         if place is None:
             _check_free(topology, http)
@@ -111,7 +110,8 @@ class Deployment:
             router += ["--shelf", str(shelves / "router")]
             deployment._spawn("router", [*router, "--threads", str(threads), *router_options])
             if http is not None:
-                deployment._spawn(HTTP, ["http", "--listen", http, "--router", topology.router])
+                gateway = ["http", "--listen", http, "--router", topology.router]
+                deployment._spawn(HTTP, [*gateway, *tls_arguments(topology.client_tls)])
         except BaseException:
             deployment.stop()
             raise
@@ -220,7 +220,8 @@ class Deployment:
 
 def answers_of(topology: Topology) -> Generator[str | None, None, None]:
     """Again and again: why the router cannot serve, empty when it can, None when it does not answer."""
-    with Client(topology.router, tls=topology.client_tls, token=own_token(), insecure=True) as client:
+    tls = topology.client_tls
+    with Client(topology.router, tls=tls, token=token_for(topology.router, tls), insecure=True) as client:
         while True:
             try:
                 status = client.status(timeout_s=2.0)

@@ -35,8 +35,11 @@ class Journal:
     def add(self, work: Work, start: int) -> None:
         """Book what `work` had the hosts read, once the next work begins at `start`: guesses beyond are forgotten."""
         clean = work.clean[: start - len(self.text)]
+        # guesses that came with a prompt were read apart from it (stages/hop.py)
+        guesses = work.draft if isinstance(work, stage_pb2.Step) and not self.text else 0
+        first = min(len(clean), len(work.clean) - guesses)
         self.text += clean
-        self.reads.append(len(clean))
+        self.reads += [piece for piece in (first, len(clean) - first) if piece]
 
     def advance(self, step: stage_pb2.Step, written: bytes) -> stage_pb2.Step:
         """The step that the hosts are at who went on from `step` by themselves, a byte a step, and wrote `written`."""

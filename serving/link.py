@@ -47,6 +47,8 @@ class HostLink:
         """Of this router, under way."""
         self.hop_ms = 0.0
         """Running mean of what a hop takes here, waiting included."""
+        self.onward: dict[str, stage_pb2.LinkInfo] = {}
+        """Its own links, by the address that they lead to."""
         self._owed: list[str] = []
         """Sessions to be freed there."""
         self._releasing = False
@@ -78,6 +80,7 @@ class HostLink:
     def hear(self, info: stage_pb2.DescribeResponse) -> None:
         """Take note of what the host says of itself."""
         self.info = info
+        self.onward = {link.address: link for link in info.links}
         self.held = {weights_of(release): release for release in info.releases if not release.loading}
 
     async def describe(self) -> None:
@@ -116,7 +119,7 @@ class HostLink:
                 owed, self._owed = self._owed, []
                 try:
                     await self.relay.stub.Release(stage_pb2.ReleaseRequest(sessions=owed), timeout=RELEASE_TIMEOUT_S)
-                except grpc.aio.AioRpcError:  # it is lost, maybe for a while
+                except (grpc.aio.AioRpcError, grpc.aio.UsageError):  # it is lost, maybe for a while, or taken out
                     self._owed = [*owed, *self._owed][-MOST_OWED:]
                     return
         finally:

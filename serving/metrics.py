@@ -15,7 +15,7 @@ from stages.metrics import MAX_LINKS, LinkTable
 from stages.security import Tls
 
 ROUTER_METRICS = (
-    Family("onesweep_router_info", "gauge", "1, for its label.", ("version",)),
+    Family("onesweep_router_info", "gauge", "1, for its labels.", ("version", "release")),
     Family("onesweep_router_ready", "gauge", "Whether requests can be served."),
     Family("onesweep_router_certificate_expiry_timestamp_seconds", "gauge", "When its certificate ends, Unix time."),
     Family("onesweep_router_requests_in_flight", "gauge", "Requests being served."),
@@ -32,6 +32,8 @@ ROUTER_METRICS = (
     Family("onesweep_router_accepted_bytes_total", "counter", "Guesses found right.", ("mode",)),
     Family("onesweep_router_reached_bytes_total", "counter", "Guesses that counted: right or first wrong.", ("mode",)),
     Family("onesweep_router_replays_total", "counter", "Moves of work to other hosts.", ("mode",)),
+    Family("onesweep_router_audited_sweeps_total", "counter", "Sweeps that other hosts computed again."),
+    Family("onesweep_router_liars_total", "counter", "Hosts that an audit found to lie."),
     Family("onesweep_router_host_ready", "gauge", "Whether the router can use the host.", ("host",)),
     Family("onesweep_router_host_rtt_seconds", "gauge", "Round trip of the last keep-warm message.", ("host",)),
     Family("onesweep_router_handover_seconds", "histogram", "A hop's way until its receipt.", ("host",)),
@@ -85,12 +87,12 @@ class RouterFigures:
 
     def _read(self, status: router_pb2.StatusResponse, expiry: Expiry) -> Figures:
         modes = {mode: figures for mode, figures in self.modes.items() if figures.codes}  # those that were asked for
-        links, hosts = self.links.links, status.hosts[:MAX_LINKS]
+        links, hosts = self.links.keep([host.name for host in status.hosts]), status.hosts[:MAX_LINKS]
         codes: dict[tuple[str, ...], float] = {
             (mode, code): count for mode, figures in modes.items() for code, count in figures.codes.items()
         }
         return {
-            "onesweep_router_info": {(status.version,): 1},
+            "onesweep_router_info": {(status.version, status.release): 1},
             "onesweep_router_ready": {(): status.ready},
             "onesweep_router_certificate_expiry_timestamp_seconds": expiry.rows(),
             "onesweep_router_requests_in_flight": {(): status.requests},
@@ -107,6 +109,8 @@ class RouterFigures:
             "onesweep_router_accepted_bytes_total": {(mode,): figures.accepted for mode, figures in modes.items()},
             "onesweep_router_reached_bytes_total": {(mode,): figures.reached for mode, figures in modes.items()},
             "onesweep_router_replays_total": {(mode,): figures.replays for mode, figures in modes.items()},
+            "onesweep_router_audited_sweeps_total": {(): status.audits.audited},
+            "onesweep_router_liars_total": {(): status.audits.liars},
             "onesweep_router_host_ready": {(host.name,): host.ready for host in hosts},
             "onesweep_router_host_rtt_seconds": {(host.name,): host.rtt_ms / 1000 for host in hosts if host.rtt_ms},
             "onesweep_router_handover_seconds": {(name,): link.handover_s for name, link in links.items()},

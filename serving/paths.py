@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 from serving.link import HostLink, Weights
@@ -40,23 +41,25 @@ def best_path(
     able = sorted(
         (link for link in links if not link.problem and weights in link.held), key=lambda link: link.entry.blocks[0]
     )
-    # by first and last host: what the way back to the first costs counts, too
-    best: dict[tuple[str, str], tuple[float, Path]] = {}
+    # by the block that comes next, then by first and last host: what the way back to the first costs counts, too
+    best = defaultdict[int, dict[tuple[str, str], tuple[float, Path]]](dict)
     for link in able:
+        begin, due = link.entry.blocks[0], link.entry.blocks[-1] + 1
         own_ms = link.load_ms + (AVOIDED_MS if link.entry.address in avoid else 0.0)
         ways: list[tuple[float, Path]] = [(_half_ms(link), (link,))] if link.entry.is_first else []
-        for cost_ms, path in list(best.values()):
-            if path[-1].entry.blocks[-1] + 1 == link.entry.blocks[0]:
-                step_ms = _step_ms(path[-1], link, suspects)
-                if step_ms is not None:
-                    ways.append((cost_ms + step_ms, (*path, link)))
+        for cost_ms, path in best[begin].values():
+            step_ms = _step_ms(path[-1], link, suspects)
+            if step_ms is not None:
+                ways.append((cost_ms + step_ms, (*path, link)))
         for cost_ms, path in ways:
             ends = (path[0].entry.address, link.entry.address)
-            if ends not in best or cost_ms + own_ms < best[ends][0]:
-                best[ends] = (cost_ms + own_ms, path)
+            if ends not in best[due] or cost_ms + own_ms < best[due][ends][0]:
+                best[due][ends] = (cost_ms + own_ms, path)
     whole = []
-    for cost_ms, path in best.values():
-        if path[-1].entry.blocks[-1] + 1 == path[-1].parts:
+    for due, found in best.items():
+        for cost_ms, path in found.values():
+            if path[-1].parts != due:
+                continue
             # an AR step goes from the last host to the first
             back_ms = _step_ms(path[-1], path[0], suspects) if len(path) > 1 else 0.0
             if back_ms is not None:
@@ -71,8 +74,7 @@ def _half_ms(link: HostLink) -> float:
 
 def _step_ms(source: HostLink, target: HostLink, suspects: Suspects) -> float | None:
     """From one host to another; None where the one has no link to the other."""
-    assert source.info is not None
-    found = next((link for link in source.info.links if link.address == target.entry.address), None)
+    found = source.onward.get(target.entry.address)
     if found is None or found.problem:
         return None
     doubt_ms = AVOIDED_MS if (source.entry.address, target.entry.address) in suspects else 0.0

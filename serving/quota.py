@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import grpc
 from asyncio_throttle.throttler import Throttler
 
 from stages.refusal import Refusal, exhausted
@@ -83,21 +84,26 @@ class Admission:
         self._pace = Throttler(rate_limit=self.settings.requests_per_s, period=1.0)
         limit = self.settings.request_limit
         self._reserved = max(limit // RESERVED_SHARE, 1) if reserves and limit > 1 else 0
+        self.stopping = False
+        """Nobody enters any more."""
 
     @asynccontextmanager
-    async def enter(self, key: Key, max_bytes: int) -> AsyncIterator[Ticket]:
+    async def enter(self, key: Key, max_bytes: int, left_s: float = math.inf) -> AsyncIterator[Ticket]:
         """A place for one request, for the length of a `with` block.
 
         :param max_bytes: what it may come to generate; counted in full until it ends.
+        :param left_s: until its deadline: one that would wait beyond it is refused at once.
 
-        Raises Refusal (RESOURCE_EXHAUSTED) that says which limit was met and when to come back.
+        Raises Refusal: RESOURCE_EXHAUSTED says which limit was met and when to come back.
         """
+        if self.stopping:
+            raise Refusal(grpc.StatusCode.UNAVAILABLE, "the router is stopping: ask another one, or this one later")
         usage = self._usage.setdefault(key.name, Usage())
         self._check_quotas(key, usage, max_bytes)
         ticket, day = Ticket(), usage.day
         usage.bytes_today += max_bytes
         try:
-            await self._take_place(key, usage)
+            await self._take_place(key, usage, min(self.settings.queue_wait_s, left_s))
             begin = time.monotonic()
             try:
                 async with self._pace:
@@ -140,7 +146,7 @@ class Admission:
         said = f"key {key.name} may generate {key.bytes_per_day} bytes a day: {left} are left until midnight UTC"
         raise exhausted(f"{said}, and {max_bytes} were asked for", math.ceil((DAY_S - into_s) * 1000))
 
-    async def _take_place(self, key: Key, usage: Usage) -> None:
+    async def _take_place(self, key: Key, usage: Usage, wait_s: float) -> None:
         if self._may_take(usage) and not usage.waiting:
             self._seat(usage)
             return
@@ -149,18 +155,18 @@ class Admission:
             full = f"key {key.name} has {usage.held} requests under way, and the places left are kept for others"
         place = self._place_in_queue(usage)
         expected_s = self._mean_s * place / self.settings.request_limit
-        if self.settings.queue_limit == 0 or expected_s > self.settings.queue_wait_s:
+        if self.settings.queue_limit == 0 or expected_s > wait_s:
             raise exhausted(full, self._retry_ms(place))
         if self.waiting >= self.settings.queue_limit:
             self._make_room(usage, exhausted(f"{full}, and {self.waiting} more wait", self._retry_ms(place)))
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         usage.waiting.append(turn)
         try:
-            async with asyncio.timeout(self.settings.queue_wait_s):
+            async with asyncio.timeout(wait_s):
                 await turn
         except TimeoutError:
             if not _is_given(turn):
-                said = f"{full} (waited {self.settings.queue_wait_s:g} s)"
+                said = f"{full} (waited {wait_s:.3g} s)"
                 raise exhausted(said, self._retry_ms(place)) from None
         except BaseException:
             if _is_given(turn):  # in the very moment in which its client went

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 RETRY_S = 0.2
 DESCRIBE_S = 1.0
 WATCH_S = 0.1
+CLOSE_S = 1.0
+"""Beyond the longest that an audit waits: what asks a host that is taken out is to hear its answer."""
 WARM_BYTES = 16 << 10
 
 
@@ -78,6 +80,8 @@ class Ring:
         self._rounds: dict[str, asyncio.Future[stage_pb2.Event]] = {}
         """Sweeps of audits under way."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._accused: dict[str, str] = {}
+        """What audits found, by the host's name: one that comes back gets no work either."""
         self.changes = 0
         """Counts what may make another way the best, or none."""
         self._hosts, self._meter = tuple(hosts), meter
@@ -85,16 +89,21 @@ class Ring:
     async def open(self) -> None:
         """Start linking; returns at once. A RingView's `problem` says when the ring can be used."""
         self.set_hosts(self._hosts)
-        self.spawn(self._watch())
 
     def set_hosts(self, hosts: Sequence[HostEntry]) -> None:
-        """Link to these hosts and no others; what is under way on one that goes away moves to others."""
+        """Link to these hosts and no others; what is under way on one that goes away moves to others.
+
+        Raises InputError where one may not be dialled: the ring stays as it was.
+        """
         before = {link.entry: link for link in self.links}
         self.links = [before.pop(entry) if entry in before else self._link(entry) for entry in hosts]
         for entry, link in before.items():
             self._lose(link, "it was taken out")
             self._keepers.pop(entry.address).cancel()
-            self.spawn(link.relay.close())
+            self.spawn(link.relay.close(self.settings.hop_timeout_s + CLOSE_S))
+        for link in self.links:
+            if link.entry.address not in self._keepers:
+                self._keepers[link.entry.address] = _begun(self._keep_linked(link))
 
     async def close(self) -> None:
         tasks = [*self._tasks, *self._keepers.values()]
@@ -195,22 +204,27 @@ class Ring:
 
     def accuse(self, link: HostLink, reason: str) -> None:
         """Give a host no work any more; requests that it worked for are told."""
-        log.error("host %s lied: %s; it is taken out until the router restarts", link.entry.name, reason)
-        link.accused = f"an audit found that {reason}; look at its machine and weights, then restart the router"
-        for session in list(self._sessions):
-            session.betray(link)
-        self._lose(link, link.accused)
+        name = link.entry.name
+        log.error("host %s lied: %s; it is taken out until the router restarts", name, reason)
+        said = f"an audit found that {reason}; look at its machine and weights, then restart the router"
+        self._accused[name] = said
+        # it may have registered anew while the audit looked at it
+        for each in {link, *(other for other in self.links if other.entry.name == name)}:
+            each.accused = said
+            for session in list(self._sessions):
+                session.betray(each)
+            self._lose(each, said)
 
     def spawn(self, job: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(job)
+        task = _begun(job)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def _link(self, entry: HostEntry) -> HostLink:
         link = HostLink(entry, self.name, self.settings.hop_timeout_s, self._security)
+        link.accused = self._accused.get(entry.name, "")
         if self._meter is not None:
             link.relay.meter = self._meter(entry.name)
-        self._keepers[entry.address] = asyncio.create_task(self._keep_linked(link))
         return link
 
     async def _keep_linked(self, link: HostLink) -> None:
@@ -220,7 +234,7 @@ class Ring:
             try:
                 async for events in link.events():
                     if keeper is None:
-                        keeper = asyncio.create_task(self._keep_fresh(link))
+                        keeper = _begun(self._keep_fresh(link))
                     for event in events.events:
                         self._deliver(event)
                 self._lose(link, "it closed the connection")
@@ -254,8 +268,8 @@ class Ring:
             if warmer is not None:
                 warmer.cancel()
 
-    async def _watch(self) -> None:
-        """Take hosts for lost that fell silent: one that is frozen, or behind a cut link, closes nothing."""
+    async def watch(self) -> None:
+        """Take hosts for lost that fell silent, for ever: one that is frozen, or behind a cut link, closes nothing."""
         before = time.monotonic()
         while True:
             await asyncio.sleep(WATCH_S)
@@ -286,3 +300,15 @@ class Ring:
         for session, attempt in list(self._attempts.values()):
             if link in attempt.path:
                 session.fault(attempt, fault)
+
+
+def _begun(job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """A task whose failure is not passed over in silence."""
+    task = asyncio.create_task(job)
+    task.add_done_callback(_tell_failure)
+    return task
+
+
+def _tell_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.critical("a job of the ring failed", exc_info=error)

@@ -69,13 +69,16 @@ class Rollout:
             async for answer in take_in(self.shelf, _stores(first, requests), lambda folder, part: True):
                 tell(router_pb2.DeployProgress(store=answer))
             had = {link.entry.address for link in joining if name in _names(link)}
+            was_pinned = self.current.view.pinned
             try:
+                await self._hold_on()
                 served, measured = await self._bring_all(
                     name, joining, lambda line: tell(router_pb2.DeployProgress(line=line))
                 )
                 await self._note(served)
             except BaseException as error:
-                await to_its_end(self._undo(name, [link for link in joining if link.entry.address not in had]))
+                loaded = [link for link in joining if link.entry.address not in had]
+                await to_its_end(self._undo(name, loaded, was_pinned))
                 if isinstance(error, OnesweepError):
                     raise refused(error) from None
                 raise
@@ -89,6 +92,7 @@ class Rollout:
                 raise failed_precondition("there is no release to go back to: nothing was deployed here")
             previous = self._previous or await self._revived(name)
             contents = await asyncio.to_thread(_contents, previous.directory, name)
+            await self._stop_bringing()
             outcomes = await asyncio.gather(
                 *(bring(link, self._name_at(link, previous), contents, self._kept(link)) for link in self.ring.links),
                 return_exceptions=True,
@@ -155,6 +159,18 @@ class Rollout:
         await load(link, name, self._kept(link))
         say(f"{link.entry.name}: loaded, gated and warm ({sent_bytes / 1e6:.1f} MB sent)")
 
+    async def _hold_on(self) -> None:
+        """Stay with what is served, here and when the router starts anew: hosts will hold what was not tried yet.
+
+        Raises CheckpointError.
+        """
+        if self.current.view.pinned:
+            return
+        self.current.name = self.current.release
+        self.current.view.pin()
+        if self.current.name and self.shelf is not None:
+            await in_thread(self.shelf.use, [self.current.name])
+
     async def _note(self, served: Served) -> None:
         """Write down that `served` is to be served, for when the router starts anew. Raises CheckpointError."""
         if self.shelf is not None:
@@ -174,15 +190,27 @@ class Rollout:
         await in_thread(trim)
         return self._switch(measured, changed=True)
 
-    async def _undo(self, name: str, links: Sequence[HostLink]) -> None:
+    async def _undo(self, name: str, links: Sequence[HostLink], was_pinned: bool) -> None:
+        """:param was_pinned: whether something had been deployed before; else what the hosts hold is served again."""
         assert self.shelf is not None
         for outcome in await asyncio.gather(*(drop(link, name) for link in links), return_exceptions=True):
             if isinstance(outcome, Refusal):
                 log.warning("release %s may stay on a host: %s", name, outcome.message)
         names = [name for name in (self.previous_name, self.current.release) if name]
         with contextlib.suppress(CheckpointError):
-            await in_thread(self.shelf.use, names if self.previous_name else [])
+            await in_thread(self.shelf.use, names if was_pinned else [])
         await in_thread(self.shelf.remove_others, names)
+        if not was_pinned:
+            self.current.view.unpin()
+            self.current.name = ""
+
+    async def _stop_bringing(self) -> None:
+        """No host gets the current release any more: it would take the place of what it is to load."""
+        tasks = [*self._bringing.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._bringing.clear()  # one that had not begun did not take itself away
 
     async def _quiet(self) -> None:
         """Return when nothing needs the release before the last any more. Raises Refusal."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import grpc.aio
 import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -24,7 +27,8 @@ from serving.topology import Topology
 from serving.v1 import router_pb2, router_pb2_grpc
 from serving.view import RingView
 from serving.witness import Witness
-from stages.errors import InputError
+from stages.allocator import keep_trimmed, return_large_buffers
+from stages.errors import InputError, OnesweepError, ServiceError
 from stages.identity import ROUTER
 from stages.lookout import Lookout
 from stages.parts import plan_host
@@ -33,14 +37,16 @@ from stages.security import LOOPBACK_ONLY, Security
 from stages.seeing import SeeingSettings
 from stages.shelf import Shelf
 from stages.tokens import Keyring
-from stages.transport import bind, is_loopback, new_server, stop_on_signals
+from stages.transport import DRAIN_S, bind, is_loopback, new_server, stop_on_signals
 from stages.vitals import serve_vitals
 
 log = logging.getLogger(__name__)
 
 SERVICE = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
 HEALTH_S = 0.2
-DRAIN_S = 10.0
+POLL_S = 0.02
+FLUSH_S = 1.0
+"""For the last words of requests that have ended."""
 
 
 @dataclass(frozen=True)
@@ -66,52 +72,65 @@ class RouterSettings:
     registry: RegistrySettings | None = None
     """Where hosts register; None = they are those of the topology."""
     seeing: SeeingSettings = field(default_factory=SeeingSettings)
+    drain_s: float = DRAIN_S
+    """How long a router that was told to stop goes on with the requests that it has."""
 
 
 async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
-    """Serve until `stop` is set; running requests end first. Raises OnesweepError."""
+    """Serve until `stop` is set; running requests end first.
+
+    Raises OnesweepError, too when a job that must not end does.
+    """
     if settings.threads:
         torch.set_num_threads(settings.threads)
     keyring = Keyring(settings.tokens)
     name = _own_name(settings)
     figures = RouterFigures() if settings.seeing.metrics else None
     meter = figures.links.link if figures else None
-    ring = Ring(settings.topology.hosts, settings.ring, _witness(settings), meter, settings.security, name)
+    security = settings.security
+    ring = Ring(settings.topology.hosts, settings.ring, _witness(settings), meter, security, name)
     shelf = Shelf(settings.shelf) if settings.shelf else None
     rollout = Rollout(ring, _first(settings, ring, shelf), shelf, settings.checkpoint)
-    lookout = Lookout(settings.seeing, "onesweep-router", "router", settings.security.insecure)
+    lookout = Lookout(settings.seeing, "onesweep-router", "router", security.insecure)
     admission = Admission(settings.admission, reserves=not keyring.open)
     tickets = Tickets(figures, lookout.tracer)
     service = RouterService(rollout, keyring, admission, settings.ring.hop_timeout_s, tickets)
-    server = new_server()
-    router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
     checks = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    port = bind(server, settings.listen, settings.security)
+    server = _server_of(service, checks)
+    port = bind(server, settings.listen, security)
     if figures is not None:
-        lookout.serve(ROUTER_METRICS, figures.reader(service.status, settings.security.tls))
+        lookout.serve(ROUTER_METRICS, figures.reader(service.status, security.tls))
     await checks.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
     await checks.set("", health_pb2.HealthCheckResponse.SERVING)
     vitals = await serve_vitals(checks, settings.health)
     await server.start()
     await ring.open()
-    if settings.registry is not None:
-        ring.spawn(
-            follow_hosts(open_registry(settings.registry), lambda hosts: ring.set_hosts(Topology(tuple(hosts)).hosts))
-        )
     log.info("router: live on port %d", port)
-    tasks = [asyncio.create_task(job) for job in (_report_health(rollout, checks), rollout.keep_up_to_date())]
-    await stop.wait()
-    for task in tasks:
-        task.cancel()
-    await checks.enter_graceful_shutdown()
-    await server.stop(DRAIN_S if admission.requests else 0)
-    await vitals.stop(grace=0)
-    await ring.close()
-    if shelf:
-        shelf.close()
-    await lookout.close()
+    jobs = [ring.watch(), _report_health(rollout, checks), rollout.keep_up_to_date(), keep_trimmed()]
+    if settings.registry is not None:
+        jobs.append(follow_hosts(open_registry(settings.registry), settings.topology.blocks, security, ring.set_hosts))
+    tasks = [asyncio.create_task(job) for job in jobs]
+    try:
+        await _told_to_stop(stop, tasks)
+    finally:
+        await checks.enter_graceful_shutdown()
+        await _drained(admission, settings.drain_s)
+        for task in tasks:
+            task.cancel()
+        await server.stop(FLUSH_S)
+        await vitals.stop(grace=0)
+        await ring.close()
+        if shelf:
+            shelf.close()
+        await lookout.close()
+
+
+def _server_of(service: RouterService, checks: health.aio.HealthServicer) -> grpc.aio.Server:
+    server = new_server()
+    router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    return server
 
 
 def _witness(settings: RouterSettings) -> Witness | None:
@@ -139,14 +158,36 @@ def _first(settings: RouterSettings, ring: Ring, shelf: Shelf | None) -> Served:
     """
     name = next(reversed(shelf.in_use), "") if shelf else ""
     directory = find_release(name, shelf, settings.checkpoint) if name else None
-    if directory is None:
-        if name:
-            log.warning("release %s is not here any more: serving what the hosts have", name)
-        return Served.over(RingView(ring), OwnParts.read(settings.checkpoint, settings.frontier))
-    log.info("release %s was deployed here: it is served", name)
-    frontier = settings.frontier if directory == settings.checkpoint else None
-    weights = plan_host(directory, (0,)).weights
-    return Served.over(RingView(ring, weights), OwnParts.read(directory, frontier), name)
+    if directory is not None:
+        try:
+            weights = plan_host(directory, (0,)).weights
+            own = OwnParts.read(directory, settings.frontier if directory == settings.checkpoint else None)
+        except OnesweepError as error:
+            log.warning("release %s was deployed here and is damaged: serving what the hosts have (%s)", name, error)
+        else:
+            log.info("release %s was deployed here: it is served", name)
+            return Served.over(RingView(ring, weights), own, name)
+    elif name:
+        log.warning("release %s is not here any more: serving what the hosts have", name)
+    return Served.over(RingView(ring), OwnParts.read(settings.checkpoint, settings.frontier))
+
+
+async def _told_to_stop(stop: asyncio.Event, tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Return when `stop` is set. Raises ServiceError when one of `tasks` ends before: they have no end."""
+    stopping = asyncio.create_task(stop.wait())
+    done, _ = await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    for task in done - {stopping}:
+        log.critical("a job of the router ended that must not end", exc_info=task.exception())
+        raise ServiceError("the router cannot go on: its log says what ended")
+
+
+async def _drained(admission: Admission, drain_s: float) -> None:
+    """Let nobody in any more; return when everybody is out, or after `drain_s`."""
+    admission.stopping = True
+    deadline = time.monotonic() + drain_s
+    while (admission.requests or admission.waiting) and time.monotonic() < deadline:
+        await asyncio.sleep(POLL_S)
 
 
 async def _report_health(rollout: Rollout, checks: health.aio.HealthServicer) -> None:
@@ -163,6 +204,7 @@ async def _report_health(rollout: Rollout, checks: health.aio.HealthServicer) ->
 
 def serve(settings: RouterSettings) -> None:
     """Run a router to its end. Raises OnesweepError."""
+    return_large_buffers()
 
     async def until_signal() -> None:
         gc.freeze()  # as in a stage server

@@ -61,7 +61,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             with ticket:
                 key = self.keyring.identify(context.invocation_metadata(), GENERATE)
                 async with (
-                    self.admission.enter(key, request.max_bytes) as place,
+                    self.admission.enter(key, request.max_bytes, ticket.left_s) as place,
                     aclosing(self._admit(request, ticket)) as responses,
                 ):
                     async for response in responses:
@@ -178,10 +178,11 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
         mode = check_mode(request.mode, served.modes)
         generation = check_request(request, mode, ticket.deadline_unix_ms)
+        account = ticket.account = Account()
         if mode.uses_hosts:
             await served.view.usable(self.ring_wait_s)
         check_fit(generation, mode)
-        account = ticket.account = Account()
+        account.trip_begin_ms = waited_ms = account.elapsed_ms()
         async with aclosing(truthful(mode, generation, account)) as pieces:
             whole = b""
             async for text in pieces:
@@ -194,9 +195,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                     yield router_pb2.GenerateResponse(text=text)
             if whole:
                 yield router_pb2.GenerateResponse(text=whole)
-        hosts = {link.info.name: link.entry for link in self.ring.links if link.info}
-        served.conditions.learn(mode.name, account, account.elapsed_ms())
-        summary = ticket.summary = account.summary(mode.name, request.seed, len(request.prompt), hosts)
+        served.conditions.learn(mode.name, account, account.elapsed_ms() - waited_ms)
+        summary = ticket.summary = account.summary(mode.name, request.seed, len(request.prompt))
         summary.request = ticket.name
         yield router_pb2.GenerateResponse(summary=summary)
 

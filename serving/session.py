@@ -32,17 +32,13 @@ Check = Callable[[stage_pb2.Event], object]
 
 _Code = grpc.StatusCode
 ELSEWHERE = {_Code.UNAVAILABLE, _Code.NOT_FOUND, _Code.FAILED_PRECONDITION, _Code.CANCELLED, _Code.RESOURCE_EXHAUSTED}
-"""Faults of a host's state: other hosts may do the work, or the same one in a moment."""
-NONSENSE = {
-    _Code.INTERNAL,
-    _Code.INVALID_ARGUMENT,
-    _Code.UNKNOWN,
-    _Code.UNIMPLEMENTED,
-    _Code.DATA_LOSS,
-    _Code.ALREADY_EXISTS,
-}
-"""Faults that a sound host does not have: the router checked the request."""
+"""Faults of a host's state: other hosts may do the work, or the same one in a moment. All others are nonsense, which a
+sound host does not say: the router checked the request, and keeps its deadline."""
+OF_THE_ROUTER = {_Code.UNAUTHENTICATED, _Code.PERMISSION_DENIED, _Code.DEADLINE_EXCEEDED}
+"""Faults that a client would take for its own."""
 NONSENSE_TRIES = 3
+MOST_EVENTS_BEYOND = 8
+"""Beyond one for each position of a session: nobody sound sends as many that are not waited for."""
 PAUSE_S = 0.05
 MOST_PAUSE_S = 0.5
 
@@ -57,6 +53,8 @@ class Attempt:
 
     path: Path
     name: str = field(default_factory=lambda: secrets.token_hex(16))
+    unread: int = 0
+    """Events that came of it, and were not looked at yet."""
 
 
 class Carrier(Protocol):
@@ -123,6 +121,7 @@ class Session:
                 self._hedge()
                 continue
             attempt, event = found
+            attempt.unread -= 1
             assert self._work is not None
             if attempt not in self.attempts:
                 continue  # it was given up, or another was faster
@@ -143,11 +142,12 @@ class Session:
                 fault = stage_pb2.Fault(code=refusal.number, message=refusal.message, host=last.name)
                 await self._fail(attempt, fault)
                 continue
+            took_s = time.monotonic() - self._waiting_since
             if self.ring.auditor.picks():
                 await self._audit(attempt, event)
             if self._betrayed:
                 raise Betrayed(self._betrayed)
-            self._settle(attempt, event)
+            self._settle(attempt, event, took_s)
             ticket.arrived()
             return event
 
@@ -161,6 +161,14 @@ class Session:
         self.deliver(attempt, stage_pb2.Event(session=attempt.name, fault=fault))
 
     def deliver(self, attempt: Attempt, event: stage_pb2.Event) -> None:
+        """Hear what came of an attempt; one whose hosts send without end has failed."""
+        most = self.capacity + MOST_EVENTS_BEYOND
+        if attempt.unread > most:
+            return
+        if attempt.unread == most:
+            fault = stage_pb2.Fault(code=_Code.INTERNAL.value[0], message="the hosts sent results without end")
+            event = stage_pb2.Event(session=attempt.name, fault=fault)
+        attempt.unread += 1
         self._inbox.put_nowait((attempt, event))
 
     def close(self) -> None:
@@ -178,15 +186,16 @@ class Session:
         self._failed_at, self._tries = None, 0
         self._waiting_since = time.monotonic()
 
-    def _settle(self, attempt: Attempt, event: stage_pb2.Event) -> None:
+    def _settle(self, attempt: Attempt, event: stage_pb2.Event, took_s: float) -> None:
         """A result is here: whoever else was at it can stop."""
         # also where there was a second try: else what takes long would be tried twice for ever
         if self._failed_at is None and attempt is self.attempts[0]:
-            self.ring.patience.learn(self._pace, time.monotonic() - self._waiting_since)
+            self.ring.patience.learn(self._pace, took_s)
         for other in [other for other in self.attempts if other is not attempt]:
             self._give_up(other)
         self._helpers.update(attempt.path)
         hosts = {link.info.name: link for link in attempt.path if link.info}
+        self.account.hosts = {name: link.entry for name, link in hosts.items()}
         for passage in event.passages:
             if passage.host in hosts:
                 hosts[passage.host].learn(passage)
@@ -228,11 +237,15 @@ class Session:
             return
         source = f"{fault.host}: " if fault.host else ""
         refusal = Refusal.numbered(fault.code, source + fault.message)
+        is_over = time.time() * 1000 >= self.deadline_unix_ms - ticket.JITTER_MS
+        late = is_over and refusal.code is _Code.DEADLINE_EXCEEDED
+        if refusal.code in OF_THE_ROUTER and not late:
+            refusal = Refusal(_Code.INTERNAL, refusal.message)
         self._tries += 1
         self._failed_at = self._failed_at or time.monotonic()
         patience_s = self.ring.ride_out_s - (time.monotonic() - self._failed_at)
-        hopeless = refusal.code not in ELSEWHERE | NONSENSE or patience_s <= 0
-        if hopeless or (refusal.code in NONSENSE and self._tries >= NONSENSE_TRIES):
+        nonsense = refusal.code not in ELSEWHERE
+        if late or patience_s <= 0 or (nonsense and self._tries >= NONSENSE_TRIES):
             raise refusal
         if refusal.code is _Code.RESOURCE_EXHAUSTED and not self._other_path(attempt):
             raise refusal
@@ -304,12 +317,13 @@ class Session:
     def _blame(self, attempt: Attempt, fault: stage_pb2.Fault) -> None:
         """Remember who failed: the host that did not take the work, else the one that said so. Nonsense is noticed by
         whoever gets it, so it may be anybody's on the way there."""
-        by_name = {link.entry.name: link.entry.address for link in attempt.path}
-        source = by_name.get(fault.host, "")
+        names = [(link.entry.name, link) for link in attempt.path]
+        names += [(link.info.name, link) for link in attempt.path if link.info]  # what it calls itself
+        source = next((link.entry.address for name, link in names if name == fault.host), "")
         guilty = fault.lost or source
         if fault.lost and source:
             self.ring.suspects.add(source, fault.lost)
-        if Refusal.numbered(fault.code, fault.message).code in NONSENSE:
+        if Refusal.numbered(fault.code, fault.message).code not in ELSEWHERE:
             self._blamed.update(link.entry.address for link in attempt.path)
         elif guilty:
             self._blamed.add(guilty)

@@ -65,6 +65,11 @@ class Ticket:
         self._arrived_ns: int | None = None
 
     @property
+    def left_s(self) -> float:
+        """Until the deadline."""
+        return self.deadline_unix_ms / 1000 - time.time()
+
+    @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         return ((REQUEST, self.name),)
 

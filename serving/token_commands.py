@@ -43,15 +43,17 @@ def register_token(subparsers: Subparsers) -> None:
 
 
 def run_add(options: argparse.Namespace) -> int:
+    from stages.private_files import lock_beside
     from stages.tokens import Key, new_token, read_tokens, token_hash, write_tokens
 
     scopes = tuple(dict.fromkeys(part.strip() for part in options.scope.split(",") if part.strip()))
     key = Key(options.name, "", scopes, options.rate, options.concurrent, options.bytes_per_day)
-    keys = read_tokens(options.tokens) if options.tokens.exists() else ()
-    if any(other.name == key.name for other in keys):
-        raise InputError(f"{options.tokens} has a key {key.name} already: remove it first, or take another name")
     token = new_token()
-    write_tokens(options.tokens, [*keys, replace(key, sha256=token_hash(token))])
+    with lock_beside(options.tokens):
+        keys = read_tokens(options.tokens) if options.tokens.exists() else ()
+        if any(other.name == key.name for other in keys):
+            raise InputError(f"{options.tokens} has a key {key.name} already: remove it first, or take another name")
+        write_tokens(options.tokens, [*keys, replace(key, sha256=token_hash(token))])
     print(token)
     return 0
 
@@ -71,14 +73,16 @@ def run_list(options: argparse.Namespace) -> int:
 
 
 def run_remove(options: argparse.Namespace) -> int:
+    from stages.private_files import lock_beside
     from stages.tokens import read_tokens, write_tokens
 
-    keys = read_tokens(options.tokens)
-    left = [key for key in keys if key.name != options.name]
-    if len(left) == len(keys):
-        names = ", ".join(key.name for key in keys) or "none"
-        raise InputError(f"{options.tokens} has no key {options.name!r}; there are: {names}")
-    write_tokens(options.tokens, left)
+    with lock_beside(options.tokens):
+        keys = read_tokens(options.tokens)
+        left = [key for key in keys if key.name != options.name]
+        if len(left) == len(keys):
+            names = ", ".join(key.name for key in keys) or "none"
+            raise InputError(f"{options.tokens} has no key {options.name!r}; there are: {names}")
+        write_tokens(options.tokens, left)
     print(f"removed {options.name}; {len(left)} left")
     return 0
 

@@ -50,8 +50,7 @@ class Topology:
         if not 0 < len(self.hosts) <= MAX_HOSTS:
             raise TopologyError(f"a topology has 1 to {MAX_HOSTS} hosts, not {len(self.hosts)}")
         for host in self.hosts:
-            if check_name(host.name, "host name") in ("router", "http"):
-                raise TopologyError(f"a host cannot be called {host.name!r}: give it another name")
+            check_host_name(host.name)
         for what in ("name", "address"):
             values = [getattr(host, what) for host in self.hosts]
             doubled = sorted({value for value in values if values.count(value) > 1})
@@ -127,6 +126,12 @@ class Topology:
             lines += [f"listen = {_quoted(host.listen)}"] if host.listen != host.address else []
             lines += [f"blocks = [{', '.join(map(str, host.blocks))}]"]
         return "\n".join(lines) + "\n"
+
+
+def check_host_name(name: str) -> None:
+    """Raise InputError unless a host can be called so."""
+    if check_name(name, "host name") in ("router", "http"):
+        raise TopologyError(f"a host cannot be called {name!r}: give it another name")
 
 
 def local_topology(

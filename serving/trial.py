@@ -21,6 +21,7 @@ from serving.again import truthful
 from serving.candidates import check_scores, read_scores
 from serving.modes import Generation, Mode
 from serving.served import Served
+from serving.session import Betrayed
 from serving.view import RingView
 from stages.bundle import find_bundle
 from stages.manifest import Manifest, read_manifest
@@ -57,10 +58,13 @@ async def try_out(served: Served, directory: Path, say: Callable[[str], object])
 
 
 async def _when_free(job: Callable[[], Awaitable[T]]) -> T:
-    """What `job` gives, once hosts that are busy with requests have room for it."""
+    """What `job` gives, once hosts that are busy with requests have room for it, and none of them lies."""
     for left in reversed(range(BUSY_TRIES)):
         try:
             return await job()
+        except Betrayed as betrayed:  # that host is taken out
+            if not left:
+                raise Refusal(grpc.StatusCode.UNAVAILABLE, f"{betrayed} in the trial: look at the hosts") from None
         except Refusal as refusal:
             if refusal.code is not grpc.StatusCode.RESOURCE_EXHAUSTED or not left:
                 raise

@@ -42,6 +42,10 @@ class RingView:
         self._usable()
         self.pinned, self._seen = bool(self._weights), -1
 
+    def unpin(self) -> None:
+        """Prefer these weights, but use what the hosts have."""
+        self.pinned, self._seen = False, -1
+
     @property
     def problem(self) -> str:
         """Why requests cannot be served now; empty when they can."""

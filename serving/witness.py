@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from serving.topology import HostEntry
+from stages.admission import check_hop
 from stages.hop import Outcome, work_on
 from stages.parts import HostPlan, Parts, load_parts, plan_host
 from stages.sessions import KINDS, Kind, SessionStore
@@ -33,14 +34,16 @@ class Witness:
 
     @torch.inference_mode()
     def outcome(self, hop: stage_pb2.Hop, host: HostEntry) -> Outcome:
-        """What follows from a hop that opens a session on `host`, whose weights it `knows`. Raises OnesweepError."""
+        """What follows from a hop that opens a session on `host`, whose weights it `knows`.
+
+        Raises OnesweepError, and Refusal for a hop that no host would take.
+        """
         found = self._plan(host.blocks, hop.digest)
         assert found is not None
         key, plan = (found[0], host.blocks), found[1]
         parts = self._parts.get(key) or load_parts(plan)
         self._parts[key] = parts
-        kind = _kind(parts.plan, hop.digest)
-        assert kind is not None
+        kind = check_hop(hop, parts.plan)
         source = parts.plan.models[kind]
         session = SessionStore(MOST_BYTES, lease_s=MOST_BYTES).open(
             hop.session, hop.router, kind, hop.capacity, source.manifest, parts

@@ -89,7 +89,7 @@ def hidden_codec(name: str) -> StateCodec:
     try:
         return HIDDEN[name]
     except KeyError:
-        raise CodecError(f"unknown codec of hidden states {name!r}; choose from {', '.join(HIDDEN)}") from None
+        raise CodecError(f"unknown codec of hidden states {name[:40]!r}; choose from {', '.join(HIDDEN)}") from None
 
 
 def check_passages(passages: Sequence[stage_pb2.Passage]) -> None:
@@ -142,7 +142,7 @@ def _check_sweep(hop: stage_pb2.Hop, plan: HostPlan, source: ModelSource) -> Non
         raise invalid(f"steps must be 1 to {MAX_STEPS}, not {sweep.steps}")
     _check_sampling(sweep.sampling)
     if sweep.sampler and sweep.sampler not in SAMPLERS:
-        raise invalid(f"unknown sampler {sweep.sampler!r}; choose from {', '.join(SAMPLERS)}")
+        raise invalid(f"unknown sampler {sweep.sampler[:40]!r}; choose from {', '.join(SAMPLERS)}")
     first = sweep.block == 0
     chained = a.context == "chained" and not first
     try:

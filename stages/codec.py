@@ -176,4 +176,4 @@ def codec_named(name: str) -> StateCodec:
     try:
         return CODECS[name]
     except KeyError:
-        raise CodecError(f"unknown state codec {name!r}; choose from {', '.join(CODECS)}") from None
+        raise CodecError(f"unknown state codec {name[:40]!r}; choose from {', '.join(CODECS)}") from None

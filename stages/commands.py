@@ -15,9 +15,12 @@ from stages.registry import open_registry
 from stages.registry.settings import add_registry_flags, registry_settings
 from stages.security_options import add_server_options, security_of
 from stages.seeing import add_seeing, seeing_of
+from stages.transport import DRAIN_S
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
+
+    from stages.host import HostSettings
 
     Subparsers = _SubParsersAction[argparse.ArgumentParser]
 
@@ -36,20 +39,9 @@ def register(subparsers: Subparsers) -> None:
         help="hosts that may come after this one; after the last, the first",
     )
     stage.add_argument("--name", help="shown in accounts and errors (default: stage- and the blocks)")
-    stage.add_argument("--threads", type=int, metavar="N", help="processor threads (default: all cores)")
-    stage.add_argument("--session-mb", type=int, default=256, metavar="MB", help="memory for KV caches (256)")
-    stage.add_argument("--lease-s", type=float, default=60.0, metavar="S", help="free an unused session after (60)")
-    stage.add_argument("--queue", type=int, default=64, metavar="N", help="hops under way (64)")
-    stage.add_argument("--batch", type=int, default=64, metavar="N", help="hops that share a pass; 1 = none (64)")
-    stage.add_argument("--backend", metavar="B", help="what computes: torch, onnxruntime (torch)")
-    stage.add_argument("--keep-warm-ms", type=int, default=150, metavar="MS", help="pace on idle links, 0 = off (150)")
-    stage.add_argument("--hop-timeout-s", type=float, default=5.0, metavar="S", help="wait for the next host (5)")
-    add_shelf(stage)
-    add_server_options(stage)
+    add_host_options(stage)
     add_registry_flags(stage)
     stage.add_argument("--advertise", metavar="HOST:PORT", help="what others dial, for the registry (--listen)")
-    add_health_flag(stage)
-    add_seeing(stage)
     stage.set_defaults(run=run_stage)
 
     inspect = subparsers.add_parser("inspect", help="print what is in a checkpoint or bundle")
@@ -60,12 +52,9 @@ def register(subparsers: Subparsers) -> None:
 
 
 def run_stage(options: argparse.Namespace) -> int:
-    from stages.backends import DEFAULT_BACKEND
-    from stages.host import HostSettings
     from stages.server import StageSettings, serve
 
     blocks = parse_blocks(options.blocks)
-    check_positive(options, "threads", "session_mb", "lease_s", "queue", "batch", "hop_timeout_s")
     seeing = seeing_of(options)
     registry = registry_settings(options)
     if registry is not None and options.next is not None:
@@ -73,16 +62,7 @@ def run_stage(options: argparse.Namespace) -> int:
     if registry is None and options.advertise is not None:
         raise InputError("--advertise says what a registry hands out: name one with --registry")
     name = options.name or "-".join(["stage", *sorted({str(blocks[0]), str(blocks[-1])})])
-    host = HostSettings(
-        name,
-        options.backend or DEFAULT_BACKEND,
-        queue_limit=options.queue,
-        batch=options.batch,
-        session_mb=options.session_mb,
-        lease_s=options.lease_s,
-        hop_timeout_s=options.hop_timeout_s,
-        keep_warm_s=keep_warm_s(options.keep_warm_ms),
-    )
+    host = host_settings(options, name)
     start_log(seeing.log_format, name)
     serve(
         StageSettings(
@@ -98,6 +78,7 @@ def run_stage(options: argparse.Namespace) -> int:
             options.advertise,
             options.health,
             seeing,
+            options.drain_s,
         )
     )
     return 0
@@ -113,6 +94,41 @@ def run_inspect(options: argparse.Namespace) -> int:
     return 0 if all(check.ok for check in checks) else 1
 
 
+def add_host_options(parser: argparse.ArgumentParser) -> None:
+    """The options of every block host, wherever its place in the ring is written."""
+    parser.add_argument("--threads", type=int, metavar="N", help="processor threads (default: all cores)")
+    parser.add_argument("--session-mb", type=int, default=256, metavar="MB", help="memory for KV caches (256)")
+    parser.add_argument("--lease-s", type=float, default=60.0, metavar="S", help="free an unused session after (60)")
+    parser.add_argument("--queue", type=int, default=64, metavar="N", help="hops under way (64)")
+    parser.add_argument("--batch", type=int, default=64, metavar="N", help="hops that share a pass; 1 = none (64)")
+    parser.add_argument("--backend", metavar="B", help="what computes: torch, onnxruntime (torch)")
+    parser.add_argument("--keep-warm-ms", type=int, default=150, metavar="MS", help="pace on idle links, 0 = off (150)")
+    parser.add_argument("--hop-timeout-s", type=float, default=5.0, metavar="S", help="wait for the next host (5)")
+    add_shelf(parser)
+    add_server_options(parser)
+    add_health_flag(parser)
+    add_drain_flag(parser)
+    add_seeing(parser)
+
+
+def host_settings(options: argparse.Namespace, name: str) -> HostSettings:
+    """What these options say. Raises InputError."""
+    from stages.backends import DEFAULT_BACKEND
+    from stages.host import HostSettings
+
+    check_positive(options, "threads", "session_mb", "lease_s", "queue", "batch", "hop_timeout_s", "drain_s")
+    return HostSettings(
+        name,
+        options.backend or DEFAULT_BACKEND,
+        queue_limit=options.queue,
+        batch=options.batch,
+        session_mb=options.session_mb,
+        lease_s=options.lease_s,
+        hop_timeout_s=options.hop_timeout_s,
+        keep_warm_s=keep_warm_s(options.keep_warm_ms),
+    )
+
+
 def add_shelf(parser: argparse.ArgumentParser) -> None:
     """The option of every process that `onesweep deploy` reaches."""
     parser.add_argument("--shelf", type=Path, metavar="DIR", help="keep what is deployed there (none: takes nothing)")
@@ -120,6 +136,16 @@ def add_shelf(parser: argparse.ArgumentParser) -> None:
 
 def add_health_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--health", metavar="HOST:PORT", help="answer health checks there too, in plain text")
+
+
+def add_drain_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--drain-s",
+        type=float,
+        default=DRAIN_S,
+        metavar="S",
+        help=f"told to stop, go on with what runs for ({DRAIN_S:g})",
+    )
 
 
 def check_positive(options: argparse.Namespace, *names: str) -> None:

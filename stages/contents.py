@@ -34,7 +34,8 @@ class Contents:
         digest = hashlib.sha256()
         for folder in sorted(self.manifests):
             digest.update(f"{folder} {hashlib.sha256(self.manifests[folder]).hexdigest()}\n".encode())
-        digest.update(self.frontier)
+        if self.frontier:
+            digest.update(f"{FRONTIER_NAME} {hashlib.sha256(self.frontier).hexdigest()}\n".encode())
         return digest.hexdigest()[:NAME_DIGITS]
 
     def check(self) -> None:
@@ -43,7 +44,7 @@ class Contents:
             raise CheckpointError("a release without a manifest")
         for folder in self.manifests:
             if folder not in FOLDERS:
-                raise CheckpointError(f"{folder!r} is no folder of a bundle; there are {', '.join(FOLDERS)}")
+                raise CheckpointError(f"{folder[:40]!r} is no folder of a bundle; there are {', '.join(FOLDERS)}")
         largest = max(map(len, (*self.manifests.values(), self.frontier)))
         if largest > MAX_MANIFEST_BYTES:
             raise CheckpointError(f"a manifest or frontier of {largest} bytes; at most {MAX_MANIFEST_BYTES}")

@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import grpc
+
 from stages.aside import in_thread
 from stages.contents import FOLDERS, Contents, Wants
 from stages.errors import CheckpointError, InputError, OnesweepError
@@ -67,7 +69,7 @@ class Delivery:
         """The file behind a path of the release; nothing else on this machine can be asked for."""
         folder, _, name = path.partition("/")
         if folder not in self.contents.directories or "/" in name or not name.endswith(".safetensors"):
-            raise CheckpointError(f"{path!r} is no file of this release")
+            raise CheckpointError(f"{path[:80]!r} is no file of this release")
         return self.contents.directories[folder] / name
 
 
@@ -123,4 +125,4 @@ def refused(error: OnesweepError) -> Refusal:
     """What a caller hears of trouble with a release: its files are wrong, or this machine failed."""
     if isinstance(error, CheckpointError | InputError):
         return failed_precondition(str(error))
-    return Refusal.numbered(13, str(error))
+    return Refusal(grpc.StatusCode.INTERNAL, str(error))

@@ -17,11 +17,11 @@ class Expiry:
     def unix_s(self) -> float | None:
         """None without a certificate; of files that are being replaced, or are wrong now, the last that was right."""
         if self._tls is not None and (stamp := self._tls.stamp()) != self._stamp:
-            self._stamp = stamp
             try:
                 certificate = self._tls.read().certificate
             except InputError:
                 return self._unix_s
+            self._stamp = stamp
             self._unix_s = certificate.until.timestamp() if certificate else None
         return self._unix_s
 

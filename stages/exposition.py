@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler
 
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -17,8 +20,12 @@ from stages.transport import parse_address
 
 log = logging.getLogger(__name__)
 
+Application = Callable[..., Iterable[bytes]]
+
 READ_S = 2.0
 """How long a scrape waits for the event loop."""
+CLIENT_S = 10.0
+"""How long it waits for who asked."""
 
 
 class LoopCollector(Collector):
@@ -30,10 +37,16 @@ class LoopCollector(Collector):
         self.families, self.read, self.loop = families, read, loop
 
     def collect(self) -> Iterator[Metric]:
+        """Raises TimeoutError when the loop is too busy."""
+
         async def copied() -> Figures:
             return {name: {labels: copy(value) for labels, value in rows.items()} for name, rows in self.read().items()}
 
-        figures = asyncio.run_coroutine_threadsafe(copied(), self.loop).result(READ_S)
+        copying = asyncio.run_coroutine_threadsafe(copied(), self.loop)
+        try:
+            figures = copying.result(READ_S)
+        finally:
+            copying.cancel()
         return (_metric(family, figures[family.name]) for family in self.families)
 
     def describe(self) -> list[Metric]:
@@ -55,12 +68,41 @@ class MetricsServer:
         except OSError as error:
             reason = error.strerror or error
             raise ServiceError(f"cannot serve metrics on {address}: {reason}; give --metrics another port") from None
+        self._server.RequestHandlerClass = _Handler
+        self._server.set_app(_patient(make_wsgi_app(registry)))
         self.port = self._server.server_port
         log.info("metrics on http://%s:%d/metrics", f"[{host}]" if ":" in host else host, self.port)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._server.shutdown)
         self._server.server_close()
+
+
+class _Handler(WSGIRequestHandler):
+    """Waits for nobody for ever, and logs no request."""
+
+    timeout = CLIENT_S
+
+    def handle(self) -> None:
+        with contextlib.suppress(OSError):  # late, or gone
+            super().handle()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def _patient(app: Application) -> Application:
+    """The same, where a scrape that came to nothing is no fault of the program."""
+
+    def scraped(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:  # noqa: ANN401
+        try:
+            return app(environ, start_response)
+        except TimeoutError:
+            log.warning("a scrape failed: the event loop did not answer within %g s", READ_S)
+            start_response("503 Service Unavailable", [("Content-Type", "text/plain")])
+            return [b"this process is too busy to be read\n"]
+
+    return scraped
 
 
 def _metric(family: Family, figures: Mapping[tuple[str, ...], float | Buckets]) -> Metric:

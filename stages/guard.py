@@ -38,7 +38,7 @@ def check_caller(peer: Identity | None, method: str, request: object) -> None:
         raise _denied(f"your certificate is {shown}: a stage server takes hosts and routers only")
     if peer.role == HOST and method not in HOSTS_MAY:
         raise _denied(f"your certificate is {shown}: {method} is for routers only")
-    if isinstance(request, stage_pb2.SubscribeRequest) and not request.router.startswith(f"{peer.name}."):
+    if isinstance(request, stage_pb2.SubscribeRequest) and request.router.rpartition(".")[0] != peer.name:
         raise _denied(f"your certificate is {shown}: you may listen as {peer.name}.SOMETHING only")
 
 
@@ -57,8 +57,10 @@ class Guard(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
         handler = await continuation(handler_call_details)
+        if handler is None:  # a path that nobody serves may have any form
+            return None
         _, service, method = str(handler_call_details.method).split("/")
-        return handler if handler is None or service != self.service else self._guarded(handler, method)
+        return self._guarded(handler, method) if service == self.service else handler
 
     def _guarded(self, handler: Handler, method: str) -> Handler:
         """The same handler behind the check."""

@@ -192,12 +192,14 @@ class Host:
                 self.tracer.ended(job)
 
     def _give_up(self, job: Job, refusal: Refusal) -> None:
-        if job.reply is not None:
-            self.sessions.release(job.hop.session)
-            if not job.reply.done():
-                job.reply.set_exception(refusal)
-        elif not job.session.released:
-            self._fault(job.hop, refusal)
+        if job.reply is None:
+            if not job.session.released:
+                self._fault(job.hop, refusal)
+            return
+        self._book_fault(job.hop, refusal)
+        self.sessions.release(job.hop.session)
+        if not job.reply.done():
+            job.reply.set_exception(refusal)
 
     def _go_on(self, job: Job, outcome: Outcome) -> None:
         if isinstance(outcome, stage_pb2.Event):
@@ -252,14 +254,17 @@ class Host:
 
     def _fault(self, hop: stage_pb2.Hop, refusal: Refusal, lost: str = "") -> None:
         """Tell the router that a request ends here. `lost`: the host that did not take it over."""
-        self.counters.faults += 1
-        self.meter.faulted(refusal)
-        names = {"request": hop.request, "session": hop.session, "code": refusal.code.name}
-        log.warning("request %s ends here: %s", hop.request or "without a name", refusal.message, extra=names)
+        self._book_fault(hop, refusal)
         self.sessions.release(hop.session)
         work = hop.sweep if hop.WhichOneof("work") == "sweep" else hop.step
         fault = stage_pb2.Fault(code=refusal.number, message=refusal.message, host=self.settings.name, lost=lost)
         self.subscribers.publish(hop.router, stage_pb2.Event(session=hop.session, number=work.number, fault=fault))
+
+    def _book_fault(self, hop: stage_pb2.Hop, refusal: Refusal) -> None:
+        self.counters.faults += 1
+        self.meter.faulted(refusal)
+        names = {"request": hop.request, "session": hop.session, "code": refusal.code.name}
+        log.warning("request %s ends here: %s", hop.request or "without a name", refusal.message, extra=names)
 
 
 def _move_on(hop: stage_pb2.Hop) -> None:

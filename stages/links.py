@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 from stages.errors import InputError
@@ -17,6 +18,10 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.2
 CHECK_S = 0.5
+REVIEW_S = 5.0
+"""Pause between two looks at a host whose keep-warm messages arrive, or that gets none."""
+AGAIN_S = 5.0
+"""Pause before a link that could not be made is tried again: the certificate may be replaced just then."""
 
 Wiring = Callable[[str, stage_pb2.DescribeResponse], str]
 """Why the host at an address cannot follow; empty when it can."""
@@ -42,6 +47,11 @@ class Links:
         self._message_bytes, self._hop_timeout_s, self._keep_warm_s = message_bytes, hop_timeout_s, keep_warm_s
         self._relays: dict[str, Relay] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._wanted: tuple[str, ...] = ()
+        self._refused: dict[str, str] = {}
+        """Why an address has no link."""
+        self._again: asyncio.TimerHandle | None = None
 
     @property
     def relays(self) -> list[Relay]:
@@ -58,18 +68,32 @@ class Links:
         for address in set(self._relays) - set(addresses):
             self._keepers.pop(address).cancel()
             closing = asyncio.create_task(self._relays.pop(address).close())
-            closing.add_done_callback(lambda done: done.exception())
-        for address in addresses:
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+        self._wanted = tuple(addresses)
+        self._link_up()
+
+    def _link_up(self) -> None:
+        """Make the links that are lacking, now and again."""
+        if self._again is not None:
+            self._again.cancel()
+        before, self._refused = self._refused, {}
+        for address in self._wanted:
             if address not in self._relays:
                 try:
-                    relay = Relay(address, self._message_bytes, self._hop_timeout_s, security=self._security)
-                except InputError as error:  # learned at run time, and not to be dialled
-                    log.warning("no link to %s: %s", address, error)
-                    continue
-                self._relays[address] = relay
-                relay.meter = self._meter.link(address)
-                relay.problem = f"the host at {address} was not reached yet"
-                self._keepers[address] = asyncio.create_task(self._keep(relay))
+                    self._open(address)
+                except InputError as error:
+                    self._refused[address] = str(error)
+                    if before.get(address) != str(error):
+                        log.warning("no link to %s: %s", address, error)
+        self._again = asyncio.get_running_loop().call_later(AGAIN_S, self._link_up) if self._refused else None
+
+    def _open(self, address: str) -> None:
+        relay = Relay(address, self._message_bytes, self._hop_timeout_s, security=self._security)
+        relay.meter = self._meter.link(address)
+        relay.problem = f"the host at {address} was not reached yet"
+        self._relays[address] = relay
+        self._keepers[address] = asyncio.create_task(self._keep(relay))
 
     def to(self, address: str) -> Relay:
         """The link to a host; with an empty address, the only one. Raises Refusal."""
@@ -78,12 +102,14 @@ class Links:
         if not address and len(self._relays) == 1:
             return next(iter(self._relays.values()))
         dialled = ", ".join(self._relays) or "no other host"
-        raise failed_precondition(f"no link to {address or 'one next host only'}: --next names {dialled}")
+        raise failed_precondition(f"no link to {address or 'one next host only'}: this host may go on to {dialled}")
 
     async def close(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
         for keeper in self._keepers.values():
             keeper.cancel()
-        await asyncio.gather(*self._keepers.values(), return_exceptions=True)
+        await asyncio.gather(*self._keepers.values(), *self._closing, return_exceptions=True)
         await asyncio.gather(*(relay.close() for relay in self._relays.values()))
 
     async def _keep(self, relay: Relay) -> None:
@@ -97,20 +123,28 @@ class Links:
                 relay.problem = problem
                 if not problem and warmer is None and self._keep_warm_s:
                     warmer = asyncio.create_task(relay.keep_warm(self._state_bytes, self._keep_warm_s))
-                await asyncio.sleep(RETRY_S if problem else CHECK_S)
+                if problem:
+                    await asyncio.sleep(RETRY_S)
+                else:
+                    await _until_review(relay)
         finally:
             if warmer is not None:
                 warmer.cancel()
 
     async def _problem(self, relay: Relay) -> str:
         """Why a link cannot be used; empty when it can."""
-        if relay.rtt_ms is not None and not relay.problem:
-            return ""  # the keep-warm messages arrive
         try:
             other = await relay.describe(timeout=min(self._hop_timeout_s, WARM_TIMEOUT_S))
             problem = self._wiring(relay.address, other)
-            if not problem:
+            if not problem and (relay.problem or relay.rtt_ms is None):
                 await relay.warm(self._state_bytes)
         except Refusal as refusal:
             return refusal.message
         return problem
+
+
+async def _until_review(relay: Relay) -> None:
+    """Return when a good link is to be looked at again: it fell silent, or it is time."""
+    due = time.monotonic() + REVIEW_S
+    while relay.rtt_ms is not None and time.monotonic() < due:
+        await asyncio.sleep(CHECK_S)

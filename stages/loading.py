@@ -28,7 +28,7 @@ from stages.parts import HostPlan, Parts, load_parts, plan_host
 from stages.refusal import Refusal, failed_precondition
 from stages.releases import MOST_RELEASES, Release
 from stages.scoring import branch_pieces
-from stages.shelf import Shelf
+from stages.shelf import Shelf, has_size
 from stages.sweep import clean_pieces
 
 log = logging.getLogger(__name__)
@@ -56,17 +56,26 @@ class Sources:
         if releases:
             log.info("release %s was deployed here: it takes the place of %s", releases[-1].name, self.checkpoint)
             return releases
-        return [Release(read_contents(self.checkpoint).name, plan_host(self.checkpoint, self.blocks))]
+        return [self.given()]
+
+    def given(self) -> Release:
+        """What the host was started with. Raises OnesweepError."""
+        return Release(read_contents(self.checkpoint).name, plan_host(self.checkpoint, self.blocks))
 
     def plan(self, name: str) -> HostPlan:
-        """Raises CheckpointError or InputError, or Refusal (NOT_FOUND)."""
+        """Raises CheckpointError or InputError, or Refusal (NOT_FOUND) where files of it must be stored first."""
         path = self.shelf.path(name) if self.shelf else None
         if path is None:
             with contextlib.suppress(CheckpointError):
                 path = self.checkpoint if read_contents(self.checkpoint).name == name else None
         if path is None:
             raise Refusal(grpc.StatusCode.NOT_FOUND, f"release {name[:40]!r} is not here: store it first")
-        return plan_host(path, self.blocks)
+        plan = plan_host(path, self.blocks)
+        for source in plan.models.values():
+            for block in plan.blocks:
+                if (part := source.manifest.parts[block]) is None or not has_size(source.directory / part.file, part):
+                    raise Refusal(grpc.StatusCode.NOT_FOUND, f"release {name} is not whole here: store it again")
+        return plan
 
 
 class Loader:
@@ -86,7 +95,7 @@ class Loader:
     async def begin(self) -> None:
         """Load the newest of the releases that the host begins with; those that fail are left out.
 
-        Raises OnesweepError when none can be loaded.
+        Raises OnesweepError when none can be loaded, and what the host was started with neither.
         """
         releases, loop = self.host.releases, asyncio.get_running_loop()
         async with self._busy:
@@ -96,15 +105,27 @@ class Loader:
                     release.parts = await loop.run_in_executor(self.host.compute, self._load, release.plan, ())
                     return
                 except Exception as error:
-                    if len(releases.all) == 1:
+                    others = releases.all[:-1] or self._given_instead(release)
+                    if not others:
                         raise _known(error, self.host.settings.name) from None
                     log.warning("release %s is left out: %s", release.name, error)
-                    releases.all.remove(release)
+                    releases.all = others
+
+    def _given_instead(self, failed: Release) -> list[Release]:
+        """What the host was started with, where it is something else and fits as well."""
+        with contextlib.suppress(OnesweepError):
+            given = self.sources.given()
+            if given.plan != failed.plan:
+                self._check(given.plan)
+                return [given]
+        return []
 
     async def load_rest(self) -> None:
         """Load the others that the host begins with, while it works."""
         for release in self.host.releases.all[-2::-1]:
             async with self._busy:
+                if release.parts is not None or release not in self.host.releases.all:
+                    continue  # it was asked for, or let go of, meanwhile
                 try:
                     release.parts = await self._load_beside(release.plan)
                 except Exception as error:
@@ -133,7 +154,10 @@ class Loader:
             if not any(release.parts for release in others):
                 raise failed_precondition(f"{name[:40]!r} is the only release that {self.host.settings.name} has")
             releases.all = others
-            await self._tidy()
+            try:
+                await self._tidy()
+            except OnesweepError as error:
+                raise refused(error) from None
 
     async def _make_newest(self, name: str, keep: Collection[str]) -> None:
         releases = self.host.releases
@@ -142,6 +166,7 @@ class Loader:
             release = Release(name, await asyncio.to_thread(self.sources.plan, name))
             self._check(release.plan)
             self._keep_only(keep, MOST_RELEASES - 1)
+        if release.parts is None:
             release.parts = await self._load_beside(release.plan)
         releases.put_last(release)
         self._keep_only({name, *keep}, MOST_RELEASES)

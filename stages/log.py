@@ -12,7 +12,7 @@ from stages.errors import InputError
 LogFormat = Literal["text", "json"]
 LOG_FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
 TEXT = "%(asctime)s %(levelname)s %(message)s"
-FIELDS = ("request", "session", "mode", "code", "ms", "sweeps", "bytes")
+FIELDS = ("request", "session", "mode", "code", "ms", "sweeps", "bytes", "method", "path", "status")
 """What a line can carry beside its message, as `extra` of the logging call."""
 
 

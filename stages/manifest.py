@@ -153,7 +153,7 @@ def _part(record: dict[str, Any]) -> Part:
     part = Part(**record)
     if not re.fullmatch(r"[A-Za-z0-9_-]+\.safetensors", part.file):
         raise CheckpointError(f"part file {part.file!r} must be a plain .safetensors name in the same directory")
-    if type(part.bytes) is not int or not re.fullmatch(r"[0-9a-f]{64}", part.sha256):
+    if type(part.bytes) is not int or part.bytes < 1 or not re.fullmatch(r"[0-9a-f]{64}", part.sha256):
         raise CheckpointError(f"part file {part.file!r} needs its size in bytes and its SHA-256")
     if not all(isinstance(value, int | float) for value in part.probe.values()):
         raise CheckpointError(f"part file {part.file!r}: the probe's measures must be numbers")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from stages.expiry import Expiry
@@ -70,6 +70,11 @@ class LinkTable:
         name = address if address in self.links or len(self.links) < MAX_LINKS else OTHERS
         return self.links.setdefault(name, LinkFigures())
 
+    def keep(self, names: Collection[str]) -> dict[str, LinkFigures]:
+        """The figures of these links; those of others are forgotten, so that new links find room."""
+        self.links = {name: figures for name, figures in self.links.items() if name in names or name == OTHERS}
+        return self.links
+
 
 class ModelFigures:
     """What the hops of one model took."""
@@ -121,7 +126,8 @@ class HostFigures(HostMeter):
         return lambda: self._read(describe(), expiry)
 
     def _read(self, host: stage_pb2.DescribeResponse, expiry: Expiry) -> Figures:
-        models, links, counters = self.models, self.links.links, host.counters
+        models, counters = self.models, host.counters
+        links = self.links.keep([link.address for link in host.links])
         described = {link.address: link for link in host.links[:MAX_LINKS]}
         blocks = ",".join(map(str, host.blocks))
         return {

@@ -16,6 +16,9 @@ MARK = "onesweep-refusal"
 REQUEST = "onesweep-request"
 """Initial and trailing metadata of a router's answer: what logs and traces call the request."""
 
+MAX_CHARACTERS = 1000
+"""Of a sentence: it may quote a field, and a field may be as long as a message."""
+
 _BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -23,6 +26,8 @@ class Refusal(Exception):
     """Carries a status code, a sentence, and for RESOURCE_EXHAUSTED when to come back."""
 
     def __init__(self, code: grpc.StatusCode, message: str, retry_after_ms: int | None = None) -> None:
+        if len(message) > MAX_CHARACTERS:
+            message = f"{message[:MAX_CHARACTERS]} ..."
         super().__init__(message)
         self.code, self.message, self.retry_after_ms = code, message, retry_after_ms
 

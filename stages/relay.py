@@ -117,6 +117,8 @@ class Relay:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise Refusal(error.code(), f"the deadline passed while {self.host} did not answer") from None
             raise self.refusal(error, begin) from None
+        except grpc.aio.UsageError:
+            raise self._closed() from None
         return response.next if response.WhichOneof("outcome") == "next" else response.event
 
     async def describe(self, timeout: float) -> stage_pb2.DescribeResponse:
@@ -151,17 +153,19 @@ class Relay:
                 await asyncio.sleep(pause_s)
             await asyncio.sleep(pause_s)
 
-    async def close(self) -> None:
+    async def close(self, grace_s: float | None = None) -> None:
+        """:param grace_s: how long calls that wait for an answer may go on; None = not at all."""
         if self._streamer is not None:
             self._streamer.cancel()
             await asyncio.gather(self._streamer, return_exceptions=True)
-        self._settle_all(Refusal(grpc.StatusCode.UNAVAILABLE, f"the link to {self.host} was closed"))
+        self._settle_all(self._closed())
         for channel in (*self._former, self.channel):
-            await channel.close()
+            await channel.close(grace_s)
 
     def _open(self) -> None:
-        self._stamp = self.security.stamp()
+        stamp = self.security.stamp()
         self.channel = open_channel(self.address, self._message_bytes, self.security)
+        self._stamp = stamp
         self.stub: stage_pb2_grpc.StageServiceAsyncStub = stage_pb2_grpc.StageServiceStub(self.channel)
 
     def _renew(self) -> None:
@@ -201,6 +205,8 @@ class Relay:
                     handover.settle(self._rejected(rejections[index]) if index in rejections else None)
         except grpc.aio.AioRpcError as error:
             refusal = self.refusal(error, begin)
+        except grpc.aio.UsageError:
+            refusal = self._closed()
         finally:
             self._wake = asyncio.Event()
             wake.set()  # gRPC does not end the iterator of a call that has ended: it shall end by itself
@@ -247,6 +253,9 @@ class Relay:
     def _rejected(self, rejection: stage_pb2.Rejection) -> Refusal:
         message = f"{self.host} refused: {rejection.message}"
         return Refusal.numbered(rejection.code, message, rejection.retry_after_ms or None)
+
+    def _closed(self) -> Refusal:
+        return Refusal(grpc.StatusCode.UNAVAILABLE, f"the link to {self.host} was closed")
 
     def _silent(self, begin: float) -> Refusal:
         self._renew()

@@ -101,6 +101,7 @@ class ServerCertificate:
         self.tls, self.mutual = tls, mutual
         self._stamp = tls.stamp()
         self._first = tls.read()
+        self._said = ""
 
     def credentials(self) -> grpc.ServerCredentials:
         renewed: Any = self.renewed  # that None stands for no change is missing in the stubs
@@ -111,12 +112,14 @@ class ServerCertificate:
         stamp = self.tls.stamp()
         if stamp == self._stamp:
             return None
-        self._stamp = stamp
         try:
             material = self.tls.read()
-        except InputError as error:  # half of it may be replaced yet: what changes next is looked at again
-            log.warning("new certificate not taken: %s", error)
+        except InputError as error:  # half of it may be replaced yet, or it is not valid yet
+            if str(error) != self._said:
+                log.warning("new certificate not taken: %s", error)
+            self._said = str(error)
             return None
+        self._stamp, self._said = stamp, ""
         if material.certificate is not None:
             log.info("new certificate %s, valid until %s", self.tls.certificate, material.certificate.until)
         return self._configuration(material)

@@ -24,10 +24,12 @@ class SeeingSettings:
     log_format: LogFormat = "text"
 
 
-def add_seeing(parser: argparse.ArgumentParser, *, share: bool = False) -> None:
-    """:param share: with the option that only a router has."""
+def add_seeing(parser: argparse.ArgumentParser, *, traces: bool = True, share: bool = False) -> None:
+    """:param traces: with the option of those that make spans.
+    :param share: with the option that only a router has."""
     parser.add_argument("--metrics", metavar="HOST:PORT", help="serve Prometheus metrics there")
-    parser.add_argument("--traces", metavar="TARGET", help="send spans to [https://]HOST:PORT (OTLP), or file:PATH")
+    if traces:
+        parser.add_argument("--traces", metavar="TARGET", help="send spans to [https://]HOST:PORT (OTLP), or file:PATH")
     if share:
         parser.add_argument("--trace-share", type=float, metavar="S", help=f"requests to trace ({DEFAULT_SHARE})")
     parser.add_argument("--log-format", default="text", metavar="F", help=f"{', '.join(LOG_FORMATS)} (text)")
@@ -35,14 +37,14 @@ def add_seeing(parser: argparse.ArgumentParser, *, share: bool = False) -> None:
 
 def seeing_of(options: argparse.Namespace) -> SeeingSettings:
     """Raises InputError. Addresses are checked where they are used."""
-    share = getattr(options, "trace_share", None)
-    if share is not None and options.traces is None:
+    traces, share = getattr(options, "traces", None), getattr(options, "trace_share", None)
+    if share is not None and traces is None:
         raise InputError("--trace-share says how many requests are traced: give --traces, too")
     if share is not None and not 0 <= share <= 1:  # false for NaN too
         raise InputError(f"--trace-share must be 0 to 1, not {share}")
     return SeeingSettings(
         options.metrics,
-        options.traces,
+        traces,
         DEFAULT_SHARE if share is None else share,
         check_log_format(options.log_format),
     )

@@ -7,17 +7,18 @@ import contextlib
 import gc
 import logging
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from stages.allocator import return_large_buffers
+from stages.allocator import keep_trimmed, return_large_buffers
 from stages.backends import backend_named
-from stages.errors import OnesweepError
+from stages.errors import OnesweepError, ServiceError
 from stages.guard import Guard
 from stages.host import Host, HostSettings
 from stages.identity import HOST
@@ -35,7 +36,7 @@ from stages.security import LOOPBACK_ONLY, Security
 from stages.seeing import SeeingSettings
 from stages.service import StageService
 from stages.shelf import Shelf
-from stages.transport import bind, check_target, new_server, stop_on_signals
+from stages.transport import DRAIN_S, bind, check_target, new_server, stop_on_signals
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.vitals import serve_vitals
 
@@ -45,8 +46,6 @@ SERVICE = stage_pb2.DESCRIPTOR.services_by_name["StageService"].full_name
 """The health service's name for readiness; the empty name stands for liveness."""
 RETRY_S = 0.2
 HOUSEKEEPING_S = 0.5
-DRAIN_S = 5.0
-"""How long a server that was told to stop goes on with the sessions it has."""
 POLL_S = 0.02
 MESSAGE_BYTES = 64 << 20
 """A host that takes releases in takes messages of this size: the next release may need larger ones."""
@@ -72,6 +71,8 @@ class StageSettings:
     health: str | None = None
     """Where probes without a certificate ask."""
     seeing: SeeingSettings = field(default_factory=SeeingSettings)
+    drain_s: float = DRAIN_S
+    """How long a server that was told to stop goes on with the sessions it has."""
 
 
 class StageServer:
@@ -124,22 +125,22 @@ class StageServer:
         await server.start()
         log.info("%s: live on port %d", host.settings.name, port)
         tasks = [
-            asyncio.create_task(job)
-            for job in (self._become_ready(host, loader, service, checks, stop), _housekeeping(host))
+            self._begin(job, stop)
+            for job in (self._become_ready(host, loader, service, checks, stop), _housekeeping(host), keep_trimmed())
         ]
         members = []
         if (registry := self.settings.registry) is not None:
             own = self._registration(port)
             follow = follow_successors(registry, own, self.first.plan.parts, host.links.set_addresses)
-            members += [asyncio.create_task(job) for job in (registry.register(own), follow)]
+            members += [self._begin(job, stop) for job in (registry.register(own), follow)]
         else:
             host.links.set_addresses(self.settings.next)
         await stop.wait()
         host.stopping = True
-        for member in members:
-            member.cancel()
         await checks.enter_graceful_shutdown()
-        await _drained(host)
+        await _drained(host, self.settings.drain_s)
+        for member in members:  # not before: who follows the registry cuts what runs on a host that is gone from there
+            member.cancel()
         await asyncio.gather(server.stop(grace=0), vitals.stop(grace=0))
         for task in tasks:
             task.cancel()
@@ -155,9 +156,21 @@ class StageServer:
     def _registration(self, port: int) -> Registration:
         """What this host says of itself. Raises InputError for an address that nobody can dial."""
         address = self.settings.advertise or f"{self.settings.listen.rpartition(':')[0]}:{port}"
-        plan, host = self.first.plan, self.settings.host
-        digests = {kind: source.digest for kind, source in plan.models.items()}
-        return Registration(host.name, address, plan.blocks, digests, host.backend, version("onesweep"))
+        return Registration(self.settings.host.name, address, self.first.plan.blocks)
+
+    def _begin(self, job: Coroutine[Any, Any, None], stop: asyncio.Event) -> asyncio.Task[None]:
+        """A task without which this server cannot be: where it fails, the server ends, to be started anew."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if stop.is_set() or task.cancelled() or (error := task.exception()) is None:
+                return
+            log.critical("%s cannot go on", self.settings.host.name, exc_info=error)
+            self.failure = ServiceError(f"what nobody foresaw: {error!r}; see the log above")
+            stop.set()
+
+        task = asyncio.create_task(job)
+        task.add_done_callback(ended)
+        return task
 
     def _host(self, figures: HostFigures | None, lookout: Lookout) -> Host:
         settings = self.settings.host
@@ -190,7 +203,7 @@ class StageServer:
             return
         gc.collect()
         gc.freeze()  # what loading made stays, too; a release that is let go of is freed without it
-        worker, rest = asyncio.create_task(host.work()), asyncio.create_task(loader.load_rest())
+        worker, rest = self._begin(host.work(), stop), self._begin(loader.load_rest(), stop)
         try:
             while True:
                 reason = self._link_problem(host.links)
@@ -213,9 +226,9 @@ class StageServer:
         return "no next host: give --next (the last host's is the first host)"
 
 
-async def _drained(host: Host) -> None:
-    """Return when every session has ended, or after DRAIN_S."""
-    deadline = time.monotonic() + DRAIN_S
+async def _drained(host: Host, drain_s: float) -> None:
+    """Return when every session has ended, or after `drain_s`."""
+    deadline = time.monotonic() + drain_s
     while host.sessions.sessions and time.monotonic() < deadline:
         await asyncio.sleep(POLL_S)
 

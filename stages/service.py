@@ -40,12 +40,13 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
 
     def description(self) -> stage_pb2.DescribeResponse:
         """The host as it is now."""
+        reason = "it is stopping" if self.host.stopping else self.not_ready_reason
         return stage_pb2.DescribeResponse(
             name=self.host.settings.name,
             version=version("onesweep"),
             blocks=self.host.blocks,
-            ready=not self.not_ready_reason,
-            not_ready_reason=self.not_ready_reason,
+            ready=not reason,
+            not_ready_reason=reason,
             links=[_link_info(relay) for relay in self.host.links.relays],
             counters=self.host.counters_now(),
             backend=self.host.settings.backend,

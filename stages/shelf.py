@@ -7,6 +7,7 @@ current.json                     names of those in use, the newest last
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -23,18 +24,28 @@ from stages.manifest import Part
 CURRENT_NAME = "current.json"
 LOCK_NAME = "lock"
 COMING = ".coming-"
+MOST_STORED = 4
+"""Releases; when another comes, those that are not in use make room for it."""
 SPARE_BYTES = 64 << 20
 """Left free on the disk."""
+OTHERS_WRITE = 0o022
+"""Who writes there says which weights are run."""
 
 
 class Shelf:
     """One process's releases on disk. Its methods block."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises ServiceError when the directory cannot be used, or another process uses it."""
+        """Raises ServiceError when the directory cannot be used, or another process uses it, or others may write."""
         self.directory = directory
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = directory.stat()
+            if status.st_uid != os.geteuid() or status.st_mode & OTHERS_WRITE:
+                raise ServiceError(
+                    f"the shelf {directory} must be a directory of yours that nobody else can write to: "
+                    "chmod 700, or name another --shelf"
+                )
             self._lock = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -67,10 +78,11 @@ class Shelf:
         replace_file(self.directory / CURRENT_NAME, lambda path: path.write_text(record, encoding="utf-8"))
 
     def remove_others(self, keep: Collection[str]) -> None:
-        """Remove every release that is not to be kept."""
-        for path in self.directory.iterdir():
-            if _is_name(path.name) and path.name not in keep:
-                shutil.rmtree(path, ignore_errors=True)
+        """Remove every release that is not to be kept, as far as the disk lets us."""
+        with contextlib.suppress(OSError):
+            for path in self.directory.iterdir():
+                if _is_name(path.name) and path.name not in keep:
+                    shutil.rmtree(path, ignore_errors=True)
 
     def begin(self, contents: Contents, wants: Wants) -> Intake:
         """Start to store a release; what is here already, in whatever release, is not wanted again.
@@ -80,6 +92,8 @@ class Shelf:
         contents.check()
         coming = self.directory / (COMING + contents.name)
         try:
+            if sum(_is_name(path.name) for path in self.directory.iterdir()) > MOST_STORED:
+                self.remove_others([*self.in_use, contents.name])
             for other in self.directory.glob(COMING + "*"):
                 if other != coming:
                     shutil.rmtree(other)
@@ -123,7 +137,7 @@ class Intake:
         """Add to a file. Raises CheckpointError for one that is not wanted, or turns out to be another."""
         part = self._left.get(path)
         if part is None:
-            raise CheckpointError(f"{path!r} was not asked for")
+            raise CheckpointError(f"{path[:80]!r} was not asked for")
         if self._written and path != self._path:
             raise self._short()
         self._path, target = path, self.coming / path
@@ -150,8 +164,8 @@ class Intake:
         if self._left:
             raise self._short()
         try:
-            for folder in [*self.coming.iterdir(), self.coming]:
-                _sync(folder)
+            for path in [*self.coming.rglob("*"), self.coming]:
+                _sync(path)
             if self.place.exists():  # the same release, with a damaged file maybe
                 shutil.rmtree(self.place)
             self.coming.rename(self.place)
@@ -168,8 +182,13 @@ def _is_name(name: object) -> bool:
     return isinstance(name, str) and re.fullmatch(rf"[0-9a-f]{{{NAME_DIGITS}}}", name) is not None
 
 
+def has_size(path: Path, part: Part) -> bool:
+    """Whether there is a file of the size of `part`."""
+    return path.is_file() and path.stat().st_size == part.bytes
+
+
 def _is_part(path: Path, part: Part) -> bool:
-    return path.is_file() and path.stat().st_size == part.bytes and file_digest(path) == part.sha256
+    return has_size(path, part) and file_digest(path) == part.sha256
 
 
 def _sync(path: Path) -> None:

@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 
 from stages.errors import InputError
-from stages.security import check_secret, read_file
+from stages.security import Tls, check_secret, read_file
+from stages.transport import is_loopback
 
 TOKEN_VARIABLE = "ONESWEEP_TOKEN"
 
@@ -19,10 +20,10 @@ def add_token_options(parser: argparse.ArgumentParser) -> None:
     token.add_argument("--token", metavar="TOKEN", help="the token itself: others on this machine can see it")
 
 
-def token_of(options: argparse.Namespace) -> str:
-    """The token that the options, or the environment, name; empty for none. Raises InputError."""
+def token_of(options: argparse.Namespace, address: str, tls: Tls | None) -> str:
+    """The token that the options, or the environment, name for a server; empty for none. Raises InputError."""
     if options.token_file is None:
-        return options.token or own_token()
+        return options.token or token_for(address, tls)
     raw = read_file(options.token_file)
     check_secret(options.token_file)
     token = raw.decode(errors="replace").strip()
@@ -31,6 +32,6 @@ def token_of(options: argparse.Namespace) -> str:
     return token
 
 
-def own_token() -> str:
-    """The token of $ONESWEEP_TOKEN; empty where there is none."""
-    return os.environ.get(TOKEN_VARIABLE, "")
+def token_for(address: str, tls: Tls | None = None) -> str:
+    """The token of $ONESWEEP_TOKEN; empty where there is none, or where it would travel in plain text."""
+    return os.environ.get(TOKEN_VARIABLE, "") if tls or is_loopback(address) else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import re
 import signal
 from collections.abc import Sequence
@@ -15,8 +16,12 @@ from stages.errors import InputError, ServiceError
 from stages.security import LOOPBACK_ONLY, Security, ServerCertificate, channel_credentials
 from stages.unreadable import Screen, reading
 
+log = logging.getLogger(__name__)
+
 DEFAULT_MESSAGE_BYTES = 4 << 20
 MAX_NAME = 64
+DRAIN_S = 25.0
+"""How long a server that was told to stop goes on with what runs, unless told otherwise (--drain-s)."""
 
 # gRPC's own keepalive finds dead peers; it does not keep the congestion window open, Warm messages do (relay.py).
 _OPTIONS: list[tuple[str, int]] = [
@@ -123,16 +128,28 @@ def bind(server: grpc.aio.Server, address: str, security: Security = LOOPBACK_ON
             bound = server.add_secure_port(address, ServerCertificate(security.tls, mutual).credentials())
     except RuntimeError:
         bound = 0
+    if bound and security.tls is None and not is_loopback(address):
+        log.warning("%s can be reached from other machines, and what passes there is not encrypted", address)
     if not bound:
         raise ServiceError(f"cannot listen on {host}:{port}: the port is in use, or the address is not of this machine")
     return bound
 
 
 def stop_on_signals() -> asyncio.Event:
-    """An event that SIGTERM or SIGINT sets. Call it on the main thread's event loop."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    """An event that SIGTERM or SIGINT sets; a second one ends the process at once.
+
+    Call it on the main thread's event loop.
+    """
+    stop, loop, numbers = asyncio.Event(), asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
+
+    def begin_to_stop() -> None:
+        stop.set()
+        for number in numbers:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+
+    for number in numbers:
+        loop.add_signal_handler(number, begin_to_stop)
     return stop
 
 

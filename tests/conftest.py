@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import socket
 import subprocess
 import threading
 import time
@@ -40,6 +39,7 @@ from stages.identity import CLIENT, Identity
 from stages.manifest import Manifest
 from stages.partition import NoisePartition
 from stages.probe import PROBE_TEXT
+from stages.registry.settings import RegistrySettings, parse_url
 from stages.security import Tls
 from stages.server import StageServer, StageSettings
 
@@ -175,7 +175,7 @@ class Servers:
     ) -> Running:
         host = {"name": f"stage-{blocks[0]}", "hop_timeout_s": 1.0, **host}
         following = (after,) if isinstance(after, str) else tuple(after or ())
-        settings = StageSettings(checkpoint, blocks, listen, following, HostSettings(**host), threads=1)
+        settings = StageSettings(checkpoint, blocks, listen, following, HostSettings(**host), threads=1, drain_s=5.0)
         return self.run(StageServer(settings).run)
 
     def hosts(self, topology: Topology, checkpoint: Path, **host: Any) -> dict[str, Running]:
@@ -189,7 +189,7 @@ class Servers:
         self, topology: Topology, checkpoint: Path | None, ring: dict[str, Any] | None = None, **settings: Any
     ) -> Running:
         link = RingSettings(**{"hop_timeout_s": 1.0, **(ring or {})})
-        chosen = RouterSettings(topology, topology.router, checkpoint, ring=link, **settings)
+        chosen = RouterSettings(topology, topology.router, checkpoint, ring=link, **{"drain_s": 5.0, **settings})
         return self.run(lambda stop: run_router(chosen, stop))
 
     def close(self) -> None:
@@ -260,8 +260,9 @@ def local_ring() -> Callable[..., Any]:
 class Etcd:
     """An etcd process on loopback, in a directory of its own."""
 
-    def __init__(self, directory: Path, options: tuple[str, ...] = (), scheme: str = "http") -> None:
-        self.directory, self.options, self.scheme = directory, options, scheme
+    def __init__(self, directory: Path, options: tuple[str, ...] = (), tls: dict[str, Path] | None = None) -> None:
+        """:param tls: ca, cert and key, as a registry's settings call them: of etcd, and of who waits for it."""
+        self.directory, self.options, self.tls = directory, options, tls or {}
         self.port = free_port_block(2)
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -270,23 +271,32 @@ class Etcd:
         return f"etcd://127.0.0.1:{self.port}/onesweep/test"
 
     def start(self) -> None:
-        """Returns when it takes connections."""
-        client, peer = (f"{self.scheme}://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.port + 1}")
+        """Returns when it answers."""
+        scheme = "https" if self.tls else "http"
+        client, peer = (f"{scheme}://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.port + 1}")
+        names = {"ca": "trusted-ca-file", "cert": "cert-file", "key": "key-file"}
         self.directory.mkdir(exist_ok=True)
         command = [
             *("etcd", "--data-dir", str(self.directory / "data"), "--unsafe-no-fsync"),
             *("--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer),
             *("--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}", *self.options),
+            *(f"--{names[kind]}={path}" for kind, path in self.tls.items()),
         ]
         with (self.directory / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        until(self.answers)
+        until(self.answers, 60)
 
     def answers(self) -> bool:
         assert self.process is not None
         assert self.process.poll() is None, (self.directory / "log").read_text()
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+        from stages.registry.gateway import Gateway, RegistryDown
+
+        endpoints, prefix = parse_url(self.url)
+        try:
+            Gateway(RegistrySettings(endpoints, prefix, **self.tls)).snapshot()
+        except RegistryDown:
+            return False
+        return True
 
     def kill(self, forget: bool = False) -> None:
         """End it at once; `forget`: with all that it knew."""
@@ -299,10 +309,11 @@ class Etcd:
 
 
 @contextlib.contextmanager
-def open_etcd(directory: Path, *options: str, scheme: str = "http") -> Iterator[Etcd]:
+def open_etcd(directory: Path, *options: str, tls: dict[str, Path] | None = None) -> Iterator[Etcd]:
+    pytest.importorskip("etcd3gw", reason="etcd3gw is not installed: pip install 'onesweep[etcd]'")
     if shutil.which("etcd") is None:
         pytest.skip("etcd is not installed (Debian: etcd-server)")
-    etcd = Etcd(directory, options, scheme)
+    etcd = Etcd(directory, options, tls)
     try:
         etcd.start()
         yield etcd

@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 import yaml
 
+from serving.http.visits import HTTP_METRICS
 from serving.metrics import ROUTER_METRICS
 from stages.metrics import STAGE_METRICS
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPLOY = ROOT / "deploy"
-FAMILIES = (*STAGE_METRICS, *ROUTER_METRICS)
+FAMILIES = (*STAGE_METRICS, *ROUTER_METRICS, *HTTP_METRICS)
 EXPORTED = {series for family in FAMILIES for series in family.series}
 OF_ANY_PROCESS = {"up", "process_cpu_seconds_total", "process_resident_memory_bytes"}
 """From Prometheus itself, and from its client."""
-JOBS = {"onesweep-router", "onesweep-stage"}
+JOBS = {"onesweep-router", "onesweep-stage", "onesweep-http"}
 
 
 def asked_for(expression: str) -> set[str]:
@@ -96,7 +97,7 @@ def test_every_alert_asks_for_what_is_exported_and_says_something() -> None:
         assert rule["labels"]["severity"] in ("page", "warn")
 
 
-def test_the_example_scrapes_both_jobs_and_reads_the_rules() -> None:
+def test_the_example_scrapes_all_jobs_and_reads_the_rules() -> None:
     config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
     assert {job["job_name"] for job in config["scrape_configs"]} == JOBS
     assert [DEPLOY / name for name in config["rule_files"]] == [DEPLOY / "alerts.yml"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -25,7 +25,9 @@ class Fate(StrEnum):
     LOST = "lost"
     """No whole answer, within its patience and with all its calls."""
     TURNED_AWAY = "turned away"
-    """The same, of a flood: that is what a deployment that is full does."""
+    """Of a flood, each of its calls refused with a time to come back: that is what a deployment that is full does."""
+    LATE = "late"
+    """Of a flood, taken at least once, and no whole answer within its patience."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,26 @@ class Happened:
     begin_s: float
     end_s: float
     sound_s: float | None = None
-    """When every host and link was usable again; None where the run ended before."""
+    """When every host and link was usable again, and stayed so; None where that was not before the next fault."""
+
+    def meets(self, answer: Answer, after_s: float = 0.0) -> bool:
+        """Whether any of a request lies in its time, or so long after."""
+        return answer.begin_s < self.end_s + after_s and self.begin_s < answer.end_s
+
+
+@dataclass(frozen=True)
+class RightTexts:
+    """What the deployment wrote before anything happened to it, by case."""
+
+    first: Sequence[bytes]
+    second: Sequence[bytes] = ()
+    """Of the release that swaps deploy, where there is one."""
+    swaps: Sequence[Happened] = ()
+
+    def of(self, answer: Answer) -> tuple[bytes, ...]:
+        """What is right for a request: one text, or that of either release where it met a swap."""
+        texts = (self.first, self.second) if any(swap.meets(answer) for swap in self.swaps) else (self.first,)
+        return tuple(each[answer.case] for each in texts)
 
 
 @dataclass(frozen=True)
@@ -49,6 +70,7 @@ class Tally:
     wrong: int = 0
     lost: int = 0
     turned_away: int = 0
+    late: int = 0
     replays: int = 0
     refused: int = 0
     """Calls that were told to come back, and when."""
@@ -71,20 +93,22 @@ class Stalls:
         return percentile(sorted(self.waits_s), percent)
 
 
-def fate_of(answer: Answer, expected: Collection[bytes]) -> Fate:
-    """:param expected: what the deployment wrote before anything happened to it, a text for each release."""
+def fate_of(answer: Answer, texts: RightTexts) -> Fate:
+    right = texts.of(answer)
     pieces = [bytes.fromhex(each.output) for each in answer.tries]
-    if not all(any(text.startswith(piece) for text in expected) for piece in pieces):
+    if not all(any(text.startswith(piece) for text in right) for piece in pieces):
         return Fate.WRONG
-    if answer.status != OK:
-        return Fate.LOST if answer.first or answer.status != LATE else Fate.TURNED_AWAY
-    return Fate.RIGHT if answer.text in expected else Fate.WRONG
+    if answer.status == OK:
+        return Fate.RIGHT if answer.text in right else Fate.WRONG
+    if answer.first or answer.status != LATE:
+        return Fate.LOST
+    return Fate.TURNED_AWAY if all(each.refused for each in answer.tries) else Fate.LATE
 
 
-def tally(answers: Iterable[Answer], texts: Sequence[Collection[bytes]]) -> Tally:
-    """Count requests. `texts`: by case."""
+def tally(answers: Iterable[Answer], texts: RightTexts) -> Tally:
+    """Count requests."""
     chosen = list(answers)
-    fates = Counter(fate_of(answer, texts[answer.case]) for answer in chosen)
+    fates = Counter(fate_of(answer, texts) for answer in chosen)
     seconds = sorted(answer.end_s - answer.begin_s for answer in chosen if answer.status == OK)
     failed = [each for answer in chosen for each in answer.tries]
     refused = sum(each.refused for each in failed)
@@ -94,6 +118,7 @@ def tally(answers: Iterable[Answer], texts: Sequence[Collection[bytes]]) -> Tall
         fates[Fate.WRONG],
         fates[Fate.LOST],
         fates[Fate.TURNED_AWAY],
+        fates[Fate.LATE],
         sum(answer.replays for answer in chosen),
         refused,
         len(failed) - refused,
@@ -103,7 +128,7 @@ def tally(answers: Iterable[Answer], texts: Sequence[Collection[bytes]]) -> Tall
     )
 
 
-def tallies(answers: Sequence[Answer], cases: Sequence[Case], texts: Sequence[Collection[bytes]]) -> dict[str, Tally]:
+def tallies(answers: Sequence[Answer], cases: Sequence[Case], texts: RightTexts) -> dict[str, Tally]:
     """By mode, and `all`."""
     modes = list(dict.fromkeys(case.mode for case in cases))
     found = {mode: tally((a for a in answers if cases[a.case].mode == mode), texts) for mode in modes}
@@ -122,10 +147,11 @@ def stalls(answers: Sequence[Answer], happened: Sequence[Happened]) -> list[Stal
     return [Stalls(kind, counts[kind], waits_s) for kind, waits_s in found.items()]
 
 
-def calm(answers: Iterable[Answer]) -> Stalls:
-    """The longest wait for a byte in each request that nothing happened to: what faults are to be compared with."""
+def calm(answers: Iterable[Answer], happened: Sequence[Happened]) -> Stalls:
+    """The longest wait for a byte in each request that met no fault: what faults are to be compared with."""
     chosen = [answer for answer in answers if answer.first and not (answer.replays or answer.tries)]
-    return Stalls("none", 0, [longest_wait(answer)[1] for answer in chosen if answer.arrivals_s])
+    unharmed = [answer for answer in chosen if not any(fault.meets(answer, AFTER_S) for fault in happened)]
+    return Stalls("none", 0, [longest_wait(answer)[1] for answer in unharmed if answer.arrivals_s])
 
 
 def longest_wait(answer: Answer) -> tuple[float, float]:
@@ -149,14 +175,14 @@ def stall_s(answer: Answer, fault: Happened) -> float:
     )
 
 
-def wrong_words(answers: Iterable[Answer], cases: Sequence[Case], texts: Sequence[Collection[bytes]]) -> list[str]:
+def wrong_words(answers: Iterable[Answer], cases: Sequence[Case], texts: RightTexts) -> list[str]:
     """A sentence for each request that was lost or wrong."""
     words = []
     for answer in answers:
-        case, fate = cases[answer.case], fate_of(answer, texts[answer.case])
+        case, fate = cases[answer.case], fate_of(answer, texts)
         if fate is Fate.WRONG:
             pieces = [*(bytes.fromhex(each.output) for each in answer.tries), answer.text]
-            words.append(f"{case.mode}, seed {case.seed}: wrong text {pieces!r}, right is {texts[answer.case]!r}")
+            words.append(f"{case.mode}, seed {case.seed}: wrong text {pieces!r}, right is {texts.of(answer)!r}")
         elif fate is Fate.LOST:
             last = answer.tries[-1].message if answer.tries else "it said nothing"
             seconds = answer.end_s - answer.begin_s

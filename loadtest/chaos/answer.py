@@ -49,7 +49,6 @@ class Answer:
     """Calls before the last one, and the last one too where it failed."""
     replays: int = 0
     """Times that the router moved the work to other hosts."""
-    hosts: list[str] = field(default_factory=list)
     first: bool = True
     """Of the steady load; not of a flood."""
 

@@ -41,10 +41,9 @@ class Clients:
     def pid(self) -> int:
         return self._process.pid
 
-    @property
-    def sound(self) -> bool:
-        """Whether the router says that every host and link can be used, as far as it was heard."""
-        return bool(self.health) and not self.health[-1].problems
+    def sound_since(self, moment_s: float) -> bool:
+        """Whether the router's last word, from after that moment, is that every host and link can be used."""
+        return bool(self.health) and self.health[-1].at_s > moment_s and not self.health[-1].problems
 
     def check_alive(self) -> None:
         """Raises ServiceError when the process has ended."""
@@ -61,7 +60,7 @@ class Clients:
     def wait(self) -> None:
         """Until what is under way has ended. Raises ServiceError when the process failed."""
         try:
-            code = self._process.wait(self.order.patience_s + GRACE_S)
+            code = self._process.wait(self.order.turns * self.order.patience_s + GRACE_S)
         except subprocess.TimeoutExpired:
             raise ServiceError("the clients did not end: their requests are past every deadline") from None
         self._reader.join(GRACE_S)

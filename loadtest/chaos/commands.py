@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stages.errors import InputError, OnesweepError
+from stages.errors import InputError, Interrupted, OnesweepError
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -24,6 +24,8 @@ DEFAULT_PROFILE = "links-60"
 
 
 def register(subparsers: Subparsers) -> None:
+    from loadtest.load.access import add_access_options
+
     chaos = subparsers.add_parser("chaos", help="faults under load: nothing may be lost, no text may change")
     _add_run(chaos, minutes=10.0)
     chaos.add_argument("--faults", metavar="F[,F]", help="kinds, such as kill,freeze (all that can be done)")
@@ -46,7 +48,7 @@ def register(subparsers: Subparsers) -> None:
     flood.add_argument("--timeout-s", type=float, default=60.0, metavar="S", help="deadline of a request (60)")
     flood.add_argument("--profile", metavar="P", help="links between the hosts; loopback needs no root (loopback)")
     flood.add_argument("--checkpoint", type=Path, metavar="DIR", help="default: shipped weights")
-    flood.add_argument("--router", metavar="HOST:PORT", help="a deployment that is there, instead of starting one")
+    add_access_options(flood)
     flood.add_argument("--max-requests", type=int, metavar="N", help="that the router takes at once (its default)")
     flood.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     flood.set_defaults(run=run_flood_command)
@@ -107,7 +109,7 @@ def _run(options: argparse.Namespace, kinds: tuple[str, ...], count: int | None,
     if options.svg:
         write_page(options.svg, time_line(result) + "\n")
     if result.trouble:
-        raise OnesweepError("something was lost, wrong or left behind: see above")
+        raise OnesweepError("something was lost, wrong, left behind or growing: see above")
     return 0
 
 
@@ -149,22 +151,27 @@ def run_flood_command(options: argparse.Namespace) -> int:
         write_json(options.json, flood_record(result, command, commit(), machine))
     if result.trouble:
         raise OnesweepError(f"{result.trouble} requests failed, were lost or wrong")
+    if any(each.interrupted for each in result.results):
+        raise Interrupted("stopped early: the figures are those of the requests until then")
+    if result.missed:
+        raise OnesweepError("; ".join(result.missed))
     return 0
 
 
 def _flood_settings(options: argparse.Namespace) -> FloodSettings:
     from loadtest.chaos.flood import FloodSettings
+    from loadtest.load.access import Access
     from loadtest.load.run import LoadSettings
     from loadtest.load.target import LOOPBACK, TargetSettings
 
-    profile = options.profile or LOOPBACK
+    profile, access = options.profile or LOOPBACK, Access.of(options)
     if options.keys and (options.router is not None or profile != LOOPBACK):
         raise InputError("--keys is for hosts on loopback that are started here: leave out --router and --profile")
     limit = ("--max-requests", str(options.max_requests)) if options.max_requests is not None else ()
     if limit and options.router is not None:
         raise InputError("--router names a deployment that is there, as it is: leave out --max-requests")
     load = LoadSettings(
-        TargetSettings(profile, options.router, options.checkpoint, router_options=limit),
+        TargetSettings(profile, access, options.checkpoint, router_options=limit),
         options.mode,
         options.knee or 1,
         options.seconds,

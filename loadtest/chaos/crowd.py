@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -21,7 +22,7 @@ from serving.client import AsyncClient, RequestRefused, Result, RouterError
 PAUSE_S = 0.25
 """Before another call, where nobody said when."""
 HEALTH_S = 0.5
-SETTLE_S = 30.0
+SETTLE_S = 60.0
 """How long after the last answer hosts may be lost, or hold sessions."""
 AGAIN = {"UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED", "ABORTED"}
 """Statuses after which the same request may be sent again."""
@@ -40,6 +41,11 @@ class Order:
     health: bool = False
     """Whether to tell what the router says of its hosts."""
     first: bool = True
+
+    @property
+    def turns(self) -> int:
+        """Requests that one client may still have to make after the standard input closes."""
+        return math.ceil(len(self.cases) / self.at_once) if self.once else 1
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -117,7 +123,6 @@ async def ask(client: AsyncClient, order: Order, number: int) -> Answer:
         arrivals_s,
         tries,
         result.replays if result else 0,
-        [host.name for host in result.hosts] if result else [],
         order.first,
     )
 

@@ -16,7 +16,7 @@ from loadtest.chaos.stand import Stand
 from loadtest.load.target import LOOPBACK
 from loadtest.wan.profile import ROUTER
 
-STOP_S = 10.0
+STOP_S = 30.0
 
 
 class Fault(ABC):

@@ -28,9 +28,11 @@ def flood_notes(result: FloodResult) -> list[str]:
             f"{milliseconds(figures.refusal_p95_ms)} ms (p95); the aim of {AIM_REFUSAL_MS:g} ms {quick}"
         )
     if result.polite is not None and result.polite_share is not None:
+        keys = "its key gets the next free place" if result.settings.polite_token else "without --keys it is one of all"
         notes.append(
             f"a second crowd, of {result.polite.users}, keeps {100 * result.polite_share:.0f} % of the right answers a "
-            "second that it has by itself"
+            f"second that it has by itself: {keys}, and then shares the hosts with the requests that the router takes "
+            "at once (--max-requests)"
         )
     return notes
 
@@ -45,5 +47,6 @@ def flood_record(result: FloodResult, command: str, commit: str, machine: Machin
         "at": result.settings.at,
         "goodput": result.goodput,
         "polite_share": result.polite_share,
+        "missed": result.missed,
         **{name: {"users": r.users, **asdict(r.figures)} for name, r in rows.items() if r is not None},
     }

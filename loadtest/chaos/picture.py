@@ -84,14 +84,14 @@ def _answers(axes: Axes, result: ChaosResult) -> None:
     for answer in result.answers:
         place = int((answer.end_s - result.begin_s) / SLICE_S)
         if 0 <= place < count:
-            rates[fate_of(answer, result.texts[answer.case])][place] += 1 / SLICE_S
+            rates[fate_of(answer, result.texts)][place] += 1 / SLICE_S
     moments, below = [i * SLICE_S for i in range(count)], [0.0] * count
-    for fate, colour in zip(Fate, (COLOURS[2], COLOURS[1], INK, FAINT), strict=True):
+    for fate, colour in zip(Fate, (COLOURS[2], COLOURS[1], INK, FAINT, OTHER_COLOUR), strict=True):
         if any(rates[fate]):
             axes.bar(moments, rates[fate], SLICE_S, bottom=below, align="edge", color=colour, label=fate.value)
             below = [low + rate for low, rate in zip(below, rates[fate], strict=True)]
     axes.set_title(f"answers a second, in slices of {SLICE_S:g} s", fontsize=9, loc="left")
-    axes.legend(**_above(4))
+    axes.legend(**_above(len(Fate)))
 
 
 def _waits(axes: Axes, result: ChaosResult) -> None:

@@ -48,13 +48,15 @@ def chaos_record(result: ChaosResult, command: str, commit: str, machine: Machin
             for name, life in result.longest.items()
         },
         "sessions_left": result.sessions_left,
+        "unusable": result.unusable,
+        "ended": result.ended,
         "audit": {"share": settings.audit, "audited": result.audited, "accused": result.accused},
         "requests": [
             {
                 "mode": result.cases[answer.case].mode,
                 "begin_s": answer.begin_s - begin_s,
                 "end_s": answer.end_s - begin_s,
-                "fate": fate_of(answer, result.texts[answer.case]).value,
+                "fate": fate_of(answer, result.texts).value,
                 "replays": answer.replays,
                 "calls": [each.code for each in answer.tries],
                 "flood": not answer.first,

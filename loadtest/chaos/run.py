@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from loadtest.chaos.account import Fate, Happened, fate_of
+from loadtest.chaos.account import Fate, Happened, RightTexts, fate_of
 from loadtest.chaos.answer import OK, Answer, Health
 from loadtest.chaos.cases import Case, make_cases
 from loadtest.chaos.clients import Clients, open_clients
 from loadtest.chaos.crowd import Order
 from loadtest.chaos.faults import FAULTS, Swap
 from loadtest.chaos.gauge import Life, gauging
+from loadtest.chaos.growth import CLIENTS, growth_of
 from loadtest.chaos.schedule import Kind, Planned, make_schedule
 from loadtest.chaos.settings import ChaosSettings
 from loadtest.chaos.stand import Stand, open_stand
-from stages.errors import ServiceError
+from stages.errors import InputError, ServiceError
 
 WARM_UP_S = 5.0
 """Of load before the first fault."""
 SOUND_S = 60.0
 """How long the next fault waits for the deployment to be whole again."""
+NOTICED_S = 1.5
+"""After a fault's end: what it left behind is known to the router by then."""
 FLOOD, FLOOD_PATIENCE_S = 10, 20.0
 """Clients, in those of the steady load, and how long each of them tries."""
 BAD = (Fate.WRONG, Fate.LOST)
@@ -39,8 +43,7 @@ class ChaosResult:
 
     settings: ChaosSettings
     cases: tuple[Case, ...]
-    texts: list[tuple[bytes, ...]]
-    """Of each case, before anything happened: of every release that is deployed."""
+    texts: RightTexts
     answers: list[Answer]
     """Of the steady load and of floods."""
     happened: list[Happened]
@@ -52,6 +55,16 @@ class ChaosResult:
     """Faults and modes that this deployment cannot have, and why."""
     ended: dict[str, str]
     """Processes that had ended without a fault's doing, and their last words."""
+
+    @property
+    def unusable(self) -> dict[str, str]:
+        """Hosts that could not be used when every request had ended, or `router`, and why."""
+        return self.health[-1].problems if self.health else {"router": "it was never heard"}
+
+    @property
+    def growth(self) -> list[str]:
+        """A sentence for each process of a run without faults that holds more and more."""
+        return [] if self.settings.kinds else growth_of(self.longest.values())
 
     @property
     def longest(self) -> dict[str, Life]:
@@ -80,8 +93,9 @@ class ChaosResult:
     @property
     def trouble(self) -> int:
         """What no run may have."""
-        bad = sum(fate_of(answer, self.texts[answer.case]) in BAD for answer in self.answers)
-        return bad + self.sessions_left + len(self.ended) + self.accused
+        bad = sum(fate_of(answer, self.texts) in BAD for answer in self.answers)
+        left = self.sessions_left + len(self.ended) + len(self.unusable) + len(self.growth)
+        return bad + left + self.accused
 
 
 def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
@@ -90,6 +104,8 @@ def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
     with open_stand(settings.profile, settings.checkpoint, limit, settings.profiles, settings.audit) as stand:
         facts = _served(stand)
         served = [mode for mode in settings.modes if mode in facts.modes]
+        if not served:
+            raise InputError(f"none of --modes is served here: choose from {', '.join(facts.modes)}")
         cases = make_cases(served, settings.seed, facts.context_bytes)
         order = Order(stand.router, cases, settings.at_once, settings.patience_s)
         left_out = [f"fault {name}: {settings.absence(name)}" for name in settings.unable]
@@ -98,32 +114,32 @@ def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
             _kinds(stand, settings), settings.seconds - WARM_UP_S, settings.fault_count, settings.seed
         )
         say(f"the texts of {len(cases)} requests, before anything happens ...")
-        texts: list[tuple[bytes, ...]] = [(text,) for text in _texts(stand, order)]
+        first, second = _texts(stand, order), list[bytes]()
         if Swap.name in settings.able:
             say("and with the other weights ...")
             stand.deploy()
-            texts = [(*before, text) for before, text in zip(texts, _texts(stand, order), strict=True)]
+            second = _texts(stand, order)
             stand.roll_back()
         stand.flood_order = replace(order, at_once=order.at_once * FLOOD, patience_s=FLOOD_PATIENCE_S, first=False)
         say(f"{settings.at_once} requests at once for {settings.minutes:g} min, {len(schedule)} faults ...")
-        pids = {"clients": 0}
+        pids = {CLIENTS: 0}
         with (
             gauging(lambda: {**stand.deployment.processes, **pids}) as gauge,
             open_clients(replace(order, health=True), stand.beside) as clients,
         ):
-            pids["clients"] = clients.pid
+            pids[CLIENTS] = clients.pid
             begin_s = time.monotonic()
-            happened = _go_through(stand, clients, schedule, begin_s + WARM_UP_S, say)
+            happened, ended = _go_through(stand, clients, schedule, begin_s + WARM_UP_S, say)
             _sleep_until(begin_s + settings.seconds, clients)
             end_s = time.monotonic()
-            ended = stand.deployment.ended()
             _end_all([*stand.floods, clients])
+            ended = stand.deployment.ended() | ended
         answers = [answer for each in (clients, *stand.floods) for answer in each.answers]
         answers.sort(key=lambda answer: answer.begin_s)
         return ChaosResult(
             settings,
             cases,
-            texts,
+            RightTexts(first, second, [fault for fault in happened if fault.kind == Swap.name]),
             answers,
             with_recoveries(happened, clients.health),
             clients.health,
@@ -171,15 +187,18 @@ def _texts(stand: Stand, order: Order) -> list[bytes]:
 
 def _go_through(
     stand: Stand, clients: Clients, schedule: Sequence[Planned], begin_s: float, say: Say
-) -> list[Happened]:
+) -> tuple[list[Happened], dict[str, str]]:
     """Every fault at its time, one after the other; the next one waits until the deployment is whole again.
 
-    On the main thread: what it starts in a lab ends with the thread that started it.
+    Also what ended between faults, and its last words. On the main thread: what it starts in a lab ends with the
+    thread that started it.
     """
-    happened = []
+    happened: list[Happened] = []
+    ended: dict[str, str] = {}
     for planned in schedule:
         _sleep_until(begin_s + planned.at_s, clients)
-        _wait_sound(clients)
+        _wait_sound(clients, happened[-1].end_s + NOTICED_S if happened else begin_s)
+        ended = stand.deployment.ended() | ended
         fault, at_s = FAULTS[planned.kind], time.monotonic()
         say(f"  {at_s - begin_s:6.1f} s  {planned.kind} {planned.target}, {planned.length_s:.1f} s")
         fault.begin(stand, planned.target)
@@ -190,7 +209,7 @@ def _go_through(
             with contextlib.suppress(ProcessLookupError):
                 fault.end(stand, planned.target)
         happened.append(Happened(planned.kind, planned.target, at_s, time.monotonic()))
-    return happened
+    return happened, ended
 
 
 def _sleep_until(moment_s: float, clients: Clients) -> None:
@@ -200,9 +219,10 @@ def _sleep_until(moment_s: float, clients: Clients) -> None:
         clients.check_alive()
 
 
-def _wait_sound(clients: Clients) -> None:
+def _wait_sound(clients: Clients, moment_s: float) -> None:
+    """Until the router says so, after that moment; or long enough."""
     deadline = time.monotonic() + SOUND_S
-    while not clients.sound and time.monotonic() < deadline:
+    while not clients.sound_since(moment_s) and time.monotonic() < deadline:
         _sleep_until(time.monotonic() + POLL_S, clients)
 
 
@@ -226,9 +246,15 @@ def _end_all(crowds: Sequence[Clients]) -> None:
 
 
 def with_recoveries(happened: Sequence[Happened], health: Sequence[Health]) -> list[Happened]:
-    """Faults with the moment at which everything was usable again: the first word of that after the fault's end."""
+    """Faults with the moment from which on everything was usable again, until the next one."""
     limits = [*(fault.begin_s for fault in happened), float("inf")][1:]
     return [
-        replace(fault, sound_s=next((h.at_s for h in health if fault.end_s < h.at_s < limit and not h.problems), None))
+        replace(fault, sound_s=_sound_s([h for h in health if fault.end_s < h.at_s < limit]))
         for fault, limit in zip(happened, limits, strict=True)
     ]
+
+
+def _sound_s(health: Sequence[Health]) -> float | None:
+    """The first of the good words that nothing bad comes after: what has just happened is not known at once."""
+    good = itertools.takewhile(lambda h: not h.problems, reversed(health))
+    return min((h.at_s for h in good), default=None)

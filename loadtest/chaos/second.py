@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
-from stages.bundle import find_bundle
+from serving.frontier import read_frontier
+from stages.bundle import FRONTIER_NAME, find_bundle
 
 EXCHANGED = {"ar": "scorer", "scorer": "ar"}
 
@@ -17,10 +20,19 @@ def second_problem(checkpoint: Path) -> str:
 
 
 def make_second(checkpoint: Path, directory: Path) -> Path:
-    """The bundle with its two pipelines in each other's place."""
+    """The bundle with its two pipelines in each other's place. Raises InputError for a damaged frontier."""
     bundle = find_bundle(checkpoint)
     folders = {"chain": bundle.chain, "ar": bundle.ar, "scorer": bundle.scorer, "local": bundle.local}
     for name, source in folders.items():
         if source is not None:
             shutil.copytree(source, directory / EXCHANGED.get(name, name))
+    if (frontier := checkpoint / FRONTIER_NAME).exists():
+        _write_exchanged(frontier, directory / FRONTIER_NAME)
     return directory
+
+
+def _write_exchanged(source: Path, target: Path) -> None:
+    """A frontier for the exchanged weights: its figures are not theirs, but `auto` chooses by them all the same."""
+    frontier = read_frontier(source)
+    weights = {EXCHANGED.get(name, name): digest for name, digest in frontier.weights.items()}
+    target.write_text(json.dumps(replace(frontier, weights=weights).to_record()), encoding="utf-8")

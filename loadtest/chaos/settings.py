@@ -85,8 +85,8 @@ def check_settings(settings: ChaosSettings) -> None:
     _check_names("--modes", settings.modes, tuple(SETTINGS))
     if settings.kinds and not settings.able:
         raise InputError("; ".join(settings.absence(name) for name in settings.unable))
-    if settings.count is not None and settings.count < len(settings.kinds):
-        raise InputError(f"--count {settings.count} is less than the {len(settings.kinds)} kinds of --faults")
+    if settings.count is not None and settings.count < len(settings.able):
+        raise InputError(f"--count {settings.count} is less than the {len(settings.able)} kinds of --faults")
     if settings.profile != LOOPBACK:
         _check_lab(settings)
 

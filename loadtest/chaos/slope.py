@@ -18,10 +18,9 @@ class Slope:
     per_minute: float
     margin: float
 
-    @property
-    def flat(self) -> bool:
-        """Whether the interval holds 0, or lies below."""
-        return self.per_minute - self.margin <= 0
+    def grows(self, floor: float) -> bool:
+        """Whether it is surely above 0, and worth a word: above `floor`, too."""
+        return self.per_minute - self.margin > 0 and self.per_minute > floor
 
 
 def slope_of(at_s: Sequence[float], values: Sequence[float]) -> Slope | None:

@@ -17,6 +17,8 @@ MODE_HEAD = (
     "right",
     "wrong",
     "lost",
+    "turned away",
+    "late",
     "replays",
     "refused",
     "called again",
@@ -37,13 +39,13 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def mode_rows(result: ChaosResult) -> list[list[str]]:
     rows = []
     for mode, t in tallies(result.answers, result.cases, result.texts).items():
-        counts = [t.requests, t.right, t.wrong, t.lost, t.turned_away, t.replays, t.refused, t.repeated]
+        counts = [t.requests, t.right, t.wrong, t.lost, t.turned_away, t.late, t.replays, t.refused, t.repeated]
         rows.append([mode, *map(str, counts), seconds(t.p50_s), seconds(t.p95_s), seconds(t.most_s)])
     return rows
 
 
 def fault_rows(result: ChaosResult) -> list[list[str]]:
-    hit = [*stalls(result.answers, result.happened), calm(result.answers)]
+    hit = [*stalls(result.answers, result.happened), calm(result.answers, result.happened)]
     return [
         [s.kind, str(s.faults or "-"), str(len(s.waits_s)), *(seconds(s.percentile_s(p)) for p in (50, 95, 100))]
         for s in hit
@@ -74,7 +76,7 @@ def verdict(result: ChaosResult) -> list[str]:
     words = [
         f"{total.requests} requests in {minutes:.1f} min under {len(result.happened)} faults: "
         f"{total.right} right, {total.wrong} wrong, {total.lost} lost, "
-        f"{total.turned_away} of floods turned away; {total.replays} replays on other hosts, "
+        f"of floods {total.turned_away} turned away and {total.late} late; {total.replays} replays on other hosts, "
         f"{total.refused} refusals with a time to come back, {total.repeated} calls made again for another reason"
     ]
     kill = next((s for s in stalls(result.answers, result.happened) if s.kind == "kill"), None)
@@ -86,6 +88,8 @@ def verdict(result: ChaosResult) -> list[str]:
         )
     words += [f"left out: {reason}" for reason in result.left_out]
     words += [f"{name} had ended: {last}" for name, last in result.ended.items()]
+    words += [f"not usable at the end: {name}: {problem}" for name, problem in result.unusable.items()]
+    words += result.growth
     if result.sessions_left:
         words.append(f"{result.sessions_left} sessions are still open on hosts after the last answer")
     words += [f"called again {count} x: {why}" for why, count in reasons(result.answers).most_common(SHOWN)]

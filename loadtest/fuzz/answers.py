@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
+from abc import abstractmethod
 from collections.abc import Awaitable
 
 from google.protobuf.message import DecodeError, Message
@@ -28,6 +30,9 @@ SHARE = 0.3
 RARE = {"Warm": 0.03, "Describe": 0.15}
 """Of answers that come all the time."""
 REQUEST_S = 1.5
+SILENT_S = 30.0
+"""Without an answer that could be changed: what was deceived comes round sooner."""
+PAUSE_S = 0.2
 
 
 def liar(inputs: dict[str, Inputs], rng: random.Random, count: list[int]) -> Hook:
@@ -51,7 +56,27 @@ def liar(inputs: dict[str, Inputs], rng: random.Random, count: list[int]) -> Hoo
     return lie
 
 
-class AnswersTarget(Target):
+class LyingTarget(Target):
+    """Asks, while answers are changed on their way."""
+
+    async def ask_on(self, count: int, lies: list[int], at_once: int) -> None:
+        """Until so many answers were changed; where none come any more it is given up."""
+        before, changed_s = lies[0], time.monotonic()
+        while lies[0] < count:
+            await all_of((self._ask() for _ in range(len(ASKED))), at_once)
+            if lies[0] > before:
+                before, changed_s = lies[0], time.monotonic()
+            elif time.monotonic() - changed_s > SILENT_S:
+                self.tally.finding(f"nothing was answered for {SILENT_S:g} s")
+                return
+            else:
+                await asyncio.sleep(PAUSE_S)
+
+    @abstractmethod
+    async def _ask(self) -> None: ...
+
+
+class AnswersTarget(LyingTarget):
     name = "answers"
     batch_inputs = 100
 
@@ -65,10 +90,9 @@ class AnswersTarget(Target):
     async def send(self, count: int) -> None:
         lies = [0]
         try:
-            while lies[0] < count:
-                for way in self.scene.between:
-                    way.on_answer = liar(self.inputs, self.rng, lies)
-                await all_of((self._ask() for _ in range(len(ASKED))), at_once=8)
+            for way in self.scene.between:
+                way.on_answer = liar(self.inputs, self.rng, lies)
+            await self.ask_on(count, lies, at_once=8)
         finally:
             for way in self.scene.between:
                 way.on_answer = unchanged
@@ -81,7 +105,7 @@ class AnswersTarget(Target):
         await ask(self, self.client.generate(PROMPT, seed=SEED, timeout_s=REQUEST_S, **self.rng.choice(ASKED)))
 
 
-class AnsweredTarget(Target):
+class AnsweredTarget(LyingTarget):
     name = "answered"
 
     def __init__(self, scene: Scene, captures: Captures, rng: random.Random) -> None:
@@ -95,8 +119,7 @@ class AnsweredTarget(Target):
         lies = [0]
         self.scene.before_router.on_answer = liar(self.inputs, self.rng, lies)
         try:
-            while lies[0] < count:
-                await all_of((self._ask() for _ in range(len(ASKED))), at_once=4)
+            await self.ask_on(count, lies, at_once=4)
         finally:
             self.scene.before_router.on_answer = unchanged
         self.tally.inputs += lies[0]

@@ -23,7 +23,7 @@ def register(subparsers: Subparsers) -> None:
     fuzz = subparsers.add_parser("fuzz", help="bad input on purpose, to a deployment that is started for it")
     fuzz.add_argument("--inputs", type=int, default=2000, metavar="N", help="over all targets (2000)")
     fuzz.add_argument("--seconds", type=float, default=600.0, metavar="S", help="end then at the latest (600)")
-    fuzz.add_argument("--seed", type=int, default=0, metavar="S", help="the same seed makes the same inputs (0)")
+    fuzz.add_argument("--seed", type=int, default=0, metavar="S", help="the same seed: the same kinds of inputs (0)")
     fuzz.add_argument("--targets", metavar="T,T", help=f"of {', '.join(TARGETS)} (all)")
     fuzz.add_argument("--json", type=Path, metavar="FILE", help="write the figures and findings there, too")
     fuzz.set_defaults(run=run_fuzz_command)

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 SAMPLE_BYTES = 4096
+"""Of an input that are kept."""
 
 
 @dataclass
@@ -15,10 +16,14 @@ class Finding:
     target: str
     what: str
     sample: bytes
+    """Its beginning."""
+    sample_bytes: int
+    """Of the whole input."""
     count: int = 1
 
     def to_record(self) -> dict[str, object]:
-        return {"target": self.target, "what": self.what, "count": self.count, "sample_hex": self.sample.hex()}
+        counts = {"count": self.count, "sample_bytes": self.sample_bytes}
+        return {"target": self.target, "what": self.what, **counts, "sample_hex": self.sample.hex()}
 
 
 @dataclass
@@ -40,7 +45,7 @@ class Tally:
             if finding.what == what:
                 finding.count += 1
                 return
-        self.findings.append(Finding(self.target, what, sample[:SAMPLE_BYTES]))
+        self.findings.append(Finding(self.target, what, sample[:SAMPLE_BYTES], len(sample)))
 
     def to_record(self) -> dict[str, object]:
         return {"target": self.target, "inputs": self.inputs, "answers": dict(self.answers.most_common())}

@@ -57,16 +57,23 @@ class Healthy:
         self._thread.join(TIMEOUT_S + PATIENCE_S)
         if self._thread.is_alive():
             self.trouble.append("a healthy request never ended")
+        if not self.right:
+            self.trouble.append("no healthy request was answered")
 
     def _run(self) -> None:
+        try:
+            self._ask_on()
+        except Exception as error:  # whatever it is, a thread's end would go unseen
+            self.trouble.append(f"the thread ended: {type(error).__name__}: {error}")
+
+    def _ask_on(self) -> None:
         turn = 0
         with Client(self.router) as client:
-            while not self._stop.is_set():
+            while not turn or not self._stop.wait(PAUSE_S):
                 asked, text = ASKED[turn % len(ASKED)], self.texts[turn % len(ASKED)]
                 over_http = turn // len(ASKED) % 4 == 3
                 self._ask(client, asked, text, over_http)
                 turn += 1
-                self._stop.wait(PAUSE_S)
 
     def _ask(self, client: Client, asked: dict[str, Any], text: bytes, over_http: bool) -> None:
         way = f"{asked['mode']} over HTTP" if over_http else str(asked["mode"])

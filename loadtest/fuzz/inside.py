@@ -46,7 +46,7 @@ class AdmissionTarget(Target):
         self.tally.inputs += count
 
     def _check(self, data: bytes) -> None:
-        begin = time.perf_counter()
+        begin = time.thread_time()
         try:
             check_hop(stage_pb2.Hop.FromString(data), self.rng.choice(self.plans))
             self.tally.answer("OK")
@@ -56,7 +56,7 @@ class AdmissionTarget(Target):
             self.tally.answer(refusal.code.name)
         except Exception as error:
             self.tally.finding(f"check_hop raises {type(error).__name__}: {error}"[:200], data)
-        if time.perf_counter() - begin > SLOW_S:
+        if time.thread_time() - begin > SLOW_S:
             self.tally.finding(f"check_hop takes over {SLOW_S:g} s", data)
 
 

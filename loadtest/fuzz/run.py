@@ -80,7 +80,7 @@ async def run_fuzz(settings: FuzzSettings, say: Callable[[str], None]) -> FuzzRe
                 healthy.stop()
         for trouble in healthy.trouble:
             general.finding(f"a healthy request: {trouble}")
-        await _check_empty(scene, general)
+        await check_empty(scene.hosts, general)
         watch.look(general)
         tallies = [*(target.tally for target in targets), general]
         right = dict(healthy.right)
@@ -130,17 +130,26 @@ async def _take_turns(
         say(", ".join(f"{target.name} {target.tally.inputs}" for target in targets))
 
 
-async def _check_empty(scene: Scene, tally: Tally) -> None:
+async def check_empty(hosts: Sequence[str], tally: Tally) -> None:
     """When nobody asks any more, nothing is held any more."""
-    for address in scene.hosts:
-        async with grpc.aio.insecure_channel(address) as channel:
-            stub: stage_pb2_grpc.StageServiceAsyncStub = stage_pb2_grpc.StageServiceStub(channel)
-            deadline = time.monotonic() + EMPTY_S
-            while True:
-                counters = (await stub.Describe(stage_pb2.DescribeRequest(), timeout=10)).counters
-                if not (counters.sessions or counters.queued):
-                    break
-                if time.monotonic() > deadline:
-                    tally.finding(f"a host still holds {counters.sessions} sessions, {counters.queued} hops")
-                    break
-                await asyncio.sleep(0.2)
+    for address in hosts:
+        try:
+            held = await _held(address)
+        except grpc.aio.AioRpcError as error:
+            held = f"does not say what it holds: {error.code().name}"
+        if held:
+            tally.finding(f"a host {held}")
+
+
+async def _held(address: str) -> str:
+    """What a host still holds when it had time to let go, in words."""
+    async with grpc.aio.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        stub: stage_pb2_grpc.StageServiceAsyncStub = stage_pb2_grpc.StageServiceStub(channel)
+        deadline = time.monotonic() + EMPTY_S
+        while True:
+            counters = (await stub.Describe(stage_pb2.DescribeRequest(), timeout=10)).counters
+            if not (counters.sessions or counters.queued):
+                return ""
+            if time.monotonic() > deadline:
+                return f"still holds {counters.sessions} sessions, {counters.queued} hops"
+            await asyncio.sleep(0.2)

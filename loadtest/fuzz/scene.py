@@ -17,7 +17,7 @@ import psutil
 
 from loadtest.fuzz.interposer import Interposer
 from serving.client import Client, RouterError
-from serving.deployment import HTTP, MODULE, Deployment, free_port_block
+from serving.deployment import MODULE, Deployment, free_port_block
 from serving.shipped import SHIPPED
 from serving.topology import HostEntry, Topology, local_topology
 from serving.v1 import router_pb2
@@ -144,6 +144,3 @@ def wait_ready(router: str, within_s: float = READY_S) -> None:
                     return
             time.sleep(0.1)
     raise ServiceError(f"the router at {router} is not ready after {within_s:g} s")
-
-
-__all__ = ["HTTP", "Scene", "open_scene", "wait_ready"]

@@ -10,20 +10,21 @@ import json
 import sys
 from typing import Any
 
+from loadtest.load.access import Access
 from serving.client import Client
 from stages.errors import OnesweepError
-from stages.token_options import own_token
 
 STATUS_TIMEOUT_S = 5.0
 TEXT_TIMEOUT_S = 600.0
 
 
 def main() -> int:
-    requests: list[dict[str, Any]] = json.loads(sys.stdin.read())
+    order: dict[str, Any] = json.loads(sys.stdin.read())
+    access = Access(**order["access"])
     try:
-        with Client(sys.argv[1], token=own_token(), insecure=True) as client:
+        with Client(access.router, **access.who()) as client:
             _say(_status(client))
-            for request in requests:
+            for request in order["requests"]:
                 _say(client.generate(**request, timeout_s=TEXT_TIMEOUT_S).output.hex())
     except OnesweepError as error:
         print(error, file=sys.stderr)

@@ -31,6 +31,8 @@ WEB_PORT = 8089
 
 
 def register(subparsers: Subparsers) -> None:
+    from loadtest.load.access import add_access_options
+
     load = subparsers.add_parser("loadtest", help="many users at once: latency, throughput, every text checked")
     load.add_argument("--profile", metavar="P", help="links between the hosts; loopback needs no root (loopback)")
     load.add_argument("--profiles", type=Path, metavar="FILE", help="profiles of your own")
@@ -45,7 +47,7 @@ def register(subparsers: Subparsers) -> None:
     load.add_argument("--texts", type=int, default=64, metavar="N", help="distinct texts that are asked for (64)")
     load.add_argument("--checkpoint", type=Path, metavar="DIR", help="default: shipped weights")
     load.add_argument("--hosts", type=int, metavar="N", help="hosts that share the blocks (3)")
-    load.add_argument("--router", metavar="HOST:PORT", help="a deployment that is there, instead of starting one")
+    add_access_options(load)
     load.add_argument("--find-knee", action="store_true", help="1, 2, 4, 8 ... users until latency gives way")
     load.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     load.add_argument("--html", type=Path, metavar="FILE", help="write a report with pictures")
@@ -69,7 +71,7 @@ def run_loadtest(options: argparse.Namespace) -> int:
     check_target(settings.target)
     with ends_cleanly(), contextlib.ExitStack() as stack:
         listener = stack.enter_context(open_listener(options.web_port)) if options.web else None
-        if settings.target.router is None:
+        if settings.target.access is None:
             print(
                 f"starting {settings.target.host_count} hosts and a router ({settings.target.profile}) ...", flush=True
             )
@@ -153,6 +155,7 @@ def _modes(options: argparse.Namespace) -> list[str]:
 
 
 def _settings(options: argparse.Namespace, mode: str) -> LoadSettings:
+    from loadtest.load.access import Access
     from loadtest.load.generator import check_locust
     from loadtest.load.run import LoadSettings, check_settings
     from loadtest.load.target import LOOPBACK, TargetSettings
@@ -160,7 +163,7 @@ def _settings(options: argparse.Namespace, mode: str) -> LoadSettings:
     users = options.users if options.users is not None else MOST_KNEE_USERS if options.find_knee else DEFAULT_USERS
     settings = LoadSettings(
         TargetSettings(
-            options.profile or LOOPBACK, options.router, options.checkpoint, options.hosts, options.profiles
+            options.profile or LOOPBACK, Access.of(options), options.checkpoint, options.hosts, options.profiles
         ),
         mode,
         users,

@@ -24,7 +24,6 @@ from loadtest.load.sample import CUT, OK, OPEN, Sample
 from serving.client import Client, Result
 from serving.errors import RequestRefused, RouterError
 from stages.refusal import MARK, trailing
-from stages.token_options import own_token
 
 FAILURE_PAUSE_S = 1.0
 """A user whose request failed tries again after this: a dead host must not be counted thousands of times a second."""
@@ -139,7 +138,7 @@ def run_crowd(plan: LoadPlan) -> None:
     ledger, stop = Ledger(), gevent.event.Event()
     gevent.spawn(_stop_when_input_ends, stop)
     gevent.spawn(_flush_for_ever)
-    with Client(plan.router, token=plan.token or own_token(), insecure=True) as client:
+    with Client(plan.access.router, **plan.access.who(plan.token)) as client:
         kind = type("GenerateUser", (Asker,), {"abstract": False, "plan": plan, "ledger": ledger, "client": client})
         environment = Environment(user_classes=[kind], stop_timeout=plan.patience_s + FLUSH_S)
         environment.events.test_start.add_listener(ledger.reopen)  # from the page, too

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from loadtest.load.access import Access
 from loadtest.load.prompts import Case
 from loadtest.load.sample import Sample
 
@@ -17,7 +18,7 @@ GRACE_S = 5.0
 class LoadPlan:
     """One run of the load generator."""
 
-    router: str
+    access: Access
     mode: str
     max_bytes: int
     cases: tuple[Case, ...]
@@ -47,7 +48,8 @@ class LoadPlan:
     @classmethod
     def from_json(cls, text: str) -> LoadPlan:
         table = json.loads(text)
-        return cls(**{**table, "cases": tuple(Case(**case) for case in table["cases"])})
+        cases = tuple(Case(**case) for case in table.pop("cases"))
+        return cls(Access(**table.pop("access")), cases=cases, **table)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from loadtest.load.access import Access
 from loadtest.load.accounting import Judged, LoadFigures, figures_of, judge
 from loadtest.load.generator import Recording, start_generator
 from loadtest.load.plan import LoadPlan
@@ -37,9 +38,9 @@ class LoadSettings:
     warm_up_s: float = 3.0
     timeout_s: float = 60.0
 
-    def plan(self, router: str, cases: tuple[Case, ...], mode: str, users: int) -> LoadPlan:
+    def plan(self, access: Access, cases: tuple[Case, ...], mode: str, users: int) -> LoadPlan:
         rate = float(users) if self.spawn_rate is None else self.spawn_rate
-        return LoadPlan(router, mode, self.max_bytes, cases, users, rate, self.warm_up_s, self.seconds, self.timeout_s)
+        return LoadPlan(access, mode, self.max_bytes, cases, users, rate, self.warm_up_s, self.seconds, self.timeout_s)
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def check_settings(settings: LoadSettings) -> None:
 
 def run_load(settings: LoadSettings, target: Target, texts: Texts, mode: str, users: int) -> LoadResult:
     """One run on a deployment that has nothing else to do. Raises OnesweepError."""
-    with start_generator(target, settings.plan(target.router, texts.cases, mode, users)) as generator:
+    with start_generator(target, settings.plan(target.access, texts.cases, mode, users)) as generator:
         result = result_of(generator.drain(), texts, mode, users)
         return replace(result, interrupted=generator.stopped)
 
@@ -89,7 +90,7 @@ def run_with_page(
 
     :param shown: called with the result when the run itself is over.
     """
-    plan = settings.plan(target.router, texts.cases, settings.mode, settings.users)
+    plan = settings.plan(target.access, texts.cases, settings.mode, settings.users)
     with start_generator(target, plan, listener) as generator:
         result = result_of(generator.drain(), texts, settings.mode, settings.users)
         shown(result)

@@ -7,17 +7,17 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from loadtest.load.access import Access
 from serving.deployment import free_port_block, temporary_deployment
 from serving.shipped import SHIPPED
 from serving.topology import local_topology
 from stages.errors import InputError, ServiceError
 from stages.parts import plan_host
-from stages.transport import parse_address
 
 LOOPBACK = "loopback"
 """The profile that needs no lab: every process on this machine, no link emulated."""
@@ -41,12 +41,16 @@ class RouterFacts:
 class Target:
     """A router and how to start a program beside it."""
 
-    router: str
+    access: Access
     profile: str
     checkpoint: Path | None
     """Bundle that is served; None where that is not known."""
     beside: Callable[[list[str]], list[str]] = list
     """Turns a command into one that runs on the router's machine, and ends with this process."""
+
+    @property
+    def router(self) -> str:
+        return self.access.router
 
     def facts(self) -> RouterFacts:
         """Raises ServiceError when no router answers, or its hosts are not ready."""
@@ -57,10 +61,10 @@ class Target:
 
     def ask(self, requests: list[dict[str, Any]]) -> Iterator[Any]:
         """The router's status, then the text of each request in hex, one at a time. Raises ServiceError."""
-        command = self.beside([sys.executable, "-P", "-m", "loadtest.load.alone", self.router])
+        command = self.beside([sys.executable, "-P", "-m", "loadtest.load.alone"])
         outcome = subprocess.run(
             command,
-            input=json.dumps(requests),
+            input=json.dumps({"access": asdict(self.access), "requests": requests}),
             capture_output=True,
             text=True,
             check=False,
@@ -77,8 +81,8 @@ class TargetSettings:
     """Which deployment a user wants under load."""
 
     profile: str = LOOPBACK
-    router: str | None = None
-    """Address of one that is there; None = start one."""
+    access: Access | None = None
+    """To one that is there; None = start one."""
     checkpoint: Path | None = None
     """None = the shipped weights."""
     hosts: int | None = None
@@ -100,8 +104,8 @@ class TargetSettings:
 @contextlib.contextmanager
 def open_target(settings: TargetSettings) -> Iterator[Target]:
     """The deployment, ready; what was started is stopped at the end. Raises OnesweepError."""
-    if settings.router is not None:
-        yield Target(settings.router, AS_FOUND, None)
+    if settings.access is not None:
+        yield Target(settings.access, AS_FOUND, None)
     elif settings.profile == LOOPBACK:
         with _on_loopback(settings) as target:
             yield target
@@ -115,7 +119,7 @@ def _on_loopback(settings: TargetSettings) -> Iterator[Target]:
     checkpoint, hosts = settings.bundle, settings.host_count
     topology = local_topology(hosts, plan_host(checkpoint, (0,)).parts, checkpoint, free_port_block(hosts + 1) + 1)
     with temporary_deployment(topology, checkpoint, router_options=settings.router_options) as deployment:
-        yield Target(deployment.topology.router, LOOPBACK, checkpoint)
+        yield Target(Access(deployment.topology.router), LOOPBACK, checkpoint)
 
 
 @contextlib.contextmanager
@@ -130,13 +134,13 @@ def _in_a_lab(settings: TargetSettings) -> Iterator[Target]:
         temporary_lab(profile, settings.host_count) as lab,
         deployed(lab, settings.bundle, router_options=options) as deployment,
     ):
-        yield Target(deployment.topology.router, settings.profile, settings.bundle, partial(lab.command, ROUTER))
+        access = Access(deployment.topology.router, insecure=True)
+        yield Target(access, settings.profile, settings.bundle, partial(lab.command, ROUTER))
 
 
 def check_target(settings: TargetSettings) -> None:
     """Everything that can be refused before anything is started. Raises OnesweepError."""
-    if settings.router is not None:
-        parse_address(settings.router, "--router")
+    if settings.access is not None:
         for flag, given in (
             ("--hosts", settings.hosts),
             ("--checkpoint", settings.checkpoint),

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 
 def register(subparsers: Subparsers) -> None:
+    from loadtest.load.access import add_access_options
+
     quality = subparsers.add_parser(
         "quality",
         help="what each mode's text is worth, beside human text",
@@ -38,7 +40,7 @@ def register(subparsers: Subparsers) -> None:
     quality.add_argument("--temperatures", default="", metavar="T[,T]", help="a row for each, and bits between them")
     quality.add_argument("--seed", type=int, default=0, metavar="S", help="shifts the prompts; prompt i has S + i (0)")
     quality.add_argument("--weights", type=Path, metavar="DIR", help="bundle to serve (the shipped weights)")
-    quality.add_argument("--router", metavar="HOST:PORT", help="a deployment that is there, instead of starting one")
+    add_access_options(quality)
     quality.add_argument("--in-flight", type=int, default=8, metavar="N", help="requests at once (8)")
     quality.add_argument("--check", action="store_true", help="check the panel: human text against texts that cheat")
     quality.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
@@ -103,6 +105,7 @@ def _print_ground(ground: Ground, settings: QualitySettings) -> None:
 
 
 def _settings(options: argparse.Namespace) -> QualitySettings:
+    from loadtest.load.access import Access
     from loadtest.quality.arm import parse_temperatures
     from loadtest.quality.run import QualitySettings
 
@@ -120,7 +123,7 @@ def _settings(options: argparse.Namespace) -> QualitySettings:
         options.train,
         options.seed,
         options.weights.resolve() if options.weights else None,
-        options.router,
+        Access.of(options),
         parse_temperatures(options.temperatures) if options.temperatures else (),
         options.in_flight,
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from loadtest.load.access import Access
 from loadtest.quality.arm import INFILL, QualityArm
 from loadtest.quality.prompts import Passage
 from serving.client import AsyncClient, Client, Result
@@ -30,13 +31,13 @@ class RouterFacts:
     """Of the weights behind it, by the name of their model."""
 
 
-def router_facts(address: str) -> RouterFacts:
+def router_facts(access: Access) -> RouterFacts:
     """Raises ServiceError when no router answers, or its hosts are not ready."""
-    with Client(address, insecure=True) as client:
+    with Client(access.router, **access.who()) as client:
         status = client.status(STATUS_TIMEOUT_S)
     if not status.ready:
         reasons = "; ".join(host.reason for host in status.hosts if host.reason)
-        raise ServiceError(f"the router at {address} is not ready: {reasons}")
+        raise ServiceError(f"the router at {access.router} is not ready: {reasons}")
     digests = {name: str(getattr(status, f"{name}_digest", "")) for name in ("chain", "ar", "scorer", "local")}
     return RouterFacts(
         tuple(status.modes),
@@ -65,7 +66,7 @@ def check_served(arms: Sequence[QualityArm], facts: RouterFacts, longest: int) -
 
 
 def generate_all(
-    address: str,
+    access: Access,
     arms: Sequence[QualityArm],
     passages: Sequence[Passage],
     max_bytes: int,
@@ -78,11 +79,11 @@ def generate_all(
     The first passage goes through all arms first, one at a time: what the router refuses is known at once.
     Raises RequestRefused or RouterError, once.
     """
-    return asyncio.run(_generate_all(address, arms, passages, max_bytes, seed, in_flight, progress))
+    return asyncio.run(_generate_all(access, arms, passages, max_bytes, seed, in_flight, progress))
 
 
 async def _generate_all(
-    address: str,
+    access: Access,
     arms: Sequence[QualityArm],
     passages: Sequence[Passage],
     max_bytes: int,
@@ -90,7 +91,7 @@ async def _generate_all(
     in_flight: int,
     progress: Callable[[int], object],
 ) -> dict[QualityArm, list[Result]]:
-    async with AsyncClient(address, insecure=True) as client:
+    async with AsyncClient(access.router, **access.who()) as client:
         seats = asyncio.Semaphore(in_flight)
 
         async def one(arm: QualityArm, number: int) -> Result:

@@ -103,18 +103,18 @@ def run_infill(settings: QualitySettings, lengths: Sequence[int], command: str, 
     """:param settings: its `max_bytes` is not used. Raises OnesweepError; for a mistake, before a host is started."""
     arms = _check(settings, lengths)
     prompts = {length: cut(replace(settings, max_bytes=length), SUFFIX_BYTES) for length in lengths}
-    target_settings = TargetSettings(router=settings.router, checkpoint=settings.weights)
+    target_settings = TargetSettings(access=settings.access, checkpoint=settings.weights)
     check_target(target_settings)
     results: dict[int, dict[QualityArm, list[Result]]] = {}
     with open_target(target_settings) as target:
-        facts = router_facts(target.router)
+        facts = router_facts(target.access)
         chosen = arms or tuple(QualityArm(mode) for mode in DEFAULT_ARMS if mode in facts.modes)
         check_served(chosen, facts, settings.prompt_bytes + max(lengths) + SUFFIX_BYTES)
         in_flight = min(settings.in_flight, facts.request_limit)
         with meter("filling", len(lengths) * len(chosen) * settings.count) as progress:
             for length in lengths:
                 results[length] = generate_all(
-                    target.router, chosen, prompts[length].asked, length, settings.seed, in_flight, progress
+                    target.access, chosen, prompts[length].asked, length, settings.seed, in_flight, progress
                 )
     ground = lay_ground(settings, prompts[lengths[0]])
     rows, samples = [], []
@@ -131,7 +131,7 @@ def _check(settings: QualitySettings, lengths: Sequence[int]) -> tuple[QualityAr
         if length < 1:
             raise InputError(f"--lengths must be at least 1, not {length}")
     check_numbers(settings)
-    if settings.router is not None and settings.weights is not None:
+    if settings.access is not None and settings.weights is not None:
         raise InputError("--router names a deployment that is there, as it is: leave out --weights")
     return None if settings.modes is None else parse_arms(settings.modes, MODES)
 

@@ -28,6 +28,8 @@ COLUMNS = (
 
 
 def register_infill(benches: Subparsers) -> None:
+    from loadtest.load.access import add_access_options
+
     infill = benches.add_parser("infill", help="gaps in held-out text: filled with and without a look at what follows")
     infill.add_argument("--prompts", type=Path, required=True, metavar="PATH", help="held-out text: a file or folder")
     infill.add_argument("--modes", metavar="M[,M]", help="such as infill:ar:candidates=32 (infill,ar,local)")
@@ -38,7 +40,7 @@ def register_infill(benches: Subparsers) -> None:
     infill.add_argument("--train", type=Path, metavar="PATH", help="training text (train.txt beside the prompts)")
     infill.add_argument("--seed", type=int, default=0, metavar="S", help="shifts the gaps; gap i has S + i (0)")
     infill.add_argument("--weights", type=Path, metavar="DIR", help="bundle to serve (the shipped weights)")
-    infill.add_argument("--router", metavar="HOST:PORT", help="a deployment that is there, instead of starting one")
+    add_access_options(infill)
     infill.add_argument("--in-flight", type=int, default=4, metavar="N", help="requests at once (4)")
     infill.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     infill.add_argument("--html", type=Path, metavar="FILE", help="write a report with samples there")
@@ -48,6 +50,7 @@ def register_infill(benches: Subparsers) -> None:
 def run_infill_command(options: argparse.Namespace) -> int:
     from loadtest.commands import numbers
     from loadtest.destination import check_destination, write_json
+    from loadtest.load.access import Access
     from loadtest.meter import open_meter
     from loadtest.page import write_page
     from loadtest.quality.infill import run_infill
@@ -68,7 +71,7 @@ def run_infill_command(options: argparse.Namespace) -> int:
         options.train,
         options.seed,
         options.weights.resolve() if options.weights else None,
-        options.router,
+        Access.of(options),
         in_flight=options.in_flight,
     )
     for path, flag in ((options.json, "--json"), (options.html, "--html")):

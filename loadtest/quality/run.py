@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from loadtest.load.access import Access
 from loadtest.load.target import TargetSettings, check_target, open_target
 from loadtest.machine import commit, this_machine
 from loadtest.quality.arm import INFILL, QualityArm, at_temperatures, parse_arms
@@ -53,7 +54,7 @@ class QualitySettings:
     train: Path | None = None
     seed: int = 0
     weights: Path | None = None
-    router: str | None = None
+    access: Access | None = None
     temperatures: tuple[float, ...] = ()
     in_flight: int = 8
 
@@ -126,7 +127,7 @@ def check_settings(settings: QualitySettings) -> tuple[QualityArm, ...] | None:
     Raises OnesweepError.
     """
     check_numbers(settings)
-    if settings.router is not None and settings.weights is not None:
+    if settings.access is not None and settings.weights is not None:
         raise InputError("--router names a deployment that is there, as it is: leave out --weights")
     arms = None if settings.modes is None else parse_arms(settings.modes, MODES)
     check_target(_target(settings))
@@ -170,12 +171,12 @@ def run_quality(settings: QualitySettings, command: str, meter: Meter) -> Qualit
     infills = arms is not None and any(arm.mode == INFILL for arm in arms)
     prompts = cut(settings, SUFFIX_BYTES if infills else 0)
     with open_target(_target(settings)) as target:
-        facts = router_facts(target.router)
+        facts = router_facts(target.access)
         arms = at_temperatures(_all_arms(facts), settings.temperatures) if arms is None else arms
         check_served(arms, facts, settings.prompt_bytes + settings.max_bytes)
         with meter("generating", len(arms) * len(prompts.asked)) as progress:
             results = generate_all(
-                target.router,
+                target.access,
                 arms,
                 prompts.asked,
                 settings.max_bytes,
@@ -267,12 +268,12 @@ def _all_arms(facts: RouterFacts) -> tuple[QualityArm, ...]:
 
 
 def _target(settings: QualitySettings) -> TargetSettings:
-    return TargetSettings(router=settings.router, checkpoint=settings.weights)
+    return TargetSettings(access=settings.access, checkpoint=settings.weights)
 
 
 def _bundle_digests(settings: QualitySettings) -> dict[str, str]:
     """Manifest digests of the weights that were started here."""
-    if settings.router is not None:
+    if settings.access is not None:
         return {}
     found = asdict(find_bundle(_target(settings).bundle))
     return {name: read_manifest(path).digest() for name, path in found.items() if path is not None}

@@ -27,10 +27,15 @@ def _settings(request: Request) -> HttpSettings:
     return settings
 
 
+RouterClient = Annotated[AsyncClient, Depends(_client)]
+Settings = Annotated[HttpSettings, Depends(_settings)]
+
+
 def _authorization(
+    client: RouterClient,
     authorization: Annotated[str | None, Header(description="Bearer TOKEN: passed on to the router")] = None,
 ) -> str | None:
-    """The header's value, fit to be gRPC metadata. Raises ApiError."""
+    """The header's value, fit to be gRPC metadata; None where it could be read on the way. Raises ApiError."""
     if not authorization:
         return None
     match = re.fullmatch(r"[Bb]earer +([\x21-\x7e]+)", authorization)
@@ -40,11 +45,10 @@ def _authorization(
             "the Authorization header must be 'Bearer TOKEN', a token of printable ASCII characters",
             headers={"www-authenticate": "Bearer"},
         )
-    return f"Bearer {match[1]}"
+    # OpenAI's clients always send one, asked for or not: the router decides without it
+    return f"Bearer {match[1]}" if client.is_private else None
 
 
-RouterClient = Annotated[AsyncClient, Depends(_client)]
-Settings = Annotated[HttpSettings, Depends(_settings)]
 Authorization = Annotated[str | None, Depends(_authorization)]
 
 

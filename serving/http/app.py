@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from importlib.metadata import version
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as FrameworkError
+from starlette.types import ASGIApp
 
 from serving.client import AsyncClient
 from serving.http import hosts, openai_api, race
@@ -17,21 +16,15 @@ from serving.http.guard import Guard, host_name
 from serving.http.pages import page_routes
 from serving.http.reception import Reception
 from serving.http.settings import HttpSettings
+from serving.http.visits import HttpFigures, Visits
 from stages.errors import OnesweepError
 
 _ABOUT = """OpenAI-compatible completions over a ring of far-apart hosts. A token is a byte. Requests may have an
 object `onesweep` with settings of ours; answers have `onesweep.accounting`: what the text cost."""
 
 
-def make_app(settings: HttpSettings) -> FastAPI:
-    """An app that talks to one router; the connection is opened when the app starts."""
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with AsyncClient(settings.router, tls=settings.router_tls, insecure=settings.insecure) as client:
-            app.state.client, app.state.settings = client, settings
-            yield
-
+def make_app(settings: HttpSettings, client: AsyncClient, figures: HttpFigures) -> ASGIApp:
+    """An app that talks to one router."""
     # the framework's own pages for the schema load scripts from other servers
     app = FastAPI(
         title="onesweep",
@@ -39,17 +32,16 @@ def make_app(settings: HttpSettings) -> FastAPI:
         description=_ABOUT,
         docs_url=None,
         redoc_url=None,
-        lifespan=lifespan,
     )
+    app.state.client, app.state.settings = client, settings
     for routes in (openai_api.routes, race.routes, hosts.routes, page_routes()):
         app.include_router(routes)
     names = {host_name(settings.listen), *settings.allow_hosts} - {None}
-    app.add_middleware(Reception, guard=Guard(frozenset(name.lower() for name in names if name)))
     app.add_exception_handler(RequestValidationError, _wrong_fields)
     app.add_exception_handler(FrameworkError, _framework_error)
     app.add_exception_handler(OnesweepError, _our_error)
     app.add_exception_handler(Exception, _our_error)
-    return app
+    return Visits(Reception(app, Guard(frozenset(name.lower() for name in names if name))), figures)
 
 
 async def _wrong_fields(request: Request, error: Exception) -> Response:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -35,22 +35,32 @@ class End:
     costs: dict[str, Any]
 
 
-async def run_choice(client: AsyncClient, order: Order, index: int, whole: bool) -> AsyncGenerator[Piece | End, None]:
+async def run_choice(
+    client: AsyncClient, order: Order, index: int, named: Callable[[str], object], whole: bool
+) -> AsyncGenerator[Piece | End, None]:
     """Pieces of one choice, then its End; a stop string cancels what the hosts still do for it.
 
+    :param named: hears first what the router calls the request.
     :param whole: in one piece, where no stop string could end it sooner.
     Raises OnesweepError.
     """
     cutter, decoder, tally = StopCutter(order.stops), TextDecoder(), Tally()
     settings: RequestSettings = {**order.settings, "seed": order.seeds[index]}
-    output = b""
+    output, request = b"", ""
     result: Result | None = None
+
+    def hear(name: str) -> None:
+        nonlocal request
+        request = name
+        named(name)
+
     events = client.events(
         order.prompt,
         timeout_s=order.timeout_s,
         whole=whole and not order.stops,
         trips=bool(order.stops),
         authorization=order.authorization,
+        named=hear,
         **settings,
     )
     async with aclosing(events):
@@ -72,5 +82,6 @@ async def run_choice(client: AsyncClient, order: Order, index: int, whole: bool)
     if text := decoder.end():
         yield Piece(index, text)
     prompt_bytes = len(order.prompt.encode())
-    costs = costs_of(result) if result else tally.costs(settings["mode"], settings["seed"], prompt_bytes, output)
+    told = {"mode": settings["mode"], "seed": settings["seed"], "request": request}
+    costs = costs_of(result) if result else {**told, **tally.costs(prompt_bytes, output)}
     yield End(index, "stop" if cutter.stopped else "length", prompt_bytes, len(output), {"index": index, **costs})

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import logging
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serving.http.settings import DEFAULT_LISTEN, DEFAULT_TIMEOUT_S, HttpSettings
+from stages.commands import add_drain_flag, check_positive
 from stages.errors import InputError
+from stages.log import start_log
 from stages.security import Tls
+from stages.seeing import add_seeing, seeing_of
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -32,6 +34,8 @@ def register(subparsers: Subparsers) -> None:
     http.add_argument(
         "--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, metavar="S", help="of requests that name none (120)"
     )
+    add_seeing(http, traces=False)
+    add_drain_flag(http)
     http.set_defaults(run=run_http)
 
 
@@ -45,8 +49,10 @@ def run_http(options: argparse.Namespace) -> int:
     from serving.deployment import router_address
 
     check_framework("`onesweep http`")
+    check_positive(options, "drain_s")
     from serving.http.server import serve
 
+    seeing = seeing_of(options)
     settings = HttpSettings(
         options.listen,
         router_address(options.router),
@@ -56,7 +62,9 @@ def run_http(options: argparse.Namespace) -> int:
         tuple(options.allow_host),
         options.timeout_s,
         None if options.tls_ca is None else Tls(options.tls_ca),
+        seeing,
+        options.drain_s,
     )
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    start_log(seeing.log_format, "http")
     serve(settings)
     return 0

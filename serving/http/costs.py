@@ -34,11 +34,9 @@ class Tally:
                 host.name, [], before.compute_ms + host.compute_ms, before.queue_ms + host.queue_ms
             )
 
-    def costs(self, mode: str, seed: int, prompt_bytes: int, output: bytes) -> dict[str, Any]:
+    def costs(self, prompt_bytes: int, output: bytes) -> dict[str, Any]:
         compute_ms = sum(share.compute_ms for share in self.shares.values())
         return {
-            "mode": mode,
-            "seed": seed,
             "prompt_bytes": prompt_bytes,
             "output_bytes": len(output),
             "output_hex": output.hex(),

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from serving.client import RequestRefused, RouterError
 from stages.errors import InputError, OnesweepError
 
+REQUEST_ID = "x-request-id"
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _STATUSES = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
@@ -56,18 +57,23 @@ def api_error_of(error: Exception) -> ApiError:
         return error
     if isinstance(error, RequestRefused | RouterError):
         status, code = _STATUSES.get(error.code, 502), error.code.name.lower()
-        headers = {}
+        headers = named([error.request] if error.request else [])
         if isinstance(error, RouterError) and error.retry_after_ms is not None:
-            headers = {
-                "retry-after": str(math.ceil(error.retry_after_ms / 1000)),
-                "retry-after-ms": str(error.retry_after_ms),
-            }
+            headers["retry-after"] = str(math.ceil(error.retry_after_ms / 1000))
+            headers["retry-after-ms"] = str(error.retry_after_ms)
         if status == 401:
             headers["www-authenticate"] = "Bearer"
+        if status == 504:
+            headers["x-should-retry"] = "false"  # OpenAI's client would have it computed twice more
         return ApiError(status, str(error), code=code, headers=headers)
     if isinstance(error, OnesweepError):
         return ApiError(400 if isinstance(error, InputError) else 502, str(error))
     return ApiError(500, "the gateway failed: its log says why")
+
+
+def named(requests: Sequence[str]) -> dict[str, str]:
+    """The header that says what the router's log calls a request, the first where an answer needed several."""
+    return {REQUEST_ID: requests[0]} if requests else {}
 
 
 def invalid_fields(errors: Sequence[Mapping[str, Any]]) -> ApiError:

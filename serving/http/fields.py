@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
-from serving.client import MAX_BYTES, MAX_SEED
 from serving.http.settings import MAX_TIMEOUT_S
+from serving.request import MAX_BYTES, MAX_SEED
 
+MAX_FIELDS = 64
 MAX_STOPS = 4
 MAX_STOP_BYTES = 256
 MAX_CHOICES = 8
@@ -21,6 +22,14 @@ class Fields(BaseModel):
     """Nothing is guessed: unknown fields and values of another type are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_number(cls, value: object) -> object:
+        """Each unknown field would become an error of its own."""
+        if isinstance(value, dict) and len(value) > MAX_FIELDS:
+            raise ValueError(f"an object has at most {MAX_FIELDS} fields")
+        return value
 
 
 def _neutral(*values: object) -> AfterValidator:
@@ -53,9 +62,10 @@ def _text_of_parts(value: object) -> object:
 
 
 def _one_text(value: object) -> object:
-    if not isinstance(value, str):
-        raise ValueError("the prompt must be one string: for several texts send several requests")
-    return value
+    match value:
+        case str(text) | [str(text)]:
+            return text
+    raise ValueError("the prompt must be one string: for several texts send several requests")
 
 
 Count = Annotated[int, Field(ge=1, le=MAX_BYTES)]
@@ -120,7 +130,7 @@ class TextRequest(Fields):
 class CompletionRequest(TextRequest):
     """POST /v1/completions"""
 
-    prompt: Annotated[str, BeforeValidator(_one_text, json_schema_input_type=str)]
+    prompt: Annotated[str, BeforeValidator(_one_text, json_schema_input_type=str | list[str])]
     suffix: str | None = Field(default=None, description="what follows the text: mode infill")
     echo: bool | None = Field(default=None, description="the prompt before the text")
     best_of: Annotated[int | None, _neutral(1)] = None
@@ -138,7 +148,7 @@ class Message(Fields):
 class ChatRequest(TextRequest):
     """POST /v1/chat/completions: the messages' texts, a line each, are the prompt; roles mean nothing to the model."""
 
-    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_completion_tokens: Count | None = Field(default=None, description="as max_tokens")
     logprobs: Annotated[bool | None, _neutral(False)] = None
 

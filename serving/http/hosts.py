@@ -33,15 +33,16 @@ async def healthz() -> Response:
 @routes.get("/readyz", response_class=Response, tags=["health"])
 async def readyz(client: RouterClient) -> Response:
     """200 when the router can serve; else 503 with the reason."""
+    reasons: list[str] = []
     try:
-        status = await client.status(timeout_s=READY_TIMEOUT_S)
-    except RequestRefused:  # a router that asks for a token lives, and will not say more to those who have none
-        return json_response({"status": "ready"})
+        if await client.serves(READY_TIMEOUT_S):
+            return json_response({"status": "ready"})
+        status = await client.status(READY_TIMEOUT_S)
+        reasons = [host.reason for host in status.hosts if host.reason]
+    except RequestRefused:  # it tells nobody more who has no token
+        pass
     except RouterError as error:
-        return json_response({"status": "not ready", "reason": str(error)}, 503)
-    if status.ready:
-        return json_response({"status": "ready"})
-    reasons = [host.reason for host in status.hosts if host.reason]
+        reasons = [str(error)]
     return json_response({"status": "not ready", "reason": "; ".join(reasons) or "the hosts are not ready"}, 503)
 
 

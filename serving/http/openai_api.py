@@ -13,12 +13,12 @@ from serving.client import AsyncClient
 from serving.http.access import Authorization, RouterClient, Settings, StrictRoute
 from serving.http.catalogue import catalogue, mode_of
 from serving.http.choice import End, Piece, run_choice
-from serving.http.errors import ApiError, json_response
+from serving.http.errors import ApiError, json_response, named
 from serving.http.fields import ChatRequest, CompletionRequest, TextRequest
 from serving.http.merging import merged
 from serving.http.order import Order, order_of, prompt_of, suffix_of
 from serving.http.shapes import ChatShape, CompletionShape, Shape, usage
-from serving.http.sse import DONE, EventStream, begun, sse
+from serving.http.sse import DONE, EventStream, sse
 
 routes = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["OpenAI"])
 _STARTED = int(time.time())
@@ -75,22 +75,24 @@ async def _order(
 
 async def _answer(client: AsyncClient, order: Order, request: TextRequest, shape: Shape, echo: str) -> Response:
     """:param echo: stands before the text of every choice."""
+    names: list[str] = []
     if request.stream:
         with_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
-        return EventStream(await begun(_chunks(_choices(client, order, whole=False), shape, echo, with_usage)))
+        chunks = _chunks(_choices(client, order, names, whole=False), shape, echo, with_usage)
+        return EventStream(await anext(chunks), chunks, named(names))
     texts = [echo] * len(order.seeds)
     ends: dict[int, End] = {}
-    async with aclosing(_choices(client, order, whole=True)) as items:
+    async with aclosing(_choices(client, order, names, whole=True)) as items:
         async for item in items:
             if isinstance(item, Piece):
                 texts[item.index] += item.text
             else:
                 ends[item.index] = item
-    return json_response(shape.whole(texts, [ends[index] for index in sorted(ends)]))
+    return json_response(shape.whole(texts, [ends[index] for index in sorted(ends)]), headers=named(names))
 
 
-def _choices(client: AsyncClient, order: Order, whole: bool) -> AsyncGenerator[Piece | End, None]:
-    return merged([run_choice(client, order, index, whole) for index in range(len(order.seeds))])
+def _choices(client: AsyncClient, order: Order, names: list[str], whole: bool) -> AsyncGenerator[Piece | End, None]:
+    return merged([run_choice(client, order, index, names.append, whole) for index in range(len(order.seeds))])
 
 
 async def _chunks(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 
-from serving.client import MAX_SEED, RequestSettings
 from serving.http.fields import DEFAULT_MAX_BYTES, ChatRequest, CompletionRequest, TextRequest
+from serving.request import MAX_SEED, RequestSettings
 
 RANDOM_SEEDS = 1 << 53
 """So that a seed that we drew comes back whole from readers that take JSON's numbers for doubles."""

@@ -14,7 +14,7 @@ from serving.http.costs import costs_of
 from serving.http.errors import api_error_of
 from serving.http.fields import RaceRequest
 from serving.http.merging import merged
-from serving.http.sse import DONE, EventStream, begun, sse
+from serving.http.sse import DONE, EventStream, sse
 from serving.lineup import Entrant, entrant_settings, named_entrants
 from serving.v1 import router_pb2
 from stages.errors import OnesweepError
@@ -33,7 +33,8 @@ async def race(
     """Events with a `lane` and one of: `started`, `trip`, `text`, `result`, `error`; then [DONE]."""
     entrants = named_entrants(",".join(request.entrants))
     lanes = [_lane(client, entrant, request, settings.timeout_s, authorization) for entrant in entrants]
-    return EventStream(await begun(_events(merged(lanes) if request.together else _in_turn(lanes))))
+    events = _events(merged(lanes) if request.together else _in_turn(lanes))
+    return EventStream(await anext(events), events)
 
 
 async def _events(items: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:

@@ -27,9 +27,6 @@ class Reception:
         self.app, self.guard = app, guard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
         headers = Headers(scope=scope)
         try:
             self.guard.check(scope["method"], headers)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ssl import SSLContext
 
 import uvicorn
+from starlette.types import ASGIApp
 
+from serving.client import AsyncClient
 from serving.http.app import make_app
-from serving.http.head import HeadTimed
-from serving.http.settings import HttpSettings, open_socket, tls_context
+from serving.http.certificate import OwnCertificate
+from serving.http.connection import Connection
+from serving.http.settings import HttpSettings, open_socket
+from serving.http.visits import HTTP_METRICS, HttpFigures
+from stages.lookout import Lookout
 from stages.transport import stop_on_signals
 
 log = logging.getLogger(__name__)
-
-DRAIN_S = 10
-MAX_CONNECTIONS = 1000
 
 
 class _Server(uvicorn.Server):
@@ -30,9 +32,14 @@ class _Server(uvicorn.Server):
 
 async def run_gateway(settings: HttpSettings, stop: asyncio.Event) -> None:
     """Serve until `stop` is set; answers under way end first. Raises OnesweepError."""
-    context = tls_context(settings)
+    lookout = Lookout(settings.seeing, "onesweep-http", "http", settings.insecure)
+    client = AsyncClient(settings.router, tls=settings.router_tls, insecure=settings.insecure)
+    figures = HttpFigures()
+    config = _config(settings, make_app(settings, client, figures))
     with open_socket(settings.listen) as listener:
-        server = _Server(_config(settings, context))
+        if settings.seeing.metrics is not None:
+            lookout.serve(HTTP_METRICS, figures.read)
+        server = _Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         log.info("http: live on %s, router %s", settings.url, settings.router)
         stopping = asyncio.create_task(stop.wait())
@@ -40,22 +47,26 @@ async def run_gateway(settings: HttpSettings, stop: asyncio.Event) -> None:
         stopping.cancel()
         server.should_exit = True
         await serving
+    await client.close()
+    await lookout.close()
 
 
-def _config(settings: HttpSettings, context: SSLContext | None) -> uvicorn.Config:
+def _config(settings: HttpSettings, app: ASGIApp) -> uvicorn.Config:
+    context = None
+    if settings.tls_cert is not None and settings.tls_key is not None:
+        context = OwnCertificate(settings.tls_cert, settings.tls_key).context
     return uvicorn.Config(
-        make_app(settings),
+        app,
         loop="asyncio",
-        http=HeadTimed,
+        http=Connection,
         ws="none",
-        lifespan="on",
+        lifespan="off",
         log_config=None,
         log_level="warning",
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=MAX_CONNECTIONS,
-        timeout_graceful_shutdown=DRAIN_S,
+        timeout_graceful_shutdown=math.ceil(settings.drain_s),
         ssl_context_factory=None if context is None else lambda config, default: context,
     )
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import socket
-import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from serving.topology import DEFAULT_ROUTER
 from stages.errors import InputError, ServiceError
 from stages.security import Tls
-from stages.transport import is_loopback, parse_address
+from stages.seeing import SeeingSettings
+from stages.transport import DRAIN_S, is_loopback, parse_address
 
 DEFAULT_LISTEN = "127.0.0.1:7780"
 DEFAULT_TIMEOUT_S = 120.0
@@ -34,6 +34,9 @@ class HttpSettings:
     """Deadline of a request that names none."""
     router_tls: Tls | None = None
     """Whose certificate of the router is believed; None = it speaks plain text."""
+    seeing: SeeingSettings = field(default_factory=SeeingSettings)
+    drain_s: float = DRAIN_S
+    """How long a gateway that was told to stop goes on with the answers under way."""
 
     def __post_init__(self) -> None:
         parse_address(self.listen, "listen address")
@@ -55,22 +58,6 @@ class HttpSettings:
     def url(self) -> str:
         """How a browser on this machine finds the server."""
         return f"{'https' if self.tls_cert else 'http'}://{self.listen}"
-
-
-def tls_context(settings: HttpSettings) -> ssl.SSLContext | None:
-    """The certificate and key, loaded; None where there is no TLS. Raises InputError."""
-    if settings.tls_cert is None or settings.tls_key is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        # without a passphrase callback a locked key would ask on the terminal
-        context.load_cert_chain(settings.tls_cert, settings.tls_key, password=lambda: "")
-    except (OSError, ssl.SSLError, ValueError) as error:
-        raise InputError(
-            f"cannot use --tls-cert {settings.tls_cert} with --tls-key {settings.tls_key} "
-            f"({getattr(error, 'strerror', None) or error}): give PEM files of one certificate and its unlocked key"
-        ) from None
-    return context
 
 
 def open_socket(listen: str) -> socket.socket:

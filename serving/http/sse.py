@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 
 from starlette.responses import StreamingResponse
@@ -12,6 +12,8 @@ from starlette.types import Receive, Scope, Send
 from serving.http.errors import api_error_of
 from stages.errors import OnesweepError
 
+_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+"""The second for nginx, which would hold events back until it has some kilobytes of them."""
 DONE = b"data: [DONE]\n\n"
 
 
@@ -23,32 +25,24 @@ def sse(content: object) -> bytes:
 class EventStream(StreamingResponse):
     """Sends events; closes their source however the answer ends, so that nothing goes on behind it."""
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(events, headers={"cache-control": "no-store"}, media_type="text/event-stream")
-        self.events = events
+    def __init__(
+        self, first: bytes, events: AsyncGenerator[bytes, None], headers: Mapping[str, str] | None = None
+    ) -> None:
+        """:param first: taken from `events` already: what fails before has a status of its own, and what fails later
+        can only be told as one more event, OpenAI's way."""
+        super().__init__(events, headers={**_HEADERS, **(headers or {})}, media_type="text/event-stream")
+        self.first, self.events = first, events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self.events) as events:
+        async def tell(event: bytes, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": event, "more_body": more})
+
+        async with aclosing(self.events):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            async for event in events:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def begun(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """`events`, once the first is there: what fails before is raised here and has a status of its own.
-
-    What fails later can only be told as one more event, OpenAI's way.
-    """
-    first = await anext(events)
-
-    async def following() -> AsyncGenerator[bytes, None]:
-        async with aclosing(events):
-            yield first
+            await tell(self.first)
             try:
-                async for event in events:
-                    yield event
+                async for event in self.events:
+                    await tell(event)
             except OnesweepError as error:
-                yield sse(api_error_of(error).body)
-
-    return following()
+                await tell(sse(api_error_of(error).body))
+        await tell(b"", more=False)

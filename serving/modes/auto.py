@@ -103,12 +103,17 @@ class AutoMode(Mode):
                 yield piece
 
     def _hurry(self, request: Generation, rest: Generation, account: Account) -> Forecast:
-        """What finishes a text that is late."""
+        """What finishes a text that is late. Raises Refusal where nothing can any more."""
         left_ms = self._left_ms(rest, account)
         others = self._others(rest, account)
+        written = request.max_bytes - rest.max_bytes
+        if not others:
+            why = self.ring.problem or "it was given up by all that can"
+            raise Refusal.numbered(
+                14, f"no setting of the frontier can write what follows {written} of {request.max_bytes} bytes: {why}"
+            )
         choice = choose(others, left_ms)
         quick = choice.picked if choice else min(others, key=lambda f: f.ms)
-        written = request.max_bytes - rest.max_bytes
         account.reason += (
             f"; after {written} of {request.max_bytes} bytes {max(left_ms, 0):.0f} ms were left, "
             f"so {quick.option.label} wrote the rest"

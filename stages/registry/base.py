@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
-import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 
 from stages.errors import InputError
-from stages.transport import MAX_NAME, check_name, parse_address
+from stages.transport import check_name, parse_address
 
 MAX_BLOCKS = 4096
 MAX_ADDRESS = 255
-MAX_DIGESTS = 16
 
 
 @dataclass(frozen=True)
@@ -24,10 +22,6 @@ class Registration:
     address: str
     """What others dial."""
     blocks: tuple[int, ...]
-    digests: Mapping[str, str] = field(default_factory=dict)
-    """Of the checkpoints that it serves, by kind."""
-    backend: str = ""
-    version: str = ""
 
     def __post_init__(self) -> None:
         if check_name(self.name, "host name") == "router":
@@ -36,15 +30,6 @@ class Registration:
         first = self.blocks[0] if self.blocks else -1
         if not 0 <= first < MAX_BLOCKS or self.blocks != tuple(range(first, first + len(self.blocks))):
             raise InputError(f"host {self.name}: blocks must be neighbours, in order, and below {MAX_BLOCKS}")
-        if len(self.digests) > MAX_DIGESTS:
-            raise InputError(f"host {self.name}: {len(self.digests)} digests, at most {MAX_DIGESTS} are looked at")
-        for kind, digest in self.digests.items():
-            check_name(kind, f"host {self.name}: kind of a digest")
-            if not re.fullmatch("[0-9a-f]{64}", digest):
-                raise InputError(f"host {self.name}: the {kind} digest must be SHA-256 in hex")
-        for what, value in (("backend", self.backend), ("version", self.version)):
-            if not re.fullmatch(rf"[A-Za-z0-9.+_-]{{0,{MAX_NAME}}}", value):
-                raise InputError(f"host {self.name}: {what} must be at most {MAX_NAME} letters, digits or .+_-")
 
 
 class Registry(ABC):

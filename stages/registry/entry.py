@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from stages.errors import InputError
 from stages.registry.base import MAX_BLOCKS, Registration
@@ -17,9 +16,6 @@ def write_entry(registration: Registration) -> bytes:
         "name": registration.name,
         "address": registration.address,
         "blocks": [registration.blocks[0], registration.blocks[-1]],
-        "digests": dict(registration.digests),
-        "backend": registration.backend,
-        "version": registration.version,
     }
     return json.dumps(record).encode()
 
@@ -36,21 +32,10 @@ def read_entry(name: str, data: bytes) -> Registration:
         raise InputError("it is not a JSON object")
     if record.get("name") != name:
         raise InputError("it names another host than its key")
-    return Registration(
-        name,
-        _text(record, "address"),
-        _blocks(record.get("blocks")),
-        _digests(record.get("digests", {})),
-        _text(record, "backend"),
-        _text(record, "version"),
-    )
-
-
-def _text(record: dict[str, Any], key: str) -> str:
-    value = record.get(key, "")
-    if not isinstance(value, str):
-        raise InputError(f"{key} is not text")
-    return value
+    address = record.get("address")
+    if not isinstance(address, str):
+        raise InputError("address is not text")
+    return Registration(name, address, _blocks(record.get("blocks")))
 
 
 def _blocks(value: object) -> tuple[int, ...]:
@@ -58,9 +43,3 @@ def _blocks(value: object) -> tuple[int, ...]:
         case [int(first), int(last)] if not isinstance(first, bool) and 0 <= first <= last < MAX_BLOCKS:
             return tuple(range(first, last + 1))
     raise InputError(f"blocks is not [FIRST, LAST], from 0 to {MAX_BLOCKS - 1}")
-
-
-def _digests(value: object) -> dict[str, str]:
-    if not isinstance(value, dict) or not all(isinstance(digest, str) for digest in value.values()):
-        raise InputError("digests is not an object of texts")
-    return value

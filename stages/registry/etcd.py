@@ -21,7 +21,7 @@ RENEWALS = 3
 RETRY_S = 0.5
 WATCH_S = 10.0
 PAUSE_S = 0.1
-"""Between two readings, whatever the watch says."""
+"""Before a reading, whatever the watch says; RETRY_S where it says nothing."""
 MAX_SHOWN = 80
 
 
@@ -82,8 +82,8 @@ class EtcdRegistry(Registry):
                     known = found
                     yield tuple(sorted(found.values(), key=lambda host: (host.blocks, host.name)))
                 wait_s = min(kept_s, WATCH_S) if kept_s > 0 else WATCH_S
-                await loop.run_in_executor(thread, gateway.wait, revision, wait_s)
-                await asyncio.sleep(PAUSE_S)
+                is_news = await loop.run_in_executor(thread, gateway.wait, revision, wait_s)
+                await asyncio.sleep(PAUSE_S if is_news else RETRY_S)
         finally:
             gateway.interrupt()
             thread.shutdown(wait=False)

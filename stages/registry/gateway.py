@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import requests
+import urllib3
 from etcd3gw.client import Etcd3Client
-from etcd3gw.exceptions import ConnectionFailedError, ConnectionTimeoutError, Etcd3Exception
-from etcd3gw.lease import Lease
+from etcd3gw.exceptions import Etcd3Exception
 
 from stages.registry.settings import RegistrySettings
 from stages.transport import parse_address
 
 REQUEST_TIMEOUT_S = 2.0
 MAX_ENTRIES = 256
+ANSWER_S = 10.0
+"""How long an answer may take that comes in pieces."""
 MAX_ANSWER_BYTES = 8 << 20
 MAX_WORDS = 160
 API = "/v3/"
@@ -82,29 +85,36 @@ class Gateway:
 
     def grant(self, lease_s: int) -> int:
         """A new lease. Raises RegistryDown."""
-        return self._ask(lambda client: int(client.lease(lease_s).id))
+        return self._ask(lambda client: int(_read(client, "lease/grant", {"TTL": lease_s, "ID": 0})["ID"]))
 
     def renew(self, lease: int) -> bool:
         """Whether the lease was still there. Raises RegistryDown."""
-        return self._ask(lambda client: Lease(lease, client).refresh() > 0)
+
+        def read(client: Etcd3Client) -> bool:
+            answer = _read(client, "lease/keepalive", {"ID": lease})
+            return int(answer["result"].get("TTL", 0)) > 0
+
+        return self._ask(read)
 
     def revoke(self, lease: int) -> None:
         """End a lease, and with it what stands under it. Raises RegistryDown."""
-        self._ask(lambda client: Lease(lease, client).revoke())
+        self._ask(lambda client: _read(client, "lease/revoke", {"ID": lease}))
 
     def put(self, name: str, value: bytes, lease: int) -> None:
         """Raises RegistryDown, also for a lease that has run out."""
-        self._ask(lambda client: client.put(self._key(name), value, lease=Lease(lease, client)))
+        entry = {"key": _encoded(self._key(name)), "value": base64.b64encode(value).decode(), "lease": lease}
+        self._ask(lambda client: _read(client, "kv/put", entry))
 
-    def wait(self, revision: int, timeout_s: float) -> None:
-        """Return when something under the prefix changed after `revision`, or at `timeout_s`, or for no reason.
+    def wait(self, revision: int, timeout_s: float) -> bool:
+        """Return when something under the prefix changed after `revision`; False at `timeout_s`, or for no reason.
 
         The watch only says that there is news: what there is, is read whole."""
         client = self._clients[0]
         first, end = self._key(""), self.settings.prefix + "0"
         watch: dict[str, Any] = {"key": _encoded(first), "range_end": _encoded(end), "start_revision": revision + 1}
+        lines, deadline = 0, time.monotonic() + timeout_s
         with (
-            suppress(requests.RequestException),
+            suppress(Exception),  # whatever it is, the next reading says it
             client.session.post(
                 client.get_url("watch"),
                 json={"create_request": watch},
@@ -113,12 +123,12 @@ class Gateway:
             ) as response,
         ):
             self._waiting = response
-            lines = 0
             for chunk in () if self._interrupted else response.iter_content(4096):
                 lines += chunk.count(b"\n")
-                if lines > 1:  # the first says that the watch was created
+                if lines > 1 or time.monotonic() > deadline:  # the first says that the watch was created
                     break
         self._waiting = None
+        return lines > 1
 
     def interrupt(self) -> None:
         """End a `wait` of another thread, and those to come."""
@@ -135,7 +145,7 @@ class Gateway:
         for client in tuple(self._clients):
             try:
                 return question(client)
-            except (Etcd3Exception, requests.RequestException, LookupError, TypeError, ValueError) as error:
+            except Exception as error:  # the libraries below let many through, and an answer can be anything
                 problems.append(f"{client.host}:{client.port} {_words(error)}")
                 self._clients.append(self._clients.pop(0))
         raise RegistryDown("; ".join(problems))
@@ -155,15 +165,16 @@ def _client(endpoint: str, settings: RegistrySettings) -> Etcd3Client:
 
 
 def _read(client: Etcd3Client, path: str, request: dict[str, Any]) -> dict[str, Any]:
-    """An answer of at most MAX_ANSWER_BYTES; the client's own `post` would take any."""
+    """An answer of at most MAX_ANSWER_BYTES within ANSWER_S; the client's own `post` would take any."""
+    deadline = time.monotonic() + ANSWER_S
     with client.session.post(client.get_url(path), json=request, stream=True, timeout=REQUEST_TIMEOUT_S) as response:
-        if response.status_code != requests.codes["ok"]:
-            raise Etcd3Exception(response.raw.read(MAX_WORDS, decode_content=True).decode(errors="replace"))
         body = bytearray()
-        for chunk in response.iter_content(1 << 16):
-            body += chunk
-            if len(body) > MAX_ANSWER_BYTES:
+        while piece := response.raw.read1(1 << 16):
+            body += piece
+            if len(body) > MAX_ANSWER_BYTES or time.monotonic() > deadline:
                 raise ValueError("the answer is too long")
+    if response.status_code != requests.codes["ok"]:
+        raise Etcd3Exception(body.decode(errors="replace"))
     answer: dict[str, Any] = json.loads(body)
     return answer
 
@@ -181,9 +192,9 @@ def _encoded(text: str) -> str:
 def _words(error: Exception) -> str:
     """What went wrong, for a sentence that begins with the member's address."""
     detail = str(getattr(error, "detail_text", None) or error)
-    if isinstance(error, requests.Timeout | ConnectionTimeoutError):
+    if isinstance(error, requests.Timeout | urllib3.exceptions.TimeoutError):
         return f"did not answer within {REQUEST_TIMEOUT_S:.0f} s"
-    if isinstance(error, requests.ConnectionError | ConnectionFailedError):
+    if isinstance(error, requests.ConnectionError):
         if "refused" in detail:
             return "refuses connections"
         cause = detail.partition("(Caused by ")[2] or detail

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from stages.errors import InputError
 from stages.registry.base import check_dialled
+from stages.transport import is_loopback
 
 SCHEME = "etcd://"
 MAX_ENDPOINTS = 16
@@ -73,4 +74,11 @@ def registry_settings(options: argparse.Namespace) -> RegistrySettings | None:
         if path is not None and not path.is_file():
             raise InputError(f"--registry-{name}: there is no file {path}")
     endpoints, prefix = parse_url(options.registry)
-    return RegistrySettings(endpoints, prefix, **files)
+    settings = RegistrySettings(endpoints, prefix, **files)
+    for endpoint in endpoints:
+        if not settings.tls and not options.insecure and not is_loopback(endpoint):
+            raise InputError(
+                f"registry {endpoint} is on another machine and traffic would not be encrypted: give --registry-ca, "
+                "or accept it with --insecure"
+            )
+    return settings

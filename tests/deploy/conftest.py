@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from stages.transport import DRAIN_S
+
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install 'onesweep[dev]'")
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
-VALUES = {"%i": "paris", "%d": "/run/credentials", "$(POD_NAME)": "stage-a-0"}
+VALUES = {"%i": "paris", "%d": "/run/credentials", "%S": "/var/lib", "$(POD_NAME)": "stage-a-0"}
 """What systemd and Kubernetes put into commands."""
 
 
@@ -26,9 +28,10 @@ def of_systemd() -> Iterator[tuple[str, list[str]]]:
     environments = {"onesweep-stage@": "stage-paris"}
     for path in sorted((DEPLOY / "systemd").glob("*.service")):
         name = environments.get(path.stem, path.stem.removeprefix("onesweep-"))
-        lines = (DEPLOY / "systemd" / f"{name}.env").read_text().splitlines()
-        settings = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
-        (command,) = re.findall(r"^ExecStart=((?:.*\\\n)*.*)", path.read_text(), re.MULTILINE)
+        unit, lines = path.read_text(), (DEPLOY / "systemd" / f"{name}.env").read_text().splitlines()
+        settings = dict(setting.split("=", 1) for setting in re.findall(r'^Environment="(.*)"$', unit, re.MULTILINE))
+        settings |= dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+        (command,) = re.findall(r"^ExecStart=((?:.*\\\n)*.*)", unit, re.MULTILINE)
         for key, value in settings.items():
             command = command.replace(f"${{{key}}}", value).replace(f"${key}", value.strip('"'))
         assert "$" not in command, f"{path.name} uses what {name}.env does not set: {command}"
@@ -49,13 +52,12 @@ def of_kubernetes() -> Iterator[tuple[str, list[str]]]:
 
 
 def of_docs() -> Iterator[tuple[str, list[str]]]:
-    page = (ROOT / "docs" / "deploy.md").read_text()
-    for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL):
-        for line in block.replace("\\\n", " ").splitlines():
-            for part in line.split(" && "):
-                words = shlex.split(part, comments=True)
-                if words[:1] == ["onesweep"]:
-                    yield f"deploy.md, {part.strip()}", words[1:]
+    for page in (*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"):
+        for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL):
+            for command in re.findall(r"(?:^|&& )(?:sudo )?(?:\S+/)?onesweep (.*)", block.replace("\\\n", " "), re.M):
+                words = shlex.split(command.partition(" && ")[0], comments=True)
+                if not any(word.startswith(("[", "...")) for word in words):
+                    yield f"{page.name}, onesweep {command}", words
 
 
 def filled(words: list[str]) -> list[str]:
@@ -66,9 +68,15 @@ def filled(words: list[str]) -> list[str]:
 
 @pytest.fixture(scope="session")
 def commands() -> list[tuple[str, list[str]]]:
-    """Every `onesweep` command in deploy/ and docs/deploy.md: where it stands, and its words."""
+    """Every `onesweep` command in deploy/, docs/ and the README: where it stands, and its words."""
     sources = (of_systemd, of_compose, of_kubernetes, of_docs)
     return [(where, filled(words)) for source in sources for where, words in source()]
+
+
+@pytest.fixture(scope="session")
+def drain_s() -> float:
+    """What --drain-s says unless told otherwise."""
+    return DRAIN_S
 
 
 @pytest.fixture(scope="session")

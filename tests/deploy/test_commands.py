@@ -1,4 +1,4 @@
-"""Commands in deploy/ and docs/deploy.md are commands that there are."""
+"""Commands in deploy/, the docs and the README are commands that there are."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def missing(words: list[str]) -> list[str]:
 
 
 def test_every_command_and_flag_exists(commands: Commands) -> None:
-    assert len(commands) > 10
+    assert len(commands) > 100
     broken = [f"{where}: {', '.join(names)}" for where, words in commands if (names := missing(words))]
     assert not broken, "onesweep does not know:\n" + "\n".join(broken)
 
@@ -54,6 +54,14 @@ def test_every_command_is_complete(commands: Commands, capsys: pytest.CaptureFix
         except SystemExit:
             broken.append(f"{where}: {capsys.readouterr().err.splitlines()[-1]}")
     assert not broken, "\n".join(broken)
+
+
+def test_what_stays_up_can_be_deployed_to(commands: Commands) -> None:
+    servers = [(where, words) for where, words in commands if ".md," not in where and words[0] != "http"]
+    assert {words[0] for _, words in servers} >= {"host", "router"}
+    for where, words in servers:
+        (shelf,) = [words[at] + words[at + 1] for at, word in enumerate(words) if word.startswith("--shelf")]
+        assert "/var/lib/" in shelf, where
 
 
 def test_the_image_has_extras_that_exist(deploy: Path) -> None:

@@ -98,6 +98,30 @@ def test_pods_may_do_little(workloads: list[Manifest]) -> None:
         assert container["resources"]["limits"]["memory"]
 
 
+def test_they_are_given_the_time_that_running_requests_take(workloads: list[Manifest], drain_s: float) -> None:
+    assert all(each["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > drain_s for each in workloads)
+
+
+def test_there_is_one_router_and_its_node_can_be_drained(manifests: list[Manifest], workloads: list[Manifest]) -> None:
+    (router,) = [workload for workload in workloads if workload["metadata"]["name"] == "router"]
+    assert (router["spec"]["replicas"], router["spec"]["strategy"]) == (1, {"type": "Recreate"})
+    labels = router["spec"]["template"]["metadata"]["labels"]
+    budgets = [each["spec"]["selector"] for each in manifests if each["kind"] == "PodDisruptionBudget"]
+    assert budgets
+    assert not [chosen for chosen in budgets if chosen["matchLabels"].items() <= labels.items()]
+
+
+def test_what_is_deployed_outlives_a_pod(workloads: list[Manifest]) -> None:
+    for workload in workloads:
+        container, pod = container_of(workload), workload["spec"]["template"]["spec"]
+        shelves = [word.partition("=")[2] for word in container["args"] if word.startswith("--shelf=")]
+        assert len(shelves) == (container["args"][0] != "http")
+        claims = {claim["metadata"]["name"] for claim in workload["spec"].get("volumeClaimTemplates", [])}
+        claims |= {volume["name"] for volume in pod["volumes"] if "persistentVolumeClaim" in volume}
+        mounts = [mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] in claims]
+        assert [str(Path(shelf).parent) for shelf in shelves] == mounts
+
+
 def test_what_is_mounted_is_made(deploy: Path, workloads: list[Manifest]) -> None:
     page = (deploy.parent / "docs" / "deploy.md").read_text()
     mounted = {

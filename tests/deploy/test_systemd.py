@@ -60,6 +60,12 @@ def test_the_example_topology_names_the_example_host(deploy: Path) -> None:
     topology = read_topology(deploy / "systemd" / "topology.toml")
     environment = (deploy / "systemd" / "stage-paris.env").read_text()
     paris = topology.host("paris")
-    assert f"ONESWEEP_LISTEN={paris.listen}\n" in environment
-    assert f"ONESWEEP_BLOCKS={paris.span}\n" in environment
-    assert f"--next {topology.host('tokyo').address} " in environment
+    assert f"stage --name paris --checkpoint {topology.checkpoint} --blocks {paris.span} --listen {paris.listen} " in (
+        environment
+    )
+
+
+def test_they_are_given_the_time_that_running_requests_take(deploy: Path, drain_s: float) -> None:
+    for path in (deploy / "systemd").glob("*.service"):
+        (seconds,) = re.findall(r"^TimeoutStopSec=(\d+)$", path.read_text(), re.MULTILINE)
+        assert int(seconds) > drain_s, path.name

@@ -106,8 +106,12 @@ def test_settings_are_refused_before_anything_starts(bundle: Path, change: dict[
         (["--bytes", "1000"], 2, "--bytes must be 1 to 52"),
         (["--bytes", "9", "--hosts", "9"], 2, "9 hosts cannot share 2 blocks"),
         (["--hosts", "two"], 2, "--hosts 'two' must be numbers"),
-        (["--json", "no/such/folder.json"], 2, "cannot write no/such/folder.json: No such file or directory"),
-        (["--json", "."], 2, "cannot write .: Is a directory"),
+        (
+            ["--bytes", "8", "--json", "no/such/folder.json"],
+            2,
+            "cannot write no/such/folder.json: No such file or directory",
+        ),
+        (["--bytes", "8", "--json", "."], 2, "cannot write .: Is a directory"),
         (["--checkpoint", "no/such"], 1, "no checkpoint in "),
     ],
 )

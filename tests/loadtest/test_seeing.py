@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from loadtest.quality.intervals import Estimate
-from loadtest.seeing import SeeingFigures, median_ratio, seeing_table
+from loadtest.seeing import Scraper, SeeingFigures, median_ratio, seeing_table
 from serving.cli import main
+from serving.deployment import free_port_block
+from stages.errors import ServiceError
 
 
 def test_a_whole_run(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,13 +37,39 @@ def test_a_ratio_is_that_of_the_usual_round() -> None:
     assert (found.value, found.low, found.high) == (2.0, 1.0, 4.0)
 
 
+def test_a_round_too_short_for_the_clock_has_no_ratio() -> None:
+    assert median_ratio([0.0, 2.0, 1.0], [0.0, 1.0, 0.0]).value == 2.0
+    assert math.isnan(median_ratio([0.0], [0.0]).value)
+
+
 @pytest.mark.parametrize(
-    ("watched", "throughput", "met"), [("default", 0.98, "yes"), ("default", 0.97, "no"), ("all", 0.97, "-")]
+    ("watched", "throughput", "met"),
+    [
+        ("default", Estimate(0.98), "yes"),
+        ("default", Estimate(0.97), "no"),
+        ("default", Estimate(0.99, 0.98, 1.0), "yes"),
+        ("default", Estimate(0.99, 0.97, 1.0), "open"),
+        ("default", Estimate(0.97, 0.96, 0.981), "open"),
+        ("default", Estimate(0.96, 0.95, 0.97), "no"),
+        ("all", Estimate(0.97), "-"),
+    ],
 )
-def test_the_target_is_for_the_default_share(watched: str, throughput: float, met: str) -> None:
+def test_the_target_is_for_the_default_share(watched: str, throughput: Estimate, met: str) -> None:
     one = Estimate(1.0)
-    figures = SeeingFigures("ar", watched, 10.0, 100.0, Estimate(throughput), one, one)
+    figures = SeeingFigures("ar", watched, 10.0, 100.0, throughput, one, one)
     assert seeing_table([figures]).endswith(met)
+
+
+def test_a_scrape_that_does_not_happen_is_heard_of(tmp_path: Path) -> None:
+    deployment: Any = SimpleNamespace(directory=tmp_path, processes={"host": 1})
+    (tmp_path / "host.log").write_text("INFO ready\n")
+    assert Scraper(deployment, 0.01, watched=False).addresses == []
+    with pytest.raises(ServiceError, match="host does not say where its metrics are"):
+        Scraper(deployment, 0.01, watched=True)
+    (tmp_path / "host.log").write_text(f"INFO metrics at http://127.0.0.1:{free_port_block(1)}/metrics\n")
+    scraper = Scraper(deployment, 0.01, watched=True)
+    with pytest.raises(ServiceError, match="cannot read http://127"), scraper.turn():
+        time.sleep(1.0)
 
 
 @pytest.mark.parametrize(

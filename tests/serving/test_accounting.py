@@ -155,11 +155,12 @@ def test_received_bytes_are_serialized_sizes() -> None:
 
 
 def test_sweeps_add_up_and_the_largest_hop_is_shown() -> None:
-    account = Account()
+    a, b = HostEntry("a", "a:1", (0,), "a:1"), HostEntry("b", "b:1", (1,), "b:1")
+    account = Account(hosts={"a": a, "b": b})
     account.add_sweep(stage_pb2.Event(text=b"ab", passages=[passage("a", 2.0, 100), passage("b", 3.0, 200)]))
     account.add_sweep(stage_pb2.Event(text=b"c", passages=[passage("a", 4.0, 150), passage("b", 5.0, 50)]))
     assert (account.sweeps, account.hops, account.wire_bytes[:2]) == (2, 6, [150, 200])
-    assert account.compute_ms == {"a": 6.0, "b": 8.0}
+    assert account.compute_ms == {a: 6.0, b: 8.0}
     assert account.wire_bytes_total > 500
 
 
@@ -168,7 +169,7 @@ def test_rounds_of_guesses_add_up() -> None:
     account.add_draft(5, 2, 1.5)
     account.add_draft(0, 0, 0.0)
     account.add_draft(3, 3, 2.0)
-    summary = account.summary("ar-speculative", 1, 2, {})
+    summary = account.summary("ar-speculative", 1, 2)
     assert (summary.drafted, summary.reached, summary.accepted, summary.compute_ms) == (8, 6, 5, 3.5)
 
 
@@ -177,16 +178,31 @@ def test_candidates_add_up() -> None:
     for count, length, bits in ((4, 8, 0.5), (2, 16, 0.25), (8, 2, 0.0)):
         drafted = Candidates([b""] * count, np.zeros((count, length)), 1.5)
         account.add_candidates(drafted, Weights(np.full(count, 1 / count), bits))
-    summary = account.summary("resample", 1, 2, {})
+    summary = account.summary("resample", 1, 2)
     assert (summary.chunk, summary.candidates, summary.compute_ms) == (16, 8, 4.5)
     assert summary.effective_samples == pytest.approx((4 + 2 + 8) / 3)
     assert summary.divergence_bits == pytest.approx((0.5 * 32 + 0.25 * 32) / 80), "for a byte"
 
 
 def test_hosts_have_the_names_of_the_topology() -> None:
+    """Also where two call themselves the same: one took over from the other."""
     account = Account()
-    account.add_sweep(stage_pb2.Event(passages=[passage("stage-0", 2.0, 10)]))
-    entry = HostEntry("berlin", "10.0.0.1:7701", (0,), "10.0.0.1:7701")
-    summary = account.summary("sweep", 1, 2, {"stage-0": entry})
-    assert [(host.name, list(host.blocks), host.compute_ms) for host in summary.hosts] == [("berlin", [0], 2.0)]
-    assert summary.compute_ms == 2.0
+    for name, compute_ms in (("berlin", 2.0), ("paris", 3.0), ("berlin", 4.0)):
+        account.hosts = {"stage-0": HostEntry(name, f"{name}:7701", (0,), f"{name}:7701")}
+        account.add_sweep(stage_pb2.Event(passages=[passage("stage-0", compute_ms, 10)]))
+    summary = account.summary("sweep", 1, 2)
+    shares = [(host.name, list(host.blocks), host.compute_ms) for host in summary.hosts]
+    assert shares == [("berlin", [0], 6.0), ("paris", [0], 3.0)]
+    assert summary.compute_ms == 9.0
+    assert [trip.hosts[0].name for trip in account.trips] == ["berlin", "paris", "berlin"]
+
+
+def test_a_text_that_is_written_anew_keeps_its_costs_only() -> None:
+    account = Account()
+    account.modes.append("verified")
+    account.add_sweep(stage_pb2.Event(text=b"ab", passages=[passage("a", 2.0, 100)]))
+    account.add_text(b"ab")
+    account.begin_again()
+    assert (account.output_bytes, account.sweeps, account.replays, account.modes) == (0, 1, 1, [])
+    account.modes.append("ar")
+    assert account.summary("auto", 1, 2).mode == "ar"

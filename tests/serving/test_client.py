@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from contextlib import aclosing
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.client import AsyncClient, Result, TextDecoder, request_of
+from serving.client import AsyncClient, Result, RouterError, TextDecoder, request_of
 from serving.deployment import Deployment
+from serving.http.merging import merged
 from stages.errors import InputError
 
 
@@ -73,6 +75,21 @@ def test_the_async_client_does_what_the_plain_one_does(deployment: Deployment) -
     assert whole.output == b"".join(piece for piece in pieces if isinstance(piece, bytes))
     assert isinstance(pieces[-1], Result)
     assert (len(pieces), hosts) == (4, 3)
+
+
+def test_calls_of_a_client_that_is_closed_fail(deployment: Deployment) -> None:
+    """And their tasks, which nobody cancelled, are told: `merged` would wait for ever otherwise."""
+
+    async def main() -> None:
+        client = AsyncClient(deployment.topology.router)
+        async with aclosing(merged([client.events("x", mode="ar", max_bytes=400)])) as pieces:
+            await anext(pieces)
+            await client.close()
+            async with asyncio.timeout(20):
+                with pytest.raises(RouterError, match="was closed"):
+                    _ = [piece async for piece in pieces]
+
+    asyncio.run(main())
 
 
 def test_a_client_needs_no_torch() -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from serving.client import Client, Result, RouterError
 from serving.deployment import MODULE, Deployment
+from stages.v1 import stage_pb2
 
 PROMPT = "The road went "
 LONG = {"mode": "ar", "max_bytes": 450, "seed": 1}
@@ -45,6 +46,11 @@ def revive(deployment: Deployment, name: str) -> None:
 def client(victim: Deployment) -> Iterator[Client]:
     with Client(victim.topology.router) as opened:
         yield opened
+
+
+@pytest.fixture
+def counters(describe: Callable[[str], stage_pb2.DescribeResponse]) -> Callable[[str], stage_pb2.Counters]:
+    return lambda address: describe(address).counters
 
 
 class Request(threading.Thread):
@@ -146,14 +152,27 @@ def test_a_host_that_dies_ends_what_it_scores(
 
 @pytest.mark.parametrize("settings", [{"mode": "ar"}, {"mode": "chunked", "chunk": 1}, *SCORED])
 def test_leaving_a_stream_frees_its_sessions(
-    victim: Deployment, client: Client, sessions: Count, until: Until, settings: dict[str, Any]
+    victim: Deployment,
+    client: Client,
+    sessions: Count,
+    counters: Callable[[str], stage_pb2.Counters],
+    until: Until,
+    settings: dict[str, Any],
 ) -> None:
+    def work() -> tuple[int, int]:
+        """Under way, and done so far."""
+        found = [counters(host.address) for host in victim.topology.hosts]
+        return sum(each.sessions + each.queued for each in found), sum(each.completed for each in found)
+
     stream = client.stream(PROMPT, max_bytes=450, **settings)
     next(stream)
     assert sessions(victim) == 3
     stream.close()  # type: ignore[attr-defined]
-    until(lambda: sessions(victim) == 0, 2)
-    until(lambda: client.status().requests == 0, 2)
+    until(lambda: work()[0] == 0)
+    until(lambda: client.status().requests == 0)
+    done = work()[1]
+    time.sleep(0.3)
+    assert work()[1] <= done + 2 * len(victim.topology.hosts), "nobody goes on behind"
 
 
 def test_a_deadline_ends_the_request_everywhere(

@@ -58,7 +58,19 @@ def test_guesses_that_were_wrong_are_forgotten() -> None:
     journal.add(stage_pb2.Step(start=8, clean=b"xyz", draft=2), start=9)
     assert journal.text == b"promptGUx"
     again = journal.replay(stage_pb2.Step(number=2, start=9, clean=b"ab", draft=1))
-    assert (again.clean, list(again.reads)) == (b"promptGUxab", [8, 1])
+    assert (again.clean, list(again.reads)) == (b"promptGUxab", [6, 3]), "guesses are read apart from the prompt"
+
+
+def test_a_long_prompt_is_read_as_it_was_before_its_guesses() -> None:
+    """75 = 72 + 3: read in one piece, the last bits would be others."""
+    journal = Journal()
+    journal.add(stage_pb2.Step(clean=bytes(72) + b"GUESS", draft=5), start=75)
+    journal.add(stage_pb2.Step(start=75, clean=b"xyz", draft=2), start=76)
+    again = journal.replay(stage_pb2.Step(number=2, start=76, clean=b"a"))
+    assert list(again.reads) == [72, 4]
+    journal = Journal()
+    journal.add(stage_pb2.Step(clean=b"promptGUESS", draft=5), start=6)
+    assert journal.reads == [6], "no guess was right"
 
 
 def test_candidates_keep_every_read() -> None:

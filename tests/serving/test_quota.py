@@ -134,6 +134,41 @@ def test_who_would_wait_too_long_is_refused_at_once() -> None:
     run(story())
 
 
+def test_who_would_wait_beyond_its_deadline_is_refused_at_once() -> None:
+    async def story() -> None:
+        gate = admission(1, queue=8)
+        async with gate.enter(ANYBODY, 1):
+            await asyncio.sleep(0.05)  # so long do requests take
+        first = Held(gate, ANYBODY)
+        await settle()
+        with pytest.raises(Refusal, match=r"1 requests are under way, the limit$") as caught:
+            async with gate.enter(ANYBODY, 1, left_s=0.02):
+                pass
+        assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        patient = Held(gate, ANYBODY)
+        await settle()
+        assert gate.waiting == 1
+        await first.finish()
+        await patient.finish()
+
+    run(story())
+
+
+def test_nobody_enters_what_is_stopping() -> None:
+    async def story() -> None:
+        gate = admission(2)
+        first = Held(gate, ANYBODY)
+        await settle()
+        gate.stopping = True
+        with pytest.raises(Refusal, match="the router is stopping: ask another one, or this one later") as caught:
+            await enters(gate, ANYBODY)
+        assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+        await first.finish()
+        assert gate.requests == 0
+
+    run(story())
+
+
 def test_who_leaves_while_waiting_leaves_nothing_behind() -> None:
     async def story() -> None:
         gate = admission(1, queue=2)
@@ -215,17 +250,19 @@ def test_a_full_queue_makes_room_for_who_has_less_in_it() -> None:
 # Quotas
 
 
-def test_a_rate_refuses_at_once() -> None:
+def test_a_rate_refuses_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.quota.time.monotonic", lambda: 1000.0)
+
     async def story() -> None:
         gate, key = admission(8), Key("alice", rate=3)
         for _ in range(3):
             await enters(gate, key)
         refusal = await refused(gate, key)
         assert "key alice may start 3 requests a second" in str(refusal)
-        assert 0 < (refusal.retry_after_ms or 0) <= 334
+        assert 333 <= (refusal.retry_after_ms or 0) <= 334
         await enters(gate, BOB)
 
-    run(story())
+    asyncio.run(story())  # asyncio's timeouts would look at the same clock
 
 
 def test_a_slow_rate(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from serving.client import Client, Result
 from serving.deployment import Deployment, free_port_block, temporary_deployment
 from serving.topology import HostEntry, Topology
+from stages.host import Host
 from stages.v1 import stage_pb2
 
 Until = Callable[..., Any]
@@ -150,6 +153,39 @@ def test_a_host_that_freezes(
     assert result.replays >= 1
     all_ready()
     until(lambda: sum(describe(host.address).counters.sessions for host in doubles.topology.hosts) == 0, 5)
+
+
+def test_a_host_that_is_slow_is_overtaken(
+    bundles: Path,
+    servers: Any,
+    wait_ready: Callable[..., None],
+    references: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It takes longer for a sweep than a request has for all."""
+    slow, go_on = threading.Event(), Host._go_on
+
+    def late(self: Host, job: Any, outcome: Any) -> None:
+        if slow.is_set() and self.settings.name == "b-1":
+            asyncio.get_running_loop().call_later(60.0, go_on, self, job, outcome)
+        else:
+            go_on(self, job, outcome)
+
+    monkeypatch.setattr(Host, "_go_on", late)
+    topology = doubled(bundles / "scored")
+    servers.hosts(topology, bundles / "scored")
+    servers.router(topology, bundles / "scored", ring={"hop_timeout_s": 10.0})
+    wait_ready(topology.router)
+    with Client(topology.router) as client, ThreadPoolExecutor(4) as threads:
+
+        def ask(_: int) -> Result:
+            return client.generate(PROMPT, seed=3, **REQUESTS["chunked"], timeout_s=45.0)
+
+        assert {result.output for result in threads.map(ask, range(4))} == {references["chunked"]}
+        slow.set()
+        results = list(threads.map(ask, range(4)))  # several at once, so that both hosts of a pair have work
+    assert {result.output for result in results} == {references["chunked"]}
+    assert max(result.replays for result in results) >= 1
 
 
 def test_hosts_take_turns(caller: Client, all_ready: Callable[[], None]) -> None:

@@ -64,7 +64,9 @@ def asked(watched: Deployment) -> list[Result]:
 
 
 def log_lines(deployment: Deployment, name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (deployment.directory / f"{name}.log").read_text().splitlines()]
+    """Its own: gRPC's core writes to stderr as well."""
+    lines = (deployment.directory / f"{name}.log").read_text().splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{")]
 
 
 def scrape(deployment: Deployment, name: str) -> Figures:

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from serving.client import AsyncClient, Client, RequestRefused, RouterError, Tls
+from serving.client import AsyncClient, Client, RequestRefused, Result, RouterError, Tls
 from serving.deployment import Deployment, free_port_block, temporary_deployment
 from serving.quota import AdmissionSettings
 from serving.topology import HostEntry, Topology, local_topology, read_topology
@@ -195,6 +195,37 @@ def test_clients_see_a_new_authority(
         assert until_ask(client) == 4
 
 
+def test_a_renewal_breaks_nothing_off_and_opens_one_connection(
+    router: Callable[..., str], pki: Any, until_ask: Callable[[Client], int], tmp_path: Path
+) -> None:
+    token, mine = new_token(), tmp_path / "mine.pem"
+    address = router(key(token))
+    with Client(address, tls=Tls(pki.authority.directory / "ca.pem"), token=token) as client:
+        until_ask(client)
+    whole = (pki.authority.directory / "ca.pem").read_bytes()
+    mine.write_bytes(whole)
+    nothing = grpc.aio.Metadata()
+    lost = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, "lost")
+
+    async def main() -> None:
+        async with AsyncClient(address, tls=Tls(mine), token=token) as client:
+            pieces = client.stream("x", mode="local", max_bytes=400)
+            await anext(pieces)
+            mine.write_bytes(whole[:50])
+            client._failed(lost, 1.0)
+            assert len(client._channels) == 1, "half an authority is not taken"
+            mine.write_bytes(whole + b"\n")
+            for _ in range(3):
+                client._failed(lost, 1.0)
+            assert len(client._channels) == 2
+            *_, last = [piece async for piece in pieces]
+            assert isinstance(last, Result)
+            assert last.output_bytes == 400
+            assert (await client.generate("x", mode="local", max_bytes=4)).output_bytes == 4
+
+    asyncio.run(main())
+
+
 # What must not be sent, or served
 
 
@@ -316,3 +347,12 @@ def test_a_topology_names_the_certificates(tmp_path: Path) -> None:
     path.write_text(f"[tls]\ncolour = 1\n{TOPOLOGY}")
     with pytest.raises(InputError, match=r"\[tls\] has an unknown key 'colour'"):
         read_topology(path)
+
+
+def test_the_gateway_of_up_knows_the_authority(
+    bundles: Path, tmp_path: Path, unused_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Deployment, "_launch", lambda *_: None)
+    topology = replace(local_topology(3, 3, bundles / "own", free_port_block(4) + 1), certificates=tmp_path)
+    started = Deployment.start(topology, bundles / "own", tmp_path / "state", http=f"127.0.0.1:{unused_port}")
+    assert started.commands["http"][-2:] == ["--tls-ca", str(tmp_path / "ca.pem")]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +15,7 @@ import grpc
 import pytest
 
 from stages.errors import InputError
+from stages.private_files import lock_beside
 from stages.refusal import Refusal
 from stages.tokens import ANYBODY, Key, Keyring, bearer, new_token, read_tokens, token_hash, write_tokens
 
@@ -103,6 +107,39 @@ def test_a_file_with_a_mistake(path: Path, text: str, says: str) -> None:
     path.chmod(0o600)
     with pytest.raises(InputError, match=rf"tokens\.toml.*{says}"):
         Keyring(path)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="files are given away by root only")
+@pytest.mark.parametrize(("before", "after"), [(0o640, 0o640), (0o600, 0o600), (0o664, 0o640)])
+def test_who_could_read_the_file_still_can(path: Path, before: int, after: int) -> None:
+    write_tokens(path, [ALICE])
+    os.chown(path, 1, 2)
+    path.chmod(before)
+    write_tokens(path, [])
+    status = path.stat()
+    assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (1, 2, after)
+
+
+def test_a_file_of_somebody_else_is_left_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(handle: int, user: int, group: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    write_tokens(path, [ALICE])
+    monkeypatch.setattr(os, "fchown", forbidden)
+    with pytest.raises(InputError, match=r"tokens\.toml: it belongs to user \d+ and group \d+, .* as root"):
+        write_tokens(path, [])
+    assert read_tokens(path) == (ALICE,)
+
+
+def test_one_command_at_a_time_changes_the_file(path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "serving.cli", "token", "add", "bob", "--tokens", str(path)]
+    with lock_beside(path):
+        adding = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        with pytest.raises(subprocess.TimeoutExpired):
+            adding.wait(3)
+        write_tokens(path, [ALICE])
+    assert adding.wait(60) == 0
+    assert [key.name for key in read_tokens(path)] == ["alice", "bob"]
 
 
 def test_two_keys_are_two(path: Path) -> None:

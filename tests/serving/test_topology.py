@@ -170,6 +170,19 @@ def test_the_commands_say_what_is_wrong(
     assert "the topology has 2 blocks, the checkpoint 3" in err
 
 
+def test_a_host_of_a_topology_has_the_limits_of_a_stage(
+    tmp_path: Path, bundles: Path, onesweep: Callable[..., tuple[int, str, str]]
+) -> None:
+    path = tmp_path / "topology.toml"
+    path.write_text(local_topology(3, 3, bundles / "own", 7700).to_toml())
+    flags = ("--queue", "--batch", "--session-mb", "--lease-s", "--hop-timeout-s", "--threads")
+    for flag in flags:
+        code, _, err = onesweep("host", "host-1", "--topology", path, flag, "0")
+        assert (code, f"{flag} must be above 0, not 0" in err) == (2, True), err
+    code, _, err = onesweep("host", "host-1", "--topology", path, "--keep-warm-ms", "3")
+    assert (code, "--keep-warm-ms must be 0 (off) or 10 to 60000" in err) == (2, True), err
+
+
 def test_replicas_are_laid_out_side_by_side() -> None:
     topology = local_topology(2, 3, Path("w"), first_port=9001, replicas=2)
     assert [(host.name, host.span) for host in topology.hosts] == [

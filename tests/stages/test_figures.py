@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry, Histogram
 
+from stages import exposition
 from stages.admission import check_hop
 from stages.errors import InputError, ServiceError
 from stages.expiry import Expiry
@@ -60,6 +62,18 @@ def test_links_beyond_the_limit_share_their_figures() -> None:
     assert links[OTHERS].sent_bytes == MAX_LINKS
 
 
+def test_links_that_are_gone_make_room() -> None:
+    figures = HostFigures()
+    for port in range(2 * MAX_LINKS):
+        figures.link(f"10.0.0.1:{port}").sent(1)
+    host = stage_pb2.DescribeResponse()
+    host.links.add(address="10.0.0.1:3")
+    sent = figures.reader(lambda: host)()["onesweep_stage_link_sent_bytes_total"]
+    assert set(sent) == {("10.0.0.1:3",), (OTHERS,)}
+    figures.link("10.0.0.2:1").sent(5)
+    assert figures.links.links["10.0.0.2:1"].sent_bytes == 5
+
+
 def scrape(collector_of: Callable[[asyncio.AbstractEventLoop], Any]) -> str:
     """A real server's answer, asked for while its event loop runs."""
 
@@ -96,6 +110,36 @@ def test_labels_are_quoted() -> None:
     family = Family("odd", "gauge", "An odd one.", ("name",))
     text = scrape(lambda loop: LoopCollector([family], lambda: {"odd": {('a"b\n',): 1}}, loop))
     assert 'odd{name="a\\"b\\n"} 1.0' in text
+
+
+def test_a_loop_that_is_too_busy_fails_the_scrape_with_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(exposition, "READ_S", 0.1)
+    idle = asyncio.new_event_loop()  # never runs what it is given
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        scrape(lambda loop: LoopCollector([], dict, idle))
+    idle.run_until_complete(asyncio.sleep(0))
+    idle.close()
+    assert caught.value.code == 503
+    assert "a scrape failed: the event loop did not answer within 0.1 s" in caplog.text
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_who_asks_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(exposition._Handler, "timeout", 0.1)
+
+    async def main() -> None:
+        server = MetricsServer("127.0.0.1:0", LoopCollector([], dict, asyncio.get_running_loop()))
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            assert await asyncio.wait_for(reader.read(), 20) == b""
+            writer.close()
+        finally:
+            await server.close()
+
+    asyncio.run(main())
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -183,6 +227,29 @@ def test_a_fault_is_counted_and_logged_with_the_request_s_name(
     assert [record.levelname for record in named] == ["ERROR", "WARNING"]
     assert "request cafe0123 ends here" in caplog.text
     assert "secret" not in caplog.text
+
+
+def test_a_fault_of_a_call_is_counted_and_logged_too(
+    host_that_fails: Callable[[], Host], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> Host:
+        host = host_that_fails()
+        events = host.subscribers.listen("r")
+        await anext(events)
+        worker = asyncio.create_task(host.work())
+        try:
+            with pytest.raises(Refusal):
+                await asyncio.wait_for(host.run(sweep_for(host, request="cafe0123"), onward=False), 20)
+        finally:
+            worker.cancel()
+            host.close()
+        return host
+
+    host = asyncio.run(main())
+    assert isinstance(host.meter, HostFigures)
+    assert host.meter.faults == {"INTERNAL": 1}
+    assert host.counters.faults == 1
+    assert "request cafe0123 ends here" in caplog.text
 
 
 # Names that come over the wire

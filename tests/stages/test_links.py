@@ -12,15 +12,18 @@ import grpc
 import pytest
 
 from serving.deployment import free_port_block
+from stages import links as links_module
+from stages.errors import InputError
 from stages.links import Links
 from stages.meter import HostMeter
 from stages.refusal import Refusal
+from stages.relay import Relay
 from stages.v1 import stage_pb2
 
 
 @asynccontextmanager
-async def opened(wiring: Any = lambda address, other: "") -> AsyncIterator[Links]:
-    links = Links(wiring, 1000, 4 << 20, 1.0, 0.05, HostMeter())
+async def opened(wiring: Any = lambda address, other: "", keep_warm_s: float = 0.05) -> AsyncIterator[Links]:
+    links = Links(wiring, 1000, 4 << 20, 1.0, keep_warm_s, HostMeter())
     try:
         yield links
     finally:
@@ -96,5 +99,67 @@ def test_hosts_that_are_not_named_are_not_dialled(addresses: list[str], address:
     refusal = asyncio.run(story())
     assert refusal.code is grpc.StatusCode.FAILED_PRECONDITION
     assert refusal.message == (
-        f"no link to {address or 'one next host only'}: --next names {addresses[0]}, {addresses[1]}"
+        f"no link to {address or 'one next host only'}: this host may go on to {addresses[0]}, {addresses[1]}"
     )
+
+
+def test_a_link_that_could_not_be_made_is_tried_again(
+    addresses: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A certificate of which one half is replaced, for example."""
+    failures = [InputError("the key is not the certificate's")] * 3
+
+    def make(*args: Any, **kwargs: Any) -> Relay:
+        if failures:
+            raise failures.pop()
+        return Relay(*args, **kwargs)
+
+    monkeypatch.setattr(links_module, "Relay", make)
+    monkeypatch.setattr(links_module, "AGAIN_S", 0.05)
+
+    async def story() -> None:
+        async with opened() as links:
+            links.set_addresses(addresses[:1])
+            assert links.relays == []
+            await settled(lambda: links.relays and not links.problem)
+
+    asyncio.run(story())
+    said = [message for message in caplog.messages if message.startswith("no link to")]
+    assert said == [f"no link to {addresses[0]}: the key is not the certificate's"], "once"
+
+
+@pytest.mark.parametrize("keep_warm_s", [0.05, 0.0])
+def test_a_host_that_was_exchanged_is_noticed(
+    addresses: list[str], monkeypatch: pytest.MonkeyPatch, keep_warm_s: float
+) -> None:
+    """At the same address, and quicker than a message is missed."""
+    monkeypatch.setattr(links_module, "REVIEW_S", 0.1)
+    wrong = []
+
+    async def story() -> None:
+        async with opened(lambda address, other: "".join(wrong), keep_warm_s) as links:
+            links.set_addresses(addresses[:1])
+            await settled(lambda: not links.problem)
+            wrong.append("it holds other blocks")
+            await settled(lambda: links.problem == "it holds other blocks")
+            wrong.clear()
+            await settled(lambda: not links.problem)
+
+    asyncio.run(story())
+
+
+def test_a_host_that_ended_is_noticed_without_keep_warm_messages(
+    bundles: Path, servers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links_module, "REVIEW_S", 0.1)
+    address = f"127.0.0.1:{free_port_block(1)}"
+    host = servers.stage(bundles / "own", (0, 1, 2), address)
+
+    async def story() -> None:
+        async with opened(keep_warm_s=0.0) as links:
+            links.set_addresses([address])
+            await settled(lambda: not links.problem)
+            await asyncio.to_thread(host.end)
+            await settled(lambda: "cannot be reached" in links.problem)
+
+    asyncio.run(story())

@@ -15,12 +15,14 @@ import pytest
 
 from stages.backends import backend_named
 from stages.contents import read_contents
+from stages.errors import CheckpointError
 from stages.host import Host, HostSettings
 from stages.links import Links
 from stages.loading import Loader, Sources, warm_up
 from stages.meter import HostMeter
 from stages.parts import load_parts, plan_host
 from stages.refusal import Refusal
+from stages.releases import Release
 from stages.shelf import Shelf
 from stages.v1 import stage_pb2
 
@@ -58,8 +60,8 @@ def tell(bundles: Path, tmp_path: Path) -> Callable[..., Any]:
     return run
 
 
-def put(shelf: Shelf, bundle: Path) -> None:
-    intake = shelf.begin(read_contents(bundle), lambda folder, part: True)
+def put(shelf: Shelf, bundle: Path, blocks: tuple[int, ...] = (0, 1, 2)) -> None:
+    intake = shelf.begin(read_contents(bundle), lambda folder, part: part in blocks)
     for path in intake.wanted:
         intake.write(path, (bundle / path).read_bytes())
     intake.finish()
@@ -147,7 +149,13 @@ def test_what_a_host_refuses_to_load(
         assert "2 releases at most" in (await refusal(names["scored"], names["own"], names["other"])).message
         (damaged,) = (tmp_path / "shelf" / names["scored"] / "ar").glob("stage-1-*")
         damaged.write_bytes(damaged.read_bytes()[:-4])
-        assert "fetch it again" in (await refusal(names["scored"], names["other"])).message
+        short = await refusal(names["scored"], names["other"])
+        assert short.code is grpc.StatusCode.NOT_FOUND
+        assert short.message == f"release {names['scored']} is not whole here: store it again"
+        damaged.write_bytes(damaged.read_bytes() + b"....")
+        spoilt = await refusal(names["scored"], names["other"])
+        assert spoilt.code is grpc.StatusCode.FAILED_PRECONDITION
+        assert "fetch it again" in spoilt.message
         assert held(host) == [names["other"]]
         with pytest.raises(Refusal, match="is the only release that h has"):
             await loader.drop(names["other"])
@@ -178,6 +186,95 @@ def test_a_host_comes_back_with_what_it_had(tell: Callable[..., Any], names: dic
         return [release.name for release in again]
 
     assert tell(story) == [names["own"], names["other"]]
+
+
+def test_a_host_that_holds_other_blocks_now_asks_for_their_files(
+    bundles: Path, tmp_path: Path, names: dict[str, str]
+) -> None:
+    shelf = Shelf(tmp_path / "shelf")
+    put(shelf, bundles / "other", (1,))
+    shelf.use([names["other"]])
+    assert [release.name for release in Sources(bundles / "own", (1,), shelf).start()] == [names["other"]]
+    sources = Sources(bundles / "own", (1, 2), shelf)
+    assert [release.name for release in sources.start()] == [names["own"]]
+    with pytest.raises(Refusal, match="is not whole here: store it again") as caught:
+        sources.plan(names["other"])
+    assert caught.value.code is grpc.StatusCode.NOT_FOUND
+    put(shelf, bundles / "other", (1, 2))
+    assert sources.plan(names["other"]).blocks == (1, 2)
+    shelf.close()
+
+
+def test_what_cannot_be_run_any_more_gives_way_to_what_was_given(
+    bundles: Path, tmp_path: Path, names: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    shelf = Shelf(tmp_path / "shelf")
+    put(shelf, bundles / "other", (1,))
+    shelf.use([names["other"]])
+    (spoilt,) = (tmp_path / "shelf" / names["other"] / "ar").glob("stage-1-*")
+    spoilt.write_bytes(bytes(spoilt.stat().st_size))
+
+    async def main() -> None:
+        sources = Sources(bundles / "own", (1,), shelf)
+        (first,) = sources.start()
+        assert first.name == names["other"]
+        host = Host(first, HostSettings("h"), Links(lambda *_: "", 0, 1 << 20, 1.0, 0.0, HostMeter()))
+        await Loader(host, sources, backend_named("torch"), 64 << 20).begin()
+        assert held(host) == [names["own"]]
+        assert host.releases.newest.parts is not None
+        host.close()
+
+    asyncio.run(main())
+    shelf.close()
+    assert f"release {names['other']} is left out" in caplog.text
+
+
+def test_a_release_that_is_not_loaded_yet_is_loaded_when_it_is_asked_for(
+    tell: Callable[..., Any], names: dict[str, str]
+) -> None:
+    async def story(host: Host, loader: Loader) -> None:
+        waiting = Release(names["other"], loader.sources.plan(names["other"]))
+        host.releases.all.insert(0, waiting)
+        await loader.load(names["other"], [names["own"]])
+        assert held(host) == [names["own"], names["other"]]
+        assert waiting.parts is not None
+
+    tell(story)
+
+
+def test_a_release_that_was_let_go_of_is_not_loaded(tell: Callable[..., Any], names: dict[str, str]) -> None:
+    async def story(host: Host, loader: Loader) -> None:
+        waiting = Release(names["other"], loader.sources.plan(names["other"]))
+        host.releases.all.insert(0, waiting)
+        async with loader._busy:
+            rest = asyncio.create_task(loader.load_rest())
+            await asyncio.sleep(0)
+            host.releases.all.remove(waiting)
+        await rest
+        assert waiting.parts is None
+        assert held(host) == [names["own"]]
+
+    tell(story)
+
+
+def test_a_disk_that_cannot_be_written_is_named_when_a_release_is_dropped(
+    tell: Callable[..., Any], names: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(host: Host, loader: Loader) -> None:
+        await loader.load(names["other"], [names["own"]])
+
+        def fail(names: object) -> None:
+            raise CheckpointError("cannot save current.json: no space left")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(loader.require_shelf(), "use", fail)
+            with pytest.raises(Refusal, match="no space left") as caught:
+                await loader.drop(names["other"])
+        assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
+        await loader.drop(names["other"])
+        assert loader.require_shelf().in_use == [names["own"]]
+
+    tell(story)
 
 
 @pytest.mark.parametrize("backend", ["torch", "onnxruntime"])

@@ -12,13 +12,15 @@ from typing import Any
 import grpc
 import pytest
 
+from stages.certificate import Certificate
 from stages.errors import InputError
+from stages.expiry import Expiry
 from stages.guard import Guard, check_caller
 from stages.handshake import handshake_problem
 from stages.identity import CLIENT, HOST, ROUTER, Identity
 from stages.refusal import Refusal
 from stages.relay import Relay
-from stages.security import Security, Tls
+from stages.security import Security, ServerCertificate, Tls
 from stages.server import SERVICE
 from stages.transport import bind, new_server
 from stages.v1 import stage_pb2, stage_pb2_grpc
@@ -193,7 +195,7 @@ def test_routers_may_listen_under_their_own_name(new_pki: NewPki) -> None:
 
     async def listen(relay: Relay) -> list[str]:
         outcomes = []
-        for name in ("router.1234", "other.1234", "router"):
+        for name in ("router.1234", "other.1234", "router", "router.paris.1234"):
             try:
                 async for events in relay.stub.Subscribe(stage_pb2.SubscribeRequest(router=name)):
                     outcomes.append(str(events))
@@ -201,9 +203,10 @@ def test_routers_may_listen_under_their_own_name(new_pki: NewPki) -> None:
                 outcomes.append(f"{error.code().name}: {error.details()}")
         return outcomes
 
-    own, other, bare = with_relay(pki.issue(HOST, "paris"), pki.issue(ROUTER, "router"), listen)
+    own, *others = with_relay(pki.issue(HOST, "paris"), pki.issue(ROUTER, "router"), listen)
     assert own == ""
-    for outcome in (other, bare):
+    assert len(others) == 3
+    for outcome in others:
         assert outcome.startswith("PERMISSION_DENIED: ")
         assert outcome.endswith("you may listen as router.SOMETHING only")
 
@@ -219,6 +222,17 @@ def test_a_host_may_not_do_what_routers_do(new_pki: NewPki) -> None:
     error = with_relay(pki.issue(HOST, "paris"), pki.issue(HOST, "tokyo"), release)
     assert error.code() is grpc.StatusCode.PERMISSION_DENIED
     assert error.details().endswith("Release is for routers only")
+
+
+def test_a_path_that_nobody_serves_is_no_error_of_ours(new_pki: NewPki) -> None:
+    pki = new_pki("a")
+
+    async def call(relay: Relay) -> grpc.StatusCode:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await relay.channel.unary_unary("/x")(b"", timeout=PATIENT_S)
+        return caught.value.code()
+
+    assert with_relay(pki.issue(HOST, "paris"), pki.issue(HOST, "tokyo"), call) is grpc.StatusCode.UNIMPLEMENTED
 
 
 def may(peer: Identity | None, method: str) -> bool:
@@ -283,6 +297,48 @@ def test_a_running_server_takes_a_new_certificate(new_pki: NewPki, caplog: pytes
         assert "valid until" in caplog.text
 
     with_relay(paris, tokyo, story)
+
+
+def test_a_certificate_that_is_not_valid_yet_is_looked_at_again(
+    new_pki: NewPki, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its file does not change when its time comes."""
+    pki = new_pki("a")
+    paris = pki.issue(HOST, "paris")
+    server = ServerCertificate(paris, mutual=True)
+    expiry = Expiry(paris)
+    relay_like = pki.issue(HOST, "tokyo")
+    before = paris.stamp()
+    pki.authority.renew("paris", 9)
+    assert paris.stamp() != before
+
+    def refuse(*paths: Path) -> Certificate:
+        raise InputError("it is not valid yet")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("stages.security.examine", refuse)
+        assert server.renewed() is None
+        assert server.renewed() is None
+        assert expiry.unix_s() is None
+    said = [record.message for record in caplog.records if record.name == "stages.security"]
+    assert said == ["new certificate not taken: it is not valid yet"], "once"
+    assert server.renewed() is not None
+    assert server.renewed() is None, "it is taken once"
+    assert expiry.unix_s() is not None
+
+    async def renewed_relay() -> None:
+        relay = Relay("127.0.0.1:9", 4 << 20, PATIENT_S, "paris", Security(relay_like))
+        first = relay.channel
+        pki.authority.renew("tokyo", 9)
+        with monkeypatch.context() as patch:
+            patch.setattr("stages.security.examine", refuse)
+            relay._renew()
+            assert relay.channel is first
+        relay._renew()
+        assert relay.channel is not first
+        await relay.close()
+
+    asyncio.run(renewed_relay())
 
 
 def test_an_expired_one_is_replaced_under_a_running_server(new_pki: NewPki, monkeypatch: pytest.MonkeyPatch) -> None:

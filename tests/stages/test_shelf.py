@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from stages.delivery import Delivery, contents_of, offer_of
 from stages.errors import CheckpointError, ServiceError
 from stages.manifest import MANIFEST_NAME
 from stages.refusal import Refusal
-from stages.shelf import CURRENT_NAME, Intake, Shelf
+from stages.shelf import CURRENT_NAME, MOST_STORED, Intake, Shelf
 
 
 @pytest.fixture
@@ -110,6 +111,62 @@ def test_a_release_is_named_after_what_is_in_it(contents: Contents) -> None:
     offer.manifests[0].content += b" "
     with pytest.raises(Refusal, match="is not named after its manifests"):
         contents_of(offer)
+
+
+def test_a_frontier_is_not_a_manifest_that_came_later() -> None:
+    """Contents that differ have names that differ, however they are cut."""
+    one = Contents({"ar": b"a", "chain": b"c"})
+    line = f"chain {hashlib.sha256(b'c').hexdigest()}\n".encode()
+    assert Contents({"ar": b"a"}, frontier=line).name != one.name
+
+
+def test_a_release_takes_the_place_of_its_damaged_self(shelf: Shelf, contents: Contents) -> None:
+    fill(shelf.begin(contents, of_block_1), contents)
+    place = shelf.path(contents.name)
+    assert place is not None
+    (spoilt,) = (place / "ar").glob("stage-1-*")
+    spoilt.write_bytes(bytes(spoilt.stat().st_size))
+    intake = shelf.begin(contents, of_block_1)
+    assert list(intake.wanted) == [f"ar/{spoilt.name}"]
+    fill(intake, contents)
+    assert spoilt.read_bytes() == raw(contents, f"ar/{spoilt.name}")
+    assert len(list(place.rglob("*.safetensors"))) == 2
+
+
+def test_everything_is_on_the_disk_before_it_is_in_its_place(
+    shelf: Shelf, contents: Contents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr("stages.shelf._sync", synced.append)
+    intake = shelf.begin(contents, of_block_1)
+    fill(intake, contents)
+    place = shelf.path(contents.name)
+    assert place is not None
+    due = {intake.coming / path.relative_to(place) for path in place.rglob("*")}
+    assert {*synced} == due | {intake.coming, shelf.directory}
+
+
+def test_releases_that_nobody_uses_make_room(shelf: Shelf, contents: Contents) -> None:
+    used, *others = [f"{i:016x}" for i in range(MOST_STORED + 1)]
+    for name in (used, *others):
+        (shelf.directory / name).mkdir()
+    shelf.use([used])
+    fill(shelf.begin(contents, of_block_1), contents)
+    assert {path.name for path in shelf.directory.iterdir() if path.is_dir()} == {used, contents.name}
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770])
+def test_a_shelf_that_others_can_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(mode)
+    with pytest.raises(ServiceError, match="must be a directory of yours that nobody else can write to: chmod 700"):
+        Shelf(tmp_path / "open")
+
+
+def test_a_shelf_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(ServiceError, match="must be a directory of yours"):
+        Shelf(tmp_path / "shelf")
 
 
 def test_a_shelf_is_one_process_s(shelf: Shelf, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
+from stages import span_file
 from stages.errors import InputError
 from stages.refusal import invalid
 from stages.traces import Parent, Tracer, check_target, parse_traceparent, traceparent_of
@@ -152,3 +154,27 @@ def test_without_opentelemetry_it_says_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(InputError, match=r"pip install 'onesweep\[traces\]'"):
         Tracer("127.0.0.1:4317", "onesweep-router", "router")
+
+
+def span(name: str) -> Any:
+    return SimpleNamespace(to_json=lambda indent: json.dumps({"name": name}))
+
+
+def test_a_file_of_spans_does_not_fill_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(span_file, "MOST_BYTES", 40)
+    spans = span_file.SpanFile(str(tmp_path / "spans"))
+    for _ in range(9):
+        spans.export([span("hop")])
+    spans.shutdown()
+    assert (tmp_path / "spans").read_text() == '{"name": "hop"}\n' * 2
+    assert caplog.messages == [f"{tmp_path / 'spans'} has 40 bytes, the most: no more spans are written there"]
+
+
+def test_a_write_that_was_short_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spans, write = span_file.SpanFile(str(tmp_path / "spans")), os.write
+    monkeypatch.setattr("os.write", lambda file, data: write(file, data[:5]))
+    spans.export([span("hop"), span("sweep")])
+    spans.shutdown()
+    assert (tmp_path / "spans").read_text() == '{"name": "hop"}\n{"name": "sweep"}\n'

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -100,3 +103,39 @@ def test_others_may_reach_it_only_if_that_is_said() -> None:
     with pytest.raises(InputError, match=r"not encrypted.*--insecure"):
         listen("0.0.0.0:0")
     assert listen("0.0.0.0:0", insecure=True) > 0
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "0.0.0.0:0"])
+def test_plain_text_for_other_machines_is_said_aloud(address: str, caplog: pytest.LogCaptureFixture) -> None:
+    listen(address, insecure=True)
+    said = [record.message for record in caplog.records if record.name == "stages.transport"]
+    due = f"{address} can be reached from other machines, and what passes there is not encrypted"
+    assert said == ([] if is_loopback(address) else [due])
+
+
+# Being told to stop
+
+STOPPING = """
+import asyncio
+from stages.transport import stop_on_signals
+
+async def main():
+    stop = stop_on_signals()
+    print("up", flush=True)
+    await stop.wait()
+    print("stopping", flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_who_is_told_twice_ends_at_once(second: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, "-c", STOPPING], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "stopping\n"
+        process.send_signal(second)
+        assert process.wait(60) == -second

@@ -168,7 +168,9 @@ def _link(options: argparse.Namespace, stop: threading.Event) -> Link:
     patience = getattr(options, "patience", 0.0)
     if not 0 <= patience <= MAX_PATIENCE_S:
         raise InputError(f"--patience must be from 0 to {MAX_PATIENCE_S:g} seconds, not {patience:g}")
-    return Link(options.coordinator, security_of(options), token_of(options), patience, stop.is_set)
+    security = security_of(options)
+    token = token_of(options, options.coordinator, security.tls)
+    return Link(options.coordinator, security, token, patience, stop.is_set)
 
 
 def _stop_on_signals() -> threading.Event:

@@ -74,16 +74,21 @@ export class RingMap {
     this.container.replaceChildren(image);
   }
 
-  /** From the router through the stages and back; dashed: from the last stage to the first, the way of `ar`. */
+  /** Hosts that may follow in a sweep once it has passed `block`: those that begin with the next one. */
+  after(block) {
+    return this.hosts.filter((host) => host.blocks[0] === block + 1);
+  }
+
+  /** From the router through the hosts and back; dashed: from the last hosts to the first, the way of `ar`. */
   edges() {
-    const stages = this.stages();
-    const [first, last] = [stages[0], stages.at(-1)];
+    const first = this.after(-1);
+    const end = Math.max(...this.hosts.flatMap((host) => host.blocks));
+    const last = this.hosts.filter((host) => host.blocks.at(-1) === end);
     const edges = first.map((host) => ({ from: null, to: host.name, ms: host.rtt_ms, broken: !host.ready }));
-    for (let i = 1; i < stages.length; i += 1) edges.push(...this.between(stages[i - 1], stages[i]));
-    if (stages.length > 1) {
-      edges.push(...last.map((host) => ({ from: host.name, to: null, ms: host.rtt_ms, broken: !host.ready })));
-      if (stages.length > 2) edges.push(...this.between(last, first).map((edge) => ({ ...edge, loop: true })));
-    }
+    for (const host of this.hosts) edges.push(...this.between([host], this.after(host.blocks.at(-1))));
+    const stages = this.stages().length;
+    if (stages > 1) edges.push(...last.map((host) => ({ from: host.name, to: null, ms: host.rtt_ms, broken: !host.ready })));
+    if (stages > 2) edges.push(...this.between(last, first).map((edge) => ({ ...edge, loop: true })));
     return edges;
   }
 
@@ -128,7 +133,9 @@ export class RingMap {
 
   /** The way of a sweep whose hosts are not known yet. */
   usualWay() {
-    return [null, ...this.stages().map((stage) => stage[0].name), null];
+    const way = [null];
+    for (let [host] = this.after(-1); host; [host] = this.after(host.blocks.at(-1))) way.push(host.name);
+    return [...way, null];
   }
 
   /** A point on a way, a share of it done, beside the middle by `offset` pixels. */

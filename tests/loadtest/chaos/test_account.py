@@ -6,7 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from loadtest.chaos.account import Fate, Happened, calm, fate_of, longest_wait, stall_s, stalls, tally, wrong_words
+from loadtest.chaos.account import (
+    Fate,
+    Happened,
+    RightTexts,
+    calm,
+    fate_of,
+    longest_wait,
+    stall_s,
+    stalls,
+    tally,
+    wrong_words,
+)
 from loadtest.chaos.answer import LATE, OK, Answer, Health, Try, from_line, to_line
 from loadtest.chaos.cases import Case, make_cases
 from loadtest.chaos.run import with_recoveries
@@ -14,6 +25,8 @@ from loadtest.chaos.run import with_recoveries
 TEXT = b"calm sea"
 GOOD = Answer(0, 10.0, 12.0, OK, TEXT.hex(), [10.5, 11.0, 12.0])
 CALL = Try(9.0, 9.5, "UNAVAILABLE", "gone", None, TEXT[:4].hex())
+REFUSED = Try(9.5, 9.6, "RESOURCE_EXHAUSTED", "full", 500)
+CALM = RightTexts([TEXT])
 KILL = Happened("kill", "a-1", 10.6, 14.0)
 
 
@@ -27,19 +40,30 @@ KILL = Happened("kill", "a-1", 10.6, 14.0)
         (replace(GOOD, tries=[replace(CALL, output=b"cold".hex())]), Fate.WRONG),
         (replace(GOOD, status=LATE, output=TEXT[:3].hex()), Fate.LOST),
         (replace(GOOD, status="INTERNAL", output=""), Fate.LOST),
-        (replace(GOOD, status=LATE, first=False), Fate.TURNED_AWAY),
+        (replace(GOOD, status=LATE, output="", first=False, tries=[REFUSED, REFUSED]), Fate.TURNED_AWAY),
+        (replace(GOOD, status=LATE, output="", first=False, tries=[REFUSED, CALL]), Fate.LATE),
+        (replace(GOOD, status=LATE, output="", tries=[REFUSED]), Fate.LOST),
         (replace(GOOD, status="INTERNAL", first=False), Fate.LOST),
     ],
 )
 def test_fates(answer: Answer, fate: Fate) -> None:
-    assert fate_of(answer, [TEXT]) is fate
-    words = wrong_words([answer], [Case("ar", "The", 3)], [[TEXT]])
+    assert fate_of(answer, CALM) is fate
+    words = wrong_words([answer], [Case("ar", "The", 3)], CALM)
     assert bool(words) is (fate in (Fate.WRONG, Fate.LOST))
 
 
+def test_the_second_release_is_right_where_a_swap_was_met() -> None:
+    other = replace(GOOD, output=b"other".hex())
+    texts = RightTexts([TEXT], [b"other"], [Happened("swap", "router", 11.0, 20.0)])
+    assert [fate_of(answer, texts) for answer in (GOOD, other)] == [Fate.RIGHT, Fate.RIGHT]
+    after, before = replace(other, begin_s=20.5, end_s=22.0), replace(other, begin_s=8.0, end_s=10.5)
+    assert [fate_of(answer, texts) for answer in (after, before)] == [Fate.WRONG, Fate.WRONG]
+    mixed = replace(GOOD, tries=[replace(CALL, output=b"calm other".hex())])
+    assert fate_of(mixed, texts) is Fate.WRONG
+
+
 def test_refusals_that_say_when_are_counted_apart() -> None:
-    refused = replace(CALL, code="RESOURCE_EXHAUSTED", retry_after_ms=500)
-    total = tally([replace(GOOD, tries=[CALL, refused, refused], replays=2), GOOD], [[TEXT]])
+    total = tally([replace(GOOD, tries=[CALL, REFUSED, REFUSED], replays=2), GOOD], CALM)
     assert (total.requests, total.right, total.refused, total.repeated, total.replays) == (2, 2, 2, 1, 2)
     assert (total.p50_s, total.most_s) == (2.0, 2.0)
 
@@ -59,19 +83,24 @@ def test_only_requests_that_were_hit_count() -> None:
     assert found.percentile_s(95) == pytest.approx(1.0)
 
 
-def test_a_recovery_is_the_first_good_word_before_the_next_fault() -> None:
+def test_a_recovery_is_the_first_good_word_that_nothing_bad_follows() -> None:
     bad, good = {"a-1": "lost"}, dict[str, str]()
     health = [Health(10.0, good), Health(14.5, bad), Health(15.0, good), Health(16.0, good), Health(31.0, good)]
     again = Happened("cut", "a-1 - b-1", 16.5, 30.5)
     found = with_recoveries([KILL, again, replace(again, begin_s=30.8, end_s=32.0)], health)
     assert [fault.sound_s for fault in found] == [15.0, None, None]
+    early = [Health(14.2, good), *health[1:3]]  # the host that ended is not missed yet
+    assert with_recoveries([KILL], early)[0].sound_s == 15.0
     assert with_recoveries([], health) == []
 
 
 def test_what_nothing_happened_to_is_there_to_compare_with() -> None:
     assert longest_wait(GOOD) == (12.0, 1.0)
-    waits = calm([GOOD, replace(GOOD, replays=1), replace(GOOD, arrivals_s=[]), replace(GOOD, first=False)])
-    assert waits.waits_s == [1.0]
+    answers = [GOOD, replace(GOOD, replays=1), replace(GOOD, arrivals_s=[]), replace(GOOD, first=False)]
+    assert calm(answers, []).waits_s == [1.0]
+    assert calm(answers, [KILL]).waits_s == []
+    assert calm(answers, [replace(KILL, begin_s=8.0, end_s=9.5)]).waits_s == []
+    assert calm(answers, [replace(KILL, begin_s=8.0, end_s=8.5)]).waits_s == [1.0]
 
 
 def test_messages_come_back_as_they_were() -> None:

@@ -15,7 +15,8 @@ def test_a_straight_line_is_found_exactly() -> None:
     assert slope is not None
     assert slope.per_minute == pytest.approx(120)
     assert slope.margin == pytest.approx(0, abs=1e-9)
-    assert not slope.flat
+    assert slope.grows(119)
+    assert not slope.grows(120.1)
 
 
 def test_noise_that_alternates_has_the_margin_of_the_textbook() -> None:
@@ -25,7 +26,7 @@ def test_noise_that_alternates_has_the_margin_of_the_textbook() -> None:
     assert slope is not None
     error = math.sqrt(n / (n - 2) / (n * (n * n - 1) / 12))  # sigma / sqrt(sum of (t - mean)^2)
     assert slope.margin == pytest.approx(1.96 * 60 * error, rel=1e-3)
-    assert slope.flat
+    assert not slope.grows(-1000)
 
 
 def test_samples_that_follow_each_other_count_less() -> None:

@@ -18,18 +18,20 @@ from serving.cli import main
 pytest.importorskip("fastapi", reason="the extra `http` is not installed")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_short_run_finds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "run.json"
     targets = "stage,router,http"
-    assert main(["fuzz", "--inputs", "1500", "--seed", "7", "--targets", targets, "--json", str(path)]) == 0
+    assert main(["fuzz", "--inputs", "300", "--seed", "7", "--targets", targets, "--json", str(path)]) == 0
     said, record = capsys.readouterr().out, json.loads(path.read_text())
     assert record["findings"] == []
-    assert {target["target"]: target["inputs"] > 50 for target in record["targets"]} == {
+    assert {target["target"]: target["inputs"] > 25 for target in record["targets"]} == {
         **dict.fromkeys(targets.split(","), True),
         "all": False,
     }
-    assert record["inputs"] >= 1500
-    assert sum(record["healthy_right"].values()) > 5
+    assert record["inputs"] >= 300
+    assert sum(record["healthy_right"].values()) >= 1
     assert set(record["rss_mb"]) == {"host-1", "host-2", "router", "http", "deceived"}
     assert "findings" in said
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.load.access import Access
 from loadtest.load.prompts import Case, make_cases
 from loadtest.load.run import LoadSettings
 from loadtest.load.target import Target, TargetSettings
@@ -47,7 +48,7 @@ def deployment(bundle: Path, request_limit: int) -> Iterator[Deployment]:
 
 @pytest.fixture
 def target(deployment: Deployment, bundle: Path, locust: None) -> Target:
-    return Target(deployment.topology.router, "loopback", bundle)
+    return Target(Access(deployment.topology.router), "loopback", bundle)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.load.access import Access
 from loadtest.load.accounting import Counts, LoadFigures, figures_of, judge
 from loadtest.load.knee import Climb
 from loadtest.load.page import knee_page, load_page
@@ -41,7 +42,9 @@ def needs_matplotlib() -> None:
 def scene() -> Scene:
     facts = RouterFacts(True, "", ["sweep"], 3, 512, 64)
     settings = LoadSettings(TargetSettings())
-    return Scene(settings, Target("127.0.0.1:7700", "lan", None), facts, this_machine(), "onesweep loadtest --users 8")
+    return Scene(
+        settings, Target(Access("127.0.0.1:7700"), "lan", None), facts, this_machine(), "onesweep loadtest --users 8"
+    )
 
 
 def result() -> LoadResult:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from loadtest.load.access import Access
 from loadtest.load.plan import Drained, LoadPlan, Message, Window, from_line, to_line
 from loadtest.load.prompts import Case, make_cases
 from loadtest.load.sample import Sample
@@ -11,7 +12,7 @@ from stages.errors import InputError
 
 
 def test_a_plan_goes_through_json() -> None:
-    plan = LoadPlan("127.0.0.1:1", "sweep", 8, (Case("a", 1), Case("b", 2)), 3, 1.5, 0.5, 2.0, 9.0, web_fd=7)
+    plan = LoadPlan(Access("127.0.0.1:1"), "sweep", 8, (Case("a", 1), Case("b", 2)), 3, 1.5, 0.5, 2.0, 9.0, web_fd=7)
     assert LoadPlan.from_json(plan.to_json()) == plan
     assert plan.patience_s == 14.0
 

@@ -65,7 +65,7 @@ def test_every_process_runs_in_its_node_and_a_host_killed_in_the_run_is_told_of(
 
 def test_a_flag_that_is_refused_is_the_last_word(bundle: Path, lab: Pretence) -> None:
     with (
-        pytest.raises(ServiceError, match="host-[12] ended: unrecognized arguments: --no-such-flag"),
+        pytest.raises(ServiceError, match=r"host-[12] ended: unrecognized arguments: --no-such-flag"),
         deployed(lab, bundle, ("--no-such-flag",), first_port=free_port_block(3)),  # type: ignore[arg-type]
     ):
         pytest.fail("it started")

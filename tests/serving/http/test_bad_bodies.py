@@ -116,6 +116,14 @@ def test_wrong_entrants_are_refused(http: httpx.Client, entrants: object) -> Non
 
 
 @pytest.mark.parametrize("path", PATHS)
+def test_thousands_of_fields_are_one_error(http: httpx.Client, path: str) -> None:
+    many = {f"x{index}": 0 for index in range(50_000)}
+    assert "at most 64 fields" in check_refusal(http.post(path, json=many), 400)["message"]
+    messages = [{f"x{index}": 0 for index in range(60)}] * 1000
+    check_refusal(http.post("/v1/chat/completions", json={"model": "onesweep", "messages": messages}), 400)
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_a_huge_body_is_a_413(http: httpx.Client, path: str) -> None:
     huge = b" " * (MAX_BODY_BYTES + 1)
     check_refusal(http.post(path, content=huge, headers=JSON), 413)

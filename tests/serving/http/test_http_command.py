@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import re
 import socket
 import ssl
 import subprocess
@@ -12,7 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.deployment import find_deployment, free_port_block
+from serving.deployment import Deployment, find_deployment, free_port_block
+from serving.http.certificate import OwnCertificate
 from serving.http.settings import HttpSettings, open_socket
 from stages.errors import InputError, ServiceError
 
@@ -27,7 +31,11 @@ Run = Callable[..., tuple[int, str, str]]
         (["--router", "nowhere"], "HOST:PORT"),
         (["--tls-cert", "cert.pem"], "go together"),
         (["--tls-cert", "none.pem", "--tls-key", "none.pem"], "No such file"),
+        (["--router", "10.8.0.5:7700"], "give --tls-ca, or accept it with --insecure"),
+        (["--tls-ca", "/nowhere"], "cannot read /nowhere"),
         (["--allow-host", "a:80"], "without port"),
+        (["--log-format", "xml"], "unknown --log-format"),
+        (["--metrics", "0.0.0.0:0"], "could be read from other machines"),
         (["--timeout-s", "0"], "above 0"),
         (["--timeout-s", "nan"], "above 0"),
     ],
@@ -59,9 +67,7 @@ def test_a_port_in_use_is_told() -> None:
         open_socket(f"127.0.0.1:{taken.getsockname()[1]}")
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+def make_certificate(cert: Path, key: Path) -> tuple[Path, Path]:
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
     try:
@@ -69,6 +75,69 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
     except FileNotFoundError:
         pytest.skip("there is no openssl on this machine")
     return cert, key
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    return make_certificate(tmp_path / "cert.pem", tmp_path / "key.pem")
+
+
+def shown(context: ssl.SSLContext) -> bytes:
+    """The certificate that a server with this context shows."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    mine, theirs = client.wrap_bio(back, there), context.wrap_bio(there, back, server_side=True)
+    for side in (mine, theirs) * 4:
+        with contextlib.suppress(ssl.SSLWantReadError):
+            side.do_handshake()
+    raw = mine.getpeercert(binary_form=True)
+    assert raw is not None
+    return raw
+
+
+def test_a_renewed_certificate_is_shown_once_it_is_whole(certificate: tuple[Path, Path], tmp_path: Path) -> None:
+    cert, key = certificate
+    own = OwnCertificate(cert, key)
+    first = shown(own.context)
+    assert shown(own.context) == first
+    new_cert, new_key = make_certificate(tmp_path / "new.pem", tmp_path / "new.key")
+    new_cert.replace(cert)
+    assert shown(own.context) == first, "its key is not there yet"
+    new_key.replace(key)
+    second = shown(own.context)
+    assert second == ssl.PEM_cert_to_DER_cert(cert.read_text()) != first
+    assert shown(own.context) == second
+
+
+def test_a_key_that_others_can_read_is_refused(certificate: tuple[Path, Path]) -> None:
+    certificate[1].chmod(0o644)
+    with pytest.raises(InputError, match="is a secret, and others can read or change it"):
+        OwnCertificate(*certificate)
+
+
+def test_every_request_is_a_line_and_a_count(
+    deployment: Deployment, tmp_path: Path, running: Callable[..., Any]
+) -> None:
+    options = ("--router", deployment.topology.router, "--log-format", "json", "--metrics", "127.0.0.1:0")
+    asked = {"model": "onesweep-ar", "prompt": "Xyzzy", "max_tokens": 2}
+    with running(tmp_path, *options) as gateway:
+        name = httpx.post(f"{gateway.url}/v1/completions", json=asked).headers["x-request-id"]
+        assert httpx.get(f"{gateway.url}/v1/models/onesweep-ar").status_code == 200
+        assert httpx.request("BREW", f"{gateway.url}/Xyzzy").status_code == 404
+        found = re.search(r"http://[0-9.:]+/metrics", gateway.log.read_text())
+        assert found
+        counted = httpx.get(found[0]).text.splitlines()
+    log = gateway.log.read_text()
+    assert "Xyzzy" not in log
+    lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+    told = [(line["method"], line["path"], line["status"], line.get("request")) for line in lines if "path" in line]
+    assert ("POST", "/v1/completions", "200", name) in told
+    assert ("GET", "/v1/models/{model}", "200", None) in told
+    assert ("other", "other", "404", None) in told
+    for path, status in (("/v1/completions", 200), ("/v1/models/{model}", 200), ("other", 404)):
+        assert f'onesweep_http_requests_total{{path="{path}",status="{status}"}} 1.0' in counted
+    assert 'onesweep_http_request_seconds_count{path="/v1/completions"} 1.0' in counted
 
 
 def test_it_serves_https_and_outlives_its_router(

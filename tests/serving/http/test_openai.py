@@ -53,6 +53,7 @@ def test_a_stream_is_server_sent_events(http: httpx.Client) -> None:
     asked = {"model": "onesweep-sweep", "prompt": PROMPT, "max_tokens": 8, "stream": True}
     answer = http.post("/v1/completions", json=asked)
     assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.headers["x-accel-buffering"] == "no"
     events = answer.text.split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
     assert all(event.startswith("data: {") for event in events[:-2])
@@ -120,6 +121,7 @@ def test_stop_cuts_and_frees_the_hosts(
         assert not costs["complete"]
         assert costs["sweeps"] < 64, "the rest was cancelled"
         assert costs["wire_bytes_total"] > 0
+        assert re.fullmatch("[0-9a-f]{16}", costs["request"])
         assert {host["name"] for host in costs["hosts"]} == {"host-1", "host-2", "host-3"}
         assert answer.usage is not None
         output = bytes.fromhex(costs["output_hex"])
@@ -166,7 +168,7 @@ def test_leaving_before_the_first_byte_cancels_too(
     before, length = completed(), 480
     asked = {"model": "onesweep-chunked", "prompt": PROMPT, "max_tokens": length, "onesweep": {"chunk": 1}}
     with pytest.raises(httpx.ReadTimeout):
-        http.post("/v1/completions", json=asked, timeout=0.2)
+        http.post("/v1/completions", json=asked, timeout=httpx.Timeout(30, read=0.2))
     until(lambda: sessions(deployment) == 0 and client.status().requests == 0)
     assert completed() - before < 3 * length
 
@@ -243,3 +245,22 @@ def test_a_deadline_is_a_504(openai: OpenAI) -> None:
             extra_body={"onesweep": {"chunk": 1, "timeout_s": 0.2}},
         )
     assert (caught.value.status_code, caught.value.code) == (504, "deadline_exceeded")
+    assert caught.value.response.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_and_errors_tell_the_requests_name(http: httpx.Client, stream: bool) -> None:
+    asked = {"model": "onesweep-ar", "prompt": PROMPT, "max_tokens": 4, "stream": stream}
+    answer = http.post("/v1/completions", json=asked)
+    name = answer.headers["x-request-id"]
+    assert re.fullmatch("[0-9a-f]{16}", name)
+    assert f'"request": "{name}"' in answer.text, "the accounting has it, too"
+    refused = http.post("/v1/completions", json={**asked, "max_tokens": 600})
+    assert re.fullmatch("[0-9a-f]{16}", refused.headers["x-request-id"])
+    assert "x-request-id" not in http.post("/v1/completions", json={**asked, "max_tokens": 0}).headers
+
+
+def test_one_text_in_a_list_is_one_text(openai: OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "onesweep-local", "max_tokens": 8, "seed": 1}
+    texts = {openai.completions.create(prompt=prompt, **asked).choices[0].text for prompt in (PROMPT, [PROMPT])}
+    assert len(texts) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,8 +11,11 @@ import grpc
 import httpx
 import openai as api
 import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from openai import OpenAI
 
+from serving.client import SERVICE, AsyncClient
+from serving.http.access import _authorization
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.refusal import MARK, RETRY_AFTER
 
@@ -33,6 +37,7 @@ class Refusing(router_pb2_grpc.RouterServiceServicer):
 
     def __init__(self) -> None:
         self.authorizations: list[str | None] = []
+        self.health = health.HealthServicer()
 
     def Generate(self, request: router_pb2.GenerateRequest, context: grpc.ServicerContext) -> Iterator[Any]:
         self.hear(context)
@@ -54,6 +59,8 @@ class Refusing(router_pb2_grpc.RouterServiceServicer):
 def refusing(tmp_path_factory: pytest.TempPathFactory, running: Callable[..., Any]) -> Iterator[tuple[Refusing, str]]:
     """A router that refuses everything, and the URL of a gateway before it."""
     service, server = Refusing(), grpc.server(ThreadPoolExecutor(4))
+    service.health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(service.health, server)
     router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -116,5 +123,23 @@ def test_what_is_no_token_is_a_401(refusing: tuple[Refusing, str], token: str) -
     assert (answer.status_code, answer.json()["error"]["type"]) == (401, "authentication_error")
 
 
-def test_a_router_that_asks_for_a_token_is_ready(refusing: tuple[Refusing, str]) -> None:
-    assert httpx.get(f"{refusing[1]}/readyz").status_code == 200
+def test_a_router_that_asks_for_a_token_tells_whether_it_is_ready(refusing: tuple[Refusing, str]) -> None:
+    service, url = refusing
+    assert httpx.get(f"{url}/readyz").status_code == 200
+    service.health.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
+    try:
+        answer = httpx.get(f"{url}/readyz")
+    finally:
+        service.health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
+    assert (answer.status_code, answer.json()["reason"]) == (503, "the hosts are not ready")
+
+
+@pytest.mark.parametrize(("router", "sent"), [("10.8.0.5:7700", None), ("127.0.0.1:7700", "Bearer none")])
+def test_a_token_that_could_be_read_on_the_way_is_left_out(router: str, sent: str | None) -> None:
+    """OpenAI's clients always send one."""
+
+    async def main() -> str | None:
+        async with AsyncClient(router, insecure=True) as client:
+            return _authorization(client, "Bearer none")
+
+    assert asyncio.run(main()) == sent

@@ -46,7 +46,7 @@ def settings_of(url: str) -> RegistrySettings:
 
 
 def host(name: str, port: int = 7701, block: int = 0) -> Registration:
-    return Registration(name, f"127.0.0.1:{port}", (block,), {"chain": "a" * 64}, "torch", "0.1.0")
+    return Registration(name, f"127.0.0.1:{port}", (block,))
 
 
 class Recorder:
@@ -298,6 +298,28 @@ def web_port() -> Iterator[int]:
     server.server_close()
 
 
+@contextlib.contextmanager
+def answering(status: int, body: bytes, length: int) -> Iterator[int]:
+    """A server that says the same to everybody; its port."""
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(length))
+            self.end_headers()
+            self.wfile.write(body)
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join(10)
+        server.server_close()
+
+
 def check(port: int) -> str:
     with pytest.raises(ServiceError) as caught:
         asyncio.run(EtcdRegistry(settings_of(f"etcd://127.0.0.1:{port}/onesweep")).check())
@@ -327,3 +349,48 @@ def test_a_lease_that_is_gone_is_refused(registry: EtcdRegistry) -> None:
     assert not gateway.renew(7)
     with pytest.raises(RegistryDown, match="refused: 'etcdserver: requested lease not found'"):
         gateway.put("paris", b"", 7)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "length"),
+    [
+        (200, b"[]", 2),
+        (200, b"[" * 100_000, 100_000),
+        (200, b'{"header"', 1000),
+        (503, b"[]", 2),
+        (503, b"unav", 1000),
+    ],
+    ids=["list", "deep", "cut", "busy", "busy-cut"],
+)
+def test_an_answer_that_is_none_is_a_registry_that_is_down(
+    status: int, body: bytes, length: int, eventually: Eventually, jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever registers, or follows, goes on."""
+    caplog.set_level(logging.INFO)
+
+    async def scene(port: int) -> None:
+        registry = EtcdRegistry(settings_of(f"etcd://127.0.0.1:{port}/onesweep"), LEASE_S)
+        with pytest.raises(ServiceError, match="no registry answers"):
+            await registry.check()
+        async with jobs(Recorder().follow(registry), registry.register(host("paris"))):
+            await eventually(lambda: len([message for message in caplog.messages if "is down" in message]) == 2)
+
+    with answering(status, body, length) as port:
+        gateway = Gateway(settings_of(f"etcd://127.0.0.1:{port}/onesweep"))
+        asks: list[Callable[[], object]] = [
+            gateway.snapshot,
+            lambda: gateway.holder("paris"),
+            lambda: gateway.grant(2),
+            lambda: gateway.renew(7),
+        ]
+        for ask in asks:
+            with pytest.raises(RegistryDown):
+                ask()
+        assert gateway.wait(1, 5.0) is False
+        asyncio.run(scene(port))
+
+
+def test_an_answer_that_comes_byte_by_byte_is_not_waited_for(common_etcd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_module, "ANSWER_S", -1.0)
+    with pytest.raises(RegistryDown):
+        Gateway(settings_of(common_etcd.url)).grant(2)

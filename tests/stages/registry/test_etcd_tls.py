@@ -59,14 +59,14 @@ def identities(tmp_path: Path) -> Path:
 
 
 def test_who_shows_a_certificate_is_let_in(identities: Path, etcd_with: Callable[..., Any]) -> None:
-    files = {"cert-file": "etcd.pem", "key-file": "etcd.key", "trusted-ca-file": "authority.pem"}
-    options = [f"--{flag}={identities / name}" for flag, name in files.items()]
+    names = {"ca": "authority.pem", "cert": "etcd.pem", "key": "etcd.key"}
+    files = {kind: identities / name for kind, name in names.items()}
 
     def check(ca: str, name: str | None) -> None:
         pair = {"cert": identities / f"{name}.pem", "key": identities / f"{name}.key"} if name else {}
         asyncio.run(EtcdRegistry(RegistrySettings(*where, ca=identities / ca, **pair)).check())
 
-    with etcd_with("--client-cert-auth", *options, scheme="https") as etcd:
+    with etcd_with("--client-cert-auth", tls=files) as etcd:
         where = parse_url(etcd.url)
         check("authority.pem", "paris")
         for name in ("stranger", None):

@@ -12,7 +12,7 @@ from stages.registry import Registration
 from stages.registry.entry import MAX_ENTRY_BYTES, read_entry, write_entry
 from stages.registry.successors import successors
 
-PARIS = Registration("paris", "10.8.0.1:7701", (0, 1), {"chain": "a" * 64}, "onnxruntime-int8", "0.1.0")
+PARIS = Registration("paris", "10.8.0.1:7701", (0, 1))
 
 
 def test_what_is_written_is_read() -> None:
@@ -58,14 +58,6 @@ def test_what_is_no_registration_is_refused(data: bytes, message: str) -> None:
         ({"blocks": [False, True]}, "blocks is not"),
         ({"blocks": [0, 10**9]}, "blocks is not"),
         ({"blocks": "0"}, "blocks is not"),
-        ({"digests": []}, "digests is not"),
-        ({"digests": {"chain": 1}}, "digests is not"),
-        ({"digests": {"chain": "a" * 63}}, "SHA-256"),
-        ({"digests": {"\x1b[2J": "a" * 64}}, "kind of a digest"),
-        ({"digests": {f"kind-{i}": "a" * 64 for i in range(17)}}, "17 digests"),
-        ({"backend": None}, "backend is not text"),
-        ({"backend": "\x1b[2J"}, "backend must be"),
-        ({"version": "9" * 65}, "version must be"),
     ],
 )
 def test_a_field_that_cannot_be_true_is_refused(change: dict[str, Any], message: str) -> None:
@@ -80,7 +72,7 @@ def test_a_router_is_no_host() -> None:
 
 
 def host(name: str, port: int, *blocks: int) -> Registration:
-    return Registration(name, f"10.8.0.1:{port}", blocks, {"chain": "a" * 64})
+    return Registration(name, f"10.8.0.1:{port}", blocks)
 
 
 def test_successors_begin_where_a_host_ends() -> None:

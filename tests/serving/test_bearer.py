@@ -1,0 +1,127 @@
+"""A release is brought to a host, whole, and what a deployment hears of one that is taken out of the ring under it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from serving import bearer
+from serving.bearer import drop, load, store
+from serving.link import HostLink
+from serving.topology import HostEntry
+from stages.contents import Contents, read_contents
+from stages.refusal import Refusal
+from stages.v1 import stage_pb2_grpc
+
+CONTENTS = Contents({"ar": b"{}"})
+TAKEN_OUT = "host paris at .* was taken out of the ring meanwhile: deploy again"
+
+
+class Silent(stage_pb2_grpc.StageServiceServicer):
+    """Takes every call, and answers none."""
+
+    def __init__(self) -> None:
+        self.called = asyncio.Event()
+
+    async def Load(self, request: Any, context: Any) -> Any:
+        self.called.set()
+        await asyncio.Event().wait()
+
+    async def Store(self, requests: Any, context: Any) -> Any:
+        self.called.set()
+        await asyncio.Event().wait()
+
+    Drop = Load
+
+
+@asynccontextmanager
+async def linked() -> AsyncIterator[tuple[HostLink, Silent]]:
+    server, service = grpc.aio.server(), Silent()
+    stage_pb2_grpc.add_StageServiceServicer_to_server(service, server)
+    where = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    try:
+        yield HostLink(HostEntry("paris", where, (0,), where), "router", 1.0), service
+    finally:
+        await server.stop(0)
+
+
+@pytest.mark.parametrize("what", ["load", "store", "drop"])
+def test_a_host_that_is_taken_out_is_named(what: str, bundles: Path) -> None:
+    contents = read_contents(bundles / "own")
+
+    def call(link: HostLink) -> Any:
+        return store(link, contents) if what == "store" else {"load": load, "drop": drop}[what](link, contents.name)
+
+    async def scene() -> None:
+        async with linked() as (link, service):
+            under_way = asyncio.create_task(call(link))
+            await service.called.wait()
+            await link.relay.close()
+            for refused in (under_way, call(link)):
+                with pytest.raises(Refusal, match=TAKEN_OUT) as caught:
+                    await refused
+                assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+
+    asyncio.run(asyncio.wait_for(scene(), 30))
+
+
+def test_a_deployment_that_is_given_up_is_cancelled() -> None:
+    async def scene() -> None:
+        async with linked() as (link, service):
+            under_way = asyncio.create_task(load(link, "name"))
+            await service.called.wait()
+            under_way.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await under_way
+            await link.relay.close()
+
+    asyncio.run(asyncio.wait_for(scene(), 30))
+
+
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was asked of a host that loads nothing before it is stored anew."""
+    steps: list[str] = []
+
+    async def loaded(link: object, name: str, keep: object) -> None:
+        steps.append("load")
+        if "store" not in steps:
+            raise Refusal(codes[0], "no")
+
+    async def stored(link: object, contents: object) -> int:
+        steps.append("store")
+        return 0
+
+    monkeypatch.setattr(bearer, "load", loaded)
+    monkeypatch.setattr(bearer, "store", stored)
+    return steps
+
+
+codes: list[grpc.StatusCode] = []
+
+
+def bring(code: grpc.StatusCode, contents: Contents | None) -> None:
+    codes[:] = [code]
+    link: Any = None
+    asyncio.run(bearer.bring(link, "0" * 16, contents))
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION])
+def test_what_is_lacking_or_damaged_is_stored_once(done: list[str], code: grpc.StatusCode) -> None:
+    bring(code, CONTENTS)
+    assert done == ["load", "store", "load"]
+
+
+@pytest.mark.parametrize(("code", "contents"), [(grpc.StatusCode.ABORTED, CONTENTS), (grpc.StatusCode.NOT_FOUND, None)])
+def test_other_refusals_are_passed_on(done: list[str], code: grpc.StatusCode, contents: Contents | None) -> None:
+    with pytest.raises(Refusal):
+        bring(code, contents)
+    assert done == ["load"]
