@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from stages.checkpoint import replace_file
-from stages.errors import CodecError, ConfigError, InputError, Interrupted, ResumeError, ServiceError
+from stages.errors import ConfigError, Interrupted, ResumeError, ServiceError
 from stages.manifest import MANIFEST_NAME, read_manifest
 from trainer.config import parse_config
 from trainer.data import Corpus
@@ -23,13 +23,13 @@ from trainer.lock import exclusive
 from trainer.rounds.client import FileGoneError, LeaseLostError, Link
 from trainer.rounds.codec import codec_named
 from trainer.rounds.feedback import ErrorFeedback
+from trainer.rounds.holdings import Holdings
 from trainer.rounds.learner import Learner
 from trainer.rounds.overlap import new_overlap
 from trainer.rounds.plan import DATA_KIND, RunPlan
-from trainer.rounds.publication import receive
 from trainer.rounds.pulse import Pulse
 from trainer.rounds.shards import replica_seed
-from trainer.rounds.tensors import Tensors, digest, norm, shapes, subtract
+from trainer.rounds.tensors import Tensors, norm, shapes, subtract
 from trainer.rounds.worker_state import STATE_NAME, Pending, Standing, load_worker, save_worker
 from trainer.v1 import rounds_pb2
 
@@ -40,7 +40,7 @@ BASE, HELD, OWN, CARRIED, OVERLAP = "base", "held", "own", "carried", "overlap"
 """Groups of a worker's state: weights and inner optimizer; where its round began, the version that it holds, its last
 pseudo-gradient, what its codec rounded away, and what the overlap remembers."""
 AGAIN_S = 0.2
-LOCK_NAME, INCOMING = "worker.lock", "incoming"
+LOCK_NAME = "worker.lock"
 
 
 @dataclass(frozen=True)
@@ -125,9 +125,8 @@ class Worker:
         self.like = {name: shapes(tensors) for name, tensors in self.plan.frame.initial().items()}
         self.feedback, self.overlap = ErrorFeedback(codec_named(rounds.codec)), new_overlap(rounds)
         self.base, self.own = Tensors(), Tensors()
-        self.held: dict[str, tuple[int, Tensors]] = {}
-        self.incoming = self.settings.state / INCOMING
-        self.incoming.mkdir(exist_ok=True)
+        state = self.settings.state
+        self.holdings = Holdings(link, self.settings.name, place.lease, state, self.like, rounds.down_codec)
 
     # State
 
@@ -147,10 +146,10 @@ class Worker:
         self.feedback.carried = groups.get(CARRIED, {})
         self.overlap.restore(groups.get(OVERLAP, {}))
         if HELD in groups:
-            self.held[self.part] = (standing.held_version, groups[HELD])
+            self.holdings.held[self.part] = (standing.held_version, groups[HELD])
 
     def state(self) -> dict[str, Tensors]:
-        held = self.held.get(self.part, (0, {}))[1]
+        held = self.holdings.held.get(self.part, (0, {}))[1]
         groups = {HELD: held, OWN: self.own, CARRIED: self.feedback.carried, OVERLAP: self.overlap.state()}
         if self.base is not held and self.standing.round is not None:
             groups[BASE] = self.base
@@ -159,7 +158,7 @@ class Worker:
 
     def save(self) -> None:
         """Raises CheckpointError, with the last state whole."""
-        self.standing.held_version = self.held.get(self.part, (0, {}))[0]
+        self.standing.held_version = self.holdings.held.get(self.part, (0, {}))[0]
         save_worker(self.settings.state / STATE_NAME, self.run, self.standing, self.state())
         self._saved_at = time.monotonic()
 
@@ -193,7 +192,7 @@ class Worker:
                 time.sleep(AGAIN_S)
 
     def _question(self) -> rounds_pb2.NextRequest:
-        held = [rounds_pb2.Held(part=part, version=number) for part, (number, _) in self.held.items()]
+        held = [rounds_pb2.Held(part=part, version=number) for part, (number, _) in self.holdings.held.items()]
         after = self.standing.finished if self.standing.finished >= 0 else None
         return rounds_pb2.NextRequest(worker=self.settings.name, lease=self.place.lease, after=after, held=held)
 
@@ -225,7 +224,7 @@ class Worker:
             raise ServiceError(
                 f"{self.link.address} orders {order.steps} steps of {order.base.part[:40]!r}: it is damaged"
             )
-        weights, standing = self._fetch(order.base), self.standing
+        weights, standing = self.holdings.fetch(order.base), self.standing
         merged = standing.own_in is not None and order.base.version >= standing.own_in
         self.base = self.overlap.start(weights, self.own or None, merged)
         self.learner.load(self.base)
@@ -236,7 +235,7 @@ class Worker:
         """Take newer copies of other parts. Raises ServiceError, FileGoneError."""
         if {wanted.part for wanted in order.copies} != set(self.learner.part.needs):
             raise ServiceError(f"{self.link.address} does not send what {self.part} is trained with: it is damaged")
-        published = {wanted.part: self._fetch(wanted) for wanted in order.copies}
+        published = {wanted.part: self.holdings.fetch(wanted) for wanted in order.copies}
         if published:
             self.learner.part.see(published)
 
@@ -330,39 +329,6 @@ class Worker:
             sha256=hashlib.sha256(pending.payload).digest(),
         )
         return self.link.submit(submission, pending.payload)
-
-    # Fetching
-
-    def _fetch(self, wanted: rounds_pb2.Weights) -> Tensors:
-        """The version that is offered of a part, checked by its digest.
-
-        Raises FileGoneError, ServiceError, LeaseLostError, Interrupted.
-        """
-        like = self.like[wanted.part]
-        number, tensors = self.held.get(wanted.part, (None, Tensors()))
-        codec = self.plan.config.rounds.down_codec
-        try:
-            if wanted.whole:
-                (file,) = wanted.files
-                tensors = codec_named("fp32").decode(self._file(file, codec_named("fp32").size(like)), like)
-            elif number is None:
-                raise CodecError("it is sent as differences to what is not here")
-            else:
-                for file in wanted.files:
-                    tensors = receive(tensors, self._file(file, codec_named(codec).size(like)), codec)
-            if digest(tensors) != wanted.digest:
-                raise CodecError("it does not have the digest that was told")
-        except (InputError, ValueError) as error:
-            self.held.pop(wanted.part, None)  # whole, the next time
-            raise FileGoneError(f"version {wanted.version} of {wanted.part}: {error}") from None
-        self.held[wanted.part] = (wanted.version, tensors)
-        return tensors
-
-    def _file(self, file: rounds_pb2.File, size: int) -> bytes:
-        if file.size != size:
-            raise CodecError(f"{file.name[:80]!r} has {file.size} bytes, not {size}")
-        name = hashlib.sha256(file.name.encode()).hexdigest()[:16]
-        return self.link.fetch(file, self.settings.name, self.place.lease, self.incoming / name)
 
     def _report(self) -> rounds_pb2.BeatRequest:
         standing = self.standing
