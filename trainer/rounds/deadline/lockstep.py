@@ -1,4 +1,7 @@
-"""No deadline: a round waits for all that are expected."""
+"""No deadline: a round waits for all that are expected.
+
+A coordinator expects nothing of a worker whose lease ran out, so that its round ends with what the others handed in.
+"""
 
 from __future__ import annotations
 

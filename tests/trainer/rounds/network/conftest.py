@@ -33,6 +33,7 @@ from trainer.rounds.tensors import Tensors, scale, shapes
 from trainer.rounds.worker import WorkerSettings, work
 from trainer.v1 import rounds_pb2, rounds_pb2_grpc
 
+OPEN_S, WORK_S, END_S = 60.0, 100.0, 60.0
 LOCKSTEP = RoundSettings(steps_per_round=2, rounds=3, replicas=2, deadline="lockstep")
 
 
@@ -48,10 +49,11 @@ class Network:
         self._opened: Future[int] = Future()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def start(self) -> Network:
         self._thread.start()
-        self.address = f"127.0.0.1:{self._opened.result(60)}"
+
+    def opened(self) -> Network:
+        """With its port open."""
+        self.address = f"127.0.0.1:{self._opened.result(OPEN_S)}"
         self.channel = grpc.insecure_channel(self.address)
         self.stub: Any = rounds_pb2_grpc.RoundsServiceStub(self.channel)
         return self
@@ -64,8 +66,10 @@ class Network:
     def end(self) -> None:
         self.stop.set()
         self._ended.set()
-        self._thread.join(30)
-        self.channel.close()
+        self._thread.join(END_S)
+        assert not self._thread.is_alive(), "the coordinator did not end"
+        if hasattr(self, "channel"):
+            self.channel.close()
 
     def _run(self) -> None:
         with open_store(self.out / STORE) as store:
@@ -106,7 +110,11 @@ class Network:
         """So many workers, to the end of the run; the rounds that each has trained."""
         with ThreadPoolExecutor(len(parts)) as pool:
             jobs = [pool.submit(self.work, f"w{i}", part=part) for i, part in enumerate(parts)]
-            return [job.result(100) for job in jobs]
+            try:
+                return [job.result(WORK_S) for job in jobs]
+            except BaseException:  # leaving waits for all of them
+                self.stop.set()
+                raise
 
     # By hand
 
@@ -160,8 +168,8 @@ def network(rounds_config: TrainingConfig, corpus: Corpus, tmp_path: Path) -> It
         ) -> Network:
             config = config or rounds_config
             config = replace(config, rounds=replace(config.rounds, **rounds))
-            started = Network(config, corpus, tmp_path / "out", **(coordinator or {})).start()
+            started = Network(config, corpus, tmp_path / "out", **(coordinator or {}))
             stack.callback(started.end)
-            return started
+            return started.opened()
 
         yield start

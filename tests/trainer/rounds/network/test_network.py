@@ -397,10 +397,11 @@ def test_commands_say_what_is_wrong(
 
 
 def test_a_checkpoint_of_another_run_is_told(
-    onesweep: Callable[..., Any], network: Start, text_file: Path, tmp_path: Path
+    onesweep: Callable[..., Any], network: Start, text_file: Path, settings: Callable[..., Path]
 ) -> None:
-    net = network()
-    outcome = onesweep("coordinate", "--listen", "127.0.0.1:0", "--data", text_file, "--out", net.out)
+    net, other = network(), settings()
+    given = ("--config", other, "--data", text_file, "--out", net.out, "--threads", 1)
+    outcome = onesweep("coordinate", "--listen", "127.0.0.1:0", *given)
     assert "holds a checkpoint of other settings or data; give another --out" in outcome.message
 
 
