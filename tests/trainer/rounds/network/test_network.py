@@ -287,6 +287,16 @@ def test_a_part_whose_worker_is_gone_is_given_to_another(network: Start, until: 
     until(lambda: net.coordinator.ended, 30)
 
 
+def test_a_lockstep_round_does_not_wait_for_a_worker_that_is_gone(network: Start, until: Callable[..., Any]) -> None:
+    net = network(coordinator={"lease_s": 2.0})
+    net.join("silent", part=0)
+    place, payload = net.join(part=0), net.payload("block-0")
+    assert submit(net, net.submission(place, payload), payload).outcome == rounds_pb2.OUTCOME_ACCEPTED
+    until(lambda: net.ledger.round("block-0") == 1, 60)
+    found = audit(net.out / "rounds")
+    assert (found.problems, found.accepted, found.merged) == ([], 1, 1)
+
+
 def test_files_are_fetched_from_an_offset_on(network: Start) -> None:
     net = network()
     place = net.join(part=1)
