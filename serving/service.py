@@ -22,7 +22,7 @@ from serving.served import Served
 from serving.ticket import UNKNOWN_MODE, Ticket, Tickets
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.delivery import run_dry
-from stages.refusal import Refusal
+from stages.refusal import Refusal, unless_over
 from stages.tokens import ADMIN, GENERATE, STATUS, Keyring
 from stages.v1 import stage_pb2
 
@@ -55,7 +55,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     ) -> AsyncIterator[router_pb2.GenerateResponse]:
         mode = request.mode if request.mode in self.rollout.current.modes else UNKNOWN_MODE
         ticket = self.tickets.open(mode, _deadline(context))
-        await context.send_initial_metadata(ticket.metadata)
+        with unless_over():
+            await context.send_initial_metadata(ticket.metadata)
         context.set_trailing_metadata(ticket.metadata)
         try:
             with ticket:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import grpc
@@ -50,7 +52,20 @@ class Refusal(Exception):
         metadata: list[Any] = [*(context.trailing_metadata() or ()), (MARK, "1")]
         if self.retry_after_ms is not None:
             metadata.append((RETRY_AFTER, str(self.retry_after_ms)))
-        await context.abort(self.code, self.message, tuple(metadata))
+        with unless_over():
+            await context.abort(self.code, self.message, tuple(metadata))
+
+
+@contextmanager
+def unless_over() -> Iterator[None]:
+    """For what is sent to a call that may end in this moment, by its deadline: nobody hears it, and nothing failed.
+
+    Raises CancelledError, as gRPC does where it notices in time.
+    """
+    try:
+        yield
+    except grpc.aio.InternalError:
+        raise asyncio.CancelledError from None
 
 
 def told(error: grpc.RpcError) -> dict[str, str]:

@@ -57,7 +57,8 @@ async def _read(receive: Receive, headers: Headers) -> bytes:
                     raise too_large
                 more = message.get("more_body", False)
     except TimeoutError:
-        raise ApiError(408, f"the body did not come within {BODY_S:g} s: send it faster") from None
+        told = {"connection": "close"}  # there may never be a rest to wait for
+        raise ApiError(408, f"the body did not come within {BODY_S:g} s: send it faster", headers=told) from None
     return bytes(body)
 
 
