@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -13,6 +14,8 @@ from serving.session import Betrayed
 from stages.refusal import Refusal
 
 MOST_TIMES = 3
+PAUSE_S = 0.5
+"""Where nobody could be named, another host may be there by then."""
 
 
 async def truthful(mode: Mode, generation: Generation, account: Account) -> AsyncGenerator[bytes, None]:
@@ -30,7 +33,7 @@ async def truthful(mode: Mode, generation: Generation, account: Account) -> Asyn
                     if not (written.startswith(sent) or sent.startswith(written)):
                         raise Refusal(
                             grpc.StatusCode.DATA_LOSS,
-                            "a host lied and was taken out, and the text so far was wrong: send the request again",
+                            "a host lied, and the text so far was wrong: send the request again",
                         )
                     if len(written) > len(sent):
                         fresh, sent = written[len(sent) :], written
@@ -38,4 +41,5 @@ async def truthful(mode: Mode, generation: Generation, account: Account) -> Asyn
             return
         except Betrayed:
             account.begin_again()
+            await asyncio.sleep(PAUSE_S)
     raise Refusal(grpc.StatusCode.UNAVAILABLE, f"{MOST_TIMES} times a host of this request lied: look at the hosts")

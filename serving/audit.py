@@ -75,7 +75,7 @@ class Auditor:
         return self._random.random() < self.share
 
     async def audit(self, path: Path, weights: Weights, opening: stage_pb2.Hop, event: stage_pb2.Event) -> bool:
-        """Compute a sweep again; False when a host of `path` lied, and is taken out.
+        """Compute a sweep again; False when it was wrong. Who lied is taken out, where that can be told.
 
         :param opening: the sweep's first hop, for hosts that have read nothing yet.
         :param event: what it ended in.
@@ -116,7 +116,8 @@ class Auditor:
             raise Refusal(grpc.StatusCode.INTERNAL, "the last host handed a hop on instead of ending it")
         if same_result(outcome, event) or not compared:
             return True
-        return await self._find_by_leaving_out(path, weights, opening, outcome)
+        await self._find_by_leaving_out(path, weights, opening, outcome)
+        return False
 
     async def _ask(self, link: HostLink, hop: stage_pb2.Hop) -> Outcome:
         """What a host makes of a hop, in a session that is freed at once. Raises Refusal."""
@@ -179,12 +180,12 @@ class Auditor:
 
     async def _find_by_leaving_out(
         self, path: Path, weights: Weights, opening: stage_pb2.Hop, right: stage_pb2.Event
-    ) -> bool:
-        """False when a host of `path` is found that lied in the ring, and not when asked alone."""
+    ) -> None:
+        """Take the host of `path` out that lied in the ring, and not when it was asked alone."""
         names = ", ".join(link.entry.name for link in path)
         if same_result(await self.ring.push_round(path, opening), right):
             log.warning("a sweep over %s was wrong once, and right when it was sent again", names)
-            return True
+            return
         # the liar had a part in every sweep that was wrong; one that was right tells little: it may lie now and then
         suspects, mended = set(path), set[HostLink]()
         for index, link in enumerate(path):
@@ -196,9 +197,8 @@ class Auditor:
                     suspects &= set(around)
         if len(suspects) == 1 and suspects <= mended:
             self._accuse(suspects.pop(), "its part of a sweep was wrong, and right when it was asked alone")
-            return False
-        log.error("a sweep over %s was wrong, and nobody can tell why", names)
-        return True
+        else:
+            log.error("a sweep over %s was wrong, and nobody can tell why", names)
 
     def _accuse(self, link: HostLink, reason: str) -> None:
         if not link.accused:  # by another audit, meanwhile

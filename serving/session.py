@@ -308,7 +308,8 @@ class Session:
         if opening.WhichOneof("work") == "step":
             opening.step.remaining = 1
         self._helpers.update(attempt.path)
-        await self.ring.auditor.audit(attempt.path, self.weights, opening, event)
+        if not await self.ring.auditor.audit(attempt.path, self.weights, opening, event):
+            self._betrayed = self._betrayed or "a sweep was wrong"
 
     def _give_up(self, attempt: Attempt) -> None:
         self.attempts.remove(attempt)

@@ -152,7 +152,11 @@ def test_a_liar_that_lies_now_and_then_brings_no_blame_on_others(bundles: Path, 
 
     with deployed(bundles / "scored", servers, wait_ready, now_and_then, False, audit_share=1.0) as client:
         for seed in range(200):
-            client.generate(PROMPT, seed=seed, mode="sweep", max_bytes=8, steps=1)
+            try:
+                client.generate(PROMPT, seed=seed, mode="sweep", max_bytes=8, steps=1)
+            except RouterError as error:  # three wrong sweeps in a row, and nobody could be named
+                if error.code is not grpc.StatusCode.UNAVAILABLE:
+                    raise
             if reasons(client):
                 break
         assert set(reasons(client)) == {"b-1"}

@@ -34,7 +34,7 @@ def test_trips_add_up_to_the_result(deployment: Deployment, whole: bool) -> None
     assert [trip.number for trip in trips] == [0, 1, 2]
     assert [[host.name for host in trip.hosts] for trip in trips] == [["host-1", "host-2", "host-3"]] * 3
     assert sum(trip.wire_bytes for trip in trips) == result.wire_bytes_total
-    assert trips[0].begin_ms == 0
+    assert 0 <= trips[0].begin_ms < trips[0].end_ms
     assert all(trip.begin_ms < trip.end_ms for trip in trips)
     assert [trip.end_ms for trip in trips[:-1]] == [trip.begin_ms for trip in trips[1:]]
     computed = sum(host.compute_ms for trip in trips for host in trip.hosts)
