@@ -1,7 +1,7 @@
 BIN := .venv/bin
 OUT := .
 PACKAGES := stages serving trainer loadtest
-PROTOS := proto/stages/v1/stage.proto proto/serving/v1/router.proto proto/trainer/v1/training.proto
+PROTOS := proto/stages/v1/stage.proto proto/serving/v1/router.proto proto/trainer/v1/training.proto proto/trainer/v1/rounds.proto
 
 .PHONY: help demo test lint bench wan proto clean
 .DEFAULT_GOAL := help

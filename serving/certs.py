@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from serving.private_files import PUBLIC, make_private_directory, write_file
 from stages.errors import InputError
 from stages.identity import CLIENT, ROLES, Identity
+from stages.private_files import PUBLIC, make_private_directory, write_file
 from stages.security import check_secret, read_file
 from stages.transport import check_name
 

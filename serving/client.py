@@ -22,12 +22,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from serving.errors import RequestRefused, RouterError, error_of, is_unreachable
 from serving.request import RequestSettings, TimedSettings, request_of
 from serving.result import HostShare, Result, result_of
-from serving.tokens import bearer
 from serving.topology import DEFAULT_ROUTER
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.errors import InputError
 from stages.refusal import REQUEST
 from stages.security import Security, Tls
+from stages.tokens import bearer
 from stages.transport import check_target, is_loopback, open_blocking_channel, open_channel
 
 __all__ = [

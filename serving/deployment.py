@@ -21,11 +21,11 @@ from pathlib import Path
 import psutil
 
 from serving.client import Client
-from serving.client_options import token_for
 from serving.errors import RouterError
 from serving.topology import DEFAULT_ROUTER, HostEntry, Topology, read_topology
 from stages.errors import OnesweepError, ServiceError
 from stages.security_options import tls_arguments
+from stages.token_options import token_for
 from stages.transport import DRAIN_S, is_loopback, parse_address
 
 STOP_S = DRAIN_S + 5.0

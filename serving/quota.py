@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import grpc
 from asyncio_throttle.throttler import Throttler
 
-from serving.tokens import Key
 from stages.refusal import Refusal, exhausted
+from stages.tokens import Key
 
 RESERVED_SHARE = 8
 """One place of so many is kept for keys that hold none, where there is more than one key."""

@@ -23,7 +23,6 @@ from serving.rollout import Rollout, find_release
 from serving.served import OwnParts, Served
 from serving.service import RouterService
 from serving.ticket import Tickets
-from serving.tokens import Keyring
 from serving.topology import Topology
 from serving.v1 import router_pb2, router_pb2_grpc
 from serving.view import RingView
@@ -37,6 +36,7 @@ from stages.registry import RegistrySettings, open_registry
 from stages.security import LOOPBACK_ONLY, Security
 from stages.seeing import SeeingSettings
 from stages.shelf import Shelf
+from stages.tokens import Keyring
 from stages.transport import DRAIN_S, bind, is_loopback, new_server, stop_on_signals
 from stages.vitals import serve_vitals
 

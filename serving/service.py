@@ -20,10 +20,10 @@ from serving.quota import Admission
 from serving.rollout import Rollout, Tell
 from serving.served import Served
 from serving.ticket import UNKNOWN_MODE, Ticket, Tickets
-from serving.tokens import ADMIN, GENERATE, STATUS, Keyring
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.delivery import run_dry
 from stages.refusal import Refusal, unless_over
+from stages.tokens import ADMIN, GENERATE, STATUS, Keyring
 from stages.v1 import stage_pb2
 
 Context = grpc.aio.ServicerContext[Any, Any]

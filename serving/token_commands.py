@@ -18,13 +18,13 @@ DEFAULT_SCOPES = "generate,status"
 
 
 def register_token(subparsers: Subparsers) -> None:
-    token = subparsers.add_parser("token", help="tokens of those who may ask a router")
+    token = subparsers.add_parser("token", help="tokens of those who may ask a router, or work for a coordinator")
     actions = token.add_subparsers(title="actions", metavar="ACTION", required=True)
 
     add = actions.add_parser("add", help="make a token, and print it once")
     add.add_argument("name", metavar="NAME")
     add.add_argument(
-        "--scope", default=DEFAULT_SCOPES, metavar="S[,S]", help=f"generate, status, admin ({DEFAULT_SCOPES})"
+        "--scope", default=DEFAULT_SCOPES, metavar="S[,S]", help=f"generate, status, work, admin ({DEFAULT_SCOPES})"
     )
     add.add_argument("--rate", type=float, metavar="R", help="requests a second (any)")
     add.add_argument("--concurrent", type=int, metavar="N", help="requests at once (any)")
@@ -36,15 +36,15 @@ def register_token(subparsers: Subparsers) -> None:
     _add_file(show)
     show.set_defaults(run=run_list)
 
-    remove = actions.add_parser("remove", help="take it back: the router forgets it at the next request")
+    remove = actions.add_parser("remove", help="take it back: it is forgotten at the next request")
     remove.add_argument("name", metavar="NAME")
     _add_file(remove)
     remove.set_defaults(run=run_remove)
 
 
 def run_add(options: argparse.Namespace) -> int:
-    from serving.private_files import lock_beside
-    from serving.tokens import Key, new_token, read_tokens, token_hash, write_tokens
+    from stages.private_files import lock_beside
+    from stages.tokens import Key, new_token, read_tokens, token_hash, write_tokens
 
     scopes = tuple(dict.fromkeys(part.strip() for part in options.scope.split(",") if part.strip()))
     key = Key(options.name, "", scopes, options.rate, options.concurrent, options.bytes_per_day)
@@ -59,7 +59,7 @@ def run_add(options: argparse.Namespace) -> int:
 
 
 def run_list(options: argparse.Namespace) -> int:
-    from serving.tokens import read_tokens
+    from stages.tokens import read_tokens
 
     for key in read_tokens(options.tokens):
         limits = [
@@ -73,8 +73,8 @@ def run_list(options: argparse.Namespace) -> int:
 
 
 def run_remove(options: argparse.Namespace) -> int:
-    from serving.private_files import lock_beside
-    from serving.tokens import read_tokens, write_tokens
+    from stages.private_files import lock_beside
+    from stages.tokens import read_tokens, write_tokens
 
     with lock_beside(options.tokens):
         keys = read_tokens(options.tokens)
@@ -88,4 +88,5 @@ def run_remove(options: argparse.Namespace) -> int:
 
 
 def _add_file(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tokens", type=Path, required=True, metavar="FILE", help="what `onesweep router` is given")
+    what = "what `onesweep router` or `onesweep coordinate` is given"
+    parser.add_argument("--tokens", type=Path, required=True, metavar="FILE", help=what)

@@ -23,6 +23,7 @@ SHORTEST = 6
 SERVING = {
     *("stage", "host", "router", "http", "up", "demo", "generate", "compare", "deploy", "status", "doctor", "inspect"),
     *("certs", "token"),
+    *("coordinate", "work", "rounds"),
 }
 """Commands whose options reference.md lists."""
 

@@ -21,7 +21,7 @@ from trainer.data import Corpus
 from trainer.diagnostics import chain_diagnostics
 from trainer.evaluation import bits, clean_features, next_byte_nats
 from trainer.lookahead import copy_parameters
-from trainer.objectives import next_byte_loss
+from trainer.objectives import BlockLoss, next_byte_loss
 from trainer.run import StepLoss
 from trainer.tasks import STEPS_PER_BLOCK, VALID_WINDOWS, Lesson
 
@@ -47,11 +47,25 @@ class BlockWorkers(nn.Module):
         for block, frozen in zip(self.blocks, self.copies, strict=True):
             copy_parameters(block, frozen, how)
 
-    def ahead(self, features: Tensor, index: int) -> Tensor:
-        """The last head's logits, from the clean features that block `index` passes on."""
-        for frozen in self.copies[index + 1 :]:
-            features, _ = frozen.read(features)
-        return self.copies[-1].next_byte(features)
+
+def ahead_loss(
+    block: Block, later: Sequence[Block], lesson: Lesson, text: Tensor, features: Tensor | None, config: TrainingConfig
+) -> tuple[Tensor, BlockLoss]:
+    """A block's objective, and the losses of its own streams.
+
+    later: frozen copies of the blocks after it, none for the last; features: what it reads instead of bytes.
+    """
+    own = config.anchor * (config.lookahead.own_weight if later else 1.0)
+    loss = lesson.loss(block, text, features, config, own)
+    if not later:
+        return loss.total, loss
+    ahead = loss.clean
+    for frozen in later:
+        ahead, _ = frozen.read(ahead)
+    total = loss.total + config.anchor * next_byte_loss(later[-1].next_byte(ahead), text)
+    if not config.lookahead.own_weight:  # the head still learns, from what it may not change
+        total = total + next_byte_loss(block.next_byte(loss.clean.detach()), text)
+    return total, loss
 
 
 class ChainTask:
@@ -72,15 +86,9 @@ class ChainTask:
         text = self.corpus.batch(config.seed, step, config.sequences, self.length + 1)
         total, parts, features = torch.zeros(()), dict[str, float](), None
         for index, block in enumerate(workers.blocks):
-            last = block is workers.blocks[-1]
             lesson = Lesson.draw(block, self.partition, config, step, len(text))
-            own = config.anchor * (1.0 if last else config.lookahead.own_weight)
-            loss = lesson.loss(block, text, features, config, own)
-            total = total + loss.total
-            if not last:
-                total = total + config.anchor * next_byte_loss(workers.ahead(loss.clean, index), text)
-                if not config.lookahead.own_weight:  # the head still learns, from what it may not change
-                    total = total + next_byte_loss(block.next_byte(loss.clean.detach()), text)
+            objective, loss = ahead_loss(block, workers.copies[index + 1 :], lesson, text, features, config)
+            total = total + objective
             parts |= {f"block_{index}_denoise_nats": float(loss.denoise)}
             parts |= {f"block_{index}_next_byte_nats": float(loss.next_byte.detach())}
             if config.lookahead.features == "live":

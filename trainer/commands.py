@@ -1,15 +1,25 @@
-"""The trainer's commands: `train`, `evaluate` and `init`."""
+"""The trainer's commands: `train`, `evaluate`, `init`, and those of rounds over the network."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from trainer.config import TrainingConfig
-    from trainer.data import Corpus
+from trainer.command_options import (
+    add_config_options,
+    add_data_options,
+    config_of,
+    corpus_of,
+    decimals,
+    given,
+    numbers,
+    positive,
+    print_json,
+    words,
+)
+from trainer.rounds.commands import register_rounds
+from trainer.rounds.train_commands import add_audit_options, add_rounds_options, run_audit, run_rounds
 
 # What needs torch is imported when a command runs: `onesweep --help` should not wait for it.
 
@@ -25,10 +35,25 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     _add(kinds, "scorer", run_scorer, _scorer_options, "train a pipeline stage by stage, each through frozen copies")
     _add(kinds, "arms", run_arms, _arms_options, "compare ways of training a pipeline, over several seeds")
     _add(kinds, "ideas", run_ideas, _ideas_options, "a local model with deep features or a plan, against it alone")
+    _add(
+        kinds,
+        "rounds",
+        run_rounds,
+        add_rounds_options,
+        "rounds of virtual workers in this process, compared in a table",
+    )
+    _add(
+        kinds,
+        "audit",
+        run_audit,
+        add_audit_options,
+        "prove from their log that rounds lost no update and merged none twice",
+    )
     _add(kinds, "memory", run_memory, _memory_options, "measure what one block's training holds against the whole")
     _add(kinds, "watch", run_watch, _watch_options, "follow a training that was started with --listen")
     _add(subparsers, "evaluate", run_evaluate, _evaluate_options, "bits per byte of checkpoints on held-out text")
     _add(subparsers, "init", run_init, _init_options, "a checkpoint with random weights, for capacity tests")
+    register_rounds(subparsers)
 
 
 def run_blocks(options: argparse.Namespace) -> int:
@@ -40,12 +65,12 @@ def run_blocks(options: argparse.Namespace) -> int:
 
     if options.lookahead and options.block is not None:
         raise InputError("with --lookahead all blocks are trained side by side: leave out --block")
-    progress, config = Progress(), _config(options, context=options.context)
+    progress, config = Progress(), config_of(options, context=options.context)
     with listening(options.listen, progress):
         if options.lookahead:
-            manifest = train_blocks_ahead(config, _corpus(options), options.out, progress)
+            manifest = train_blocks_ahead(config, corpus_of(options), options.out, progress)
         else:
-            manifest = train_blocks(config, _corpus(options), options.out, options.block, progress)
+            manifest = train_blocks(config, corpus_of(options), options.out, options.block, progress)
     for name, nats in manifest.metrics.get("chain", {}).items():
         if name.endswith("_nats"):
             print(f"{name:32} {nats:.3f}")
@@ -60,12 +85,12 @@ def run_ar(options: argparse.Namespace) -> int:
     from trainer.progress import Progress
     from trainer.service import listening
 
-    progress, config = Progress(), _config(options)
+    progress, config = Progress(), config_of(options)
     stages = config.architecture.parts if options.stages is None else options.stages
     layers = config.architecture.parts * config.architecture.layers if options.layers is None else options.layers
     out = options.out or Path("runs/local" if stages == 1 else "runs/ar")
     with listening(options.listen, progress):
-        manifest = train_ar(config, _corpus(options), out, layers, stages, progress)
+        manifest = train_ar(config, corpus_of(options), out, layers, stages, progress)
     bits = manifest.metrics["ar"]["valid_next_byte_bits"]
     print(f"{out}: {layers} layers in {stages} stage{'s' * (stages > 1)}, {bits:.3f} bits/byte on validation text")
     return 0
@@ -77,10 +102,10 @@ def run_scorer(options: argparse.Namespace) -> int:
     from trainer.progress import Progress
     from trainer.service import listening
 
-    lookahead = _given({name: getattr(options, name) for name in ("refresh_every", "copies", "features")})
-    progress, config = Progress(), _config(options, lookahead=lookahead)
+    lookahead = given({name: getattr(options, name) for name in ("refresh_every", "copies", "features")})
+    progress, config = Progress(), config_of(options, lookahead=lookahead)
     with listening(options.listen, progress):
-        manifest = train_scorer(config, _corpus(options), options.out, progress)
+        manifest = train_scorer(config, corpus_of(options), options.out, progress)
     bits, a = manifest.metrics["ar"]["valid_next_byte_bits"], manifest.architecture
     print(f"{options.out}: {a.parts} stages of {a.layers} layers, {bits:.3f} bits/byte on validation text")
     return 0
@@ -90,11 +115,11 @@ def run_arms(options: argparse.Namespace) -> int:
     """Train every arm for every seed; what is done already is only measured."""
     from trainer.arms import arms_named, table, train_arm
 
-    arms, config = arms_named(options.arms), _config(options)
-    corpus = _corpus(options)
+    arms, config = arms_named(options.arms), config_of(options)
+    corpus = corpus_of(options)
     results = [train_arm(arm, options.seeds, config, corpus, options.out) for arm in arms]
     if options.json:
-        _print_json({"arms": [result.to_record() for result in results]})
+        print_json({"arms": [result.to_record() for result in results]})
     else:
         print("\n".join(table(results)))
     return 0
@@ -107,9 +132,9 @@ def run_ideas(options: argparse.Namespace) -> int:
 
     names = ("idea", "checkpoint", "from_local", "features", "lags", "sigmas", "chunk", "rolled", "prompts")
     trial = Trial(**{name: getattr(options, name) for name in (*names, "prompt_bytes", "written_bytes")})
-    report = run_trial(trial, options.seeds, _config(options), _corpus(options), options.out)
+    report = run_trial(trial, options.seeds, config_of(options), corpus_of(options), options.out)
     if options.json:
-        _print_json(report.to_record())
+        print_json(report.to_record())
     else:
         print("\n".join(table(report)))
     return 0
@@ -120,12 +145,12 @@ def run_memory(options: argparse.Namespace) -> int:
     from trainer.memory import measure_training
 
     sizes = {name: getattr(options, name) for name in ("parts", "layers", "width", "heads", "context_bytes", "context")}
-    config = _config(options, sequences=options.sequences, architecture=_given(sizes))
-    uses = measure_training(config, _corpus(options))
+    config = config_of(options, sequences=options.sequences, architecture=given(sizes))
+    uses = measure_training(config, corpus_of(options))
     block, blocks = uses["block"].total, config.architecture.parts
     ratios = {f"block / {name}": block / uses[name].total for name in ("end to end", "ar")}
     if options.json:
-        _print_json({"bytes": {name: use.to_record() for name, use in uses.items()}, "ratios": ratios})
+        print_json({"bytes": {name: use.to_record() for name, use in uses.items()}, "ratios": ratios})
         return 0
     print(f"{'MiB':12}" + "".join(f"{key:>12}" for key in uses["block"].to_record()))
     for name, use in uses.items():
@@ -157,7 +182,7 @@ def run_evaluate(options: argparse.Namespace) -> int:
     from trainer.divergence import bundle_divergences
     from trainer.scores import Scorer, checkpoints
 
-    corpus = _corpus(options)
+    corpus = corpus_of(options)
     scorer = Scorer(corpus, options.windows, options.min_context, options.steps)
     results = [scorer.score(path) for directory in options.checkpoints for path in checkpoints(directory)]
     divergences = [
@@ -172,7 +197,7 @@ def run_evaluate(options: argparse.Namespace) -> int:
             "checkpoints": [result.to_record() for result in results],
             "divergences": [found.to_record() for found in divergences],
         }
-        _print_json({"text": text, **settings, **records})
+        print_json({"text": text, **settings, **records})
         return 0
     for result in results:
         print(f"{result.directory} ({result.kind} {result.digest[:12]}): {result.description}")
@@ -195,7 +220,7 @@ def run_init(options: argparse.Namespace) -> int:
     from trainer.untrained import create_untrained
 
     names = ("parts", "layers", "width", "heads", "context_bytes", "context")
-    architecture = Architecture(**_given({name: getattr(options, name) for name in names}))
+    architecture = Architecture(**given({name: getattr(options, name) for name in names}))
     manifest = create_untrained(options.directory, options.kind, architecture, options.seed)
     for part in manifest.parts:
         assert part is not None
@@ -243,38 +268,38 @@ def _scorer_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _arms_options(parser: argparse.ArgumentParser) -> None:
-    _config_options(parser)
-    _data_options(parser)
-    parser.add_argument("--arms", type=_names, default=["one-block", "end-to-end", "own-losses", "lookahead-10"])
-    parser.add_argument("--seeds", type=_numbers, default=[0], metavar="N[,N]")
+    add_config_options(parser)
+    add_data_options(parser)
+    parser.add_argument("--arms", type=words, default=["one-block", "end-to-end", "own-losses", "lookahead-10"])
+    parser.add_argument("--seeds", type=numbers, default=[0], metavar="N[,N]")
     parser.add_argument("--steps", type=int, help="steps of each arm")
     parser.add_argument("--out", type=Path, default=Path("runs/arms"), help="one folder an arm and seed")
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
 def _ideas_options(parser: argparse.ArgumentParser) -> None:
-    _config_options(parser)
-    _data_options(parser)
+    add_config_options(parser)
+    add_data_options(parser)
     parser.add_argument("--idea", choices=("lagged", "planned"), required=True)
     parser.add_argument("--checkpoint", type=Path, default=Path("weights"), help="the bundle of the frozen models")
     parser.add_argument("--from-local", action="store_true", help="start from the bundle's local model")
     parser.add_argument("--features", choices=("ar", "scorer", "local"), default="ar", help="lagged: whose")
-    parser.add_argument("--lags", type=_numbers, default=(1, 8, 32), metavar="N[,N]", help="lagged: bytes")
-    parser.add_argument("--sigmas", type=_decimals, default=(10.0, 3.0, 1.0, 0.5, 0.15), help="planned: ends of a plan")
+    parser.add_argument("--lags", type=numbers, default=(1, 8, 32), metavar="N[,N]", help="lagged: bytes")
+    parser.add_argument("--sigmas", type=decimals, default=(10.0, 3.0, 1.0, 0.5, 0.15), help="planned: ends of a plan")
     parser.add_argument("--chunk", type=int, default=32, help="planned: bytes of a plan (default: %(default)s)")
     parser.add_argument("--rolled", type=float, default=1.0, help="planned: denoise from so many times sigma_end")
     parser.add_argument("--prompts", type=int, default=64, help="planned: texts to write (default: %(default)s)")
     parser.add_argument("--prompt-bytes", type=int, default=64)
     parser.add_argument("--written-bytes", type=int, default=128)
-    parser.add_argument("--seeds", type=_numbers, default=[0], metavar="N[,N]")
+    parser.add_argument("--seeds", type=numbers, default=[0], metavar="N[,N]")
     parser.add_argument("--steps", type=int, help="steps of each arm")
     parser.add_argument("--out", type=Path, default=Path("runs/ideas"), help="one folder an arm and seed")
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
 def _memory_options(parser: argparse.ArgumentParser) -> None:
-    _config_options(parser)
-    _data_options(parser)
+    add_config_options(parser)
+    add_data_options(parser)
     _size_options(parser)
     parser.add_argument("--sequences", type=int, help="windows in a batch")
     parser.add_argument("--json", action="store_true", help="bytes, for programs")
@@ -287,11 +312,11 @@ def _watch_options(parser: argparse.ArgumentParser) -> None:
 
 def _evaluate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoints", type=Path, nargs="+", metavar="CKPT", help="a checkpoint, or a bundle of them")
-    _data_options(parser)
+    add_data_options(parser)
     parser.add_argument("--windows", type=int, default=24, help="evenly spaced windows (default: %(default)s)")
     parser.add_argument("--min-context", type=int, default=64, metavar="BYTES", help="read but not scored in each")
     parser.add_argument("--steps", type=int, default=4, help="Euler steps in each block (default: %(default)s)")
-    parser.add_argument("--temperature", type=_positive, default=1.0, help="of drafter and scorers (default: 1)")
+    parser.add_argument("--temperature", type=positive, default=1.0, help="of drafter and scorers (default: 1)")
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
@@ -303,21 +328,11 @@ def _init_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _training_options(parser: argparse.ArgumentParser) -> None:
-    _config_options(parser)
-    _data_options(parser)
+    add_config_options(parser)
+    add_data_options(parser)
     parser.add_argument("--steps", type=int, help="steps of each block, or of the AR model")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--listen", metavar="HOST:PORT", help="tell `train watch` how far it is (loopback only)")
-
-
-def _config_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML; flags win over them")
-    parser.add_argument("--profile", help="onesweep (default) or blocktrain")
-
-
-def _data_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", type=Path, metavar="PATH", help="UTF-8 text, file or folder (default: Python's docs)")
-    parser.add_argument("--threads", type=int, metavar="N", help="default: all cores")
 
 
 def _size_options(parser: argparse.ArgumentParser) -> None:
@@ -327,49 +342,3 @@ def _size_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--heads", type=int)
     parser.add_argument("--context-bytes", type=int, metavar="N")
     parser.add_argument("--context", choices=("own", "chained"))
-
-
-def _config(options: argparse.Namespace, **flags: Any) -> TrainingConfig:  # noqa: ANN401 - of any setting
-    from trainer.config import load_config
-    from trainer.threads import set_threads
-
-    set_threads(options.threads)
-    for name in ("steps", "seed"):
-        flags.setdefault(name, getattr(options, name, None))
-    return load_config(options.config, options.profile, **flags)
-
-
-def _corpus(options: argparse.Namespace) -> Corpus:
-    from trainer.data import load_corpus
-    from trainer.threads import set_threads
-
-    set_threads(options.threads)
-    return load_corpus(options.data)
-
-
-def _positive(text: str) -> float:
-    if not 0 < (value := float(text)) < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a finite number above 0, not {text}")
-    return value
-
-
-def _names(text: str) -> list[str]:
-    return text.split(",")
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
-
-
-def _decimals(text: str) -> tuple[float, ...]:
-    return tuple(float(part) for part in text.split(","))
-
-
-def _given(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _print_json(record: dict[str, Any]) -> None:
-    import json
-
-    print(json.dumps(record, indent=2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import tomllib
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from typing import Any, Literal, get_args
 from stages.architecture import Architecture
 from stages.errors import ConfigError, ShapeError
 from stages.partition import KINDS, Kind
+from trainer.rounds.settings import RoundSettings
 
 MAX_WHOLE = 2**53
 
@@ -84,6 +86,7 @@ class TrainingConfig:
     architecture: Architecture = field(default_factory=Architecture)
     noise: NoiseConfig = field(default_factory=NoiseConfig)
     lookahead: LookaheadConfig = field(default_factory=LookaheadConfig)
+    rounds: RoundSettings = field(default_factory=RoundSettings)
     steps: int = 2000
     sequences: int = 8
     """Windows of `architecture.context_bytes` in a batch."""
@@ -170,6 +173,18 @@ def load_config(path: Path | None, profile: str | None = None, **flags: object) 
     if "context" in given:
         given["architecture"] = {"context": given.pop("context")}
     return _overlay(config, given, "flags")
+
+
+def parse_config(text: str, where: str) -> TrainingConfig:
+    """Settings as another machine sends them: all of `TrainingConfig` as JSON. Raises ConfigError."""
+    try:
+        record = json.loads(text)
+        profile = record.pop("profile")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{where} are damaged: {error}") from None
+    if profile not in PROFILES:
+        raise ConfigError(f"{where}: unknown profile {profile!r}; choose from {', '.join(PROFILES)}")
+    return _overlay(PROFILES[profile], record, where)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -93,8 +93,8 @@ def _data(corpus: Corpus) -> dict[str, Any]:
 
 
 def _training(config: TrainingConfig) -> dict[str, Any]:
-    """What decides the weights; how often to log or save does not."""
+    """What decides the weights; how often to log or save does not, nor rounds where there are none."""
     record = asdict(config)
-    for name in ("architecture", "log_every", "evaluate_every", "save_every_s"):
+    for name in ("architecture", "rounds", "log_every", "evaluate_every", "save_every_s"):
         record.pop(name)
     return dict(json.loads(json.dumps(record)))  # tuples become lists, as after a reading

@@ -56,7 +56,7 @@ def train_blocks(
             continue
         manifest = _train_block(config, corpus, out, manifest, index, progress)
     if manifest.complete and "chain" not in manifest.metrics:
-        manifest = _diagnose(config, corpus, out, manifest, progress)
+        manifest = diagnose(config, corpus, out, manifest, progress)
     return manifest
 
 
@@ -80,7 +80,7 @@ def train_blocks_ahead(config: TrainingConfig, corpus: Corpus, out: Path, progre
         run.finish()
         draw_curves(out / RUN_FOLDER)
         manifest = read_manifest(out)
-    return manifest if "chain" in manifest.metrics else _diagnose(config, corpus, out, manifest, progress)
+    return manifest if "chain" in manifest.metrics else diagnose(config, corpus, out, manifest, progress)
 
 
 def train_ar(
@@ -167,9 +167,10 @@ def _blocks_before(config: TrainingConfig, out: Path, manifest: Manifest, index:
     return [load_block(out, i) for i in range(index)]
 
 
-def _diagnose(
+def diagnose(
     config: TrainingConfig, corpus: Corpus, out: Path, manifest: Manifest, progress: Progress | None
 ) -> Manifest:
+    """Measure a whole chain on validation text, into `chain.jsonl` and the manifest; returns the manifest."""
     assert manifest.partition is not None
     if progress is not None:
         progress.enter(State.EVALUATING)

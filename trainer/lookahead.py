@@ -82,18 +82,28 @@ class Workers(nn.Module):
             if stage.is_last:
                 own.append(next_byte_loss(stage.next_byte(hidden), text))
                 return total + own[-1], own
-            own.append(next_byte_loss(self.heads[index](hidden if self.config.own_weight else hidden.detach()), text))
-            total = total + (self.config.own_weight or 1.0) * own[-1]
-            if self.config.ahead:
-                total = total + next_byte_loss(self._ahead(hidden, index), text)
+            objective, nats = stage_losses(self.heads[index], self.copies[index + 1 :], hidden, text, self.config)
+            own.append(nats)
+            total = total + objective
             x = hidden.detach() if self.config.features == "live" else self.copies[index].read(x)
         raise AssertionError("a pipeline has a last stage")
 
-    def _ahead(self, hidden: Tensor, index: int) -> Tensor:
-        """The last head's logits, from what stage `index` passes on."""
-        for frozen in self.copies[index + 1 :]:
-            hidden = frozen.read(hidden)
-        return self.copies[-1].next_byte(hidden)
+
+def stage_losses(
+    head: OwnHead, later: Sequence[ArStage], hidden: Tensor, text: Tensor, config: LookaheadConfig
+) -> tuple[Tensor, Tensor]:
+    """Objective of a stage that is not the last, and its own head's loss in nats.
+
+    later: frozen copies of the stages after it; hidden: (batch, length, width), what it passes on.
+    """
+    own = next_byte_loss(head(hidden if config.own_weight else hidden.detach()), text)
+    objective = (config.own_weight or 1.0) * own
+    if config.ahead:
+        ahead = hidden
+        for frozen in later:
+            ahead = frozen.read(ahead)
+        objective = objective + next_byte_loss(later[-1].next_byte(ahead), text)
+    return objective, own
 
 
 class ScorerTask:

@@ -97,7 +97,7 @@ class Run:
         self.progress.begin(self.task.name, self.step, steps)
         with _bar(self.task.name, self.step, steps) as bar:
             while self.step < steps:
-                record = self._train_step()
+                record = train_step(self.task, self.optimizers, self.config, self.step)
                 self.step += 1
                 self.progress.reach(self.step)
                 bar.update()
@@ -117,20 +117,6 @@ class Run:
         final = self._evaluate()
         self._log({"final": True, **final})
         return final
-
-    def _train_step(self) -> dict[str, Any]:
-        self.task.module.train()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.config.bfloat16):
-            loss = self.task.loss(self.step)
-        loss.total.backward()
-        norm = max(float(nn.utils.clip_grad_norm_(part.parameters(), MAX_GRADIENT_NORM)) for part in self.task.trained)
-        if not math.isfinite(norm):
-            raise ConfigError(
-                f"{self.task.name}: the gradient is {norm} at step {self.step}; lower learning_rate and "
-                "matrix_learning_rate, or set bfloat16 = false"
-            )
-        share = self.optimizers.step(self.step)
-        return {**loss.parts, "gradient_norm": norm, "rate_share": share}
 
     def _evaluate(self) -> dict[str, float]:
         self.progress.enter(State.EVALUATING)
@@ -158,6 +144,22 @@ class Run:
         if self.asked_to_stop:
             raise KeyboardInterrupt
         self.asked_to_stop = True
+
+
+def train_step(task: Task, optimizers: OptimizerSet, config: TrainingConfig, step: int) -> dict[str, Any]:
+    """One local step; returns what is logged. Raises ConfigError for a gradient that is not finite."""
+    task.module.train()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=config.bfloat16):
+        loss = task.loss(step)
+    loss.total.backward()
+    norm = max(float(nn.utils.clip_grad_norm_(part.parameters(), MAX_GRADIENT_NORM)) for part in task.trained)
+    if not math.isfinite(norm):
+        raise ConfigError(
+            f"{task.name}: the gradient is {norm} at step {step}; lower learning_rate and "
+            "matrix_learning_rate, or set bfloat16 = false"
+        )
+    share = optimizers.step(step)
+    return {**loss.parts, "gradient_norm": norm, "rate_share": share}
 
 
 def _bar(name: str, step: int, steps: int) -> tqdm[Any]:

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from loadtest.chaos.flood import FloodSettings
-from serving.client_options import TOKEN_VARIABLE
-from serving.tokens import Key, new_token, token_hash, write_tokens
+from stages.token_options import TOKEN_VARIABLE
+from stages.tokens import Key, new_token, token_hash, write_tokens
 
 
 @contextlib.contextmanager

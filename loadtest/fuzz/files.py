@@ -17,7 +17,6 @@ from loadtest.fuzz.mutation import TEXTS, damaged
 from loadtest.fuzz.target import Target
 from serving.frontier import read_frontier
 from serving.shipped import SHIPPED
-from serving.tokens import Key, read_tokens, token_hash, write_tokens
 from serving.topology import local_topology, read_topology
 from stages.bundle import FRONTIER_NAME
 from stages.certificate import check_authority
@@ -27,6 +26,7 @@ from stages.manifest import MANIFEST_NAME, read_manifest
 from stages.registry.base import Registration
 from stages.registry.entry import read_entry, write_entry
 from stages.security import Tls
+from stages.tokens import Key, read_tokens, token_hash, write_tokens
 from stages.weights import read_weights
 
 LITERALS = (

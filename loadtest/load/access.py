@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from serving.client_options import Who, token_for
+from serving.client_options import Who
 from stages.errors import InputError
 from stages.security import LOOPBACK_ONLY, Tls
 from stages.security_options import add_client_options, security_of
+from stages.token_options import token_for
 from stages.transport import check_target
 
 

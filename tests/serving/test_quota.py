@@ -12,8 +12,8 @@ import grpc
 import pytest
 
 from serving.quota import DAY_S, Admission, AdmissionSettings
-from serving.tokens import ANYBODY, Key
 from stages.refusal import Refusal
+from stages.tokens import ANYBODY, Key
 
 PATIENT_S = 30.0
 ALICE, BOB, CAROL = Key("alice"), Key("bob"), Key("carol")

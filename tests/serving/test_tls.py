@@ -15,11 +15,11 @@ import pytest
 from serving.client import AsyncClient, Client, RequestRefused, Result, RouterError, Tls
 from serving.deployment import Deployment, free_port_block, temporary_deployment
 from serving.quota import AdmissionSettings
-from serving.tokens import Key, new_token, token_hash, write_tokens
 from serving.topology import HostEntry, Topology, local_topology, read_topology
 from stages.errors import InputError
 from stages.identity import CLIENT, HOST, ROUTER
 from stages.security import Security
+from stages.tokens import Key, new_token, token_hash, write_tokens
 
 Run = Callable[..., tuple[int, str, str]]
 NewPki = Callable[[str], Any]
@@ -109,14 +109,14 @@ def test_tokens_over_the_wire(
         assert until_ask(client) == 4
         assert not client.status().ready
     for token, code, says in (
-        ("", grpc.StatusCode.UNAUTHENTICATED, "this router wants a token: give --token-file"),
+        ("", grpc.StatusCode.UNAUTHENTICATED, "a token is wanted here: give --token-file"),
         ("nonsense", grpc.StatusCode.UNAUTHENTICATED, "unknown token"),
         (watcher, grpc.StatusCode.PERMISSION_DENIED, "key watcher may status only, not generate"),
     ):
         with Client(address, tls=ca, token=token) as client, pytest.raises(RequestRefused, match=says) as caught:
             ask(client)
         assert caught.value.code is code
-    with Client(address, tls=ca) as client, pytest.raises(RequestRefused, match="this router wants a token"):
+    with Client(address, tls=ca) as client, pytest.raises(RequestRefused, match="a token is wanted here"):
         client.status()
     write_tokens(tmp_path / "tokens.toml", [])
     with Client(address, tls=ca, token=alice) as client, pytest.raises(RequestRefused, match="unknown token"):

@@ -14,10 +14,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from serving.private_files import lock_beside
-from serving.tokens import ANYBODY, Key, Keyring, bearer, new_token, read_tokens, token_hash, write_tokens
 from stages.errors import InputError
+from stages.private_files import lock_beside
 from stages.refusal import Refusal
+from stages.tokens import ANYBODY, Key, Keyring, bearer, new_token, read_tokens, token_hash, write_tokens
 
 Run = Callable[..., tuple[int, str, str]]
 DIGEST = "0" * 64
@@ -51,8 +51,8 @@ def test_a_token_opens_what_its_key_may(path: Path) -> None:
 @pytest.mark.parametrize(
     ("metadata", "says"),
     [
-        (None, "this router wants a token"),
-        ((("user-agent", "x"),), "this router wants a token"),
+        (None, "a token is wanted here"),
+        ((("user-agent", "x"),), "a token is wanted here"),
         ((("authorization", "Basic abc"),), "the metadata `authorization` must be `Bearer TOKEN`"),
         ((("authorization", "Bearer onesweep_x"),), "unknown token"),
         ((("authorization", "Bearer "),), "unknown token"),
@@ -189,7 +189,7 @@ def test_the_commands(onesweep: Run, path: Path) -> None:
     [
         (["add", "alice"], "has a key alice already"),
         (["add", "a b"], "key name 'a b' must be"),
-        (["add", "bob", "--scope", "fly"], "key bob: unknown scope 'fly'; choose from generate, status, admin"),
+        (["add", "bob", "--scope", "fly"], "key bob: unknown scope 'fly'; choose from generate, status, work, admin"),
         (["add", "bob", "--scope", ","], "key bob has no scope"),
         (["add", "bob", "--rate", "0"], "key bob: rate must be above 0, not 0.0"),
         (["add", "bob", "--rate", "nan"], "key bob: rate must be above 0, not nan"),

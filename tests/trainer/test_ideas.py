@@ -30,7 +30,7 @@ from trainer.ideas.report import Report, Told, table
 from trainer.ideas.trial import Trial
 from trainer.ideas.writing import Writer, entropy_bits
 from trainer.objectives import ChunkLayout
-from trainer.run import Run
+from trainer.run import Run, train_step
 from trainer.untrained import create_untrained
 
 LENGTH, CHUNK = 24, 6
@@ -215,7 +215,7 @@ def test_a_resumed_run_is_the_one_that_was_never_stopped(
     assert all(0 < nats < 20 for nats in losses.values())
     stopped = Run(task(), config, tmp_path / "stopped", "run")
     for _ in range(4):
-        stopped._train_step()
+        train_step(stopped.task, stopped.optimizers, stopped.config, stopped.step)
         stopped.step += 1
     stopped._save()
     resumed = task()

@@ -14,13 +14,13 @@ import pytest
 
 from serving.frontier import read_frontier
 from serving.link import HostLink
-from serving.tokens import read_tokens
 from serving.topology import HostEntry, local_topology, read_topology
 from stages.admission import MAX_NUMBER, check_hop, check_passages
 from stages.errors import InputError
 from stages.parts import HostPlan, plan_host
 from stages.refusal import RETRY_AFTER, Refusal, retry_after_ms
 from stages.relay import Relay
+from stages.tokens import read_tokens
 from stages.transport import new_server, open_channel
 from stages.v1 import stage_pb2, stage_pb2_grpc
 

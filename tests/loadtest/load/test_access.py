@@ -10,8 +10,8 @@ import pytest
 
 from loadtest.load.access import Access, add_access_options
 from serving.cli import main
-from serving.client_options import token_for
 from stages.errors import InputError
+from stages.token_options import token_for
 
 
 def access(*words: str) -> Access | None:

@@ -1,4 +1,4 @@
-"""Tokens of those who may ask the router: a file of their hashes, and what each of them may do.
+"""Tokens of those who may ask a router or work for a coordinator: a file of their hashes, and what each may do.
 
 A token is 256 random bits, so a plain SHA-256 keeps it: there is nothing to guess that a slow hash would protect.
 """
@@ -19,16 +19,16 @@ from typing import Any
 
 import grpc
 
-from serving.private_files import write_file
 from stages.errors import InputError
+from stages.private_files import write_file
 from stages.refusal import Refusal
 from stages.security import check_secret, read_file, stamp_of
 from stages.transport import check_name
 
 log = logging.getLogger(__name__)
 
-GENERATE, STATUS, ADMIN = "generate", "status", "admin"
-SCOPES = (GENERATE, STATUS, ADMIN)
+GENERATE, STATUS, WORK, ADMIN = "generate", "status", "work", "admin"
+SCOPES = (GENERATE, STATUS, WORK, ADMIN)
 """`admin` includes the others."""
 PREFIX = "onesweep_"
 """Tells people, and scanners of leaked secrets, what a token is."""
@@ -67,11 +67,11 @@ class Key:
 
 
 ANYBODY = Key("anybody")
-"""Who asks a router that knows no tokens."""
+"""Who asks a server that knows no tokens."""
 
 
 class Keyring:
-    """Who may ask this router. The file is read again when it changes; without a file anybody may."""
+    """Who may ask this server. The file is read again when it changes; without a file anybody may."""
 
     def __init__(self, path: Path | None = None) -> None:
         """Raises InputError when the file is not as it should be."""
@@ -91,7 +91,7 @@ class Keyring:
         self._read_again(self.path)
         shown = next((value for name, value in metadata or () if name == HEADER), None)
         if shown is None:
-            raise _unauthenticated("this router wants a token: give --token-file, or set ONESWEEP_TOKEN")
+            raise _unauthenticated("a token is wanted here: give --token-file, or set ONESWEEP_TOKEN")
         text = shown.decode("utf-8", "replace") if isinstance(shown, bytes) else shown
         if not text.startswith(SCHEME):
             raise _unauthenticated(f"the metadata `{HEADER}` must be `{SCHEME}TOKEN`")
@@ -100,7 +100,7 @@ class Keyring:
             if hmac.compare_digest(key.sha256, digest):
                 found = key
         if found is None:
-            raise _unauthenticated("unknown token: it was mistyped or removed; ask whoever runs the router for one")
+            raise _unauthenticated("unknown token: it was mistyped or removed; ask whoever runs this server for one")
         if not found.may(scope):
             said = f"key {found.name} may {', '.join(found.scopes)} only, not {scope}"
             raise Refusal(grpc.StatusCode.PERMISSION_DENIED, said)
@@ -157,7 +157,7 @@ def read_tokens(path: Path) -> tuple[Key, ...]:
 
 def write_tokens(path: Path, keys: Sequence[Key]) -> None:
     """Replace the file at once; only its owner can read it. Raises InputError."""
-    parts = ["# Written by `onesweep token`. The router reads it again when it changes.\n"]
+    parts = ["# Written by `onesweep token`. It is read again when it changes.\n"]
     for key in keys:
         lines = ["[[keys]]"]
         for field in fields(Key):

@@ -1,0 +1,175 @@
+"""A coordinator in this process, real calls to it, and workers in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from stages.security import LOOPBACK_ONLY, Security
+from stages.tokens import Keyring
+from trainer.config import TrainingConfig
+from trainer.data import Corpus
+from trainer.rounds.client import Link
+from trainer.rounds.codec import codec_named
+from trainer.rounds.coordinator import Coordinator, CoordinatorSettings
+from trainer.rounds.disk import open_store
+from trainer.rounds.ledger import Ledger
+from trainer.rounds.plan import RunPlan
+from trainer.rounds.publishing import Publisher
+from trainer.rounds.server import STORE, ServerSettings, needs_of, open_port
+from trainer.rounds.settings import RoundSettings
+from trainer.rounds.tensors import Tensors, scale, shapes
+from trainer.rounds.worker import WorkerSettings, work
+from trainer.v1 import rounds_pb2, rounds_pb2_grpc
+
+OPEN_S, WORK_S, END_S = 60.0, 100.0, 60.0
+LOCKSTEP = RoundSettings(steps_per_round=2, rounds=3, replicas=2, deadline="lockstep")
+
+
+class Network:
+    """One coordinator, on a loop of its own."""
+
+    def __init__(self, config: TrainingConfig, corpus: Corpus, out: Path, **settings: Any) -> None:
+        self.config, self.corpus, self.out = config, corpus, out
+        self.security: Security = settings.pop("security", LOOPBACK_ONLY)
+        self.tokens: Path | None = settings.pop("tokens", None)
+        self.settings = CoordinatorSettings(**settings)
+        self.stop = threading.Event()
+        self._opened: Future[int] = Future()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def opened(self) -> Network:
+        """With its port open."""
+        self.address = f"127.0.0.1:{self._opened.result(OPEN_S)}"
+        self.channel = grpc.insecure_channel(self.address)
+        self.stub: Any = rounds_pb2_grpc.RoundsServiceStub(self.channel)
+        return self
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended, and its last checkpoint is written."""
+        return self.rounds.done()
+
+    def end(self) -> None:
+        self.stop.set()
+        self._ended.set()
+        self._thread.join(END_S)
+        assert not self._thread.is_alive(), "the coordinator did not end"
+        if hasattr(self, "channel"):
+            self.channel.close()
+
+    def _run(self) -> None:
+        with open_store(self.out / STORE) as store:
+            try:
+                asyncio.run(self._serve(store))
+            except BaseException as error:
+                if not self._opened.done():
+                    self._opened.set_exception(error)
+
+    async def _serve(self, store: Any) -> None:
+        self.plan = RunPlan.begin(self.config, self.corpus, self.out)
+        self.ledger = Ledger(self.plan.config.rounds, self.plan.frame.initial(), store, self.plan.run)
+        needs, publisher = needs_of(self.plan, self.corpus), Publisher(self.plan, self.out, self.corpus)
+        self.coordinator = Coordinator(self.plan, needs, self.ledger, publisher, self.out / STORE, self.settings)
+        settings = ServerSettings("127.0.0.1:0", self.security, self.tokens)
+        opened = await open_port(self.coordinator, settings, Keyring(self.tokens))
+        self.rounds = rounds = asyncio.create_task(self.coordinator.run())
+        self._opened.set_result(opened.port)
+        await asyncio.to_thread(self._ended.wait)
+        self.coordinator.stop()
+        rounds.cancel()
+        await asyncio.gather(rounds, return_exceptions=True)
+        await opened.close()
+
+    # As a worker
+
+    def link(self, **settings: Any) -> Link:
+        return Link(self.address, asked_to_stop=self.stop.is_set, **settings)
+
+    def work(self, name: str, **changes: Any) -> int:
+        link = self.link(patience_s=60.0)
+        try:
+            return work(link, self.corpus, WorkerSettings(name, self.out.parent / f"state-{name}", **changes))
+        finally:
+            link.close()
+
+    def work_together(self, *parts: int | None) -> list[int]:
+        """So many workers, to the end of the run; the rounds that each has trained."""
+        with ThreadPoolExecutor(len(parts)) as pool:
+            jobs = [pool.submit(self.work, f"w{i}", part=part) for i, part in enumerate(parts)]
+            try:
+                return [job.result(WORK_S) for job in jobs]
+            except BaseException:  # leaving waits for all of them
+                self.stop.set()
+                raise
+
+    # By hand
+
+    def join(self, worker: str = "hand", **changes: Any) -> Any:
+        fields: dict[str, Any] = {
+            "worker": worker,
+            "version": version("onesweep"),
+            "data_kind": "bytes",
+            "data": self.corpus.digest(),
+        }
+        return self.stub.Join(rounds_pb2.JoinRequest(**{**fields, **changes}), timeout=30)
+
+    def delta(self, part: str, size: float = 0.01) -> Tensors:
+        return scale(self.ledger.weights(part), size)
+
+    def submission(self, place: Any, payload: bytes, worker: str = "hand", **changes: Any) -> Any:
+        fields: dict[str, Any] = {
+            "worker": worker,
+            "lease": place.lease,
+            "id": f"by-hand-{hashlib.sha256(payload).hexdigest()[:8]}",
+            "round": 0,
+            "base_version": 0,
+            "steps": 2,
+            "sequences": 4,
+            "codec": "fp32",
+            "size": len(payload),
+            "sha256": hashlib.sha256(payload).digest(),
+        }
+        return rounds_pb2.Submission(**{**fields, **changes})
+
+    def payload(self, part: str, tensors: Tensors | None = None) -> bytes:
+        return codec_named("fp32").encode(self.delta(part) if tensors is None else tensors)
+
+    def shapes(self, part: str) -> Any:
+        return shapes(self.ledger.weights(part))
+
+
+@pytest.fixture
+def rounds_config(tiny: TrainingConfig) -> TrainingConfig:
+    architecture = replace(tiny.architecture, layers=1)
+    return replace(tiny, architecture=architecture, rounds=LOCKSTEP)
+
+
+@pytest.fixture
+def network(rounds_config: TrainingConfig, corpus: Corpus, tmp_path: Path) -> Iterator[Callable[..., Network]]:
+    """`network(**changes of [rounds])`: a coordinator that takes calls, in the directory `out`."""
+    with contextlib.ExitStack() as stack:
+
+        def start(
+            config: TrainingConfig | None = None, coordinator: dict[str, Any] | None = None, **rounds: Any
+        ) -> Network:
+            config = config or rounds_config
+            config = replace(config, rounds=replace(config.rounds, **rounds))
+            started = Network(config, corpus, tmp_path / "out", **(coordinator or {}))
+            stack.callback(started.end)
+            return started.opened()
+
+        yield start

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+import pytest
+
+from stages.errors import ResumeError
+from stages.refusal import Refusal
+from trainer.rounds.members import Members, Place
+
+
+@pytest.fixture
+def members(tmp_path: Path) -> Members:
+    return Members(tmp_path / "members.json", 2, 2, 10.0, 0.0)
+
+
+def refusal(job: object, *args: object) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        job(*args)  # type: ignore[operator]
+    return caught.value
+
+
+def test_parts_fill_evenly(members: Members) -> None:
+    places = [members.join(f"w{i}", None, 0.0).place for i in range(4)]
+    assert places == [Place(0, 0), Place(1, 0), Place(0, 1), Place(1, 1)]
+    assert [members.present(part, 5.0) for part in (0, 1)] == [2, 2]
+
+
+def test_a_full_run_and_a_full_part_are_told(members: Members) -> None:
+    for name in ("a", "b"):
+        members.join(name, 1, 0.0)
+    found = refusal(members.join, "c", 1, 0.0)
+    assert found.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert found.message.startswith("part 1 has its 2 workers, as many as the run's settings plan")
+    assert found.retry_after_ms
+    members.join("c", None, 0.0), members.join("d", None, 0.0)
+    assert refusal(members.join, "e", None, 0.0).message.startswith("every part has its 2 workers")
+
+
+@pytest.mark.parametrize("part", [2, 2**32 - 1])
+def test_a_part_that_is_not_there_is_told(members: Members, part: int) -> None:
+    found = refusal(members.join, "a", part, 0.0)
+    assert (found.code, found.message) == (
+        grpc.StatusCode.NOT_FOUND,
+        f"there is no part {part}: this run has parts 0 to 1",
+    )
+
+
+def test_who_comes_again_has_its_place_and_a_new_lease(members: Members) -> None:
+    first = members.join("a", None, 0.0)
+    old = first.lease
+    members.join("b", None, 0.0)
+    again = members.join("a", None, 1.0)
+    assert again.place == first.place
+    assert refusal(members.called, "a", old, 1.0).code is grpc.StatusCode.ABORTED
+    assert members.called("a", again.lease, 1.0) is again
+
+
+def test_a_place_whose_worker_is_gone_goes_to_another(members: Members) -> None:
+    gone = members.join("a", 0, 0.0)
+    gone.finished = 3
+    members.join("b", 0, 8.0)
+    taken = members.join("c", 0, 12.0)
+    assert taken.place == gone.place
+    assert taken.finished == 3, "what was handed in from the place is not asked for again"
+    assert refusal(members.called, "a", gone.lease, 12.0).code is grpc.StatusCode.ABORTED
+
+
+def test_a_call_begins_the_lease_anew(members: Members) -> None:
+    a, b = members.join("a", 0, 0.0), members.join("b", 0, 0.0)
+    members.called("a", a.lease, 9.0)
+    assert members.join("c", 0, 12.0).place == b.place
+    assert members.is_here(a, 12.0)
+
+
+def test_a_lease_that_ran_out_holds_until_somebody_takes_the_place(members: Members) -> None:
+    a = members.join("a", 0, 0.0)
+    assert not members.is_here(a, 50.0)
+    assert members.called("a", a.lease, 50.0) is a
+    assert members.is_here(a, 50.0)
+
+
+def test_a_place_that_was_given_back_is_free_at_once(members: Members) -> None:
+    a = members.join("a", 0, 0.0)
+    members.join("b", 0, 0.0)
+    members.leave(a)
+    assert members.join("c", 0, 0.0).place == a.place
+
+
+def test_who_wants_another_part_gives_its_own_back(members: Members) -> None:
+    members.join("a", 0, 0.0)
+    assert members.join("a", 1, 0.0).place.part == 1
+    assert members.present(0, 0.0) == 0
+
+
+def test_places_outlive_the_coordinator(members: Members, tmp_path: Path) -> None:
+    a, b = members.join("a", 0, 0.0), members.join("b", 1, 0.0)
+    members.leave(b)
+    again = Members(tmp_path / "members.json", 2, 2, 10.0, 1000.0)
+    again.remember("a", 0, 5)
+    assert again.called("a", a.lease, 1000.0).finished == 5
+    assert again.present(1, 1000.0) == 0
+
+
+def test_a_damaged_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "members.json").write_text("[{}]")
+    with pytest.raises(ResumeError, match="is damaged"):
+        Members(tmp_path / "members.json", 2, 2, 10.0, 0.0)

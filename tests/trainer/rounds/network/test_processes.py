@@ -1,0 +1,139 @@
+"""Real processes that are killed, and go on: nothing is lost, nothing counts twice, and the weights are the same."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stages.checkpoint import load_chain
+from stages.manifest import read_manifest
+from trainer.config import load_config
+from trainer.data import load_corpus
+from trainer.rounds.audit import audit
+from trainer.rounds.fleet import Fleet
+from trainer.rounds.frame import Frame
+from trainer.rounds.inprocess import Engine
+from trainer.rounds.store import MemoryStore
+
+ROUNDS, WORKERS = 8, 2
+SETTINGS = f"""
+[rounds]
+rounds = {ROUNDS}
+steps_per_round = 3
+deadline = "lockstep"
+"""
+WITHIN_S = 200.0
+
+
+@pytest.fixture
+def config_file(settings: Callable[..., Path], tmp_path: Path) -> Path:
+    """One block, which two workers train: each round is merged from both."""
+    path = tmp_path / "run.toml"
+    plain = settings().read_text().replace("[noise]", "bfloat16 = false\n[noise]")
+    path.write_text(plain.replace("parts = 2", "parts = 1") + SETTINGS)
+    return path
+
+
+@pytest.fixture
+def start(driver: list[str], tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """`start(name, *arguments)`: a command as a process, whose words go into a file."""
+    root = Path(__file__).parents[4]
+    environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    with contextlib.ExitStack() as stack:
+
+        def launch(name: str, *arguments: object) -> subprocess.Popen[bytes]:
+            log = stack.enter_context((tmp_path / f"{name}.log").open("ab"))
+            command = [*driver, *map(str, arguments), "--threads", "1"]
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            return process
+
+        yield launch
+
+
+def accepted(out: Path) -> int:
+    log = out / "rounds" / "log.jsonl"
+    lines = log.read_bytes().splitlines() if log.exists() else []
+    return sum(b'"accepted"' in line for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_kills_change_nothing(
+    start: Callable[..., subprocess.Popen[bytes]],
+    config_file: Path,
+    text_file: Path,
+    tmp_path: Path,
+    unused_port: int,
+    until: Callable[..., Any],
+) -> None:
+    out, address = tmp_path / "out", f"127.0.0.1:{unused_port}"
+
+    def coordinator() -> subprocess.Popen[bytes]:
+        how = ("--config", config_file, "--data", text_file, "--out", out, "--publish-every", 2, "--lease", 600)
+        return start("coordinator", "coordinate", *how, "--listen", address)
+
+    def worker(number: int) -> subprocess.Popen[bytes]:
+        how = ("--data", text_file, "--state", tmp_path / f"w{number}", "--save-every", 0, "--patience", WITHIN_S)
+        return start(f"w{number}", "work", "--coordinator", address, "--name", f"w{number}", *how)
+
+    first, workers = coordinator(), [worker(number) for number in range(WORKERS)]
+    until(lambda: accepted(out) >= 3, WITHIN_S)
+    first.kill()
+    assert first.wait() == -signal.SIGKILL
+    seen = accepted(out)
+    second = coordinator()
+    until(lambda: accepted(out) >= min(seen + 2, WORKERS * ROUNDS - 2), WITHIN_S)
+    workers[0].kill()
+    workers[0].wait()
+    workers[0] = worker(0)
+
+    assert second.wait(WITHIN_S) == 0, (tmp_path / "coordinator.log").read_text()
+    assert [process.wait(WITHIN_S) for process in workers[1:]] == [0]
+    found = audit(out / "rounds")
+    assert (found.problems, found.accepted, found.merged, found.pending) == ([], WORKERS * ROUNDS, WORKERS * ROUNDS, 0)
+
+    assert "chain" in read_manifest(out).metrics
+    corpus = load_corpus(text_file)
+    frame = Frame.of(load_config(config_file), corpus)
+    engine = Engine(frame, corpus, MemoryStore(), Fleet())
+    engine.run()
+    for block, (_, expected) in zip(load_chain(out), engine.published().items(), strict=True):
+        for name, tensor in block.named_parameters():
+            torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_who_is_told_to_stop_stores_everything_and_says_so(
+    start: Callable[..., subprocess.Popen[bytes]],
+    config_file: Path,
+    text_file: Path,
+    tmp_path: Path,
+    unused_port: int,
+    until: Callable[..., Any],
+) -> None:
+    out, address = tmp_path / "out", f"127.0.0.1:{unused_port}"
+    how = ("--config", config_file, "--data", text_file, "--out", out, "--lease", 600)
+    first = start("coordinator", "coordinate", *how, "--listen", address)
+    one = start("w0", "work", "--coordinator", address, "--name", "w0", "--data", text_file, "--state", tmp_path / "w0")
+    until(lambda: accepted(out) >= 1, WITHIN_S)  # then it waits for the other worker of its part
+    one.send_signal(signal.SIGTERM)
+    assert one.wait(WITHIN_S) == 130
+    assert "run again to go on" in (tmp_path / "w0.log").read_text()
+    (member,) = json.loads((out / "rounds" / "members.json").read_text())
+    assert (member["worker"], member["lease"]) == ("w0", ""), "the place was given back"
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(WITHIN_S) == 130
+    assert "everything is stored" in (tmp_path / "coordinator.log").read_text()
+    assert audit(out / "rounds").problems == []

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stages.errors import RequestError
+from trainer.rounds import transfer
+from trainer.rounds.transfer import PIECE_BYTES, DamagedError, Intake, Parcel, pieces
+from trainer.v1 import rounds_pb2
+
+DATA = bytes(range(256)) * 2500
+
+
+def taken(intake: Intake, data: bytes) -> bytes:
+    for piece in pieces(data, intake.offset):
+        intake.write(piece)
+    return intake.read()
+
+
+@given(st.integers(1, 2000), st.integers(0, 2000), st.integers(1, 700))
+def test_pieces_are_the_file_from_an_offset_on(size: int, offset: int, most: int) -> None:
+    data = DATA[:size]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transfer, "PIECE_BYTES", most)
+        found = list(pieces(data, min(offset, size)))
+    assert b"".join(piece.data for piece in found) == data[min(offset, size) :]
+    assert all(len(piece.data) <= most for piece in found)
+
+
+def test_a_file_comes_in_whole(tmp_path: Path) -> None:
+    intake = Intake(tmp_path / "x", Parcel.of(DATA))
+    assert taken(intake, DATA) == DATA
+    assert intake.whole
+    intake.drop()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_cut_goes_on_where_it_ended(tmp_path: Path) -> None:
+    first, *others = pieces(DATA)
+    Intake(tmp_path / "x", Parcel.of(DATA)).write(first)
+    again = Intake(tmp_path / "x", Parcel.of(DATA))
+    assert again.offset == PIECE_BYTES
+    for piece in others:
+        again.write(piece)
+    assert again.read() == DATA
+
+
+def test_half_a_piece_is_gone_on_with(tmp_path: Path) -> None:
+    intake = Intake(tmp_path / "x", Parcel.of(DATA))
+    intake.path.write_bytes(DATA[:1000])
+    again = Intake(tmp_path / "x", Parcel.of(DATA))
+    assert again.offset == 1000
+    assert taken(again, DATA) == DATA
+
+
+def test_another_file_makes_room(tmp_path: Path) -> None:
+    first, *_ = pieces(DATA)
+    Intake(tmp_path / "x", Parcel.of(DATA)).write(first)
+    other = Intake(tmp_path / "x", Parcel.of(b"other"))
+    assert other.offset == 0
+    assert taken(other, b"other") == b"other"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_is_not_what_was_announced_is_dropped(tmp_path: Path) -> None:
+    intake = Intake(tmp_path / "x", Parcel(len(DATA), hashlib.sha256(b"else").digest()))
+    with pytest.raises(DamagedError, match="send it anew"):
+        taken(intake, DATA)
+    assert list(tmp_path.iterdir()) == []
+    assert intake.offset == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"offset": 7}, "a piece at offset 7; 0 comes next"),
+        ({"data": b""}, "a piece of 0 bytes"),
+        ({"data": bytes(PIECE_BYTES + 1)}, f"a piece of {PIECE_BYTES + 1} bytes"),
+        ({"crc32": 1}, "does not have its checksum"),
+    ],
+)
+def test_a_wrong_piece_is_refused_and_not_stored(tmp_path: Path, changes: dict[str, object], sentence: str) -> None:
+    intake = Intake(tmp_path / "x", Parcel.of(DATA))
+    piece = next(pieces(DATA))
+    piece.MergeFrom(rounds_pb2.Piece(**changes))
+    if "data" in changes:
+        piece.data = changes["data"]
+    with pytest.raises(RequestError, match=sentence):
+        intake.write(piece)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pieces_end_with_the_announced_size(tmp_path: Path) -> None:
+    intake = Intake(tmp_path / "x", Parcel(10, bytes(32)))
+    with pytest.raises(RequestError, match="beyond the announced size of 10 bytes"):
+        intake.write(next(pieces(DATA)))
+
+
+@pytest.mark.parametrize(
+    ("parcel", "sentence"),
+    [
+        (Parcel(0, bytes(32)), "a file of 0 bytes; it must have 1 to 100"),
+        (Parcel(101, bytes(32)), "a file of 101 bytes"),
+        (Parcel(5, bytes(31)), "a SHA-256 has 32 bytes, not 31"),
+    ],
+)
+def test_what_cannot_be_taken_in_is_refused_before_it_comes(parcel: Parcel, sentence: str) -> None:
+    with pytest.raises(RequestError, match=sentence):
+        parcel.check(100)
+
+
+def test_an_offset_behind_the_end_is_refused() -> None:
+    with pytest.raises(RequestError, match="lies behind the end of a file of 3 bytes"):
+        list(pieces(b"abc", 4))

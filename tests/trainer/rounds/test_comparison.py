@@ -1,0 +1,126 @@
+"""`onesweep train rounds`: every combination, a table, and nothing done twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.errors import ConfigError
+from trainer.config import TrainingConfig
+from trainer.rounds.comparison import arms
+from trainer.rounds.fleet import Fleet
+from trainer.rounds.fragments import boundaries, cut, fragment_name
+from trainer.rounds.inprocess import Engine
+from trainer.rounds.settings import RoundSettings
+
+Command = Callable[..., Any]
+SETTINGS = """
+sequences = 2
+warmup_steps = 2
+bfloat16 = false
+[rounds]
+model = "ar"
+steps_per_round = 2
+[architecture]
+parts = 1
+layers = 1
+width = 16
+heads = 2
+context_bytes = 32
+"""
+
+
+@pytest.fixture
+def flags(tmp_path: Path, text_file: Path) -> list[object]:
+    config = tmp_path / "run.toml"
+    config.write_text(SETTINGS)
+    return ["--config", config, "--data", text_file, "--steps", 4, "--threads", 1, "--out", tmp_path / "out"]
+
+
+def test_every_combination_is_a_row(onesweep: Command, flags: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    vary = ["--vary", "codec=fp32,e3m0", "--vary", "in_time=1,0.5", "--one-place", "--seeds", "0,1"]
+    found = onesweep("train", "rounds", *flags, *vary)
+    assert found.code == 0, found.message
+    header, _, *rows = found.out.splitlines()
+    assert header.startswith("| arm | seeds | rounds | next_byte | up MB |")
+    assert [row.split(" | ")[0] for row in rows] == [
+        "| one place",
+        "| codec=fp32 in_time=1",
+        "| codec=fp32 in_time=0.5",
+        "| codec=e3m0 in_time=1",
+        "| codec=e3m0 in_time=0.5",
+    ]
+    assert all("±" in row for row in rows)
+
+    monkeypatch.setattr(Engine, "run", lambda self: pytest.fail("this is done already"))
+    again = onesweep("train", "rounds", *flags, *vary, "--json")
+    results = json.loads(again.out)["results"]
+    assert len(results) == 10
+    up = {result["arm"]: result["up_bytes"] for result in results}
+    assert up["codec=fp32 in_time=1"] > 6 * up["codec=e3m0 in_time=1"]
+    assert results[2]["updates"] == {"in time": 4}
+
+
+def test_never_is_one_merge_at_the_end(onesweep: Command, flags: list[object]) -> None:
+    found = onesweep("train", "rounds", *flags, "--vary", "steps_per_round=2,never", "--json")
+    assert [result["rounds"] for result in json.loads(found.out)["results"]] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("vary", "message"),
+    [
+        ({"codecs": ["fp32"]}, "nothing is called 'codecs'; vary one of model,"),
+        ({"codec": ["zip"]}, "codec must be one of fp32, bf16, int8, e3m0, not 'zip'"),
+        ({"replicas": ["two"]}, "replicas does not take 'two'"),
+        ({"lookahead": ["yes"]}, "lookahead does not take 'yes'"),
+        ({"in_time": ["2"]}, "in_time must be a share from 0 to 1, not 2.0"),
+        ({"slowness": ["1:0"]}, "slowness must be numbers above 0"),
+        ({"seed": ["1"]}, "nothing is called 'seed'"),
+        ({"replicas": [str(n % 9 + 1) for n in range(1001)]}, "more than 1000 ways"),
+    ],
+)
+def test_what_cannot_be_varied_is_said(tiny: TrainingConfig, vary: dict[str, list[str]], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        arms(tiny, Fleet(), vary)
+
+
+def test_one_place_reads_what_all_replicas_read(tiny: TrainingConfig) -> None:
+    config = replace(tiny, rounds=RoundSettings(replicas=3, codec="int8", overlap="eager"))
+    alone, rounds = arms(config, Fleet(), {}, one_place=True)
+    assert (alone.name, alone.pooled, alone.config.sequences) == ("one place", 3, 3 * tiny.sequences)
+    assert (alone.config.rounds.replicas, alone.config.rounds.codec, alone.config.rounds.overlap) == (1, "fp32", "none")
+    assert rounds.config == config
+
+
+@pytest.mark.parametrize("changes", [{"up_mbps": 0}, {"step_s": float("nan")}, {"lost": 1}, {"slowness": ()}])
+def test_a_fleet_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        Fleet(**changes)
+
+
+def test_fates_are_drawn_in_the_shares_that_were_asked_for() -> None:
+    fleet = Fleet(in_time=0.6, lost=0.2)
+    fates = [fleet.fate("p", f"w-{i}") for i in range(2000)]
+    assert fates == [fleet.fate("p", f"w-{i}") for i in range(2000)]
+    assert abs(fates.count("lost") / 2000 - 0.2) < 0.05
+    assert abs(fates.count("in time") / 2000 - 0.8 * 0.6) < 0.05
+    assert Fleet(slowness=(1.0, 3.0)).training_s(3, 10) == 30.0
+    assert Fleet(latency_s=0.5, up_mbps=8.0).up_s(1_000_000) == 1.5
+
+
+def test_fragments_cut_a_part_in_order_and_about_evenly() -> None:
+    like = {f"layer{i}": (10, 10) for i in range(6)} | {"head": (5,)}
+    pieces = cut(like, 3)
+    assert [name for names in pieces for name in names] == list(like)
+    assert [len(names) for names in pieces] == [3, 2, 2]
+    assert cut({"big": (1000,), "a": (1,), "b": (1,)}, 3) == (("big",), ("a",), ("b",))
+    assert cut(like, 1) == (tuple(like),)
+    assert boundaries(10, 3) == [3, 6, 10]
+    assert (fragment_name("p", 0, 1), fragment_name("p", 1, 2)) == ("p", "p.f1")
+    with pytest.raises(ConfigError, match="3 fragments of 2 tensors"):
+        cut({"a": (1,), "b": (1,)}, 3)

@@ -1,0 +1,182 @@
+"""The ledger: what counts, what is refused with which sentence, when a round is due, what a merge makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import permutations
+from typing import Any
+
+import pytest
+import torch
+
+from trainer.rounds.ledger import Ledger
+from trainer.rounds.publication import receive
+from trainer.rounds.settings import RoundSettings
+from trainer.rounds.store import MemoryStore
+from trainer.rounds.tensors import Tensors, digest, scale
+from trainer.rounds.update import Update
+
+Make = Callable[..., Tensors]
+MakeUpdate = Callable[..., Update]
+
+
+@pytest.fixture
+def ledger(tensors: Make) -> Callable[..., Ledger]:
+    def make(**settings: Any) -> Ledger:
+        return Ledger(RoundSettings(**{"deadline": "lockstep", **settings}), {"p": tensors(0)}, MemoryStore(), "run")
+
+    return make
+
+
+def test_a_round_merges_what_came_and_opens_the_next(
+    ledger: Callable[..., Ledger], update: MakeUpdate, tensors: Make
+) -> None:
+    ours = ledger(outer="mean")
+    assert ours.accept(update(0, 0, steps=3), 1.0).kind == "accepted"
+    assert not ours.due("p", 1e9)
+    assert ours.accept(update(0, 1, steps=1), 2.0).kind == "accepted"
+    assert ours.due("p", 2.0)
+    merged = ours.close("p", 2.0)
+    assert (merged.version, merged.updates, ours.round("p")) == (1, ("w0-0", "w1-0"), 1)
+    for name, tensor in tensors(0).items():
+        expected = tensor - (0.75 * update(0, 0).delta[name] + 0.25 * update(0, 1).delta[name])
+        torch.testing.assert_close(merged.weights[name], expected)
+    assert ours.weights("p") is merged.weights
+
+
+def test_the_order_of_arrival_does_not_change_a_bit(ledger: Callable[..., Ledger], update: MakeUpdate) -> None:
+    found = set()
+    for order in permutations(range(3)):
+        ours = ledger(replicas=3)
+        for worker in order:
+            ours.accept(update(0, worker), 1.0)
+        found.add(digest(ours.close("p", 2.0).weights))
+    assert len(found) == 1
+
+
+def test_the_same_update_counts_once(ledger: Callable[..., Ledger], update: MakeUpdate) -> None:
+    ours = ledger()
+    assert ours.accept(update(), 1.0).kind == "accepted"
+    assert ours.accept(update(), 1.0).kind == "duplicate"
+    replayed = ours.accept(replace(update(), id="again"), 1.0)
+    assert (replayed.kind, replayed.reason) == ("refused", "w0 has handed in w0-0 for round 0 of p already")
+    taken = ours.accept(replace(update(0, 1), id="w0-0"), 1.0)
+    assert "another worker has handed in w0-0" in taken.reason
+    ours.accept(update(0, 1), 1.0)
+    ours.close("p", 1.0)
+    assert ours.accept(update(), 1.0).kind == "duplicate"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"part": "q"}, "there is no part 'q'; there are p"),
+        ({"id": "../x"}, "the id must be 1 to 128 letters"),
+        ({"worker": ""}, "the worker must be 1 to 128 letters"),
+        ({"round": 1}, "round 1 of p is not open; the open one is 0"),
+        ({"round": -1}, "round -1 of p is not open"),
+        ({"base_version": 1}, "cannot start from version 1; the newest is 0"),
+        ({"steps": 0}, "a round has 1 to 30 steps, not 0"),
+        ({"steps": 31}, "a round has 1 to 30 steps, not 31"),
+        ({"sequences": 1}, "4 steps read at least as many sequences, not 1"),
+        ({"delta": {}}, "p has other tensors: 'bias' is missing"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_a_sentence(
+    ledger: Callable[..., Ledger], update: MakeUpdate, changes: dict[str, Any], reason: str
+) -> None:
+    ours = ledger()
+    verdict = ours.accept(replace(update(), **changes), 1.0)
+    assert verdict.kind == "refused"
+    assert reason in verdict.reason
+    assert len(ours.store.records()) == 1
+
+
+def test_bad_numbers_are_refused(ledger: Callable[..., Ledger], update: MakeUpdate) -> None:
+    ours, good = ledger(replicas=5), update(0, 9).delta
+    for bad in (float("nan"), float("inf")):
+        assert "not finite" in ours.accept(update(delta={**good, "gain": torch.tensor(bad)}), 1.0).reason
+    assert "bias of p has shape (7,), not (8,)" in ours.accept(update(delta={**good, "bias": torch.ones(8)}), 1).reason
+    double = {**good, "bias": good["bias"].double()}
+    assert "bias must be float32, not torch.float64" in ours.accept(update(delta=double), 1.0).reason
+    for worker in range(3):
+        assert ours.accept(update(0, worker), 1.0).kind == "accepted"
+    absurd = ours.accept(update(0, 3, delta=scale(good, 100.0)), 1.0)
+    assert "more than 10 times the usual" in absurd.reason
+
+
+def late_ledger(ledger: Callable[..., Ledger], update: MakeUpdate, late: str, closed: int = 1) -> Ledger:
+    ours = ledger(late=late, deadline="fixed", deadline_s=5.0, outer="mean")
+    for number in range(closed):
+        ours.accept(update(number, 0), 10.0 * number + 1)
+        ours.close("p", 10.0 * number + 5)
+    return ours
+
+
+def test_late_work_is_dropped_discounted_or_kept(ledger: Callable[..., Ledger], update: MakeUpdate) -> None:
+    dropped = late_ledger(ledger, update, "drop")
+    verdict = dropped.accept(update(0, 1), 6.0)
+    assert (verdict.kind, verdict.reason) == ("dropped", "round 0 of p was closed, and late work is dropped")
+    assert dropped.accept(update(0, 1), 7.0).kind == "duplicate"
+    assert dropped.due_at("p") is None
+    for late, weight in (("stale", 0.25), ("keep", 1.0)):
+        ours = late_ledger(ledger, update, late, closed=2)
+        before = ours.weights("p")
+        assert ours.accept(update(0, 1), 16.0).kind == "accepted"
+        assert ours.accept(update(2, 0), 16.0).kind == "accepted"
+        merged = ours.close("p", 20.0)
+        for name in before:
+            mean = (update(2, 0).delta[name] + weight * update(0, 1).delta[name]) / (1 + weight)
+            torch.testing.assert_close(merged.weights[name], before[name] - mean)
+
+
+def test_what_is_too_old_is_refused(ledger: Callable[..., Ledger], update: MakeUpdate) -> None:
+    ours = ledger(max_staleness=2, replicas=1)
+    for number in range(4):
+        ours.accept(update(number), 1.0)
+        ours.close("p", 1.0)
+    assert "it is more than 2 rounds old; fetch the newest" in ours.accept(update(1, 1), 1.0).reason
+    assert ours.accept(update(2, 1), 1.0).kind == "accepted"
+
+
+def test_a_round_is_due_after_its_deadline_if_anything_came(ledger: Callable[..., Ledger], update: MakeUpdate) -> None:
+    ours = ledger(deadline="fixed", deadline_s=5.0)
+    assert ours.due_at("p") is None
+    assert not ours.due("p", 100.0)
+    ours.accept(update(), 2.0)
+    assert ours.due_at("p") == 5.0
+    assert [ours.due("p", now) for now in (4.9, 5.0)] == [False, True]
+    ours.close("p", 5.0)
+    ours.accept(update(1), 7.0)
+    assert ours.due_at("p") == 10.0
+    ours.expect("p", 1)  # the other left
+    assert ours.due("p", 7.0)
+
+
+def test_who_overlaps_may_be_one_round_ahead(ledger: Callable[..., Ledger], update: MakeUpdate) -> None:
+    ours = ledger(overlap="eager", deadline="fixed")
+    ahead = update(1, 0, base_version=0)
+    assert ours.accept(update(0, 0), 1.0).kind == "accepted"
+    assert ours.accept(ahead, 2.0).kind == "accepted"
+    assert ours.accept(update(2, 0, base_version=0), 2.0).kind == "refused"
+    assert ours.close("p", 3.0).updates == ("w0-0",)
+    assert ours.close("p", 4.0).updates == ("w0-1",)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8", "e3m0"])
+def test_workers_that_follow_the_differences_have_what_was_published(
+    ledger: Callable[..., Ledger], update: MakeUpdate, codec: str
+) -> None:
+    ours = ledger(down_codec=codec, replicas=1, outer="mean")
+    mine = ours.weights("p")
+    for number in range(6):
+        ours.accept(update(number), 1.0)
+        merged = ours.close("p", 1.0)
+        difference = ours.difference("p", number + 1)
+        assert (difference or b"") == merged.difference
+        mine = receive(mine, difference, codec) if difference else merged.weights  # type: ignore[arg-type]
+        assert digest(mine) == digest(ours.weights("p"))
+    assert ours.difference("p", 1) is None
+    exact = ours._parts["p"].version.weights
+    assert sum(float((exact[n] - mine[n]).norm()) for n in exact) < 0.2

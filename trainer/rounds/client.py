@@ -1,0 +1,268 @@
+"""A worker's side of the calls: tries again while the coordinator is away, and says what cannot be helped."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import grpc
+
+from stages.errors import Interrupted, RequestError, ServiceError
+from stages.handshake import handshake_problem
+from stages.refusal import retry_after_ms, trailing
+from stages.security import LOOPBACK_ONLY, Security
+from stages.tokens import bearer
+from stages.transport import open_blocking_channel
+from trainer.rounds.transfer import DamagedError, Intake, Parcel, pieces
+from trainer.v1 import rounds_pb2, rounds_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CALL_S = 30.0
+TRANSFER_S = 24 * 3600.0
+LONG_POLL_S = 20.0
+LOOK_S = 0.05
+FIRST_DELAY_S, LAST_DELAY_S = 0.2, 5.0
+SAY_EVERY_S = 30.0
+
+AWAY = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.DATA_LOSS,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+)
+"""Worth another try: the coordinator, or the way to it, may be there again."""
+
+
+class LeaseLostError(ServiceError):
+    """The place went to another worker, or the coordinator does not know it any more."""
+
+
+class FileGoneError(ServiceError):
+    """A newer version is there."""
+
+
+class Link:
+    """Calls of one worker. May be used by several threads at once."""
+
+    def __init__(
+        self,
+        address: str,
+        security: Security = LOOPBACK_ONLY,
+        token: str = "",
+        patience_s: float = 600.0,
+        asked_to_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """:param patience_s: how long to try to reach a coordinator; :param asked_to_stop: looked at while waiting.
+
+        Raises InputError for an address that may not be dialled.
+        """
+        self.address, self.security, self.patience_s, self.asked_to_stop = address, security, patience_s, asked_to_stop
+        self.sent_bytes = self.received_bytes = 0
+        self._metadata = bearer(token)
+        self._stamp = security.stamp()
+        self._open()
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def join(self, request: rounds_pb2.JoinRequest, wait: bool = False) -> rounds_pb2.JoinResponse:
+        """:param wait: whether to wait for a place. Raises ServiceError."""
+        final = () if wait else (grpc.StatusCode.RESOURCE_EXHAUSTED,)
+        return self._patiently(lambda: self._stub.Join(request, timeout=CALL_S, metadata=self._metadata), final)
+
+    def next(self, request: rounds_pb2.NextRequest) -> rounds_pb2.NextResponse:
+        """What to do next. Raises ServiceError, LeaseLostError, Interrupted."""
+        request.wait_seconds = LONG_POLL_S
+        timeout = LONG_POLL_S + CALL_S
+        return self._patiently(
+            lambda: self._awaited(self._stub.Next.future(request, timeout=timeout, metadata=self._metadata))
+        )
+
+    def beat(self, request: rounds_pb2.BeatRequest) -> rounds_pb2.BeatResponse:
+        """One try. Raises grpc.RpcError."""
+        request.sent_bytes, request.received_bytes = self.sent_bytes, self.received_bytes
+        return self._stub.Beat(request, timeout=CALL_S, metadata=self._metadata)
+
+    def leave(self, request: rounds_pb2.LeaveRequest) -> None:
+        """One try, whatever comes of it: a lease ends by itself."""
+        try:
+            self._stub.Leave(request, timeout=2.0, metadata=self._metadata)
+        except grpc.RpcError as error:
+            log.warning("the place was not given back (%s); it is free when the lease has run out", _status(error))
+
+    def fetch(self, file: rounds_pb2.File, worker: str, lease: str, path: Path) -> bytes:
+        """A file of the coordinator; what has come of it lies at `path` until it is whole.
+
+        Raises FileGoneError, ServiceError, LeaseLostError, Interrupted, CheckpointError.
+        """
+        intake = Intake(path, Parcel(file.size, file.sha256).check())
+
+        def attempt() -> bytes:
+            request = rounds_pb2.FetchRequest(worker=worker, lease=lease, name=file.name, offset=intake.offset)
+            call = self._stub.Fetch(request, timeout=TRANSFER_S, metadata=self._metadata)
+            try:
+                for piece in call if not intake.whole else ():
+                    self._stop_if_asked()
+                    intake.write(piece)
+                    self.received_bytes += len(piece.data)
+            finally:
+                call.cancel()
+            return intake.read()
+
+        data = self._patiently(attempt)
+        intake.drop()
+        return data
+
+    def submit(self, submission: rounds_pb2.Submission, payload: bytes) -> rounds_pb2.Verdict:
+        """Send an update until somebody has judged it. Raises ServiceError, LeaseLostError, Interrupted."""
+
+        def attempt() -> rounds_pb2.Verdict:
+            offsets: SimpleQueue[int | None] = SimpleQueue()
+            requests = self._requests(submission, payload, offsets)
+            call = self._stub.Submit(requests, timeout=TRANSFER_S, metadata=self._metadata)
+            try:
+                for response in call:
+                    if response.WhichOneof("step") == "verdict":
+                        return response.verdict
+                    offsets.put(response.offset)
+            finally:
+                offsets.put(None)
+                call.cancel()
+            raise DamagedError("the coordinator ended the submission without a verdict")
+
+        return self._patiently(attempt)
+
+    def watch(self, interval_s: float) -> Iterator[rounds_pb2.WatchUpdate]:
+        """Updates until the run ends. Raises ServiceError."""
+        request = rounds_pb2.WatchRequest(interval_seconds=interval_s)
+        try:
+            yield from self._stub.Watch(request, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise self._explained(error) from None
+
+    def _requests(
+        self, submission: rounds_pb2.Submission, payload: bytes, offsets: SimpleQueue[int | None]
+    ) -> Iterator[rounds_pb2.SubmitRequest]:
+        yield rounds_pb2.SubmitRequest(submission=submission)
+        offset = offsets.get()
+        if offset is None:
+            return
+        for piece in pieces(payload, min(offset, len(payload))):
+            if self.asked_to_stop():
+                return
+            self.sent_bytes += len(piece.data)
+            yield rounds_pb2.SubmitRequest(piece=piece)
+
+    def _awaited(self, future: Any) -> Any:  # noqa: ANN401 - a call of any type
+        """Its answer; a signal need not wait for it."""
+        while not future.done():
+            if self.asked_to_stop():
+                future.cancel()
+                self._stop_if_asked()
+            time.sleep(LOOK_S)
+        return future.result()
+
+    def _patiently(self, attempt: Callable[[], T], final: tuple[grpc.StatusCode, ...] = ()) -> T:
+        """Try until it comes about. Whatever was achieved in between makes the patience begin anew."""
+        begin, said, delay, moved = time.monotonic(), -SAY_EVERY_S, FIRST_DELAY_S, self._moved()
+        while True:
+            self._stop_if_asked()
+            try:
+                return attempt()
+            except (RequestError, grpc.RpcError) as error:
+                self._stop_if_asked()
+                problem = self._problem(error, final)
+                wait_s = _retry_s(error) or delay
+            now = time.monotonic()
+            if self._moved() != moved:
+                begin, moved, delay = now, self._moved(), FIRST_DELAY_S
+            if now - begin > self.patience_s:
+                raise ServiceError(f"{problem}; gave up after {self.patience_s:.0f} s")
+            if now - said > SAY_EVERY_S:
+                log.warning("%s; trying again", problem)
+                said = now
+            self._pause(wait_s)
+            delay = min(2 * delay, LAST_DELAY_S)
+            self._renew()
+
+    def _problem(self, error: Exception, final: tuple[grpc.StatusCode, ...]) -> str:
+        """What is wrong for now. Raises what will not get better."""
+        if not isinstance(error, grpc.RpcError):
+            return str(error)
+        code = _status(error)
+        if code is grpc.StatusCode.ABORTED:
+            raise LeaseLostError(_details(error))
+        if code is grpc.StatusCode.NOT_FOUND and "ask for the next order" in _details(error):
+            raise FileGoneError(_details(error))
+        if code in final or code not in AWAY:
+            raise self._explained(error)
+        if code is grpc.StatusCode.UNAVAILABLE:
+            if problem := handshake_problem(_details(error), self.security):
+                raise ServiceError(f"the coordinator at {self.address} {problem}")
+            return f"no coordinator answers at {self.address}"
+        return f"{self.address} says: {_details(error) or code.name}"
+
+    def _explained(self, error: grpc.RpcError) -> ServiceError:
+        code, details = _status(error), _details(error)
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            return ServiceError(
+                f"what listens at {self.address} is no coordinator; start one with `onesweep coordinate`"
+            )
+        if code is grpc.StatusCode.UNAVAILABLE:
+            problem = handshake_problem(details, self.security)
+            return ServiceError(
+                f"the coordinator at {self.address} {problem}"
+                if problem
+                else f"no coordinator answers at {self.address}"
+            )
+        return ServiceError(f"{self.address} refuses: {details or code.name}")
+
+    def _moved(self) -> int:
+        return self.sent_bytes + self.received_bytes
+
+    def _pause(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self._stop_if_asked()
+            time.sleep(min(LOOK_S, seconds))
+
+    def _stop_if_asked(self) -> None:
+        if self.asked_to_stop():
+            raise Interrupted("stopped as asked; run again to go on")
+
+    def _renew(self) -> None:
+        """A channel with the certificates as they are now."""
+        if self.security.stamp() != self._stamp:
+            self._stamp = self.security.stamp()
+            self._channel.close()
+            self._open()
+
+    def _open(self) -> None:
+        self._channel = open_blocking_channel(self.address, security=self.security)
+        self._stub: Any = rounds_pb2_grpc.RoundsServiceStub(self._channel)
+
+
+def _status(error: Any) -> grpc.StatusCode:  # noqa: ANN401 - an RpcError of a call has a code, which the stubs do not say
+    return error.code() or grpc.StatusCode.UNKNOWN
+
+
+def _details(error: Any) -> str:  # noqa: ANN401
+    return error.details() or ""
+
+
+def _retry_s(error: Exception) -> float | None:
+    """When to come back, as the coordinator says."""
+    if not isinstance(error, grpc.RpcError):
+        return None
+    said = retry_after_ms(trailing(error))
+    return None if said is None else min(said / 1000, LAST_DELAY_S)

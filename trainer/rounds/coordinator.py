@@ -1,0 +1,305 @@
+"""A coordinator: gives out places and orders, takes updates in, closes rounds, publishes. Knows nothing of gRPC calls.
+
+Whatever is decided about updates is the ledger's; what is added here is who is there, what the time is, and files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from stages.aside import in_thread, to_its_end
+from stages.errors import CheckpointError, InputError
+from stages.refusal import exhausted
+from trainer.rounds.ledger import Ledger
+from trainer.rounds.members import Member, Members
+from trainer.rounds.offers import Offers
+from trainer.rounds.plan import RunPlan
+from trainer.rounds.publishing import Publisher
+from trainer.rounds.reception import Reception, check_losses
+from trainer.v1 import rounds_pb2
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+MAX_WAIT_S = 60.0
+TICK_S = 0.05
+STORE_RETRY_S = 2.0
+"""Between two tries to write what the disk did not take."""
+EARLY_RETRY_MS = 200
+MEMBERS = "members.json"
+
+
+@dataclass(frozen=True)
+class CoordinatorSettings:
+    """What `onesweep coordinate` is told beside the settings of the run."""
+
+    lease_s: float = 30.0
+    """How long a worker may be silent before its place can go to another."""
+    publish_every: int = 10
+    """Rounds between two checkpoints; the last round is always published."""
+    own_data: bool = False
+    """Whether workers may bring other text than the coordinator's."""
+
+    def __post_init__(self) -> None:
+        if not 0.5 <= self.lease_s <= 86400:
+            raise InputError(f"--lease must be from 0.5 to 86400 seconds, not {self.lease_s:g}")
+        if not 1 <= self.publish_every <= 2**31:
+            raise InputError(f"--publish-every must be at least 1 round, not {self.publish_every}")
+
+
+class Coordinator:
+    """One run. Everything that must last is on the disk before anybody is told of it."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        needs: Mapping[str, Sequence[str]],
+        ledger: Ledger,
+        publisher: Publisher,
+        directory: Path,
+        settings: CoordinatorSettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """:param needs: for each part, those that its workers must have copies of.
+
+        :param directory: for places and what comes in; :param clock: seconds, only forward.
+        """
+        self.needs = needs
+        self.plan, self.settings, self.clock, self.publisher = plan, settings, clock, publisher
+        self.ledger, self.ledger_lock = ledger, asyncio.Lock()
+        self.offers = Offers(ledger, plan.config.rounds.down_codec)
+        replicas = plan.config.rounds.replicas
+        self.members = Members(directory / MEMBERS, len(plan.parts), replicas, settings.lease_s, clock())
+        for record in ledger.store.records():
+            if "worker" in record:
+                self.members.remember(record["worker"], plan.parts.index(record["part"]), record["round"])
+        self.reception = Reception(plan, ledger, directory)
+        self.problem = ""
+        self.stopping = False
+        self.received_bytes = self.sent_bytes = 0
+        self._expected: dict[str, int] = {}
+        self._publishing: asyncio.Task[None] | None = None
+        self._times_published = min(map(ledger.round, plan.parts)) // settings.publish_every
+        self._changed = asyncio.Event()
+
+    @property
+    def ended(self) -> bool:
+        """Whether every part has made its last round."""
+        return all(self.ledger.round(part) >= self.plan.rounds for part in self.plan.parts)
+
+    # What workers ask for
+
+    async def join(self, request: rounds_pb2.JoinRequest) -> rounds_pb2.JoinResponse:
+        """Raises Refusal."""
+        self.plan.check_join(request, self.settings.own_data)
+        wanted = request.part if request.HasField("part") else None
+        with _stored():
+            member = self.members.join(request.worker, wanted, self.clock())
+        member.device = request.device[:64]
+        place, part = member.place, self.plan.parts[member.place.part]
+        log.info("%s joins: %s, replica %d", member.worker, part, place.replica)
+        self._tell()
+        return rounds_pb2.JoinResponse(
+            run=self.plan.run,
+            lease=member.lease,
+            lease_seconds=self.settings.lease_s,
+            part=place.part,
+            replica=place.replica,
+            config=json.dumps(asdict(self.plan.config)),
+            manifest=self.plan.manifest.to_json(),
+            codec=self.plan.config.rounds.codec,
+        )
+
+    async def next(self, request: rounds_pb2.NextRequest) -> rounds_pb2.NextResponse:
+        """What a worker does next; waits for it. Raises Refusal."""
+        member = self.called(request.worker, request.lease)
+        part = self.plan.parts[member.place.part]
+        done = max(member.finished, request.after if request.HasField("after") else -1)
+        deadline = self.clock() + min(request.wait_seconds, MAX_WAIT_S)
+        while True:
+            changed, wanted = self._changed, self._next_round(part, done)
+            if wanted is None:
+                return rounds_pb2.NextResponse(end=rounds_pb2.End(rounds=self.plan.rounds))
+            if wanted <= self._furthest(part):
+                return rounds_pb2.NextResponse(order=await self._order(part, wanted, request))
+            left = deadline - self.clock()
+            if left <= 0 or self.stopping:
+                return rounds_pb2.NextResponse(pause=rounds_pb2.Pause(open_round=self.ledger.round(part)))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), left)
+            self.called(request.worker, request.lease)
+
+    def called(self, worker: str, lease: str) -> Member:
+        """Who calls; its lease begins anew. Raises Refusal."""
+        return self.members.called(worker, lease, self.clock())
+
+    async def read(self, request: rounds_pb2.FetchRequest) -> bytes:
+        """A file that an order named. Raises Refusal."""
+        self.called(request.worker, request.lease)
+        return self.offers.read(request.name)
+
+    async def beat(self, request: rounds_pb2.BeatRequest) -> rounds_pb2.BeatResponse:
+        """Raises Refusal."""
+        member = self.called(request.worker, request.lease)
+        check_losses(request.losses)
+        member.beat = request
+        part = self.plan.parts[member.place.part]
+        return rounds_pb2.BeatResponse(open_round=self.ledger.round(part), ended=self.ended)
+
+    async def leave(self, request: rounds_pb2.LeaveRequest) -> rounds_pb2.LeaveResponse:
+        """Raises Refusal."""
+        member = self.called(request.worker, request.lease)
+        with _stored():
+            self.members.leave(member)
+        log.info("%s leaves %s", member.worker, self.plan.parts[member.place.part])
+        return rounds_pb2.LeaveResponse()
+
+    async def judge(self, submission: rounds_pb2.Submission, payload: bytes) -> rounds_pb2.Verdict:
+        """What becomes of an update that has come whole. Raises Refusal where it cannot be stored now."""
+        member = self.called(submission.worker, submission.lease)
+        part = self.plan.parts[member.place.part]
+        if submission.round > self._furthest(part):
+            raise exhausted(f"round {submission.round} of {part} is not open yet", EARLY_RETRY_MS)
+        if self.ledger.round(part) >= self.plan.rounds:
+            return rounds_pb2.Verdict(outcome=rounds_pb2.OUTCOME_REFUSED, reason=f"{part} has made its last round")
+        with _stored():
+            verdict = await self._alone(self.reception.judge, part, submission, payload, self.clock())
+        if verdict.outcome == rounds_pb2.OUTCOME_REFUSED:
+            member.refused, member.problem = member.refused + 1, verdict.reason
+            log.warning("update %s of %s refused: %s", submission.id, part, verdict.reason)
+        else:
+            member.accepted += verdict.outcome == rounds_pb2.OUTCOME_ACCEPTED
+            member.finished, member.problem = max(member.finished, submission.round), ""
+        self._tell()
+        return verdict
+
+    # What goes on by itself
+
+    async def run(self) -> None:
+        """Close rounds when they are due, and publish, until the run has ended. Raises CheckpointError."""
+        try:
+            while not self.ended:
+                for part in self.plan.parts:
+                    if self.ledger.round(part) < self.plan.rounds:
+                        await self._look_at(part)
+                self._publish_if_due()
+                await asyncio.sleep(TICK_S)
+        finally:
+            if self._publishing is not None:
+                await to_its_end(self._publishing)
+        await self._publish(last=True)
+        self._tell()
+
+    async def changes(self, interval_s: float) -> AsyncGenerator[None]:
+        """Now, and whenever something may have changed: at most once an interval; leases run out unsaid."""
+        while True:
+            yield
+            changed = self._changed
+            await asyncio.sleep(interval_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), max(interval_s, 1.0))
+
+    def stop(self) -> None:
+        """Let those who wait for something go."""
+        self.stopping = True
+        self._tell()
+
+    async def _look_at(self, part: str) -> None:
+        await self._expect(part)
+        async with self.ledger_lock:
+            due = self.ledger.due(part, self.clock())
+        if not due:
+            return
+        try:
+            merged = await self._alone(self.ledger.close, part, self.clock())
+        except CheckpointError as error:
+            if self.problem != str(error):
+                log.error("%s: the round cannot be closed: %s", part, error)
+            self.problem = str(error)
+            await asyncio.sleep(STORE_RETRY_S)
+            return
+        self.problem = ""
+        log.info("%s: version %d from %d updates", part, merged.version, len(merged.updates))
+        self._tell()
+
+    def _publish_if_due(self) -> None:
+        """Beside the rounds, one at a time."""
+        if self._publishing is not None and not self._publishing.done():
+            return
+        done = min(map(self.ledger.round, self.plan.parts)) // self.settings.publish_every
+        if done > self._times_published:
+            self._times_published = done
+            self._publishing = asyncio.create_task(self._publish())
+
+    async def _publish(self, last: bool = False) -> None:
+        """Put the newest weights into the checkpoint; what is not fit for it stays as it was."""
+        weights = {part: (self.ledger.round(part), self.ledger.weights(part)) for part in self.plan.parts}
+        try:
+            await in_thread(self.publisher.publish, weights, last)
+        except CheckpointError as error:
+            self.problem = str(error)
+            log.error("not published: %s", error)
+            if last:
+                raise
+
+    async def _expect(self, part: str) -> None:
+        """How many will hand in: places that nobody had yet, those who are here, and those who did already."""
+        index, now, round_ = self.plan.parts.index(part), self.clock(), self.ledger.round(part)
+        members = [m for m in self.members if m.place.part == index]
+        gone = sum(not self.members.is_here(m, now) and m.finished < round_ for m in members)
+        expected = max(self.members.replicas - gone, 1)
+        if self._expected.get(part) != expected:
+            self._expected[part] = expected
+            await self._alone(self.ledger.expect, part, expected)
+
+    async def _order(self, part: str, wanted: int, request: rounds_pb2.NextRequest) -> rounds_pb2.Order:
+        return await self._alone(self._make_order, part, wanted, {h.part: h.version for h in request.held})
+
+    def _make_order(self, part: str, wanted: int, held: dict[str, int]) -> rounds_pb2.Order:
+        due = self.ledger.due_at(part)
+        order = rounds_pb2.Order(
+            round=wanted,
+            steps=self.plan.config.rounds.steps_per_round,
+            base=self.offers.weights(part, held.get(part)),
+            copies=[self.offers.weights(other, held.get(other)) for other in self.needs[part]],
+        )
+        if due is not None:
+            order.seconds_left = max(due - self.clock(), 0.0)
+        return order
+
+    def _next_round(self, part: str, done: int) -> int | None:
+        """The round after those that are done; None where there is no more."""
+        wanted = max(self.ledger.round(part), done + 1)
+        return wanted if wanted < self.plan.rounds else None
+
+    def _furthest(self, part: str) -> int:
+        """The last round that may be begun: with overlap, one that is not open yet."""
+        return self.ledger.round(part) + (self.plan.config.rounds.overlap != "none")
+
+    async def _alone(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """In a thread, and nothing else touches the ledger meanwhile."""
+        async with self.ledger_lock:
+            return await in_thread(job, *args, **kwargs)
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+@contextlib.contextmanager
+def _stored() -> Iterator[None]:
+    """What the disk did not take is worth another try. Raises Refusal."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise exhausted(str(error), int(STORE_RETRY_S * 1000)) from None

@@ -1,0 +1,69 @@
+"""Workers that are not there: how fast they are, what their links carry, what becomes of their updates."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+from stages.errors import ConfigError
+
+Fate = Literal["in time", "late", "lost"]
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Virtual seconds; nothing here takes real time."""
+
+    step_s: float = 1.0
+    """Of one local step on a machine of speed 1."""
+    slowness: tuple[float, ...] = (1.0,)
+    """Times that a replica takes longer, replica by replica, from the front again when there are more."""
+    latency_s: float = 0.1
+    up_mbps: float = 20.0
+    down_mbps: float = 100.0
+    in_time: float = 1.0
+    """Share of the updates that come when they are made; the others are `late_rounds` late."""
+    late_rounds: float = 1.5
+    """Lengths of a round by which the late ones come later."""
+    lost: float = 0.0
+    """Share of the updates that never come."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("step_s", "latency_s", "up_mbps", "down_mbps", "late_rounds"):
+            if not _is_above_zero(value := getattr(self, name)):
+                raise ConfigError(f"{name} must be a finite number above 0, not {value!r}")
+        if not self.slowness or not all(map(_is_above_zero, self.slowness)):
+            raise ConfigError(f"slowness must be numbers above 0, not {self.slowness!r}")
+        for name in ("in_time", "lost"):
+            if not _is_number(value := getattr(self, name)) or not 0 <= value <= 1:
+                raise ConfigError(f"{name} must be a share from 0 to 1, not {value!r}")
+        if self.lost == 1:
+            raise ConfigError("with lost = 1 no update ever comes")
+
+    def training_s(self, replica: int, steps: int) -> float:
+        return steps * self.step_s * self.slowness[replica % len(self.slowness)]
+
+    def up_s(self, size: int) -> float:
+        """A message of `size` bytes on its way to the coordinator."""
+        return self.latency_s + size * 8e-6 / self.up_mbps
+
+    def down_s(self, size: int) -> float:
+        return self.latency_s + size * 8e-6 / self.down_mbps
+
+    def fate(self, part: str, update: str) -> Fate:
+        """What becomes of an update, by its id: a pure function of the seed."""
+        draw = random.Random(f"{self.seed} {part} {update}")
+        if draw.random() < self.lost:
+            return "lost"
+        return "in time" if draw.random() < self.in_time else "late"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_above_zero(value: object) -> bool:
+    return isinstance(value, int | float) and _is_number(value) and value > 0

@@ -1,0 +1,8 @@
+"""Late work is worth nothing."""
+
+from __future__ import annotations
+
+
+class Drop:
+    def worth(self, staleness: int) -> float:
+        return 0.0

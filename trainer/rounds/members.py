@@ -1,0 +1,151 @@
+"""Who works on what: the places of a run, and the leases of those who have them."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from stages.checkpoint import replace_file
+from stages.errors import ResumeError
+from stages.refusal import Refusal
+from trainer.v1 import rounds_pb2
+
+RETRY_MS = 2000
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """One of the workers that a part has; `part` counts the parts of the run."""
+
+    part: int
+    replica: int
+
+
+@dataclass
+class Member:
+    """Who has a place, or had it last."""
+
+    worker: str
+    place: Place
+    lease: str
+    heard_s: float
+    """When it last called."""
+    device: str = ""
+    finished: int = -1
+    """The last round for which something was accepted from this place."""
+    beat: rounds_pb2.BeatRequest = field(default_factory=rounds_pb2.BeatRequest)
+    """What it last said of itself."""
+    accepted: int = 0
+    refused: int = 0
+    problem: str = ""
+
+
+class Members:
+    """The places of a run. They outlive the coordinator: after a restart every lease begins anew.
+
+    Times are seconds on a clock that only goes forward.
+    """
+
+    def __init__(self, path: Path, parts: int, replicas: int, lease_s: float, now_s: float) -> None:
+        """Raises ResumeError when `path` is there and is not what was written."""
+        self.path, self.parts, self.replicas, self.lease_s = path, parts, replicas, lease_s
+        self._members: dict[Place, Member] = {}
+        for member in _read(path, now_s):
+            if member.place.part < parts and member.place.replica < replicas:
+                self._members[member.place] = member
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter([self._members[place] for place in sorted(self._members)])
+
+    def join(self, worker: str, part: int | None, now_s: float) -> Member:
+        """A place for `worker`: its own, else one that nobody had, else one whose worker is gone. Raises Refusal."""
+        if part is not None and not 0 <= part < self.parts:
+            span = f"parts 0 to {self.parts - 1}" if self.parts > 1 else "one part, 0"
+            raise Refusal(grpc.StatusCode.NOT_FOUND, f"there is no part {part}: this run has {span}")
+        place = self._own(worker, part) or self._free(part, now_s)
+        if place is None:
+            where = f"part {part}" if part is not None else "every part"
+            said = f"{where} has its {self.replicas} workers, as many as the run's settings plan"
+            raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{said}; wait until one is gone", RETRY_MS)
+        before = self._members.get(place)
+        for other in [m for m in self._members.values() if m.worker == worker and m.place != place]:
+            del self._members[other.place]
+        member = Member(worker, place, secrets.token_hex(16), now_s)
+        if before is not None:
+            member.finished = before.finished
+        self._members[place] = member
+        self._save()
+        return member
+
+    def called(self, worker: str, lease: str, now_s: float) -> Member:
+        """The member that calls, whose lease begins anew. Raises Refusal."""
+        for member in self._members.values():
+            if member.lease == lease and member.worker == worker:
+                member.heard_s = now_s
+                return member
+        raise Refusal(
+            grpc.StatusCode.ABORTED, f"{worker} has no such lease: it ran out and the place went to another; join again"
+        )
+
+    def remember(self, worker: str, part: int, round_: int) -> None:
+        """Something of `worker` was accepted for this round, before this process began."""
+        for member in self._members.values():
+            if member.worker == worker and member.place.part == part:
+                member.finished = max(member.finished, round_)
+
+    def leave(self, member: Member) -> None:
+        """Give a place back; what was handed in from it stays known."""
+        member.lease, member.heard_s = "", float("-inf")
+        self._save()
+
+    def is_here(self, member: Member, now_s: float) -> bool:
+        """Whether its lease holds."""
+        return now_s - member.heard_s < self.lease_s
+
+    def present(self, part: int, now_s: float) -> int:
+        """Workers of a part whose leases hold."""
+        return sum(m.place.part == part and self.is_here(m, now_s) for m in self._members.values())
+
+    def _own(self, worker: str, part: int | None) -> Place | None:
+        places = (m.place for m in self._members.values() if m.worker == worker)
+        return next((place for place in places if part in (None, place.part)), None)
+
+    def _free(self, part: int | None, now_s: float) -> Place | None:
+        """The parts that have the fewest workers come first."""
+        wanted = range(self.parts) if part is None else (part,)
+        places = [Place(p, r) for p in wanted for r in range(self.replicas)]
+        free = [place for place in places if not self._is_taken(place, now_s)]
+        return min(free, key=lambda p: (self.present(p.part, now_s), p in self._members, p), default=None)
+
+    def _is_taken(self, place: Place, now_s: float) -> bool:
+        member = self._members.get(place)
+        return member is not None and self.is_here(member, now_s)
+
+    def _save(self) -> None:
+        """Raises CheckpointError."""
+        records = [
+            {"worker": m.worker, "part": m.place.part, "replica": m.place.replica, "lease": m.lease} for m in self
+        ]
+        replace_file(self.path, lambda path: path.write_text(json.dumps(records, indent=1), encoding="utf-8"))
+
+
+def _read(path: Path, now_s: float) -> list[Member]:
+    if not path.exists():
+        return []
+    try:
+        return [
+            Member(
+                str(record["worker"]),
+                Place(int(record["part"]), int(record["replica"])),
+                str(record["lease"]),
+                now_s if record["lease"] else float("-inf"),
+            )
+            for record in json.loads(path.read_text(encoding="utf-8"))
+        ]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ResumeError(f"{path} is damaged ({error}); delete it: workers will join again") from None

@@ -1,0 +1,155 @@
+"""What a worker trains: one part alone, with frozen copies of the others where it reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from stages.ar import ArModel, ArStage
+from stages.block import Block
+from stages.partition import NoisePartition
+from trainer.chain_lookahead import ahead_loss
+from trainer.config import TrainingConfig
+from trainer.data import Corpus
+from trainer.lookahead import OwnHead, stage_losses
+from trainer.objectives import next_byte_loss
+from trainer.rounds.tensors import Tensors, load
+from trainer.run import StepLoss, Task
+from trainer.tasks import ArTask, BlockTask, Lesson
+
+BLOCK, STAGE, HEAD, AR = "block", "stage", "head", "ar"
+
+
+class Part(Task, Protocol):
+    """A task that is told what was published of other parts."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Names of the parts of which it holds copies."""
+        ...
+
+    def see(self, published: Mapping[str, Tensors]) -> None:
+        """Take newer weights of all that it needs."""
+        ...
+
+
+class BlockPart(BlockTask):
+    """A block with its own losses; a `chained` one reads the features of copies of those before it."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return tuple(block_name(block.index) for block in self.before)
+
+    def see(self, published: Mapping[str, Tensors]) -> None:
+        for block in self.before:
+            load(block, published[block_name(block.index)])
+
+
+class AheadPart(BlockPart):
+    """A block of a `chained` chain that learns from the last head, through copies of those after it."""
+
+    def __init__(
+        self,
+        block: Block,
+        before: list[Block],
+        later: list[Block],
+        partition: NoisePartition,
+        corpus: Corpus,
+        config: TrainingConfig,
+    ) -> None:
+        super().__init__(block, before, partition, corpus, config)
+        self.later = [frozen.requires_grad_(False) for frozen in later]
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return tuple(block_name(block.index) for block in (*self.before, *self.later))
+
+    def see(self, published: Mapping[str, Tensors]) -> None:
+        super().see(published)
+        for block in self.later:
+            load(block, published[block_name(block.index)])
+
+    def loss(self, step: int) -> StepLoss:
+        text = self.corpus.batch(self.config.seed, step, self.config.sequences, self.length + 1)
+        lesson = Lesson.draw(self.module, self.partition, self.config, step, len(text))
+        features = self._features(text[:, :-1])
+        total, loss = ahead_loss(self.module, self.later, lesson, text, features, self.config)
+        return StepLoss(total, {"denoise_nats": float(loss.denoise), "next_byte_nats": float(loss.next_byte.detach())})
+
+
+class StagePart:
+    """A stage of a scorer with its own head, which learns from the last head, or alone, as [lookahead] says.
+
+    What it reads is what copies of the stages before it make: nobody sends features while a round lasts.
+    """
+
+    def __init__(
+        self, module: nn.ModuleDict, copies: Sequence[ArStage], corpus: Corpus, config: TrainingConfig
+    ) -> None:
+        """:param module: STAGE, and HEAD in all but the last; copies: of all other stages, in order."""
+        stage = module[STAGE]
+        head = module[HEAD] if HEAD in module else None  # noqa: SIM401 - a ModuleDict has no get
+        assert isinstance(stage, ArStage)
+        assert head is None or isinstance(head, OwnHead)
+        self.stage, self.head, self.module = stage, head, module
+        self.name = stage_name(stage.index)
+        self.before = [copy.requires_grad_(False) for copy in copies if copy.index < stage.index]
+        self.later = [copy.requires_grad_(False) for copy in copies if copy.index > stage.index]
+        self.corpus, self.config, self.trained = corpus, config, [module]
+        self.length = stage.architecture.context_bytes
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return tuple(stage_name(copy.index) for copy in (*self.before, *self.later))
+
+    def see(self, published: Mapping[str, Tensors]) -> None:
+        for copy in (*self.before, *self.later):
+            load(copy, stage_weights(published[stage_name(copy.index)]))
+
+    def loss(self, step: int) -> StepLoss:
+        text = self.corpus.batch(self.config.seed, step, self.config.sequences, self.length + 1)
+        x = text[:, :-1]
+        with torch.no_grad():
+            for frozen in self.before:
+                x = frozen.read(x)
+        hidden = self.stage.read(x)
+        if self.head is None:
+            total = own = next_byte_loss(self.stage.next_byte(hidden), text)
+        else:
+            total, own = stage_losses(self.head, self.later, hidden, text, self.config.lookahead)
+        return StepLoss(total, {"next_byte_nats": float(own.detach())})
+
+    def evaluate(self) -> dict[str, float]:
+        """Nothing of its own: what a pipeline is worth is read at its end."""
+        return {}
+
+
+class ArPart(ArTask):
+    """A whole AR model as one part: plain DiLoCo."""
+
+    def __init__(self, model: ArModel, corpus: Corpus, config: TrainingConfig) -> None:
+        super().__init__(AR, model, corpus, config)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ()
+
+    def see(self, published: Mapping[str, Tensors]) -> None:
+        assert not self.needs
+
+
+def block_name(index: int) -> str:
+    return f"{BLOCK}-{index}"
+
+
+def stage_name(index: int) -> str:
+    return f"{STAGE}-{index}"
+
+
+def stage_weights(tensors: Tensors) -> dict[str, Tensor]:
+    """Of what is published of a stage, what a copy needs: not its own head."""
+    prefix = f"{STAGE}."
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

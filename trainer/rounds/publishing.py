@@ -1,0 +1,86 @@
+"""From rounds to serving: the newest weights as a checkpoint that hosts load, behind the gate that checkpoints have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from stages.architecture import VOCABULARY
+from stages.block import Block
+from stages.checkpoint import save_ar, save_block
+from stages.errors import CheckpointError
+from stages.manifest import read_manifest
+from stages.probe import Measures, probe_block, probe_stage
+from trainer.data import Corpus
+from trainer.destination import add_metrics
+from trainer.evaluation import bits
+from trainer.local import diagnose
+from trainer.rounds.plan import RunPlan
+from trainer.rounds.tensors import Tensors, load
+
+WORST_NATS = math.log(VOCABULARY) + 1.0
+"""Weights that know nothing have ln 256; what is far above is confidently wrong."""
+
+
+class Publisher:
+    """Writes the checkpoint in `out`, whose manifest was made when the run began."""
+
+    def __init__(self, plan: RunPlan, out: Path, corpus: Corpus) -> None:
+        self.plan, self.out, self.corpus = plan, out, corpus
+        self.published: dict[str, int] = {}
+        """Version of each part that is in the checkpoint, as far as this process has put it there."""
+
+    def publish(self, versions: Mapping[str, tuple[int, Tensors]], last: bool) -> None:
+        """Put versions into the checkpoint; after the last round measure the whole, too.
+
+        Raises CheckpointError when the loss on the probe text is not that of a model, or it cannot be stored: what
+        was published before is whole, and of a chain the blocks before the one that is refused are new.
+        """
+        numbers = {part: number for part, (number, _) in versions.items()}
+        weights = {part: tensors for part, (_, tensors) in versions.items()}
+        chain = self.plan.config.rounds.model == "chain"
+        if self.published != numbers:
+            if chain:
+                self._publish_chain(weights)
+            else:
+                self._publish_pipeline(weights)
+            self.published = numbers
+        if last and chain and "chain" not in read_manifest(self.out).metrics:
+            diagnose(self.plan.config, self.corpus, self.out, read_manifest(self.out), None)
+        elif last and not chain:
+            nats = self.plan.frame.evaluate(weights, self.corpus)["next_byte"]
+            losses = {"valid_next_byte_nats": nats, "valid_next_byte_bits": bits(nats)}
+            add_metrics(self.out, {"ar": losses, "rounds": numbers})
+
+    def _publish_chain(self, weights: Mapping[str, Tensors]) -> None:
+        features: Tensor | None = None
+        for index, part in enumerate(self.plan.parts):
+            block, manifest = self.plan.frame.module(index), self.plan.manifest
+            assert isinstance(block, Block)
+            assert manifest.partition is not None
+            load(block, weights[part])
+            given = None if block.reads_bytes else features
+            measures, _ = probe_block(block.eval(), manifest.partition, manifest.probe_text, given)
+            _check(part, measures)
+            features = save_block(self.out, block, given)
+
+    def _publish_pipeline(self, weights: Mapping[str, Tensors]) -> None:
+        model = self.plan.frame.pipeline(weights)
+        hidden: Tensor | None = None
+        for stage in model.stages:
+            measures, hidden = probe_stage(stage, self.plan.manifest.probe_text, hidden)
+            if stage.is_last:
+                _check("the pipeline", measures)
+        save_ar(self.out, model)
+
+
+def _check(what: str, measures: Measures) -> None:
+    for name, nats in measures.items():
+        if not nats <= WORST_NATS:  # true for NaN, too
+            raise CheckpointError(
+                f"{what} is not published: {name} on the probe text is {nats:.3f}, and {math.log(VOCABULARY):.3f} is "
+                "what untrained weights give; the checkpoint stays as it was"
+            )

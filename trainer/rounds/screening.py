@@ -1,0 +1,90 @@
+"""What is wrong with an update, before it counts."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from statistics import median
+
+import torch
+
+from trainer.rounds.settings import RoundSettings
+from trainer.rounds.tensors import Shapes, shapes
+from trainer.rounds.update import Update
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+"""Ids and workers become file names and log lines."""
+MIN_NORMS = 3
+"""Updates without which nobody can say which norm is absurd."""
+
+
+def screen(
+    update: Update, like: Shapes, length: float, open_round: int, known: Sequence[float], settings: RoundSettings
+) -> str | None:
+    """One sentence with what is wrong, or None.
+
+    like: shapes of the part; length: norm of the update; known: norms of what was accepted before.
+    """
+    return (
+        _wrong_name(update)
+        or _wrong_round(update, open_round, settings)
+        or _wrong_work(update, settings)
+        or _wrong_shape(update, like)
+        or _wrong_norm(length, known, settings)
+    )
+
+
+def _wrong_name(update: Update) -> str | None:
+    for what, value in (("id", update.id), ("worker", update.worker)):
+        if not NAME.fullmatch(value):
+            return f"the {what} must be 1 to 128 letters, digits, dots, dashes or underscores, not {value[:64]!r}"
+    return None
+
+
+def _wrong_round(update: Update, open_round: int, settings: RoundSettings) -> str | None:
+    newest = open_round + (settings.overlap != "none")
+    if not 0 <= update.round <= newest:
+        return f"round {update.round} of {update.part} is not open; the open one is {open_round}"
+    if not 0 <= update.base_version <= min(update.round, open_round):
+        return (
+            f"an update of round {update.round} of {update.part} cannot start from version {update.base_version}; "
+            f"the newest is {open_round}"
+        )
+    oldest = open_round - settings.max_staleness
+    # who overlaps starts from one version before
+    if min(update.round, update.base_version + (settings.overlap != "none")) < oldest:
+        return (
+            f"this update starts from version {update.base_version} of {update.part}, and the newest is {open_round}: "
+            f"it is more than {settings.max_staleness} rounds old; fetch the newest and go on from there"
+        )
+    return None
+
+
+def _wrong_work(update: Update, settings: RoundSettings) -> str | None:
+    if not 1 <= update.steps <= settings.steps_per_round:
+        return f"a round has 1 to {settings.steps_per_round} steps, not {update.steps}"
+    if update.sequences < update.steps:
+        return f"{update.steps} steps read at least as many sequences, not {update.sequences}"
+    return None
+
+
+def _wrong_shape(update: Update, like: Shapes) -> str | None:
+    found = shapes(update.delta)
+    if found.keys() != like.keys():
+        wrong = min(found.keys() ^ like.keys())
+        return f"{update.part} has other tensors: {wrong[:128]!r} is {'missing' if wrong in like else 'unknown'}"
+    for name, shape in like.items():
+        if found[name] != shape:
+            return f"{name} of {update.part} has shape {shape}, not {found[name]}"
+        if update.delta[name].dtype != torch.float32:
+            return f"{name} must be float32, not {update.delta[name].dtype}"
+    return None
+
+
+def _wrong_norm(length: float, known: Sequence[float], settings: RoundSettings) -> str | None:
+    if not math.isfinite(length):
+        return "the update has numbers that are not finite; lower the learning rates, or set bfloat16 = false"
+    if len(known) >= MIN_NORMS and (usual := median(known)) > 0 and length > settings.norm_limit * usual:
+        return f"the update's norm is {length:.3g}, more than {settings.norm_limit:g} times the usual {usual:.3g}"
+    return None

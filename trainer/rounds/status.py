@@ -1,0 +1,76 @@
+"""A run as those see it who watch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainer.rounds.coordinator import Coordinator
+from trainer.rounds.members import Member
+from trainer.v1 import rounds_pb2
+
+
+def status_of(coordinator: Coordinator) -> rounds_pb2.WatchUpdate:
+    """The run now."""
+    state = rounds_pb2.RUN_STATE_STOPPING if coordinator.stopping else rounds_pb2.RUN_STATE_RUNNING
+    return rounds_pb2.WatchUpdate(
+        run=coordinator.plan.run,
+        state=rounds_pb2.RUN_STATE_FINISHED if coordinator.ended else state,
+        rounds=coordinator.plan.rounds,
+        parts=[_part(coordinator, index) for index in range(len(coordinator.plan.parts))],
+        workers=[_worker(coordinator, member) for member in coordinator.members],
+        received_bytes=coordinator.received_bytes,
+        sent_bytes=coordinator.sent_bytes,
+        problem=coordinator.problem,
+    )
+
+
+def _part(coordinator: Coordinator, index: int) -> rounds_pb2.PartStatus:
+    name, now = coordinator.plan.parts[index], coordinator.clock()
+    round_, due = coordinator.ledger.round(name), coordinator.ledger.due_at(name)
+    members = [member for member in coordinator.members if member.place.part == index]
+    return rounds_pb2.PartStatus(
+        part=index,
+        name=name,
+        round=round_,
+        seconds_left=None if due is None else max(due - now, 0.0),
+        replicas=coordinator.members.replicas,
+        present=coordinator.members.present(index, now),
+        arrived=sum(member.finished >= round_ for member in members),
+        losses=_mean([dict(member.beat.losses) for member in members]),
+        published=coordinator.publisher.published.get(name),
+    )
+
+
+def _worker(coordinator: Coordinator, member: Member) -> rounds_pb2.WorkerStatus:
+    now, beat = coordinator.clock(), member.beat
+    gone = not coordinator.members.is_here(member, now)
+    round_ = coordinator.ledger.round(coordinator.plan.parts[member.place.part])
+    return rounds_pb2.WorkerStatus(
+        worker=member.worker,
+        part=member.place.part,
+        replica=member.place.replica,
+        device=member.device,
+        doing=beat.doing,
+        round=beat.round,
+        steps=beat.steps,
+        silent_seconds=max(now - member.heard_s, 0.0) if member.lease else 0.0,
+        gone=gone,
+        late=not gone and beat.doing == rounds_pb2.DOING_TRAINING and beat.round < round_,
+        accepted=member.accepted,
+        refused=member.refused,
+        losses=beat.losses,
+        sent_bytes=beat.sent_bytes,
+        received_bytes=beat.received_bytes,
+        busy_seconds=beat.busy_seconds,
+        problem=member.problem,
+    )
+
+
+def _mean(losses: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Of each loss, over those that have it."""
+    names = {name for each in losses for name in each}
+    return {name: _average([each[name] for each in losses if name in each]) for name in names}
+
+
+def _average(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,79 @@
+"""Small arithmetic on the parameters of a part, by name."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+Tensors = dict[str, Tensor]
+"""float32 tensors of one part, by the names of its parameters."""
+Shapes = dict[str, tuple[int, ...]]
+
+
+def trainable(module: nn.Module) -> Tensors:
+    """A copy of a module's trainable parameters in float32 on the CPU."""
+    return {
+        name: parameter.detach().to("cpu", torch.float32, copy=True)
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+@torch.no_grad()
+def load(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Put tensors into the parameters of the same names, whatever their device."""
+    parameters = dict(module.named_parameters())
+    for name, tensor in tensors.items():
+        parameters[name].copy_(tensor)
+
+
+def shapes(tensors: Mapping[str, Tensor]) -> Shapes:
+    """What a codec needs to know to decode."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def numel(like: Shapes) -> int:
+    """Numbers in tensors of these shapes."""
+    return sum(math.prod(shape) for shape in like.values())
+
+
+def zeros_like(tensors: Tensors) -> Tensors:
+    return {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+
+
+def add(a: Tensors, b: Tensors, share: float = 1.0) -> Tensors:
+    """a + share * b."""
+    return _both(a, b, lambda x, y: x + share * y if share != 1.0 else x + y)
+
+
+def subtract(a: Tensors, b: Tensors) -> Tensors:
+    return _both(a, b, torch.sub)
+
+
+def scale(tensors: Tensors, factor: float) -> Tensors:
+    return {name: factor * tensor for name, tensor in tensors.items()}
+
+
+def norm(tensors: Mapping[str, Tensor]) -> float:
+    """Euclidean norm over all tensors, summed in float64; not finite where they are not."""
+    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors.values()))
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names in order, shapes and bytes."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().contiguous().cpu()
+        found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        found.update(tensor.numpy().reshape(-1).view("uint8").data)
+    return found.hexdigest()
+
+
+def _both(a: Tensors, b: Tensors, operation: Callable[[Tensor, Tensor], Tensor]) -> Tensors:
+    if a.keys() != b.keys():
+        raise KeyError(f"tensors of other names: {sorted(a.keys() ^ b.keys())}")
+    return {name: operation(a[name], b[name]) for name in a}

@@ -1,0 +1,107 @@
+"""Files in pieces: each piece has a checksum, the whole has another, and a cut costs only what was under way.
+
+Both ways use the same: who receives says from which offset on, and who sends goes on from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from stages.errors import CheckpointError, RequestError
+from trainer.v1 import rounds_pb2
+
+PIECE_BYTES = 256 << 10
+MAX_FILE_BYTES = 1 << 36
+DIGEST_BYTES = 32
+
+
+class DamagedError(RequestError):
+    """What has come is not what was announced; what is stored of it is dropped, and it must be sent anew."""
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """What is to come: its size in bytes and SHA-256."""
+
+    size: int
+    sha256: bytes
+
+    @classmethod
+    def of(cls, data: bytes) -> Parcel:
+        return cls(len(data), hashlib.sha256(data).digest())
+
+    def check(self, most: int = MAX_FILE_BYTES) -> Parcel:
+        """Itself, if it can be taken in. Raises RequestError."""
+        if not 1 <= self.size <= most:
+            raise RequestError(f"a file of {self.size} bytes; it must have 1 to {most}")
+        if len(self.sha256) != DIGEST_BYTES:
+            raise RequestError(f"a SHA-256 has {DIGEST_BYTES} bytes, not {len(self.sha256)}")
+        return self
+
+
+def pieces(data: bytes, offset: int = 0) -> Iterator[rounds_pb2.Piece]:
+    """`data` from `offset` on. Raises RequestError for an offset behind its end."""
+    if offset > len(data):
+        raise RequestError(f"offset {offset} lies behind the end of a file of {len(data)} bytes")
+    view = memoryview(data)
+    for start in range(offset, len(data), PIECE_BYTES):
+        part = bytes(view[start : start + PIECE_BYTES])
+        yield rounds_pb2.Piece(offset=start, data=part, crc32=zlib.crc32(part))
+
+
+class Intake:
+    """One file that comes in, and stays on the disk until it is dropped, so that it can be gone on with."""
+
+    def __init__(self, path: Path, parcel: Parcel) -> None:
+        """:param path: where it lies, but for a suffix; of files with the same path there is only the last.
+
+        :param parcel: checked already.
+        """
+        # the digest is part of the name: what came of another file is never gone on with
+        self.path, self.parcel = path.with_name(f"{path.name}.{parcel.sha256.hex()[:32]}"), parcel
+        for other in path.parent.glob(f"{path.name}.*"):
+            if other != self.path:
+                other.unlink(missing_ok=True)
+        self.offset = min(self.path.stat().st_size, parcel.size) if self.path.exists() else 0
+
+    @property
+    def whole(self) -> bool:
+        return self.offset == self.parcel.size
+
+    def write(self, piece: rounds_pb2.Piece) -> None:
+        """Append a piece. Raises RequestError for one that does not follow or is damaged, CheckpointError."""
+        if piece.offset != self.offset:
+            raise RequestError(f"a piece at offset {piece.offset}; {self.offset} comes next")
+        if not 1 <= len(piece.data) <= PIECE_BYTES:
+            raise RequestError(f"a piece of {len(piece.data)} bytes; it must have 1 to {PIECE_BYTES}")
+        if self.offset + len(piece.data) > self.parcel.size:
+            raise RequestError(f"pieces beyond the announced size of {self.parcel.size} bytes")
+        if zlib.crc32(piece.data) != piece.crc32:
+            raise RequestError(f"the piece at offset {piece.offset} does not have its checksum: send it again")
+        try:
+            with self.path.open("r+b" if self.offset else "wb") as file:
+                file.seek(self.offset)
+                file.write(piece.data)
+        except OSError as error:
+            raise CheckpointError(f"cannot write {self.path}: {error.strerror}; free some space") from None
+        self.offset += len(piece.data)
+
+    def read(self) -> bytes:
+        """The whole file. Raises DamagedError when it is not what was announced; then it is dropped."""
+        try:
+            data = self.path.read_bytes()
+        except OSError as error:
+            raise CheckpointError(f"cannot read {self.path}: {error.strerror}") from None
+        if Parcel.of(data) != self.parcel:
+            self.drop()
+            raise DamagedError("what has come does not have the announced SHA-256: send it anew")
+        return data
+
+    def drop(self) -> None:
+        """It is not needed any more."""
+        self.path.unlink(missing_ok=True)
+        self.offset = 0

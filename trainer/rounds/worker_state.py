@@ -1,0 +1,94 @@
+"""What a worker has on its disk, to go on after a kill at any instruction: one file, which is replaced whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from stages.checkpoint import replace_file
+from stages.errors import ResumeError
+from trainer.rounds.tensors import Tensors, digest
+
+STATE_NAME = "worker.safetensors"
+PAYLOAD = "payload"
+
+
+@dataclass(frozen=True)
+class Pending:
+    """An update that nobody has judged yet."""
+
+    id: str
+    round: int
+    base_version: int
+    steps: int
+    sequences: int
+    payload: bytes = field(repr=False)
+
+
+@dataclass
+class Standing:
+    """How far a worker is."""
+
+    part: str
+    finished: int = -1
+    """The last round that it has trained, or gave up."""
+    round: int | None = None
+    """The round that it is in; None between two."""
+    base_version: int = 0
+    steps: int = 0
+    """Done in this round."""
+    steps_due: int = 0
+    held_version: int = 0
+    """Of the part, among the tensors."""
+    own_in: int | None = None
+    """The version that has our last update in it; None while that is not known."""
+    pending: Pending | None = None
+
+
+def save_worker(path: Path, run: str, standing: Standing, groups: dict[str, Tensors]) -> None:
+    """Replace the state. Raises CheckpointError, with the old one whole, when it cannot be written.
+
+    :param groups: tensors by group and name.
+    """
+    tensors = {f"{group}/{name}": tensor for group, named in groups.items() for name, tensor in named.items()}
+    record: dict[str, Any] = {**asdict(standing), "run": run}
+    if standing.pending is not None:
+        tensors[PAYLOAD] = torch.frombuffer(bytearray(standing.pending.payload), dtype=torch.uint8)
+        del record["pending"]["payload"]
+    text = json.dumps(record, sort_keys=True)
+    metadata = {"record": text, "sha256": _digest(text, tensors)}
+    replace_file(path, lambda temporary: save_file(tensors, temporary, metadata))
+
+
+def load_worker(path: Path) -> tuple[str, Standing, dict[str, Tensors]]:
+    """Run, standing and groups of a state. Raises ResumeError when it is damaged."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        text = metadata["record"]
+        if metadata["sha256"] != _digest(text, tensors):
+            raise ValueError("it does not have the recorded SHA-256")
+        record = json.loads(text)
+        run, pending = record.pop("run"), record.pop("pending")
+        if pending is not None:
+            pending = Pending(**pending, payload=tensors.pop(PAYLOAD).numpy().tobytes())
+        groups: dict[str, dict[str, Tensor]] = {}
+        for key, tensor in tensors.items():
+            group, _, name = key.partition("/")
+            groups.setdefault(group, {})[name] = tensor
+        return run, Standing(**record, pending=pending), groups
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        raise ResumeError(f"{path} is damaged ({error}); delete it to begin anew") from None
+
+
+def _digest(record: str, tensors: dict[str, Tensor]) -> str:
+    return hashlib.sha256(f"{record}\n{digest(tensors)}".encode()).hexdigest()
