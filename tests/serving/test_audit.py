@@ -181,7 +181,7 @@ def test_an_audit_whose_replica_freezes_harms_nobody(
     references: list[bytes],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It answers keep-warm messages, but no question: a replica ends the audit so, a host of the path is answered for."""
+    """It answers keep-warm messages, but no question; as a replica it ends the audit, as a host it is answered for."""
     monkeypatch.setattr(Host, "run", silent_of("b-1"))
     with deployed(bundles / "scored", servers, wait_ready, None, True, audit_share=1.0, hop_timeout_s=2.0) as client:
         for _ in range(2):
