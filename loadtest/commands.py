@@ -1,4 +1,4 @@
-"""Commands that measure: `bench overhead`, `bench memory`, `bench stage`, `bench wan`."""
+"""Commands that measure: `bench` and what it can measure, and the commands of the folders below."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ class Publisher:
     def publish(self, versions: Mapping[str, tuple[int, Tensors]], last: bool) -> None:
         """Put versions into the checkpoint; after the last round measure the whole, too.
 
-        Raises CheckpointError when the loss on the probe text is not that of a model, or it cannot be stored: what
-        was published before is whole, and of a chain the blocks before the one that is refused are new.
+        Raises CheckpointError when the loss on the probe text is not that of a model: the checkpoint stays as it was.
+        Or when it cannot be stored: then every file is whole, and some may be new.
         """
         numbers = {part: number for part, (number, _) in versions.items()}
         weights = {part: tensors for part, (_, tensors) in versions.items()}
@@ -56,16 +56,19 @@ class Publisher:
             add_metrics(self.out, {"ar": losses, "rounds": numbers})
 
     def _publish_chain(self, weights: Mapping[str, Tensors]) -> None:
+        manifest, checked = self.plan.manifest, list[tuple[Block, Tensor | None]]()
+        assert manifest.partition is not None
         features: Tensor | None = None
         for index, part in enumerate(self.plan.parts):
-            block, manifest = self.plan.frame.module(index), self.plan.manifest
+            block = self.plan.frame.module(index)
             assert isinstance(block, Block)
-            assert manifest.partition is not None
             load(block, weights[part])
             given = None if block.reads_bytes else features
-            measures, _ = probe_block(block.eval(), manifest.partition, manifest.probe_text, given)
+            measures, features = probe_block(block.eval(), manifest.partition, manifest.probe_text, given)
             _check(part, measures)
-            features = save_block(self.out, block, given)
+            checked.append((block, given))
+        for block, given in checked:
+            save_block(self.out, block, given)
 
     def _publish_pipeline(self, weights: Mapping[str, Tensors]) -> None:
         model = self.plan.frame.pipeline(weights)
