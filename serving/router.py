@@ -95,18 +95,18 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     admission = Admission(settings.admission, reserves=not keyring.open)
     tickets = Tickets(figures, lookout.tracer)
     service = RouterService(rollout, keyring, admission, settings.ring.hop_timeout_s, tickets)
-    checks = health.aio.HealthServicer()
+    checks = Health(rollout)
     server = _server_of(service, checks)
     port = bind(server, settings.listen, security)
     if figures is not None:
         lookout.serve(ROUTER_METRICS, figures.reader(service.status, security.tls))
-    await checks.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
+    await checks.look()
     await checks.set("", health_pb2.HealthCheckResponse.SERVING)
     vitals = await serve_vitals(checks, settings.health)
     await server.start()
     await ring.open()
     log.info("router: live on port %d", port)
-    jobs = [ring.watch(), _report_health(rollout, checks), rollout.keep_up_to_date(), keep_trimmed()]
+    jobs = [ring.watch(), checks.watch(), rollout.keep_up_to_date(), keep_trimmed()]
     if settings.registry is not None:
         jobs.append(follow_hosts(open_registry(settings.registry), settings.topology.blocks, security, ring.set_hosts))
     tasks = [asyncio.create_task(job) for job in jobs]
@@ -125,7 +125,37 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
         await lookout.close()
 
 
-def _server_of(service: RouterService, checks: health.aio.HealthServicer) -> grpc.aio.Server:
+class Health(health.aio.HealthServicer):
+    """gRPC's health service. Whoever asks is told what the router's status says at that moment."""
+
+    def __init__(self, rollout: Rollout) -> None:
+        super().__init__()
+        self._rollout = rollout
+        self._told: str | None = ""
+
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
+    ) -> health_pb2.HealthCheckResponse:
+        await self.look()
+        return await super().Check(request, context)
+
+    async def look(self) -> None:
+        """Take over what the rollout says."""
+        problem = self._rollout.current.view.problem
+        if problem != self._told:
+            self._told = problem
+            log.info("router: %s", problem or "ready")
+            status = health_pb2.HealthCheckResponse
+            await self.set(SERVICE, status.NOT_SERVING if problem else status.SERVING)
+
+    async def watch(self) -> None:
+        """Look now and then, for those who `Watch`. Has no end."""
+        while True:
+            await self.look()
+            await asyncio.sleep(HEALTH_S)
+
+
+def _server_of(service: RouterService, checks: Health) -> grpc.aio.Server:
     server = new_server()
     router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
@@ -188,18 +218,6 @@ async def _drained(admission: Admission, drain_s: float) -> None:
     deadline = time.monotonic() + drain_s
     while (admission.requests or admission.waiting) and time.monotonic() < deadline:
         await asyncio.sleep(POLL_S)
-
-
-async def _report_health(rollout: Rollout, checks: health.aio.HealthServicer) -> None:
-    previous: str | None = None
-    while True:
-        problem = rollout.current.view.problem
-        if problem != previous:
-            log.info("router: %s", problem or "ready")
-            status = health_pb2.HealthCheckResponse
-            await checks.set(SERVICE, status.NOT_SERVING if problem else status.SERVING)
-            previous = problem
-        await asyncio.sleep(HEALTH_S)
 
 
 def serve(settings: RouterSettings) -> None:

@@ -35,7 +35,7 @@ def test_live_at_once_ready_with_its_hosts(bundles: Path, servers: Any, until: C
 
         def serving(service: str) -> bool:
             request = health_pb2.HealthCheckRequest(service=service)
-            status = stub.Check(request, timeout=5, wait_for_ready=True).status
+            status = stub.Check(request, timeout=20, wait_for_ready=True).status
             return status == health_pb2.HealthCheckResponse.SERVING
 
         assert serving("")
