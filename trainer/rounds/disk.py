@@ -10,7 +10,7 @@ A file is whole before its record is committed, and goes after the record that m
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +39,8 @@ def open_store(directory: Path) -> Iterator[DiskStore]:
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        sync_directory(directory.parent)
+        (directory / LOCK).open("a").close()
     except OSError as error:
         raise CheckpointError(f"cannot keep rounds in {directory}: {error.strerror}") from None
     with exclusive(directory / LOCK, f"another process keeps the rounds in {directory}"):
@@ -55,6 +57,8 @@ class DiskStore:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.journal = Journal(directory / LOG)
+        self._lasting: set[Path] = set()
+        """Folders that a power cut leaves where they are."""
 
     def records(self) -> Sequence[Record]:
         return self.journal.records
@@ -63,7 +67,7 @@ class DiskStore:
         self.journal.append(record)
 
     def put_update(self, update: Update) -> str:
-        return _save(update_path(self.directory, update.part, update.id), update.delta)
+        return self._save(update_path(self.directory, update.part, update.id), update.delta)
 
     def get_update(self, part: str, name: str, sha256: str) -> Tensors:
         return load_checked(update_path(self.directory, part, name), sha256)
@@ -74,7 +78,7 @@ class DiskStore:
             tensors |= _named(PUBLIC, version.public)
         if version.difference:
             tensors[DIFFERENCE] = torch.from_numpy(np.frombuffer(version.difference, np.uint8).copy())
-        return _save(version_path(self.directory, part, number), tensors)
+        return self._save(version_path(self.directory, part, number), tensors)
 
     def get_version(self, part: str, number: int, sha256: str) -> Version:
         tensors = load_checked(version_path(self.directory, part, number), sha256)
@@ -84,10 +88,10 @@ class DiskStore:
 
     def forget(self, part: str, updates: Sequence[str], before: int) -> None:
         for name in updates:
-            update_path(self.directory, part, name).unlink(missing_ok=True)
+            _remove(update_path(self.directory, part, name))
         for path in (self.directory / VERSIONS / part).glob(f"*{SUFFIX}"):
-            if int(path.stem) < before:
-                path.unlink(missing_ok=True)
+            if not path.stem.isdecimal() or int(path.stem) < before:
+                _remove(path)
 
     def retain(self, updates: Collection[tuple[str, str]], versions: Collection[tuple[str, int]]) -> None:
         needed = {update_path(self.directory, *key) for key in updates}
@@ -95,7 +99,22 @@ class DiskStore:
         for folder in (UPDATES, VERSIONS):
             for path in (self.directory / folder).glob("*/*"):
                 if path not in needed:
-                    path.unlink(missing_ok=True)
+                    _remove(path)
+
+    def _save(self, path: Path, tensors: Tensors) -> str:
+        """Durable under its name when it returns."""
+        folder = path.parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            replace_file(path, lambda temporary: save_file(tensors, temporary))
+            sync_directory(folder)
+            if folder not in self._lasting:
+                for above in (folder.parent, self.directory):
+                    sync_directory(above)
+                self._lasting.add(folder)
+        except OSError as error:
+            raise CheckpointError(f"cannot save {path}: {error.strerror}; free some space") from None
+        return digest(tensors)
 
 
 def update_path(directory: Path, part: str, name: str) -> Path:
@@ -117,18 +136,10 @@ def load_checked(path: Path, sha256: str) -> Tensors:
     return tensors
 
 
-def _save(path: Path, tensors: Tensors) -> str:
-    """Durable under its name when it returns."""
-    try:
-        if not path.parent.exists():
-            path.parent.mkdir(parents=True)
-            sync_directory(path.parent.parent)
-            sync_directory(path.parent.parent.parent)
-        replace_file(path, lambda temporary: save_file(tensors, temporary))
-        sync_directory(path.parent)
-    except OSError as error:
-        raise CheckpointError(f"cannot save {path}: {error.strerror}; free some space") from None
-    return digest(tensors)
+def _remove(path: Path) -> None:
+    """What cannot be removed costs room and nothing else: no record counts on it, and the next start tries again."""
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def _named(prefix: str, tensors: Tensors) -> Tensors:

@@ -20,9 +20,9 @@ class Journal:
     def __init__(self, path: Path) -> None:
         """Open or make it. Raises ResumeError where a line is not what was written, CheckpointError without access."""
         self.path = path
-        self.records, self._size, self._last = read_journal(path)
         self._broken = False
         try:
+            self.records, self._size, self._last = read_journal(path)
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
             os.ftruncate(self._file, self._size)  # a kill in the middle of a line: it was never committed
             os.lseek(self._file, 0, os.SEEK_END)

@@ -77,12 +77,16 @@ class Ledger:
                 return Verdict("duplicate")
             return Verdict("refused", f"another worker has handed in {update.id} for {part.name}; ids are used once")
         length = norm(update.delta)
-        if reason := screen(update, part.like, length, part.round, part.norms, self.settings):
+        if reason := screen(update, part.like, part.length, length, part.round, part.norms, self.settings):
             return Verdict("refused", reason)
         if (other := part.handed_in.get((update.worker, update.round))) is not None:
             return Verdict(
                 "refused", f"{update.worker} has handed in {other} for round {update.round} of {part.name} already"
             )
+        # names cost nothing: who takes new ones must not fill the disk, nor a merge
+        if sum(number == update.round for _, number in part.handed_in) >= self.settings.replicas:
+            many = f"round {update.round} of {part.name} has the updates of its {self.settings.replicas} workers"
+            return Verdict("refused", f"{many}: somebody else has handed in for your place")
         staleness = max(part.round - update.round, 0)
         worth = self.late.worth(staleness) if staleness else 1.0
         record = {
@@ -191,7 +195,7 @@ class _Part:
 
     def __init__(self, name: str, weights: Tensors, settings: RoundSettings, now_s: float) -> None:
         self.name, self.settings = name, settings
-        self.like = shapes(weights)
+        self.like, self.length = shapes(weights), norm(weights)
         self.version = Version(weights, weights)
         self.digests = {0: digest(weights)}
         self.round = 0

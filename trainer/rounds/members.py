@@ -74,7 +74,7 @@ class Members:
             raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{said}; wait until one is gone", RETRY_MS)
         before = self._members.get(place)
         for other in [m for m in self._members.values() if m.worker == worker and m.place != place]:
-            del self._members[other.place]
+            self._give_up(other)
         member = Member(worker, place, secrets.token_hex(16), now_s)
         if before is not None:
             member.finished = before.finished
@@ -85,7 +85,7 @@ class Members:
     def called(self, worker: str, lease: str, now_s: float) -> Member:
         """The member that calls, whose lease begins anew. Raises Refusal."""
         for member in self._members.values():
-            if member.lease == lease and member.worker == worker:
+            if member.lease and member.lease == lease and member.worker == worker:
                 member.heard_s = now_s
                 return member
         raise Refusal(
@@ -100,7 +100,7 @@ class Members:
 
     def leave(self, member: Member) -> None:
         """Give a place back; what was handed in from it stays known."""
-        member.lease, member.heard_s = "", float("-inf")
+        self._give_up(member)
         self._save()
 
     def is_here(self, member: Member, now_s: float) -> bool:
@@ -111,9 +111,13 @@ class Members:
         """Workers of a part whose leases hold."""
         return sum(m.place.part == part and self.is_here(m, now_s) for m in self._members.values())
 
+    def _give_up(self, member: Member) -> None:
+        member.lease, member.heard_s = "", float("-inf")
+
     def _own(self, worker: str, part: int | None) -> Place | None:
-        places = (m.place for m in self._members.values() if m.worker == worker)
-        return next((place for place in places if part in (None, place.part)), None)
+        """The place that it has, before one that it gave back."""
+        own = [m for m in self._members.values() if m.worker == worker and part in (None, m.place.part)]
+        return min(own, key=lambda m: not m.lease).place if own else None
 
     def _free(self, part: int | None, now_s: float) -> Place | None:
         """The parts that have the fewest workers come first."""

@@ -16,22 +16,31 @@ from trainer.rounds.update import Update
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """Ids and workers become file names and log lines."""
 MIN_NORMS = 3
-"""Updates without which nobody can say which norm is absurd."""
+"""Updates without which nobody can say which norm is usual."""
+STEPS_A_LENGTH = 100
+"""Local steps in which training may go as far as its part is long; of what it goes, `norm_limit` times is absurd."""
 
 
 def screen(
-    update: Update, like: Shapes, length: float, open_round: int, known: Sequence[float], settings: RoundSettings
+    update: Update,
+    like: Shapes,
+    begun: float,
+    length: float,
+    open_round: int,
+    known: Sequence[float],
+    settings: RoundSettings,
 ) -> str | None:
     """One sentence with what is wrong, or None.
 
-    like: shapes of the part; length: norm of the update; known: norms of what was accepted before.
+    like: shapes of the part; begun: its norm as it began; length: norm of the update; known: norms of what was accepted
+    before.
     """
     return (
         _wrong_name(update)
         or _wrong_round(update, open_round, settings)
         or _wrong_work(update, settings)
         or _wrong_shape(update, like)
-        or _wrong_norm(length, known, settings)
+        or _wrong_norm(length, begun, known, settings)
     )
 
 
@@ -82,9 +91,15 @@ def _wrong_shape(update: Update, like: Shapes) -> str | None:
     return None
 
 
-def _wrong_norm(length: float, known: Sequence[float], settings: RoundSettings) -> str | None:
+def _wrong_norm(length: float, begun: float, known: Sequence[float], settings: RoundSettings) -> str | None:
     if not math.isfinite(length):
         return "the update has numbers that are not finite; lower the learning rates, or set bfloat16 = false"
     if len(known) >= MIN_NORMS and (usual := median(known)) > 0 and length > settings.norm_limit * usual:
         return f"the update's norm is {length:.3g}, more than {settings.norm_limit:g} times the usual {usual:.3g}"
+    # the first have no usual norm to be held against, and half of the workers can raise it little by little
+    most = settings.norm_limit * begun * max(1.0, settings.steps_per_round / STEPS_A_LENGTH)
+    if 0 < most < length:
+        return (
+            f"the update's norm is {length:.3g}; {most:.3g} is the most that a part of norm {begun:.3g} may go at once"
+        )
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from trainer.rounds.ledger import Ledger
 from trainer.rounds.plan import RunPlan
 from trainer.rounds.publishing import Publisher
 from trainer.rounds.service import RoundsService
+from trainer.rounds.store import Store
 from trainer.v1 import rounds_pb2, rounds_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -83,7 +85,7 @@ def coordinate(
         server.security.tls.own(HOST, ROUTER)
     plan = RunPlan.begin(config, corpus, out)
     with open_store(out / STORE) as store:
-        ledger = Ledger(plan.config.rounds, plan.frame.initial(), store, plan.run)
+        ledger = ledger_of(plan, store)
 
         async def serve() -> None:
             needs = needs_of(plan, corpus)
@@ -92,6 +94,11 @@ def coordinate(
 
         asyncio.run(serve())
     return plan
+
+
+def ledger_of(plan: RunPlan, store: Store) -> Ledger:
+    """The ledger of a run whose open rounds begin now, by the clock that a Coordinator has."""
+    return Ledger(plan.config.rounds, plan.frame.initial(), store, plan.run, time.monotonic())
 
 
 def needs_of(plan: RunPlan, corpus: Corpus) -> dict[str, tuple[str, ...]]:

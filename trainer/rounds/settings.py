@@ -10,6 +10,7 @@ from stages.errors import ConfigError
 
 MAX_ROUNDS = MAX_STEPS = 2**31
 MAX_REPLICAS = 1024
+MIN_ROBUST = 3
 MAX_FRAGMENTS = 256
 MAX_STALENESS = 1024
 MAX_SECONDS = 1e7
@@ -90,6 +91,11 @@ class RoundSettings:
             raise ConfigError(
                 f"{self.fragments} fragments do not find room in a round of {self.steps_per_round} steps; "
                 "give fewer fragments, or more steps_per_round"
+            )
+        if self.robust != "none" and self.replicas < MIN_ROBUST:
+            raise ConfigError(
+                f"robust {self.robust} cannot tell which of {self.replicas} workers is wrong: "
+                f"give replicas of at least {MIN_ROBUST}, or robust = none"
             )
         if self.overlap == "eager" and self.outer not in ("mean", "nesterov"):
             raise ConfigError(f"overlap eager repeats the outer step: outer must be mean or nesterov, not {self.outer}")

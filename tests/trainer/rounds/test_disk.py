@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+import trainer.rounds.audit
+import trainer.rounds.disk
 from stages.errors import CheckpointError, ResumeError
 from trainer.rounds.audit import audit
 from trainer.rounds.disk import LOG, UPDATES, VERSIONS, open_store
@@ -266,6 +268,99 @@ def test_a_forged_log_or_file_is_noticed(tmp_path: Path, tensors: Make, update: 
     with open_store(tmp_path) as store, pytest.raises(ResumeError, match="but the log counts on it"):
         Ledger(SETTINGS, {"p": tensors(0)}, store, "run")
     assert "has no log" in audit(tmp_path / "nowhere").problems[0]
+
+
+def written(directory: Path, tensors: Make, *records: dict[str, Any]) -> list[str]:
+    """Problems of a log that has these records."""
+    with open_store(directory) as store:
+        Ledger(SETTINGS, {"p": tensors(0)}, store, "run")
+        for record in records:
+            store.commit(record)
+    return audit(directory).problems
+
+
+DROPPED = {"kind": "dropped", "part": "p", "id": "a", "worker": "w", "round": 0}
+
+
+@pytest.mark.parametrize(
+    ("records", "problem"),
+    [
+        ([DROPPED], "a of p was dropped, and was not late"),
+        ([DROPPED, {**DROPPED, "id": "b"}], "w handed in twice for round 0 of p"),
+        ([DROPPED, DROPPED], "a of p was taken twice"),
+        ([{"kind": "closed"}], "line 2 of the log is no record of this run"),
+        ([{"kind": "closed", "part": "q", "round": 0}], "line 2 of the log is no record of this run"),
+        ([{**DROPPED, "kind": "run"}], "line 2 of the log is no record of this run"),
+    ],
+)
+def test_the_audit_knows_the_rules(tmp_path: Path, tensors: Make, records: list[dict[str, Any]], problem: str) -> None:
+    assert problem in written(tmp_path, tensors, *records)
+
+
+def test_the_audit_sees_what_a_merge_left_out(tmp_path: Path, tensors: Make, update: MakeUpdate) -> None:
+    with open_store(tmp_path) as store:
+        ledger = Ledger(SETTINGS, {"p": tensors(0)}, store, "run")
+        ledger.accept(update(0, 0), 1.0), ledger.accept(update(0, 1), 1.0)
+        store.commit({"kind": "closed", "part": "p", "round": 0, "updates": ["w0-0"], "sha256": ""})
+    assert "round 0 of p was closed without w1-0, which was there to be merged" in audit(tmp_path).problems
+
+
+def test_an_audit_of_a_run_that_goes_on_reads_again(
+    tmp_path: Path, tensors: Make, update: MakeUpdate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, merged = trainer.rounds.audit.read_journal, []
+    with open_store(tmp_path) as store:
+        ledger = Ledger(SETTINGS, {"p": tensors(0)}, store, "run")
+        ledger.accept(update(), 1.0)
+
+        def read(path: Path) -> Any:
+            found = real(path)
+            if not merged:
+                merged.append(ledger.close("p", 1.0))
+            return found
+
+        monkeypatch.setattr(trainer.rounds.audit, "read_journal", read)
+        found = audit(tmp_path)
+    assert (found.problems, found.merged, found.pending) == ([], 1, 0)
+
+
+def test_what_cannot_be_removed_stops_no_merge(
+    tmp_path: Path, tensors: Make, update: MakeUpdate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.unlink
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        if path.parent.parent.name == UPDATES and path.suffix == ".safetensors":
+            raise OSError(errno.EIO, "Input/output error")
+        real(path, missing_ok)
+
+    with open_store(tmp_path) as store:
+        ledger = Ledger(SETTINGS, {"p": tensors(0)}, store, "run")
+        ledger.accept(update(), 1.0)
+        monkeypatch.setattr(Path, "unlink", unlink)
+        assert ledger.close("p", 1.0).version == 1
+    assert audit(tmp_path).problems == []
+
+
+def test_folders_are_made_to_last(
+    tmp_path: Path, tensors: Make, update: MakeUpdate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As are those that a kill left behind before that."""
+    directory, synced = tmp_path / "out" / "rounds", list[Path]()
+    (directory / UPDATES / "p").mkdir(parents=True)
+    monkeypatch.setattr(trainer.rounds.disk, "sync_directory", synced.append)
+    with open_store(directory) as store:
+        ledger = Ledger(SETTINGS, {"p": tensors(0)}, store, "run")
+        synced.clear()
+        ledger.accept(update(), 1.0)
+    assert {directory, directory / UPDATES, directory / UPDATES / "p"} <= set(synced)
+
+
+@pytest.mark.parametrize("name", ["lock", "log.jsonl"])
+def test_a_directory_that_cannot_be_used_is_told(tmp_path: Path, name: str) -> None:
+    tmp_path.joinpath(name).mkdir()
+    with pytest.raises(CheckpointError, match="Is a directory"), open_store(tmp_path):
+        pass
 
 
 def test_only_what_is_needed_is_kept(tmp_path: Path, tensors: Make, update: MakeUpdate) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.rounds.ledger import Ledger
+from trainer.rounds.ledger import REMEMBERED, Ledger
 from trainer.rounds.publication import receive
 from trainer.rounds.settings import RoundSettings
 from trainer.rounds.store import MemoryStore
-from trainer.rounds.tensors import Tensors, digest, scale
+from trainer.rounds.tensors import Tensors, digest, norm, scale
 from trainer.rounds.update import Update
 
 Make = Callable[..., Tensors]
@@ -106,6 +106,49 @@ def test_bad_numbers_are_refused(ledger: Callable[..., Ledger], update: MakeUpda
     assert "more than 10 times the usual" in absurd.reason
 
 
+def test_no_update_goes_further_than_its_part_is_long(
+    ledger: Callable[..., Ledger], update: MakeUpdate, tensors: Make
+) -> None:
+    begun = norm(tensors(0))
+
+    def sent(ours: Ledger, number: int, worker: int, length: float) -> str:
+        delta = tensors(1)
+        return ours.accept(update(number, worker, delta=scale(delta, length / norm(delta))), 1.0).kind
+
+    assert [sent(ledger(), 0, 0, begun * factor) for factor in (9.9, 10.1)] == ["accepted", "refused"]
+    assert sent(ledger(steps_per_round=300), 0, 0, 29.0 * begun) == "accepted", "long rounds go further"
+    ours, length = ledger(outer="mean"), 1.0
+    for number in range(REMEMBERED):  # one of two, who is longer from round to round
+        assert sent(ours, number, 0, 1.0) == "accepted"
+        if sent(ours, number, 1, length) == "accepted":
+            length *= 5
+        ours.close("p", 1.0)
+    assert length <= 50.0 * begun
+
+
+def test_new_names_fill_neither_a_round_nor_the_disk(ledger: Callable[..., Ledger], update: MakeUpdate) -> None:
+    for late in ("drop", "stale"):
+        ours = ledger(late=late)
+        found = [ours.accept(update(0, worker), 1.0) for worker in range(4)]
+        assert [verdict.kind for verdict in found] == ["accepted"] * 2 + ["refused"] * 2
+        assert found[2].reason.startswith("round 0 of p has the updates of its 2 workers")
+        ours.close("p", 1.0)
+        assert ours.accept(update(0, 5), 2.0).kind == "refused"
+        assert ours.accept(update(0, 1), 2.0).kind == "duplicate"
+        assert len(ours.store.records()) == 4
+
+
+def test_denormal_numbers_do_not_stop_a_radial_merge(
+    ledger: Callable[..., Ledger], update: MakeUpdate, tensors: Make
+) -> None:
+    ours = ledger(outer="radial")
+    tiny = {name: torch.zeros_like(tensor) for name, tensor in tensors(0).items()}
+    tiny["bias"][0] = 1e-45
+    assert ours.accept(update(0, 0, delta=tiny), 1.0).kind == "accepted"
+    ours.accept(update(0, 1), 1.0)
+    assert all(bool(tensor.isfinite().all()) for tensor in ours.close("p", 1.0).weights.values())
+
+
 def late_ledger(ledger: Callable[..., Ledger], update: MakeUpdate, late: str, closed: int = 1) -> Ledger:
     ours = ledger(late=late, deadline="fixed", deadline_s=5.0, outer="mean")
     for number in range(closed):
@@ -132,7 +175,7 @@ def test_late_work_is_dropped_discounted_or_kept(ledger: Callable[..., Ledger], 
 
 
 def test_what_is_too_old_is_refused(ledger: Callable[..., Ledger], update: MakeUpdate) -> None:
-    ours = ledger(max_staleness=2, replicas=1)
+    ours = ledger(max_staleness=2)
     for number in range(4):
         ours.accept(update(number), 1.0)
         ours.close("p", 1.0)

@@ -50,25 +50,30 @@ def test_nobody_is_tempered_by_default() -> None:
 
 
 def test_clip_shortens_what_is_longer_than_the_median_allows() -> None:
-    found = new_robust(RoundSettings(robust="clip", clip_factor=2.0)).temper(shares(1.0, 100.0, -1.5))
+    found = new_robust(RoundSettings(replicas=3, robust="clip", clip_factor=2.0)).temper(shares(1.0, 100.0, -1.5))
     assert [float(share.delta["a"][0]) for share in found] == pytest.approx([1.0, 3.0, -1.5])
     assert norm(found[1].delta) == pytest.approx(2 * norm(shares(1.5)[0].delta))
     assert [(share.weight, share.staleness) for share in found] == [(2.0, 0), (2.0, 1), (2.0, 2)]
-    zero = new_robust(RoundSettings(robust="clip")).temper(shares(0.0, 0.0))
+    zero = new_robust(RoundSettings(replicas=5, robust="clip")).temper(shares(0.0, 0.0))
     assert float(zero[0].delta["a"][0]) == 0.0
 
 
 def test_trimmed_leaves_out_the_extremes_of_each_coordinate() -> None:
-    (found,) = new_robust(RoundSettings(robust="trimmed", trim_share=0.25)).temper(shares(1.0, 1000.0, 2.0, -1000.0))
+    (found,) = new_robust(RoundSettings(replicas=5, robust="trimmed", trim_share=0.25)).temper(
+        shares(1.0, 1000.0, 2.0, -1000.0)
+    )
     assert found.delta["a"].tolist() == [1.5, -1.5]
     assert found.weight == 8.0
-    assert len(new_robust(RoundSettings(robust="trimmed")).temper(shares(1.0, 2.0))) == 2  # too few to trim
+    trimmed = new_robust(RoundSettings(replicas=5, robust="trimmed"))
+    assert len(trimmed.temper(shares(1.0, 2.0))) == 2  # too few to trim
+    (median,) = trimmed.temper(shares(1.0, 1000.0, 2.0))  # who is planned need not come
+    assert median.delta["a"].tolist() == [2.0, -2.0]
 
 
 def test_one_sign_flipped_or_scaled_update_moves_a_robust_merge_little() -> None:
     honest = [1.0, 1.1, 0.9, 1.0]
     for attack in (-1.0, 50.0, -50.0):
-        (trimmed,) = new_robust(RoundSettings(robust="trimmed")).temper(shares(*honest, attack))
+        (trimmed,) = new_robust(RoundSettings(replicas=5, robust="trimmed")).temper(shares(*honest, attack))
         assert 0.9 <= float(trimmed.delta["a"][0]) <= 1.1
-        clipped = new_robust(RoundSettings(robust="clip")).temper(shares(*honest, attack))
+        clipped = new_robust(RoundSettings(replicas=5, robust="clip")).temper(shares(*honest, attack))
         assert max(norm(share.delta) for share in clipped) <= 2.01 * norm(shares(1.0)[0].delta)

@@ -29,7 +29,7 @@ def _merged(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     for tensor, weight in zip(tensors, weights, strict=True):
         norm = float(tensor.double().norm())
         length += weight * norm
-        if norm > 0:
-            direction.add_(tensor, alpha=weight / norm)
+        if norm > 0:  # in float64: one over the norm of denormal numbers is no float32
+            direction.add_((tensor.double() / norm).float(), alpha=weight)
     total = float(direction.double().norm())
     return direction * (length / total) if total > 0 else direction

@@ -11,7 +11,7 @@ from trainer.rounds.update import Share
 
 
 class Clip:
-    """The median is over the updates of one merge; of two it is their mean, so that it bounds the longer less."""
+    """The median is over the updates of one merge. Of two it is their mean: a factor of 2 or more bounds neither."""
 
     def __init__(self, factor: float) -> None:
         self.factor = factor

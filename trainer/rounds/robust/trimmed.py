@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -13,11 +14,11 @@ class Trimmed:
     """Weights are not heard: who is to be trusted is not known. One share comes out."""
 
     def __init__(self, share: float) -> None:
-        """:param share: of the updates, left out at either end, rounded down; below 1/2."""
+        """:param share: of the updates, left out at either end, rounded up while one or two stay; below 1/2."""
         self.share = share
 
     def temper(self, shares: Sequence[Share]) -> list[Share]:
-        cut = int(self.share * len(shares))
+        cut = min(math.ceil(self.share * len(shares)), (len(shares) - 1) // 2)
         if not cut:
             return list(shares)
         delta = {}

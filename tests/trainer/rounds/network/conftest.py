@@ -24,10 +24,9 @@ from trainer.rounds.client import Link
 from trainer.rounds.codec import codec_named
 from trainer.rounds.coordinator import Coordinator, CoordinatorSettings
 from trainer.rounds.disk import open_store
-from trainer.rounds.ledger import Ledger
 from trainer.rounds.plan import RunPlan
 from trainer.rounds.publishing import Publisher
-from trainer.rounds.server import STORE, ServerSettings, needs_of, open_port
+from trainer.rounds.server import STORE, ServerSettings, ledger_of, needs_of, open_port
 from trainer.rounds.settings import RoundSettings
 from trainer.rounds.tensors import Tensors, scale, shapes
 from trainer.rounds.worker import WorkerSettings, work
@@ -81,7 +80,7 @@ class Network:
 
     async def _serve(self, store: Any) -> None:
         self.plan = RunPlan.begin(self.config, self.corpus, self.out)
-        self.ledger = Ledger(self.plan.config.rounds, self.plan.frame.initial(), store, self.plan.run)
+        self.ledger = ledger_of(self.plan, store)
         needs, publisher = needs_of(self.plan, self.corpus), Publisher(self.plan, self.out, self.corpus)
         self.coordinator = Coordinator(self.plan, needs, self.ledger, publisher, self.out / STORE, self.settings)
         settings = ServerSettings("127.0.0.1:0", self.security, self.tokens)

@@ -92,6 +92,15 @@ def test_who_wants_another_part_gives_its_own_back(members: Members) -> None:
     members.join("a", 0, 0.0)
     assert members.join("a", 1, 0.0).place.part == 1
     assert members.present(0, 0.0) == 0
+    (left,) = [member for member in members if member.place.part == 0]
+    assert not members.is_here(left, 0.0), "nobody waits for it as for a place that nobody had yet"
+    assert members.join("a", None, 0.0).place.part == 1, "it has this, and had the other"
+
+
+def test_who_left_has_no_lease_at_all(members: Members) -> None:
+    a = members.join("a", 0, 0.0)
+    members.leave(a)
+    assert refusal(members.called, "a", "", 0.0).code is grpc.StatusCode.ABORTED
 
 
 def test_places_outlive_the_coordinator(members: Members, tmp_path: Path) -> None:

@@ -162,6 +162,15 @@ def test_an_update_counts_once(network: Start) -> None:
     assert audit(net.out / "rounds").accepted == 1
 
 
+def test_the_deadline_of_the_first_round_counts_from_the_start_of_the_coordinator(network: Start) -> None:
+    net = network(deadline="fixed", deadline_s=1000.0)
+    place, payload = net.join(part=0), net.payload("block-0")
+    submit(net, net.submission(place, payload), payload)
+    due = net.ledger.due_at("block-0")
+    assert due is not None
+    assert due > net.coordinator.clock()
+
+
 def test_updates_that_are_not_numbers_are_refused_and_the_run_goes_on(network: Start) -> None:
     net = network()
     place = net.join(part=0)
