@@ -22,7 +22,7 @@ from torch import Tensor
 from stages.checkpoint import replace_file
 from stages.errors import CheckpointError, ResumeError
 from trainer.lock import exclusive
-from trainer.rounds.journal import Journal, sync_directory
+from trainer.rounds.journal import Journal, read_journal, sync_directory
 from trainer.rounds.store import Record, Version
 from trainer.rounds.tensors import Tensors, digest
 from trainer.rounds.update import Update
@@ -61,7 +61,7 @@ class DiskStore:
         """Folders that a power cut leaves where they are."""
 
     def records(self) -> Sequence[Record]:
-        return self.journal.records
+        return read_journal(self.directory / LOG)[0]  # when a run begins; not kept, for it only grows
 
     def commit(self, record: Record) -> None:
         self.journal.append(record)

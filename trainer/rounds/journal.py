@@ -22,7 +22,7 @@ class Journal:
         self.path = path
         self._broken = False
         try:
-            self.records, self._size, self._last = read_journal(path)
+            _, self._size, self._last = read_journal(path)
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
             os.ftruncate(self._file, self._size)  # a kill in the middle of a line: it was never committed
             os.lseek(self._file, 0, os.SEEK_END)
@@ -49,7 +49,6 @@ class Journal:
             raise CheckpointError(f"cannot write {self.path}: {error.strerror}; free some space") from None
         self._size += len(line)
         self._last = _digest(line)
-        self.records.append(record)
 
     def close(self) -> None:
         os.close(self._file)
