@@ -18,6 +18,7 @@ from typing import ParamSpec, TypeVar
 from stages.aside import in_thread, to_its_end
 from stages.errors import CheckpointError, InputError
 from stages.refusal import exhausted
+from trainer.rounds.curve import Curves
 from trainer.rounds.ledger import Ledger
 from trainer.rounds.members import Member, Members
 from trainer.rounds.offers import Offers
@@ -76,6 +77,7 @@ class Coordinator:
         """
         self.needs = needs
         self.plan, self.settings, self.clock, self.publisher = plan, settings, clock, publisher
+        self.begun_s = clock()
         self.ledger, self.ledger_lock = ledger, asyncio.Lock()
         self.offers = Offers(ledger, plan.config.rounds.down_codec)
         replicas = plan.config.rounds.replicas
@@ -83,7 +85,7 @@ class Coordinator:
         for record in ledger.store.records():
             if "worker" in record:
                 self.members.remember(record["worker"], plan.parts.index(record["part"]), record["round"])
-        self.reception = Reception(plan, ledger, directory)
+        self.reception, self.curves = Reception(plan, ledger, directory), Curves(ledger.store)
         self.problem = ""
         self.stopping = False
         self.received_bytes = self.sent_bytes = 0
