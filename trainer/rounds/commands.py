@@ -131,22 +131,25 @@ def run_work(options: argparse.Namespace) -> int:
 
 def run_rounds(options: argparse.Namespace) -> int:
     """Show a run until it ends."""
+    import io
     import json
 
-    from google.protobuf.json_format import MessageToDict
-
+    from trainer.rounds.screen import Screen
+    from trainer.rounds.snapshot import snapshot
     from trainer.rounds.view import lines_of
 
-    link = _link(options, threading.Event())
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode has no bars
+    link, screen = _link(options, threading.Event()), Screen(sys.stdout, sys.stdout.isatty() and not options.once)
+    before = None
     for update in link.watch(options.interval):
         if options.json:
-            print(json.dumps(MessageToDict(update, preserving_proto_field_name=True)), flush=True)
+            print(json.dumps(snapshot(update)), flush=True)
         else:
-            if sys.stdout.isatty() and not options.once:
-                print("\x1b[H\x1b[2J", end="")
-            print("\n".join(lines_of(update)) + "\n", flush=True)
+            screen.show(lines_of(update, before))
         if options.once:
             break
+        before = update
     link.close()
     return 0
 
