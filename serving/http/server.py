@@ -13,12 +13,12 @@ from starlette.types import ASGIApp
 
 from serving.client import AsyncClient
 from serving.http.app import make_app
-from serving.http.certificate import OwnCertificate
-from serving.http.connection import Connection
 from serving.http.settings import HttpSettings, open_socket
 from serving.http.visits import HTTP_METRICS, HttpFigures
 from stages.lookout import Lookout
 from stages.transport import stop_on_signals
+from stages.web.certificate import OwnCertificate
+from stages.web.connection import Connection
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 from serving.deployment import Deployment, find_deployment, free_port_block
-from serving.http.certificate import OwnCertificate
 from serving.http.settings import HttpSettings, open_socket
 from stages.errors import InputError, ServiceError
+from stages.web.certificate import OwnCertificate
 
 Run = Callable[..., tuple[int, str, str]]
 
