@@ -42,6 +42,7 @@ def register_rounds(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
     coordinate.add_argument(
         "--publish-every", type=int, default=10, metavar="N", help="rounds between checkpoints (10)"
     )
+    coordinate.add_argument("--page", metavar="HOST:PORT", help="serve a page of the run there, for browsers")
     coordinate.add_argument("--tokens", type=Path, metavar="FILE", help="who may work, from `onesweep token`")
     coordinate.add_argument("--threads", type=int, metavar="N", help="default: all cores")
     coordinate.add_argument("--log-format", default="text", help=f"{' or '.join(LOG_FORMATS)} (text)")
@@ -85,7 +86,7 @@ def run_coordinate(options: argparse.Namespace) -> int:
 
     start_log(check_log_format(options.log_format), "coordinator")
     set_threads(options.threads)
-    server = ServerSettings(options.listen, security_of(options), options.tokens)
+    server = ServerSettings(options.listen, security_of(options), options.tokens, options.page)
     settings = CoordinatorSettings(options.lease, options.publish_every, options.own_data)
     config = load_config(options.config, options.profile)
     plan = coordinate(config, load_corpus(options.data), options.out, server, settings)
