@@ -134,23 +134,27 @@ def run_rounds(options: argparse.Namespace) -> int:
     """Show a run until it ends."""
     import io
     import json
+    from collections import deque
 
     from trainer.rounds.screen import Screen
     from trainer.rounds.snapshot import snapshot
-    from trainer.rounds.view import lines_of
+    from trainer.rounds.view import RATE_S, lines_of
+    from trainer.v1.rounds_pb2 import WatchUpdate
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode has no bars
     link, screen = _link(options, threading.Event()), Screen(sys.stdout, sys.stdout.isatty() and not options.once)
-    before = None
+    recent = deque[WatchUpdate]()
     for update in link.watch(options.interval):
         if options.json:
             print(json.dumps(snapshot(update)), flush=True)
         else:
-            screen.show(lines_of(update, before))
+            while recent and not 0 < update.seconds - recent[0].seconds <= RATE_S:
+                recent.popleft()  # too long ago, or of a coordinator that began anew since
+            screen.show(lines_of(update, recent[0] if recent else None))
+            recent.append(update)
         if options.once:
             break
-        before = update
     link.close()
     return 0
 

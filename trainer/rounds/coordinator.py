@@ -106,8 +106,7 @@ class Coordinator:
         self.plan.check_join(request, self.settings.own_data)
         wanted = request.part if request.HasField("part") else None
         with _stored():
-            member = self.members.join(request.worker, wanted, self.clock())
-        member.device = request.device[:64]
+            member = self.members.join(request.worker, wanted, self.clock(), request.device[:64])
         place, part = member.place, self.plan.parts[member.place.part]
         log.info("%s joins: %s, replica %d", member.worker, part, place.replica)
         self._tell()
@@ -133,7 +132,9 @@ class Coordinator:
             if wanted is None:
                 return rounds_pb2.NextResponse(end=rounds_pb2.End(rounds=self.plan.rounds))
             if wanted <= self._furthest(part):
-                return rounds_pb2.NextResponse(order=await self._order(part, wanted, request))
+                order = await self._order(part, wanted, request)
+                member.begins(wanted)
+                return rounds_pb2.NextResponse(order=order)
             left = deadline - self.clock()
             if left <= 0 or self.stopping:
                 return rounds_pb2.NextResponse(pause=rounds_pb2.Pause(open_round=self.ledger.round(part)))
@@ -181,7 +182,8 @@ class Coordinator:
             log.warning("update %s of %s refused: %s", submission.id, part, verdict.reason)
         else:
             member.accepted += verdict.outcome == rounds_pb2.OUTCOME_ACCEPTED
-            member.finished, member.problem = max(member.finished, submission.round), ""
+            member.problem = ""
+            member.has_finished(submission.round)
         self._tell()
         return verdict
 

@@ -101,7 +101,8 @@ async def page_served(
     """
     tls = None if is_loopback(listen) else security.tls
     page = Page(Snapshots(coordinator), keyring, host_name(listen), tls is not None)
-    server = WebServer(page, tls and tls.certificate, tls and tls.key, PageConnection)
+    certificate, key = (tls.certificate, tls.key) if tls else (None, None)
+    server = WebServer(page, certificate, key, PageConnection)
     with open_socket(listen) as listener:
         port = listener.getsockname()[1]
         serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -58,7 +58,7 @@ def _worker(coordinator: Coordinator, member: Member) -> rounds_pb2.WorkerStatus
         steps=beat.steps,
         silent_seconds=max(now - member.heard_s, 0.0) if member.lease else 0.0,
         gone=gone,
-        late=not gone and beat.doing == rounds_pb2.DOING_TRAINING and beat.round < round_,
+        late=not gone and member.is_late(round_),
         accepted=member.accepted,
         refused=member.refused,
         losses=beat.losses,

@@ -21,13 +21,15 @@ STATES = {
 PART_HEAD = ("part", "round", "left", "here", "in", "published", "losses in nats")
 WORKER_HEAD = ("worker", "part", "device", "does", "round", "step", "busy", "up", "down", "silent", "taken", "")
 CURVE_WIDTH = 12
+RATE_S = 30.0
+"""Bytes come in bursts, one a round: a rate over less would jump."""
 MAX_TEXT = 200
 
 
 def lines_of(update: rounds_pb2.WatchUpdate, before: rounds_pb2.WatchUpdate | None = None) -> list[str]:
     """The run as a table for each of parts and workers.
 
-    :param before: what was shown last, from which rates are reckoned; without it, from the coordinator's begin.
+    :param before: an earlier update, from which rates are reckoned; without it, from the coordinator's begin.
     """
     parts = {part.part: part for part in update.parts}
     return [
@@ -40,8 +42,7 @@ def lines_of(update: rounds_pb2.WatchUpdate, before: rounds_pb2.WatchUpdate | No
 
 
 def _head(update: rounds_pb2.WatchUpdate, before: rounds_pb2.WatchUpdate | None) -> list[str]:
-    if before is None or before.seconds >= update.seconds:  # the first, or a coordinator that began anew
-        before = rounds_pb2.WatchUpdate()
+    before = before or rounds_pb2.WatchUpdate()
     seconds = max(update.seconds - before.seconds, 1e-9)
     moved = [
         f"{what} {size(now)} ({size((now - then) / seconds)}/s)"

@@ -1031,7 +1031,7 @@ class WorkerStatus(_message.Message):
     gone: _builtins.bool
     """its lease has ended"""
     late: _builtins.bool
-    """it works on a round that is closed"""
+    """the round that it is to hand in next is closed"""
     accepted: _builtins.int
     """updates, since the coordinator started"""
     refused: _builtins.int
