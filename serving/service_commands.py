@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serving.client_options import add_router_options, async_client_of, client_of
-from serving.http.commands import check_framework
 from serving.http.settings import DEFAULT_LISTEN
 from serving.shipped import SHIPPED
 from stages.commands import check_positive
 from stages.errors import InputError
+from stages.web import check_framework
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction

@@ -375,3 +375,11 @@ def jobs() -> Callable[..., Any]:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     return running
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    path = shutil.which("chromium")
+    if path is None:
+        pytest.skip("there is no chromium on this machine")
+    return path

@@ -12,12 +12,13 @@ from starlette.types import ASGIApp
 from serving.client import AsyncClient
 from serving.http import hosts, openai_api, race
 from serving.http.errors import ApiError, api_error_of, error_response, invalid_fields, plain_error
-from serving.http.guard import Guard, host_name
+from serving.http.guard import Guard
 from serving.http.pages import page_routes
 from serving.http.reception import Reception
 from serving.http.settings import HttpSettings
 from serving.http.visits import HttpFigures, Visits
 from stages.errors import OnesweepError
+from stages.web.caller import host_name
 
 _ABOUT = """OpenAI-compatible completions over a ring of far-apart hosts. A token is a byte. Requests may have an
 object `onesweep` with settings of ours; answers have `onesweep.accounting`: what the text cost."""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serving.http.settings import DEFAULT_LISTEN, DEFAULT_TIMEOUT_S, HttpSettings
 from stages.commands import add_drain_flag, check_positive
-from stages.errors import InputError
 from stages.log import start_log
 from stages.security import Tls
 from stages.seeing import add_seeing, seeing_of
+from stages.web import check_framework
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -37,12 +36,6 @@ def register(subparsers: Subparsers) -> None:
     add_seeing(http, traces=False)
     add_drain_flag(http)
     http.set_defaults(run=run_http)
-
-
-def check_framework(what: str) -> None:
-    """Raise InputError unless what serves HTTP is installed."""
-    if find_spec("fastapi") is None or find_spec("uvicorn") is None:
-        raise InputError(f"{what} needs fastapi and uvicorn: pip install 'onesweep[http]'")
 
 
 def run_http(options: argparse.Namespace) -> int:

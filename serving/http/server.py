@@ -4,30 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import uvicorn
-from starlette.types import ASGIApp
 
 from serving.client import AsyncClient
 from serving.http.app import make_app
-from serving.http.certificate import OwnCertificate
-from serving.http.connection import Connection
-from serving.http.settings import HttpSettings, open_socket
+from serving.http.settings import HttpSettings
 from serving.http.visits import HTTP_METRICS, HttpFigures
 from stages.lookout import Lookout
 from stages.transport import stop_on_signals
+from stages.web.server import WebServer, open_socket
 
 log = logging.getLogger(__name__)
-
-
-class _Server(uvicorn.Server):
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Signals are ours: uvicorn would raise them again when it has ended."""
-        yield
 
 
 async def run_gateway(settings: HttpSettings, stop: asyncio.Event) -> None:
@@ -35,11 +21,11 @@ async def run_gateway(settings: HttpSettings, stop: asyncio.Event) -> None:
     lookout = Lookout(settings.seeing, "onesweep-http", "http", settings.insecure)
     client = AsyncClient(settings.router, tls=settings.router_tls, insecure=settings.insecure)
     figures = HttpFigures()
-    config = _config(settings, make_app(settings, client, figures))
+    app = make_app(settings, client, figures)
+    server = WebServer(app, settings.tls_cert, settings.tls_key, drain_s=settings.drain_s)
     with open_socket(settings.listen) as listener:
         if settings.seeing.metrics is not None:
             lookout.serve(HTTP_METRICS, figures.read)
-        server = _Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         log.info("http: live on %s, router %s", settings.url, settings.router)
         stopping = asyncio.create_task(stop.wait())
@@ -49,26 +35,6 @@ async def run_gateway(settings: HttpSettings, stop: asyncio.Event) -> None:
         await serving
     await client.close()
     await lookout.close()
-
-
-def _config(settings: HttpSettings, app: ASGIApp) -> uvicorn.Config:
-    context = None
-    if settings.tls_cert is not None and settings.tls_key is not None:
-        context = OwnCertificate(settings.tls_cert, settings.tls_key).context
-    return uvicorn.Config(
-        app,
-        loop="asyncio",
-        http=Connection,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_graceful_shutdown=math.ceil(settings.drain_s),
-        ssl_context_factory=None if context is None else lambda config, default: context,
-    )
 
 
 def serve(settings: HttpSettings) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from serving.topology import DEFAULT_ROUTER
-from stages.errors import InputError, ServiceError
+from stages.errors import InputError
 from stages.security import Tls
 from stages.seeing import SeeingSettings
 from stages.transport import DRAIN_S, is_loopback, parse_address
@@ -16,7 +15,6 @@ from stages.transport import DRAIN_S, is_loopback, parse_address
 DEFAULT_LISTEN = "127.0.0.1:7780"
 DEFAULT_TIMEOUT_S = 120.0
 MAX_TIMEOUT_S = 3600.0
-BACKLOG = 512
 
 
 @dataclass(frozen=True)
@@ -58,15 +56,3 @@ class HttpSettings:
     def url(self) -> str:
         """How a browser on this machine finds the server."""
         return f"{'https' if self.tls_cert else 'http'}://{self.listen}"
-
-
-def open_socket(listen: str) -> socket.socket:
-    """A socket that listens there. Raises ServiceError."""
-    host, port = parse_address(listen, "listen address")
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        raise ServiceError(
-            f"cannot listen on {listen} ({error.strerror}): the port is in use, or the address is not of this machine"
-        ) from None

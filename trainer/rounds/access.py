@@ -1,4 +1,4 @@
-"""Who may work for a coordinator, and under which names: by a token, or by the certificate that a caller shows."""
+"""Who may work for a coordinator, under which names, and who may look: by a token, or by the certificate they show."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from stages.errors import InputError
 from stages.guard import identity_of
 from stages.identity import CLIENT
 from stages.refusal import Refusal
+from stages.security import Security
 from stages.tokens import Keyring
+from stages.transport import is_loopback, parse_address
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -41,3 +44,19 @@ class Access:
         if name is not None and worker != name and not worker.startswith(f"{name}."):
             said = f"you are {name}: you may work as {name} or {name}.SOMETHING only, not as {worker[:80]!r}"
             raise Refusal(grpc.StatusCode.PERMISSION_DENIED, said)
+
+
+def check_page(listen: str, security: Security, keyring: Keyring) -> None:
+    """Raise InputError unless the page may be served there: on loopback, else over TLS and to those with tokens."""
+    parse_address(listen, "--page")
+    if is_loopback(listen):
+        return
+    if security.tls is None and not security.insecure:
+        raise InputError(
+            f"--page {listen} can be reached from other machines and traffic is not encrypted: give --tls-ca, "
+            "--tls-cert and --tls-key, serve it on loopback, or accept it with --insecure"
+        )
+    if security.tls is not None and keyring.open:
+        raise InputError(
+            f"--page {listen} can be looked at from other machines by anybody: give --tokens, or serve it on loopback"
+        )

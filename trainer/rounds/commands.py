@@ -42,6 +42,7 @@ def register_rounds(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
     coordinate.add_argument(
         "--publish-every", type=int, default=10, metavar="N", help="rounds between checkpoints (10)"
     )
+    coordinate.add_argument("--page", metavar="HOST:PORT", help="serve a page of the run there, for browsers")
     coordinate.add_argument("--tokens", type=Path, metavar="FILE", help="who may work, from `onesweep token`")
     coordinate.add_argument("--threads", type=int, metavar="N", help="default: all cores")
     coordinate.add_argument("--log-format", default="text", help=f"{' or '.join(LOG_FORMATS)} (text)")
@@ -85,7 +86,7 @@ def run_coordinate(options: argparse.Namespace) -> int:
 
     start_log(check_log_format(options.log_format), "coordinator")
     set_threads(options.threads)
-    server = ServerSettings(options.listen, security_of(options), options.tokens)
+    server = ServerSettings(options.listen, security_of(options), options.tokens, options.page)
     settings = CoordinatorSettings(options.lease, options.publish_every, options.own_data)
     config = load_config(options.config, options.profile)
     plan = coordinate(config, load_corpus(options.data), options.out, server, settings)
@@ -131,20 +132,27 @@ def run_work(options: argparse.Namespace) -> int:
 
 def run_rounds(options: argparse.Namespace) -> int:
     """Show a run until it ends."""
+    import io
     import json
+    from collections import deque
 
-    from google.protobuf.json_format import MessageToDict
+    from trainer.rounds.screen import Screen
+    from trainer.rounds.snapshot import snapshot
+    from trainer.rounds.view import RATE_S, lines_of
+    from trainer.v1.rounds_pb2 import WatchUpdate
 
-    from trainer.rounds.view import lines_of
-
-    link = _link(options, threading.Event())
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode has no bars
+    link, screen = _link(options, threading.Event()), Screen(sys.stdout, sys.stdout.isatty() and not options.once)
+    recent = deque[WatchUpdate]()
     for update in link.watch(options.interval):
         if options.json:
-            print(json.dumps(MessageToDict(update, preserving_proto_field_name=True)), flush=True)
+            print(json.dumps(snapshot(update)), flush=True)
         else:
-            if sys.stdout.isatty() and not options.once:
-                print("\x1b[H\x1b[2J", end="")
-            print("\n".join(lines_of(update)) + "\n", flush=True)
+            while recent and not 0 < update.seconds - recent[0].seconds <= RATE_S:
+                recent.popleft()  # too long ago, or of a coordinator that began anew since
+            screen.show(lines_of(update, recent[0] if recent else None))
+            recent.append(update)
         if options.once:
             break
     link.close()

@@ -18,6 +18,7 @@ from typing import ParamSpec, TypeVar
 from stages.aside import in_thread, to_its_end
 from stages.errors import CheckpointError, InputError
 from stages.refusal import exhausted
+from trainer.rounds.curve import Curves
 from trainer.rounds.ledger import Ledger
 from trainer.rounds.members import Member, Members
 from trainer.rounds.offers import Offers
@@ -76,6 +77,7 @@ class Coordinator:
         """
         self.needs = needs
         self.plan, self.settings, self.clock, self.publisher = plan, settings, clock, publisher
+        self.begun_s = clock()
         self.ledger, self.ledger_lock = ledger, asyncio.Lock()
         self.offers = Offers(ledger, plan.config.rounds.down_codec)
         replicas = plan.config.rounds.replicas
@@ -83,7 +85,7 @@ class Coordinator:
         for record in ledger.store.records():
             if "worker" in record:
                 self.members.remember(record["worker"], plan.parts.index(record["part"]), record["round"])
-        self.reception = Reception(plan, ledger, directory)
+        self.reception, self.curves = Reception(plan, ledger, directory), Curves(ledger.store)
         self.problem = ""
         self.stopping = False
         self.received_bytes = self.sent_bytes = 0
@@ -104,8 +106,7 @@ class Coordinator:
         self.plan.check_join(request, self.settings.own_data)
         wanted = request.part if request.HasField("part") else None
         with _stored():
-            member = self.members.join(request.worker, wanted, self.clock())
-        member.device = request.device[:64]
+            member = self.members.join(request.worker, wanted, self.clock(), request.device[:64])
         place, part = member.place, self.plan.parts[member.place.part]
         log.info("%s joins: %s, replica %d", member.worker, part, place.replica)
         self._tell()
@@ -131,7 +132,9 @@ class Coordinator:
             if wanted is None:
                 return rounds_pb2.NextResponse(end=rounds_pb2.End(rounds=self.plan.rounds))
             if wanted <= self._furthest(part):
-                return rounds_pb2.NextResponse(order=await self._order(part, wanted, request))
+                order = await self._order(part, wanted, request)
+                member.begins(wanted)
+                return rounds_pb2.NextResponse(order=order)
             left = deadline - self.clock()
             if left <= 0 or self.stopping:
                 return rounds_pb2.NextResponse(pause=rounds_pb2.Pause(open_round=self.ledger.round(part)))
@@ -179,7 +182,8 @@ class Coordinator:
             log.warning("update %s of %s refused: %s", submission.id, part, verdict.reason)
         else:
             member.accepted += verdict.outcome == rounds_pb2.OUTCOME_ACCEPTED
-            member.finished, member.problem = max(member.finished, submission.round), ""
+            member.problem = ""
+            member.has_finished(submission.round)
         self._tell()
         return verdict
 

@@ -101,6 +101,7 @@ class Ledger:
             "staleness": staleness,
             "weight": update.steps * worth,
             "norm": length,
+            "losses": dict(update.losses),
             "after_s": round(now_s - part.begun_s, 3),
         }
         if not worth:

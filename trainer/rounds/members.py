@@ -44,6 +44,21 @@ class Member:
     refused: int = 0
     problem: str = ""
 
+    def begins(self, round_: int) -> None:
+        """An order was given: what it said of itself before is over."""
+        self.beat.doing, self.beat.round, self.beat.steps = rounds_pb2.DOING_FETCHING, round_, 0
+
+    def has_finished(self, round_: int) -> None:
+        """Its update was accepted."""
+        self.finished = max(self.finished, round_)
+        if self.beat.round <= round_:
+            self.beat.doing = rounds_pb2.DOING_WAITING
+
+    def is_late(self, open_round: int) -> bool:
+        """Whether the round that it is to hand in next is closed: it is slow, or hangs."""
+        known = self.beat.doing != rounds_pb2.DOING_UNSPECIFIED
+        return known and max(self.beat.round, self.finished + 1) < open_round
+
 
 class Members:
     """The places of a run. They outlive the coordinator: after a restart every lease begins anew.
@@ -62,7 +77,7 @@ class Members:
     def __iter__(self) -> Iterator[Member]:
         return iter([self._members[place] for place in sorted(self._members)])
 
-    def join(self, worker: str, part: int | None, now_s: float) -> Member:
+    def join(self, worker: str, part: int | None, now_s: float, device: str = "") -> Member:
         """A place for `worker`: its own, else one that nobody had, else one whose worker is gone. Raises Refusal."""
         if part is not None and not 0 <= part < self.parts:
             span = f"parts 0 to {self.parts - 1}" if self.parts > 1 else "one part, 0"
@@ -75,7 +90,7 @@ class Members:
         before = self._members.get(place)
         for other in [m for m in self._members.values() if m.worker == worker and m.place != place]:
             self._give_up(other)
-        member = Member(worker, place, secrets.token_hex(16), now_s)
+        member = Member(worker, place, secrets.token_hex(16), now_s, device)
         if before is not None:
             member.finished = before.finished
         self._members[place] = member
@@ -133,7 +148,14 @@ class Members:
     def _save(self) -> None:
         """Raises CheckpointError."""
         records = [
-            {"worker": m.worker, "part": m.place.part, "replica": m.place.replica, "lease": m.lease} for m in self
+            {
+                "worker": m.worker,
+                "part": m.place.part,
+                "replica": m.place.replica,
+                "lease": m.lease,
+                "device": m.device,
+            }
+            for m in self
         ]
         replace_file(self.path, lambda path: path.write_text(json.dumps(records, indent=1), encoding="utf-8"))
 
@@ -148,6 +170,7 @@ def _read(path: Path, now_s: float) -> list[Member]:
                 Place(int(record["part"]), int(record["replica"])),
                 str(record["lease"]),
                 now_s if record["lease"] else float("-inf"),
+                str(record["device"]),
             )
             for record in json.loads(path.read_text(encoding="utf-8"))
         ]

@@ -14,6 +14,8 @@ from trainer.v1 import rounds_pb2
 log = logging.getLogger(__name__)
 
 BEATS_A_LEASE = 3
+BEAT_S = 2.0
+"""At least so often: who watches sees no older state."""
 
 
 class Pulse:
@@ -24,7 +26,7 @@ class Pulse:
         self.open_round = -1
         self.ended = self.lost = False
         """Whether the run is over; whether the place went to another."""
-        self._link, self._every_s, self._report = link, lease_s / BEATS_A_LEASE, report
+        self._link, self._every_s, self._report = link, min(lease_s / BEATS_A_LEASE, BEAT_S), report
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
         self._thread.start()

@@ -89,6 +89,7 @@ class Reception:
             steps=submission.steps,
             sequences=submission.sequences,
             delta=delta,
+            losses=dict(submission.losses),
         )
         version = max(update.round, self.ledger.round(part)) + 1
         said = self.ledger.accept(update, now_s)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +21,10 @@ from stages.identity import HOST, ROUTER
 from stages.security import LOOPBACK_ONLY, Security
 from stages.tokens import Keyring
 from stages.transport import bind, new_server, stop_on_signals
+from stages.web import check_framework
 from trainer.config import TrainingConfig
 from trainer.data import Corpus
-from trainer.rounds.access import Access
+from trainer.rounds.access import Access, check_page
 from trainer.rounds.coordinator import Coordinator, CoordinatorSettings
 from trainer.rounds.disk import open_store
 from trainer.rounds.ledger import Ledger
@@ -50,6 +52,8 @@ class ServerSettings:
     listen: str
     security: Security = LOOPBACK_ONLY
     tokens: Path | None = None
+    page: str | None = None
+    """Where the page of the run is; None = it has none."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,9 @@ def coordinate(
     :param listening: hears of the port.
     """
     keyring = Keyring(server.tokens)
+    if server.page is not None:
+        check_framework("--page")
+        check_page(server.page, server.security, keyring)
     if server.security.tls is not None:
         server.security.tls.own(HOST, ROUTER)
     plan = RunPlan.begin(config, corpus, out)
@@ -122,6 +129,18 @@ async def open_port(coordinator: Coordinator, settings: ServerSettings, keyring:
 
 
 async def _serve(
+    coordinator: Coordinator, settings: ServerSettings, keyring: Keyring, listening: Callable[[int], None]
+) -> None:
+    async with AsyncExitStack() as stack:
+        if settings.page is not None:
+            from trainer.rounds.page import page_served  # what serves it is optional
+
+            page = page_served(coordinator, settings.page, settings.security, keyring)
+            await stack.enter_async_context(page)
+        await _run(coordinator, settings, keyring, listening)
+
+
+async def _run(
     coordinator: Coordinator, settings: ServerSettings, keyring: Keyring, listening: Callable[[int], None]
 ) -> None:
     stop = stop_on_signals()

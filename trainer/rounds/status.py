@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainer.rounds.coordinator import Coordinator
+from trainer.rounds.curve import Point
 from trainer.rounds.members import Member
 from trainer.v1 import rounds_pb2
 
@@ -21,6 +22,7 @@ def status_of(coordinator: Coordinator) -> rounds_pb2.WatchUpdate:
         received_bytes=coordinator.received_bytes,
         sent_bytes=coordinator.sent_bytes,
         problem=coordinator.problem,
+        seconds=coordinator.clock() - coordinator.begun_s,
     )
 
 
@@ -38,6 +40,7 @@ def _part(coordinator: Coordinator, index: int) -> rounds_pb2.PartStatus:
         arrived=sum(member.finished >= round_ for member in members),
         losses=_mean([dict(member.beat.losses) for member in members]),
         published=coordinator.publisher.published.get(name),
+        closed=map(_closed, coordinator.curves.of(name)),
     )
 
 
@@ -55,14 +58,21 @@ def _worker(coordinator: Coordinator, member: Member) -> rounds_pb2.WorkerStatus
         steps=beat.steps,
         silent_seconds=max(now - member.heard_s, 0.0) if member.lease else 0.0,
         gone=gone,
-        late=not gone and beat.doing == rounds_pb2.DOING_TRAINING and beat.round < round_,
+        late=not gone and member.is_late(round_),
         accepted=member.accepted,
         refused=member.refused,
         losses=beat.losses,
         sent_bytes=beat.sent_bytes,
         received_bytes=beat.received_bytes,
         busy_seconds=beat.busy_seconds,
+        lived_seconds=beat.lived_seconds,
         problem=member.problem,
+    )
+
+
+def _closed(point: Point) -> rounds_pb2.ClosedRounds:
+    return rounds_pb2.ClosedRounds(
+        first=point.first, last=point.last, updates=point.updates, late=point.late, losses=point.losses()
     )
 
 

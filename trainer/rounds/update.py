@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -26,6 +27,8 @@ class Update:
     """Windows of text seen."""
     delta: Tensors = field(repr=False)
     """base - trained, so that plain SGD with rate 1 goes where the worker went."""
+    losses: Mapping[str, float] = field(default_factory=dict)
+    """Of the last step, in nats; kept for those who watch."""
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ class Worker:
         self.link, self.settings, self.place, self.run = link, settings, place, place.run
         self.standing, self.doing = Standing(""), rounds_pb2.DOING_WAITING
         self.losses: dict[str, float] = {}
-        self.busy_s = 0.0
+        self.joined_s, self.busy_s = time.monotonic(), 0.0
         self.trained = 0
         self._saved_at = time.monotonic()
         self._sender = ThreadPoolExecutor(1, "sender")
@@ -279,6 +279,7 @@ class Worker:
             base_version=self.standing.base_version,
             steps=steps,
             sequences=steps * self.plan.config.sequences,
+            losses=self.losses,
             payload=payload,
         )
         if not self.overlap.waits:  # what the others get of it
@@ -324,6 +325,7 @@ class Worker:
             base_version=pending.base_version,
             steps=pending.steps,
             sequences=pending.sequences,
+            losses=pending.losses,
             codec=self.feedback.codec.name,
             size=len(pending.payload),
             sha256=hashlib.sha256(pending.payload).digest(),
@@ -340,6 +342,7 @@ class Worker:
             steps=standing.steps,
             losses=self.losses,
             busy_seconds=self.busy_s,
+            lived_seconds=time.monotonic() - self.joined_s,
         )
 
 

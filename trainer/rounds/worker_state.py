@@ -30,6 +30,8 @@ class Pending:
     base_version: int
     steps: int
     sequences: int
+    losses: dict[str, float]
+    """Of the last step, in nats."""
     payload: bytes = field(repr=False)
 
 

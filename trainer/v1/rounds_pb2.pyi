@@ -663,6 +663,7 @@ class BeatRequest(_message.Message):
     SENT_BYTES_FIELD_NUMBER: _builtins.int
     RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
     BUSY_SECONDS_FIELD_NUMBER: _builtins.int
+    LIVED_SECONDS_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     lease: _builtins.str
     doing: Global___Doing.ValueType
@@ -673,7 +674,9 @@ class BeatRequest(_message.Message):
     """by this process"""
     received_bytes: _builtins.int
     busy_seconds: _builtins.float
-    """spent in training steps by this process"""
+    """spent in training steps since it joined"""
+    lived_seconds: _builtins.float
+    """since it joined"""
     @_builtins.property
     def losses(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """of the last step, in nats"""
@@ -690,10 +693,11 @@ class BeatRequest(_message.Message):
         sent_bytes: _builtins.int = ...,
         received_bytes: _builtins.int = ...,
         busy_seconds: _builtins.float = ...,
+        lived_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_seconds", b"busy_seconds", "doing", b"doing", "lease", b"lease", "losses", b"losses", "received_bytes", b"received_bytes", "round", b"round", "sent_bytes", b"sent_bytes", "steps", b"steps", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_seconds", b"busy_seconds", "doing", b"doing", "lease", b"lease", "lived_seconds", b"lived_seconds", "losses", b"losses", "received_bytes", b"received_bytes", "round", b"round", "sent_bytes", b"sent_bytes", "steps", b"steps", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -794,6 +798,7 @@ class WatchUpdate(_message.Message):
     RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
     SENT_BYTES_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     state: Global___RunState.ValueType
     rounds: _builtins.int
@@ -804,6 +809,8 @@ class WatchUpdate(_message.Message):
     """pieces of weights"""
     problem: _builtins.str
     """what keeps the run from going on; empty when nothing does"""
+    seconds: _builtins.float
+    """since this coordinator began"""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartStatus]: ...
     @_builtins.property
@@ -819,10 +826,11 @@ class WatchUpdate(_message.Message):
         received_bytes: _builtins.int = ...,
         sent_bytes: _builtins.int = ...,
         problem: _builtins.str = ...,
+        seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts", "problem", b"problem", "received_bytes", b"received_bytes", "rounds", b"rounds", "run", b"run", "sent_bytes", b"sent_bytes", "state", b"state", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts", "problem", b"problem", "received_bytes", b"received_bytes", "rounds", b"rounds", "run", b"run", "seconds", b"seconds", "sent_bytes", b"sent_bytes", "state", b"state", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -861,6 +869,7 @@ class PartStatus(_message.Message):
     ARRIVED_FIELD_NUMBER: _builtins.int
     LOSSES_FIELD_NUMBER: _builtins.int
     PUBLISHED_FIELD_NUMBER: _builtins.int
+    CLOSED_FIELD_NUMBER: _builtins.int
     part: _builtins.int
     name: _builtins.str
     round: _builtins.int
@@ -878,6 +887,10 @@ class PartStatus(_message.Message):
     def losses(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """mean over the last updates"""
 
+    @_builtins.property
+    def closed(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClosedRounds]:
+        """all so far, in order, of earlier coordinators too; at most 100"""
+
     def __init__(
         self,
         *,
@@ -890,10 +903,11 @@ class PartStatus(_message.Message):
         arrived: _builtins.int = ...,
         losses: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         published: _builtins.int | None = ...,
+        closed: _abc.Iterable[Global___ClosedRounds] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_published", b"_published", "_seconds_left", b"_seconds_left", "published", b"published", "seconds_left", b"seconds_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_published", b"_published", "_seconds_left", b"_seconds_left", "arrived", b"arrived", "losses", b"losses", "name", b"name", "part", b"part", "present", b"present", "published", b"published", "replicas", b"replicas", "round", b"round", "seconds_left", b"seconds_left"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_published", b"_published", "_seconds_left", b"_seconds_left", "arrived", b"arrived", "closed", b"closed", "losses", b"losses", "name", b"name", "part", b"part", "present", b"present", "published", b"published", "replicas", b"replicas", "round", b"round", "seconds_left", b"seconds_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__published: _TypeAlias = _typing.Literal["published"]  # noqa: Y015
     _WhichOneofArgType__published: _TypeAlias = _typing.Literal["_published", b"_published"]  # noqa: Y015
@@ -905,6 +919,64 @@ class PartStatus(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seconds_left) -> _WhichOneofReturnType__seconds_left | None: ...
 
 Global___PartStatus: _TypeAlias = PartStatus  # noqa: Y015
+
+@_typing.final
+class ClosedRounds(_message.Message):
+    """A closed round, or several in a row where there are many."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LossesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    UPDATES_FIELD_NUMBER: _builtins.int
+    LATE_FIELD_NUMBER: _builtins.int
+    LOSSES_FIELD_NUMBER: _builtins.int
+    first: _builtins.int
+    last: _builtins.int
+    updates: _builtins.int
+    """merged"""
+    late: _builtins.int
+    """of these, handed in for an earlier round"""
+    @_builtins.property
+    def losses(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """mean over these updates of the last step of each"""
+
+    def __init__(
+        self,
+        *,
+        first: _builtins.int = ...,
+        last: _builtins.int = ...,
+        updates: _builtins.int = ...,
+        late: _builtins.int = ...,
+        losses: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "last", b"last", "late", b"late", "losses", b"losses", "updates", b"updates"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClosedRounds: _TypeAlias = ClosedRounds  # noqa: Y015
 
 @_typing.final
 class WorkerStatus(_message.Message):
@@ -947,6 +1019,7 @@ class WorkerStatus(_message.Message):
     RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
     BUSY_SECONDS_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
+    LIVED_SECONDS_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     part: _builtins.int
     replica: _builtins.int
@@ -958,7 +1031,7 @@ class WorkerStatus(_message.Message):
     gone: _builtins.bool
     """its lease has ended"""
     late: _builtins.bool
-    """it works on a round that is closed"""
+    """the round that it is to hand in next is closed"""
     accepted: _builtins.int
     """updates, since the coordinator started"""
     refused: _builtins.int
@@ -967,6 +1040,7 @@ class WorkerStatus(_message.Message):
     busy_seconds: _builtins.float
     problem: _builtins.str
     """why its last update was refused"""
+    lived_seconds: _builtins.float
     @_builtins.property
     def losses(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     def __init__(
@@ -989,10 +1063,11 @@ class WorkerStatus(_message.Message):
         received_bytes: _builtins.int = ...,
         busy_seconds: _builtins.float = ...,
         problem: _builtins.str = ...,
+        lived_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "busy_seconds", b"busy_seconds", "device", b"device", "doing", b"doing", "gone", b"gone", "late", b"late", "losses", b"losses", "part", b"part", "problem", b"problem", "received_bytes", b"received_bytes", "refused", b"refused", "replica", b"replica", "round", b"round", "sent_bytes", b"sent_bytes", "silent_seconds", b"silent_seconds", "steps", b"steps", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "busy_seconds", b"busy_seconds", "device", b"device", "doing", b"doing", "gone", b"gone", "late", b"late", "lived_seconds", b"lived_seconds", "losses", b"losses", "part", b"part", "problem", b"problem", "received_bytes", b"received_bytes", "refused", b"refused", "replica", b"replica", "round", b"round", "sent_bytes", b"sent_bytes", "silent_seconds", b"silent_seconds", "steps", b"steps", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

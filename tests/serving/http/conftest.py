@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -90,11 +89,3 @@ def openai(gateway: Gateway) -> Iterator[OpenAI]:
 def completed(deployment: Deployment, describe: Callable[..., Any]) -> Callable[[], int]:
     """Hops that the hosts have computed so far."""
     return lambda: sum(describe(host.address).counters.completed for host in deployment.topology.hosts)
-
-
-@pytest.fixture(scope="session")
-def chromium() -> str:
-    path = shutil.which("chromium")
-    if path is None:
-        pytest.skip("there is no chromium on this machine")
-    return path

@@ -14,13 +14,14 @@ import httpx
 import pytest
 
 from serving.deployment import free_port_block
-from serving.http import connection, reception
+from serving.http import reception
 from serving.http.app import make_app
 from serving.http.guard import SECURITY_HEADERS
 from serving.http.server import run_gateway
 from serving.http.settings import HttpSettings
 from serving.http.sse import EventStream
 from serving.http.visits import HttpFigures
+from stages.web import connection
 
 LIVE = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -87,7 +88,7 @@ def test_a_connection_too_many_is_closed_and_the_others_go_on(port: int, monkeyp
     with dial(port) as first, dial(port) as second:
         assert is_live(first)
         assert is_live(second)
-        monkeypatch.setattr(connection, "MAX_CONNECTIONS", 2)
+        monkeypatch.setattr(connection.Connection, "max_connections", 2)
         with dial(port) as third, contextlib.suppress(ConnectionError):
             assert third.recv(1) == b""
         assert is_live(first)

@@ -7,7 +7,8 @@ import pytest
 from starlette.datastructures import Headers
 
 from serving.http.errors import ApiError
-from serving.http.guard import Guard, host_name
+from serving.http.guard import Guard
+from stages.web.caller import host_name
 
 ASKED = {"model": "onesweep-local", "prompt": "a", "max_tokens": 2}
 

@@ -16,9 +16,10 @@ import httpx
 import pytest
 
 from serving.deployment import Deployment, find_deployment, free_port_block
-from serving.http.certificate import OwnCertificate
-from serving.http.settings import HttpSettings, open_socket
+from serving.http.settings import HttpSettings
 from stages.errors import InputError, ServiceError
+from stages.web.certificate import OwnCertificate
+from stages.web.server import open_socket
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -47,7 +48,7 @@ def test_wrong_options_are_refused(onesweep: Run, options: list[str], words: str
 
 
 def test_without_its_framework_it_says_what_to_install(onesweep: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.http.commands.find_spec", lambda name: None)
+    monkeypatch.setattr("stages.web.find_spec", lambda name: None)
     for command in (("http",), ("up", "--http")):
         code, _, error = onesweep(*command)
         assert (code, error.count("\n")) == (2, 1)

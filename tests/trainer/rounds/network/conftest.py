@@ -24,9 +24,10 @@ from trainer.rounds.client import Link
 from trainer.rounds.codec import codec_named
 from trainer.rounds.coordinator import Coordinator, CoordinatorSettings
 from trainer.rounds.disk import open_store
+from trainer.rounds.page import page_served
 from trainer.rounds.plan import RunPlan
 from trainer.rounds.publishing import Publisher
-from trainer.rounds.server import STORE, ServerSettings, ledger_of, needs_of, open_port
+from trainer.rounds.server import STORE, OpenPort, ServerSettings, ledger_of, needs_of, open_port
 from trainer.rounds.settings import RoundSettings
 from trainer.rounds.tensors import Tensors, scale, shapes
 from trainer.rounds.worker import WorkerSettings, work
@@ -43,6 +44,7 @@ class Network:
         self.config, self.corpus, self.out = config, corpus, out
         self.security: Security = settings.pop("security", LOOPBACK_ONLY)
         self.tokens: Path | None = settings.pop("tokens", None)
+        self.page: bool = settings.pop("page", False)
         self.settings = CoordinatorSettings(**settings)
         self.stop = threading.Event()
         self._opened: Future[int] = Future()
@@ -84,7 +86,15 @@ class Network:
         needs, publisher = needs_of(self.plan, self.corpus), Publisher(self.plan, self.out, self.corpus)
         self.coordinator = Coordinator(self.plan, needs, self.ledger, publisher, self.out / STORE, self.settings)
         settings = ServerSettings("127.0.0.1:0", self.security, self.tokens)
-        opened = await open_port(self.coordinator, settings, Keyring(self.tokens))
+        keyring = Keyring(self.tokens)
+        opened = await open_port(self.coordinator, settings, keyring)
+        async with contextlib.AsyncExitStack() as stack:
+            if self.page:
+                page = page_served(self.coordinator, "127.0.0.1:0", self.security, keyring)
+                self.url = f"http://127.0.0.1:{await stack.enter_async_context(page)}"
+            await self._until_ended(opened)
+
+    async def _until_ended(self, opened: OpenPort) -> None:
         self.rounds = rounds = asyncio.create_task(self.coordinator.run())
         self._opened.set_result(opened.port)
         await asyncio.to_thread(self._ended.wait)

@@ -1,17 +1,39 @@
 from __future__ import annotations
 
-from trainer.rounds.view import lines_of, size
+import io
+import json
+import os
+
+from trainer.rounds.screen import Screen, framed
+from trainer.rounds.snapshot import snapshot
+from trainer.rounds.spark import spark
+from trainer.rounds.view import duration, lines_of, size
 from trainer.v1 import rounds_pb2
 
 
-def test_a_run_is_two_tables() -> None:
+def run() -> rounds_pb2.WatchUpdate:
+    """A part with two closed rounds; one of its workers is late, the other is gone."""
     part = rounds_pb2.PartStatus(name="block-0", round=3, replicas=2, present=1, arrived=1, seconds_left=4.4)
     part.losses["denoise_nats"] = 2.25
+    for number, nats in enumerate((3.5, 3.0, 2.5)):
+        part.closed.add(first=number, last=number, updates=2, losses={"denoise_nats": nats})
     late = rounds_pb2.WorkerStatus(
-        worker="ann", doing=rounds_pb2.DOING_TRAINING, round=2, steps=7, late=True, accepted=2
+        worker="ann",
+        device="cpu",
+        doing=rounds_pb2.DOING_TRAINING,
+        round=2,
+        steps=7,
+        late=True,
+        accepted=2,
+        busy_seconds=45,
+        lived_seconds=50,
+        sent_bytes=1_200_000,
+        received_bytes=3_000_000,
     )
-    gone = rounds_pb2.WorkerStatus(worker="bob", replica=1, gone=True, silent_seconds=61, refused=1)
-    update = rounds_pb2.WatchUpdate(
+    gone = rounds_pb2.WorkerStatus(
+        worker="bob", replica=1, gone=True, silent_seconds=61, refused=1, problem="its norm is absurd"
+    )
+    return rounds_pb2.WatchUpdate(
         run="0123456789abcdef",
         state=rounds_pb2.RUN_STATE_RUNNING,
         rounds=9,
@@ -20,30 +42,86 @@ def test_a_run_is_two_tables() -> None:
         received_bytes=1500,
         sent_bytes=2_000_000,
         problem="the disk is full",
+        seconds=100,
     )
-    assert lines_of(update) == [
-        "run 0123456789ab  running  9 rounds  1.5 kB of updates in, 2 MB of weights out",
+
+
+def test_a_run_is_two_tables() -> None:
+    assert lines_of(run()) == [
+        "run 0123456789ab  running  9 rounds",
+        "1 of 2 workers here, 1 late, 1 gone  updates in 1.5 kB (15 B/s)  weights out 2 MB (20 kB/s)  in 100 s",
         "problem: the disk is full",
         "",
-        "part     round  in  workers  left  published  losses",
-        "block-0  3/9    1   1/2      4 s   -          denoise 2.250",
+        "part     round  left  here  in  published  losses in nats",
+        "block-0  3/9    4 s   1/2   1   -          denoise █▅▁ 2.250",
         "",
-        "worker  part  does          round  steps  silent  taken          busy  losses",
-        "ann     0.0   trains, late  2      7      0 s     2              0 s",
-        "bob     0.1   gone          0      0      61 s    0 (1 refused)  0 s",
+        "worker  part       device  does    round  step  busy  up      down  silent  taken",
+        "ann     block-0.0  cpu     trains  2      7     90%   1.2 MB  3 MB  0 s     2              "
+        "late: round 3 is open",
+        "bob     block-0.1  -       gone    0      0     -     0 B     0 B   61 s    0 (1 refused)  "
+        "refused: its norm is absurd",
     ]
 
 
+def test_rates_are_those_since_an_earlier_look() -> None:
+    before, now = run(), run()
+    now.seconds, now.received_bytes = 102, 5500
+    assert "updates in 5.5 kB (2 kB/s)  weights out 2 MB (0 B/s)" in lines_of(now, before)[1]
+
+
+def test_a_run_that_has_just_begun_has_no_losses_yet() -> None:
+    update = rounds_pb2.WatchUpdate(parts=[rounds_pb2.PartStatus(name="block-0", replicas=1)])
+    assert lines_of(update)[4] == "block-0  0/0    -     0/1   0   -"
+
+
 def test_names_hold_no_commands_for_the_terminal() -> None:
-    worker = rounds_pb2.WorkerStatus(worker="\x1b[2Jx")
-    assert "?[2Jx" in lines_of(rounds_pb2.WatchUpdate(workers=[worker]))[-1]
+    worker = rounds_pb2.WorkerStatus(worker="\x1b[2Jx", problem="\r\x1b]0;title\x07")
+    last = lines_of(rounds_pb2.WatchUpdate(workers=[worker]))[-1]
+    assert "?[2Jx" in last
+    assert last.isprintable()
 
 
-def test_sizes_are_for_people() -> None:
-    assert [size(count) for count in (0, 999, 1000, 12_345_678, 5 * 10**12)] == [
+def test_a_curve_is_a_line_of_bars() -> None:
+    assert spark([3.0, 2.0, 1.0], 8) == "█▅▁"
+    assert spark([1.0] * 3, 8) == "▁▁▁"
+    assert spark([4.0, 2.0, 3.0, 1.0], 2) == "█▁"
+    assert spark([], 8) == ""
+
+
+def test_a_terminal_is_written_over_in_place() -> None:
+    assert framed(["a" * 30, "b", "c", "d"], os.terminal_size((5, 4))) == (
+        "aaaaa\x1b[K\nb\x1b[K\n... 2\x1b[K\n\x1b[J"
+    )  # the last line stays free, else the terminal would scroll
+    out = io.StringIO()
+    screen = Screen(out, in_place=True)
+    screen.show(["one"])
+    screen.show(["two"])
+    assert out.getvalue().count("\x1b[2J") == 1
+    assert "\x1b[Htwo\x1b[K" in out.getvalue()
+
+
+def test_what_is_no_terminal_gets_plain_lines() -> None:
+    out = io.StringIO()
+    Screen(out, in_place=False).show(["one", "two"])
+    assert out.getvalue() == "one\ntwo\n\n"
+
+
+def test_a_snapshot_has_every_field_and_numbers() -> None:
+    shown = json.loads(json.dumps(snapshot(run())))
+    part, worker = shown["parts"][0], shown["workers"][1]
+    assert (shown["state"], shown["received_bytes"]) == ("RUN_STATE_RUNNING", 1500)
+    assert (part["seconds_left"], part["published"], part["losses"]) == (4.4, None, {"denoise_nats": 2.25})
+    assert part["closed"][1] == {"first": 1, "last": 1, "updates": 2, "late": 0, "losses": {"denoise_nats": 3.0}}
+    assert (worker["late"], worker["gone"], worker["doing"]) == (False, True, "DOING_UNSPECIFIED")
+
+
+def test_sizes_and_times_are_for_people() -> None:
+    assert [size(count) for count in (0, 999, 1000, 12_345_678, 999_900, 5 * 10**12)] == [
         "0 B",
         "999 B",
         "1 kB",
         "12.3 MB",
+        "1 MB",
         "5 TB",
     ]
+    assert [duration(seconds) for seconds in (0, 119, 121, 7300)] == ["0 s", "119 s", "2 min", "2.0 h"]

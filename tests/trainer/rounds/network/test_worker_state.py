@@ -10,7 +10,7 @@ from trainer.rounds.worker_state import Pending, Standing, load_worker, save_wor
 
 
 def test_a_state_comes_back_whole(tmp_path: Path) -> None:
-    pending = Pending("r4-x", 4, 3, 2, 8, b"payload" * 9)
+    pending = Pending("r4-x", 4, 3, 2, 8, {"denoise_nats": 2.5}, b"payload" * 9)
     standing = Standing("block-1", finished=4, round=5, base_version=4, steps=1, steps_due=2, held_version=4, own_in=5)
     groups = {"module": {"a.weight": torch.randn(3, 2), "b": torch.randn(())}, "own": {"b": torch.ones(2)}}
     for pending_ in (pending, None):

@@ -7,7 +7,6 @@ import asyncio
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-MAX_CONNECTIONS = 1000
 HEAD_S = 10.0
 """From the first byte of a head to its last; uvicorn itself would wait for ever. Bodies: `reception.BODY_S`."""
 UNREAD_S = 60.0
@@ -17,12 +16,15 @@ UNREAD_S = 60.0
 class Connection(H11Protocol):
     """Ends where the next request does not come in time, or the answer is not read."""
 
+    max_connections = 1000
+    """One more is closed at once."""
+
     _late: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
+        if len(self.connections) > self.max_connections:
             transport.abort()
             return
         transport.set_write_buffer_limits(high=1, low=0)  # so that the last bytes of an answer are watched, too

@@ -1,4 +1,4 @@
-"""The gateway's own certificate: read from files, and again when they change, so that it can be renewed."""
+"""A server's own certificate, for browsers: read from files, and again when they change, so that it can be renewed."""
 
 from __future__ import annotations
 

@@ -1,0 +1,55 @@
+"""Who calls a server of pages, as browsers tell it; and what each answer tells them in return."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Collection
+
+
+def host_name(host: str) -> str | None:
+    """The name or address in a Host header, lower-case; None where it is none."""
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?", host)
+    return match[1].strip("[]").rstrip(".").lower() if match else None
+
+
+def is_ours(host: str, names: Collection[str] = ()) -> bool:
+    """Whether a Host header may name this server.
+
+    By DNS rebinding a page of another site can call this machine under a name of its own. Addresses cannot be rebound,
+    so they pass; of names, `localhost` and those in `names`, lower-case.
+    """
+    name = host_name(host)
+    return name is not None and (name == "localhost" or name in names or _is_address(name))
+
+
+def is_other_site(origin: str | None, host: str) -> bool:
+    """Whether an Origin header says that a page of another site calls."""
+    return origin is not None and origin.lower().partition("://")[2] != host.lower()
+
+
+def page_headers(scripts: str = "'self'", styles: str = "'self'", images: str = "'self'") -> dict[str, str]:
+    """Headers of every answer: a page runs its own scripts only, talks to its own server only, and is in no frame.
+
+    :param scripts: sources of a Content-Security-Policy; so are the others.
+    """
+    policy = (
+        f"default-src 'none'; script-src {scripts}; style-src {styles}; connect-src 'self'; img-src {images}; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+    )
+    return {
+        "content-security-policy": policy,
+        "x-content-type-options": "nosniff",
+        "x-frame-options": "DENY",
+        "referrer-policy": "no-referrer",
+        "cross-origin-opener-policy": "same-origin",
+        "cross-origin-resource-policy": "same-origin",
+    }
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
