@@ -15,9 +15,10 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.deployment import Deployment, find_deployment, free_port_block
+from serving.deployment import Deployment, find_deployment
 from serving.http.certificate import OwnCertificate
 from serving.http.settings import HttpSettings, open_socket
+from serving.ports import free_port_block
 from stages.errors import InputError, ServiceError
 
 Run = Callable[..., tuple[int, str, str]]
