@@ -15,7 +15,8 @@ import torch
 
 from serving.cli import main
 from serving.client import Client
-from serving.deployment import Deployment, free_port_block, temporary_deployment
+from serving.deployment import Deployment, temporary_deployment
+from serving.ports import free_port_block
 from serving.topology import local_topology
 from stages.ar import ArModel
 from stages.checkpoint import load_ar

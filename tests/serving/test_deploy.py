@@ -16,7 +16,8 @@ import pytest
 
 from serving.client import AsyncClient, Client, RouterError
 from serving.deploying import deploy, read_release, roll_back
-from serving.deployment import Deployment, free_port_block, temporary_deployment
+from serving.deployment import Deployment, temporary_deployment
+from serving.ports import free_port_block
 from serving.topology import local_topology
 from serving.v1 import router_pb2
 from stages.contents import read_contents

@@ -13,7 +13,8 @@ import pytest
 
 from serving.client import AsyncClient, Client, RouterError
 from serving.deploying import deploy, read_release
-from serving.deployment import free_port_block, temporary_deployment
+from serving.deployment import temporary_deployment
+from serving.ports import free_port_block
 from serving.topology import HostEntry, Topology, local_topology
 from stages.contents import read_contents
 from stages.host import HostSettings

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from serving.deployment import free_port_block
+from serving.ports import free_port_block
 from stages.ar import ArModel
 from stages.architecture import Architecture
 from stages.block import Block

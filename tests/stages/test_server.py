@@ -12,7 +12,7 @@ import grpc
 import pytest
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from serving.deployment import free_port_block
+from serving.ports import free_port_block
 from stages import loading
 from stages.backends import Backend
 from stages.parts import HostPlan, Parts, load_parts, plan_host

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from serving.deployment import free_port_block
+from serving.ports import free_port_block
 from stages.v1 import stage_pb2
 from tests.stages.peer import SESSION_BYTES, Peer, Until, peer, sweep
 
