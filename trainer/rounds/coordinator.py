@@ -18,7 +18,6 @@ from typing import ParamSpec, TypeVar
 from stages.aside import in_thread, to_its_end
 from stages.errors import CheckpointError, InputError
 from stages.refusal import exhausted
-from trainer.rounds.curve import Curves
 from trainer.rounds.ledger import Ledger
 from trainer.rounds.members import Member, Members
 from trainer.rounds.offers import Offers
@@ -85,7 +84,7 @@ class Coordinator:
         for record in ledger.store.records():
             if "worker" in record:
                 self.members.remember(record["worker"], plan.parts.index(record["part"]), record["round"])
-        self.reception, self.curves = Reception(plan, ledger, directory), Curves(ledger.store)
+        self.reception = Reception(plan, ledger, directory)
         self.problem = ""
         self.stopping = False
         self.received_bytes = self.sent_bytes = 0
