@@ -89,6 +89,9 @@ class Coordinator:
         self.stopping = False
         self.received_bytes = self.sent_bytes = 0
         self._expected: dict[str, int] = {}
+        self._ordered = set[str]()
+        for part in plan.parts:
+            ledger.begin(part, clock())
         self._publishing: asyncio.Task[None] | None = None
         self._times_published = min(map(ledger.round, plan.parts)) // settings.publish_every
         self._changed = asyncio.Event()
@@ -269,6 +272,9 @@ class Coordinator:
         return await self._alone(self._make_order, part, wanted, {h.part: h.version for h in request.held})
 
     def _make_order(self, part: str, wanted: int, held: dict[str, int]) -> rounds_pb2.Order:
+        if part not in self._ordered:  # workers may have been long in coming
+            self._ordered.add(part)
+            self.ledger.begin(part, self.clock())
         due = self.ledger.due_at(part)
         order = rounds_pb2.Order(
             round=wanted,

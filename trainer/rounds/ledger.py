@@ -64,6 +64,12 @@ class Ledger:
             return None
         return self.store.get_version(part, version, sha256).difference or None
 
+    def begin(self, part: str, now_s: float) -> None:
+        """The open round begins now, if nothing has come for it: nobody was there who could train it. Not stored."""
+        p = self._parts[part]
+        if not p.arrivals:
+            p.begun_s = now_s
+
     def expect(self, part: str, workers: int) -> None:
         """So many workers hand in for the open round (at first: settings.replicas). Not stored."""
         self._parts[part].expected = workers
