@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from stages.errors import ConfigError
+from trainer.config import TrainingConfig
 from trainer.data import Corpus
 from trainer.rounds.fleet import Fleet
 from trainer.rounds.frame import Frame
@@ -19,10 +20,12 @@ VIRTUAL = ("step_s", "latency_s", "up_mbps", "down_mbps", "in_time", "late_round
 
 @dataclass(frozen=True)
 class Tally:
-    """One real worker: local steps made, how many of them were merged (late ones at their worth), time spent on them."""
+    """One real worker."""
 
     made: int = 0
+    """Local steps."""
     merged: float = 0.0
+    """Those of them that were merged, late ones times their worth."""
     busy_s: float = 0.0
 
 
@@ -39,7 +42,7 @@ class Trained:
 
 
 class Engine(Protocol):
-    def check(self, frame: Frame, fleet: Fleet) -> None:
+    def check(self, config: TrainingConfig, fleet: Fleet) -> None:
         """Raise ConfigError for what this engine cannot do."""
         ...
 

@@ -14,7 +14,8 @@ import torch
 
 from stages.errors import OnesweepError, ServiceError
 
-PRELOADED = ["trainer.rounds.engine.network", "trainer.rounds.engine.replica"]
+PRELOADED = ["trainer.rounds.engine.network", "trainer.rounds.engine.replica", "torch._dynamo"]
+"""The last takes seconds, and every process would import it with its first optimizer."""
 END_S = 30.0
 """How long a process may take to end after it said its last word."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stages.errors import ConfigError
+from trainer.config import TrainingConfig
 from trainer.data import Corpus
 from trainer.rounds import inprocess
 from trainer.rounds.engine.base import Trained
@@ -12,7 +13,7 @@ from trainer.rounds.store import MemoryStore
 
 
 class InProcess:
-    def check(self, frame: Frame, fleet: Fleet) -> None:
+    def check(self, config: TrainingConfig, fleet: Fleet) -> None:
         if fleet.pace_s:
             raise ConfigError("pace_s is of real workers, and these are virtual: give step_s instead")
 

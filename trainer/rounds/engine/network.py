@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 from collections import Counter
@@ -13,7 +14,7 @@ from threading import Barrier
 from trainer.config import TrainingConfig
 from trainer.data import Corpus
 from trainer.rounds.client import Link
-from trainer.rounds.coordinator import CoordinatorSettings
+from trainer.rounds.coordinator import MEMBERS, CoordinatorSettings
 from trainer.rounds.disk import open_store
 from trainer.rounds.engine.base import Tally, Trained, check_real
 from trainer.rounds.engine.crew import Crew, Tell
@@ -46,7 +47,7 @@ class Worked:
 
 
 class Network:
-    def check(self, frame: Frame, fleet: Fleet) -> None:
+    def check(self, config: TrainingConfig, fleet: Fleet) -> None:
         check_real(fleet)
 
     def train(self, frame: Frame, corpus: Corpus, fleet: Fleet) -> Trained:
@@ -67,6 +68,7 @@ class Network:
                         crew.start(replica, _work, word, corpus, settings, all_here)
             with open_store(directory / STORE) as store:
                 weights, merges = _newest(store, parts), Merges(store.records())
+            in_order = _by_place(directory / STORE / MEMBERS)
         seconds = max(min(worked[name].seconds for name in replicas) for replicas in names)
         return Trained(
             weights,
@@ -78,7 +80,7 @@ class Network:
                 seconds=seconds,
             ),
             workers,
-            [Tally(worked[name].made, merges.steps[name], worked[name].busy_s) for row in names for name in row],
+            [Tally(worked[name].made, merges.steps[name], worked[name].busy_s) for name in in_order],
         )
 
 
@@ -105,6 +107,13 @@ class Merges:
 def _newest(store: Store, parts: Sequence[str]) -> dict[str, Tensors]:
     closed = {record["part"]: record for record in store.records() if record["kind"] == "closed"}
     return {part: store.get_version(part, closed[part]["round"] + 1, closed[part]["sha256"]).public for part in parts}
+
+
+def _by_place(path: Path) -> list[str]:
+    """The workers, part by part, replica by replica: who comes first is replica 0."""
+    return [
+        record["worker"] for record in sorted(json.loads(path.read_text()), key=lambda r: (r["part"], r["replica"]))
+    ]
 
 
 def _coordinate(tell: Tell, config: TrainingConfig, corpus: Corpus, out: Path) -> None:

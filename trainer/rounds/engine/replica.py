@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -15,7 +16,6 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from torch.distributed import TCPStore
 
 from trainer.data import Corpus
 from trainer.rounds.engine.crew import Tell
@@ -69,9 +69,11 @@ def replicate(
 ) -> None:
     """Make all rounds of a part, or as many as there are before `over`. Raises ConfigError of a training."""
     os.environ.setdefault(*QUIET)
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
     from torchft import Manager, ProcessGroupGloo
     from torchft.local_sgd import DiLoCo
 
+    logging.getLogger("torchft").setLevel(logging.ERROR)  # it warns of NCCL, which is not used
     settings, pace = frame.config.rounds, Pace(fleet)
     learner = Learner(frame.task(seat.part, corpus, replica_seed(frame.config.seed, seat.replica)), frame.config)
     store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)

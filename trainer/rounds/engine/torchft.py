@@ -14,6 +14,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from stages.errors import ConfigError, InputError
+from trainer.config import TrainingConfig
 from trainer.data import Corpus
 from trainer.rounds.engine.base import Tally, Trained, check_real
 from trainer.rounds.engine.crew import Crew
@@ -22,24 +23,24 @@ from trainer.rounds.fleet import Fleet
 from trainer.rounds.frame import Frame
 from trainer.rounds.inprocess import Traffic
 from trainer.rounds.settings import MAX_SECONDS, RoundSettings
-from trainer.rounds.tensors import shapes
 
 FAREWELL_S = 1.0
 """How long the others of the last round have to come to its end."""
-DISMISSED_S = 10.0
+DISMISSED_S = 3.0
 """How long those who are behind have to say what they did, once the run is over."""
 
 
 class Torchft:
-    def check(self, frame: Frame, fleet: Fleet) -> None:
+    def check(self, config: TrainingConfig, fleet: Fleet) -> None:
         if importlib.util.find_spec("torchft") is None:
             raise InputError("engine torchft is not installed: pip install 'onesweep[torchft]' (Linux on x86-64 only)")
         check_real(fleet)
-        if frame.config.rounds.model == "scorer" or frame.config.architecture.context == "chained":
+        model, context = config.rounds.model, config.architecture.context
+        if model == "scorer" or (model == "chain" and context == "chained"):
             raise ConfigError(
                 "torchft knows nothing of other parts, and these read copies of them: give model = ar, or context = own"
             )
-        for wrong in _beyond(frame.config.rounds):
+        for wrong in _beyond(config.rounds):
             raise ConfigError(f"engine torchft: {wrong}")
 
     def train(self, frame: Frame, corpus: Corpus, fleet: Fleet) -> Trained:
