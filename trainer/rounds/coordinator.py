@@ -90,8 +90,6 @@ class Coordinator:
         self.received_bytes = self.sent_bytes = 0
         self._expected: dict[str, int] = {}
         self._ordered = set[str]()
-        for part in plan.parts:
-            ledger.begin(part, clock())
         self._publishing: asyncio.Task[None] | None = None
         self._times_published = min(map(ledger.round, plan.parts)) // settings.publish_every
         self._changed = asyncio.Event()
@@ -272,7 +270,7 @@ class Coordinator:
         return await self._alone(self._make_order, part, wanted, {h.part: h.version for h in request.held})
 
     def _make_order(self, part: str, wanted: int, held: dict[str, int]) -> rounds_pb2.Order:
-        if part not in self._ordered:  # workers may have been long in coming
+        if part not in self._ordered:  # until now nobody was there
             self._ordered.add(part)
             self.ledger.begin(part, self.clock())
         due = self.ledger.due_at(part)

@@ -65,7 +65,7 @@ class Ledger:
         return self.store.get_version(part, version, sha256).difference or None
 
     def begin(self, part: str, now_s: float) -> None:
-        """The open round begins now, if nothing has come for it: nobody was there who could train it. Not stored."""
+        """The open round begins now, if nothing has come for it. Not stored."""
         p = self._parts[part]
         if not p.arrivals:
             p.begun_s = now_s

@@ -74,7 +74,7 @@ def test_never_is_one_merge_at_the_end(onesweep: Command, flags: list[object]) -
 @pytest.mark.parametrize(
     ("vary", "message"),
     [
-        ({"codecs": ["fp32"]}, "nothing is called 'codecs'; vary one of model,"),
+        ({"codecs": ["fp32"]}, "nothing is called 'codecs'; vary one of engine, model,"),
         ({"codec": ["zip"]}, "codec must be one of fp32, bf16, int8, e3m0, not 'zip'"),
         ({"replicas": ["two"]}, "replicas does not take 'two'"),
         ({"lookahead": ["yes"]}, "lookahead does not take 'yes'"),

@@ -51,7 +51,7 @@ class Crew:
         for pipe in self._pipes:
             pipe.close()
 
-    def start(self, name: str, job: Callable[..., None], *arguments: object) -> None:
+    def start(self, name: str, job: Callable[..., object], *arguments: object) -> None:
         """`job(tell, *arguments)` in a process of its own; whatever is told must be small, or a path."""
         ours, theirs = self.context.Pipe(duplex=False)
         process = self.context.Process(target=_run, args=(theirs, self.threads, job, arguments), daemon=True)
@@ -99,7 +99,7 @@ class _Failure:
         self.sentence = sentence
 
 
-def _run(pipe: Connection, threads: int, job: Callable[..., None], arguments: tuple[object, ...]) -> None:
+def _run(pipe: Connection, threads: int, job: Callable[..., object], arguments: tuple[object, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; who started us ends us
     torch.set_num_threads(threads)
     try:

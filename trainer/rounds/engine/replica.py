@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -73,7 +74,8 @@ def replicate(
     from torchft import Manager, ProcessGroupGloo
     from torchft.local_sgd import DiLoCo
 
-    logging.getLogger("torchft").setLevel(logging.ERROR)  # it warns of NCCL, which is not used
+    logging.getLogger("torchft").setLevel(logging.ERROR)  # it warns of NCCL, which is not used,
+    warnings.filterwarnings("ignore", "The given buffer is not writable")  # and of how it reads a peer's weights
     settings, pace = frame.config.rounds, Pace(fleet)
     learner = Learner(frame.task(seat.part, corpus, replica_seed(frame.config.seed, seat.replica)), frame.config)
     store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
