@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from stages.errors import ConfigError, InputError, ServiceError
 from trainer.config import TrainingConfig
@@ -19,12 +20,15 @@ from trainer.rounds.engine import ENGINES, engine_named
 from trainer.rounds.engine.base import Tally
 from trainer.rounds.engine.crew import Crew
 from trainer.rounds.engine.network import Merges
+from trainer.rounds.engine.replica import new_outer
 from trainer.rounds.fleet import Fleet
 from trainer.rounds.frame import Frame
+from trainer.rounds.outer import new_outer as ours
 from trainer.rounds.pace import Pace
 from trainer.rounds.settings import RoundSettings
 from trainer.rounds.tally_table import tally_table
-from trainer.rounds.tensors import norm, subtract
+from trainer.rounds.tensors import Tensors, norm, subtract
+from trainer.rounds.update import Share
 
 with_torchft = pytest.mark.skipif(find_spec("torchft") is None, reason="torchft is not installed")
 
@@ -71,6 +75,24 @@ def test_with_a_deadline_torchft_goes_on_without_who_is_slow(plain: TrainingConf
     assert norm(trained.weights["ar"]) > 0
 
 
+@pytest.mark.parametrize("changes", [{"outer": "mean"}, {}, {"outer_rate": 0.3, "outer_momentum": 0.0}])
+def test_the_outer_optimizer_of_torch_is_that_of_the_ledger(
+    changes: dict[str, Any], tensors: Callable[..., Tensors]
+) -> None:
+    settings = RoundSettings(**changes)
+    expected, outer = tensors(0), ours(settings)
+    parameters = {name: nn.Parameter(each) for name, each in tensors(0).items()}
+    theirs = new_outer(settings, nn.ParameterList(parameters.values()))
+    for number in range(3):
+        gradient = tensors(number + 1)
+        expected = outer.step(expected, [Share(4.0, gradient)])
+        for name, parameter in parameters.items():
+            parameter.grad = gradient[name]
+        theirs.step()
+    for name, parameter in parameters.items():
+        torch.testing.assert_close(parameter.data, expected[name], rtol=1e-5, atol=1e-6)
+
+
 # What they cannot do
 
 
@@ -105,7 +127,7 @@ def test_without_the_extra_it_is_said_how_to_have_it(plain: TrainingConfig, monk
 
 
 def test_virtual_and_real_workers_are_told_apart(plain: TrainingConfig) -> None:
-    with pytest.raises(ConfigError, match="up_mbps is of virtual workers"):
+    with pytest.raises(ConfigError, match="up_mbps is of virtual workers, real ones have"):
         engine_named("grpc").check(plain, Fleet(up_mbps=5.0))
     with pytest.raises(ConfigError, match="pace_s is of real workers"):
         engine_named("inprocess").check(plain, Fleet(pace_s=0.1))

@@ -55,8 +55,4 @@ def check_real(fleet: Fleet) -> None:
     """Raise ConfigError where a fleet asks of real workers what only virtual ones have."""
     for name in VIRTUAL:
         if getattr(fleet, name) != getattr(Fleet(), name):
-            raise ConfigError(
-                f"{name} is of virtual workers, and these are real: leave it out; slowness and pace_s hold for both"
-                if name == "step_s"
-                else f"{name} is of virtual workers, and these are real: leave it out"
-            )
+            raise ConfigError(f"{name} is of virtual workers, real ones have slowness and pace_s: leave it out")

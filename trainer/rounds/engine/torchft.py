@@ -9,6 +9,8 @@ import os
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 from safetensors.torch import load_file
@@ -23,6 +25,7 @@ from trainer.rounds.fleet import Fleet
 from trainer.rounds.frame import Frame
 from trainer.rounds.inprocess import Traffic
 from trainer.rounds.settings import MAX_SECONDS, RoundSettings
+from trainer.rounds.tensors import Tensors, numel, shapes
 
 FAREWELL_S = 1.0
 """How long the others of the last round have to come to its end."""
@@ -49,13 +52,10 @@ class Torchft:
 
         settings, parts = frame.config.rounds, frame.names()
         lockstep = settings.deadline == "lockstep"
-        names = {part: [f"{part}-{replica}" for replica in range(settings.replicas)] for part in parts}
-        workers = len(parts) * settings.replicas
         needed = settings.replicas if lockstep else settings.replicas // 2 + 1
         wait_s = MAX_SECONDS if lockstep else settings.deadline_s
-        progress: dict[str, Progress] = {}
-        first: dict[str, str] = {}
-        """Of each part, the replica that was the first to make the last round."""
+        names = {part: [f"{part}-{replica}" for replica in range(settings.replicas)] for part in parts}
+        workers = len(parts) * settings.replicas
         with (
             tempfile.TemporaryDirectory(prefix="onesweep-rounds-") as scratch,
             contextlib.ExitStack() as stack,
@@ -63,46 +63,57 @@ class Torchft:
         ):
             all_here, over = crew.context.Barrier(workers), {part: crew.context.Event() for part in parts}
             for index, part in enumerate(parts):
-                lighthouse = LighthouseServer(
-                    bind="127.0.0.1:0", min_replicas=needed, join_timeout_ms=int(1000 * wait_s)
-                )
+                lighthouse = LighthouseServer("127.0.0.1:0", needed, join_timeout_ms=int(1000 * wait_s))
                 stack.callback(lighthouse.shutdown)
                 port = lighthouse.address().rpartition(":")[2]
                 for replica, name in enumerate(names[part]):
                     seat = Seat(index, replica, needed, f"http://127.0.0.1:{port}", Path(scratch) / name)
                     crew.start(name, replicate, seat, frame, corpus, fleet, all_here, over[part])
-            for name, word in crew.told():
-                progress[name] = word
-                part = next(part for part in parts if name in names[part])
-                if not word.finished:
-                    continue
-                if part not in first:
-                    first[part] = name
-                    if not lockstep:
-                        time.sleep(FAREWELL_S)
-                        over[part].set()
-                        crew.dismiss(names[part], DISMISSED_S)
-                elif lockstep and all(progress[other].finished for other in names[part]):
-                    over[part].set()
+            progress, first = _follow(crew, names, over, lockstep)
             weights = {part: load_file(Path(scratch) / first[part]) for part in parts}
-        size = {part: sum(4 * tensor.numel() for tensor in tensors.values()) for part, tensors in weights.items()}
-        said = {part: [progress.get(name, Progress()) for name in names[part]] for part in parts}
-        everybody = [each for part in parts for each in said[part]]
-        exchanged = sum(size[part] * (each.merged + each.thrown) for part in parts for each in said[part])
-        return Trained(
-            weights,
-            Traffic(
-                up_bytes=exchanged,
-                down_bytes=exchanged,
-                updates=Counter(
-                    {"in time": sum(e.merged for e in everybody), "dropped": sum(e.thrown for e in everybody)}
-                ),
-                busy_s=sum(each.busy_s for each in everybody),
-                seconds=max(progress[name].seconds for name in first.values()),
-            ),
-            workers,
-            [Tally(each.made, each.merged * settings.steps_per_round, each.busy_s) for each in everybody],
-        )
+        return _trained(weights, [[progress[name] for name in names[part]] for part in parts], settings)
+
+
+def _follow(
+    crew: Crew, names: dict[str, list[str]], over: Mapping[str, Event], lockstep: bool
+) -> tuple[dict[str, Progress], dict[str, str]]:
+    """The last word of every replica, and of each part the replica that was the first to make the last round."""
+    progress = {name: Progress() for replicas in names.values() for name in replicas}
+    part_of = {name: part for part, replicas in names.items() for name in replicas}
+    first: dict[str, str] = {}
+    for name, word in crew.told():
+        progress[name], part = word, part_of[name]
+        if not word.finished:
+            continue
+        begins = part not in first
+        first.setdefault(part, name)
+        if lockstep and all(progress[other].finished for other in names[part]):
+            over[part].set()
+        elif begins and not lockstep:
+            time.sleep(FAREWELL_S)
+            over[part].set()
+            crew.dismiss(names[part], DISMISSED_S)
+    return progress, first
+
+
+def _trained(weights: dict[str, Tensors], rows: Sequence[Sequence[Progress]], settings: RoundSettings) -> Trained:
+    """:param rows: of each part, what its replicas said last."""
+    everybody = [each for row in rows for each in row]
+    exchanged = 0
+    for tensors, row in zip(weights.values(), rows, strict=True):
+        size = 4 * numel(shapes(tensors))
+        exchanged += size * sum(each.merged + each.thrown for each in row)
+    traffic = Traffic(
+        up_bytes=exchanged,
+        down_bytes=exchanged,
+        updates=Counter(
+            {"in time": sum(each.merged for each in everybody), "dropped": sum(each.thrown for each in everybody)}
+        ),
+        busy_s=sum(each.busy_s for each in everybody),
+        seconds=max(min(each.seconds for each in row if each.finished) for row in rows),
+    )
+    tallies = [Tally(each.made, each.merged * settings.steps_per_round, each.busy_s) for each in everybody]
+    return Trained(weights, traffic, len(everybody), tallies)
 
 
 def _beyond(settings: RoundSettings) -> list[str]:
