@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainer.command_options import (
     add_config_options,
@@ -20,6 +21,9 @@ from trainer.command_options import (
 )
 from trainer.rounds.commands import register_rounds
 from trainer.rounds.train_commands import add_audit_options, add_rounds_options, run_audit, run_rounds
+
+if TYPE_CHECKING:
+    from trainer.config import TrainingConfig
 
 # What needs torch is imported when a command runs: `onesweep --help` should not wait for it.
 
@@ -146,6 +150,8 @@ def run_memory(options: argparse.Namespace) -> int:
 
     sizes = {name: getattr(options, name) for name in ("parts", "layers", "width", "heads", "context_bytes", "context")}
     config = config_of(options, sequences=options.sequences, architecture=given(sizes))
+    if options.workers:
+        return _measure_workers(options, config)
     uses = measure_training(config, corpus_of(options))
     block, blocks = uses["block"].total, config.architecture.parts
     ratios = {f"block / {name}": block / uses[name].total for name in ("end to end", "ar")}
@@ -157,6 +163,25 @@ def run_memory(options: argparse.Namespace) -> int:
         print(f"{name:12}" + "".join(f"{value / 2**20:12.1f}" for value in use.to_record().values()))
     for name, ratio in ratios.items():
         print(f"{name} = {ratio:.3f} (1/{blocks} = {1 / blocks:.3f})")
+    return 0
+
+
+def _measure_workers(options: argparse.Namespace, config: TrainingConfig) -> int:
+    """Measure worker processes."""
+    from trainer.rounds.footprint import measure_workers
+
+    found = measure_workers(config, options.data, options.workers)
+    if options.json:
+        print_json({"blocks": {count: footprint.to_record() for count, footprint in found.items()}})
+        return 0
+    print("| blocks | layers in each | process, MiB | of it the model's | of end to end | 1/B + 10 % |")
+    print("|---|---|---|---|---|---|")
+    layers = config.architecture.parts * config.architecture.layers
+    for count, each in found.items():
+        print(
+            f"| {count} | {layers // count} | {each.peak / 2**20:.0f} | {each.held / 2**20:.0f} "
+            f"| {each.held / found[1].held:.3f} | {1 / count + 0.1:.3f} |"
+        )
     return 0
 
 
@@ -302,6 +327,9 @@ def _memory_options(parser: argparse.ArgumentParser) -> None:
     add_data_options(parser)
     _size_options(parser)
     parser.add_argument("--sequences", type=int, help="windows in a batch")
+    parser.add_argument(
+        "--workers", type=numbers, metavar="B[,B]", help="instead: real worker processes, the layers in B blocks"
+    )
     parser.add_argument("--json", action="store_true", help="bytes, for programs")
 
 

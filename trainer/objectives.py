@@ -56,7 +56,7 @@ class Corruption:
         uniform = torch.rand(batch, int(index[-1]) + 1, generator=generator)
         sigma = partition.sample(block.index, uniform)[:, index]
         eps = torch.randn(batch, layout.length, block.architecture.code_dim, generator=generator)
-        return cls(sigma, eps)
+        return cls(sigma.to(block.codes.device), eps.to(block.codes.device))
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def block_loss(
     known, following = text[:, :-1], text[:, 1:]
     clean, memory = block.read(known if features is None else features)
     z = block.codes[known] + corruption.sigma[..., None] * corruption.eps
-    mask = layout.mask()
+    mask = layout.mask().to(z.device)
     if estimate is None:
         estimate = torch.zeros_like(z)
         if self_condition:

@@ -149,7 +149,8 @@ class Run:
 def train_step(task: Task, optimizers: OptimizerSet, config: TrainingConfig, step: int) -> dict[str, Any]:
     """One local step; returns what is logged. Raises ConfigError for a gradient that is not finite."""
     task.module.train()
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=config.bfloat16):
+    device = next(task.module.parameters()).device.type
+    with torch.autocast(device, dtype=torch.bfloat16, enabled=config.bfloat16):
         loss = task.loss(step)
     loss.total.backward()
     norm = max(float(nn.utils.clip_grad_norm_(part.parameters(), MAX_GRADIENT_NORM)) for part in task.trained)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -78,15 +80,27 @@ class Link:
     def join(self, request: rounds_pb2.JoinRequest, wait: bool = False) -> rounds_pb2.JoinResponse:
         """:param wait: whether to wait for a place. Raises ServiceError."""
         final = () if wait else (grpc.StatusCode.RESOURCE_EXHAUSTED,)
-        return self._patiently(lambda: self._stub.Join(request, timeout=CALL_S, metadata=self._metadata), final)
+        return self._patiently(
+            lambda: self._awaited(self._stub.Join.future(request, timeout=CALL_S, metadata=self._metadata)), final
+        )
 
-    def next(self, request: rounds_pb2.NextRequest) -> rounds_pb2.NextResponse:
-        """What to do next. Raises ServiceError, LeaseLostError, Interrupted."""
+    def next(
+        self, request: rounds_pb2.NextRequest, asked: Callable[[], None] = lambda: None
+    ) -> rounds_pb2.NextResponse:
+        """What to do next. Raises ServiceError, LeaseLostError, Interrupted.
+
+        :param asked: called when the coordinator has the question, whether or not it has an answer yet.
+        """
         request.wait_seconds = LONG_POLL_S
         timeout = LONG_POLL_S + CALL_S
-        return self._patiently(
-            lambda: self._awaited(self._stub.Next.future(request, timeout=timeout, metadata=self._metadata))
-        )
+
+        def attempt() -> rounds_pb2.NextResponse:
+            with self._stoppable(self._stub.Next.future(request, timeout=timeout, metadata=self._metadata)) as call:
+                call.initial_metadata()
+                asked()
+                return call.result()
+
+        return self._patiently(attempt)
 
     def beat(self, request: rounds_pb2.BeatRequest) -> rounds_pb2.BeatResponse:
         """One try. Raises grpc.RpcError."""
@@ -109,14 +123,11 @@ class Link:
 
         def attempt() -> bytes:
             request = rounds_pb2.FetchRequest(worker=worker, lease=lease, name=file.name, offset=intake.offset)
-            call = self._stub.Fetch(request, timeout=TRANSFER_S, metadata=self._metadata)
-            try:
-                for piece in call if not intake.whole else ():
-                    self._stop_if_asked()
-                    intake.write(piece)
-                    self.received_bytes += len(piece.data)
-            finally:
-                call.cancel()
+            if not intake.whole:
+                with self._stoppable(self._stub.Fetch(request, timeout=TRANSFER_S, metadata=self._metadata)) as call:
+                    for piece in call:
+                        intake.write(piece)
+                        self.received_bytes += len(piece.data)
             return intake.read()
 
         data = self._patiently(attempt)
@@ -129,15 +140,14 @@ class Link:
         def attempt() -> rounds_pb2.Verdict:
             offsets: SimpleQueue[int | None] = SimpleQueue()
             requests = self._requests(submission, payload, offsets)
-            call = self._stub.Submit(requests, timeout=TRANSFER_S, metadata=self._metadata)
             try:
-                for response in call:
-                    if response.WhichOneof("step") == "verdict":
-                        return response.verdict
-                    offsets.put(response.offset)
+                with self._stoppable(self._stub.Submit(requests, timeout=TRANSFER_S, metadata=self._metadata)) as call:
+                    for response in call:
+                        if response.WhichOneof("step") == "verdict":
+                            return response.verdict
+                        offsets.put(response.offset)
             finally:
                 offsets.put(None)
-                call.cancel()
             raise DamagedError("the coordinator ended the submission without a verdict")
 
         return self._patiently(attempt)
@@ -158,10 +168,31 @@ class Link:
         if offset is None:
             return
         for piece in pieces(payload, min(offset, len(payload))):
-            if self.asked_to_stop():
-                return
             self.sent_bytes += len(piece.data)
             yield rounds_pb2.SubmitRequest(piece=piece)
+
+    @contextmanager
+    def _stoppable(self, call: Any) -> Iterator[Any]:  # noqa: ANN401 - a call of any type
+        """A call that is cut when we are asked to stop: a coordinator that is frozen would answer never."""
+        ended = threading.Event()
+
+        def look() -> None:
+            while not ended.wait(LOOK_S):
+                if self.asked_to_stop():
+                    call.cancel()
+                    return
+
+        looking = threading.Thread(target=look, name="stop", daemon=True)
+        looking.start()
+        try:
+            yield call
+        except grpc.FutureCancelledError:
+            self._stop_if_asked()
+            raise
+        finally:
+            ended.set()
+            call.cancel()
+            looking.join()
 
     def _awaited(self, future: Any) -> Any:  # noqa: ANN401 - a call of any type
         """Its answer; a signal need not wait for it."""

@@ -59,7 +59,7 @@ def register_rounds(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
     work.add_argument("--state", type=Path, metavar="DIR", help="where it keeps its state (default: runs/work/NAME)")
     work.add_argument("--config", type=Path, metavar="FILE", help="refuse a run of another architecture than in here")
     work.add_argument("--wait", action="store_true", help="where every place is taken, wait for one")
-    work.add_argument("--device", default="cpu", choices=("cpu",))
+    work.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (%(default)s)")
     work.add_argument(
         "--patience", type=float, default=600.0, metavar="S", help="how long to look for the coordinator (600)"
     )
@@ -100,6 +100,7 @@ def run_work(options: argparse.Namespace) -> int:
     from stages.transport import check_name
     from trainer.config import load_config
     from trainer.data import load_corpus
+    from trainer.rounds.device import check_device
     from trainer.rounds.plan import architecture_digest
     from trainer.rounds.worker import WorkerSettings, work
     from trainer.threads import set_threads
@@ -116,7 +117,7 @@ def run_work(options: argparse.Namespace) -> int:
         state=options.state or Path("runs/work") / name,
         part=options.block,
         wait=options.wait,
-        device=options.device,
+        device=check_device(options.device),
         save_every_s=options.save_every,
         architecture=architecture_digest(load_config(options.config).architecture) if options.config else "",
     )

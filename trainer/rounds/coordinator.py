@@ -10,14 +10,14 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from stages.aside import in_thread, to_its_end
 from stages.errors import CheckpointError, InputError
-from stages.refusal import exhausted
+from stages.refusal import exhausted, invalid
 from trainer.rounds.ledger import Ledger
 from trainer.rounds.members import Member, Members
 from trainer.rounds.offers import Offers
@@ -78,26 +78,40 @@ class Coordinator:
         self.plan, self.settings, self.clock, self.publisher = plan, settings, clock, publisher
         self.begun_s = clock()
         self.ledger, self.ledger_lock = ledger, asyncio.Lock()
-        self.offers = Offers(ledger, plan.config.rounds.down_codec)
+        self.offers = Offers(ledger, plan.config.rounds)
         replicas = plan.config.rounds.replicas
         self.members = Members(directory / MEMBERS, len(plan.parts), replicas, settings.lease_s, clock())
         for record in ledger.store.records():
             if "worker" in record:
-                self.members.remember(record["worker"], plan.parts.index(record["part"]), record["round"])
+                part = plan.parts.index(plan.cutting.part_of[record["part"]])
+                self.members.remember(record["worker"], part, record["part"], record["round"])
         self.reception = Reception(plan, ledger, directory)
         self.problem = ""
         self.stopping = False
         self.received_bytes = self.sent_bytes = 0
         self._expected: dict[str, int] = {}
         self._ordered = set[str]()
+        self._asked: dict[str, list[int]] = {}
+        """What those have done of a fragment who wait for their next round."""
         self._publishing: asyncio.Task[None] | None = None
-        self._times_published = min(map(ledger.round, plan.parts)) // settings.publish_every
+        self._times_published = min(map(ledger.round, ledger.parts())) // settings.publish_every
         self._changed = asyncio.Event()
 
     @property
     def ended(self) -> bool:
         """Whether every part has made its last round."""
-        return all(self.ledger.round(part) >= self.plan.rounds for part in self.plan.parts)
+        return all(self.ledger.round(fragment) >= self.plan.rounds for fragment in self.ledger.parts())
+
+    def fragments(self, member: Member) -> tuple[str, ...]:
+        """Of the part that a member trains."""
+        return self.plan.cutting.parts[self.plan.parts[member.place.part]]
+
+    def fragment(self, member: Member, number: int) -> str:
+        """One of them. Raises Refusal."""
+        fragments = self.fragments(member)
+        if number >= len(fragments):
+            raise invalid(f"there is no fragment {number}: parts of this run have {len(fragments)}")
+        return fragments[number]
 
     # What workers ask for
 
@@ -121,26 +135,37 @@ class Coordinator:
             codec=self.plan.config.rounds.codec,
         )
 
-    async def next(self, request: rounds_pb2.NextRequest) -> rounds_pb2.NextResponse:
-        """What a worker does next; waits for it. Raises Refusal."""
+    async def next(
+        self, request: rounds_pb2.NextRequest, waiting: Callable[[], Awaitable[None]]
+    ) -> rounds_pb2.NextResponse:
+        """What a worker does next; waits for it. Raises Refusal.
+
+        :param waiting: called once nothing that comes later can change what the answer will be.
+        """
         member = self.called(request.worker, request.lease)
-        part = self.plan.parts[member.place.part]
-        done = max(member.finished, request.after if request.HasField("after") else -1)
+        fragment = self.fragment(member, request.fragment)
+        done = max(member.done(fragment), request.after if request.HasField("after") else -1)
         deadline = self.clock() + min(request.wait_seconds, MAX_WAIT_S)
-        while True:
-            changed, wanted = self._changed, self._next_round(part, done)
-            if wanted is None:
-                return rounds_pb2.NextResponse(end=rounds_pb2.End(rounds=self.plan.rounds))
-            if wanted <= self._furthest(part):
-                order = await self._order(part, wanted, request)
-                member.begins(wanted)
-                return rounds_pb2.NextResponse(order=order)
-            left = deadline - self.clock()
-            if left <= 0 or self.stopping:
-                return rounds_pb2.NextResponse(pause=rounds_pb2.Pause(open_round=self.ledger.round(part)))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), left)
-            self.called(request.worker, request.lease)
+        asked = self._asked.setdefault(fragment, [])
+        with contextlib.ExitStack() as stack:
+            if not self._is_answered(fragment, done):
+                asked.append(done)
+                stack.callback(asked.remove, done)
+                await waiting()
+            while True:
+                changed, wanted = self._changed, self._next_round(fragment, done)
+                if wanted is None:
+                    return rounds_pb2.NextResponse(end=rounds_pb2.End(rounds=self.plan.rounds))
+                if wanted <= self._furthest(fragment):
+                    order = await self._order(fragment, wanted, request)
+                    member.begins(wanted)
+                    return rounds_pb2.NextResponse(order=order)
+                left = deadline - self.clock()
+                if left <= 0 or self.stopping:
+                    return rounds_pb2.NextResponse(pause=rounds_pb2.Pause(open_round=self.ledger.round(fragment)))
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), left)
+                self.called(request.worker, request.lease)
 
     def called(self, worker: str, lease: str) -> Member:
         """Who calls; its lease begins anew. Raises Refusal."""
@@ -156,8 +181,8 @@ class Coordinator:
         member = self.called(request.worker, request.lease)
         check_losses(request.losses)
         member.beat = request
-        part = self.plan.parts[member.place.part]
-        return rounds_pb2.BeatResponse(open_round=self.ledger.round(part), ended=self.ended)
+        open_rounds = map(self.ledger.round, self.fragments(member))
+        return rounds_pb2.BeatResponse(open_rounds=open_rounds, ended=self.ended)
 
     async def leave(self, request: rounds_pb2.LeaveRequest) -> rounds_pb2.LeaveResponse:
         """Raises Refusal."""
@@ -170,20 +195,20 @@ class Coordinator:
     async def judge(self, submission: rounds_pb2.Submission, payload: bytes) -> rounds_pb2.Verdict:
         """What becomes of an update that has come whole. Raises Refusal where it cannot be stored now."""
         member = self.called(submission.worker, submission.lease)
-        part = self.plan.parts[member.place.part]
-        if submission.round > self._furthest(part):
-            raise exhausted(f"round {submission.round} of {part} is not open yet", EARLY_RETRY_MS)
-        if self.ledger.round(part) >= self.plan.rounds:
-            return rounds_pb2.Verdict(outcome=rounds_pb2.OUTCOME_REFUSED, reason=f"{part} has made its last round")
+        fragment = self.fragment(member, submission.fragment)
+        if submission.round > self._furthest(fragment):
+            raise exhausted(f"round {submission.round} of {fragment} is not open yet", EARLY_RETRY_MS)
+        if self.ledger.round(fragment) >= self.plan.rounds:
+            return rounds_pb2.Verdict(outcome=rounds_pb2.OUTCOME_REFUSED, reason=f"{fragment} has made its last round")
         with _stored():
-            verdict = await self._alone(self.reception.judge, part, submission, payload, self.clock())
+            verdict = await self._alone(self.reception.judge, fragment, submission, payload, self.clock())
         if verdict.outcome == rounds_pb2.OUTCOME_REFUSED:
             member.refused, member.problem = member.refused + 1, verdict.reason
-            log.warning("update %s of %s refused: %s", submission.id, part, verdict.reason)
+            log.warning("update %s of %s refused: %s", submission.id, fragment, verdict.reason)
         else:
             member.accepted += verdict.outcome == rounds_pb2.OUTCOME_ACCEPTED
+            member.has_finished(fragment, submission.round)
             member.problem = ""
-            member.has_finished(submission.round)
         self._tell()
         return verdict
 
@@ -193,9 +218,9 @@ class Coordinator:
         """Close rounds when they are due, and publish, until the run has ended. Raises CheckpointError."""
         try:
             while not self.ended:
-                for part in self.plan.parts:
-                    if self.ledger.round(part) < self.plan.rounds:
-                        await self._look_at(part)
+                for fragment in self.ledger.parts():
+                    if self.ledger.round(fragment) < self.plan.rounds:
+                        await self._look_at(fragment)
                 self._publish_if_due()
                 await asyncio.sleep(TICK_S)
         finally:
@@ -218,80 +243,103 @@ class Coordinator:
         self.stopping = True
         self._tell()
 
-    async def _look_at(self, part: str) -> None:
-        await self._expect(part)
+    async def _look_at(self, fragment: str) -> None:
+        if any(self._is_answered(fragment, done) for done in self._asked.get(fragment, ())):
+            return  # who waited for a version begins with it, before there is another
+        await self._expect(fragment)
         async with self.ledger_lock:
-            due = self.ledger.due(part, self.clock())
+            due = self.ledger.due(fragment, self.clock())
         if not due:
             return
         try:
-            merged = await self._alone(self.ledger.close, part, self.clock())
+            merged = await self._alone(self.ledger.close, fragment, self.clock())
         except CheckpointError as error:
             if self.problem != str(error):
-                log.error("%s: the round cannot be closed: %s", part, error)
+                log.error("%s: the round cannot be closed: %s", fragment, error)
             self.problem = str(error)
             await asyncio.sleep(STORE_RETRY_S)
             return
         self.problem = ""
-        log.info("%s: version %d from %d updates", part, merged.version, len(merged.updates))
+        log.info("%s: version %d from %d updates", fragment, merged.version, len(merged.updates))
         self._tell()
 
     def _publish_if_due(self) -> None:
         """Beside the rounds, one at a time."""
         if self._publishing is not None and not self._publishing.done():
             return
-        done = min(map(self.ledger.round, self.plan.parts)) // self.settings.publish_every
+        done = min(map(self.ledger.round, self.ledger.parts())) // self.settings.publish_every
         if done > self._times_published:
             self._times_published = done
             self._publishing = asyncio.create_task(self._publish())
 
     async def _publish(self, last: bool = False) -> None:
         """Put the newest weights into the checkpoint; what is not fit for it stays as it was."""
-        weights = {part: (self.ledger.round(part), self.ledger.weights(part)) for part in self.plan.parts}
+        cutting, ledger = self.plan.cutting, self.ledger
+        versions = {
+            part: (min(map(ledger.round, fragments)), cutting.whole(part, ledger.weights))
+            for part, fragments in cutting.parts.items()
+        }
         try:
-            await in_thread(self.publisher.publish, weights, last)
+            await in_thread(self.publisher.publish, versions, last)
         except CheckpointError as error:
             self.problem = str(error)
             log.error("not published: %s", error)
             if last:
                 raise
 
-    async def _expect(self, part: str) -> None:
+    async def _expect(self, fragment: str) -> None:
         """How many will hand in: places that nobody had yet, those who are here, and those who did already."""
-        index, now, round_ = self.plan.parts.index(part), self.clock(), self.ledger.round(part)
-        members = [m for m in self.members if m.place.part == index]
-        gone = sum(not self.members.is_here(m, now) and m.finished < round_ for m in members)
+        part, now, round_ = self.plan.cutting.part_of[fragment], self.clock(), self.ledger.round(fragment)
+        members = [m for m in self.members if self.plan.parts[m.place.part] == part]
+        gone = sum(not self.members.is_here(m, now) and m.done(fragment) < round_ for m in members)
         expected = max(self.members.replicas - gone, 1)
-        if self._expected.get(part) != expected:
-            self._expected[part] = expected
-            await self._alone(self.ledger.expect, part, expected)
+        if self._expected.get(fragment) != expected:
+            self._expected[fragment] = expected
+            await self._alone(self.ledger.expect, fragment, expected)
 
-    async def _order(self, part: str, wanted: int, request: rounds_pb2.NextRequest) -> rounds_pb2.Order:
-        return await self._alone(self._make_order, part, wanted, {h.part: h.version for h in request.held})
+    async def _order(self, fragment: str, wanted: int, request: rounds_pb2.NextRequest) -> rounds_pb2.Order:
+        return await self._alone(self._make_order, fragment, wanted, {h.part: h for h in request.held})
 
-    def _make_order(self, part: str, wanted: int, held: dict[str, int]) -> rounds_pb2.Order:
-        if part not in self._ordered:  # until now nobody was there
-            self._ordered.add(part)
-            self.ledger.begin(part, self.clock())
-        due = self.ledger.due_at(part)
+    def _make_order(self, fragment: str, wanted: int, held: dict[str, rounds_pb2.Held]) -> rounds_pb2.Order:
+        if fragment not in self._ordered:  # until now nobody was there
+            self._ordered.add(fragment)
+            self.ledger.begin(fragment, self.clock())
+        due = self.ledger.due_at(fragment)
         order = rounds_pb2.Order(
             round=wanted,
-            steps=self.plan.config.rounds.steps_per_round,
-            base=self.offers.weights(part, held.get(part)),
-            copies=[self.offers.weights(other, held.get(other)) for other in self.needs[part]],
+            steps=self.plan.config.rounds.steps_per_round if wanted < self.plan.rounds else 0,
+            base=self.offers.weights(fragment, held.get(fragment)),
         )
+        if self._is_last(fragment):
+            others = self.needs[self.plan.cutting.part_of[fragment]]
+            pieces = [piece for other in others for piece in self.plan.cutting.parts[other]]
+            order.copies.extend(self.offers.copy(piece, held.get(piece)) for piece in pieces)
         if due is not None:
             order.seconds_left = max(due - self.clock(), 0.0)
         return order
 
-    def _next_round(self, part: str, done: int) -> int | None:
-        """The round after those that are done; None where there is no more."""
-        wanted = max(self.ledger.round(part), done + 1)
-        return wanted if wanted < self.plan.rounds else None
+    def _next_round(self, fragment: str, done: int) -> int | None:
+        """The round after those that are done; None where there is no more.
 
-    def _furthest(self, part: str) -> int:
+        All but the last fragment have one more, in which nothing is learned: while the others are trained on, theirs
+        must be the weights that the last round made.
+        """
+        wanted = max(self.ledger.round(fragment), done + 1)
+        last = self.plan.rounds - self._is_last(fragment)
+        return wanted if wanted <= last and not self.ended else None
+
+    def _is_answered(self, fragment: str, done: int) -> bool:
+        """Whether who has done this round need not wait."""
+        wanted = self._next_round(fragment, done)
+        return wanted is None or wanted <= self._furthest(fragment)
+
+    def _is_last(self, fragment: str) -> bool:
+        """Whether a round of its part ends with it."""
+        return self.plan.cutting.parts[self.plan.cutting.part_of[fragment]][-1] == fragment
+
+    def _furthest(self, fragment: str) -> int:
         """The last round that may be begun: with overlap, one that is not open yet."""
-        return self.ledger.round(part) + (self.plan.config.rounds.overlap != "none")
+        return self.ledger.round(fragment) + (self.plan.config.rounds.overlap != "none")
 
     async def _alone(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """In a thread, and nothing else touches the ledger meanwhile."""

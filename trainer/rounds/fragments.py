@@ -3,10 +3,48 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 from stages.errors import ConfigError
-from trainer.rounds.tensors import Shapes
+from trainer.rounds.tensors import Shapes, Tensors
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """The fragments of every part. A ledger knows nothing but fragments: each has rounds and versions of its own."""
+
+    parts: Mapping[str, tuple[str, ...]]
+    """Names of the fragments of each part, in turn; a part in one piece is its own fragment."""
+    like: Mapping[str, Shapes]
+    """Shapes of the tensors of each fragment."""
+
+    @classmethod
+    def of(cls, parts: Mapping[str, Shapes], pieces: int) -> Cutting:
+        """Raises ConfigError for more pieces than tensors."""
+        names, like = dict[str, tuple[str, ...]](), dict[str, Shapes]()
+        for part, shapes in parts.items():
+            names[part] = tuple(fragment_name(part, piece, pieces) for piece in range(pieces))
+            for fragment, keys in zip(names[part], cut(shapes, pieces), strict=True):
+                like[fragment] = {key: shapes[key] for key in keys}
+        return cls(names, like)
+
+    @cached_property
+    def part_of(self) -> Mapping[str, str]:
+        return {fragment: part for part, fragments in self.parts.items() for fragment in fragments}
+
+    def pieces(self, parts: Mapping[str, Tensors]) -> dict[str, Tensors]:
+        """Weights of parts, by fragment."""
+        return {
+            fragment: {key: weights[key] for key in self.like[fragment]}
+            for part, weights in parts.items()
+            for fragment in self.parts[part]
+        }
+
+    def whole(self, part: str, weights: Callable[[str], Tensors]) -> Tensors:
+        """A part of what `weights` says of its fragments."""
+        return {key: tensor for fragment in self.parts[part] for key, tensor in weights(fragment).items()}
 
 
 def cut(like: Shapes, pieces: int) -> tuple[tuple[str, ...], ...]:

@@ -20,6 +20,7 @@ from trainer.data import Corpus
 from trainer.entropy import make_partition
 from trainer.evaluation import next_byte_nats
 from trainer.lookahead import OwnHead
+from trainer.rounds.fragments import Cutting
 from trainer.rounds.parts import (
     AR,
     HEAD,
@@ -33,7 +34,7 @@ from trainer.rounds.parts import (
     stage_name,
     stage_weights,
 )
-from trainer.rounds.tensors import Tensors, load, trainable
+from trainer.rounds.tensors import Tensors, load, parameter_shapes, trainable
 from trainer.tasks import VALID_WINDOWS
 
 
@@ -56,6 +57,11 @@ class Frame:
             raise ConfigError(
                 "lookahead in [rounds] goes through the features that blocks pass on: "
                 'give model = "chain" and context = "chained"; a scorer is set by the section [lookahead]'
+            )
+        if config.lookahead.copies != "fp32":
+            raise ConfigError(
+                f"copies = {config.lookahead.copies!r} in [lookahead] is for training in one place: over rounds give "
+                "copies_codec in [rounds]"
             )
         corpus.require(architecture.context_bytes + 1)
         codes = Codes(config.noise.code_seed, architecture.code_dim)
@@ -99,6 +105,12 @@ class Frame:
     def initial(self) -> dict[str, Tensors]:
         """Version 0 of all parts."""
         return {name: trainable(self.module(index)) for index, name in enumerate(self.names())}
+
+    def cutting(self) -> Cutting:
+        """The fragments of all parts. Raises ConfigError for more of them than a part has tensors."""
+        with torch.device("meta"):  # who holds one part has no room for all
+            like = {name: parameter_shapes(self.module(index)) for index, name in enumerate(self.names())}
+        return Cutting.of(like, self.config.rounds.fragments)
 
     def task(self, index: int, corpus: Corpus, seed: int) -> Part:
         """Part number `index`, for a worker whose batches and noise come from `seed`."""

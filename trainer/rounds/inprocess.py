@@ -10,9 +10,10 @@ from functools import partial
 
 from trainer.data import Corpus
 from trainer.rounds.codec import codec_named
+from trainer.rounds.copies import CopyLine
 from trainer.rounds.feedback import ErrorFeedback
 from trainer.rounds.fleet import Fleet
-from trainer.rounds.fragments import boundaries, cut, fragment_name
+from trainer.rounds.fragments import boundaries
 from trainer.rounds.frame import Frame
 from trainer.rounds.learner import Learner
 from trainer.rounds.ledger import Ledger
@@ -47,22 +48,14 @@ class Engine:
     def __init__(self, frame: Frame, corpus: Corpus, store: Store, fleet: Fleet) -> None:
         self.frame, self.settings, self.fleet = frame, frame.config.rounds, fleet
         self.codec = codec_named(self.settings.codec)
-        initial = frame.initial()
-        pieces = self.settings.fragments
-        self.fragments = {
-            name: {fragment_name(name, i, pieces): keys for i, keys in enumerate(cut(shapes(weights), pieces))}
-            for name, weights in initial.items()
-        }
-        parts = {
-            fragment: {key: initial[name][key] for key in keys}
-            for name, fragments in self.fragments.items()
-            for fragment, keys in fragments.items()
-        }
+        self.cutting = frame.cutting()
+        parts = self.cutting.pieces(frame.initial())
         self.ledger = Ledger(self.settings, parts, store, frame.identity(corpus))
+        self.copies = {name: CopyLine(self.settings, 0, weights) for name, weights in parts.items()}
         self.traffic = Traffic()
         self.workers = [
             VirtualWorker(frame, index, replica, corpus, self)
-            for index in range(len(initial))
+            for index in range(len(self.cutting.parts))
             for replica in range(self.settings.replicas)
         ]
         self.waiting: list[VirtualWorker] = []
@@ -90,10 +83,7 @@ class Engine:
 
     def published(self) -> dict[str, Tensors]:
         """The newest weights of every part, whole."""
-        return {
-            name: {key: tensor for fragment in fragments for key, tensor in self.ledger.weights(fragment).items()}
-            for name, fragments in self.fragments.items()
-        }
+        return {part: self.cutting.whole(part, self.ledger.weights) for part in self.cutting.parts}
 
     def arrive(self, update: Update, now: float) -> None:
         staleness = self.ledger.round(update.part) - update.round
@@ -122,9 +112,9 @@ class Engine:
 class Piece:
     """What a worker knows of one fragment."""
 
-    def __init__(self, name: str, keys: tuple[str, ...], base: Tensors, settings: RoundSettings) -> None:
+    def __init__(self, name: str, base: Tensors, settings: RoundSettings) -> None:
         """:param base: weights that it begins with."""
-        self.name, self.keys, self.base = name, keys, base
+        self.name, self.base = name, base
         self.feedback = ErrorFeedback(codec_named(settings.codec))
         self.overlap = new_overlap(settings)
         self.round = self.version = self.steps = 0
@@ -145,10 +135,11 @@ class VirtualWorker:
         self.name = f"{self.part}-{replica}"
         self.after = boundaries(self.settings.steps_per_round, self.settings.fragments)
         self.pieces = [
-            Piece(name, keys, engine.ledger.weights(name), self.settings)
-            for name, keys in engine.fragments[self.part].items()
+            Piece(name, engine.ledger.weights(name), self.settings) for name in engine.cutting.parts[self.part]
         ]
         self.turn = 0
+        self.seen: dict[str, int] = {}
+        """Which copies of others it has, by fragment."""
         for piece in self.pieces:
             self.learner.load(piece.base)
             self._count_down(piece, whole=True)
@@ -162,12 +153,7 @@ class VirtualWorker:
                 self.train(now)
             return
         if self.turn == 0 and self.learner.part.needs:
-            published = self.engine.published()
-            self.learner.part.see(published)
-            down = codec_named(self.settings.down_codec)
-            self.engine.traffic.copies_bytes += sum(
-                down.size(shapes(published[name])) for name in self.learner.part.needs
-            )
+            self.see_copies()
         begin = self.after[self.turn - 1] if self.turn else 0
         steps = self.after[self.turn] - begin
         self.learner.train(piece.round * self.settings.steps_per_round + begin, steps)
@@ -177,11 +163,22 @@ class VirtualWorker:
         self.engine.traffic.busy_s += seconds
         self.engine.at(now + seconds, self.hand_in)
 
+    def see_copies(self) -> None:
+        """Take the newest copies of the parts that this one is trained with."""
+        cutting, copies = self.engine.cutting, self.engine.copies
+        for fragment in (piece for part in self.learner.part.needs for piece in cutting.parts[part]):
+            line = copies[fragment]
+            line.follow(self.engine.ledger.round(fragment), self.engine.ledger.weights(fragment))
+            self.engine.traffic.copies_bytes += line.size(self.seen.get(fragment))
+            self.seen[fragment] = line.number
+        whole = {part: cutting.whole(part, lambda name: copies[name].tensors) for part in self.learner.part.needs}
+        self.learner.part.see(whole)
+
     def hand_in(self, now: float) -> None:
         """Send what was learned of the fragment whose turn it is; wait, or do not."""
         engine, piece = self.engine, self.pieces[self.turn]
         weights = self.learner.weights()
-        payload = piece.feedback.encode(subtract(piece.base, {key: weights[key] for key in piece.keys}))
+        payload = piece.feedback.encode(subtract(piece.base, {key: weights[key] for key in piece.base}))
         engine.traffic.up_bytes += len(payload)
         piece.own = engine.codec.decode(payload, shapes(piece.base))
         update = Update(

@@ -36,8 +36,8 @@ class Member:
     heard_s: float
     """When it last called."""
     device: str = ""
-    finished: int = -1
-    """The last round for which something was accepted from this place."""
+    finished: dict[str, int] = field(default_factory=dict)
+    """The last round for which something was accepted from this place, by fragment."""
     beat: rounds_pb2.BeatRequest = field(default_factory=rounds_pb2.BeatRequest)
     """What it last said of itself."""
     accepted: int = 0
@@ -48,16 +48,20 @@ class Member:
         """An order was given: what it said of itself before is over."""
         self.beat.doing, self.beat.round, self.beat.steps = rounds_pb2.DOING_FETCHING, round_, 0
 
-    def has_finished(self, round_: int) -> None:
+    def has_finished(self, fragment: str, round_: int) -> None:
         """Its update was accepted."""
-        self.finished = max(self.finished, round_)
+        self.finished[fragment] = max(self.done(fragment), round_)
         if self.beat.round <= round_:
             self.beat.doing = rounds_pb2.DOING_WAITING
 
-    def is_late(self, open_round: int) -> bool:
+    def done(self, fragment: str) -> int:
+        """The last round of a fragment for which something was accepted; -1 for none."""
+        return self.finished.get(fragment, -1)
+
+    def is_late(self, fragment: str, open_round: int) -> bool:
         """Whether the round that it is to hand in next is closed: it is slow, or hangs."""
         known = self.beat.doing != rounds_pb2.DOING_UNSPECIFIED
-        return known and max(self.beat.round, self.finished + 1) < open_round
+        return known and max(self.beat.round, self.done(fragment) + 1) < open_round
 
 
 class Members:
@@ -107,11 +111,11 @@ class Members:
             grpc.StatusCode.ABORTED, f"{worker} has no such lease: it ran out and the place went to another; join again"
         )
 
-    def remember(self, worker: str, part: int, round_: int) -> None:
+    def remember(self, worker: str, part: int, fragment: str, round_: int) -> None:
         """Something of `worker` was accepted for this round, before this process began."""
         for member in self._members.values():
             if member.worker == worker and member.place.part == part:
-                member.finished = max(member.finished, round_)
+                member.has_finished(fragment, round_)
 
     def leave(self, member: Member) -> None:
         """Give a place back; what was handed in from it stays known."""

@@ -1,90 +1,112 @@
-"""What workers fetch: the newest weights of each part, whole or as differences, by names that last for a while."""
+"""What workers fetch: the newest weights of each fragment, whole or as differences, by names that last for a while."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 
 import grpc
 
 from stages.refusal import Refusal
-from trainer.rounds.codec.fp32 import Fp32
+from trainer.rounds.codec import codec_named
+from trainer.rounds.copies import CopyLine
 from trainer.rounds.ledger import KEPT_VERSIONS, Ledger
-from trainer.rounds.tensors import digest, shapes
+from trainer.rounds.publication import WHOLE, route
+from trainer.rounds.settings import CodecName, RoundSettings
+from trainer.rounds.tensors import Tensors, digest
 from trainer.rounds.transfer import Parcel
 from trainer.v1 import rounds_pb2
 
-KEPT_WHOLE = 2
-"""Of a part: who fetches a version while the next one is made gets to its end."""
+KEPT = {"whole": 2, "difference": KEPT_VERSIONS}
+"""Files of a line, by kind: who fetches a version while the next one is made gets to its end."""
+
+
+@dataclass(frozen=True)
+class Edition:
+    """What is newest on a line of versions."""
+
+    line: str
+    part: str
+    number: int
+    weights: Tensors = field(repr=False)
+    codec: CodecName
+    """Of the differences."""
+    difference: Callable[[int], bytes | None] = field(repr=False)
+    """From the number before to this one."""
 
 
 class Offers:
     """Files made from the ledger when they are first asked for. Not for several threads at once."""
 
-    def __init__(self, ledger: Ledger, down_codec: str) -> None:
-        self.ledger, self.down_codec = ledger, down_codec
+    def __init__(self, ledger: Ledger, settings: RoundSettings) -> None:
+        self.ledger, self.settings = ledger, settings
         self._files: dict[tuple[str, int, str], tuple[bytes, Parcel]] = {}
         self._digests: dict[tuple[str, int], str] = {}
-        self._whole = Fp32()
+        self._copies: dict[str, CopyLine] = {}
+        # copies are kept in memory only: after a restart, numbers on their lines mean something else
+        self._copy = f"copy-{secrets.token_hex(4)}"
 
-    def weights(self, part: str, held: int | None) -> rounds_pb2.Weights:
-        """How a worker that holds version `held` of a part gets the newest one."""
-        version = self.ledger.round(part)
-        offered = rounds_pb2.Weights(part=part, version=version, digest=self._digest(part, version))
-        if held == version:
-            return offered
-        differences = self._differences(part, held, version)
-        offered.whole = not differences
-        offered.codec = self.down_codec if differences else self._whole.name
-        offered.files.extend(differences or [self._offer(part, version, "whole", self._encoded)])
-        return offered
+    def weights(self, part: str, held: rounds_pb2.Held | None) -> rounds_pb2.Weights:
+        """How a worker that holds some version of a fragment that it trains gets the newest one."""
+        version, difference = self.ledger.round(part), partial(self.ledger.difference, part)
+        edition = Edition(part, part, version, self.ledger.weights(part), self.settings.down_codec, difference)
+        return self._offered(edition, held.version if held else None)
+
+    def copy(self, part: str, held: rounds_pb2.Held | None) -> rounds_pb2.Weights:
+        """The same for a copy of what others train."""
+        version, weights = self.ledger.round(part), self.ledger.weights(part)
+        copy = self._copies.setdefault(part, CopyLine(self.settings, version, weights))
+        copy.follow(version, weights)
+        line, codec = f"{part}-{self._copy}", self.settings.copies_codec
+        known = held is not None and self._digests.get((line, held.version)) == held.digest
+        edition = Edition(line, part, copy.number, copy.tensors, codec, copy.differences.get)
+        return self._offered(edition, held.version if held is not None and known else None)
 
     def read(self, name: str) -> bytes:
         """The file of this name. Raises Refusal."""
-        for (part, version, kind), (data, _) in list(self._files.items()):  # orders are made on another thread
-            if name == _name(part, version, kind):
+        for key, (data, _) in list(self._files.items()):  # orders are made on another thread
+            if name == _name(*key):
                 return data
         raise Refusal(grpc.StatusCode.NOT_FOUND, f"there is no file {name[:80]!r} any more: ask for the next order")
 
-    def _differences(self, part: str, held: int | None, version: int) -> list[rounds_pb2.File]:
-        """Those from `held` to `version`, where all are kept and smaller than the whole."""
-        if held is None or not version - KEPT_VERSIONS <= held < version:
-            return []
-        found = {number: self.ledger.difference(part, number) or b"" for number in range(held + 1, version + 1)}
-        whole = self._whole.size(shapes(self.ledger.weights(part)))
-        if not all(found.values()) or sum(map(len, found.values())) >= whole:
-            return []
-        return [self._offer(part, number, "difference", partial(_given, data)) for number, data in found.items()]
+    def _offered(self, edition: Edition, held: int | None) -> rounds_pb2.Weights:
+        offered = rounds_pb2.Weights(part=edition.part, version=edition.number, digest=self._digest(edition))
+        if held == edition.number:
+            return offered
+        differences = route(held, edition.number, edition.difference, edition.weights)
+        offered.whole = not differences
+        offered.codec = edition.codec if differences else WHOLE
+        for number, data in differences.items():
+            offered.files.append(self._file(edition.line, number, "difference", partial(bytes, data)))
+        if offered.whole:
+            encode = partial(codec_named(WHOLE).encode, edition.weights)
+            offered.files.append(self._file(edition.line, edition.number, "whole", encode))
+        self._drop_old(edition)
+        return offered
 
-    def _offer(self, part: str, version: int, kind: str, make: Callable[[str], bytes]) -> rounds_pb2.File:
-        key = (part, version, kind)
+    def _file(self, line: str, number: int, kind: str, make: Callable[[], bytes]) -> rounds_pb2.File:
+        key = line, number, kind
         if key not in self._files:
-            data = make(part)
-            self._files[key] = (data, Parcel.of(data))
-            self._drop_old(part)
+            data = make()
+            self._files[key] = data, Parcel.of(data)
         parcel = self._files[key][1]
         return rounds_pb2.File(name=_name(*key), size=parcel.size, sha256=parcel.sha256)
 
-    def _encoded(self, part: str) -> bytes:
-        return self._whole.encode(self.ledger.weights(part))
+    def _digest(self, edition: Edition) -> str:
+        key = edition.line, edition.number
+        if key not in self._digests:
+            self._digests[key] = digest(edition.weights)
+        return self._digests[key]
 
-    def _digest(self, part: str, version: int) -> str:
-        if (part, version) not in self._digests:
-            self._digests = {key: value for key, value in self._digests.items() if key[0] != part}
-            self._digests[part, version] = digest(self.ledger.weights(part))
-        return self._digests[part, version]
-
-    def _drop_old(self, part: str) -> None:
-        newest = self.ledger.round(part)
-        kept = {"whole": KEPT_WHOLE, "difference": KEPT_VERSIONS}
-        old = [key for key in self._files if key[0] == part and key[1] <= newest - kept[key[2]]]
-        for key in old:
+    def _drop_old(self, edition: Edition) -> None:
+        line, newest = edition.line, edition.number
+        for key in [key for key in self._files if key[0] == line and key[1] <= newest - KEPT[key[2]]]:
             del self._files[key]
+        for old in [key for key in self._digests if key[0] == line and key[1] < newest - KEPT_VERSIONS]:
+            del self._digests[old]
 
 
-def _name(part: str, version: int, kind: str) -> str:
-    return f"{part}-{version}-{kind}"
-
-
-def _given(data: bytes, part: str) -> bytes:
-    return data
+def _name(line: str, number: int, kind: str) -> str:
+    return f"{line}-{number}-{kind}"

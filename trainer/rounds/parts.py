@@ -16,7 +16,7 @@ from trainer.config import TrainingConfig
 from trainer.data import Corpus
 from trainer.lookahead import OwnHead, stage_losses
 from trainer.objectives import next_byte_loss
-from trainer.rounds.tensors import Tensors, load
+from trainer.rounds.tensors import Tensors, share
 from trainer.run import StepLoss, Task
 from trainer.tasks import ArTask, BlockTask, Lesson
 
@@ -31,6 +31,11 @@ class Part(Task, Protocol):
         """Names of the parts of which it holds copies."""
         ...
 
+    @property
+    def frozen(self) -> Sequence[nn.Module]:
+        """These copies."""
+        ...
+
     def see(self, published: Mapping[str, Tensors]) -> None:
         """Take newer weights of all that it needs."""
         ...
@@ -41,11 +46,15 @@ class BlockPart(BlockTask):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        return tuple(block_name(block.index) for block in self.before)
+        return tuple(block_name(block.index) for block in self.frozen)
+
+    @property
+    def frozen(self) -> Sequence[Block]:
+        return self.before
 
     def see(self, published: Mapping[str, Tensors]) -> None:
-        for block in self.before:
-            load(block, published[block_name(block.index)])
+        for block in self.frozen:
+            share(block, published[block_name(block.index)])
 
 
 class AheadPart(BlockPart):
@@ -64,13 +73,8 @@ class AheadPart(BlockPart):
         self.later = [frozen.requires_grad_(False) for frozen in later]
 
     @property
-    def needs(self) -> tuple[str, ...]:
-        return tuple(block_name(block.index) for block in (*self.before, *self.later))
-
-    def see(self, published: Mapping[str, Tensors]) -> None:
-        super().see(published)
-        for block in self.later:
-            load(block, published[block_name(block.index)])
+    def frozen(self) -> Sequence[Block]:
+        return (*self.before, *self.later)
 
     def loss(self, step: int) -> StepLoss:
         text = self.corpus.batch(self.config.seed, step, self.config.sequences, self.length + 1)
@@ -103,11 +107,15 @@ class StagePart:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        return tuple(stage_name(copy.index) for copy in (*self.before, *self.later))
+        return tuple(stage_name(copy.index) for copy in self.frozen)
+
+    @property
+    def frozen(self) -> Sequence[ArStage]:
+        return (*self.before, *self.later)
 
     def see(self, published: Mapping[str, Tensors]) -> None:
-        for copy in (*self.before, *self.later):
-            load(copy, stage_weights(published[stage_name(copy.index)]))
+        for copy in self.frozen:
+            share(copy, stage_weights(published[stage_name(copy.index)]))
 
     def loss(self, step: int) -> StepLoss:
         text = self.corpus.batch(self.config.seed, step, self.config.sequences, self.length + 1)
@@ -135,6 +143,10 @@ class ArPart(ArTask):
 
     @property
     def needs(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def frozen(self) -> Sequence[nn.Module]:
         return ()
 
     def see(self, published: Mapping[str, Tensors]) -> None:

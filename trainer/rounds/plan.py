@@ -10,13 +10,14 @@ from importlib.metadata import version
 from pathlib import Path
 
 from stages.architecture import Architecture
-from stages.errors import ConfigError, InputError
+from stages.errors import InputError
 from stages.manifest import Manifest
 from stages.refusal import failed_precondition, invalid
 from stages.transport import check_name
 from trainer.config import TrainingConfig
 from trainer.data import Corpus
 from trainer.destination import identity, new_ar, new_chain, open_destination
+from trainer.rounds.fragments import Cutting
 from trainer.rounds.frame import Frame
 from trainer.v1 import rounds_pb2
 
@@ -51,15 +52,19 @@ class RunPlan:
         """Names, in order."""
         return self.frame.names()
 
+    @cached_property
+    def cutting(self) -> Cutting:
+        """What the ledger knows of the parts: their fragments."""
+        return self.frame.cutting()
+
     @classmethod
     def begin(cls, config: TrainingConfig, corpus: Corpus, out: Path) -> RunPlan:
         """The plan of a run into the checkpoint `out`, which is made if it is not there.
 
         Raises ConfigError, DataError; CheckpointError where `out` is of another run.
         """
-        if config.rounds.fragments > 1:
-            raise ConfigError("over the network a part is exchanged whole: fragments must be 1")
         frame = Frame.of(config, corpus)
+        frame.cutting()
         if config.rounds.model == "chain":
             new = replace(new_chain(frame.config, corpus, "rounds"), partition=frame.partition)
         else:

@@ -23,7 +23,8 @@ class Pulse:
 
     def __init__(self, link: Link, lease_s: float, report: Callable[[], rounds_pb2.BeatRequest]) -> None:
         """:param report: what to say; called on the pulse's thread."""
-        self.open_round = -1
+        self.open_rounds: list[int] = []
+        """Of the fragments; none before the first answer."""
         self.ended = self.lost = False
         """Whether the run is over; whether the place went to another."""
         self._link, self._every_s, self._report = link, min(lease_s / BEATS_A_LEASE, BEAT_S), report
@@ -44,7 +45,7 @@ class Pulse:
             except ValueError:  # the channel is being renewed
                 continue
             else:
-                self.open_round, self.ended = answer.open_round, answer.ended
+                self.open_rounds, self.ended = list(answer.open_rounds), answer.ended
 
 
 def _code(error: object) -> grpc.StatusCode | None:

@@ -14,7 +14,6 @@ from trainer.rounds.codec import codec_named
 from trainer.rounds.ledger import Ledger
 from trainer.rounds.members import Member
 from trainer.rounds.plan import RunPlan
-from trainer.rounds.tensors import shapes
 from trainer.rounds.transfer import Intake, Parcel
 from trainer.rounds.update import Update
 from trainer.v1 import rounds_pb2
@@ -39,18 +38,20 @@ class Reception:
         self.plan, self.ledger, self.directory = plan, ledger, directory / INCOMING
         self.directory.mkdir(parents=True, exist_ok=True)
         self.codec = codec_named(plan.config.rounds.codec)
-        self.shapes = {part: shapes(ledger.weights(part)) for part in plan.parts}
         self._known: dict[tuple[str, str], rounds_pb2.Verdict] = {}
 
     def check(self, member: Member, submission: rounds_pb2.Submission) -> None:
         """Raise Refusal for a header that no update of this member can have."""
-        part, rounds = self.plan.parts[member.place.part], self.plan.config.rounds
+        fragments, rounds = self.plan.cutting.parts[self.plan.parts[member.place.part]], self.plan.config.rounds
         try:
             check_name(submission.id, "submission id")
+            if submission.fragment >= len(fragments):
+                raise RequestError(f"no fragment {submission.fragment}: parts of this run have {len(fragments)}")
+            part = fragments[submission.fragment]
             if submission.codec != self.codec.name:
                 raise RequestError(f"updates of this run travel as {self.codec.name}, not {submission.codec[:20]!r}")
             parcel_of(submission).check()
-            if submission.size != (due := self.codec.size(self.shapes[part])):
+            if submission.size != (due := self.codec.size(self.plan.cutting.like[part])):
                 raise RequestError(f"an update of {part} has {due} bytes as {self.codec.name}, not {submission.size}")
             if not 1 <= submission.steps <= rounds.steps_per_round:
                 raise RequestError(f"a round has 1 to {rounds.steps_per_round} steps, not {submission.steps}")
@@ -75,9 +76,12 @@ class Reception:
         return Intake(self.directory / f"{place.part}-{place.replica}", parcel_of(submission))
 
     def judge(self, part: str, submission: rounds_pb2.Submission, payload: bytes, now_s: float) -> rounds_pb2.Verdict:
-        """Decode an update and ask the ledger. Raises CheckpointError when it cannot be stored."""
+        """Decode an update and ask the ledger. Raises CheckpointError when it cannot be stored.
+
+        :param part: as the ledger knows it: a fragment.
+        """
         try:
-            delta = self.codec.decode(payload, self.shapes[part])
+            delta = self.codec.decode(payload, self.plan.cutting.like[part])
         except CodecError as error:
             return rounds_pb2.Verdict(outcome=rounds_pb2.OUTCOME_REFUSED, reason=str(error))
         update = Update(

@@ -105,7 +105,7 @@ def coordinate(
 
 def ledger_of(plan: RunPlan, store: Store) -> Ledger:
     """The ledger of a run whose open rounds begin now, by the clock that a Coordinator has."""
-    return Ledger(plan.config.rounds, plan.frame.initial(), store, plan.run, time.monotonic())
+    return Ledger(plan.config.rounds, plan.cutting.pieces(plan.frame.initial()), store, plan.run, time.monotonic())
 
 
 def needs_of(plan: RunPlan, corpus: Corpus) -> dict[str, tuple[str, ...]]:

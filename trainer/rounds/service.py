@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import grpc
@@ -47,7 +48,7 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
     async def Next(self, request: rounds_pb2.NextRequest, context: Context) -> rounds_pb2.NextResponse:
         try:
             self.access.check_worker(context, WORK, request.worker)
-            return await self.coordinator.next(request)
+            return await self.coordinator.next(request, partial(context.send_initial_metadata, ()))
         except Refusal as refusal:
             await refusal.abort(context)
 

@@ -61,6 +61,10 @@ class RoundSettings:
     """How updates travel to the coordinator."""
     down_codec: CodecName = "fp32"
     """How new versions travel to the workers: `fp32` whole, the others as differences."""
+    copies_codec: CodecName = "fp32"
+    """How copies travel of the parts that another is trained with: `fp32` whole, the others as differences."""
+    copies_every: int = 1
+    """Rounds of a part between two refreshes of the copies that others have of it."""
     fragments: int = 1
     """Pieces of a part that are exchanged in turn within a round; 1 is the whole at its end."""
     robust: RobustName = "none"
@@ -113,6 +117,7 @@ _CHOICES: dict[str, object] = {
     "late": LateName,
     "codec": CodecName,
     "down_codec": CodecName,
+    "copies_codec": CodecName,
     "robust": RobustName,
 }
 _WHOLE = {
@@ -122,6 +127,7 @@ _WHOLE = {
     "momentum_every": (1, MAX_ROUNDS),
     "max_staleness": (0, MAX_STALENESS),
     "fragments": (1, MAX_FRAGMENTS),
+    "copies_every": (1, MAX_ROUNDS),
 }
 _NUMBERS = {
     "outer_rate": (1e-6, 10.0),

@@ -28,7 +28,8 @@ def status_of(coordinator: Coordinator) -> rounds_pb2.WatchUpdate:
 
 def _part(coordinator: Coordinator, index: int) -> rounds_pb2.PartStatus:
     name, now = coordinator.plan.parts[index], coordinator.clock()
-    round_, due = coordinator.ledger.round(name), coordinator.ledger.due_at(name)
+    first = min(coordinator.plan.cutting.parts[name], key=coordinator.ledger.round)
+    round_, due = coordinator.ledger.round(first), coordinator.ledger.due_at(first)
     members = [member for member in coordinator.members if member.place.part == index]
     return rounds_pb2.PartStatus(
         part=index,
@@ -37,17 +38,17 @@ def _part(coordinator: Coordinator, index: int) -> rounds_pb2.PartStatus:
         seconds_left=None if due is None else max(due - now, 0.0),
         replicas=coordinator.members.replicas,
         present=coordinator.members.present(index, now),
-        arrived=sum(member.finished >= round_ for member in members),
+        arrived=sum(member.done(first) >= round_ for member in members),
         losses=_mean([dict(member.beat.losses) for member in members]),
         published=coordinator.publisher.published.get(name),
-        closed=map(_closed, coordinator.ledger.curves.of(name)),
+        closed=map(_closed, coordinator.ledger.curves.of(coordinator.plan.cutting.parts[name][-1])),
     )
 
 
 def _worker(coordinator: Coordinator, member: Member) -> rounds_pb2.WorkerStatus:
     now, beat = coordinator.clock(), member.beat
     gone = not coordinator.members.is_here(member, now)
-    round_ = coordinator.ledger.round(coordinator.plan.parts[member.place.part])
+    first = min(coordinator.fragments(member), key=coordinator.ledger.round)
     return rounds_pb2.WorkerStatus(
         worker=member.worker,
         part=member.place.part,
@@ -58,7 +59,7 @@ def _worker(coordinator: Coordinator, member: Member) -> rounds_pb2.WorkerStatus
         steps=beat.steps,
         silent_seconds=max(now - member.heard_s, 0.0) if member.lease else 0.0,
         gone=gone,
-        late=not gone and member.is_late(round_),
+        late=not gone and member.is_late(first, coordinator.ledger.round(first)),
         accepted=member.accepted,
         refused=member.refused,
         losses=beat.losses,

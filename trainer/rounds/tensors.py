@@ -23,12 +23,25 @@ def trainable(module: nn.Module) -> Tensors:
     }
 
 
+def parameter_shapes(module: nn.Module) -> Shapes:
+    """Shapes of a module's trainable parameters."""
+    return {name: tuple(p.shape) for name, p in module.named_parameters() if p.requires_grad}
+
+
 @torch.no_grad()
 def load(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Put tensors into the parameters of the same names, whatever their device."""
     parameters = dict(module.named_parameters())
     for name, tensor in tensors.items():
         parameters[name].copy_(tensor)
+
+
+@torch.no_grad()
+def share(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Let a frozen module use these very tensors, where they are on its device. Nobody may change them."""
+    parameters = dict(module.named_parameters())
+    for name, tensor in tensors.items():
+        parameters[name].data = tensor.to(parameters[name].device)
 
 
 def shapes(tensors: Mapping[str, Tensor]) -> Shapes:

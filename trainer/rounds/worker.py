@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -21,25 +22,23 @@ from trainer.config import parse_config
 from trainer.data import Corpus
 from trainer.lock import exclusive
 from trainer.rounds.client import FileGoneError, LeaseLostError, Link
-from trainer.rounds.codec import codec_named
-from trainer.rounds.feedback import ErrorFeedback
+from trainer.rounds.device import PlacedCorpus, place_on
+from trainer.rounds.fragments import boundaries
 from trainer.rounds.holdings import Holdings
 from trainer.rounds.learner import Learner
-from trainer.rounds.overlap import new_overlap
 from trainer.rounds.pace import Pace
+from trainer.rounds.piece import Piece
 from trainer.rounds.plan import DATA_KIND, RunPlan
 from trainer.rounds.pulse import Pulse
 from trainer.rounds.shards import replica_seed
-from trainer.rounds.tensors import Tensors, norm, shapes, subtract
+from trainer.rounds.tensors import Tensors
 from trainer.rounds.worker_state import STATE_NAME, Pending, Standing, load_worker, save_worker
 from trainer.v1 import rounds_pb2
 
 log = logging.getLogger(__name__)
 
 MODULE, OPTIMIZER = "module", "optimizer"
-BASE, HELD, OWN, CARRIED, OVERLAP = "base", "held", "own", "carried", "overlap"
-"""Groups of a worker's state: weights and inner optimizer; where its round began, the version that it holds, its last
-pseudo-gradient, what its codec rounded away, and what the overlap remembers."""
+"""Groups of a worker's state, beside those of its pieces: weights and inner optimizer."""
 AGAIN_S = 0.2
 LOCK_NAME = "worker.lock"
 
@@ -78,6 +77,7 @@ def work(link: Link, corpus: Corpus, settings: WorkerSettings) -> int:
             place = link.join(_request(corpus, settings, run), settings.wait)
             worker = Worker(link, corpus, settings, place)
             worker.restore(run, standing, groups)
+            groups = {}  # what came of it is the worker's; there is no room for both
             try:
                 worker.work()
                 return trained + worker.trained
@@ -104,7 +104,6 @@ class Worker:
         self.trained = 0
         self._saved_at = time.monotonic()
         self._sender = ThreadPoolExecutor(1, "sender")
-        self._sending: Future[rounds_pb2.Verdict] | None = None
         # before the model is built: on a busy machine that can take longer than a lease
         self.pulse = Pulse(link, place.lease_seconds, self._report)
         try:
@@ -115,20 +114,21 @@ class Worker:
         log.info("%s: %s, replica %d of run %s", settings.name, self.part, place.replica, self.run[:12])
 
     def _build(self, corpus: Corpus) -> None:
-        place, link = self.place, self.link
-        self.plan = _plan(place, self.settings.state, corpus)
+        place, link, settings = self.place, self.link, self.settings
+        self.plan = _plan(place, settings.state, corpus)
         if place.part >= len(self.plan.parts):
             raise ServiceError(f"{link.address} gives part {place.part} of {len(self.plan.parts)}: it is damaged")
         self.part = self.plan.parts[place.part]
-        self.standing = Standing(self.part)
-        rounds = self.plan.config.rounds
+        rounds, cutting = self.plan.config.rounds, self.plan.cutting
         seed = replica_seed(self.plan.config.seed, place.replica)
-        self.learner = Learner(self.plan.frame.task(place.part, corpus, seed), self.plan.config)
-        self.like = {name: shapes(tensors) for name, tensors in self.plan.frame.initial().items()}
-        self.feedback, self.overlap = ErrorFeedback(codec_named(rounds.codec)), new_overlap(rounds)
-        self.base, self.own = Tensors(), Tensors()
-        state = self.settings.state
-        self.holdings = Holdings(link, self.settings.name, place.lease, state, self.like, rounds.down_codec)
+        placed = PlacedCorpus(corpus.name, corpus.train, corpus.valid, settings.device)
+        task = place_on(self.plan.frame.task(place.part, placed, seed), settings.device)
+        self.learner = Learner(task, self.plan.config)
+        names = cutting.parts[self.part]
+        self.pieces = [Piece(i, name, cutting.like[name], rounds) for i, name in enumerate(names)]
+        self.after = [0, *boundaries(rounds.steps_per_round, rounds.fragments)]
+        self.standing = Standing(self.part, pieces=[piece.standing for piece in self.pieces])
+        self.holdings = Holdings(link, settings.name, place.lease, settings.state, cutting.like)
 
     # State
 
@@ -141,27 +141,24 @@ class Worker:
         try:
             self.learner.load(groups[MODULE])
             self.learner.optimizers.restore(groups.get(OPTIMIZER, {}))
+            for piece, saved in zip(self.pieces, standing.pieces, strict=True):
+                if (held := piece.restore(saved, groups)) is not None:
+                    self.holdings.held[piece.name] = held
         except (KeyError, ValueError, RuntimeError) as error:
             raise ResumeError(f"the state in {self.settings.state} does not fit this run ({error})") from None
         self.standing = standing
-        self.base, self.own = groups.get(BASE, groups.get(HELD, {})), groups.get(OWN, {})
-        self.feedback.carried = groups.get(CARRIED, {})
-        self.overlap.restore(groups.get(OVERLAP, {}))
-        if HELD in groups:
-            self.holdings.held[self.part] = (standing.held_version, groups[HELD])
 
     def state(self) -> dict[str, Tensors]:
-        held = self.holdings.held.get(self.part, (0, {}))[1]
-        groups = {HELD: held, OWN: self.own, CARRIED: self.feedback.carried, OVERLAP: self.overlap.state()}
-        if self.base is not held and self.standing.round is not None:
-            groups[BASE] = self.base
-        groups |= {MODULE: self.learner.weights(), OPTIMIZER: self.learner.optimizers.tensors()}
+        groups = {MODULE: self.learner.weights(), OPTIMIZER: self.learner.optimizers.tensors()}
+        for piece in self.pieces:
+            for name, tensors in piece.state(self.holdings.held.get(piece.name)).items():
+                groups[name] = groups.get(name, {}) | tensors
         return {name: tensors for name, tensors in groups.items() if tensors}
 
     def save(self) -> None:
         """Raises CheckpointError, with the last state whole."""
-        self.standing.held_version = self.holdings.held.get(self.part, (0, {}))[0]
-        save_worker(self.settings.state / STATE_NAME, self.run, self.standing, self.state())
+        groups = self.state()
+        save_worker(self.settings.state / STATE_NAME, self.run, self.standing, groups)
         self._saved_at = time.monotonic()
 
     def leave(self) -> None:
@@ -178,171 +175,182 @@ class Worker:
     def work(self) -> None:
         """Round after round, to the end of the run. Raises OnesweepError; LeaseLostError when the place is gone."""
         while True:
-            self._hand_in()
+            for piece in self.pieces:
+                if not piece.standing.over and not (piece.oriented and piece.standing.round is not None):
+                    self._begin(piece)
+            if all(piece.standing.over for piece in self.pieces):
+                break
+            piece = self.pieces[self.standing.turn]
+            if piece.standing.over:
+                self._next_turn()
+            elif self._train(piece):
+                self._exchange(piece)
+        for piece in self.pieces:
+            self._settle(piece)
+        self.leave()
+
+    def _begin(self, piece: Piece) -> None:
+        """Hand in what a fragment has learned, and begin its next round, or go on with the one that it is in."""
+        if piece.overlap.waits:
+            self._hand_in(piece)
+            self._settle(piece)
+        while not piece.oriented or (piece.standing.round is None and not piece.standing.over):
             self.doing = rounds_pb2.DOING_WAITING
-            answer = self.link.next(self._question())
-            if answer.WhichOneof("next") == "end":
-                self._settle()
-                self.leave()
-                return
-            if answer.WhichOneof("next") != "order":
-                continue
-            try:
-                self._round(answer.order)
-            except FileGoneError as error:  # most likely a newer version is there
-                log.info("%s", error)
-                time.sleep(AGAIN_S)
-
-    def _question(self) -> rounds_pb2.NextRequest:
-        held = [rounds_pb2.Held(part=part, version=number) for part, (number, _) in self.holdings.held.items()]
-        after = self.standing.finished if self.standing.finished >= 0 else None
-        return rounds_pb2.NextRequest(worker=self.settings.name, lease=self.place.lease, after=after, held=held)
-
-    def _round(self, order: rounds_pb2.Order) -> None:
-        self.doing = rounds_pb2.DOING_FETCHING
-        self._see(order)
-        if not self._goes_on(order.round):
-            self._begin(order)
-        while self.standing.steps < self.standing.steps_due:
-            if not self._may_go_on():
-                return
-            self._step()
-        self._finish()
-
-    def _goes_on(self, open_round: int) -> bool:
-        """Whether a round that was interrupted is still worth its end."""
-        if self.standing.round is None:
-            return False
-        behind = open_round - self.standing.round
-        return behind <= 0 or self._counts_late(behind)
-
-    def _counts_late(self, behind: int) -> bool:
-        rounds = self.plan.config.rounds
-        return rounds.late != "drop" and behind <= rounds.max_staleness
-
-    def _begin(self, order: rounds_pb2.Order) -> None:
-        """Raises ServiceError for an order that makes no sense, FileGoneError."""
-        if order.base.part != self.part or not 1 <= order.steps <= self.plan.config.rounds.steps_per_round:
-            raise ServiceError(
-                f"{self.link.address} orders {order.steps} steps of {order.base.part[:40]!r}: it is damaged"
+            request = rounds_pb2.NextRequest(
+                worker=self.settings.name,
+                lease=self.place.lease,
+                fragment=piece.index,
+                after=piece.standing.finished if piece.standing.finished >= 0 else None,
+                held=self.holdings.told(),
             )
-        weights, standing = self.holdings.fetch(order.base), self.standing
-        merged = standing.own_in is not None and order.base.version >= standing.own_in
-        self.base = self.overlap.start(weights, self.own or None, merged)
-        self.learner.load(self.base)
-        self.standing.round, self.standing.base_version = order.round, order.base.version
-        self.standing.steps, self.standing.steps_due = 0, order.steps
+            # who goes on at once does so from what there is before its own update comes
+            answer = self.link.next(request, partial(self._hand_in, piece))
+            if answer.WhichOneof("next") != "pause":
+                piece.oriented = self._take(piece, answer)
 
-    def _see(self, order: rounds_pb2.Order) -> None:
-        """Take newer copies of other parts. Raises ServiceError, FileGoneError."""
-        if {wanted.part for wanted in order.copies} != set(self.learner.part.needs):
-            raise ServiceError(f"{self.link.address} does not send what {self.part} is trained with: it is damaged")
-        published = {wanted.part: self.holdings.fetch(wanted) for wanted in order.copies}
-        if published:
-            self.learner.part.see(published)
-
-    def _may_go_on(self) -> bool:
-        """Whether this round is still worth training. Raises Interrupted, LeaseLostError."""
-        if self.link.asked_to_stop():
-            raise Interrupted(f"{self.part}: stopped in round {self.standing.round}; run again to go on")
-        if self.pulse.lost:
-            raise LeaseLostError(f"{self.part} went to another worker, or the coordinator began anew; joining again")
-        assert self.standing.round is not None
-        behind = self.pulse.open_round - self.standing.round
-        if self.pulse.ended or (behind > 0 and not self._counts_late(behind)):
-            log.warning("round %d was closed without us: it is given up", self.standing.round)
-            self.standing.finished, self.standing.round = self.standing.round, None
+    def _take(self, piece: Piece, answer: rounds_pb2.NextResponse) -> bool:
+        """Do as the coordinator says; False where it has to be asked again."""
+        if answer.WhichOneof("next") == "end":
+            piece.standing.over = True
+            return True
+        self.doing, order = rounds_pb2.DOING_FETCHING, answer.order
+        try:
+            self._see(piece, order)
+            if not piece.goes_on(order.round):
+                self._start(piece, order)
+        except FileGoneError as error:  # most likely a newer version is there
+            log.info("%s", error)
+            time.sleep(AGAIN_S)
             return False
         return True
 
-    def _step(self) -> None:
-        assert self.standing.round is not None
+    def _start(self, piece: Piece, order: rounds_pb2.Order) -> None:
+        """Raises ServiceError for an order that makes no sense, FileGoneError."""
+        rounds = self.plan.config.rounds
+        due = rounds.steps_per_round if order.round < rounds.rounds else 0
+        if order.base.part != piece.name or order.steps != due:
+            raise ServiceError(
+                f"{self.link.address} orders {order.steps} steps of {order.base.part[:40]!r}: it is damaged"
+            )
+        weights = self.holdings.fetch(order.base, rounds.down_codec)
+        if piece.sending is not None and piece.sending.done():
+            self._settle(piece)  # it may be part of these weights
+        self.learner.load(piece.begin(order.round, order.base.version, weights))
+        if piece.index == self.standing.turn:
+            self.standing.steps = 0
+        if not due:  # the last weights of a fragment, with which the others are trained on
+            piece.give_up()
+            piece.standing.over = True
+
+    def _see(self, piece: Piece, order: rounds_pb2.Order) -> None:
+        """Take newer copies of other parts, which come with the last fragment. Raises ServiceError, FileGoneError."""
+        cutting, needs = self.plan.cutting, self.learner.part.needs
+        due = {fragment for part in needs for fragment in cutting.parts[part]} if piece is self.pieces[-1] else set()
+        if {wanted.part for wanted in order.copies} != due:
+            raise ServiceError(f"{self.link.address} does not send what {self.part} is trained with: it is damaged")
+        codec = self.plan.config.rounds.copies_codec
+        copies = {wanted.part: self.holdings.fetch(wanted, codec) for wanted in order.copies}
+        if copies:
+            self.learner.part.see({part: cutting.whole(part, copies.__getitem__) for part in needs})
+
+    def _train(self, piece: Piece) -> bool:
+        """The steps up to a fragment's exchange; False where its round is given up."""
+        begin, end = self.after[piece.index : piece.index + 2]
+        while self.standing.steps < end - begin:
+            if not self._may_go_on(piece):
+                return False
+            assert piece.standing.round is not None
+            self._step(piece.standing.round * self.plan.config.rounds.steps_per_round + begin + self.standing.steps)
+        return True
+
+    def _may_go_on(self, piece: Piece) -> bool:
+        """Whether its round is still worth training. Raises Interrupted, LeaseLostError."""
+        if self.link.asked_to_stop():
+            raise Interrupted(f"{self.part}: stopped in round {piece.standing.round}; run again to go on")
+        if self.pulse.lost:
+            raise LeaseLostError(f"{self.part} went to another worker, or the coordinator began anew; joining again")
+        open_round = self.pulse.open_rounds[piece.index] if self.pulse.open_rounds else -1
+        if self.pulse.ended or not piece.goes_on(open_round):
+            log.warning("round %d of %s was closed without us: it is given up", piece.standing.round, piece.name)
+            piece.give_up()
+            self.standing.steps = 0
+            return False
+        return True
+
+    def _step(self, number: int) -> None:
         self.doing, begin = rounds_pb2.DOING_TRAINING, time.monotonic()
-        first = self.standing.round * self.plan.config.rounds.steps_per_round
         with self.settings.pace.step(self.place.replica):
-            record = self.learner.train(first + self.standing.steps, 1)
+            record = self.learner.train(number, 1)
         self.losses = {name: nats for name, nats in record.items() if name.endswith("nats")}
         self.standing.steps += 1
+        for piece in self.pieces:
+            piece.standing.steps += 1
         self.busy_s += time.monotonic() - begin
         if time.monotonic() - self._saved_at > self.settings.save_every_s:
             self.save()
 
-    def _finish(self) -> None:
-        """The round's update, safe on the disk before anybody hears of it."""
-        self._settle()
-        assert self.standing.round is not None
-        delta = subtract(self.base, self.learner.weights())
-        if not norm(delta) < float("inf"):
-            raise ConfigError(f"{self.part}: weights are not finite after round {self.standing.round}; lower the rates")
-        payload = self.feedback.encode(delta)
-        steps, round_ = self.standing.steps, self.standing.round
-        self.standing.pending = Pending(
-            id=_submission_id(self.run, self.settings.name, self.part, round_, payload),
-            round=round_,
-            base_version=self.standing.base_version,
-            steps=steps,
-            sequences=steps * self.plan.config.sequences,
-            losses=self.losses,
-            payload=payload,
-        )
-        if not self.overlap.waits:  # what the others get of it
-            self.own = self.feedback.codec.decode(payload, self.like[self.part])
-        self.standing.own_in = None
-        self.standing.finished, self.standing.round = round_, None
-        self.trained += 1
+    def _exchange(self, piece: Piece) -> None:
+        """A round's update, safe on the disk before anybody hears of it; then it is the next fragment's turn."""
+        self._settle(piece)
+        author = f"{self.run} {self.settings.name}"
+        piece.finish(self.learner.weights(), self.plan.config.sequences, self.losses, author)
+        self.trained += piece is self.pieces[-1]
+        self._next_turn()
         self.save()
+
+    def _next_turn(self) -> None:
+        self.standing.turn, self.standing.steps = (self.standing.turn + 1) % len(self.pieces), 0
 
     # Handing in
 
-    def _hand_in(self) -> None:
-        """Send what is pending: here, or beside the next round where the settings let us go on."""
-        if self.standing.pending is None or self._sending is not None:
+    def _hand_in(self, piece: Piece) -> None:
+        """Let what is pending be sent."""
+        if piece.standing.pending is None or piece.sending is not None:
             return
         self.doing = rounds_pb2.DOING_SENDING
-        self._sending = self._sender.submit(self._submit, self.standing.pending)
-        if self.overlap.waits:
-            self._settle()
+        piece.sending = self._sender.submit(self._submit, piece.index, piece.standing.pending)
 
-    def _settle(self) -> None:
+    def _settle(self, piece: Piece) -> None:
         """Wait until what is being sent was judged. Raises LeaseLostError, Interrupted, ServiceError."""
-        if self._sending is None:
+        if piece.sending is None:
             return
         try:
-            verdict = self._sending.result()
+            verdict = piece.sending.result()
         finally:
-            self._sending = None
-        pending, self.standing.pending = self.standing.pending, None
+            piece.sending = None
+        pending, piece.standing.pending = piece.standing.pending, None
         assert pending is not None
         if verdict.outcome == rounds_pb2.OUTCOME_REFUSED:
-            log.warning("round %d of %s was not taken: %s", pending.round, self.part, verdict.reason)
+            log.warning("round %d of %s was not taken: %s", pending.round, piece.name, verdict.reason)
         else:
-            log.info("round %d of %s is handed in", pending.round, self.part)
-            self.standing.own_in = verdict.version or None
+            log.info("round %d of %s is handed in", pending.round, piece.name)
+            piece.standing.own_in = verdict.version or None
 
-    def _submit(self, pending: Pending) -> rounds_pb2.Verdict:
+    def _submit(self, fragment: int, pending: Pending) -> rounds_pb2.Verdict:
         submission = rounds_pb2.Submission(
             worker=self.settings.name,
             lease=self.place.lease,
             id=pending.id,
+            fragment=fragment,
             round=pending.round,
             base_version=pending.base_version,
             steps=pending.steps,
             sequences=pending.sequences,
             losses=pending.losses,
-            codec=self.feedback.codec.name,
+            codec=self.plan.config.rounds.codec,
             size=len(pending.payload),
             sha256=hashlib.sha256(pending.payload).digest(),
         )
         return self.link.submit(submission, pending.payload)
 
     def _report(self) -> rounds_pb2.BeatRequest:
-        standing = self.standing
+        piece = self.standing.pieces[self.standing.turn]
         return rounds_pb2.BeatRequest(
             worker=self.settings.name,
             lease=self.place.lease,
             doing=self.doing,
-            round=max(standing.finished, 0) if standing.round is None else standing.round,
-            steps=standing.steps,
+            round=max(piece.finished, 0) if piece.round is None else piece.round,
+            steps=piece.steps,
             losses=self.losses,
             busy_seconds=self.busy_s,
             lived_seconds=time.monotonic() - self.joined_s,
@@ -370,9 +378,3 @@ def _plan(place: rounds_pb2.JoinResponse, directory: Path, corpus: Corpus) -> Ru
     if plan.run != place.run:
         raise ServiceError("the coordinator's settings are not those of the run that it names: another version?")
     return plan
-
-
-def _submission_id(run: str, worker: str, part: str, round_: int, payload: bytes) -> str:
-    """The same in every try; another for other work."""
-    word = hashlib.sha256(f"{run} {worker} {part} {round_} {hashlib.sha256(payload).hexdigest()}".encode())
-    return f"r{round_}-{word.hexdigest()[:32]}"

@@ -36,10 +36,9 @@ class Pending:
 
 
 @dataclass
-class Standing:
-    """How far a worker is."""
+class PieceStanding:
+    """How far a worker is with one fragment."""
 
-    part: str
     finished: int = -1
     """The last round that it has trained, or gave up."""
     round: int | None = None
@@ -47,12 +46,25 @@ class Standing:
     base_version: int = 0
     steps: int = 0
     """Done in this round."""
-    steps_due: int = 0
     held_version: int = 0
-    """Of the part, among the tensors."""
+    """Of the fragment, among the tensors."""
     own_in: int | None = None
     """The version that has our last update in it; None while that is not known."""
+    over: bool = False
+    """Whether its last round is made."""
     pending: Pending | None = None
+
+
+@dataclass
+class Standing:
+    """How far a worker is."""
+
+    part: str
+    turn: int = 0
+    """The fragment that is exchanged next."""
+    steps: int = 0
+    """Done since the last exchange."""
+    pieces: list[PieceStanding] = field(default_factory=lambda: [PieceStanding()])
 
 
 def save_worker(path: Path, run: str, standing: Standing, groups: dict[str, Tensors]) -> None:
@@ -62,9 +74,10 @@ def save_worker(path: Path, run: str, standing: Standing, groups: dict[str, Tens
     """
     tensors = {f"{group}/{name}": tensor for group, named in groups.items() for name, tensor in named.items()}
     record: dict[str, Any] = {**asdict(standing), "run": run}
-    if standing.pending is not None:
-        tensors[PAYLOAD] = torch.frombuffer(bytearray(standing.pending.payload), dtype=torch.uint8)
-        del record["pending"]["payload"]
+    for number, piece in enumerate(standing.pieces):
+        if piece.pending is not None:
+            tensors[f"{PAYLOAD}{number}"] = torch.frombuffer(bytearray(piece.pending.payload), dtype=torch.uint8)
+            del record["pieces"][number]["pending"]["payload"]
     text = json.dumps(record, sort_keys=True)
     metadata = {"record": text, "sha256": _digest(text, tensors)}
     replace_file(path, lambda temporary: save_file(tensors, temporary, metadata))
@@ -80,14 +93,16 @@ def load_worker(path: Path) -> tuple[str, Standing, dict[str, Tensors]]:
         if metadata["sha256"] != _digest(text, tensors):
             raise ValueError("it does not have the recorded SHA-256")
         record = json.loads(text)
-        run, pending = record.pop("run"), record.pop("pending")
-        if pending is not None:
-            pending = Pending(**pending, payload=tensors.pop(PAYLOAD).numpy().tobytes())
+        run, pieces = record.pop("run"), list[PieceStanding]()
+        for number, piece in enumerate(record.pop("pieces")):
+            if (pending := piece.pop("pending")) is not None:
+                pending = Pending(**pending, payload=tensors.pop(f"{PAYLOAD}{number}").numpy().tobytes())
+            pieces.append(PieceStanding(**piece, pending=pending))
         groups: dict[str, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             group, _, name = key.partition("/")
             groups.setdefault(group, {})[name] = tensor
-        return run, Standing(**record, pending=pending), groups
+        return run, Standing(**record, pieces=pieces), groups
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise ResumeError(f"{path} is damaged ({error}); delete it to begin anew") from None
 

@@ -212,7 +212,7 @@ Global___File: _TypeAlias = File  # noqa: Y015
 
 @_typing.final
 class Weights(_message.Message):
-    """The weights of a part: whole, or as differences to the version that the worker holds."""
+    """The weights of a part, or of a fragment of one: whole, or as differences to the version that the worker holds."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -223,6 +223,7 @@ class Weights(_message.Message):
     WHOLE_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     part: _builtins.str
+    """PART, or PART.fN where the run has fragments"""
     version: _builtins.int
     codec: _builtins.str
     whole: _builtins.bool
@@ -258,17 +259,22 @@ class Held(_message.Message):
 
     PART_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
     part: _builtins.str
+    """or a fragment of one"""
     version: _builtins.int
+    digest: _builtins.str
+    """as it was told with its weights"""
     def __init__(
         self,
         *,
         part: _builtins.str = ...,
         version: _builtins.int = ...,
+        digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "part", b"part", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -283,12 +289,15 @@ class NextRequest(_message.Message):
     AFTER_FIELD_NUMBER: _builtins.int
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
+    FRAGMENT_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     lease: _builtins.str
     after: _builtins.int
     """the last round that this worker has finished, or will not do; none when not given"""
     wait_seconds: _builtins.float
     """at most 60"""
+    fragment: _builtins.int
+    """of the worker's part: each has rounds of its own"""
     @_builtins.property
     def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___Held]: ...
     def __init__(
@@ -299,10 +308,11 @@ class NextRequest(_message.Message):
         after: _builtins.int | None = ...,
         wait_seconds: _builtins.float = ...,
         held: _abc.Iterable[Global___Held] | None = ...,
+        fragment: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "after", b"after"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "after", b"after", "held", b"held", "lease", b"lease", "wait_seconds", b"wait_seconds", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "after", b"after", "fragment", b"fragment", "held", b"held", "lease", b"lease", "wait_seconds", b"wait_seconds", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__after: _TypeAlias = _typing.Literal["after"]  # noqa: Y015
     _WhichOneofArgType__after: _TypeAlias = _typing.Literal["_after", b"_after"]  # noqa: Y015
@@ -363,7 +373,7 @@ Global___Pause: _TypeAlias = Pause  # noqa: Y015
 
 @_typing.final
 class End(_message.Message):
-    """The run is over."""
+    """The run is over, or the fragment's part of it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -393,14 +403,14 @@ class Order(_message.Message):
     COPIES_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     steps: _builtins.int
-    """H"""
+    """H; 0 where the fragment has made its last round, and only its weights are still of use"""
     seconds_left: _builtins.float
     """to the deadline; absent where there is none yet"""
     @_builtins.property
     def base(self) -> Global___Weights: ...
     @_builtins.property
     def copies(self) -> _containers.RepeatedCompositeFieldContainer[Global___Weights]:
-        """other parts that this one is trained with: those before it, or all"""
+        """with the last fragment: of the other parts that this one is trained with"""
 
     def __init__(
         self,
@@ -537,6 +547,7 @@ class Submission(_message.Message):
     SIZE_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
     LOSSES_FIELD_NUMBER: _builtins.int
+    FRAGMENT_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     lease: _builtins.str
     id: _builtins.str
@@ -550,6 +561,7 @@ class Submission(_message.Message):
     codec: _builtins.str
     size: _builtins.int
     sha256: _builtins.bytes
+    fragment: _builtins.int
     @_builtins.property
     def losses(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """of the last step, in nats"""
@@ -568,10 +580,11 @@ class Submission(_message.Message):
         size: _builtins.int = ...,
         sha256: _builtins.bytes = ...,
         losses: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        fragment: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_version", b"base_version", "codec", b"codec", "id", b"id", "lease", b"lease", "losses", b"losses", "round", b"round", "sequences", b"sequences", "sha256", b"sha256", "size", b"size", "steps", b"steps", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_version", b"base_version", "codec", b"codec", "fragment", b"fragment", "id", b"id", "lease", b"lease", "losses", b"losses", "round", b"round", "sequences", b"sequences", "sha256", b"sha256", "size", b"size", "steps", b"steps", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -707,21 +720,23 @@ Global___BeatRequest: _TypeAlias = BeatRequest  # noqa: Y015
 class BeatResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    OPEN_ROUND_FIELD_NUMBER: _builtins.int
+    OPEN_ROUNDS_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
-    open_round: _builtins.int
-    """of the worker's part"""
     ended: _builtins.bool
     """the run is over"""
+    @_builtins.property
+    def open_rounds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of the worker's part, fragment by fragment"""
+
     def __init__(
         self,
         *,
-        open_round: _builtins.int = ...,
+        open_rounds: _abc.Iterable[_builtins.int] | None = ...,
         ended: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "open_round", b"open_round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "open_rounds", b"open_rounds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -873,7 +888,7 @@ class PartStatus(_message.Message):
     part: _builtins.int
     name: _builtins.str
     round: _builtins.int
-    """that is open"""
+    """that is open; of several fragments, the first one"""
     seconds_left: _builtins.float
     replicas: _builtins.int
     """workers that the plan has for it"""

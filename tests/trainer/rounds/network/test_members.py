@@ -60,11 +60,11 @@ def test_who_comes_again_has_its_place_and_a_new_lease(members: Members) -> None
 
 def test_a_place_whose_worker_is_gone_goes_to_another(members: Members) -> None:
     gone = members.join("a", 0, 0.0)
-    gone.finished = 3
+    gone.has_finished("block-0", 3)
     members.join("b", 0, 8.0)
     taken = members.join("c", 0, 12.0)
     assert taken.place == gone.place
-    assert taken.finished == 3, "what was handed in from the place is not asked for again"
+    assert taken.done("block-0") == 3, "what was handed in from the place is not asked for again"
     assert refusal(members.called, "a", gone.lease, 12.0).code is grpc.StatusCode.ABORTED
 
 
@@ -108,8 +108,8 @@ def test_places_outlive_the_coordinator(members: Members, tmp_path: Path) -> Non
     a, b = members.join("a", 0, 0.0), members.join("b", 1, 0.0)
     members.leave(b)
     again = Members(tmp_path / "members.json", 2, 2, 10.0, 1000.0)
-    again.remember("a", 0, 5)
-    assert again.called("a", a.lease, 1000.0).finished == 5
+    again.remember("a", 0, "block-0", 5)
+    assert again.called("a", a.lease, 1000.0).finished == {"block-0": 5}
     assert again.present(1, 1000.0) == 0
 
 

@@ -60,8 +60,11 @@ def submit(network: Any, submission: Any, payload: bytes) -> Any:
         {},
         {"codec": "int8", "down_codec": "int8"},
         {"outer": "mean", "outer_rate": 1.0},
+        {"fragments": 2, "steps_per_round": 3},
+        {"fragments": 2, "overlap": "naive"},
+        {"overlap": "eager", "codec": "e3m0"},
     ],
-    ids=["plain", "int8 both ways", "mean"],
+    ids=["plain", "int8 both ways", "mean", "fragments", "naive fragments", "eager"],
 )
 def test_four_workers_make_the_weights_of_one_process(
     network: Start, corpus: Corpus, until: Callable[..., Any], rounds: dict[str, Any]
@@ -72,19 +75,21 @@ def test_four_workers_make_the_weights_of_one_process(
     engine = Engine(net.plan.frame, corpus, MemoryStore(), Fleet())
     engine.run()
     for part, expected in engine.published().items():
-        assert net.ledger.round(part) == 3
-        for name, tensor in net.ledger.weights(part).items():
-            torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6)
+        found = net.plan.cutting.whole(part, net.ledger.weights)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+    assert [net.ledger.round(fragment) for fragment in net.ledger.parts()] == [3] * len(net.ledger.parts())
+    merged = 12 * net.plan.config.rounds.fragments
     found = audit(net.out / "rounds")
-    assert (found.problems, found.accepted, found.merged) == ([], 12, 12)
+    assert (found.problems, found.accepted, found.merged) == ([], merged, merged)
 
 
 @pytest.mark.parametrize(
     ("context", "rounds"),
     [
         ("chained", {}),
-        ("chained", {"lookahead": True}),
-        ("own", {"model": "scorer"}),
+        ("chained", {"lookahead": True, "copies_codec": "e3m0"}),
+        ("own", {"model": "scorer", "fragments": 2, "copies_codec": "int8", "copies_every": 2}),
         ("own", {"model": "ar"}),
         ("own", {"overlap": "naive"}),
         ("own", {"overlap": "eager"}),
@@ -100,7 +105,7 @@ def test_every_kind_of_run_comes_to_its_end(
     until(lambda: net.coordinator.ended, 30)
     found = audit(net.out / "rounds")
     assert found.problems == []
-    assert found.merged == 2 * len(net.plan.parts)
+    assert found.merged == 2 * len(net.ledger.parts())
 
 
 def test_the_end_is_a_checkpoint_that_loads(network: Start, until: Callable[..., Any]) -> None:
@@ -210,6 +215,7 @@ def test_late_work_is_judged_by_rule(network: Start, until: Callable[..., Any]) 
         ({"round": 3}, "this run has rounds 0 to 2"),
         ({"base_version": 1}, "round 0 from version 1"),
         ({"sequences": 5}, "2 steps do not see 5 sequences"),
+        ({"fragment": 1}, "no fragment 1: parts of this run have 1"),
         ({"id": "a/b"}, "submission id 'a/b' must be"),
         ({"losses": {"a": math.inf}}, "a loss must be a finite number"),
     ],
@@ -321,6 +327,11 @@ def test_the_first_round_begins_with_its_first_order(network: Start) -> None:
 def test_files_are_fetched_from_an_offset_on(network: Start) -> None:
     net = network()
     place = net.join(part=1)
+    wrong = rounds_pb2.NextRequest(worker="hand", lease=place.lease, fragment=1)
+    assert refused(lambda: net.stub.Next(wrong, timeout=30)) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "there is no fragment 1: parts of this run have 1",
+    )
     order = net.stub.Next(rounds_pb2.NextRequest(worker="hand", lease=place.lease), timeout=30).order
     assert (order.round, order.steps, order.base.version, order.base.whole) == (0, 2, 0, True)
     (file,) = order.base.files
@@ -338,7 +349,7 @@ def test_who_watches_sees_parts_and_workers(network: Start) -> None:
     place = net.join(part=1)
     beat = rounds_pb2.BeatRequest(worker="hand", lease=place.lease, doing=rounds_pb2.DOING_TRAINING, steps=1)
     beat.losses["denoise_nats"] = 2.5
-    assert net.stub.Beat(beat, timeout=30).open_round == 0
+    assert net.stub.Beat(beat, timeout=30).open_rounds == [0]
     link = net.link()
     update = next(link.watch(1.0))
     assert [(p.name, p.round, p.present, p.replicas) for p in update.parts] == [
@@ -422,7 +433,7 @@ def test_certificates_say_who_may_work(network: Start, new_pki: Callable[[str], 
         (["coordinate", "--listen", "127.0.0.1:0", "--lease", "0"], "--lease must be from 0.5"),
         (["coordinate", "--listen", "127.0.0.1:0", "--publish-every", "0"], "--publish-every must be at least 1"),
         (["coordinate", "--listen", "127.0.0.1:0", "--config", "H0"], "steps_per_round must be a whole number from 1"),
-        (["coordinate", "--listen", "127.0.0.1:0", "--config", "pieces"], "fragments must be 1"),
+        (["coordinate", "--listen", "127.0.0.1:0", "--config", "pieces"], "a fragment has at least one; give fewer"),
         (["rounds", "127.0.0.1:1", "--once"], "no coordinator answers at 127.0.0.1:1"),
     ],
 )
@@ -431,7 +442,7 @@ def test_commands_say_what_is_wrong(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "H0").write_text("[rounds]\nsteps_per_round = 0")
-    (tmp_path / "pieces").write_text("[rounds]\nfragments = 2")
+    (tmp_path / "pieces").write_text("[rounds]\nfragments = 256\nsteps_per_round = 256")
     outcome = onesweep(*arguments)
     assert sentence in outcome.message
     assert outcome.code in (1, 2)

@@ -6,15 +6,16 @@ import pytest
 import torch
 
 from stages.errors import ResumeError
-from trainer.rounds.worker_state import Pending, Standing, load_worker, save_worker
+from trainer.rounds.worker_state import Pending, PieceStanding, Standing, load_worker, save_worker
 
 
 def test_a_state_comes_back_whole(tmp_path: Path) -> None:
     pending = Pending("r4-x", 4, 3, 2, 8, {"denoise_nats": 2.5}, b"payload" * 9)
-    standing = Standing("block-1", finished=4, round=5, base_version=4, steps=1, steps_due=2, held_version=4, own_in=5)
+    piece = PieceStanding(finished=4, round=5, base_version=4, steps=1, held_version=4, own_in=5)
+    standing = Standing("block-1", turn=1, steps=1, pieces=[PieceStanding(over=True), piece])
     groups = {"module": {"a.weight": torch.randn(3, 2), "b": torch.randn(())}, "own": {"b": torch.ones(2)}}
     for pending_ in (pending, None):
-        standing.pending = pending_
+        piece.pending = pending_
         save_worker(tmp_path / "s", "run", standing, groups)
         run, found, tensors = load_worker(tmp_path / "s")
         assert (run, found) == ("run", standing)

@@ -1,0 +1,75 @@
+"""Workers on different devices: what a machine without a GPU is told, and what a mixed run must come to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from stages.errors import ConfigError
+from trainer.config import TrainingConfig
+from trainer.data import Corpus
+from trainer.rounds.device import PlacedCorpus, check_device, place_on
+from trainer.rounds.fleet import Fleet
+from trainer.rounds.frame import Frame
+from trainer.rounds.inprocess import Engine
+from trainer.rounds.store import MemoryStore
+from trainer.rounds.tensors import norm, subtract
+
+MIXED_TOLERANCE = 0.02
+"""Share of the way from the first weights that a mixed run may end beside the one of one device, in float32."""
+
+
+@pytest.mark.parametrize("name", ["", "gpu", "cuda:", "cuda:-1", "cuda:1234", "meta", "cpu:0"])
+def test_a_device_has_one_of_three_names(name: str) -> None:
+    with pytest.raises(ConfigError, match="--device must be cpu, cuda or cuda:N, not"):
+        check_device(name)
+
+
+@pytest.mark.parametrize(("count", "there"), [(0, "no GPU that it can use"), (1, "one GPU, 0"), (2, "GPUs 0 to 1")])
+def test_a_gpu_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch, count: int, there: str) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    assert check_device("cpu") == "cpu"
+    with pytest.raises(ConfigError, match=rf"there is no device cuda:{count} here: PyTorch .* sees {there}"):
+        check_device(f"cuda:{count}")
+    if count:
+        assert check_device("cuda") == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("context", "rounds"), [("own", {"model": "scorer"}), ("chained", {"lookahead": True}), ("own", {"model": "ar"})]
+)
+def test_nothing_of_a_lesson_stays_behind(
+    rounds_config: TrainingConfig, corpus: Corpus, context: str, rounds: dict[str, Any]
+) -> None:
+    """On a device without numbers, arithmetic with a tensor of the CPU fails; reading a number is what comes last."""
+    architecture = replace(rounds_config.architecture, context=context)
+    config = replace(rounds_config, architecture=architecture, rounds=replace(rounds_config.rounds, **rounds))
+    frame = Frame.of(config, corpus)
+    task = place_on(frame.task(0, PlacedCorpus(corpus.name, corpus.train, corpus.valid, "meta"), 0), "meta")
+    task.see(frame.initial())
+    with pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta tensors"):
+        task.loss(0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU that PyTorch can use")
+def test_a_cpu_and_a_gpu_make_the_weights_of_one_device(
+    network: Callable[..., Any], rounds_config: TrainingConfig, corpus: Corpus, until: Callable[..., Any]
+) -> None:
+    net = network(replace(rounds_config, bfloat16=False))
+    places = [(part, device) for part in (0, 1) for device in ("cpu", "cuda")]
+    with ThreadPoolExecutor(len(places)) as pool:
+        jobs = [pool.submit(net.work, f"{d}-{part}", part=part, device=d) for part, d in places]
+        assert [job.result(100) for job in jobs] == [3] * len(places)
+    until(lambda: net.over, 60)
+    engine = Engine(net.plan.frame, corpus, MemoryStore(), Fleet())
+    engine.run()
+    for part, begin in engine.frame.initial().items():
+        expected = engine.published()[part]
+        missed, way = subtract(net.ledger.weights(part), expected), subtract(expected, begin)
+        assert norm(missed) <= MIXED_TOLERANCE * norm(way)

@@ -1,0 +1,111 @@
+"""What a worker does when it is stopped, when nobody answers, when its disk is full or its clock is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from stages.errors import CheckpointError, Interrupted
+from trainer.data import Corpus
+from trainer.rounds import worker_state
+from trainer.rounds.audit import audit
+from trainer.rounds.fleet import Fleet
+from trainer.rounds.inprocess import Engine
+from trainer.rounds.store import MemoryStore
+from trainer.rounds.worker_state import STATE_NAME, load_worker
+
+Start = Callable[..., Any]
+
+
+@pytest.mark.parametrize(
+    ("overlap", "call"), [("none", "judge"), ("naive", "judge"), ("none", "read"), ("none", "join")]
+)
+def test_who_is_told_to_stop_does_not_wait_for_a_frozen_coordinator(
+    network: Start, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, overlap: str, call: str
+) -> None:
+    net = network(replicas=1, rounds=2, model="ar", overlap=overlap)
+    called, real = list[str](), getattr(net.coordinator, call)
+
+    async def frozen(*args: Any) -> Any:
+        called.append(call)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(net.coordinator, call, frozen)
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(net.work, "w0")
+        until(lambda: called, 60)
+        net.stop.set()
+        with pytest.raises(Interrupted, match="run again to go on"):
+            job.result(60)
+    monkeypatch.setattr(net.coordinator, call, real)
+    if call == "judge":
+        _, standing, _ = load_worker(net.out.parent / "state-w0" / STATE_NAME)
+        assert standing.pieces[0].pending is not None, "what was learned is not lost"
+    net.stop.clear()
+    net.work("w0")
+    until(lambda: net.coordinator.ended, 30)
+    found = audit(net.out / "rounds")
+    assert (found.problems, found.accepted, found.merged) == ([], 2, 2)
+
+
+@pytest.mark.parametrize("overlap", ["none", "naive"])
+def test_who_is_stopped_between_two_fragments_goes_on_from_its_state(
+    network: Start, corpus: Corpus, until: Callable[..., Any], overlap: str
+) -> None:
+    net = network(replicas=1, model="ar", fragments=3, steps_per_round=4, overlap=overlap)
+    for enough in (2, 4, 7):  # updates; a round has three
+        with ThreadPoolExecutor(1) as pool:
+            job = pool.submit(net.work, "w0", save_every_s=0.0)
+            until(lambda: job.done() or audit(net.out / "rounds").accepted >= enough, 60)  # noqa: B023
+            net.stop.set()
+            with pytest.raises(Interrupted):
+                job.result(60)
+        net.stop.clear()
+    net.work("w0")
+    until(lambda: net.over, 60)
+    engine = Engine(net.plan.frame, corpus, MemoryStore(), Fleet())
+    engine.run()
+    found = net.plan.cutting.whole("ar", net.ledger.weights)
+    assert all(torch.equal(found[name], tensor) for name, tensor in engine.published()["ar"].items())
+    merged = audit(net.out / "rounds")
+    assert (merged.problems, merged.accepted, merged.merged) == ([], 9, 9)
+
+
+def test_a_clock_that_is_hours_off_is_nobodys_business(
+    network: Start, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, hours, real = network(replicas=1, rounds=2, model="ar"), itertools.cycle((-9, 5, 14)), time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 3600 * next(hours))
+    assert net.work("w0") == 2
+    until(lambda: net.coordinator.ended, 30)
+    assert audit(net.out / "rounds").problems == []
+
+
+def test_a_worker_whose_disk_is_full_says_so_and_has_its_last_state(
+    network: Start, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, real, saved = network(replicas=1, rounds=3, model="ar"), worker_state.save_file, list[int]()
+
+    def full(*args: Any) -> None:
+        saved.append(1)
+        if len(saved) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(*args)
+
+    monkeypatch.setattr(worker_state, "save_file", full)
+    with pytest.raises(CheckpointError, match=r"No space left on device; what was saved before is untouched"):
+        net.work("w0")
+    _, standing, _ = load_worker(net.out.parent / "state-w0" / STATE_NAME)
+    assert standing.pieces[0].finished == 0
+    net.work("w0")
+    until(lambda: net.coordinator.ended, 30)
+    found = audit(net.out / "rounds")
+    assert (found.problems, found.accepted, found.merged) == ([], 3, 3)

@@ -1,0 +1,50 @@
+"""Where a worker trains: this machine's processor, or one of its GPUs. What it hands in is float32 from the CPU always.
+
+Text and noise are drawn on the CPU, so that a place's lessons are the same whatever it is trained on.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from stages.errors import ConfigError
+from trainer.data import Corpus
+from trainer.rounds.parts import Part
+
+NAME = re.compile(r"cpu|cuda(:\d{1,3})?")
+
+
+@dataclass(frozen=True)
+class PlacedCorpus(Corpus):
+    """Text whose batches lie on a device."""
+
+    device: str = "cpu"
+
+    def batch(self, seed: int, step: int, sequences: int, length: int) -> Tensor:
+        return super().batch(seed, step, sequences, length).to(self.device)
+
+    def valid_batch(self, sequences: int, length: int) -> Tensor:
+        return super().valid_batch(sequences, length).to(self.device)
+
+
+def check_device(name: str) -> str:
+    """`name`, if it is a device of this machine. Raises ConfigError."""
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"--device must be cpu, cuda or cuda:N, not {name[:40]!r}")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name != "cpu" and (torch.device(name).index or 0) >= count:
+        there = f"GPUs 0 to {count - 1}" if count > 1 else "one GPU, 0" if count else "no GPU that it can use"
+        raise ConfigError(f"there is no device {name} here: PyTorch {torch.__version__} sees {there}")
+    return name
+
+
+def place_on(part: Part, device: str) -> Part:
+    """Move a part, and the frozen copies that it is trained with, before its optimizer is made."""
+    for module in (part.module, *part.frozen):
+        assert isinstance(module, nn.Module)
+        module.to(device)
+    return part
