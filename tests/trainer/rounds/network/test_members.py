@@ -121,14 +121,14 @@ def test_a_damaged_file_is_told(tmp_path: Path) -> None:
 
 def test_who_works_on_a_closed_round_is_late_until_its_update_has_come(members: Members) -> None:
     member = members.join("ann", None, 0.0)
-    assert not member.is_late(0)
+    assert not member.is_late("p", 0)
     member.begins(3)
-    assert (member.is_late(3), member.is_late(4)) == (False, True)
+    assert (member.is_late("p", 3), member.is_late("p", 4)) == (False, True)
     member.beat = rounds_pb2.BeatRequest(doing=rounds_pb2.DOING_TRAINING, round=3, steps=5)
-    assert member.is_late(4)
-    member.has_finished(3)
-    assert (member.is_late(4), member.beat.doing) == (False, rounds_pb2.DOING_WAITING)
-    assert member.is_late(5), "it does not come for more"
+    assert member.is_late("p", 4)
+    member.has_finished("p", 3)
+    assert (member.is_late("p", 4), member.beat.doing) == (False, rounds_pb2.DOING_WAITING)
+    assert member.is_late("p", 5), "it does not come for more"
     member.begins(4)
-    member.has_finished(3)  # told again
+    member.has_finished("p", 3)  # told again
     assert member.beat.doing == rounds_pb2.DOING_FETCHING
