@@ -30,7 +30,13 @@ def add_rounds_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--vary", type=choices, action="append", default=[], metavar="NAME=VALUE[,VALUE]", help="of [rounds], or below"
     )
-    parser.add_argument("--one-place", action="store_true", help="and one worker a part that reads all replicas' text")
+    parser.add_argument(
+        "--one-place",
+        nargs="?",
+        const="too",
+        choices=("too", "only"),
+        help="and, or only, one worker a part that reads all replicas' text",
+    )
     parser.add_argument("--seeds", type=numbers, default=[0], metavar="N[,N]")
     parser.add_argument("--steps", type=int, help="local steps of each worker")
     fleet = parser.add_argument_group("virtual workers", "speeds and links; their seconds are not real")
@@ -54,7 +60,9 @@ def run_rounds(options: argparse.Namespace) -> int:
     from trainer.rounds.fleet import Fleet
 
     fleet = Fleet(**given({name: getattr(options, name) for name in _FLEET}))
-    compared = arms(config_of(options), fleet, dict(options.vary), options.one_place)
+    compared = arms(config_of(options), fleet, dict(options.vary), options.one_place is not None)
+    if options.one_place == "only":
+        compared = [arm for arm in compared if arm.pooled > 1]
     results = []
     for result in run_arms(compared, options.seeds, corpus_of(options), options.out):
         results.append(result)

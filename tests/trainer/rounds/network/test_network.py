@@ -21,6 +21,8 @@ from stages.security import LOOPBACK_ONLY, Security
 from stages.tokens import Key, new_token, token_hash, write_tokens
 from trainer.config import TrainingConfig
 from trainer.data import Corpus
+from trainer.planning.inventory import take_inventory
+from trainer.planning.traffic import traffic_of
 from trainer.rounds.audit import audit
 from trainer.rounds.client import LeaseLostError
 from trainer.rounds.fleet import Fleet
@@ -76,6 +78,9 @@ def test_four_workers_make_the_weights_of_one_process(
             torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6)
     found = audit(net.out / "rounds")
     assert (found.problems, found.accepted, found.merged) == ([], 12, 12)
+    planned = [traffic_of(part, net.plan.config.rounds) for part in take_inventory(net.plan.config)]
+    assert net.coordinator.received_bytes == 2 * sum(each.up_in_all for each in planned)
+    assert net.coordinator.sent_bytes == 2 * sum(each.down_in_all for each in planned)
 
 
 @pytest.mark.parametrize(
