@@ -159,6 +159,7 @@ def _in_one_place(bench: RoundsBench, seed: int) -> float:
     data = [] if bench.data is None else ["--data", str(bench.data)]
     with tempfile.TemporaryDirectory(prefix="onesweep-bench-") as folder:
         command = ["train", "rounds", "--config", str(bench.config), *data, "--one-place", "only", "--seeds", str(seed)]
+        command += ["--threads", "1"]  # as each worker has: on a busy machine two wait for each other
         results = answer_of([*command, "--out", folder], bench.within_s)["results"]
     if len(results) != 1:
         raise OnesweepError("one place needs settings with replicas above 1: with one, the rounds are in one place")

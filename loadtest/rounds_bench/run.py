@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -48,8 +47,7 @@ def run_over_links(bench: RoundsBench, seed: int, workers: tuple[int, ...], step
     with tempfile.TemporaryDirectory(prefix="onesweep-bench-") as folder:
         directory = Path(folder)
         with open_stand(_stand_settings(bench, seed, workers, directory)) as stand:
-            views = list(_followed(stand, bench.within_s))
-            return _figures(stand, views, steps_per_round)
+            return _figures(stand, _followed(stand, bench.within_s), steps_per_round)
 
 
 def seeded_config(bench: RoundsBench, seed: int, directory: Path) -> Path:
@@ -69,21 +67,30 @@ def _stand_settings(bench: RoundsBench, seed: int, workers: tuple[int, ...], dir
     return StandSettings(config, bench.data, workers, profile, profiles, lease_s=LEASE_S, publish_every=PUBLISH_EVERY)
 
 
-def _followed(stand: Stand, within_s: float) -> Iterator[View]:
-    """Every view of the run, until all its processes have ended."""
+def _followed(stand: Stand, within_s: float) -> list[View]:
+    """Every view of the run, the last one of its end, when all its processes have ended."""
     seen: list[View] = []
 
-    def over() -> bool:
+    def looked() -> bool:
+        """Whether what is seen is the end."""
         stand.check()
         view = stand.watch.last if stand.watch is not None else None
         if view is not None and (not seen or view.at_s != seen[-1].at_s):
             seen.append(view)
-        return all(program.ended is not None for program in (stand.coordinator, *stand.workers.values()))
+        return view is not None and view.finished
 
+    # who watches finds a coordinator at the first try, and so before any worker is ready to train
+    stand.coordinator.start()
+
+    def begun() -> bool:
+        stand.check()
+        return bool(stand.journal.entries)
+
+    stand.wait_until(begun, within_s)
     stand.start()
-    if not stand.wait_until(over, within_s):
+    if not stand.wait_until(looked, within_s) or not stand.wait_end(within_s):
         raise OnesweepError(f"the run has not ended after {within_s:.0f} s: {stand.coordinator.last_words()}")
-    yield from seen
+    return seen
 
 
 def _figures(stand: Stand, views: list[View], steps_per_round: int) -> NetworkRun:
