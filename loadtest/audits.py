@@ -15,8 +15,9 @@ from typing import Any
 from loadtest.seeing import TextDiffers
 from loadtest.table import aligned
 from serving.client import Client, Result
-from serving.deployment import MODULE, Deployment, free_port_block, temporary_deployment
+from serving.deployment import MODULE, Deployment, temporary_deployment
 from serving.modes import MODES
+from serving.ports import free_port_block
 from serving.topology import local_topology
 from serving.v1 import router_pb2
 from stages.errors import InputError, ServiceError

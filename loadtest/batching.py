@@ -13,8 +13,9 @@ import torch
 
 from loadtest.table import aligned
 from serving.client import AsyncClient, Result
-from serving.deployment import free_port_block, temporary_deployment
+from serving.deployment import temporary_deployment
 from serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE
+from serving.ports import free_port_block
 from serving.topology import local_topology
 from stages.ar import ArModel, new_caches
 from stages.block import Block

@@ -12,7 +12,8 @@ import psutil
 from loadtest.random_chain import block_bytes, sized_architecture, write_random_chain
 from loadtest.table import aligned
 from serving.client import Client
-from serving.deployment import free_port_block, temporary_deployment
+from serving.deployment import temporary_deployment
+from serving.ports import free_port_block
 from serving.topology import local_topology
 from stages.architecture import Architecture
 from stages.errors import OnesweepError

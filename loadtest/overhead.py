@@ -14,7 +14,8 @@ import torch
 from loadtest.inprocess import InProcess, Work
 from loadtest.table import aligned
 from serving.client import Client, Result
-from serving.deployment import free_port_block, temporary_deployment
+from serving.deployment import temporary_deployment
+from serving.ports import free_port_block
 from serving.topology import Topology, local_topology
 from stages.bundle import find_bundle
 from stages.errors import InputError, OnesweepError

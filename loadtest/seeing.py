@@ -22,8 +22,9 @@ import psutil
 from loadtest.quality.intervals import Estimate, percentiles, resampled
 from loadtest.table import aligned
 from serving.client import AsyncClient
-from serving.deployment import Deployment, free_port_block, temporary_deployment
+from serving.deployment import Deployment, temporary_deployment
 from serving.modes import MODES
+from serving.ports import free_port_block
 from serving.topology import Topology, local_topology
 from stages.errors import InputError, OnesweepError, ServiceError
 from stages.parts import plan_host

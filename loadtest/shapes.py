@@ -22,6 +22,7 @@ from stages.architecture import Architecture
 from stages.block import Block
 from stages.codes import Codes
 from stages.errors import InputError
+from stages.unfilled import without_memory
 
 HEAD_DIM = 64
 LAYERS = 4
@@ -105,7 +106,7 @@ def measure_shapes(settings: ShapesSettings) -> Iterator[ShapeFigures]:
             heads=width // HEAD_DIM,
             context_bytes=PROMPT_BYTES + settings.slots,
         )
-        with torch.device("meta"):
+        with without_memory():
             parameters = sum(p.numel() for p in Block(architecture, 0, Codes(0, architecture.code_dim)).parameters())
         size = parameters * DTYPES[settings.dtype].itemsize
         free = psutil.virtual_memory().available
@@ -176,7 +177,7 @@ def _measure(settings: ShapesSettings, a: Architecture, parameters: int, size: i
 def _evaluation_s(a: Architecture, settings: ShapesSettings) -> float:
     """Seconds of one evaluation of one block."""
     codes, generator = Codes(0, a.code_dim), torch.Generator().manual_seed(settings.seed)
-    with torch.device("meta"):
+    with without_memory():
         block = Block(a, 0, codes)
     _fill(block, DTYPES[settings.dtype], generator)
     block.restore_tables(codes)
@@ -188,7 +189,7 @@ def _evaluation_s(a: Architecture, settings: ShapesSettings) -> float:
 def _token_s(a: Architecture, settings: ShapesSettings) -> float:
     """Seconds of one AR step of one stage."""
     generator = torch.Generator().manual_seed(settings.seed)
-    with torch.device("meta"):
+    with without_memory():
         stage = ArStage(a, 1)  # a middle one: layers only
     _fill(stage, DTYPES[settings.dtype], generator)
     stage.restore_tables()

@@ -279,8 +279,9 @@ def run_compare(options: argparse.Namespace) -> int:
 
 def run_demo(options: argparse.Namespace) -> int:
     from serving.client import Client
-    from serving.deployment import ends_cleanly, free_port_block, temporary_deployment
+    from serving.deployment import ends_cleanly, temporary_deployment
     from serving.lineup import all_entrants, run_entrants
+    from serving.ports import free_port_block
     from serving.topology import local_topology
     from stages.parts import plan_host
 

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -22,6 +21,7 @@ import psutil
 
 from serving.client import Client
 from serving.errors import RouterError
+from serving.ports import port_free
 from serving.topology import DEFAULT_ROUTER, HostEntry, Topology, read_topology
 from stages.errors import OnesweepError, ServiceError
 from stages.security_options import tls_arguments
@@ -134,7 +134,7 @@ class Deployment:
     def wait_listening(self, address: str, timeout_s: float = 60.0) -> None:
         """Return when somebody listens at `address`. Raises ServiceError as `wait_ready` does."""
         deadline = time.monotonic() + timeout_s
-        while _port_free(*parse_address(address)):
+        while port_free(*parse_address(address)):
             self.check_alive()
             if time.monotonic() > deadline:
                 raise ServiceError(f"nobody listens at {address} after {timeout_s:.0f} s; logs are in {self.directory}")
@@ -325,16 +325,6 @@ def ends_cleanly() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def free_port_block(count: int) -> int:
-    """First of `count` neighbouring loopback ports that are free now."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            first = probe.getsockname()[1]
-        if first + count < 65536 and all(_port_free("127.0.0.1", first + i) for i in range(count)):
-            return int(first)
-
-
 def _stage_arguments(topology: Topology, host: HostEntry, checkpoint: Path, threads: int) -> list[str]:
     successors = topology.successors(host)
     return [
@@ -358,21 +348,11 @@ def _check_free(topology: Topology, http: str | None) -> None:
                 f"{name} listens on {address}, which is not loopback: `up` starts processes of this machine only; "
                 "start that one there with `onesweep stage`, `onesweep router` or `onesweep http`"
             )
-        if not _port_free(*parse_address(address)):
+        if not port_free(*parse_address(address)):
             raise ServiceError(
                 f"{address}, where {name} should listen, is in use: `onesweep down` ends a deployment of ours, "
                 "another topology or --port avoids it"
             )
-
-
-def _port_free(host: str, port: int) -> bool:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
 
 
 def check_private(directory: Path) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -22,6 +21,7 @@ from stages.block import Block
 from stages.errors import CheckpointError
 from stages.manifest import MANIFEST_NAME, Manifest, Part, read_manifest
 from stages.probe import PROBE_INPUT, PROBE_OUTPUT, Measures, probe_block, probe_shapes, probe_stage
+from stages.unfilled import without_memory
 from stages.weights import read_weights
 
 
@@ -30,7 +30,7 @@ def load_block(directory: Path, index: int) -> Block:
     manifest = read_manifest(directory)
     if manifest.kind != "chain" or manifest.codes is None or manifest.partition is None:
         raise CheckpointError(f"{directory} holds an AR model, not a chain of blocks")
-    with torch.device("meta"):
+    with without_memory():
         block = Block(manifest.architecture, index, manifest.codes)
     block.restore_tables(manifest.codes)
     probe = _load(directory, manifest, index, block)
@@ -44,7 +44,7 @@ def load_stage(directory: Path, index: int) -> ArStage:
     manifest = read_manifest(directory)
     if manifest.kind != "ar":
         raise CheckpointError(f"{directory} holds a chain of blocks, not an AR model")
-    with torch.device("meta"):
+    with without_memory():
         stage = ArStage(manifest.architecture, index)
     stage.restore_tables()
     probe = _load(directory, manifest, index, stage)

@@ -10,14 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from stages.ar import ArStage
 from stages.block import Block
 from stages.bundle import find_bundle
 from stages.checkpoint import load_block, load_stage
 from stages.errors import CheckpointError
 from stages.manifest import Manifest, read_manifest
+from stages.unfilled import without_memory
 
 SHORT = 12
 """Hexadecimal digits of a digest that are shown to people: as many as in a file's name."""
@@ -92,7 +91,7 @@ def _record(directory: Path, manifest: Manifest) -> dict[str, Any]:
 
 def _parameter_counts(manifest: Manifest) -> list[int]:
     a, codes = manifest.architecture, manifest.codes
-    with torch.device("meta"):
+    with without_memory():
         modules = [ArStage(a, i) if codes is None else Block(a, i, codes) for i in range(a.parts)]
     return [sum(parameter.numel() for parameter in module.parameters()) for module in modules]
 

@@ -14,6 +14,8 @@ FOURIER_FEATURES = 16
 
 def rotary_table(positions: int, head_dim: int) -> Tensor:
     """cos and sin of rotary angles (RoPE, arXiv 2104.09864): (2, positions, head_dim / 2) float32."""
+    if torch.get_default_device().type == "meta":  # nothing to compute, and powers would import torch's compiler
+        return torch.empty(2, positions, head_dim // 2)
     frequency = 10000.0 ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     angle = torch.arange(positions, dtype=torch.float64)[:, None] * frequency
     return torch.stack([angle.cos(), angle.sin()]).float()
@@ -48,7 +50,8 @@ class LayerCache:
 
 def noise_frequencies() -> Tensor:
     """Angular frequencies of the Fourier features of c_noise: (16,) float32."""
-    return 2.0 ** torch.linspace(-1, 5, FOURIER_FEATURES)
+    with torch.device("cpu"):  # powers without memory would import torch's compiler
+        return 2.0 ** torch.linspace(-1, 5, FOURIER_FEATURES)
 
 
 class NoiseCondition(nn.Module):

@@ -25,7 +25,7 @@ from torch import nn
 
 from serving.certs import Authority
 from serving.client import Client, RouterError
-from serving.deployment import free_port_block
+from serving.ports import free_port_block
 from serving.ring import RingSettings
 from serving.router import RouterSettings, run_router
 from serving.topology import HostEntry, Topology, local_topology

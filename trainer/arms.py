@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from stages.ar import ArModel
 from stages.errors import InputError
+from stages.unfilled import without_memory
 from trainer.config import LookaheadConfig, TrainingConfig
 from trainer.cost import WorkerCost, end_to_end_cost, scorer_cost
 from trainer.data import Corpus
@@ -123,7 +122,7 @@ def _way(result: ArmResult, by_name: dict[str, ArmResult]) -> str:
 
 def _cost(arm: Arm, layers: int, config: TrainingConfig) -> WorkerCost:
     architecture = replace(config.architecture, context="own")
-    with torch.device("meta"):
+    with without_memory():
         if arm.lookahead is None:
             return end_to_end_cost(ArModel(replace(architecture, parts=1, layers=layers)), layers, config)
         return scorer_cost(Workers(architecture, arm.lookahead), replace(config, lookahead=arm.lookahead))

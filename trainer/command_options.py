@@ -60,6 +60,11 @@ def choices(text: str) -> tuple[str, list[str]]:
     return name, parts
 
 
+def assignments(text: str) -> dict[str, list[str]]:
+    """NAME=VALUE[,VALUE], any number of them, parted by spaces."""
+    return dict(choices(word) for word in text.split())
+
+
 def words(text: str) -> list[str]:
     """WORD[,WORD]."""
     return text.split(",")

@@ -41,7 +41,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "rounds",
         run_rounds,
         add_rounds_options,
-        "rounds of virtual workers in this process, compared in a table",
+        "rounds of workers on this machine, virtual or real, compared in a table",
     )
     _add(
         kinds,

@@ -18,7 +18,8 @@ from loadtest.load.target import LOOPBACK
 from loadtest.wan.lab import Lab, temporary_lab
 from loadtest.wan.profile import ROUTER, profile_named
 from loadtest.wan_bench.deployment import FIRST_PORT, INSECURE
-from serving.deployment import MODULE, Deployment, free_port_block, temporary_deployment
+from serving.deployment import MODULE, Deployment, temporary_deployment
+from serving.ports import free_port_block
 from serving.topology import HostEntry, Topology
 from stages.errors import ServiceError
 from stages.parts import plan_host

@@ -17,7 +17,8 @@ import psutil
 
 from loadtest.fuzz.interposer import Interposer
 from serving.client import Client, RouterError
-from serving.deployment import MODULE, Deployment, free_port_block
+from serving.deployment import MODULE, Deployment
+from serving.ports import free_port_block
 from serving.shipped import SHIPPED
 from serving.topology import HostEntry, Topology, local_topology
 from serving.v1 import router_pb2

@@ -21,7 +21,7 @@ from loadtest.fuzz.inputs import Inputs
 from loadtest.fuzz.ports import garbage
 from loadtest.fuzz.scene import Scene
 from loadtest.fuzz.target import Target, all_of
-from serving.deployment import free_port_block
+from serving.ports import free_port_block
 from stages.errors import ServiceError
 
 SERVICE = "trainer.v1.TrainingService"

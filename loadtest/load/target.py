@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.load.access import Access
-from serving.deployment import free_port_block, temporary_deployment
+from serving.deployment import temporary_deployment
+from serving.ports import free_port_block
 from serving.shipped import SHIPPED
 from serving.topology import local_topology
 from stages.errors import InputError, ServiceError

@@ -21,7 +21,8 @@ from loadtest.wan_bench.settings import CONTROL, WanSettings, host_count
 from loadtest.wan_bench.station import open_station
 from loadtest.wan_bench.sweep import single_sweep
 from loadtest.wan_bench.turns import PROMPT, Sample, Seat, take_turns
-from serving.deployment import free_port_block, temporary_deployment
+from serving.deployment import temporary_deployment
+from serving.ports import free_port_block
 from serving.topology import local_topology
 from stages.errors import OnesweepError
 from stages.parts import plan_host

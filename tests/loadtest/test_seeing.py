@@ -14,7 +14,7 @@ import pytest
 from loadtest.quality.intervals import Estimate
 from loadtest.seeing import Scraper, SeeingFigures, median_ratio, seeing_table
 from serving.cli import main
-from serving.deployment import free_port_block
+from serving.ports import free_port_block
 from stages.errors import ServiceError
 
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -14,12 +15,14 @@ import torch
 
 from serving.cli import main
 from serving.client import Client
-from serving.deployment import Deployment, free_port_block, temporary_deployment
+from serving.deployment import Deployment, temporary_deployment
+from serving.ports import free_port_block
 from serving.topology import local_topology
 from stages.ar import ArModel
 from stages.checkpoint import load_ar
 from stages.transport import open_blocking_channel
 from stages.v1 import stage_pb2, stage_pb2_grpc
+from tests.serving.releases import REQUESTS, Texts, answer, composed
 
 
 @contextmanager
@@ -91,6 +94,30 @@ def onesweep(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str,
         return code, out, err
 
     return run
+
+
+# Releases
+
+
+@pytest.fixture(scope="session")
+def old(bundles: Path) -> Path:
+    return bundles / "scored"
+
+
+@pytest.fixture(scope="session")
+def new(bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return composed(tmp_path_factory.mktemp("new"), bundles / "other", scorer=bundles / "own" / "ar")
+
+
+@pytest.fixture(scope="session")
+def texts(old: Path, new: Path, local_ring: Callable[..., Any]) -> dict[str, Texts]:
+    """What hosts write that have nothing but one release."""
+    written = {}
+    for name, bundle in (("old", old), ("new", new)):
+        with local_ring(bundle, 3) as client:
+            written[name] = {key: answer(client, key) for key in REQUESTS}
+    assert all(written["old"][key] != written["new"][key] for key in REQUESTS)
+    return written
 
 
 # Whether texts have the odds of a model

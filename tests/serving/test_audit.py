@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from serving.client import Client, RouterError
-from serving.deployment import free_port_block
 from serving.evidence import agree
+from serving.ports import free_port_block
 from serving.topology import HostEntry, Topology
 from stages.codec import Int8, codec_named
 from stages.host import Host

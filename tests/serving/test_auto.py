@@ -137,7 +137,7 @@ def test_where_nothing_can_finish_a_text_there_is_a_sentence() -> None:
 def test_a_lost_host_leaves_the_local_model(
     scored: Path, tmp_path: Path, servers: Any, wait_ready: Callable[..., None], until: Callable[..., Any]
 ) -> None:
-    from serving.deployment import free_port_block
+    from serving.ports import free_port_block
     from serving.topology import local_topology
 
     topology = local_topology(2, 3, scored, free_port_block(3) + 1)

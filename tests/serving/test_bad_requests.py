@@ -14,7 +14,8 @@ import grpc
 import pytest
 
 from serving.client import Client, RequestRefused, RouterError
-from serving.deployment import Deployment, free_port_block
+from serving.deployment import Deployment
+from serving.ports import free_port_block
 from serving.quota import AdmissionSettings
 from serving.topology import local_topology
 from serving.v1 import router_pb2, router_pb2_grpc

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from serving.cli import main
-from serving.deployment import free_port_block
 from serving.doctor import Finding, Hop, Machine, Report, judge
+from serving.ports import free_port_block
 from serving.topology import Topology, local_topology
 
 MakeTopology = Callable[..., Topology]

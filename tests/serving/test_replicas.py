@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from serving.client import Client, Result
-from serving.deployment import Deployment, free_port_block, temporary_deployment
+from serving.deployment import Deployment, temporary_deployment
+from serving.ports import free_port_block
 from serving.topology import HostEntry, Topology
 from stages.host import Host
 from stages.v1 import stage_pb2

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from serving.accounting import Account
-from serving.deployment import free_port_block
+from serving.ports import free_port_block
 from serving.ring import Ring
 from serving.topology import Topology, local_topology
 from serving.view import RingView

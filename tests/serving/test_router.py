@@ -16,7 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from serving.client import Client, Result, RouterError
-from serving.deployment import Deployment, free_port_block
+from serving.deployment import Deployment
+from serving.ports import free_port_block
 from serving.ring import Ring
 from serving.router import SERVICE, RouterSettings, _first
 from serving.served import Served

@@ -13,8 +13,8 @@ import pytest
 
 from serving import link as links
 from serving.client import Client, RouterError
-from serving.deployment import free_port_block
 from serving.link import HostLink
+from serving.ports import free_port_block
 from serving.routes import ROUTES, check_route
 from serving.topology import HostEntry, Topology, local_topology
 from stages.errors import InputError

@@ -17,8 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serving.cli import main
 from serving.client import Client, RequestRefused, Result
-from serving.deployment import Deployment, free_port_block, temporary_deployment
+from serving.deployment import Deployment, temporary_deployment
 from serving.metrics import ROUTER_METRICS, RouterFigures
+from serving.ports import free_port_block
 from serving.ticket import UNKNOWN_MODE, Tickets
 from serving.topology import Topology, local_topology
 from serving.v1 import router_pb2, router_pb2_grpc

@@ -13,7 +13,8 @@ import grpc
 import pytest
 
 from serving.client import AsyncClient, Client, RequestRefused, Result, RouterError, Tls
-from serving.deployment import Deployment, free_port_block, temporary_deployment
+from serving.deployment import Deployment, temporary_deployment
+from serving.ports import free_port_block
 from serving.quota import AdmissionSettings
 from serving.topology import HostEntry, Topology, local_topology, read_topology
 from stages.errors import InputError

@@ -18,15 +18,8 @@ import psutil
 import pytest
 
 from serving.client import Client
-from serving.deployment import (
-    MODULE,
-    Deployment,
-    NothingUp,
-    ends_cleanly,
-    find_deployment,
-    free_port_block,
-    require_deployment,
-)
+from serving.deployment import MODULE, Deployment, NothingUp, ends_cleanly, find_deployment, require_deployment
+from serving.ports import free_port_block
 from serving.topology import local_topology
 from stages.errors import ServiceError
 

@@ -1,4 +1,4 @@
-"""Small models for the maths tests."""
+"""Small models for the maths tests, and what hosts hold of them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from serving.ports import free_port_block
 from stages.ar import ArModel
 from stages.architecture import Architecture
 from stages.block import Block
@@ -22,7 +23,10 @@ from stages.checkpoint import save_ar, save_block, write_manifest
 from stages.codes import Codes
 from stages.manifest import MANIFEST_NAME, Manifest
 from stages.partition import NoisePartition
+from stages.parts import HostPlan, Parts, load_parts, plan_host
 from stages.probe import PROBE_TEXT, probe_bytes
+from tests.stages.paced import Watched
+from tests.stages.peer import Peer, peer
 
 Module = TypeVar("Module", bound=nn.Module)
 SMALL = {"parts": 2, "layers": 2, "width": 32, "heads": 2, "context_bytes": 96, "code_dim": 8, "condition_dim": 16}
@@ -169,3 +173,59 @@ def forge(edit_manifest: Callable[..., None]) -> Callable[..., None]:
         edit_manifest(directory, lambda record: record["parts"][part].update(digest))
 
     return write
+
+
+@pytest.fixture
+def block(make_block: Callable[..., Block]) -> Block:
+    return make_block(parts=1)
+
+
+@pytest.fixture
+def directory(tmp_path: Path, block: Block) -> Path:
+    """A checkpoint of one random block."""
+    partition = NoisePartition("uniform", (8.0, 0.2))
+    manifest = Manifest("chain", block.architecture, (None,), Codes(0, 8), partition, PROBE_TEXT)
+    write_manifest(tmp_path / "chain", manifest)
+    save_block(tmp_path / "chain", block)
+    return tmp_path / "chain"
+
+
+# A host's parts, and a host
+
+
+@pytest.fixture(scope="module")
+def loaded(bundles: Path) -> dict[str, Parts]:
+    """All three parts of both models, as one host holds them."""
+    plans: dict[str, HostPlan] = {name: plan_host(bundles / name, (0, 1, 2)) for name in ("own", "chained")}
+    return {name: load_parts(plan) for name, plan in plans.items()}
+
+
+@pytest.fixture
+def parts(loaded: dict[str, Parts]) -> Parts:
+    """Watched runners."""
+    own = loaded["own"]
+    chain = {i: Watched(runner) for i, runner in own.chain.items()}
+    return Parts(own.plan, chain, {i: Watched(stage) for i, stage in own.ar.items()})  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def alone(bundles: Path, module_servers: Any, until: Callable[..., Any]) -> Iterator[Peer]:
+    """A subscriber of one host that holds all blocks, with memory for a few sessions."""
+    address = f"127.0.0.1:{free_port_block(1)}"
+    module_servers.stage(bundles / "own", (0, 1, 2), address, None, session_mb=1, name="alone")
+    with peer(address) as opened:
+        until(lambda: opened.describe().ready)
+        opened.subscribe()
+        yield opened
+
+
+@pytest.fixture
+def digest(alone: Peer) -> Iterator[str]:
+    yield alone.describe().releases[-1].chain.digest
+    alone.release("s", "t")
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """A session of this test's own: a released one cannot be opened again."""
+    return str(abs(hash(request.node.nodeid)))

@@ -1,17 +1,13 @@
-"""Checkpoints: what was saved is what is loaded, or nothing is loaded; and saving never costs what was saved before."""
+"""Checkpoints: what was saved is what is loaded, or nothing is loaded; and of the files no more than it takes."""
 
 from __future__ import annotations
 
 import math
 import os
-import resource
 import subprocess
 import sys
 import textwrap
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,64 +15,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from stages.ar import ArModel, ArStage, new_caches
+from stages.ar import ArModel, new_caches
 from stages.architecture import Architecture
 from stages.backends import DEFAULT_BACKEND, backend_named
 from stages.block import Block
-from stages.checkpoint import (
-    load_ar,
-    load_block,
-    load_chain,
-    load_stage,
-    replace_file,
-    save_ar,
-    save_block,
-    update_manifest,
-    write_manifest,
-)
+from stages.checkpoint import load_ar, load_block, load_chain, load_stage, save_ar, save_block, write_manifest
 from stages.codec import Int8
-from stages.codes import Codes
 from stages.errors import CheckpointError
 from stages.manifest import MANIFEST_NAME, Manifest, read_manifest
 from stages.partition import NoisePartition
 from stages.probe import PROBE_INPUT, PROBE_OUTPUT, PROBE_TEXT
 from stages.sweep import BlockWork, Boundary, SweepPlan, run_alone
-
-Copy = Callable[[str], Path]
-Forge = Callable[[Path, int, Callable[[dict[str, Tensor]], dict[str, Tensor]]], None]
-EditManifest = Callable[[Path, Callable[[dict[str, Any]], object]], None]
-ALL = pytest.mark.parametrize("name", ["chain", "chained", "ar"])
-
-
-def load(directory: Path, part: int) -> Block | ArStage:
-    return load_stage(directory, part) if directory.name == "ar" else load_block(directory, part)
-
-
-def part_file(directory: Path, part: int) -> Path:
-    (path,) = directory.glob(f"*-{part}-*.safetensors")
-    return path
-
-
-def files(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
-
-
-# Round trips
-
-
-@pytest.fixture
-def block(make_block: Callable[..., Block]) -> Block:
-    return make_block(parts=1)
-
-
-@pytest.fixture
-def directory(tmp_path: Path, block: Block) -> Path:
-    """A checkpoint of one random block."""
-    partition = NoisePartition("uniform", (8.0, 0.2))
-    manifest = Manifest("chain", block.architecture, (None,), Codes(0, 8), partition, PROBE_TEXT)
-    write_manifest(tmp_path / "chain", manifest)
-    save_block(tmp_path / "chain", block)
-    return tmp_path / "chain"
+from tests.stages.checkpoints import ALL, Copy, EditManifest, Forge, files, load, part_file
 
 
 def sweep(chain: list[Block], partition: NoisePartition) -> bytes:
@@ -230,71 +180,6 @@ def test_the_two_kinds_are_told_apart(trained: Path) -> None:
         load_stage(trained / "chain", 0)
 
 
-# The gate: digests and shapes fit, but the weights do not mean what they should
-
-
-def swapped_layers(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    other = {"layers.0.": "layers.1.", "layers.1.": "layers.0."}
-    return {other.get(name[:9], name[:9]) + name[9:]: tensor for name, tensor in tensors.items()}
-
-
-def transposed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A square matrix stored the other way round, as between two frameworks' conventions."""
-    name = "layers.1.attention_out.weight"
-    return {**tensors, name: tensors[name].T.contiguous()}
-
-
-def rolled_qkv(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Queries, keys and values in another order."""
-    return {k: v.roll(32, 0).contiguous() if k.endswith("qkv.weight") else v for k, v in tensors.items()}
-
-
-def untrained(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    torch.manual_seed(7)
-    return {k: v if k.startswith("probe.") else 0.02 * torch.randn(v.shape) for k, v in tensors.items()}
-
-
-@ALL
-@pytest.mark.parametrize("part", [0, 1])
-@pytest.mark.parametrize("mapping", [swapped_layers, transposed, rolled_qkv, untrained])
-def test_weights_in_the_wrong_place_are_refused(
-    checkpoint: Copy, forge: Forge, name: str, part: int, mapping: Callable[..., dict[str, Tensor]]
-) -> None:
-    directory = checkpoint(name)
-    recorded = read_manifest(directory).parts[part].probe
-    forge(directory, part, mapping)
-    with pytest.raises(CheckpointError, match=f"part {part} is refused") as refusal:
-        load(directory, part)
-    message = str(refusal.value)
-    assert "ln(256) = 5.545" in message
-    measure = next(name for name in recorded if name in message)
-    assert f"the manifest recorded {recorded[measure]:.4f}" in message
-    assert load(directory, 1 - part).index == 1 - part
-
-
-@ALL
-@pytest.mark.parametrize("change", [0.05, -0.05, 1e300])
-def test_a_recorded_loss_that_is_not_met(
-    checkpoint: Copy, edit_manifest: EditManifest, name: str, change: float
-) -> None:
-    directory = checkpoint(name)
-    probe = read_manifest(directory).parts[1].probe
-    for measure, value in probe.items():
-        edit_manifest(directory, lambda r, m=measure, v=value: r["parts"][1]["probe"].update({m: v + change}))
-        with pytest.raises(CheckpointError, match=f"{measure} on the probe text"):
-            load(directory, 1)
-        edit_manifest(directory, lambda record, m=measure, v=value: record["parts"][1]["probe"].update({m: v}))
-    assert load(directory, 1).index == 1
-
-
-@ALL
-def test_a_gate_without_measures_lets_nothing_through(checkpoint: Copy, edit_manifest: EditManifest, name: str) -> None:
-    directory = checkpoint(name)
-    edit_manifest(directory, lambda record: record["parts"][0].update(probe={}))
-    with pytest.raises(CheckpointError, match="recorded nan"):
-        load(directory, 0)
-
-
 # A host reads its own part only
 
 
@@ -365,142 +250,3 @@ def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path) -> No
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2]), "OMP_NUM_THREADS": "1"}
     measured = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert int(measured.stdout) < 1.3 * size
-
-
-# Saving
-
-
-def test_saving_needs_a_manifest(tmp_path: Path, block: Block, make_ar: Callable[..., ArModel]) -> None:
-    for directory in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(CheckpointError, match="no checkpoint in"):
-            save_block(directory, block)
-        with pytest.raises(CheckpointError, match="no checkpoint in"):
-            save_ar(directory, make_ar())
-        with pytest.raises(CheckpointError, match="no checkpoint in"):
-            update_manifest(directory, lambda manifest: manifest)
-
-
-def test_a_manifest_makes_its_directory(tmp_path: Path) -> None:
-    manifest = Manifest("ar", Architecture(parts=1), (None,), probe_text=PROBE_TEXT)
-    write_manifest(tmp_path / "a" / "b", manifest)
-    assert read_manifest(tmp_path / "a" / "b") == manifest
-    (tmp_path / "file").write_text("in the way")
-    for place in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(CheckpointError, match="cannot make the directory"):
-            write_manifest(place, manifest)
-
-
-def test_a_file_cannot_be_saved_where_there_is_no_directory(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="cannot save"):
-        replace_file(tmp_path / "nowhere" / "file", lambda path: path.write_text("text"))
-
-
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("old")
-
-    def fail(path: Path) -> None:
-        path.write_text("new, cut off")
-        raise OSError(28, "No space left on device")
-
-    def interrupt(path: Path) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(CheckpointError, match=r"No space left.*free some space"):
-        replace_file(tmp_path / "file", fail)
-    with pytest.raises(KeyboardInterrupt):
-        replace_file(tmp_path / "file", interrupt)
-    assert files(tmp_path) == {"file": b"old"}
-
-
-def test_a_manifest_that_cannot_be_written_leaves_no_orphan(
-    directory: Path, block: Block, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = files(directory)
-
-    def fail(*_: object) -> None:
-        raise CheckpointError("cannot save the manifest")
-
-    monkeypatch.setattr("stages.checkpoint.write_manifest", fail)
-    with pytest.raises(CheckpointError, match="cannot save the manifest"):
-        save_block(directory, block)  # the same weights, so the same file
-    assert files(directory) == before
-    block.clean_head.bias[0] += 1
-    with pytest.raises(CheckpointError, match="cannot save the manifest"):
-        save_block(directory, block)
-    assert files(directory) == before
-
-
-def test_what_a_killed_process_left_is_cleared_away(checkpoint: Copy) -> None:
-    directory = checkpoint("chain")
-    others = files(directory).keys() - {part_file(directory, 0).name}
-    of_another = "block-10-0123456789ab.safetensors"
-    for name in ("block-0-0123456789ab.safetensors", ".block-0.safetensors.k1ll3d", of_another):
-        (directory / name).write_bytes(b"left over")
-    save_block(directory, load_block(directory, 0))
-    assert files(directory).keys() == {*others, part_file(directory, 0).name, of_another}
-
-
-def test_workers_on_one_directory_lose_nothing_of_each_other(directory: Path) -> None:
-    def work(worker: int) -> None:
-        for step in range(8):
-            update_manifest(
-                directory, lambda m, key=f"{worker}-{step}": replace(m, metrics={**m.metrics, key: {"nats": 1.0}})
-            )
-
-    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(read_manifest(directory).metrics) == 32
-
-
-@contextmanager
-def file_size_limit(size: int) -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def check_a_save_that_does_not_fit(directory: Path, block: Block) -> None:
-    before = files(directory)
-    block.clean_head.bias[0] += 1
-    with pytest.raises(CheckpointError, match="what was saved before is untouched"):
-        save_block(directory, block)
-    assert files(directory) == before
-    assert float(load_block(directory, 0).clean_head.bias[0]) == pytest.approx(float(block.clean_head.bias[0]) - 1)
-
-
-def test_a_file_too_large_for_the_file_system(directory: Path, block: Block) -> None:
-    with file_size_limit(part_file(directory, 0).stat().st_size // 2):
-        check_a_save_that_does_not_fit(directory, block)
-    save_block(directory, block)
-    assert float(load_block(directory, 0).clean_head.bias[0]) == float(block.clean_head.bias[0])
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
-    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("a small file system cannot be mounted here")
-    try:
-        yield disk
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
-
-
-def test_a_full_disk(small_disk: Path, directory: Path, block: Block) -> None:
-    place = small_disk / "chain"
-    write_manifest(place, replace(read_manifest(directory), parts=(None,)))
-    save_block(place, block)
-    room = os.statvfs(small_disk)
-    (small_disk / "ballast").write_bytes(bytes(room.f_bavail * room.f_bsize - 50_000))
-    check_a_save_that_does_not_fit(place, block)
-    (small_disk / "ballast").unlink()
-    save_block(place, block)
-    assert float(load_block(place, 0).clean_head.bias[0]) == float(block.clean_head.bias[0])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from serving.deployment import free_port_block
+from serving.ports import free_port_block
 from stages.errors import ServiceError
 from stages.host import HostSettings
 from stages.registry import Registration, Registry, RegistrySettings, open_registry

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from serving.deployment import free_port_block
+from serving.ports import free_port_block
 from stages import links as links_module
 from stages.errors import InputError
 from stages.links import Links

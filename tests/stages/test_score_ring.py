@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from serving.accounting import Account
-from serving.deployment import free_port_block, temporary_deployment
+from serving.deployment import temporary_deployment
+from serving.ports import free_port_block
 from serving.ring import Ring
 from serving.session import Session
 from serving.topology import Topology, local_topology

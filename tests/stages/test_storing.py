@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from serving.deployment import free_port_block
+from serving.ports import free_port_block
 from stages.contents import Contents, read_contents
 from stages.delivery import offer_of
 from stages.errors import CheckpointError

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -93,11 +92,9 @@ def test_memory_prints_a_table_or_json(onesweep: Command, given: list[object]) -
 
 
 def test_watch_follows_a_real_training(
-    tmp_path: Path, onesweep: Command, given: list[object], driver: list[str]
+    tmp_path: Path, onesweep: Command, given: list[object], driver: list[str], unused_port: int
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{unused_port}"
     words = ["train", "ar", *given, "--steps", 60, "--out", tmp_path, "--listen", address]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [*driver, *map(str, words)]

@@ -183,10 +183,8 @@ def test_a_time_that_is_not_known_is_left_out() -> None:
 # Watching what is not there
 
 
-def test_nobody_there_is_told() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+def test_nobody_there_is_told(unused_port: int) -> None:
+    address = f"127.0.0.1:{unused_port}"
     with pytest.raises(ServiceError, match=f"no training answers at {address}; start one with --listen"):
         watch(address)
 

@@ -14,13 +14,14 @@ from stages.checkpoint import replace_file
 from stages.errors import ConfigError
 from trainer.config import TrainingConfig
 from trainer.data import Corpus
+from trainer.rounds.engine import INPROCESS, engine_named
+from trainer.rounds.engine.base import Tally
 from trainer.rounds.fleet import Fleet
 from trainer.rounds.frame import Frame
-from trainer.rounds.inprocess import Engine
 from trainer.rounds.shards import PooledCorpus
-from trainer.rounds.store import MemoryStore
 
 ONE_PLACE = "one place"
+ENGINE = "engine"
 NEVER = "never"
 """A sync interval: one merge, at the end."""
 MAX_ARMS = 1000
@@ -33,6 +34,7 @@ class Arm:
     varied: tuple[tuple[str, str], ...]
     config: TrainingConfig
     fleet: Fleet
+    engine: str = INPROCESS
     pooled: int = 1
     """Replicas whose batches one worker reads together."""
 
@@ -56,8 +58,11 @@ class Result:
     copies_bytes: int
     updates: dict[str, int]
     busy: float
-    """Share of the virtual time in which a worker trained, on average."""
+    """Share of the time in which a worker trained, on average."""
     seconds: float
+    """Virtual in process; else real."""
+    tallies: Sequence[Tally] = ()
+    """Of real workers."""
 
     @property
     def in_time(self) -> float:
@@ -67,25 +72,28 @@ class Result:
 def arms(
     config: TrainingConfig, fleet: Fleet, varied: Mapping[str, Sequence[str]], one_place: bool = False
 ) -> list[Arm]:
-    """Every combination of the values of `varied`, a name of [rounds] or of the fleet to its values as text.
+    """Every combination of the values of `varied`: "engine", or a name of [rounds] or of the fleet, to values as text.
 
-    Raises ConfigError for a name that there is not, or a value that it does not take.
+    Raises ConfigError for a name that there is not, a value that it does not take, what an engine cannot do.
     """
     found = []
     for values in itertools.product(*varied.values()):
-        settings, virtual = config.rounds, fleet
+        settings, virtual, engine = config.rounds, fleet, INPROCESS
         for name, text in zip(varied, values, strict=True):
             if name == "steps_per_round" and text == NEVER:
                 settings = replace(settings, steps_per_round=max(config.steps, 1))
+            elif name == ENGINE:
+                engine = text
             elif name in _names(settings):
                 settings = _changed(settings, name, text)
             elif name in _names(virtual):
                 virtual = _changed(virtual, name, text)
             else:
-                raise ConfigError(
-                    f"nothing is called {name!r}; vary one of {', '.join((*_names(settings), *_names(virtual)))}"
-                )
-        found.append(Arm(tuple(zip(varied, values, strict=True)), replace(config, rounds=settings), virtual))
+                known = ", ".join((ENGINE, *_names(settings), *_names(virtual)))
+                raise ConfigError(f"nothing is called {name!r}; vary one of {known}")
+        arm = Arm(tuple(zip(varied, values, strict=True)), replace(config, rounds=settings), virtual, engine)
+        engine_named(engine).check(arm.config, virtual)
+        found.append(arm)
         if len(found) > MAX_ARMS:
             raise ConfigError(f"more than {MAX_ARMS} ways to compare; vary less")
     if one_place and config.rounds.replicas > 1:
@@ -94,7 +102,7 @@ def arms(
             config.rounds, replicas=1, outer="mean", overlap="none", codec="fp32", down_codec="fp32", fragments=1
         )
         sequences = config.sequences * pooled
-        found.insert(0, Arm((), replace(config, rounds=alone, sequences=sequences), Fleet(), pooled))
+        found.insert(0, Arm((), replace(config, rounds=alone, sequences=sequences), Fleet(), pooled=pooled))
     return found
 
 
@@ -139,25 +147,25 @@ def _run(arm: Arm, seed: int, corpus: Corpus, out: Path) -> Result:
     if arm.pooled > 1:
         corpus = PooledCorpus(corpus.name, corpus.train, corpus.valid, arm.pooled)
     frame, fleet = Frame.of(replace(arm.config, seed=seed), corpus), replace(arm.fleet, seed=seed)
-    identity = {"run": frame.identity(corpus), "fleet": asdict(fleet), "pooled": arm.pooled}
+    identity = {"run": frame.identity(corpus), "fleet": asdict(fleet), "engine": arm.engine, "pooled": arm.pooled}
     path = out / f"{arm.name.replace(' ', '-').replace('/', '-')}-{seed}.json"
     if (done := _read(path, identity)) is not None:
         return done
-    engine = Engine(frame, corpus, MemoryStore(), fleet)
-    traffic = engine.run()
-    workers = len(engine.workers)
+    trained = engine_named(arm.engine).train(frame, corpus, fleet)
+    traffic = trained.traffic
     result = Result(
         arm=arm.name,
         seed=seed,
-        losses=frame.evaluate(engine.published(), corpus),
+        losses=frame.evaluate(trained.weights, corpus),
         rounds=frame.config.rounds.rounds,
-        workers=workers,
+        workers=trained.workers,
         up_bytes=traffic.up_bytes,
         down_bytes=traffic.down_bytes,
         copies_bytes=traffic.copies_bytes,
         updates=dict(traffic.updates),
-        busy=traffic.busy_s / (workers * traffic.seconds),
+        busy=traffic.busy_s / (trained.workers * traffic.seconds),
         seconds=traffic.seconds,
+        tallies=trained.tallies,
     )
     record = json.loads(json.dumps({"identity": identity, "result": asdict(result)}))
     out.mkdir(parents=True, exist_ok=True)
@@ -171,7 +179,8 @@ def _read(path: Path, identity: dict[str, Any]) -> Result | None:
         record = json.loads(path.read_text(encoding="utf-8"))
         if record["identity"] != json.loads(json.dumps(identity)):
             return None
-        return Result(**record["result"])
+        result = record["result"]
+        return Result(**{**result, "tallies": [Tally(**tally) for tally in result["tallies"]]})
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -18,7 +18,6 @@ from typing import ParamSpec, TypeVar
 from stages.aside import in_thread, to_its_end
 from stages.errors import CheckpointError, InputError
 from stages.refusal import exhausted
-from trainer.rounds.curve import Curves
 from trainer.rounds.ledger import Ledger
 from trainer.rounds.members import Member, Members
 from trainer.rounds.offers import Offers
@@ -85,11 +84,12 @@ class Coordinator:
         for record in ledger.store.records():
             if "worker" in record:
                 self.members.remember(record["worker"], plan.parts.index(record["part"]), record["round"])
-        self.reception, self.curves = Reception(plan, ledger, directory), Curves(ledger.store)
+        self.reception = Reception(plan, ledger, directory)
         self.problem = ""
         self.stopping = False
         self.received_bytes = self.sent_bytes = 0
         self._expected: dict[str, int] = {}
+        self._ordered = set[str]()
         self._publishing: asyncio.Task[None] | None = None
         self._times_published = min(map(ledger.round, plan.parts)) // settings.publish_every
         self._changed = asyncio.Event()
@@ -270,6 +270,9 @@ class Coordinator:
         return await self._alone(self._make_order, part, wanted, {h.part: h.version for h in request.held})
 
     def _make_order(self, part: str, wanted: int, held: dict[str, int]) -> rounds_pb2.Order:
+        if part not in self._ordered:  # until now nobody was there
+            self._ordered.add(part)
+            self.ledger.begin(part, self.clock())
         due = self.ledger.due_at(part)
         order = rounds_pb2.Order(
             round=wanted,

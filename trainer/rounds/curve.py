@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
-from trainer.rounds.store import Record, Store
+from trainer.rounds.store import Record
 
 MOST_POINTS = 100
 """Of a part; once there are more rounds, a point stands for 2, 4, 8... of them."""
@@ -44,24 +43,18 @@ class Point:
 
 
 class Curves:
-    """A curve for each part. Takes from the log what is new in it, so that looking often costs nothing."""
+    """A curve for each part, from the records of a log in their order."""
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self._seen = 0
+    def __init__(self) -> None:
         self._pending: dict[tuple[str, str], Record] = {}
         self._points: dict[str, list[Point]] = defaultdict(list)
         self._span: dict[str, int] = defaultdict(lambda: 1)
 
     def of(self, part: str) -> Sequence[Point]:
-        """In order, at most MOST_POINTS. Not to be changed. Nothing may be committed meanwhile."""
-        records = self.store.records()
-        for record in islice(records, self._seen, None):
-            self._take(record)
-        self._seen = len(records)
+        """In order, at most MOST_POINTS. Not to be changed."""
         return self._points[part]
 
-    def _take(self, record: Record) -> None:
+    def take(self, record: Record) -> None:
         if record["kind"] == "accepted":
             self._pending[record["part"], record["id"]] = record
         elif record["kind"] == "closed":

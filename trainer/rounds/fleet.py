@@ -1,4 +1,4 @@
-"""Workers that are not there: how fast they are, what their links carry, what becomes of their updates."""
+"""How fast workers are; of virtual ones also what their links carry, and what becomes of their updates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Fate = Literal["in time", "late", "lost"]
 
 @dataclass(frozen=True)
 class Fleet:
-    """Virtual seconds; nothing here takes real time."""
+    """Seconds are virtual, but for `pace_s`."""
 
     step_s: float = 1.0
     """Of one local step on a machine of speed 1."""
@@ -29,6 +29,8 @@ class Fleet:
     """Lengths of a round by which the late ones come later."""
     lost: float = 0.0
     """Share of the updates that never come."""
+    pace_s: float = 0.0
+    """Of real workers: what a local step takes at least on a machine of speed 1."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -37,6 +39,8 @@ class Fleet:
                 raise ConfigError(f"{name} must be a finite number above 0, not {value!r}")
         if not self.slowness or not all(map(is_above_zero, self.slowness)):
             raise ConfigError(f"slowness must be numbers above 0, not {self.slowness!r}")
+        if not _is_number(self.pace_s) or self.pace_s < 0:
+            raise ConfigError(f"pace_s must be a finite number from 0, not {self.pace_s!r}")
         for name in ("in_time", "lost"):
             if not is_number(value := getattr(self, name)) or not 0 <= value <= 1:
                 raise ConfigError(f"{name} must be a share from 0 to 1, not {value!r}")
@@ -44,7 +48,11 @@ class Fleet:
             raise ConfigError("with lost = 1 no update ever comes")
 
     def training_s(self, replica: int, steps: int) -> float:
-        return steps * self.step_s * self.slowness[replica % len(self.slowness)]
+        return steps * self.step_s * self._slowness(replica)
+
+    def rest_s(self, replica: int, took_s: float) -> float:
+        """How long a real worker sleeps after a local step that took so long."""
+        return max(self._slowness(replica) * max(took_s, self.pace_s) - took_s, 0.0)
 
     def up_s(self, size: int) -> float:
         """A message of `size` bytes on its way to the coordinator."""
@@ -59,6 +67,9 @@ class Fleet:
         if draw.random() < self.lost:
             return "lost"
         return "in time" if draw.random() < self.in_time else "late"
+
+    def _slowness(self, replica: int) -> float:
+        return self.slowness[replica % len(self.slowness)]
 
 
 def is_number(value: object) -> bool:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from stages.errors import ResumeError
+from trainer.rounds.curve import Curves
 from trainer.rounds.deadline import new_deadline
 from trainer.rounds.late import new_late
 from trainer.rounds.outer import new_outer
@@ -36,7 +37,7 @@ class Ledger:
 
         :param identity: names the run; a store of another is refused with ResumeError.
         """
-        self.settings, self.store = settings, store
+        self.settings, self.store, self.curves = settings, store, Curves()
         self.deadline, self.late, self.robust = new_deadline(settings), new_late(settings), new_robust(settings)
         self._parts = {name: _Part(name, weights, settings, now_s) for name, weights in parts.items()}
         records = store.records()
@@ -62,6 +63,12 @@ class Ledger:
         if sha256 is None:
             return None
         return self.store.get_version(part, version, sha256).difference or None
+
+    def begin(self, part: str, now_s: float) -> None:
+        """The open round begins now, if nothing has come for it. Not stored."""
+        p = self._parts[part]
+        if not p.arrivals:
+            p.begun_s = now_s
 
     def expect(self, part: str, workers: int) -> None:
         """So many workers hand in for the open round (at first: settings.replicas). Not stored."""
@@ -105,11 +112,11 @@ class Ledger:
             "after_s": round(now_s - part.begun_s, 3),
         }
         if not worth:
-            self.store.commit(record)
+            self._commit(record)
             part.take(record)
             return Verdict("dropped", f"round {update.round} of {part.name} was closed, and late work is dropped")
         record["sha256"] = self.store.put_update(update)
-        self.store.commit(record)
+        self._commit(record)
         part.take(record)
         return Verdict("accepted")
 
@@ -149,11 +156,15 @@ class Ledger:
             "sha256": self.store.put_version(part, number, version),
             "weights": digest(public),
         }
-        self.store.commit(record)
+        self._commit(record)
         p.follow(record)
         p.version, p.begun_s = version, now_s
         self.store.forget(part, ids, number + 1 - KEPT_VERSIONS)
         return Merged(part, number - 1, number, ids, public, difference)
+
+    def _commit(self, record: Record) -> None:
+        self.store.commit(record)
+        self.curves.take(record)
 
     def _share(self, record: Record) -> Share:
         delta = self.store.get_update(record["part"], record["id"], record["sha256"])
@@ -178,6 +189,7 @@ class Ledger:
         for name, sha256 in first["stored"].items():
             self._parts[name].digests[0] = sha256
         for record in others:
+            self.curves.take(record)
             part = self._parts[record["part"]]
             if record["kind"] == "closed":
                 part.follow(record)

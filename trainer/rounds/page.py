@@ -17,6 +17,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from stages.aside import in_thread
 from stages.refusal import Refusal
 from stages.security import Security
 from stages.tokens import HEADER, STATUS, Keyring
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 64
 """Of all viewers: files are what the run needs, too."""
-FRESH_S = 1.0
+FRESH_S = 2.0
 """A snapshot is shown so long, however many ask."""
 STATUSES = {grpc.StatusCode.UNAUTHENTICATED: 401, grpc.StatusCode.PERMISSION_DENIED: 403}
 
@@ -43,14 +44,19 @@ class Snapshots:
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
         self._made_s, self._made = float("-inf"), b""
+        self._making = asyncio.Lock()
 
     async def newest(self) -> bytes:
         """While a round is merged, the one before."""
-        lock, now = self.coordinator.ledger_lock, self.coordinator.clock()
-        if now - self._made_s > FRESH_S and not (self._made and lock.locked()):
-            async with lock:
-                status = status_of(self.coordinator)
-            self._made_s, self._made = now, json.dumps(snapshot(status)).encode()
+        lock = self.coordinator.ledger_lock
+        async with self._making:
+            now = self.coordinator.clock()
+            if now - self._made_s >= FRESH_S and not (self._made and lock.locked()):
+                async with lock:
+                    status = status_of(self.coordinator)
+                # workers' calls need not wait for it
+                self._made = await in_thread(lambda: json.dumps(snapshot(status)).encode())
+                self._made_s = now
         return self._made
 
 

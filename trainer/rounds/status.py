@@ -40,7 +40,7 @@ def _part(coordinator: Coordinator, index: int) -> rounds_pb2.PartStatus:
         arrived=sum(member.finished >= round_ for member in members),
         losses=_mean([dict(member.beat.losses) for member in members]),
         published=coordinator.publisher.published.get(name),
-        closed=map(_closed, coordinator.curves.of(name)),
+        closed=map(_closed, coordinator.ledger.curves.of(name)),
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from trainer.command_options import (
     add_config_options,
     add_data_options,
+    assignments,
     choices,
     config_of,
     corpus_of,
@@ -16,11 +17,12 @@ from trainer.command_options import (
     given,
     numbers,
     print_json,
+    words,
 )
 
 # What needs torch is imported when a command runs.
 
-_FLEET = ("step_s", "slowness", "latency_s", "up_mbps", "down_mbps", "in_time", "late_rounds", "lost")
+_FLEET = ("step_s", "pace_s", "slowness", "latency_s", "up_mbps", "down_mbps", "in_time", "late_rounds", "lost")
 
 
 def add_rounds_options(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +33,14 @@ def add_rounds_options(parser: argparse.ArgumentParser) -> None:
         "--vary", type=choices, action="append", default=[], metavar="NAME=VALUE[,VALUE]", help="of [rounds], or below"
     )
     parser.add_argument(
+        "--arm",
+        type=assignments,
+        action="append",
+        metavar="'NAME=VALUE ...'",
+        help="what differs in a way of its own; --vary varies each",
+    )
+    parser.add_argument("--engine", type=words, metavar="NAME[,NAME]", help="inprocess (default), grpc, torchft")
+    parser.add_argument(
         "--one-place",
         nargs="?",
         const="too",
@@ -39,9 +49,10 @@ def add_rounds_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seeds", type=numbers, default=[0], metavar="N[,N]")
     parser.add_argument("--steps", type=int, help="local steps of each worker")
-    fleet = parser.add_argument_group("virtual workers", "speeds and links; their seconds are not real")
+    fleet = parser.add_argument_group("workers", "of virtual ones, speeds and links; their seconds are not real")
     fleet.add_argument("--step-s", type=float, help="seconds of a local step (default: 1)")
     fleet.add_argument("--slowness", type=decimals, metavar="N[,N]", help="times a replica takes longer, one by one")
+    fleet.add_argument("--pace-s", type=float, help="real workers: what a local step takes at least (default: 0)")
     fleet.add_argument("--latency-s", type=float, help="of a message (default: 0.1)")
     fleet.add_argument("--up-mbps", type=float, help="of a worker's link (default: 20)")
     fleet.add_argument("--down-mbps", type=float, help="likewise (default: 100)")
@@ -53,14 +64,19 @@ def add_rounds_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_rounds(options: argparse.Namespace) -> int:
-    """Make rounds in one process for every combination of what is varied; what is done already is not done again."""
+    """Make rounds for every combination of what is varied; what is done already is not done again."""
     from dataclasses import asdict
 
     from trainer.rounds.comparison import arms, run_arms, table
     from trainer.rounds.fleet import Fleet
+    from trainer.rounds.tally_table import tally_table
 
-    fleet = Fleet(**given({name: getattr(options, name) for name in _FLEET}))
-    compared = arms(config_of(options), fleet, dict(options.vary), options.one_place is not None)
+    config, fleet = config_of(options), Fleet(**given({name: getattr(options, name) for name in _FLEET}))
+    engines, varied = given({"engine": options.engine}), dict(options.vary)
+    ways = [{**engines, **own, **varied} for own in options.arm or [{}]]
+    compared = [
+        arm for i, way in enumerate(ways) for arm in arms(config, fleet, way, bool(options.one_place) and i == 0)
+    ]
     if options.one_place == "only":
         compared = [arm for arm in compared if arm.pooled > 1]
     results = []
@@ -70,7 +86,7 @@ def run_rounds(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"results": [asdict(result) for result in results]})
     else:
-        print("\n".join(table(results)))
+        print("\n".join([*table(results), *tally_table(results)]))
     return 0
 
 

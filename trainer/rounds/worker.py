@@ -10,7 +10,7 @@ import hashlib
 import logging
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from trainer.rounds.feedback import ErrorFeedback
 from trainer.rounds.holdings import Holdings
 from trainer.rounds.learner import Learner
 from trainer.rounds.overlap import new_overlap
+from trainer.rounds.pace import Pace
 from trainer.rounds.plan import DATA_KIND, RunPlan
 from trainer.rounds.pulse import Pulse
 from trainer.rounds.shards import replica_seed
@@ -57,6 +58,7 @@ class WorkerSettings:
     save_every_s: float = 60.0
     architecture: str = ""
     """Digest of the one that the run must have; empty = any."""
+    pace: Pace = field(default_factory=Pace)
 
 
 def work(link: Link, corpus: Corpus, settings: WorkerSettings) -> int:
@@ -257,7 +259,8 @@ class Worker:
         assert self.standing.round is not None
         self.doing, begin = rounds_pb2.DOING_TRAINING, time.monotonic()
         first = self.standing.round * self.plan.config.rounds.steps_per_round
-        record = self.learner.train(first + self.standing.steps, 1)
+        with self.settings.pace.step(self.place.replica):
+            record = self.learner.train(first + self.standing.steps, 1)
         self.losses = {name: nats for name, nats in record.items() if name.endswith("nats")}
         self.standing.steps += 1
         self.busy_s += time.monotonic() - begin

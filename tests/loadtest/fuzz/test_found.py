@@ -226,9 +226,9 @@ def test_a_number_larger_than_any_float_is_a_mistake_in_a_frontier(tmp_path: Pat
 @pytest.fixture
 def gateway(servers: Any) -> int:
     pytest.importorskip("fastapi", reason="the extra `http` is not installed")
-    from serving.deployment import free_port_block
     from serving.http.server import run_gateway
     from serving.http.settings import HttpSettings
+    from serving.ports import free_port_block
 
     port = free_port_block(2)
     servers.run(lambda stop: run_gateway(HttpSettings(f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"), stop))

@@ -12,7 +12,7 @@ import pytest
 from loadtest.fuzz import answers, healthy
 from loadtest.fuzz.findings import SAMPLE_BYTES, Tally
 from loadtest.fuzz.run import check_empty
-from serving.deployment import free_port_block
+from serving.ports import free_port_block
 
 
 class OddClient:

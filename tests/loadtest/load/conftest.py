@@ -13,7 +13,8 @@ from loadtest.load.prompts import Case, make_cases
 from loadtest.load.run import LoadSettings
 from loadtest.load.target import Target, TargetSettings
 from loadtest.load.texts import Texts
-from serving.deployment import Deployment, free_port_block, temporary_deployment
+from serving.deployment import Deployment, temporary_deployment
+from serving.ports import free_port_block
 from serving.topology import local_topology
 
 MAX_BYTES = 16

@@ -20,7 +20,8 @@ import pytest
 
 from loadtest.wan.lab import lab_problem
 from serving.cli import main
-from serving.deployment import MODULE, Deployment, free_port_block
+from serving.deployment import MODULE, Deployment
+from serving.ports import free_port_block
 
 QUICK = ["--seconds", "1", "--warm-up-s", "0.2", "--bytes", "16", "--texts", "4"]
 

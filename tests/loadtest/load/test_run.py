@@ -23,7 +23,8 @@ from loadtest.load.sample import Sample
 from loadtest.load.target import AS_FOUND, Target
 from loadtest.load.texts import Texts
 from serving.client import Client, RouterError
-from serving.deployment import Deployment, free_port_block
+from serving.deployment import Deployment
+from serving.ports import free_port_block
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.errors import Interrupted, ServiceError
 

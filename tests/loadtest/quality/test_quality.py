@@ -18,7 +18,8 @@ import pytest
 from loadtest.quality.row import QualityRow
 from serving.cli import main
 from serving.client import Client
-from serving.deployment import Deployment, free_port_block, temporary_deployment
+from serving.deployment import Deployment, temporary_deployment
+from serving.ports import free_port_block
 from serving.topology import local_topology
 
 SIZES = ["--count", "4", "--bytes", "20", "--prompt-bytes", "16", "--judge", "ngram"]

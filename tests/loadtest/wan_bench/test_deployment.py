@@ -11,7 +11,8 @@ from loadtest.wan_bench.deployment import deployed, lab_topology
 from loadtest.wan_bench.floor import Course, Instant
 from loadtest.wan_bench.station import open_station
 from loadtest.wan_bench.turns import Seat, take_turns
-from serving.deployment import MODULE, free_port_block
+from serving.deployment import MODULE
+from serving.ports import free_port_block
 from stages.errors import InputError, ServiceError
 
 HOSTS = ("host-1", "host-2")

@@ -15,7 +15,8 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from serving.deployment import MODULE, Deployment, free_port_block
+from serving.deployment import MODULE, Deployment
+from serving.ports import free_port_block
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.deployment import free_port_block
 from serving.http import reception
 from serving.http.app import make_app
 from serving.http.guard import SECURITY_HEADERS
@@ -21,6 +20,7 @@ from serving.http.server import run_gateway
 from serving.http.settings import HttpSettings
 from serving.http.sse import EventStream
 from serving.http.visits import HttpFigures
+from serving.ports import free_port_block
 from stages.web import connection
 
 LIVE = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -15,8 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.deployment import Deployment, find_deployment, free_port_block
+from serving.deployment import Deployment, find_deployment
 from serving.http.settings import HttpSettings
+from serving.ports import free_port_block
 from stages.errors import InputError, ServiceError
 from stages.web.certificate import OwnCertificate
 from stages.web.server import open_socket

@@ -71,10 +71,19 @@ def test_never_is_one_merge_at_the_end(onesweep: Command, flags: list[object]) -
     assert [result["rounds"] for result in json.loads(found.out)["results"]] == [2, 1]
 
 
+def test_a_way_of_its_own_differs_in_more_than_one_thing(onesweep: Command, flags: list[object]) -> None:
+    ways = ["--arm", "codec=fp32 replicas=1", "--arm", "codec=e3m0 engine=inprocess", "--vary", "outer=mean"]
+    found = onesweep("train", "rounds", *flags, *ways, "--json")
+    assert [(result["arm"], result["workers"]) for result in json.loads(found.out)["results"]] == [
+        ("codec=fp32 replicas=1 outer=mean", 1),
+        ("codec=e3m0 engine=inprocess outer=mean", 2),
+    ]
+
+
 @pytest.mark.parametrize(
     ("vary", "message"),
     [
-        ({"codecs": ["fp32"]}, "nothing is called 'codecs'; vary one of model,"),
+        ({"codecs": ["fp32"]}, "nothing is called 'codecs'; vary one of engine, model,"),
         ({"codec": ["zip"]}, "codec must be one of fp32, bf16, int8, e3m0, not 'zip'"),
         ({"replicas": ["two"]}, "replicas does not take 'two'"),
         ({"lookahead": ["yes"]}, "lookahead does not take 'yes'"),

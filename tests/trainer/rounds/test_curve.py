@@ -10,7 +10,6 @@ from trainer.rounds.curve import MOST_POINTS, Curves
 from trainer.rounds.disk import open_store
 from trainer.rounds.ledger import Ledger
 from trainer.rounds.settings import RoundSettings
-from trainer.rounds.store import MemoryStore
 from trainer.rounds.update import Update
 
 SETTINGS = RoundSettings(outer="mean", late="keep")
@@ -20,14 +19,12 @@ def test_a_restart_does_not_cut_it(tmp_path: Path, update: Callable[..., Update]
     def run(begin: int, end: int) -> list[tuple[Any, ...]]:
         with open_store(tmp_path) as store:
             ledger = Ledger(SETTINGS, {"p": tensors(0)}, store, "run")
-            curves = Curves(store)
             for number in range(begin, end):
                 ledger.accept(update(number, 0, losses={"a_nats": 3.0 - number}), 1.0)
                 if number:
                     ledger.accept(update(number - 1, 1, losses={"a_nats": 4.0 - number, "b_nats": 1.0}), 1.0)
                 ledger.close("p", 2.0)
-                curves.of("p")  # looking in between changes nothing
-            return [(p.first, p.last, p.updates, p.late, p.losses()) for p in curves.of("p")]
+            return [(p.first, p.last, p.updates, p.late, p.losses()) for p in ledger.curves.of("p")]
 
     whole = [
         (0, 0, 1, 0, {"a_nats": 3.0}),
@@ -40,12 +37,12 @@ def test_a_restart_does_not_cut_it(tmp_path: Path, update: Callable[..., Update]
 
 @pytest.mark.parametrize("rounds", [1, MOST_POINTS, MOST_POINTS + 1, 777])
 def test_it_is_bounded_and_forgets_nothing(rounds: int) -> None:
-    store = MemoryStore()
+    curves = Curves()
     for number in range(rounds):
         name = f"u{number}"
-        store.commit({"kind": "accepted", "part": "p", "id": name, "round": number, "losses": {"a_nats": number}})
-        store.commit({"kind": "closed", "part": "p", "round": number, "updates": [name]})
-    points = Curves(store).of("p")
+        curves.take({"kind": "accepted", "part": "p", "id": name, "round": number, "losses": {"a_nats": number}})
+        curves.take({"kind": "closed", "part": "p", "round": number, "updates": [name]})
+    points = curves.of("p")
     assert len(points) <= MOST_POINTS
     assert [p.first for p in points] == [0, *(p.last + 1 for p in points[:-1])]
     assert points[-1].last == rounds - 1

@@ -197,6 +197,14 @@ def test_a_round_is_due_after_its_deadline_if_anything_came(ledger: Callable[...
     assert ours.due("p", 7.0)
 
 
+def test_a_round_begins_when_somebody_is_there(ledger: Callable[..., Ledger], update: MakeUpdate) -> None:
+    ours = ledger(deadline="fixed", deadline_s=10.0)
+    ours.begin("p", 100.0)
+    assert ours.accept(update(0, 0), 105.0).kind == "accepted"
+    ours.begin("p", 106.0)  # too late: something has come
+    assert ours.due_at("p") == 110.0
+
+
 def test_who_overlaps_may_be_one_round_ahead(ledger: Callable[..., Ledger], update: MakeUpdate) -> None:
     ours = ledger(overlap="eager", deadline="fixed")
     ahead = update(1, 0, base_version=0)

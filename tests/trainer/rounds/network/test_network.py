@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -309,6 +310,17 @@ def test_a_lockstep_round_does_not_wait_for_a_worker_that_is_gone(network: Start
     until(lambda: net.ledger.round("block-0") == 1, 60)
     found = audit(net.out / "rounds")
     assert (found.problems, found.accepted, found.merged) == ([], 1, 1)
+
+
+def test_the_first_round_begins_with_its_first_order(network: Start) -> None:
+    net = network(replicas=1)
+    place, payload = net.join(part=0), net.payload("block-0")
+    time.sleep(0.2)  # nobody is there to train
+    asked = time.monotonic()
+    net.stub.Next(rounds_pb2.NextRequest(worker="hand", lease=place.lease), timeout=30)
+    assert submit(net, net.submission(place, payload), payload).outcome == rounds_pb2.OUTCOME_ACCEPTED
+    (accepted,) = [record for record in net.ledger.store.records() if record["kind"] == "accepted"]
+    assert accepted["after_s"] <= time.monotonic() - asked + 0.001
 
 
 def test_files_are_fetched_from_an_offset_on(network: Start) -> None:

@@ -19,7 +19,7 @@ from stages.security import LOOPBACK_ONLY, Security, Tls
 from stages.tokens import Key, Keyring, new_token, token_hash, write_tokens
 from trainer.rounds import page as page_module
 from trainer.rounds.access import check_page
-from trainer.rounds.page import PageConnection, Snapshots
+from trainer.rounds.page import FRESH_S, PageConnection, Snapshots
 from trainer.v1 import rounds_pb2
 
 Start = Callable[..., Any]
@@ -135,9 +135,9 @@ def test_many_who_look_cost_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
     async def look() -> None:
         nonlocal now
         snapshots = Snapshots(run)  # type: ignore[arg-type]
-        first = await snapshots.newest()
-        assert await snapshots.newest() is first
-        now = 2.0
+        first, *others = await asyncio.gather(*[snapshots.newest() for _ in range(9)])
+        assert all(other is first for other in others)
+        now = FRESH_S
         async with run.ledger_lock:  # a merge lasts: nobody waits for it
             assert await snapshots.newest() is first
         assert await snapshots.newest() is not first

@@ -1,0 +1,43 @@
+"""Ports of this machine: which are free, and which another process is about to take."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+from collections import deque
+
+PORTS = range(20_000, 32_000)
+"""Below those that systems give to outgoing connections, above most that services are known by."""
+MOST_BLOCKS = 32
+
+_kept: deque[contextlib.ExitStack] = deque()
+
+
+def free_port_block(count: int) -> int:
+    """First of `count` neighbouring loopback ports that are free now, and not given to any who asks after us.
+
+    A datagram socket of the same number keeps each port, also between processes: it is in no server's way, and ends
+    with this process, or when it has asked for many more.
+    """
+    while True:
+        first = PORTS.start + secrets.randbelow(len(PORTS) - count)
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.socket(type=socket.SOCK_DGRAM)).bind(("127.0.0.1", port))
+            if all(port_free("127.0.0.1", port) for port in range(first, first + count)):
+                _kept.append(stack.pop_all())
+                if len(_kept) > MOST_BLOCKS:
+                    _kept.popleft().close()
+                return first
+
+
+def port_free(host: str, port: int) -> bool:
+    """Whether a server could listen there now."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,54 @@
+"""Checkpoints that are harmed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+
+def forged(directory: Path, part: int, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    """Exchange a part's tensors, and make the manifest agree with the new file."""
+    (path,) = directory.glob(f"*-{part}-*.safetensors")
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    edit(directory, lambda record: record["parts"][part].update(sha256=digest, bytes=path.stat().st_size))
+
+
+def edit(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    path = directory / "manifest.json"
+    record = json.loads(path.read_text())
+    change(record)
+    path.write_text(json.dumps(record))
+
+
+def harm_with(harm: str, bundle: Path) -> None:
+    chain, ar = bundle / "chain", bundle / "ar"
+    (weights,) = chain.glob("block-1-*.safetensors")
+    match harm:
+        case "cut":
+            weights.write_bytes(weights.read_bytes()[:-8])
+        case "missing":
+            weights.unlink()
+        case "digest":
+            edit(chain, lambda record: record["parts"][1].update(sha256="0" * 64))
+        case "untrained":
+            edit(chain, lambda record: record["parts"].__setitem__(1, None))
+        case "shapes":
+            forged(ar, 1, lambda tensors: tensors.update({min(tensors): torch.zeros(3)}))
+        case "other weights":
+            forged(ar, 2, lambda tensors: [tensor.mul_(1.5) for tensor in tensors.values()])
+        case "noise":
+            edit(chain, lambda record: record["partition"].update(boundaries=[9.0, 7.0, 0.6, 0.2]))
+        case "outside":
+            edit(chain, lambda record: record["parts"][0].update(file="../../../outside.safetensors"))
+        case "no checkpoint":
+            shutil.rmtree(bundle)

@@ -1,0 +1,33 @@
+"""Releases to exchange, and what is asked of them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from serving.client import Client
+
+Texts = dict[str, bytes]
+
+PROMPT = b"The sea was calm. "
+REQUESTS: dict[str, dict[str, Any]] = {
+    "sweep": {"mode": "sweep", "max_bytes": 32},
+    "chunked": {"mode": "chunked", "max_bytes": 24, "chunk": 4},
+    "ar": {"mode": "ar", "max_bytes": 48},
+    "ar-speculative": {"mode": "ar-speculative", "max_bytes": 24, "draft": 2},
+    "resample": {"mode": "resample", "max_bytes": 24, "chunk": 4, "candidates": 4},
+    "verified": {"mode": "verified", "max_bytes": 16, "draft": 2},
+    "infill": {"mode": "infill", "max_bytes": 8, "chunk": 4, "suffix": b" and so on"},
+    "local": {"mode": "local", "max_bytes": 16},
+}
+
+
+def composed(directory: Path, bundle: Path, scorer: Path) -> Path:
+    shutil.copytree(bundle, directory, dirs_exist_ok=True)
+    shutil.copytree(scorer, directory / "scorer")
+    return directory
+
+
+def answer(client: Client, key: str) -> bytes:
+    return client.generate(PROMPT, seed=3, **REQUESTS[key]).output

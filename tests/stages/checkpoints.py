@@ -1,0 +1,32 @@
+"""The kinds of checkpoints, and their files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from stages.ar import ArStage
+from stages.block import Block
+from stages.checkpoint import load_block, load_stage
+
+Copy = Callable[[str], Path]
+Forge = Callable[[Path, int, Callable[[dict[str, Tensor]], dict[str, Tensor]]], None]
+EditManifest = Callable[[Path, Callable[[dict[str, Any]], object]], None]
+ALL = pytest.mark.parametrize("name", ["chain", "chained", "ar"])
+
+
+def load(directory: Path, part: int) -> Block | ArStage:
+    return load_stage(directory, part) if directory.name == "ar" else load_block(directory, part)
+
+
+def part_file(directory: Path, part: int) -> Path:
+    (path,) = directory.glob(f"*-{part}-*.safetensors")
+    return path
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}

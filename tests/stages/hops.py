@@ -1,0 +1,79 @@
+"""Requests to an engine: hops, each made of the results before it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import numpy as np
+
+from stages.v1 import stage_pb2
+
+Hops = Generator[stage_pb2.Hop, stage_pb2.Event, None]
+Make = Callable[[], Hops]
+PROMPT = b"The rain had stopped, and "
+
+
+# Requests: hops, each made of the results before it
+
+
+def envelope(kind: str, capacity: int) -> stage_pb2.Hop:
+    deadline = int(time.time() * 1000) + 600_000
+    return stage_pb2.Hop(router=kind, session=secrets.token_hex(8), capacity=capacity, deadline_unix_ms=deadline)
+
+
+def sweeps(
+    prompt: bytes = PROMPT, chunks: Sequence[int] = (16,), seed: int = 0, temperature: float = 0.8, **fields: Any
+) -> Hops:
+    """One sweep for each chunk. `router` holds the model's kind: nobody listens here."""
+    hop, start, clean = envelope("chain", len(prompt) + sum(chunks[:-1])), 0, prompt
+    sampling = stage_pb2.Sampling(seed=seed, temperature=temperature)
+    for number, slots in enumerate(chunks):
+        sweep = {"steps": 2, "codec": "int8", **fields, "clean_start": start, "clean": clean, "slots": slots}
+        hop.sweep.CopyFrom(stage_pb2.Sweep(number=number, sampling=sampling, **sweep))
+        event = yield hop
+        start, clean = start + len(clean), event.text
+
+
+def steps(
+    prompt: bytes = PROMPT,
+    count: int = 4,
+    seed: int = 0,
+    temperature: float = 0.8,
+    codec: str = "fp32",
+    guess: Callable[[bytes], bytes] = lambda text: b"",
+) -> Hops:
+    """AR steps until there are `count` bytes; `guess` may say what comes next."""
+    hop, text, read = envelope("ar", len(prompt) + count - 1), b"", 0
+    sampling = stage_pb2.Sampling(seed=seed, temperature=temperature)
+    number = 0
+    while left := count - len(text):
+        guesses = guess(text)[: left - 1]
+        clean = (prompt + text)[read:] + guesses
+        step = {"start": read, "clean": clean, "draft": len(guesses), "remaining": 1, "codec": codec}
+        hop.step.CopyFrom(stage_pb2.Step(number=number, sampling=sampling, **step))
+        event = yield hop
+        text += event.text
+        read, number = len(prompt + text) - 1, number + 1
+
+
+def scores(
+    prompt: bytes = PROMPT,
+    chunks: Sequence[int] = (6, 6),
+    count: int = 5,
+    seed: int = 0,
+    temperature: float = 0.8,
+    codec: str = "fp32",
+) -> Hops:
+    """`count` candidates for each chunk; the likeliest is the text. What comes back for it are the scores."""
+    hop, clean, start = envelope("ar", len(prompt) + sum(chunks[:-1])), prompt, 0
+    sampling, rng = stage_pb2.Sampling(seed=seed, temperature=temperature), np.random.default_rng(seed)
+    for number, length in enumerate(chunks):
+        candidates = [rng.bytes(length) for _ in range(count)]
+        step = {"start": start, "clean": clean, "candidates": candidates, "remaining": 1, "codec": codec}
+        hop.step.CopyFrom(stage_pb2.Step(number=number, sampling=sampling, **step))
+        event = yield hop
+        nats = np.frombuffer(event.scores.nats, "<f4").reshape(count, length)
+        start, clean = start + len(clean), candidates[int(nats.sum(axis=1).argmax())]
