@@ -39,7 +39,7 @@ class Fleet:
                 raise ConfigError(f"{name} must be a finite number above 0, not {value!r}")
         if not self.slowness or not all(map(is_above_zero, self.slowness)):
             raise ConfigError(f"slowness must be numbers above 0, not {self.slowness!r}")
-        if not _is_number(self.pace_s) or self.pace_s < 0:
+        if not is_number(self.pace_s) or self.pace_s < 0:
             raise ConfigError(f"pace_s must be a finite number from 0, not {self.pace_s!r}")
         for name in ("in_time", "lost"):
             if not is_number(value := getattr(self, name)) or not 0 <= value <= 1:
