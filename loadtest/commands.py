@@ -26,6 +26,7 @@ def register(subparsers: Subparsers) -> None:
     from loadtest.load import commands as load
     from loadtest.quality import commands as quality
     from loadtest.quality.infill_report import register_infill
+    from loadtest.rounds_bench.commands import register_rounds_bench
     from loadtest.wan import commands as wan
     from loadtest.wan_bench.commands import register_wan
     from serving.shipped import SHIPPED
@@ -131,6 +132,7 @@ def register(subparsers: Subparsers) -> None:
 
     register_wan(benches)
     register_infill(benches)
+    register_rounds_bench(benches)
 
 
 def run_overhead(options: argparse.Namespace) -> int:

@@ -19,6 +19,7 @@ from trainer.command_options import (
     print_json,
     words,
 )
+from trainer.planning.commands import register_plan
 from trainer.rounds.commands import register_rounds
 from trainer.rounds.train_commands import add_audit_options, add_rounds_options, run_audit, run_rounds
 
@@ -58,6 +59,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     _add(subparsers, "evaluate", run_evaluate, _evaluate_options, "bits per byte of checkpoints on held-out text")
     _add(subparsers, "init", run_init, _init_options, "a checkpoint with random weights, for capacity tests")
     register_rounds(subparsers)
+    register_plan(subparsers)
 
 
 def run_blocks(options: argparse.Namespace) -> int:

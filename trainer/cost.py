@@ -32,7 +32,7 @@ class WorkerCost:
 
 def end_to_end_cost(model: nn.Module, layers: int, config: TrainingConfig) -> WorkerCost:
     """Of one worker that trains everything."""
-    return WorkerCost(_trained_bytes(model, config), 0, 0, layers * TRAINED)
+    return WorkerCost(trained_bytes(model, config), 0, 0, layers * TRAINED)
 
 
 def scorer_cost(workers: Workers, config: TrainingConfig) -> WorkerCost:
@@ -45,7 +45,7 @@ def scorer_cost(workers: Workers, config: TrainingConfig) -> WorkerCost:
         head = [] if stage.is_last else [workers.heads[index]]
         seen = [*([] if live else stages[:index]), *(stages[index + 1 :] if lookahead.ahead else [])]
         copies = sum(_numbers(other.parameters()) for other in seen) * per_weight
-        states.append(_trained_bytes(nn.ModuleList([stage, *head]), config) + copies)
+        states.append(trained_bytes(nn.ModuleList([stage, *head]), config) + copies)
         downloads.append(copies * refreshes)
         layers = stage.architecture.layers
         ahead = (len(stages) - 1 - index) * layers * THROUGH if lookahead.ahead else 0
@@ -57,7 +57,7 @@ def scorer_cost(workers: Workers, config: TrainingConfig) -> WorkerCost:
     return WorkerCost(max(states), max(downloads), features, passes)
 
 
-def _trained_bytes(module: nn.Module, config: TrainingConfig) -> int:
+def trained_bytes(module: nn.Module, config: TrainingConfig) -> int:
     """Weights and gradients once, one moment under Muon and two under AdamW: all fp32."""
     muon, adamw = (
         _numbers(optimizer.param_groups[0]["params"]) for optimizer in OptimizerSet(module, config).optimizers

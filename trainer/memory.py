@@ -116,7 +116,7 @@ def _measure(
     optimizers = OptimizerSet(module, config)
     with (
         torch.autocast("cpu", dtype=torch.bfloat16, enabled=config.bfloat16),
-        _saved_for_backward({p.untyped_storage().data_ptr() for p in held}) as saved,
+        saved_for_backward({p.untyped_storage().data_ptr() for p in held}) as saved,
     ):
         total = loss()
     activations = sum(saved.values())
@@ -127,7 +127,7 @@ def _measure(
 
 
 @contextmanager
-def _saved_for_backward(not_counted: set[int]) -> Iterator[dict[int, int]]:
+def saved_for_backward(not_counted: set[int]) -> Iterator[dict[int, int]]:
     """Collects address -> bytes of every storage that the graph keeps, each once, but those in `not_counted`."""
     saved: dict[int, int] = {}
 

@@ -10,7 +10,7 @@ from stages.block import Block
 from stages.codes import Codes
 from trainer.config import TrainingConfig
 from trainer.data import Corpus
-from trainer.memory import MemoryUse, _blocks, _Chain, _measure, _saved_for_backward, measure_training
+from trainer.memory import MemoryUse, _blocks, _Chain, _measure, measure_training, saved_for_backward
 
 
 def test_the_total_is_the_sum() -> None:
@@ -22,7 +22,7 @@ def test_the_total_is_the_sum() -> None:
 def test_what_the_graph_keeps_is_counted_once_and_without_parameters() -> None:
     weight = torch.ones(8, 8, requires_grad=True)
     x = torch.ones(4, 8)
-    with _saved_for_backward({weight.untyped_storage().data_ptr()}) as saved:
+    with saved_for_backward({weight.untyped_storage().data_ptr()}) as saved:
         y = (x @ weight).sin()  # keeps x and the product; the weight is a parameter
         z = y * y[:, :1]  # keeps y, once for both of its uses
         z.sum().backward()

@@ -35,14 +35,14 @@ class Fleet:
 
     def __post_init__(self) -> None:
         for name in ("step_s", "latency_s", "up_mbps", "down_mbps", "late_rounds"):
-            if not _is_above_zero(value := getattr(self, name)):
+            if not is_above_zero(value := getattr(self, name)):
                 raise ConfigError(f"{name} must be a finite number above 0, not {value!r}")
-        if not self.slowness or not all(map(_is_above_zero, self.slowness)):
+        if not self.slowness or not all(map(is_above_zero, self.slowness)):
             raise ConfigError(f"slowness must be numbers above 0, not {self.slowness!r}")
-        if not _is_number(self.pace_s) or self.pace_s < 0:
+        if not is_number(self.pace_s) or self.pace_s < 0:
             raise ConfigError(f"pace_s must be a finite number from 0, not {self.pace_s!r}")
         for name in ("in_time", "lost"):
-            if not _is_number(value := getattr(self, name)) or not 0 <= value <= 1:
+            if not is_number(value := getattr(self, name)) or not 0 <= value <= 1:
                 raise ConfigError(f"{name} must be a share from 0 to 1, not {value!r}")
         if self.lost == 1:
             raise ConfigError("with lost = 1 no update ever comes")
@@ -72,9 +72,9 @@ class Fleet:
         return self.slowness[replica % len(self.slowness)]
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _is_above_zero(value: object) -> bool:
-    return isinstance(value, int | float) and _is_number(value) and value > 0
+def is_above_zero(value: object) -> bool:
+    return isinstance(value, int | float) and is_number(value) and value > 0

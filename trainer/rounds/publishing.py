@@ -48,12 +48,15 @@ class Publisher:
             else:
                 self._publish_pipeline(weights)
             self.published = numbers
-        if last and chain and "chain" not in read_manifest(self.out).metrics:
+        if not last:
+            return
+        losses = self.plan.frame.evaluate(weights, self.corpus)
+        add_metrics(self.out, {"valid": losses, "rounds": numbers})
+        if chain and "chain" not in read_manifest(self.out).metrics:
             diagnose(self.plan.config, self.corpus, self.out, read_manifest(self.out), None)
-        elif last and not chain:
-            nats = self.plan.frame.evaluate(weights, self.corpus)["next_byte"]
-            losses = {"valid_next_byte_nats": nats, "valid_next_byte_bits": bits(nats)}
-            add_metrics(self.out, {"ar": losses, "rounds": numbers})
+        elif not chain:
+            nats = losses["next_byte"]
+            add_metrics(self.out, {"ar": {"valid_next_byte_nats": nats, "valid_next_byte_bits": bits(nats)}})
 
     def _publish_chain(self, weights: Mapping[str, Tensors]) -> None:
         manifest, checked = self.plan.manifest, list[tuple[Block, Tensor | None]]()

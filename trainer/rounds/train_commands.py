@@ -40,7 +40,13 @@ def add_rounds_options(parser: argparse.ArgumentParser) -> None:
         help="what differs in a way of its own; --vary varies each",
     )
     parser.add_argument("--engine", type=words, metavar="NAME[,NAME]", help="inprocess (default), grpc, torchft")
-    parser.add_argument("--one-place", action="store_true", help="and one worker a part that reads all replicas' text")
+    parser.add_argument(
+        "--one-place",
+        nargs="?",
+        const="too",
+        choices=("too", "only"),
+        help="and, or only, one worker a part that reads all replicas' text",
+    )
     parser.add_argument("--seeds", type=numbers, default=[0], metavar="N[,N]")
     parser.add_argument("--steps", type=int, help="local steps of each worker")
     fleet = parser.add_argument_group("workers", "of virtual ones, speeds and links; their seconds are not real")
@@ -68,7 +74,11 @@ def run_rounds(options: argparse.Namespace) -> int:
     config, fleet = config_of(options), Fleet(**given({name: getattr(options, name) for name in _FLEET}))
     engines, varied = given({"engine": options.engine}), dict(options.vary)
     ways = [{**engines, **own, **varied} for own in options.arm or [{}]]
-    compared = [arm for i, way in enumerate(ways) for arm in arms(config, fleet, way, options.one_place and i == 0)]
+    compared = [
+        arm for i, way in enumerate(ways) for arm in arms(config, fleet, way, bool(options.one_place) and i == 0)
+    ]
+    if options.one_place == "only":
+        compared = [arm for arm in compared if arm.pooled > 1]
     results = []
     for result in run_arms(compared, options.seeds, corpus_of(options), options.out):
         results.append(result)

@@ -133,3 +133,9 @@ def test_fragments_cut_a_part_in_order_and_about_evenly() -> None:
     assert (fragment_name("p", 0, 1), fragment_name("p", 1, 2)) == ("p", "p.f1")
     with pytest.raises(ConfigError, match="3 fragments of 2 tensors"):
         cut({"a": (1,), "b": (1,)}, 3)
+
+
+def test_one_place_may_be_all_that_is_trained(onesweep: Command, flags: list[object]) -> None:
+    found = onesweep("train", "rounds", *flags, "--one-place", "only")
+    assert found.code == 0, found.message
+    assert [row.split(" | ")[0] for row in found.out.splitlines()[2:]] == ["| one place"]

@@ -22,6 +22,8 @@ from stages.security import LOOPBACK_ONLY, Security
 from stages.tokens import Key, new_token, token_hash, write_tokens
 from trainer.config import TrainingConfig
 from trainer.data import Corpus
+from trainer.planning.inventory import take_inventory
+from trainer.planning.traffic import traffic_of
 from trainer.rounds.audit import audit
 from trainer.rounds.client import LeaseLostError
 from trainer.rounds.fleet import Fleet
@@ -82,6 +84,10 @@ def test_four_workers_make_the_weights_of_one_process(
     merged = 12 * net.plan.config.rounds.fragments
     found = audit(net.out / "rounds")
     assert (found.problems, found.accepted, found.merged) == ([], merged, merged)
+    if net.plan.config.rounds.fragments == 1:  # of fragments a plan knows less: who fetches which when
+        planned = [traffic_of(part, net.plan.config.rounds) for part in take_inventory(net.plan.config)]
+        assert net.coordinator.received_bytes == 2 * sum(each.up_in_all for each in planned)
+        assert net.coordinator.sent_bytes == 2 * sum(each.down_in_all for each in planned)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,97 @@
+"""What is counted without being made is what real parts, optimizers and copies have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from stages.architecture import Architecture
+from stages.errors import ConfigError
+from trainer.config import TrainingConfig
+from trainer.data import Corpus
+from trainer.optimizer import state_bytes
+from trainer.planning.inventory import fit_width, numbers_of, take_inventory
+from trainer.rounds.frame import Frame
+from trainer.rounds.learner import Learner
+from trainer.rounds.parts import StagePart
+from trainer.rounds.tensors import shapes, trainable
+
+MODELS = ["own chain", "chained chain", "chain ahead", "scorer", "ar"]
+
+
+@pytest.fixture
+def model(tiny: TrainingConfig) -> Callable[[str], TrainingConfig]:
+    def made(name: str) -> TrainingConfig:
+        *_, kind = name.split()
+        context = "chained" if name in ("chained chain", "chain ahead") else "own"
+        kind = "chain" if kind == "ahead" else kind
+        architecture = replace(tiny.architecture, parts=3, layers=1, context=context)
+        rounds = replace(tiny.rounds, model=kind, lookahead=name == "chain ahead")
+        return replace(tiny, architecture=architecture, rounds=rounds)
+
+    return made
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_inventory_is_that_of_real_workers(
+    model: Callable[[str], TrainingConfig], corpus: Corpus, name: str
+) -> None:
+    config = model(name)
+    frame = Frame.of(config, corpus)
+    for index, part in enumerate(take_inventory(config)):
+        task = frame.task(index, corpus, 0)
+        assert part.name == frame.names()[index]
+        assert part.shapes == shapes(trainable(task.module))
+        assert tuple(part.copied) == task.needs
+        frozen = [*getattr(task, "before", ()), *getattr(task, "later", ())]
+        modules = sum(state_bytes(module.parameters()) for module in frozen)
+        fetched = sum(state_bytes(trainable(frame.module(frame.names().index(other))).values()) for other in task.needs)
+        assert part.copied_bytes == modules + fetched
+        assert isinstance(task, StagePart) or part.copied_bytes == 2 * fetched
+
+
+def test_what_a_step_leaves_is_what_was_counted(model: Callable[[str], TrainingConfig], corpus: Corpus) -> None:
+    config = model("own chain")
+    part = take_inventory(config)[1]
+    learner = Learner(Frame.of(config, corpus).task(1, corpus, 0), replace(config, steps=1))
+    learner.train(0, 1)
+    assert part.weight_bytes == state_bytes(learner.weights().values())
+    steps = [tensor for name, tensor in learner.optimizers.tensors().items() if name.endswith(".step")]
+    assert part.optimizer_bytes == state_bytes(learner.optimizers.tensors().values()) - state_bytes(steps)
+
+
+@pytest.mark.parametrize(
+    ("name", "passes"),
+    [
+        ("own chain", [3, 3, 3]),
+        ("chained chain", [3, 4, 5]),
+        ("chain ahead", [3 + 4, 1 + 3 + 2, 2 + 3]),
+        ("scorer", [3 + 4, 1 + 3 + 2, 2 + 3]),
+        ("ar", [9]),
+    ],
+)
+def test_passes_are_counted_by_hand(model: Callable[[str], TrainingConfig], name: str, passes: list[int]) -> None:
+    """One for what is read, two for what a gradient goes through, three for what is trained; parts have one layer."""
+    assert [part.passes for part in take_inventory(model(name))] == passes
+
+
+@pytest.mark.parametrize("params", [3e5, 2.5e6, 1.3e9])
+def test_the_width_is_the_nearest_that_there_is(params: float) -> None:
+    config = fit_width(TrainingConfig(architecture=Architecture(parts=3, layers=2, width=64, heads=2)), params)
+    width = config.architecture.width
+    assert width % 32 == 0
+
+    def miss(heads: int) -> float:
+        other = replace(config.architecture, width=32 * heads, heads=heads)
+        return abs(numbers_of(take_inventory(replace(config, architecture=other))) - params)
+
+    heads = width // 32
+    assert miss(heads) <= min(miss(heads + 1), miss(max(heads - 1, 1)))
+
+
+@pytest.mark.parametrize(("params", "words"), [(1000.0, "are too few for 3 blocks"), (1e15, "are too many for layers")])
+def test_what_no_width_gives_is_told(params: float, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        fit_width(TrainingConfig(), params)

@@ -1,0 +1,101 @@
+"""The command `plan`: its rows, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.planning.commands import count
+
+LINK = ("--link", "links-60", "--up-mbps", "20")
+NAMES = ["every step", "whole blocks", "diloco", "bf16", "int8", "e3m0", "eager", "eager e3m0", "fragments"]
+AHEAD = ["lookahead fp32", "lookahead int8"]
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def plan(onesweep: Run, settings: Callable[..., Path]) -> Run:
+    """The rows of a plan for the tiny settings, by name."""
+
+    def run(*arguments: str) -> dict[str, Any]:
+        found = onesweep("plan", "--config", settings(), *arguments, "--json")
+        assert found.code == 0, found.message
+        return {row["name"]: row for row in json.loads(found.out)["rows"]}
+
+    return run
+
+
+def test_every_way_is_a_row(plan: Run) -> None:
+    rows = plan(*LINK, "--step-s", "0.5", "--steps", "60")
+    assert list(rows) == ["as set", *NAMES, *AHEAD]
+    assert {name: row["rounds"] for name, row in rows.items() if row["rounds"] != 2} == {"every step": 60}
+    assert rows["every step"]["up_bytes"] == 30 * rows["diloco"]["up_bytes"]
+    assert 7 < rows["diloco"]["up_bytes"] / rows["e3m0"]["up_bytes"] < 32 / 4.25
+    assert rows["every step"]["used"] < rows["diloco"]["used"] < rows["e3m0"]["used"] < rows["eager e3m0"]["used"]
+    assert rows["lookahead fp32"]["down_bytes"] > rows["lookahead int8"]["down_bytes"] > rows["diloco"]["down_bytes"]
+    assert rows["lookahead fp32"]["seconds"] > rows["diloco"]["seconds"]
+    assert all(row["all_wire_bytes"] > 1.03 * row["all_bytes"] for row in rows.values())
+
+
+def test_a_step_is_measured_with_what_it_keeps(plan: Run, text_file: Path) -> None:
+    rows = plan(*LINK, "--measure", "--data", str(text_file), "--threads", "1")
+    assert rows["diloco"]["round_s"] > 0
+    assert rows["diloco"]["worker"]["activations"] > 0
+    assert rows["lookahead int8"]["worker"]["activations"] is None, "another step than the one that was taken"
+
+
+def test_the_table_has_the_model_and_a_line_for_each(onesweep: Run) -> None:
+    model = ("--params", "2M", "--block-count", "3", "--workers", "9", "--layers", "3")
+    found = onesweep("plan", *model, *LINK, "--step-s", "1", "--steps", "300")
+    assert found.code == 0, found.message
+    first, _, header, _, *rows = found.out.splitlines()
+    assert "3 parts with 3 workers each: 3 x 1 layers" in first
+    assert header.startswith("| way | rounds | up | down | all | hours | used |")
+    assert [row.split(" | ")[0] for row in rows] == [f"| {name}" for name in (*NAMES, *AHEAD)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (("--step-s", "0"), "a step takes a finite number of seconds above 0"),
+        (("--step-s", "1", "--measure"), "one of the two"),
+        ((), "say how long a step takes"),
+        (("--step-s", "1", "--steps-per-round", "0"), "steps_per_round must be a whole number from 1"),
+        (("--step-s", "1", "--steps", "0"), "a run has at least one step|at least one: give steps"),
+        (("--step-s", "1", "--block-count", "4"), "2 layers cannot be cut into 4 equal blocks"),
+        (("--step-s", "1", "--block-count", "0"), "cannot be cut into 0 equal blocks"),
+        (("--step-s", "1", "--workers", "3"), "3 workers do not share 2 blocks equally"),
+        (("--step-s", "1", "--workers", "6"), "6 workers are 3 a block, and the settings plan for replicas = 2"),
+        (("--step-s", "1", "--params", "0"), "--params must be a finite number above 0"),
+        (("--step-s", "1", "--link", "moon"), "no link 'moon'; there are lan, links-20"),
+        (("--step-s", "1", "--up-mbps", "0"), "up_mbps must be a finite number above 0"),
+    ],
+)
+def test_what_cannot_be_planned_is_told(
+    onesweep: Run, settings: Callable[..., Path], changes: tuple[str, ...], words: str
+) -> None:
+    found = onesweep("plan", "--config", settings(), *LINK, *changes)
+    assert found.code == 2
+    assert re.search(words, found.message)
+
+
+def test_no_link_is_told(onesweep: Run) -> None:
+    found = onesweep("plan", "--step-s", "1", "--up-mbps", "20")
+    assert found.code == 2
+    assert found.message.startswith("say what a worker's link is: --link with one of lan, ")
+
+
+def test_more_replicas_than_there_can_be_are_told(onesweep: Run) -> None:
+    found = onesweep("plan", *LINK, "--step-s", "1", "--workers", "6000")
+    assert (found.code, found.message) == (2, "replicas must be a whole number from 1 to 1024, not 2000")
+
+
+@pytest.mark.parametrize(("text", "number"), [("350M", 350e6), ("1.5B", 1.5e9), ("1e9", 1e9), ("12K", 12e3)])
+def test_large_numbers_may_be_short(text: str, number: float) -> None:
+    assert count(text) == number

@@ -1,0 +1,70 @@
+"""Bytes of a plan: by hand, as the engine in one process counts them, and as calls have them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from trainer.config import TrainingConfig
+from trainer.data import Corpus
+from trainer.planning.inventory import PartInventory, take_inventory
+from trainer.planning.traffic import traffic_of, wire_bytes
+from trainer.rounds.fleet import Fleet
+from trainer.rounds.frame import Frame, settled
+from trainer.rounds.inprocess import Engine
+from trainer.rounds.settings import RoundSettings
+from trainer.rounds.store import MemoryStore
+from trainer.rounds.transfer import PIECE_BYTES
+
+PART = PartInventory("block-0", {"a": (3, 256), "b": (5,)}, 0, {"block-1": {"c": (128,)}}, 3)
+"""773 numbers in four rows, in groups of 128 that are seven."""
+
+
+@pytest.mark.parametrize(
+    ("codec", "own", "copy"),
+    [
+        ("fp32", 4 * 773, 512),
+        ("bf16", 2 * 773, 256),
+        ("int8", 773 + 4 * 4, 128 + 4),
+        ("e3m0", 384 + 3 + 4 * 7, 64 + 4),
+    ],
+)
+@pytest.mark.parametrize(("overlap", "versions"), [("none", 9), ("eager", 8)])
+def test_bytes_are_those_counted_by_hand(codec: str, own: int, copy: int, overlap: str, versions: int) -> None:
+    settings = RoundSettings(rounds=10, codec=codec, down_codec=codec, copies_codec=codec, overlap=overlap)  # type: ignore[arg-type]
+    traffic = traffic_of(PART, settings)
+    assert (traffic.up, traffic.down, traffic.copies) == (own, own, (copy,))
+    assert traffic.first == 4 * (773 + 128)
+    assert traffic.up_in_all == 10 * own
+    assert traffic.down_in_all == traffic.first + versions * (own + copy)
+
+
+@pytest.mark.parametrize("codecs", [("fp32", "fp32"), ("e3m0", "int8")])
+@pytest.mark.parametrize("overlap", ["none", "naive"])
+def test_the_engine_in_one_process_counts_the_same(
+    tiny: TrainingConfig, corpus: Corpus, codecs: tuple[str, str], overlap: str
+) -> None:
+    """Exactly, but for one version: it fetches the last one, too."""
+    rounds = replace(tiny.rounds, steps_per_round=1, rounds=3, replicas=2, deadline="lockstep", overlap=overlap)
+    rounds = replace(rounds, codec=codecs[0], down_codec=codecs[1], copies_codec=codecs[1])
+    config = replace(tiny, rounds=rounds, architecture=replace(tiny.architecture, context="chained"))
+    frame = Frame.of(config, corpus)
+    counted = Engine(frame, corpus, MemoryStore(), Fleet()).run()
+    parts = take_inventory(config)
+    traffic = [traffic_of(part, settled(config).rounds) for part in parts]
+    assert counted.up_bytes == 2 * sum(each.up_in_all for each in traffic)
+    down = sum(part.weight_bytes + (each.versions + 1) * each.down for part, each in zip(parts, traffic, strict=True))
+    assert counted.down_bytes == 2 * down
+    first = sum(each.first - part.weight_bytes for part, each in zip(parts, traffic, strict=True))
+    assert counted.copies_bytes == 2 * (first + sum(each.refreshes * sum(each.copies) for each in traffic))
+
+
+def test_headers_are_those_counted_by_hand() -> None:
+    """Of one whole piece: 13 bytes of the piece's own fields beside its data's tag and length, and so on."""
+    piece = 1 + 3 + PIECE_BYTES + 5  # data with tag and length, checksum; offset 0 is left out
+    message = 1 + 3 + piece + 5  # in a SubmitRequest, behind gRPC's own header
+    frames = message + 9 * 17  # sixteen HTTP/2 frames are full
+    assert wire_bytes(PIECE_BYTES) == pytest.approx(frames * 1500 / 1448, abs=1e-6)
+    assert wire_bytes(2 * PIECE_BYTES + 100) == pytest.approx(2 * wire_bytes(PIECE_BYTES) + wire_bytes(100))
+    assert wire_bytes(0) == 0

@@ -1,0 +1,139 @@
+"""What each worker holds and sends: the tensors of its part and of its copies, counted without being made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from stages.codes import Codes
+from stages.errors import ConfigError
+from trainer.config import TrainingConfig
+from trainer.cost import FORWARD, FP32_BYTES, THROUGH, TRAINED, trained_bytes
+from trainer.rounds.frame import Frame
+from trainer.rounds.parts import HEAD
+from trainer.rounds.tensors import Shapes, numel
+
+FITTED = (1, 2, 3)
+"""Heads of the small models whose sizes tell how a model grows with its width."""
+MAX_WIDTH = 1 << 20
+
+
+@dataclass(frozen=True)
+class PartInventory:
+    """One part, as a worker has it."""
+
+    name: str
+    shapes: Shapes
+    """Of what is trained, and travels."""
+    trained_bytes: int
+    """Weights, gradients and optimizer state."""
+    copied: Mapping[str, Shapes]
+    """Of what is published of the parts that it has copies of, by name."""
+    passes: int
+    """Layers times passes of one step, as in trainer/cost.py."""
+
+    @property
+    def weight_bytes(self) -> int:
+        return numel(self.shapes) * FP32_BYTES
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """One moment under Muon, two under AdamW."""
+        return self.trained_bytes - 2 * self.weight_bytes
+
+    @property
+    def copied_bytes(self) -> int:
+        """Copies twice: as they were fetched, so that the next difference can be added, and in the modules that read.
+
+        The modules of a scorer's stages have no own heads.
+        """
+        fetched = sum(map(numel, self.copied.values()))
+        heads = sum(
+            math.prod(shape) for like in self.copied.values() for name, shape in like.items() if name.startswith(HEAD)
+        )
+        return (2 * fetched - heads) * FP32_BYTES
+
+
+def take_inventory(config: TrainingConfig) -> tuple[PartInventory, ...]:
+    """All parts of a model, made of tensors without memory, so that a model of any size may be asked for."""
+    if config.rounds.model != "chain":
+        config = replace(config, architecture=replace(config.architecture, context="own"))
+    frame = Frame(config, Codes(config.noise.code_seed, config.architecture.code_dim), None)
+    names = frame.names()
+    with torch.device("meta"):
+        modules = [frame.module(index) for index in range(len(names))]
+    known = {name: _shapes(module) for name, module in zip(names, modules, strict=True)}
+    return tuple(
+        PartInventory(
+            name=name,
+            shapes=known[name],
+            trained_bytes=trained_bytes(module, config),
+            copied={names[i]: known[names[i]] for i in (*before(config, index), *later(config, index))},
+            passes=_passes(config, index),
+        )
+        for index, (name, module) in enumerate(zip(names, modules, strict=True))
+    )
+
+
+def before(config: TrainingConfig, index: int) -> range:
+    """Parts whose features part `index` reads."""
+    model = config.rounds.model
+    return range(index if model == "scorer" or (model == "chain" and config.architecture.context == "chained") else 0)
+
+
+def later(config: TrainingConfig, index: int) -> range:
+    """Parts through whose copies part `index` looks ahead; a scorer's stage holds them whether it does or not."""
+    model = config.rounds.model
+    ahead = model == "scorer" or (model == "chain" and config.rounds.lookahead)
+    return range(index + 1, config.architecture.parts if ahead else index + 1)
+
+
+def numbers_of(parts: Iterable[PartInventory]) -> int:
+    """Parameters of a model."""
+    return sum(numel(part.shapes) for part in parts)
+
+
+def fit_width(config: TrainingConfig, params: float) -> TrainingConfig:
+    """The same model with the width, in whole heads, that brings it nearest to `params` parameters.
+
+    Raises ConfigError where even one head is twice too wide, or nothing is wide enough.
+    """
+    architecture = config.architecture
+    sizes = [numbers_of(take_inventory(_with_heads(config, heads))) for heads in FITTED]
+    # parameters are a polynomial of degree two in the width: three sizes tell all others
+    square = (sizes[2] - 2 * sizes[1] + sizes[0]) / 2
+    linear = sizes[1] - sizes[0] - 3 * square
+    constant = sizes[0] - linear - square
+    if params < sizes[0] / 2:
+        raise ConfigError(
+            f"{params:g} parameters are too few for {architecture.parts} blocks of {architecture.layers} layers, "
+            f"which have {sizes[0]:,} where they are least wide; give more parameters, or fewer layers"
+        )
+    root = math.sqrt(linear**2 + 4 * square * max(params - constant, 0.0))
+    exact = max((root - linear) / (2 * square), 1.0)
+    low, high = int(exact), int(exact) + 1
+    heads = min((low, high), key=lambda n: abs(constant + linear * n + square * n * n - params))
+    if heads * architecture.head_dim > MAX_WIDTH:
+        raise ConfigError(f"{params:g} parameters are too many for layers up to {MAX_WIDTH} wide; give more layers")
+    return _with_heads(config, heads)
+
+
+def _passes(config: TrainingConfig, index: int) -> int:
+    a, model = config.architecture, config.rounds.model
+    if model == "ar":
+        return TRAINED * a.layers * a.parts
+    through = len(later(config, index)) if model == "chain" or config.lookahead.ahead else 0
+    return a.layers * (FORWARD * len(before(config, index)) + TRAINED + THROUGH * through)
+
+
+def _with_heads(config: TrainingConfig, heads: int) -> TrainingConfig:
+    architecture = config.architecture
+    return replace(config, architecture=replace(architecture, width=heads * architecture.head_dim, heads=heads))
+
+
+def _shapes(module: nn.Module) -> Shapes:
+    return {name: tuple(p.shape) for name, p in module.named_parameters() if p.requires_grad}
