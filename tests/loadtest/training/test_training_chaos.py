@@ -37,6 +37,8 @@ steps_per_round = 2
 rounds = 24
 deadline = "lockstep"
 """
+SEED, LEASE_S = 0, 60.0
+"""A lockstep run waits so long for who was killed, and is not over before he is back; the seed has him killed first."""
 WORDS = ["the", "ship", "sailed", "north", "and", "nobody", "saw", "it", "again"]
 
 
@@ -47,7 +49,9 @@ def settings(tmp_path: Path) -> TrainingChaosSettings:
     config.write_text(RUN)
     draw = random.Random(0)
     text.write_text(" ".join(draw.choice(WORDS) for _ in range(2000)))
-    known = TrainingChaosSettings(seed=3, kinds=("kill", "nan"), count=2, config=config, data=text, reference=reference)
+    known = TrainingChaosSettings(
+        seed=SEED, kinds=("kill", "nan"), count=2, config=config, data=text, reference=reference, lease_s=LEASE_S
+    )
     key = known.reference_key(known.run_file().text)
     write_reference(reference, Reference(key, {"next byte, block 0": 5.54}, 1.0))
     return known
@@ -62,7 +66,7 @@ def test_faults_lose_no_update(settings: TrainingChaosSettings) -> None:
     assert {v["outcome"] for v in result.verdicts} == {"refused"}
     assert all("not finite" in v["reason"] for v in result.verdicts)
     assert result.verdicts
-    assert result.proof.merged == result.proof.accepted > 24
+    assert result.proof.merged == result.proof.accepted >= 24
     assert result.proof.heard > 12
     assert result.proof.compared > 0
     record = training_record(result, "onesweep chaos training", "0", this_machine())
