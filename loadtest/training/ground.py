@@ -12,7 +12,7 @@ from loadtest.load.target import LOOPBACK
 from loadtest.wan.lab import Lab, temporary_lab
 from loadtest.wan.profile import ROUTER, profile_named
 from loadtest.wan_bench.deployment import FIRST_PORT, INSECURE
-from serving.deployment import free_port_block
+from serving.ports import free_port_block
 
 MORTAL = ("setpriv", "--pdeathsig", "KILL", "--")
 """Before a command: it ends with the thread that started it, however that ends."""
