@@ -52,6 +52,8 @@ class RunFile:
             raise InputError(f"{path}: [architecture] and [rounds] must be sections")
         if (model := sections["rounds"].get("model", "chain")) != "chain":
             raise InputError(f"{path}: faults are for the training of a chain, not of {model!r}")
+        if (fragments := sections["rounds"].get("fragments", 1)) != 1:
+            raise InputError(f"{path}: faults are for parts that travel whole, not in {fragments!r} fragments")
         return cls(
             text,
             _whole(sections["architecture"], "parts", Architecture().parts, path),

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-STATE, PAYLOAD, MODULE = "worker.safetensors", "payload", "module/"
+STATE, PAYLOAD, MODULE = "worker.safetensors", "payload0", "module/"
 HANDED_IN = re.compile(r"round (\d+) of (\S+) is handed in")
 
 Tensors = Mapping[str, NDArray[np.generic]]
@@ -59,12 +59,12 @@ def read_pending(path: Path, worker: str) -> Statement | None:
     """The update that lies in a worker's state, as float32; None where there is none."""
     with safe_open(path, framework="numpy") as file:
         record = json.loads((file.metadata() or {})["record"])
-        if record["pending"] is None:
+        (piece,) = record["pieces"]  # a part that travels whole
+        if (pending := piece["pending"]) is None:
             return None
         payload: bytes = file.get_tensor(PAYLOAD).tobytes()
         names = sorted(name for name in file.keys() if name.startswith(MODULE))  # noqa: SIM118
         shapes = {name.removeprefix(MODULE): tuple(file.get_slice(name).get_shape()) for name in names}
-    pending = record["pending"]
     return Statement(worker, record["part"], pending["round"], pending["id"], tensors_digest(_cut(payload, shapes)))
 
 

@@ -80,9 +80,9 @@ def test_the_digest_is_that_of_the_log() -> None:
 
 def test_an_update_that_waits_in_a_state_is_hashed_there(tmp_path: Path) -> None:
     row = np.concatenate([TENSORS[name].reshape(-1) for name in sorted(TENSORS)])
-    record = {"part": "p", "pending": {"id": "r3-x", "round": 3}}
+    record = {"part": "p", "pieces": [{"pending": {"id": "r3-x", "round": 3}}]}
     modules = {f"module/{name}": array for name, array in TENSORS.items()}
-    payload = {"payload": np.frombuffer(row.tobytes(), np.uint8)}
+    payload = {"payload0": np.frombuffer(row.tobytes(), np.uint8)}
     save_file({**modules, **payload}, tmp_path / STATE, {"record": json.dumps(record)})
     witness = Witness()
     witness.look({"w0": tmp_path, "w1": tmp_path / "nothing"})

@@ -103,6 +103,7 @@ def test_bad_values_are_told(arguments: str, words: str, capsys: pytest.CaptureF
     ("text", "words"),
     [
         ("[rounds]\nmodel = 'ar'", "not of 'ar'"),
+        ("[rounds]\nfragments = 2", "not in 2 fragments"),
         ("rounds = 3", "must be sections"),
         ("[architecture]\nparts = 0", "parts must be a whole number above 0"),
         ("[rounds]\nreplicas = 1000", "find room here"),
