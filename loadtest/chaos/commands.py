@@ -25,6 +25,7 @@ DEFAULT_PROFILE = "links-60"
 
 def register(subparsers: Subparsers) -> None:
     from loadtest.load.access import add_access_options
+    from loadtest.training.commands import add_training
 
     chaos = subparsers.add_parser("chaos", help="faults under load: nothing may be lost, no text may change")
     _add_run(chaos, minutes=10.0)
@@ -32,6 +33,8 @@ def register(subparsers: Subparsers) -> None:
     chaos.add_argument("--count", type=int, metavar="N", help="faults (2.4 a minute, each kind at least once)")
     chaos.add_argument("--audit", type=float, default=0.0, metavar="S", help="share of sweeps computed again (0)")
     chaos.set_defaults(run=run_chaos_command)
+    kinds = chaos.add_subparsers(title="what", metavar="WHAT")
+    add_training(kinds.add_parser("training", help="faults under a training: no accepted update may be lost"))
 
     soak = subparsers.add_parser("soak", help="steady load for a long time: memory and descriptors must stay")
     _add_run(soak, minutes=30.0)
@@ -97,7 +100,7 @@ def _run(options: argparse.Namespace, kinds: tuple[str, ...], count: int | None,
 
     settings = _settings(options, kinds, count, audit)
     check_settings(settings)
-    _check_files(options)
+    check_files(options)
     machine, command = this_machine(), shlex.join(["onesweep", *sys.argv[1:]])
     with ends_cleanly():
         result = run_chaos(settings, lambda words: print(words, flush=True))
@@ -220,7 +223,7 @@ def _settings(options: argparse.Namespace, kinds: tuple[str, ...], count: int | 
     )
 
 
-def _check_files(options: argparse.Namespace) -> None:
+def check_files(options: argparse.Namespace) -> None:
     from loadtest.destination import check_destination
     from loadtest.load.pictures import check_matplotlib
 

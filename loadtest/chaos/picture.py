@@ -58,7 +58,7 @@ def time_line(result: ChaosResult) -> str:
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata=dict.fromkeys(_NO_METADATA))
     svg = file.getvalue()
-    return _shorter(svg[svg.index("<svg") :])
+    return shorter(svg[svg.index("<svg") :])
 
 
 def _faults(axes: Axes, result: ChaosResult) -> None:
@@ -128,7 +128,7 @@ def _above(columns: int) -> dict[str, Any]:
     return {**place, "frameon": False, "ncols": columns, "fontsize": 7}
 
 
-def _shorter(svg: str) -> str:
+def shorter(svg: str) -> str:
     """A hundredth of a point is enough."""
     return re.sub(r"(\d+\.\d{2})\d+", r"\1", svg)
 

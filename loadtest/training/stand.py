@@ -127,18 +127,20 @@ class Stand:
                 return False
             time.sleep(POLL_S)
 
-    def wait_end(self, within_s: float) -> bool:
-        """Whether the coordinator came to the end of the run in time, and every worker heard of it.
+    def wait_end(self, patience_s: float) -> bool:
+        """Whether the run comes to its end, and every worker hears of it; False when nothing happens for so long.
 
         Raises ServiceError with the last words of one that failed.
         """
-        deadline = time.monotonic() + within_s
         programs = [self.coordinator, *self.workers.values()]
+        moved, known = time.monotonic(), -1
         while any(program.ended is None for program in programs):
-            if time.monotonic() > deadline:
-                return False
             self.check()
             self.journal.look()
+            if (now := sum(p.ended is not None for p in programs) + len(self.journal.entries)) != known:
+                moved, known = time.monotonic(), now
+            if time.monotonic() - moved > patience_s:
+                return False
             time.sleep(POLL_S)
         self.check()
         self.journal.look()

@@ -145,6 +145,9 @@ class Coordinator:
         member = self.called(request.worker, request.lease)
         fragment = self.fragment(member, request.fragment)
         done = max(member.done(fragment), request.after if request.HasField("after") else -1)
+        if self._is_at_rest(member):  # else its update may still be on its way
+            member.passed[fragment] = done
+            self._tell()
         deadline = self.clock() + min(request.wait_seconds, MAX_WAIT_S)
         asked = self._asked.setdefault(fragment, [])
         with contextlib.ExitStack() as stack:
@@ -156,6 +159,9 @@ class Coordinator:
                 changed, wanted = self._changed, self._next_round(fragment, done)
                 if wanted is None:
                     return rounds_pb2.NextResponse(end=rounds_pb2.End(rounds=self.plan.rounds))
+                if wanted > self._furthest(fragment) and self._is_given_up(fragment) and self._is_at_rest(member):
+                    wanted = self.ledger.round(fragment)
+                    member.passed[fragment] = wanted - 1
                 if wanted <= self._furthest(fragment):
                     order = await self._order(fragment, wanted, request)
                     member.begins(wanted)
@@ -204,6 +210,7 @@ class Coordinator:
             verdict = await self._alone(self.reception.judge, fragment, submission, payload, self.clock())
         if verdict.outcome == rounds_pb2.OUTCOME_REFUSED:
             member.refused, member.problem = member.refused + 1, verdict.reason
+            member.passed[fragment] = max(member.passed.get(fragment, -1), submission.round)
             log.warning("update %s of %s refused: %s", submission.id, fragment, verdict.reason)
         else:
             member.accepted += verdict.outcome == rounds_pb2.OUTCOME_ACCEPTED
@@ -288,14 +295,29 @@ class Coordinator:
                 raise
 
     async def _expect(self, fragment: str) -> None:
-        """How many will hand in: places that nobody had yet, those who are here, and those who did already."""
+        """How many will hand in: places that nobody had yet, those who are here, and those who did already.
+
+        Not those who are here and whose update was refused: what they make of the round again would be the same.
+        """
         part, now, round_ = self.plan.cutting.part_of[fragment], self.clock(), self.ledger.round(fragment)
         members = [m for m in self.members if self.plan.parts[m.place.part] == part]
-        gone = sum(not self.members.is_here(m, now) and m.done(fragment) < round_ for m in members)
+        away = [m for m in members if not self.members.is_here(m, now) and m.done(fragment) < round_]
+        gone = len(away) + sum(self.members.is_here(m, now) and m.has_passed(fragment, round_) for m in members)
         expected = max(self.members.replicas - gone, 1)
         if self._expected.get(fragment) != expected:
             self._expected[fragment] = expected
             await self._alone(self.ledger.expect, fragment, expected)
+
+    def _is_at_rest(self, member: Member) -> bool:
+        """Whether who asks for a round has nothing on its way, and trains nothing meanwhile."""
+        return self.plan.config.rounds.overlap == "none" and len(self.fragments(member)) == 1
+
+    def _is_given_up(self, fragment: str) -> bool:
+        """Whether nothing came for the open round, and nothing will: all that was made for it was refused."""
+        part, now, round_ = self.plan.cutting.part_of[fragment], self.clock(), self.ledger.round(fragment)
+        members = [m for m in self.members if self.plan.parts[m.place.part] == part]
+        here = [m for m in members if self.members.is_here(m, now)]
+        return self.ledger.due_at(fragment) is None and all(m.has_passed(fragment, round_) for m in here)
 
     async def _order(self, fragment: str, wanted: int, request: rounds_pb2.NextRequest) -> rounds_pb2.Order:
         return await self._alone(self._make_order, fragment, wanted, {h.part: h for h in request.held})

@@ -38,6 +38,8 @@ class Member:
     device: str = ""
     finished: dict[str, int] = field(default_factory=dict)
     """The last round for which something was accepted from this place, by fragment."""
+    passed: dict[str, int] = field(default_factory=dict)
+    """The last round for which nothing more comes from it: what it made was accepted, or refused."""
     beat: rounds_pb2.BeatRequest = field(default_factory=rounds_pb2.BeatRequest)
     """What it last said of itself."""
     accepted: int = 0
@@ -57,6 +59,10 @@ class Member:
     def done(self, fragment: str) -> int:
         """The last round of a fragment for which something was accepted; -1 for none."""
         return self.finished.get(fragment, -1)
+
+    def has_passed(self, fragment: str, round_: int) -> bool:
+        """Whether its update of a round was refused: it is not made again, unless it is asked for."""
+        return self.done(fragment) < round_ <= self.passed.get(fragment, -1)
 
     def is_late(self, fragment: str, open_round: int) -> bool:
         """Whether the round that it is to hand in next is closed: it is slow, or hangs."""

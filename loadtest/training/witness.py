@@ -1,0 +1,96 @@
+"""What workers themselves know of their updates: read from their states and logs, which no coordinator writes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+STATE, PAYLOAD, MODULE = "worker.safetensors", "payload0", "module/"
+HANDED_IN = re.compile(r"round (\d+) of (\S+) is handed in")
+
+Tensors = Mapping[str, NDArray[np.generic]]
+
+
+@dataclass(frozen=True)
+class Statement:
+    """An update as its worker made it."""
+
+    worker: str
+    part: str
+    round: int
+    id: str
+    sha256: str
+    """Of its tensors, computed here."""
+
+
+class Witness:
+    """Looks at the states of workers again and again; what they have not handed in yet is in there, too."""
+
+    def __init__(self) -> None:
+        self.statements: dict[tuple[str, str], Statement] = {}
+        """By part and id."""
+        self._seen: dict[Path, int] = {}
+
+    def look(self, states: Mapping[str, Path]) -> None:
+        """:param states: directories by the worker's name."""
+        for worker, directory in states.items():
+            path = directory / STATE
+            try:
+                changed = path.stat().st_mtime_ns
+                if self._seen.get(path) == changed:
+                    continue
+                found = read_pending(path, worker)
+            except (OSError, SafetensorError):
+                continue  # none yet, or just replaced
+            self._seen[path] = changed
+            if found is not None:
+                self.statements[found.part, found.id] = found
+
+
+def read_pending(path: Path, worker: str) -> Statement | None:
+    """The update that lies in a worker's state, as float32; None where there is none."""
+    with safe_open(path, framework="numpy") as file:
+        record = json.loads((file.metadata() or {})["record"])
+        (piece,) = record["pieces"]  # a part that travels whole
+        if (pending := piece["pending"]) is None:
+            return None
+        payload: bytes = file.get_tensor(PAYLOAD).tobytes()
+        names = sorted(name for name in file.keys() if name.startswith(MODULE))  # noqa: SIM118
+        shapes = {name.removeprefix(MODULE): tuple(file.get_slice(name).get_shape()) for name in names}
+    return Statement(worker, record["part"], pending["round"], pending["id"], tensors_digest(_cut(payload, shapes)))
+
+
+def tensors_digest(tensors: Tensors) -> str:
+    """SHA-256 over names in order, shapes, kinds and bytes, as the log has it."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        array = tensors[name]
+        found.update(f"{name} {tuple(array.shape)} torch.{array.dtype.name}\n".encode())
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()
+
+
+def handed_in(logs: Iterable[Path]) -> set[tuple[str, int]]:
+    """Parts and rounds of which a worker heard that its update was taken, by its own logs."""
+    found = set()
+    for log in logs:
+        if log.exists():
+            found |= {(part, int(number)) for number, part in HANDED_IN.findall(log.read_text(errors="replace"))}
+    return found
+
+
+def _cut(payload: bytes, shapes: Mapping[str, tuple[int, ...]]) -> Tensors:
+    row, start, tensors = np.frombuffer(payload, "<f4"), 0, dict[str, NDArray[np.generic]]()
+    for name in sorted(shapes):
+        size = int(np.prod(shapes[name], dtype=np.int64))
+        tensors[name] = row[start : start + size].reshape(shapes[name])
+        start += size
+    return tensors
