@@ -24,6 +24,8 @@ def parser_of(words: list[str]) -> tuple[argparse.ArgumentParser, list[str]]:
     """The parser of a command and of its action, and the words that are left for it. Raises KeyError."""
     parser = whole_parser()
     while actions := [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]:
+        if not actions[0].required and words[0].startswith("-"):
+            break  # `chaos` does something by itself, too
         parser, words = actions[0].choices[words[0]], words[1:]
     return parser, words
 

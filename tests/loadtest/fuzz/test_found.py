@@ -257,7 +257,7 @@ def test_stop_may_be_null(gateway: int) -> None:
 
 
 def test_a_head_that_never_ends_is_not_waited_for(gateway: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from serving.http import connection
+    from stages.web import connection
 
     monkeypatch.setattr(connection, "HEAD_S", 0.2)
     live = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
