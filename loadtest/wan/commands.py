@@ -41,6 +41,14 @@ def register(subparsers: Subparsers) -> None:
     execute.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="and its arguments")
     execute.set_defaults(run=run_exec)
 
+    train = commands.add_parser("train", help="six workers train a small chain over such links; then it is served")
+    train.add_argument("--minutes", type=float, default=3.0, metavar="M", help="about how long (3)")
+    train.add_argument("--profile", default="links-60", metavar="P", help="links; loopback needs no root (links-60)")
+    train.add_argument("--data", type=Path, metavar="PATH", help="UTF-8 text (default: Python's docs)")
+    train.add_argument("--prompt", default="The ", help="what the served chain goes on from")
+    _add_profiles(train)
+    train.set_defaults(run=run_train)
+
     profiles = commands.add_parser("profiles", help="list the profiles")
     _add_profiles(profiles)
     profiles.set_defaults(run=run_profiles)
@@ -88,6 +96,21 @@ def run_exec(options: argparse.Namespace) -> NoReturn:
     # It runs in this process's place: signals, terminal and exit code are its own.
     command = require_lab(_state_directory()).command(options.node, argv, outlives_parent=True)
     os.execvp(command[0], command)
+
+
+def run_train(options: argparse.Namespace) -> int:
+    from loadtest.training.demo import MEGABYTE, DemoSettings, train_and_serve
+    from serving.deployment import ends_cleanly
+
+    settings = DemoSettings(options.minutes, options.profile, options.profiles, options.data, options.prompt)
+    with ends_cleanly():
+        made = train_and_serve(settings, lambda words: print(words, flush=True))
+    print(f"\n  {options.prompt}|{made.text.replace(chr(10), '⏎')}\n")
+    print(
+        f"{made.rounds} rounds, {made.moved_bytes / MEGABYTE:.1f} MB moved, next byte {made.next_byte_nats:.3f} nats; "
+        f"{len(made.text.encode())} bytes in {made.sweeps} sweep: a training so short writes no words"
+    )
+    return 0
 
 
 def run_profiles(options: argparse.Namespace) -> int:
