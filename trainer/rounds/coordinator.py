@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,7 +24,7 @@ from trainer.rounds.members import Member, Members
 from trainer.rounds.offers import Offers
 from trainer.rounds.plan import RunPlan
 from trainer.rounds.publishing import Publisher
-from trainer.rounds.reception import Reception, check_losses
+from trainer.rounds.reception import Reception, check_beat
 from trainer.v1 import rounds_pb2
 
 log = logging.getLogger(__name__)
@@ -119,7 +120,7 @@ class Coordinator:
         """Raises Refusal."""
         self.plan.check_join(request, self.settings.own_data)
         wanted = request.part if request.HasField("part") else None
-        with _stored():
+        async with self._members_kept():
             member = self.members.join(request.worker, wanted, self.clock(), request.device[:64])
         place, part = member.place, self.plan.parts[member.place.part]
         log.info("%s joins: %s, replica %d", member.worker, part, place.replica)
@@ -142,6 +143,8 @@ class Coordinator:
 
         :param waiting: called once nothing that comes later can change what the answer will be.
         """
+        if not math.isfinite(request.wait_seconds):
+            raise invalid("wait_seconds must be a finite number")
         member = self.called(request.worker, request.lease)
         fragment = self.fragment(member, request.fragment)
         done = max(member.done(fragment), request.after if request.HasField("after") else -1)
@@ -185,29 +188,53 @@ class Coordinator:
     async def beat(self, request: rounds_pb2.BeatRequest) -> rounds_pb2.BeatResponse:
         """Raises Refusal."""
         member = self.called(request.worker, request.lease)
-        check_losses(request.losses)
-        member.beat = request
+        check_beat(request)
+        request.DiscardUnknownFields()
+        member.beat = rounds_pb2.BeatRequest()
+        member.beat.CopyFrom(request)  # a message keeps the memory of all that came with it
         open_rounds = map(self.ledger.round, self.fragments(member))
         return rounds_pb2.BeatResponse(open_rounds=open_rounds, ended=self.ended)
 
     async def leave(self, request: rounds_pb2.LeaveRequest) -> rounds_pb2.LeaveResponse:
         """Raises Refusal."""
         member = self.called(request.worker, request.lease)
-        with _stored():
+        async with self._members_kept():
             self.members.leave(member)
         log.info("%s leaves %s", member.worker, self.plan.parts[member.place.part])
         return rounds_pb2.LeaveResponse()
 
     async def judge(self, submission: rounds_pb2.Submission, payload: bytes) -> rounds_pb2.Verdict:
         """What becomes of an update that has come whole. Raises Refusal where it cannot be stored now."""
-        member = self.called(submission.worker, submission.lease)
+        async with self.ledger_lock:  # until it is known what the place has handed in, nobody else joins there
+            member = self.called(submission.worker, submission.lease)
+            fragment = self.fragment(member, submission.fragment)
+            if submission.round > self._furthest(fragment):
+                raise exhausted(f"round {submission.round} of {fragment} is not open yet", EARLY_RETRY_MS)
+            verdict = self.known(member, submission)
+            if verdict is None:
+                with _stored():
+                    verdict = await in_thread(self.reception.judge, fragment, submission, payload, self.clock())
+            self._note(member, fragment, submission, verdict)
+        self._tell()
+        return verdict
+
+    def known(self, member: Member, submission: rounds_pb2.Submission) -> rounds_pb2.Verdict | None:
+        """What can be said of a submission without its payload; None where that must come. Raises Refusal."""
+        if (verdict := self.reception.known(submission)) is not None:
+            return verdict
         fragment = self.fragment(member, submission.fragment)
-        if submission.round > self._furthest(fragment):
-            raise exhausted(f"round {submission.round} of {fragment} is not open yet", EARLY_RETRY_MS)
+        if self.ledger.owner(fragment, submission.id) == submission.worker:
+            return rounds_pb2.Verdict(outcome=rounds_pb2.OUTCOME_DUPLICATE)
+        done, reason = member.done(fragment), ""
         if self.ledger.round(fragment) >= self.plan.rounds:
-            return rounds_pb2.Verdict(outcome=rounds_pb2.OUTCOME_REFUSED, reason=f"{fragment} has made its last round")
-        with _stored():
-            verdict = await self._alone(self.reception.judge, fragment, submission, payload, self.clock())
+            reason = f"{fragment} has made its last round"
+        elif submission.round <= done:  # whatever names a worker takes, a place counts once
+            reason = f"this place has handed in round {done} of {fragment} already"
+        return rounds_pb2.Verdict(outcome=rounds_pb2.OUTCOME_REFUSED, reason=reason) if reason else None
+
+    def _note(
+        self, member: Member, fragment: str, submission: rounds_pb2.Submission, verdict: rounds_pb2.Verdict
+    ) -> None:
         if verdict.outcome == rounds_pb2.OUTCOME_REFUSED:
             member.refused, member.problem = member.refused + 1, verdict.reason
             member.passed[fragment] = max(member.passed.get(fragment, -1), submission.round)
@@ -216,8 +243,6 @@ class Coordinator:
             member.accepted += verdict.outcome == rounds_pb2.OUTCOME_ACCEPTED
             member.has_finished(fragment, submission.round)
             member.problem = ""
-        self._tell()
-        return verdict
 
     # What goes on by itself
 
@@ -367,6 +392,14 @@ class Coordinator:
         """In a thread, and nothing else touches the ledger meanwhile."""
         async with self.ledger_lock:
             return await in_thread(job, *args, **kwargs)
+
+    @contextlib.asynccontextmanager
+    async def _members_kept(self) -> AsyncGenerator[None]:
+        """What becomes of places inside is on the disk after it, and no update is judged meanwhile. Raises Refusal."""
+        async with self.ledger_lock:
+            yield
+            with _stored():
+                await in_thread(self.members.save, self.members.records())
 
     def _tell(self) -> None:
         self._changed.set()

@@ -16,6 +16,7 @@ from trainer.config import TrainingConfig
 from trainer.data import Corpus, load_corpus
 from trainer.rounds.client import Link
 from trainer.rounds.coordinator import CoordinatorSettings
+from trainer.rounds.engine.crew import PRELOADED
 from trainer.rounds.frame import Frame
 from trainer.rounds.learner import Learner
 from trainer.rounds.server import ServerSettings, coordinate
@@ -67,10 +68,12 @@ def measure_worker(config: TrainingConfig, data: Path | None) -> Footprint:
     """A worker of the last part, for a few rounds. Raises ServiceError."""
     settings = replace(config.rounds, replicas=1, rounds=ROUNDS, steps_per_round=max(STEPS, config.rounds.fragments))
     config = replace(config, rounds=settings)
-    processes = multiprocessing.get_context("spawn")
+    # who is measured has imported everything itself; the coordinator may be forked from who has
+    forked, processes = multiprocessing.get_context("forkserver"), multiprocessing.get_context("spawn")
+    forked.set_forkserver_preload(PRELOADED)
     with tempfile.TemporaryDirectory() as directory:
         (told, tells), (heard, says) = processes.Pipe(duplex=False), processes.Pipe(duplex=False)
-        coordinator = processes.Process(target=_coordinate, args=(config, data, Path(directory), tells))
+        coordinator = forked.Process(target=_coordinate, args=(config, data, Path(directory), tells))
         coordinator.start()
         tells.close()
         try:

@@ -59,10 +59,17 @@ class Ledger:
 
     def difference(self, part: str, version: int) -> bytes | None:
         """From version - 1 to `version` in the `down_codec`; None where the weights must be sent whole."""
-        sha256 = self._parts[part].digests.get(version)
+        p = self._parts[part]
+        if version == p.round:
+            return p.version.difference or None
+        sha256 = p.digests.get(version)
         if sha256 is None:
             return None
         return self.store.get_version(part, version, sha256).difference or None
+
+    def owner(self, part: str, name: str) -> str | None:
+        """The worker whose update has this id; None for one that is not known, or too old to count."""
+        return self._parts[part].ids.get(name)
 
     def begin(self, part: str, now_s: float) -> None:
         """The open round begins now, if nothing has come for it. Not stored."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -14,6 +15,8 @@ from stages.checkpoint import replace_file
 from stages.errors import ResumeError
 from stages.refusal import Refusal
 from trainer.v1 import rounds_pb2
+
+Record = dict[str, Any]
 
 RETRY_MS = 2000
 
@@ -88,7 +91,10 @@ class Members:
         return iter([self._members[place] for place in sorted(self._members)])
 
     def join(self, worker: str, part: int | None, now_s: float, device: str = "") -> Member:
-        """A place for `worker`: its own, else one that nobody had, else one whose worker is gone. Raises Refusal."""
+        """A place for `worker`: its own, else one that nobody had, else one whose worker is gone. Raises Refusal.
+
+        To be saved before anybody is told.
+        """
         if part is not None and not 0 <= part < self.parts:
             span = f"parts 0 to {self.parts - 1}" if self.parts > 1 else "one part, 0"
             raise Refusal(grpc.StatusCode.NOT_FOUND, f"there is no part {part}: this run has {span}")
@@ -104,7 +110,6 @@ class Members:
         if before is not None:
             member.finished = before.finished
         self._members[place] = member
-        self._save()
         return member
 
     def called(self, worker: str, lease: str, now_s: float) -> Member:
@@ -118,15 +123,35 @@ class Members:
         )
 
     def remember(self, worker: str, part: int, fragment: str, round_: int) -> None:
-        """Something of `worker` was accepted for this round, before this process began."""
+        """Something of `worker` was accepted for this round, before this process began.
+
+        What came from its place under other names was saved when the place went to it.
+        """
         for member in self._members.values():
             if member.worker == worker and member.place.part == part:
                 member.has_finished(fragment, round_)
 
     def leave(self, member: Member) -> None:
-        """Give a place back; what was handed in from it stays known."""
+        """Give a place back; what was handed in from it stays known. To be saved."""
         self._give_up(member)
-        self._save()
+
+    def records(self) -> list[Record]:
+        """All that is to be saved, as it is now."""
+        return [
+            {
+                "worker": m.worker,
+                "part": m.place.part,
+                "replica": m.place.replica,
+                "lease": m.lease,
+                "device": m.device,
+                "finished": dict(m.finished),
+            }
+            for m in self
+        ]
+
+    def save(self, records: Sequence[Record]) -> None:
+        """Write it to the disk; may run on another thread. Raises CheckpointError."""
+        replace_file(self.path, lambda path: path.write_text(json.dumps(records, indent=1), encoding="utf-8"))
 
     def is_here(self, member: Member, now_s: float) -> bool:
         """Whether its lease holds."""
@@ -155,20 +180,6 @@ class Members:
         member = self._members.get(place)
         return member is not None and self.is_here(member, now_s)
 
-    def _save(self) -> None:
-        """Raises CheckpointError."""
-        records = [
-            {
-                "worker": m.worker,
-                "part": m.place.part,
-                "replica": m.place.replica,
-                "lease": m.lease,
-                "device": m.device,
-            }
-            for m in self
-        ]
-        replace_file(self.path, lambda path: path.write_text(json.dumps(records, indent=1), encoding="utf-8"))
-
 
 def _read(path: Path, now_s: float) -> list[Member]:
     if not path.exists():
@@ -181,8 +192,9 @@ def _read(path: Path, now_s: float) -> list[Member]:
                 str(record["lease"]),
                 now_s if record["lease"] else float("-inf"),
                 str(record["device"]),
+                {str(fragment): int(number) for fragment, number in record["finished"].items()},
             )
             for record in json.loads(path.read_text(encoding="utf-8"))
         ]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ResumeError(f"{path} is damaged ({error}); delete it: workers will join again") from None

@@ -75,7 +75,7 @@ class Offers:
         offered = rounds_pb2.Weights(part=edition.part, version=edition.number, digest=self._digest(edition))
         if held == edition.number:
             return offered
-        differences = route(held, edition.number, edition.difference, edition.weights)
+        differences = route(held, edition.number, partial(self._difference, edition), edition.weights)
         offered.whole = not differences
         offered.codec = edition.codec if differences else WHOLE
         for number, data in differences.items():
@@ -85,6 +85,15 @@ class Offers:
             offered.files.append(self._file(edition.line, edition.number, "whole", encode))
         self._drop_old(edition)
         return offered
+
+    def _difference(self, edition: Edition, number: int) -> bytes | None:
+        """From the disk once, however many ask for it."""
+        key = edition.line, number, "difference"
+        if key not in self._files:
+            if not (data := edition.difference(number)):
+                return None
+            self._files[key] = data, Parcel.of(data)
+        return self._files[key][0]
 
     def _file(self, line: str, number: int, kind: str, make: Callable[[], bytes]) -> rounds_pb2.File:
         key = line, number, kind

@@ -47,7 +47,8 @@ class Piece:
         """The weights with which this round begins, of those of the newest version."""
         standing = self.standing
         merged = standing.own_in is not None and version >= standing.own_in
-        self.base = self.overlap.start(weights, self.own or None, merged)
+        # the overlap counts each of our rounds once, whether or not this one comes to its end
+        self.base, self.own = self.overlap.start(weights, self.own or None, merged), {}
         standing.round, standing.base_version, standing.steps = round_, version, 0
         return self.base
 

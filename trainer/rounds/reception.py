@@ -118,6 +118,14 @@ def parcel_of(submission: rounds_pb2.Submission) -> Parcel:
     return Parcel(submission.size, submission.sha256)
 
 
+def check_beat(beat: rounds_pb2.BeatRequest) -> None:
+    """Raise Refusal unless what a worker says of itself can be shown."""
+    check_losses(beat.losses)
+    for name in ("busy_seconds", "lived_seconds"):
+        if not 0 <= getattr(beat, name) < math.inf:
+            raise invalid(f"{name} must be a finite number from 0")
+
+
 def check_losses(losses: Mapping[str, float]) -> None:
     """Raise Refusal unless `losses` can be shown."""
     if len(losses) > MAX_LOSSES:

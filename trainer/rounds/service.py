@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -16,9 +16,10 @@ from stages.refusal import Refusal, exhausted, invalid
 from stages.tokens import STATUS, WORK
 from trainer.rounds.access import Access
 from trainer.rounds.coordinator import Coordinator
-from trainer.rounds.members import Member, Place
+from trainer.rounds.members import Place
 from trainer.rounds.status import status_of
-from trainer.rounds.transfer import DamagedError, Intake, pieces
+from trainer.rounds.streams import Streams
+from trainer.rounds.transfer import DamagedError, Intake, piece_at
 from trainer.v1 import rounds_pb2, rounds_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -35,8 +36,10 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
     def __init__(self, coordinator: Coordinator, access: Access) -> None:
         self.coordinator, self.access = coordinator, access
         self.watchers = 0
-        self._sending: dict[Place, object] = {}
-        """Which of a place's streams is the one that counts: the last that began."""
+        self._sending, self._fetching = Streams(), Streams()
+        """By place; by place and file."""
+        self._judging = set[Place]()
+        """Places with a payload in memory."""
 
     async def Join(self, request: rounds_pb2.JoinRequest, context: Context) -> rounds_pb2.JoinResponse:
         try:
@@ -55,10 +58,14 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
     async def Fetch(self, request: rounds_pb2.FetchRequest, context: Context) -> AsyncIterator[rounds_pb2.Piece]:
         try:
             self.access.check_worker(context, WORK, request.worker)
-            data = await self.coordinator.read(request)
-            for piece in pieces(data, request.offset):
-                self.coordinator.sent_bytes += len(piece.data)
-                yield piece
+            member, offset = self.coordinator.called(request.worker, request.lease), request.offset
+            with self._fetching.begin((member.place, request.name)) as check:
+                # looked up for each piece, and not kept: who reads slowly keeps no file that is not offered any more
+                while (piece := piece_at(await self.coordinator.read(request), offset)) is not None:
+                    check()
+                    offset += len(piece.data)
+                    self.coordinator.sent_bytes += len(piece.data)
+                    yield piece
         except RequestError as error:
             await invalid(str(error)).abort(context)
         except Refusal as refusal:
@@ -72,13 +79,12 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
             self.access.check_worker(context, WORK, submission.worker)
             member = self.coordinator.called(submission.worker, submission.lease)
             self.coordinator.reception.check(member, submission)
-            if (verdict := self.coordinator.reception.known(submission)) is None:
-                mine = self._sending[member.place] = object()
-                intake = await in_thread(self.coordinator.reception.begin, member, submission)
-                yield rounds_pb2.SubmitResponse(offset=intake.offset)
-                payload = await self._receive(requests, intake, member, mine, submission.lease)
-                verdict = await self.coordinator.judge(submission, payload)
-                intake.drop()
+            if (verdict := self.coordinator.known(member, submission)) is None:
+                with self._sending.begin(member.place) as check:
+                    intake = await in_thread(self.coordinator.reception.begin, member, submission)
+                    yield rounds_pb2.SubmitResponse(offset=intake.offset)
+                    await self._receive(requests, intake, submission, check)
+                    verdict = await self._judge(intake, member.place, submission, check)
             yield rounds_pb2.SubmitResponse(verdict=verdict)
         except DamagedError as error:
             await Refusal(grpc.StatusCode.DATA_LOSS, str(error)).abort(context)
@@ -136,20 +142,32 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
         self,
         requests: AsyncIterator[rounds_pb2.SubmitRequest],
         intake: Intake,
-        member: Member,
-        mine: object,
-        lease: str,
-    ) -> bytes:
-        """The payload, when its last piece has come. Raises Refusal, RequestError, CheckpointError."""
+        submission: rounds_pb2.Submission,
+        check: Callable[[], None],
+    ) -> None:
+        """Until the last piece of the payload has come. Raises Refusal, RequestError, CheckpointError."""
         while not intake.whole:
             request = await anext(aiter(requests), None)
             if request is None:
                 raise invalid(f"the pieces ended after {intake.offset} of {intake.parcel.size} bytes")
             if request.WhichOneof("step") != "piece":
                 raise invalid("a submission has one header, and then pieces only")
-            if self._sending.get(member.place) is not mine:
-                raise Refusal(grpc.StatusCode.UNAVAILABLE, "this place sends another update: the older try ends")
-            self.coordinator.called(member.worker, lease)
+            check()
+            self.coordinator.called(submission.worker, submission.lease)
             await in_thread(intake.write, request.piece)
             self.coordinator.received_bytes += len(request.piece.data)
-        return await in_thread(intake.read)
+
+    async def _judge(
+        self, intake: Intake, place: Place, submission: rounds_pb2.Submission, check: Callable[[], None]
+    ) -> rounds_pb2.Verdict:
+        """One at a time for each place: however many calls it begins, one payload is in memory."""
+        check()
+        if place in self._judging:
+            raise exhausted("an update of this place is being judged; try again", STORE_RETRY_MS)
+        self._judging.add(place)
+        try:
+            verdict = await self.coordinator.judge(submission, await in_thread(intake.read))
+            intake.drop()
+        finally:
+            self._judging.remove(place)
+        return verdict

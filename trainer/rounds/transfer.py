@@ -45,12 +45,17 @@ class Parcel:
 
 def pieces(data: bytes, offset: int = 0) -> Iterator[rounds_pb2.Piece]:
     """`data` from `offset` on. Raises RequestError for an offset behind its end."""
+    while (piece := piece_at(data, offset)) is not None:
+        yield piece
+        offset += len(piece.data)
+
+
+def piece_at(data: bytes, offset: int) -> rounds_pb2.Piece | None:
+    """The piece of `data` that begins at `offset`; None at its end. Raises RequestError behind it."""
     if offset > len(data):
         raise RequestError(f"offset {offset} lies behind the end of a file of {len(data)} bytes")
-    view = memoryview(data)
-    for start in range(offset, len(data), PIECE_BYTES):
-        part = bytes(view[start : start + PIECE_BYTES])
-        yield rounds_pb2.Piece(offset=start, data=part, crc32=zlib.crc32(part))
+    part = data[offset : offset + PIECE_BYTES]
+    return rounds_pb2.Piece(offset=offset, data=part, crc32=zlib.crc32(part)) if part else None
 
 
 class Intake:

@@ -55,7 +55,7 @@ def _head(update: rounds_pb2.WatchUpdate, before: rounds_pb2.WatchUpdate | None)
     here = f"{len(update.workers) - gone} of {sum(part.replicas for part in update.parts)} workers here"
     counts = [f"{count} {what}" for what, count in (("late", late), ("gone", gone)) if count]
     lines = [
-        f"run {update.run[:12]}  {STATES.get(update.state, 'unknown')}  {update.rounds} rounds",
+        f"run {_plain(update.run[:12])}  {STATES.get(update.state, 'unknown')}  {update.rounds} rounds",
         "  ".join([", ".join([here, *counts]), *moved, f"in {duration(update.seconds)}"]),
     ]
     return [*lines, f"problem: {_plain(update.problem)}"] if update.problem else lines

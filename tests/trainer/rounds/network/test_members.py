@@ -107,10 +107,21 @@ def test_who_left_has_no_lease_at_all(members: Members) -> None:
 def test_places_outlive_the_coordinator(members: Members, tmp_path: Path) -> None:
     a, b = members.join("a", 0, 0.0), members.join("b", 1, 0.0)
     members.leave(b)
+    members.save(members.records())
     again = Members(tmp_path / "members.json", 2, 2, 10.0, 1000.0)
     again.remember("a", 0, "block-0", 5)
     assert again.called("a", a.lease, 1000.0).finished == {"block-0": 5}
     assert again.present(1, 1000.0) == 0
+
+
+def test_what_a_place_has_handed_in_outlives_its_worker_and_the_coordinator(members: Members, tmp_path: Path) -> None:
+    first = members.join("a", 0, 0.0)
+    first.has_finished("block-0", 3)
+    members.leave(first)
+    members.join("b", 0, 0.0), members.join("c", 0, 0.0)
+    members.save(members.records())
+    again = Members(tmp_path / "members.json", 2, 2, 10.0, 0.0)
+    assert sorted(member.done("block-0") for member in again) == [-1, 3]
 
 
 def test_a_damaged_file_is_told(tmp_path: Path) -> None:

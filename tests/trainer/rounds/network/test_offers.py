@@ -92,3 +92,16 @@ def test_a_copy_travels_exactly_where_it_travels_whole(ledger: Ledger, close: Cl
     assert (offered.whole, offered.digest) == (True, digest(ledger.weights("p")))
     found = codec_named("fp32").decode(offers.read(offered.files[0].name), shapes(ledger.weights("p")))
     assert all(torch.equal(tensor, ledger.weights("p")[key]) for key, tensor in found.items())
+
+
+def test_many_who_ask_cost_one_look_at_the_disk(ledger: Ledger, close: Close, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = RoundSettings(replicas=1, outer="mean", down_codec="e3m0")
+    ledger.settings = settings
+    offers, looks, real = Offers(ledger, settings), list[int](), ledger.store.get_version
+    monkeypatch.setattr(ledger.store, "get_version", lambda part, n, sha: looks.append(n) or real(part, n, sha))
+    for number in range(3):
+        close(ledger, number)
+    held = rounds_pb2.Held(part="p", version=0)
+    for _ in range(10):
+        assert len(offers.weights("p", held).files) == 3
+    assert sorted(looks) == [1, 2], "the newest is in memory"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 
 from stages.checkpoint import load_chain
 from stages.manifest import read_manifest
+from tests.trainer.rounds.network.processes import ended, launched
 from trainer.config import load_config
 from trainer.data import load_corpus
 from trainer.rounds.audit import audit
@@ -44,17 +44,13 @@ def config_file(settings: Callable[..., Path], tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def start(driver: list[str], tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+def start(tmp_path: Path) -> Iterator[Callable[..., BaseProcess]]:
     """`start(name, *arguments)`: a command as a process, whose words go into a file."""
-    root = Path(__file__).parents[4]
-    environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     with contextlib.ExitStack() as stack:
 
-        def launch(name: str, *arguments: object) -> subprocess.Popen[bytes]:
-            log = stack.enter_context((tmp_path / f"{name}.log").open("ab"))
-            command = [*driver, *map(str, arguments), "--threads", "1"]
-            process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-            stack.callback(process.wait)
+        def launch(name: str, *arguments: object) -> BaseProcess:
+            process = launched(tmp_path / f"{name}.log", *arguments)
+            stack.callback(process.join)
             stack.callback(process.kill)
             return process
 
@@ -70,7 +66,7 @@ def accepted(out: Path) -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_kills_change_nothing(
-    start: Callable[..., subprocess.Popen[bytes]],
+    start: Callable[..., BaseProcess],
     config_file: Path,
     text_file: Path,
     tmp_path: Path,
@@ -79,27 +75,27 @@ def test_kills_change_nothing(
 ) -> None:
     out, address = tmp_path / "out", f"127.0.0.1:{unused_port}"
 
-    def coordinator() -> subprocess.Popen[bytes]:
+    def coordinator() -> BaseProcess:
         how = ("--config", config_file, "--data", text_file, "--out", out, "--publish-every", 2, "--lease", 600)
         return start("coordinator", "coordinate", *how, "--listen", address)
 
-    def worker(number: int) -> subprocess.Popen[bytes]:
+    def worker(number: int) -> BaseProcess:
         how = ("--data", text_file, "--state", tmp_path / f"w{number}", "--save-every", 0, "--patience", WITHIN_S)
         return start(f"w{number}", "work", "--coordinator", address, "--name", f"w{number}", *how)
 
     first, workers = coordinator(), [worker(number) for number in range(WORKERS)]
     until(lambda: accepted(out) >= 3, WITHIN_S)
     first.kill()
-    assert first.wait() == -signal.SIGKILL
+    assert ended(first, WITHIN_S) == -signal.SIGKILL
     seen = accepted(out)
     second = coordinator()
     until(lambda: accepted(out) >= min(seen + 2, WORKERS * ROUNDS - 2), WITHIN_S)
     workers[0].kill()
-    workers[0].wait()
+    assert ended(workers[0], WITHIN_S) == -signal.SIGKILL
     workers[0] = worker(0)
 
-    assert second.wait(WITHIN_S) == 0, (tmp_path / "coordinator.log").read_text()
-    assert [process.wait(WITHIN_S) for process in workers[1:]] == [0]
+    assert ended(second, WITHIN_S) == 0, (tmp_path / "coordinator.log").read_text()
+    assert [ended(process, WITHIN_S) for process in workers[1:]] == [0]
     found = audit(out / "rounds")
     assert (found.problems, found.accepted, found.merged, found.pending) == ([], WORKERS * ROUNDS, WORKERS * ROUNDS, 0)
 
@@ -116,7 +112,7 @@ def test_kills_change_nothing(
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_who_is_told_to_stop_stores_everything_and_says_so(
-    start: Callable[..., subprocess.Popen[bytes]],
+    start: Callable[..., BaseProcess],
     config_file: Path,
     text_file: Path,
     tmp_path: Path,
@@ -128,12 +124,12 @@ def test_who_is_told_to_stop_stores_everything_and_says_so(
     first = start("coordinator", "coordinate", *how, "--listen", address)
     one = start("w0", "work", "--coordinator", address, "--name", "w0", "--data", text_file, "--state", tmp_path / "w0")
     until(lambda: accepted(out) >= 1, WITHIN_S)  # then it waits for the other worker of its part
-    one.send_signal(signal.SIGTERM)
-    assert one.wait(WITHIN_S) == 130
+    one.terminate()
+    assert ended(one, WITHIN_S) == 130
     assert "run again to go on" in (tmp_path / "w0.log").read_text()
     (member,) = json.loads((out / "rounds" / "members.json").read_text())
     assert (member["worker"], member["lease"]) == ("w0", ""), "the place was given back"
-    first.send_signal(signal.SIGTERM)
-    assert first.wait(WITHIN_S) == 130
+    first.terminate()
+    assert ended(first, WITHIN_S) == 130
     assert "everything is stored" in (tmp_path / "coordinator.log").read_text()
     assert audit(out / "rounds").problems == []

@@ -1,0 +1,147 @@
+"""Updates that come in: each counts once, and what is wrong with one is said."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from stages.errors import CheckpointError
+from tests.trainer.rounds.network.calls import Start, refused, submit
+from trainer.config import TrainingConfig
+from trainer.rounds.audit import audit
+from trainer.rounds.transfer import pieces
+from trainer.v1 import rounds_pb2
+
+
+def test_an_update_counts_once(network: Start) -> None:
+    net = network()
+    place, payload = net.join(part=0), net.payload("block-0")
+    submission = net.submission(place, payload)
+    assert submit(net, submission, payload).outcome == rounds_pb2.OUTCOME_ACCEPTED
+    assert submit(net, submission, payload).outcome == rounds_pb2.OUTCOME_DUPLICATE
+    other = net.submission(place, payload, id="another-name")
+    verdict = submit(net, other, payload)
+    assert verdict.outcome == rounds_pb2.OUTCOME_REFUSED
+    assert "has handed in" in verdict.reason
+    assert audit(net.out / "rounds").accepted == 1
+
+
+def test_the_deadline_of_the_first_round_counts_from_the_start_of_the_coordinator(network: Start) -> None:
+    net = network(deadline="fixed", deadline_s=1000.0)
+    place, payload = net.join(part=0), net.payload("block-0")
+    submit(net, net.submission(place, payload), payload)
+    due = net.ledger.due_at("block-0")
+    assert due is not None
+    assert due > net.coordinator.clock()
+
+
+def test_updates_that_are_not_numbers_are_refused_and_the_run_goes_on(network: Start) -> None:
+    net = network()
+    place = net.join(part=0)
+    payload = np.full(len(net.payload("block-0")) // 4, math.nan, np.float32).tobytes()
+    verdict = submit(net, net.submission(place, payload), payload)
+    assert verdict.outcome == rounds_pb2.OUTCOME_REFUSED
+    assert "not finite" in verdict.reason
+    good = net.payload("block-0")
+    assert submit(net, net.submission(place, good), good).outcome == rounds_pb2.OUTCOME_ACCEPTED
+
+
+def test_late_work_is_judged_by_rule(network: Start, until: Callable[..., Any]) -> None:
+    net = network(late="drop", deadline="fixed", deadline_s=0.05)
+    slow, quick = net.join("slow", part=0), net.join("quick", part=0)
+    payload = net.payload("block-0")
+    submit(net, net.submission(quick, payload, worker="quick"), payload)
+    until(lambda: net.ledger.round("block-0") == 1, 30)
+    verdict = submit(net, net.submission(slow, payload, worker="slow", id="late"), payload)
+    assert (verdict.outcome, verdict.reason) == (
+        rounds_pb2.OUTCOME_REFUSED,
+        "round 0 of block-0 was closed, and late work is dropped",
+    )
+    found = audit(net.out / "rounds")
+    assert (found.problems, found.accepted, found.dropped) == ([], 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"steps": 0}, "a round has 1 to 2 steps, not 0"),
+        ({"steps": 3}, "a round has 1 to 2 steps, not 3"),
+        ({"codec": "int8"}, "updates of this run travel as fp32, not 'int8'"),
+        ({"size": 5}, "an update of block-0 has [0-9]+ bytes as fp32, not 5"),
+        ({"size": 2**63}, "a file of 9223372036854775808 bytes"),
+        ({"sha256": b"short"}, "a SHA-256 has 32 bytes, not 5"),
+        ({"round": 3}, "this run has rounds 0 to 2"),
+        ({"base_version": 1}, "round 0 from version 1"),
+        ({"sequences": 5}, "2 steps do not see 5 sequences"),
+        ({"fragment": 1}, "no fragment 1: parts of this run have 1"),
+        ({"id": "a/b"}, "submission id 'a/b' must be"),
+        ({"losses": {"a": math.inf}}, "a loss must be a finite number"),
+    ],
+)
+def test_a_wrong_header_is_refused_before_anything_is_stored(
+    network: Start, changes: dict[str, Any], sentence: str
+) -> None:
+    net = network()
+    place, payload = net.join(part=0), net.payload("block-0")
+    code, details = refused(lambda: submit(net, net.submission(place, payload, **changes), payload))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert re.search(sentence, details)
+    assert list((net.out / "rounds" / "incoming").iterdir()) == []
+
+
+def test_a_cut_submission_goes_on_where_it_ended(network: Start, rounds_config: TrainingConfig) -> None:
+    wide = replace(rounds_config, architecture=replace(rounds_config.architecture, width=128, condition_dim=64))
+    net = network(wide)
+    place, payload = net.join(part=0), net.payload("block-0")
+    header = rounds_pb2.SubmitRequest(submission=net.submission(place, payload))
+    first, *_ = pieces(payload)
+    code, details = refused(lambda: net.stub.Submit(iter([header, rounds_pb2.SubmitRequest(piece=first)]), timeout=30))
+    assert (code, details) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        f"the pieces ended after {len(first.data)} of {len(payload)} bytes",
+    )
+    link = net.link()
+    verdict = link.submit(header.submission, payload)
+    assert verdict.outcome == rounds_pb2.OUTCOME_ACCEPTED
+    assert link.sent_bytes == len(payload) - len(first.data)
+    link.close()
+
+
+def test_a_damaged_payload_is_sent_anew(network: Start) -> None:
+    net = network()
+    place, payload = net.join(part=0), net.payload("block-0")
+    other = bytes(len(payload))
+    code, _ = refused(lambda: submit(net, net.submission(place, payload), other))
+    assert code is grpc.StatusCode.DATA_LOSS
+    assert submit(net, net.submission(place, payload), payload).outcome == rounds_pb2.OUTCOME_ACCEPTED
+
+
+def test_a_full_disk_loses_nothing(network: Start, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    net = network(replicas=1)
+    store, failures = net.ledger.store, ["put_update", "commit", "put_version"]
+
+    def fail_once(name: str) -> None:
+        real = getattr(store, name)
+
+        def failing(*args: Any) -> Any:
+            if name in failures:
+                failures.remove(name)
+                raise CheckpointError(f"cannot save {name}: No space left on device; free some space")
+            return real(*args)
+
+        monkeypatch.setattr(store, name, failing)
+
+    for name in list(failures):
+        fail_once(name)
+    net.work_together(None, None)
+    until(lambda: net.coordinator.ended, 30)
+    assert failures == []
+    found = audit(net.out / "rounds")
+    assert (found.problems, found.accepted, found.merged) == ([], 6, 6)

@@ -1,0 +1,107 @@
+"""Leases, orders, files that are fetched, and what those see who watch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.trainer.rounds.network.calls import Start, refused, submit
+from trainer.rounds.audit import audit
+from trainer.rounds.client import LeaseLostError
+from trainer.v1 import rounds_pb2
+
+
+def test_a_lease_that_is_not_ours_is_refused(network: Start) -> None:
+    net = network()
+    place = net.join()
+    net.join()
+    link = net.link()
+    with pytest.raises(LeaseLostError, match="hand has no such lease"):
+        link.next(rounds_pb2.NextRequest(worker="hand", lease=place.lease))
+    link.close()
+
+
+def test_a_part_whose_worker_is_gone_is_given_to_another(network: Start, until: Callable[..., Any]) -> None:
+    net = network(coordinator={"lease_s": 0.5}, replicas=1, rounds=1)
+    net.join("silent", part=0)
+    assert net.work("w0", part=0, wait=True) == 1
+    assert net.work("w1", part=1) == 1
+    until(lambda: net.coordinator.ended, 30)
+
+
+def test_a_lockstep_round_does_not_wait_for_a_worker_that_is_gone(network: Start, until: Callable[..., Any]) -> None:
+    net = network(coordinator={"lease_s": 2.0})
+    net.join("silent", part=0)
+    place, payload = net.join(part=0), net.payload("block-0")
+    assert submit(net, net.submission(place, payload), payload).outcome == rounds_pb2.OUTCOME_ACCEPTED
+    until(lambda: net.ledger.round("block-0") == 1, 60)
+    found = audit(net.out / "rounds")
+    assert (found.problems, found.accepted, found.merged) == ([], 1, 1)
+
+
+def test_the_first_round_begins_with_its_first_order(network: Start) -> None:
+    net = network(replicas=1)
+    place, payload = net.join(part=0), net.payload("block-0")
+    time.sleep(0.2)  # nobody is there to train
+    asked = time.monotonic()
+    net.stub.Next(rounds_pb2.NextRequest(worker="hand", lease=place.lease), timeout=30)
+    assert submit(net, net.submission(place, payload), payload).outcome == rounds_pb2.OUTCOME_ACCEPTED
+    (accepted,) = [record for record in net.ledger.store.records() if record["kind"] == "accepted"]
+    assert accepted["after_s"] <= time.monotonic() - asked + 0.001
+
+
+def test_files_are_fetched_from_an_offset_on(network: Start) -> None:
+    net = network()
+    place = net.join(part=1)
+    wrong = rounds_pb2.NextRequest(worker="hand", lease=place.lease, fragment=1)
+    assert refused(lambda: net.stub.Next(wrong, timeout=30)) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "there is no fragment 1: parts of this run have 1",
+    )
+    order = net.stub.Next(rounds_pb2.NextRequest(worker="hand", lease=place.lease), timeout=30).order
+    assert (order.round, order.steps, order.base.version, order.base.whole) == (0, 2, 0, True)
+    (file,) = order.base.files
+    request = rounds_pb2.FetchRequest(worker="hand", lease=place.lease, name=file.name, offset=file.size - 10)
+    (piece,) = net.stub.Fetch(request, timeout=30)
+    assert piece.data == net.payload("block-1", net.ledger.weights("block-1"))[-10:]
+    request.offset = file.size + 1
+    assert refused(lambda: net.stub.Fetch(request, timeout=30))[0] is grpc.StatusCode.INVALID_ARGUMENT
+    request.name = "../../secret"
+    assert refused(lambda: net.stub.Fetch(request, timeout=30))[0] is grpc.StatusCode.NOT_FOUND
+
+
+def test_who_watches_sees_parts_and_workers(network: Start) -> None:
+    net = network()
+    place = net.join(part=1)
+    beat = rounds_pb2.BeatRequest(worker="hand", lease=place.lease, doing=rounds_pb2.DOING_TRAINING, steps=1)
+    beat.losses["denoise_nats"] = 2.5
+    assert net.stub.Beat(beat, timeout=30).open_rounds == [0]
+    link = net.link()
+    update = next(link.watch(1.0))
+    assert [(p.name, p.round, p.present, p.replicas) for p in update.parts] == [
+        ("block-0", 0, 0, 2),
+        ("block-1", 0, 1, 2),
+    ]
+    (worker,) = update.workers
+    assert (worker.worker, worker.part, worker.doing, dict(worker.losses)) == (
+        "hand",
+        1,
+        rounds_pb2.DOING_TRAINING,
+        {"denoise_nats": 2.5},
+    )
+    assert not worker.gone
+    payload = net.payload("block-1")
+    submission = net.submission(place, payload, losses={"denoise_nats": 2.25})
+    assert link.submit(submission, payload).outcome == rounds_pb2.OUTCOME_ACCEPTED
+    other = net.join("other", part=1)
+    payload = net.payload("block-1", net.delta("block-1", 0.02))
+    link.submit(net.submission(other, payload, "other", losses={"denoise_nats": 2.75}), payload)
+    closed = next(update.parts[1].closed for update in link.watch(0.05) if update.parts[1].closed)
+    assert [(c.first, c.last, c.updates, c.late, dict(c.losses)) for c in closed] == [
+        (0, 0, 2, 0, {"denoise_nats": 2.5})
+    ]
+    link.close()
