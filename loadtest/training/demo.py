@@ -30,6 +30,8 @@ class DemoSettings:
 
     minutes: float = 3.0
     """About how long six workers of the run that ships take on two cores."""
+    config: Path | None = None
+    """None: the run that ships."""
     profile: str = "links-60"
     profiles: Path | None = None
     data: Path | None = None
@@ -42,6 +44,12 @@ class DemoSettings:
             raise InputError(f"--minutes must be above 0 and at most {MOST_MINUTES:g}, not {self.minutes:g}")
         if self.data is not None and not self.data.exists():
             raise InputError(f"no text at {self.data}: give a file or a folder of UTF-8 text")
+
+    def run_file(self) -> RunFile:
+        """Raises InputError."""
+        if self.config is not None:
+            return RunFile.read(self.config)
+        return RunFile.read(SHIPPED, max(round(self.minutes * ROUNDS_A_MINUTE), 2))
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,7 @@ class DemoResult:
 
 def train_and_serve(settings: DemoSettings, say: Callable[[str], None]) -> DemoResult:
     """Raises OnesweepError."""
-    run = RunFile.read(SHIPPED, max(round(settings.minutes * ROUNDS_A_MINUTE), 2))
+    run = settings.run_file()
     workers = tuple(part for part in range(run.parts) for _ in range(run.replicas))
     with tempfile.TemporaryDirectory(prefix="onesweep-demo-") as folder:
         config = Path(folder) / "run.toml"

@@ -42,7 +42,8 @@ def register(subparsers: Subparsers) -> None:
     execute.set_defaults(run=run_exec)
 
     train = commands.add_parser("train", help="six workers train a small chain over such links; then it is served")
-    train.add_argument("--minutes", type=float, default=3.0, metavar="M", help="about how long (3)")
+    train.add_argument("--minutes", type=float, default=3.0, metavar="M", help="of the run that ships, about (3)")
+    train.add_argument("--config", type=Path, metavar="FILE", help="a chain of your own, which ends when it ends")
     train.add_argument("--profile", default="links-60", metavar="P", help="links; loopback needs no root (links-60)")
     train.add_argument("--data", type=Path, metavar="PATH", help="UTF-8 text (default: Python's docs)")
     train.add_argument("--prompt", default="The ", help="what the served chain goes on from")
@@ -102,7 +103,14 @@ def run_train(options: argparse.Namespace) -> int:
     from loadtest.training.demo import MEGABYTE, DemoSettings, train_and_serve
     from serving.deployment import ends_cleanly
 
-    settings = DemoSettings(options.minutes, options.profile, options.profiles, options.data, options.prompt)
+    settings = DemoSettings(
+        minutes=options.minutes,
+        config=options.config,
+        profile=options.profile,
+        profiles=options.profiles,
+        data=options.data,
+        prompt=options.prompt,
+    )
     with ends_cleanly():
         made = train_and_serve(settings, lambda words: print(words, flush=True))
     print(f"\n  {options.prompt}|{made.text.replace(chr(10), '⏎')}\n")

@@ -10,14 +10,32 @@ from loadtest.training.demo import DemoSettings, train_and_serve
 from stages.errors import InputError
 
 
+RUN = """
+steps = 4
+sequences = 2
+[architecture]
+parts = 1
+layers = 1
+width = 32
+heads = 2
+context_bytes = 64
+[rounds]
+steps_per_round = 2
+replicas = 1
+"""
+
+
 @pytest.mark.slow
-def test_what_is_trained_is_served() -> None:
+@pytest.mark.timeout(400)
+def test_what_is_trained_is_served(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(RUN)
     said: list[str] = []
-    made = train_and_serve(DemoSettings(minutes=0.2, profile="loopback", max_bytes=16), said.append)
+    settings = DemoSettings(config=tmp_path / "run.toml", profile="loopback", max_bytes=16)
+    made = train_and_serve(settings, said.append)
     assert made.rounds == 2
     assert made.sweeps == 1
-    assert 1.0 < made.next_byte_nats < 5.6
-    assert made.moved_bytes > 1_000_000
+    assert 4.0 < made.next_byte_nats < 6.0
+    assert made.moved_bytes > 10_000
     assert "round 2 of 2: block-0 " in "\n".join(said)
     assert "nan" not in "\n".join(said)
 
