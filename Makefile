@@ -15,8 +15,8 @@ help: ## list the targets
 demo: .venv/.ready ## a small model on three local hosts, one sweep against the AR pipeline
 	$(BIN)/onesweep demo
 
-test: .venv/.ready ## all tests
-	$(BIN)/python -m pytest -q -rs
+test: .venv/.ready ## all tests, in two processes
+	$(BIN)/python -m pytest -q -rs -n 2 --dist worksteal
 
 lint: .venv/.ready ## style and types
 	$(BIN)/ruff check .

@@ -22,6 +22,7 @@ from stages.errors import InputError, OnesweepError, ServiceError
 MOST_MINUTES = 24 * 60.0
 PATIENCE_S = 300.0
 MEGABYTE = 1e6
+LOSS = "next_byte_nats"
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def _follow(stand: Stand, say: Callable[[str], None]) -> View:
         view = stand.watch.last if stand.watch is not None else None
         if view is not None and view.least_round >= told + max(view.rounds // 6, 1):
             told = view.least_round
-            losses = ", ".join(f"{part.name} {part.losses.get('next_byte_nats', math.nan):.2f}" for part in view.parts)
+            losses = ", ".join(f"{part.name} {part.losses.get(LOSS, '-'):.4}" for part in view.parts)
             moved = (view.received_bytes + view.sent_bytes) / MEGABYTE
             say(f"  round {told} of {view.rounds}: {losses} nats; {moved:.1f} MB moved")
         return view is not None and view.finished
