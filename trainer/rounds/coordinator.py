@@ -210,39 +210,15 @@ class Coordinator:
             fragment = self.fragment(member, submission.fragment)
             if submission.round > self._furthest(fragment):
                 raise exhausted(f"round {submission.round} of {fragment} is not open yet", EARLY_RETRY_MS)
-            verdict = self.known(member, submission)
+            verdict = self.reception.known(member, submission)
             if verdict is None:
                 with _stored():
                     verdict = await in_thread(self.reception.judge, fragment, submission, payload, self.clock())
-            self._note(member, fragment, submission, verdict)
+            member.was_told(fragment, submission.round, verdict)
+        if verdict.outcome == rounds_pb2.OUTCOME_REFUSED:
+            log.warning("update %s of %s refused: %s", submission.id, fragment, verdict.reason)
         self._tell()
         return verdict
-
-    def known(self, member: Member, submission: rounds_pb2.Submission) -> rounds_pb2.Verdict | None:
-        """What can be said of a submission without its payload; None where that must come. Raises Refusal."""
-        if (verdict := self.reception.known(submission)) is not None:
-            return verdict
-        fragment = self.fragment(member, submission.fragment)
-        if self.ledger.owner(fragment, submission.id) == submission.worker:
-            return rounds_pb2.Verdict(outcome=rounds_pb2.OUTCOME_DUPLICATE)
-        done, reason = member.done(fragment), ""
-        if self.ledger.round(fragment) >= self.plan.rounds:
-            reason = f"{fragment} has made its last round"
-        elif submission.round <= done:  # whatever names a worker takes, a place counts once
-            reason = f"this place has handed in round {done} of {fragment} already"
-        return rounds_pb2.Verdict(outcome=rounds_pb2.OUTCOME_REFUSED, reason=reason) if reason else None
-
-    def _note(
-        self, member: Member, fragment: str, submission: rounds_pb2.Submission, verdict: rounds_pb2.Verdict
-    ) -> None:
-        if verdict.outcome == rounds_pb2.OUTCOME_REFUSED:
-            member.refused, member.problem = member.refused + 1, verdict.reason
-            member.passed[fragment] = max(member.passed.get(fragment, -1), submission.round)
-            log.warning("update %s of %s refused: %s", submission.id, fragment, verdict.reason)
-        else:
-            member.accepted += verdict.outcome == rounds_pb2.OUTCOME_ACCEPTED
-            member.has_finished(fragment, submission.round)
-            member.problem = ""
 
     # What goes on by itself
 

@@ -59,6 +59,14 @@ class Member:
         if self.beat.round <= round_:
             self.beat.doing = rounds_pb2.DOING_WAITING
 
+    def was_told(self, fragment: str, round_: int, verdict: rounds_pb2.Verdict) -> None:
+        """What became of its update."""
+        if verdict.outcome == rounds_pb2.OUTCOME_REFUSED:
+            self.refused, self.problem = self.refused + 1, verdict.reason
+        else:
+            self.accepted, self.problem = self.accepted + (verdict.outcome == rounds_pb2.OUTCOME_ACCEPTED), ""
+            self.has_finished(fragment, round_)
+
     def done(self, fragment: str) -> int:
         """The last round of a fragment for which something was accepted; -1 for none."""
         return self.finished.get(fragment, -1)

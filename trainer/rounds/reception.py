@@ -66,9 +66,22 @@ class Reception:
             raise invalid(str(error)) from None
         check_losses(submission.losses)
 
-    def known(self, submission: rounds_pb2.Submission) -> rounds_pb2.Verdict | None:
-        """What was said of this submission before, so that it need not be sent again; None if nothing was."""
-        return self._known.get((submission.worker, submission.id))
+    def known(self, member: Member, submission: rounds_pb2.Submission) -> rounds_pb2.Verdict | None:
+        """What can be said of a submission without its payload; None where that must come.
+
+        :param submission: its header was checked.
+        """
+        if (said := self._known.get((submission.worker, submission.id))) is not None:
+            return said
+        fragment = self.plan.cutting.parts[self.plan.parts[member.place.part]][submission.fragment]
+        if self.ledger.owner(fragment, submission.id) == submission.worker:
+            return rounds_pb2.Verdict(outcome=rounds_pb2.OUTCOME_DUPLICATE)
+        done, reason = member.done(fragment), ""
+        if self.ledger.round(fragment) >= self.plan.rounds:
+            reason = f"{fragment} has made its last round"
+        elif submission.round <= done:  # whatever names its workers take, a place counts once
+            reason = f"this place has handed in round {done} of {fragment} already"
+        return rounds_pb2.Verdict(outcome=rounds_pb2.OUTCOME_REFUSED, reason=reason) if reason else None
 
     def begin(self, member: Member, submission: rounds_pb2.Submission) -> Intake:
         """What is there of it already, to be gone on with. One file a place: an older one makes room."""

@@ -79,7 +79,7 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
             self.access.check_worker(context, WORK, submission.worker)
             member = self.coordinator.called(submission.worker, submission.lease)
             self.coordinator.reception.check(member, submission)
-            if (verdict := self.coordinator.known(member, submission)) is None:
+            if (verdict := self.coordinator.reception.known(member, submission)) is None:
                 with self._sending.begin(member.place) as check:
                     intake = await in_thread(self.coordinator.reception.begin, member, submission)
                     yield rounds_pb2.SubmitResponse(offset=intake.offset)
