@@ -23,7 +23,7 @@ from trainer.evaluation import bits, clean_features, next_byte_nats
 from trainer.lookahead import copy_parameters
 from trainer.objectives import BlockLoss, next_byte_loss
 from trainer.run import StepLoss
-from trainer.tasks import STEPS_PER_BLOCK, VALID_WINDOWS, Lesson
+from trainer.tasks import STEPS_PER_BLOCK, Lesson
 
 
 class BlockWorkers(nn.Module):
@@ -99,7 +99,7 @@ class ChainTask:
 
     def evaluate(self) -> dict[str, float]:
         """Losses of the chain as it is served, on validation text."""
-        text = self.corpus.valid_batch(VALID_WINDOWS, self.length + 1)
+        text = self.corpus.valid_batch(self.config.valid_windows, self.length + 1)
         blocks = list(self.module.blocks)
         losses = dict[str, float]()
         for block, (features, _) in zip(blocks, clean_features(blocks, text[:, :-1]), strict=True):

@@ -21,7 +21,14 @@ from trainer.command_options import (
 )
 from trainer.planning.commands import register_plan
 from trainer.rounds.commands import register_rounds
-from trainer.rounds.train_commands import add_audit_options, add_rounds_options, run_audit, run_rounds
+from trainer.rounds.train_commands import (
+    add_audit_options,
+    add_experiment_options,
+    add_rounds_options,
+    run_audit,
+    run_experiment,
+    run_rounds,
+)
 
 if TYPE_CHECKING:
     from trainer.config import TrainingConfig
@@ -46,6 +53,13 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         run_rounds,
         add_rounds_options,
         "rounds of workers on this machine, virtual or real, compared in a table",
+    )
+    _add(
+        kinds,
+        "experiment",
+        run_experiment,
+        add_experiment_options,
+        "answer one question on rounds with a small model, over several seeds",
     )
     _add(
         kinds,

@@ -107,6 +107,8 @@ class TrainingConfig:
     seed: int = 0
     log_every: int = 20
     evaluate_every: int = 500
+    valid_windows: int = 16
+    """Windows of validation text in an evaluation."""
     save_every_s: float = 60.0
 
     def __post_init__(self) -> None:
@@ -133,6 +135,7 @@ _WHOLE = {
     "seed": 0,
     "log_every": 1,
     "evaluate_every": 1,
+    "valid_windows": 1,
 }
 _AT_LEAST_ZERO = ("learning_rate", "matrix_learning_rate", "weight_decay", "anchor", "self_condition", "save_every_s")
 

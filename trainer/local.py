@@ -33,7 +33,7 @@ from trainer.lookahead import ScorerTask, Workers
 from trainer.progress import Progress, State
 from trainer.run import Run, Task
 from trainer.state import state_path
-from trainer.tasks import STEPS_PER_BLOCK, VALID_WINDOWS, ArTask, BlockTask
+from trainer.tasks import STEPS_PER_BLOCK, ArTask, BlockTask
 
 
 def train_blocks(
@@ -175,7 +175,7 @@ def diagnose(
     if progress is not None:
         progress.enter(State.EVALUATING)
     blocks = [load_block(out, i) for i in range(config.architecture.parts)]
-    text = corpus.valid_batch(VALID_WINDOWS, config.architecture.context_bytes + 1)
+    text = corpus.valid_batch(config.valid_windows, config.architecture.context_bytes + 1)
     losses = chain_diagnostics(blocks, manifest.partition, text, STEPS_PER_BLOCK)
     log = StepLog(out / RUN_FOLDER / "chain.jsonl")
     log.cut(-1)

@@ -23,7 +23,6 @@ from trainer.data import Corpus
 from trainer.evaluation import bits, next_byte_nats
 from trainer.objectives import next_byte_loss
 from trainer.run import StepLoss
-from trainer.tasks import VALID_WINDOWS
 
 INT8_LEVELS = 127
 
@@ -124,7 +123,7 @@ class ScorerTask:
 
     def evaluate(self) -> dict[str, float]:
         """Losses of the pipeline as it is served, on validation text: of its end, and of each stage's own head."""
-        text = self.corpus.valid_batch(VALID_WINDOWS, self.length + 1)
+        text = self.corpus.valid_batch(self.config.valid_windows, self.length + 1)
         x, losses = text[:, :-1], dict[str, float]()
         for i, stage in enumerate(self.module.stages):
             x = stage.read(x)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 
@@ -48,10 +48,10 @@ def measure_training(config: TrainingConfig, corpus: Corpus) -> dict[str, Memory
     chain = _Chain(blocks, config, corpus, text)
     last = blocks[-1]
     frozen = blocks[:-1] if config.architecture.context == "chained" else []
-    alone = _measure(last, config, chain.last_loss, frozen)
-    whole = _measure(nn.ModuleList(blocks), config, chain.loss)
+    alone = measure(last, config, chain.last_loss, frozen)
+    whole = measure(nn.ModuleList(blocks), config, chain.loss)
     model = ArModel(replace(config.architecture, context="own"))
-    ar = _measure(model, config, lambda: next_byte_loss(model(text[:, :-1]), text))
+    ar = measure(model, config, lambda: next_byte_loss(model(text[:, :-1]), text))
     return {"block": alone, "end to end": whole, "ar": ar}
 
 
@@ -109,10 +109,11 @@ def _blocks(config: TrainingConfig) -> list[Block]:
     return [Block(config.architecture, index, codes) for index in range(config.architecture.parts)]
 
 
-def _measure(
-    module: nn.Module, config: TrainingConfig, loss: Callable[[], Tensor], frozen: list[Block] | None = None
+def measure(
+    module: nn.Module, config: TrainingConfig, loss: Callable[[], Tensor], frozen: Sequence[nn.Module] = ()
 ) -> MemoryUse:
-    held = [*module.parameters(), *(p for block in frozen or () for p in block.parameters())]
+    """Take one step of `loss()`; `frozen`: copies of others, which count as parameters."""
+    held = [*module.parameters(), *(p for copy in frozen for p in copy.parameters())]
     optimizers = OptimizerSet(module, config)
     with (
         torch.autocast("cpu", dtype=torch.bfloat16, enabled=config.bfloat16),

@@ -18,7 +18,6 @@ from trainer.evaluation import bits, next_byte_nats
 from trainer.objectives import BlockLoss, ChunkLayout, Corruption, block_loss, next_byte_loss
 from trainer.run import StepLoss
 
-VALID_WINDOWS = 16
 STEPS_PER_BLOCK = 4
 """Euler steps with which the diagnostics denoise."""
 
@@ -85,7 +84,7 @@ class BlockTask:
     def evaluate(self) -> dict[str, float]:
         """Validation losses of this block alone; the from-noise CE starts from pure noise at its own sigma_max."""
         block = self.module
-        text = self.corpus.valid_batch(VALID_WINDOWS, self.length + 1)
+        text = self.corpus.valid_batch(self.config.valid_windows, self.length + 1)
         features = self._features(text[:, :-1])
         clean, _ = block.read(text[:, :-1] if features is None else features)
         next_byte = next_byte_nats(block.next_byte(clean), text)
@@ -120,6 +119,6 @@ class ArTask:
         return StepLoss(loss, {"next_byte_nats": float(loss.detach())})
 
     def evaluate(self) -> dict[str, float]:
-        text = self.corpus.valid_batch(VALID_WINDOWS, self.length + 1)
+        text = self.corpus.valid_batch(self.config.valid_windows, self.length + 1)
         nats = next_byte_nats(self.module(text[:, :-1]), text)
         return {"valid_next_byte_nats": nats, "valid_next_byte_bits": bits(nats)}

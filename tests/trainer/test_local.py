@@ -20,7 +20,7 @@ from trainer.data import Corpus
 from trainer.evaluation import next_byte_nats
 from trainer.local import train_ar, train_blocks
 from trainer.log import read_records
-from trainer.tasks import VALID_WINDOWS, BlockTask
+from trainer.tasks import BlockTask
 
 
 @pytest.fixture(autouse=True)
@@ -223,7 +223,7 @@ def test_the_stored_stages_are_the_model_that_was_measured(
 ) -> None:
     manifest = train_ar(short, corpus, tmp_path, 4, 2)
     assert (manifest.architecture.parts, manifest.architecture.layers) == (2, 2)
-    text = corpus.valid_batch(VALID_WINDOWS, 33)
+    text = corpus.valid_batch(short.valid_windows, 33)
     with torch.inference_mode():
         nats = next_byte_nats(load_ar(tmp_path)(text[:, :-1]), text)
     assert nats == pytest.approx(manifest.metrics["ar"]["valid_next_byte_nats"], rel=1e-6)

@@ -10,7 +10,7 @@ from stages.block import Block
 from stages.codes import Codes
 from trainer.config import TrainingConfig
 from trainer.data import Corpus
-from trainer.memory import MemoryUse, _blocks, _Chain, _measure, measure_training, saved_for_backward
+from trainer.memory import MemoryUse, _blocks, _Chain, measure, measure_training, saved_for_backward
 
 
 def test_the_total_is_the_sum() -> None:
@@ -44,7 +44,7 @@ def test_parameters_gradients_and_state_are_those_of_real_tensors(tiny: Training
         z = torch.zeros(1, 8, 8)
         return block.next_byte(features).sum() + block.denoise(z, z, torch.ones(1, 1), memory, 0).sum()
 
-    use = _measure(block, tiny, loss)
+    use = measure(block, tiny, loss)
     assert (use.parameters, use.gradients) == (size, size)
     others = sum(1 for p in block.parameters()) - 8
     assert use.optimizer == matrices + 2 * (size - matrices) + 4 * others, "Muon one moment; AdamW two and a step count"

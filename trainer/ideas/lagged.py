@@ -13,7 +13,6 @@ from trainer.ideas.guided import Guide, GuidedLocal
 from trainer.ideas.measure import Measured, mean_losses, window_nats
 from trainer.objectives import next_byte_loss
 from trainer.run import StepLoss
-from trainer.tasks import VALID_WINDOWS
 
 
 @torch.no_grad()
@@ -50,7 +49,7 @@ class LaggedTask:
         return StepLoss(loss, {"next_byte_nats": float(loss.detach())})
 
     def evaluate(self) -> dict[str, float]:
-        return mean_losses(self.measure(self.corpus.valid_batch(VALID_WINDOWS, self.length + 1), 1))
+        return mean_losses(self.measure(self.corpus.valid_batch(self.config.valid_windows, self.length + 1), 1))
 
     def measure(self, text: Tensor, skip: int) -> Measured:
         return {"next byte": window_nats(self._logits, text, skip)}

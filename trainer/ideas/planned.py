@@ -16,7 +16,6 @@ from trainer.ideas.measure import Measured, mean_losses, window_nats
 from trainer.ideas.planning import Planner
 from trainer.objectives import ChunkLayout, next_byte_loss
 from trainer.run import StepLoss
-from trainer.tasks import VALID_WINDOWS
 
 UNPLANNED_SHARE = 0.25
 """Chunks that are written without a plan in training: a prompt has none."""
@@ -73,7 +72,7 @@ class PlannedTask:
         return StepLoss(loss, {"next_byte_nats": float(loss.detach()), "sigma_end": sigma})
 
     def evaluate(self) -> dict[str, float]:
-        return mean_losses(self.measure(self.corpus.valid_batch(VALID_WINDOWS, self.length + 1), 1))
+        return mean_losses(self.measure(self.corpus.valid_batch(self.config.valid_windows, self.length + 1), 1))
 
     def measure(self, text: Tensor, skip: int) -> Measured:
         """Told nothing, and told plans of each sigma_end; the same noise for all."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from stages.checkpoint import replace_file
 from stages.errors import ConfigError
 from trainer.config import TrainingConfig
 from trainer.data import Corpus
+from trainer.rounds.burden import measure_burden
 from trainer.rounds.engine import INPROCESS, engine_named
 from trainer.rounds.engine.base import Tally
 from trainer.rounds.fleet import Fleet
@@ -24,6 +24,10 @@ ONE_PLACE = "one place"
 ENGINE = "engine"
 NEVER = "never"
 """A sync interval: one merge, at the end."""
+TOP = ("sequences", "learning_rate", "matrix_learning_rate", "warmup_steps", "weight_decay")
+SECTIONS = ("architecture", "noise", "lookahead")
+NOT_DECISIVE = ("log_every", "evaluate_every", "save_every_s")
+"""Settings that change no result."""
 MAX_ARMS = 1000
 
 
@@ -61,38 +65,32 @@ class Result:
     """Share of the time in which a worker trained, on average."""
     seconds: float
     """Virtual in process; else real."""
+    memory_bytes: int
+    held_copies_bytes: int
+    step_gflop: float
+    """The last three are those of `Burden`."""
     tallies: Sequence[Tally] = ()
     """Of real workers."""
 
     @property
-    def in_time(self) -> float:
-        return self.updates.get("in time", 0) / max(sum(self.updates.values()), 1)
+    def work(self) -> float:
+        """Updates that were merged, as a share of one of each worker in each round."""
+        return (self.updates.get("in time", 0) + self.updates.get("late", 0)) / (self.workers * self.rounds)
 
 
 def arms(
     config: TrainingConfig, fleet: Fleet, varied: Mapping[str, Sequence[str]], one_place: bool = False
 ) -> list[Arm]:
-    """Every combination of the values of `varied`: "engine", or a name of [rounds] or of the fleet, to values as text.
+    """Every combination of the values of `varied`: names, as `_with` has them, to values as text.
 
     Raises ConfigError for a name that there is not, a value that it does not take, what an engine cannot do.
     """
     found = []
     for values in itertools.product(*varied.values()):
-        settings, virtual, engine = config.rounds, fleet, INPROCESS
-        for name, text in zip(varied, values, strict=True):
-            if name == "steps_per_round" and text == NEVER:
-                settings = replace(settings, steps_per_round=max(config.steps, 1))
-            elif name == ENGINE:
-                engine = text
-            elif name in _names(settings):
-                settings = _changed(settings, name, text)
-            elif name in _names(virtual):
-                virtual = _changed(virtual, name, text)
-            else:
-                known = ", ".join((ENGINE, *_names(settings), *_names(virtual)))
-                raise ConfigError(f"nothing is called {name!r}; vary one of {known}")
-        arm = Arm(tuple(zip(varied, values, strict=True)), replace(config, rounds=settings), virtual, engine)
-        engine_named(engine).check(arm.config, virtual)
+        arm = Arm(tuple(zip(varied, values, strict=True)), config, fleet)
+        for name, text in arm.varied:
+            arm = _with(arm, name, text)
+        engine_named(arm.engine).check(arm.config, arm.fleet)
         found.append(arm)
         if len(found) > MAX_ARMS:
             raise ConfigError(f"more than {MAX_ARMS} ways to compare; vary less")
@@ -106,6 +104,28 @@ def arms(
     return found
 
 
+def _with(arm: Arm, name: str, text: str) -> Arm:
+    """The arm with one thing changed: a name of [rounds], the fleet or TOP, SECTION.NAME, or the engine."""
+    config, settings, fleet = arm.config, arm.config.rounds, arm.fleet
+    section, dot, key = name.partition(".")
+    if name == ENGINE:
+        return replace(arm, engine=text)
+    if name == "steps_per_round" and text == NEVER:
+        return replace(arm, config=replace(config, rounds=replace(settings, steps_per_round=max(config.steps, 1))))
+    if name in _names(settings):
+        return replace(arm, config=replace(config, rounds=_changed(settings, name, text)))
+    if name in _names(fleet):
+        return replace(arm, fleet=_changed(fleet, name, text))
+    if name in TOP:
+        return replace(arm, config=_changed(config, name, text))
+    if dot and section in SECTIONS and key in _names(part := getattr(config, section)):
+        return replace(arm, config=replace(config, **{section: _changed(part, key, text)}))
+    raise ConfigError(
+        f"nothing is called {name!r}; vary one of {', '.join((*_names(settings), *_names(fleet)))}, {ENGINE}, "
+        f"{', '.join(TOP)}, or SECTION.NAME of {', '.join(SECTIONS)}"
+    )
+
+
 def run_arms(arms: Sequence[Arm], seeds: Sequence[int], corpus: Corpus, out: Path) -> Iterator[Result]:
     """Train each arm for each seed, where that is not done yet in `out`, and give results as they come."""
     for arm in arms:
@@ -113,50 +133,24 @@ def run_arms(arms: Sequence[Arm], seeds: Sequence[int], corpus: Corpus, out: Pat
             yield _run(arm, seed, corpus, out)
 
 
-def table(results: Sequence[Result]) -> list[str]:
-    """Markdown rows, one an arm: means over the seeds, with the standard deviation of the losses."""
-    by_arm: dict[str, list[Result]] = {}
-    for result in results:
-        by_arm.setdefault(result.arm, []).append(result)
-    blocks = [name for name in results[0].losses if name.endswith(" next_byte")] if results else []
-    shown = ["next_byte", *blocks[:-1]]
-    lines = [
-        f"| arm | seeds | rounds | {' | '.join(shown)} | up MB | down MB | copies MB | in time | late | not merged "
-        "| busy | hours |",
-        f"|---|---|---|{'---|' * len(shown)}---|---|---|---|---|---|---|---|",
-    ]
-    for arm, rows in by_arm.items():
-        losses = " | ".join(_spread([row.losses[name] for row in rows]) for name in shown)
-        sums = [sum(row.updates.values()) for row in rows]
-        late = statistics.mean(row.updates.get("late", 0) / total for row, total in zip(rows, sums, strict=True))
-        in_time = statistics.mean(row.in_time for row in rows)
-        lost = max(1 - in_time - late, 0.0)
-        up, down, copies = (
-            statistics.mean(getattr(row, name) / row.workers for row in rows) / 1e6
-            for name in ("up_bytes", "down_bytes", "copies_bytes")
-        )
-        lines.append(
-            f"| {arm} | {len(rows)} | {rows[0].rounds} | {losses} | {up:.2f} | {down:.2f} | {copies:.2f} "
-            f"| {in_time:.0%} | {late:.0%} | {lost:.0%} | {statistics.mean(r.busy for r in rows):.0%} "
-            f"| {statistics.mean(r.seconds for r in rows) / 3600:.2f} |"
-        )
-    return lines
+def finished(arms: Sequence[Arm], seeds: Sequence[int], corpus: Corpus, out: Path) -> list[Result]:
+    """Those results that are there already; trains nothing."""
+    found = (_read(_path(arm, seed, out), _identity(arm, seed, corpus)[2]) for arm in arms for seed in seeds)
+    return [result for result in found if result is not None]
 
 
 def _run(arm: Arm, seed: int, corpus: Corpus, out: Path) -> Result:
-    if arm.pooled > 1:
-        corpus = PooledCorpus(corpus.name, corpus.train, corpus.valid, arm.pooled)
-    frame, fleet = Frame.of(replace(arm.config, seed=seed), corpus), replace(arm.fleet, seed=seed)
-    identity = {"run": frame.identity(corpus), "fleet": asdict(fleet), "engine": arm.engine, "pooled": arm.pooled}
-    path = out / f"{arm.name.replace(' ', '-').replace('/', '-')}-{seed}.json"
+    frame, read, identity = _identity(arm, seed, corpus)
+    path = _path(arm, seed, out)
     if (done := _read(path, identity)) is not None:
         return done
-    trained = engine_named(arm.engine).train(frame, corpus, fleet)
+    burden = measure_burden(frame, read)
+    trained = engine_named(arm.engine).train(frame, read, replace(arm.fleet, seed=seed))
     traffic = trained.traffic
     result = Result(
         arm=arm.name,
         seed=seed,
-        losses=frame.evaluate(trained.weights, corpus),
+        losses=frame.evaluate(trained.weights, read),
         rounds=frame.config.rounds.rounds,
         workers=trained.workers,
         up_bytes=traffic.up_bytes,
@@ -165,6 +159,9 @@ def _run(arm: Arm, seed: int, corpus: Corpus, out: Path) -> Result:
         updates=dict(traffic.updates),
         busy=traffic.busy_s / (trained.workers * traffic.seconds),
         seconds=traffic.seconds,
+        memory_bytes=burden.memory_bytes,
+        held_copies_bytes=burden.copies_bytes,
+        step_gflop=burden.step_gflop,
         tallies=trained.tallies,
     )
     record = json.loads(json.dumps({"identity": identity, "result": asdict(result)}))
@@ -173,16 +170,42 @@ def _run(arm: Arm, seed: int, corpus: Corpus, out: Path) -> Result:
     return result
 
 
+def _identity(arm: Arm, seed: int, corpus: Corpus) -> tuple[Frame, Corpus, dict[str, Any]]:
+    """The frame, the text as it is read, and all that decides the result."""
+    if arm.pooled > 1:
+        corpus = PooledCorpus(corpus.name, corpus.train, corpus.valid, arm.pooled)
+    frame = Frame.of(replace(arm.config, seed=seed), corpus)
+    fleet = asdict(replace(arm.fleet, seed=seed))
+    config = {key: value for key, value in asdict(frame.config).items() if key not in NOT_DECISIVE}
+    identity: dict[str, Any] = {"config": config, "data": corpus.digest(), "fleet": fleet}
+    identity |= {"pooled": arm.pooled, "engine": arm.engine}
+    return frame, corpus, json.loads(json.dumps(identity))
+
+
+def _path(arm: Arm, seed: int, out: Path) -> Path:
+    return out / f"{arm.name.replace(' ', '-').replace('/', '-')}-{seed}.json"
+
+
 def _read(path: Path, identity: dict[str, Any]) -> Result | None:
     """A result of the same arm, settings and text; None for any other file, which is then written anew."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        if record["identity"] != json.loads(json.dumps(identity)):
+        before = json.loads(json.dumps({"config": asdict(TrainingConfig()), "fleet": asdict(Fleet())}))
+        if _filled(record["identity"], before) != identity:
             return None
         result = record["result"]
         return Result(**{**result, "tallies": [Tally(**tally) for tally in result["tallies"]]})
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _filled(record: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """What a setting that came later was before it came: its default."""
+    filled = {key: value for key, value in defaults.items() if key not in NOT_DECISIVE} | record
+    for key, default in defaults.items():
+        if isinstance(default, dict) and isinstance(filled.get(key), dict):
+            filled[key] = _filled(filled[key], default)
+    return filled
 
 
 def _names(settings: object) -> list[str]:
@@ -207,8 +230,3 @@ def _value(now: object, name: str, text: str) -> object:
     except (ValueError, KeyError):
         raise ConfigError(f"{name} does not take {text!r}") from None
     return text
-
-
-def _spread(values: Sequence[float]) -> str:
-    mean = f"{statistics.mean(values):.3f}"
-    return f"{mean} ± {statistics.stdev(values):.3f}" if len(values) > 1 else mean

@@ -361,8 +361,8 @@ class Coordinator:
         return self.plan.cutting.parts[self.plan.cutting.part_of[fragment]][-1] == fragment
 
     def _furthest(self, fragment: str) -> int:
-        """The last round that may be begun: with overlap, one that is not open yet."""
-        return self.ledger.round(fragment) + (self.plan.config.rounds.overlap != "none")
+        """The last round that may be begun: with some overlaps, one that is not open yet."""
+        return self.ledger.round(fragment) + self.plan.config.rounds.ahead
 
     async def _alone(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """In a thread, and nothing else touches the ledger meanwhile."""

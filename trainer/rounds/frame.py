@@ -17,6 +17,7 @@ from stages.errors import ConfigError
 from stages.partition import NoisePartition
 from trainer.config import TrainingConfig
 from trainer.data import Corpus
+from trainer.diagnostics import chain_diagnostics
 from trainer.entropy import make_partition
 from trainer.evaluation import next_byte_nats
 from trainer.lookahead import OwnHead
@@ -35,7 +36,7 @@ from trainer.rounds.parts import (
     stage_weights,
 )
 from trainer.rounds.tensors import Tensors, load, parameter_shapes, trainable
-from trainer.tasks import VALID_WINDOWS
+from trainer.tasks import STEPS_PER_BLOCK
 
 
 @dataclass(frozen=True)
@@ -130,12 +131,14 @@ class Frame:
         return AheadPart(module, before, later, self.partition, corpus, config)
 
     def evaluate(self, published: Mapping[str, Tensors], corpus: Corpus) -> dict[str, float]:
-        """Validation losses in nats of what was published: "next_byte" at its end, and "PART KIND" of each block."""
+        """Validation losses in nats of what was published: "next_byte" at its end; of a chain also those of the whole,
+        as `chain_diagnostics` names them, and "PART KIND" of each block.
+        """
         if self.config.rounds.model != "chain":
-            text = corpus.valid_batch(VALID_WINDOWS, self.config.architecture.context_bytes + 1)
+            text = corpus.valid_batch(self.config.valid_windows, self.config.architecture.context_bytes + 1)
             with torch.inference_mode():
                 return {"next_byte": next_byte_nats(self.pipeline(published)(text[:, :-1]), text)}
-        losses = dict[str, float]()
+        losses, blocks = dict[str, float](), list[Block]()
         for index, name in enumerate(self.names()):
             task = self.task(index, corpus, self.config.seed)
             load(task.module, published[name])
@@ -143,8 +146,14 @@ class Frame:
             task.module.eval()
             with torch.inference_mode():
                 found = task.evaluate()
+            assert isinstance(task.module, Block)
+            blocks.append(task.module)
             kinds = {key.removeprefix("valid_").removesuffix("_nats"): nats for key, nats in found.items()}
             losses |= {f"{name} {kind}": nats for kind, nats in kinds.items() if not kind.endswith("_bits")}
+        assert self.partition is not None
+        text = corpus.valid_batch(self.config.valid_windows, self.config.architecture.context_bytes + 1)
+        whole = chain_diagnostics(blocks, self.partition, text, STEPS_PER_BLOCK)
+        losses |= {key.removesuffix("_nats"): nats for key, nats in whole.items()}
         return losses | {"next_byte": losses[f"{self.names()[-1]} next_byte"]}
 
     def pipeline(self, published: Mapping[str, Tensors]) -> ArModel:

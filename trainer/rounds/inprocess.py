@@ -214,8 +214,7 @@ class VirtualWorker:
         """Begin the next round of the fragment, or wait until there is one to begin."""
         engine, piece = self.engine, self.pieces[self.turn]
         newest = engine.ledger.round(piece.name)
-        ahead = 0 if piece.overlap.waits else 1
-        if piece.round + 1 > newest + ahead:
+        if piece.round + 1 > newest + self.settings.ahead:
             engine.waiting.append(self)
             return
         piece.base = piece.overlap.start(engine.ledger.weights(piece.name), piece.own, piece.merged)
@@ -224,7 +223,7 @@ class VirtualWorker:
         self.learner.load(piece.base)
         size = self._count_down(piece, whole=missed > 1) if missed else 0
         self.turn = (self.turn + 1) % len(self.pieces)
-        engine.at(now + (engine.fleet.down_s(size) if piece.overlap.waits else 0.0), self.train)
+        engine.at(now + (0.0 if self.settings.ahead else engine.fleet.down_s(size)), self.train)
 
     def try_again(self, now: float) -> None:
         """Train the open round once more, unless this worker's update of it has come."""

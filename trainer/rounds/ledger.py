@@ -9,6 +9,7 @@ from stages.errors import ResumeError
 from trainer.rounds.curve import Curves
 from trainer.rounds.deadline import new_deadline
 from trainer.rounds.late import new_late
+from trainer.rounds.merge import of_all
 from trainer.rounds.outer import new_outer
 from trainer.rounds.publication import publish
 from trainer.rounds.robust import new_robust
@@ -147,10 +148,12 @@ class Ledger:
         p = self._parts[part]
         ready = p.ready()
         assert ready, f"nothing came for round {p.round} of {part}"
-        shares = [self._share(record) for record in ready]
+        shares = self.robust.temper([self._share(record) for record in ready])
+        if self.late.shares_of_all:
+            shares = of_all(shares, p.expected)
         outer = new_outer(self.settings)
         outer.restore(p.version.outer)
-        weights = outer.step(p.version.weights, self.robust.temper(shares))
+        weights = outer.step(p.version.weights, shares)
         public, difference = publish(weights, p.version.public, self.settings.down_codec)
         version = Version(weights, public, outer.state(), difference)
         number, ids = p.round + 1, tuple(record["id"] for record in ready)

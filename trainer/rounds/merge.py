@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from trainer.rounds.tensors import Tensors, zeros_like
+from trainer.rounds.tensors import Tensors, scale, zeros_like
 from trainer.rounds.update import Share
 
 
@@ -12,6 +13,13 @@ def relative_weights(shares: Sequence[Share]) -> list[float]:
     """Weights that sum to 1."""
     total = sum(share.weight for share in shares)
     return [share.weight / total for share in shares]
+
+
+def of_all(shares: Sequence[Share], workers: int) -> list[Share]:
+    """Scaled so that their weighted mean is sum(weight * delta) / (workers * heaviest weight)."""
+    whole = workers * max(share.weight for share in shares)
+    factor = sum(share.weight for share in shares) / whole
+    return [replace(share, delta=scale(share.delta, factor)) for share in shares]
 
 
 def weighted_mean(shares: Sequence[Share]) -> Tensors:

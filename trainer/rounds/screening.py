@@ -52,7 +52,7 @@ def _wrong_name(update: Update) -> str | None:
 
 
 def _wrong_round(update: Update, open_round: int, settings: RoundSettings) -> str | None:
-    newest = open_round + (settings.overlap != "none")
+    newest = open_round + settings.ahead
     if not 0 <= update.round <= newest:
         return f"round {update.round} of {update.part} is not open; the open one is {open_round}"
     if not 0 <= update.base_version <= min(update.round, open_round):
@@ -61,8 +61,8 @@ def _wrong_round(update: Update, open_round: int, settings: RoundSettings) -> st
             f"the newest is {open_round}"
         )
     oldest = open_round - settings.max_staleness
-    # who overlaps starts from one version before
-    if min(update.round, update.base_version + (settings.overlap != "none")) < oldest:
+    # who goes ahead starts from one version before
+    if min(update.round, update.base_version + settings.ahead) < oldest:
         return (
             f"this update starts from version {update.base_version} of {update.part}, and the newest is {open_round}: "
             f"it is more than {settings.max_staleness} rounds old; fetch the newest and go on from there"

@@ -17,9 +17,9 @@ MAX_SECONDS = 1e7
 
 Model = Literal["chain", "scorer", "ar"]
 OuterName = Literal["mean", "nesterov", "delayed", "radial"]
-OverlapName = Literal["none", "naive", "eager"]
+OverlapName = Literal["none", "naive", "eager", "patient"]
 DeadlineName = Literal["lockstep", "fixed", "adaptive"]
-LateName = Literal["drop", "stale", "keep"]
+LateName = Literal["drop", "stale", "keep", "add"]
 CodecName = Literal["fp32", "bf16", "int8", "e3m0"]
 RobustName = Literal["none", "clip", "trimmed"]
 
@@ -39,12 +39,13 @@ class RoundSettings:
     replicas: int = 2
     """M: workers a part."""
     outer: OuterName = "nesterov"
-    outer_rate: float = 0.7
-    outer_momentum: float = 0.9
+    outer_rate: float = 1.0
+    outer_momentum: float = 0.3
     momentum_every: int = 4
     """`delayed`: merges between two updates of the momentum."""
     overlap: OverlapName = "none"
-    """What a worker does while its update travels: waits, goes on from the last version, or from that and its own."""
+    """What a worker does while its update travels: waits, goes on from the last version, or from that and its own;
+    `patient` waits until the round is closed, and goes on so if that was without it."""
     deadline: DeadlineName = "adaptive"
     deadline_s: float = 600.0
     """Seconds after which a round is closed with what has come, if anything has; `lockstep` knows no deadline."""
@@ -101,8 +102,15 @@ class RoundSettings:
                 f"robust {self.robust} cannot tell which of {self.replicas} workers is wrong: "
                 f"give replicas of at least {MIN_ROBUST}, or robust = none"
             )
-        if self.overlap == "eager" and self.outer not in ("mean", "nesterov"):
-            raise ConfigError(f"overlap eager repeats the outer step: outer must be mean or nesterov, not {self.outer}")
+        if self.overlap in ("eager", "patient") and self.outer not in ("mean", "nesterov"):
+            raise ConfigError(
+                f"overlap {self.overlap} repeats the outer step: outer must be mean or nesterov, not {self.outer}"
+            )
+
+    @property
+    def ahead(self) -> int:
+        """Rounds that a worker may begin before they are open."""
+        return int(self.overlap in ("naive", "eager"))
 
     def count(self, steps: int) -> int:
         """Rounds of a run whose workers make `steps` local steps each; the last may have fewer."""

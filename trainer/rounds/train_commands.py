@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainer.command_options import (
     add_config_options,
@@ -19,6 +20,9 @@ from trainer.command_options import (
     print_json,
     words,
 )
+
+if TYPE_CHECKING:
+    from trainer.rounds.comparison import Result
 
 # What needs torch is imported when a command runs.
 
@@ -67,8 +71,9 @@ def run_rounds(options: argparse.Namespace) -> int:
     """Make rounds for every combination of what is varied; what is done already is not done again."""
     from dataclasses import asdict
 
-    from trainer.rounds.comparison import arms, run_arms, table
+    from trainer.rounds.comparison import arms, run_arms
     from trainer.rounds.fleet import Fleet
+    from trainer.rounds.tables import table
     from trainer.rounds.tally_table import tally_table
 
     config, fleet = config_of(options), Fleet(**given({name: getattr(options, name) for name in _FLEET}))
@@ -82,11 +87,46 @@ def run_rounds(options: argparse.Namespace) -> int:
     results = []
     for result in run_arms(compared, options.seeds, corpus_of(options), options.out):
         results.append(result)
-        print(f"{result.arm}, seed {result.seed}: {result.losses['next_byte']:.3f} nats", file=sys.stderr, flush=True)
+        _say(result)
     if options.json:
         print_json({"results": [asdict(result) for result in results]})
     else:
         print("\n".join([*table(results), *tally_table(results)]))
+    return 0
+
+
+def add_experiment_options(parser: argparse.ArgumentParser) -> None:
+    """Options of `train experiment`."""
+    parser.add_argument("name", metavar="NAME", help="one of those in docs/training.md, such as bytes or late")
+    add_data_options(parser)
+    parser.add_argument("--seeds", type=numbers, default=[0, 1, 2], metavar="N[,N]")
+    parser.add_argument("--steps", type=int, help="local steps of each worker, if not those of the experiment")
+    parser.add_argument("--finished", action="store_true", help="the table of what is there already; train nothing")
+    parser.add_argument("--out", type=Path, default=Path("runs/experiments"), help="one file an arm and seed")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def run_experiment(options: argparse.Namespace) -> int:
+    """Answer one question on a small model; what is done already is not done again."""
+    from dataclasses import asdict
+
+    from trainer.rounds.comparison import finished, run_arms
+    from trainer.rounds.experiments import experiment_named
+    from trainer.rounds.tables import table
+
+    experiment = experiment_named(options.name)
+    corpus, out = corpus_of(options), options.out / options.name
+    compared = experiment.arms(options.steps)
+    results = finished(compared, options.seeds, corpus, out)
+    if not options.finished:
+        results = []
+        for result in run_arms(compared, options.seeds, corpus, out):
+            results.append(result)
+            _say(result)
+    if options.json:
+        print_json({"question": experiment.question, "results": [asdict(result) for result in results]})
+    else:
+        print("\n".join(table(results, experiment.losses, experiment.columns, experiment.against)))
     return 0
 
 
@@ -108,3 +148,7 @@ def run_audit(options: argparse.Namespace) -> int:
         f"dropped by rule{'; ' if versions else ''}{versions}"
     )
     return 1 if found.problems else 0
+
+
+def _say(result: Result) -> None:
+    print(f"{result.arm}, seed {result.seed}: {result.losses['next_byte']:.3f} nats", file=sys.stderr, flush=True)

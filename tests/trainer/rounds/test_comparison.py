@@ -47,7 +47,7 @@ def test_every_combination_is_a_row(onesweep: Command, flags: list[object], monk
     found = onesweep("train", "rounds", *flags, *vary)
     assert found.code == 0, found.message
     header, _, *rows = found.out.splitlines()
-    assert header.startswith("| arm | seeds | rounds | next_byte | up MB |")
+    assert header.startswith("| arm | seeds | next_byte | rounds | up MB |")
     assert [row.split(" | ")[0] for row in rows] == [
         "| one place",
         "| codec=fp32 in_time=1",

@@ -41,7 +41,7 @@ def digests(engine: Engine) -> list[str]:
 
 @pytest.mark.parametrize("outer", ["mean", "nesterov"])
 def test_it_is_diloco_bit_for_bit(tiny: TrainingConfig, corpus: Corpus, outer: str) -> None:
-    engine = make(tiny, corpus, outer=outer)
+    engine = make(tiny, corpus, outer=outer, outer_rate=0.7, outer_momentum=0.9)
     engine.run()
 
     config = replace(tiny, steps=6)
@@ -157,6 +157,29 @@ def test_late_work_is_merged_or_dropped_and_the_run_ends(small: TrainingConfig, 
     assert seen["drop"]["late"] == 0
     assert seen["stale"] == seen["keep"]
     assert seen["keep"]["late"] > 0
+
+
+def test_who_is_patient_waits_for_a_merge_but_not_for_a_late_update(small: TrainingConfig, corpus: Corpus) -> None:
+    found = {}
+    for overlap in ("none", "patient"):
+        in_time = make(small, corpus, overlap=overlap, model="ar")
+        in_time.run()
+        engine = make(
+            small,
+            corpus,
+            Fleet(in_time=0.5, late_rounds=2.5),
+            overlap=overlap,
+            model="ar",
+            late="add",
+            deadline="adaptive",
+            rounds=8,
+        )
+        found[overlap] = digests(in_time), engine.run()
+    assert found["none"][0] == found["patient"][0]
+    waiting, patient = found["none"][1], found["patient"][1]
+    assert sum(patient.updates.values()) > sum(waiting.updates.values())
+    assert patient.updates["late"] > 0
+    assert patient.busy_s / patient.seconds > waiting.busy_s / waiting.seconds
 
 
 def test_a_slow_worker_holds_nobody_up_and_its_work_counts(small: TrainingConfig, corpus: Corpus) -> None:

@@ -106,7 +106,7 @@ def test_radial_keeps_the_length_that_a_mean_loses() -> None:
 @pytest.mark.parametrize(("outer", "rate", "momentum"), [("nesterov", 0.7, 0.9), ("mean", 1.0, 0.0)])
 def test_eager_is_the_papers_algorithm(outer: OuterName, rate: float, momentum: float, tensors: Make) -> None:
     """Each worker of the paper steps weights of its own with (own now + the others' before) / M."""
-    workers, settings = 3, RoundSettings(outer=outer)
+    workers, settings = 3, RoundSettings(outer=outer, outer_rate=rate, outer_momentum=momentum)
     common, ours = new_outer(settings), [Eager(rate, momentum, workers) for _ in range(workers)]
     theirs = [new_outer(settings) for _ in range(workers)]
     version, chains, before = tensors(0), [tensors(0)] * workers, None

@@ -7,6 +7,7 @@ import torch
 
 from trainer.rounds.deadline import new_deadline
 from trainer.rounds.late import new_late
+from trainer.rounds.merge import of_all, weighted_mean
 from trainer.rounds.robust import new_robust
 from trainer.rounds.settings import LateName, RoundSettings
 from trainer.rounds.tensors import norm
@@ -77,3 +78,13 @@ def test_one_sign_flipped_or_scaled_update_moves_a_robust_merge_little() -> None
         assert 0.9 <= float(trimmed.delta["a"][0]) <= 1.1
         clipped = new_robust(RoundSettings(replicas=5, robust="clip")).temper(shares(*honest, attack))
         assert max(norm(share.delta) for share in clipped) <= 2.01 * norm(shares(1.0)[0].delta)
+
+
+def test_what_is_added_adds_up_to_what_it_is_worth_in_time() -> None:
+    late = new_late(RoundSettings(late="add"))
+    assert late.shares_of_all
+    assert not any(new_late(RoundSettings(late=name)).shares_of_all for name in ("drop", "stale", "keep"))
+    one, two, three = (weighted_mean(of_all(shares(*values), 2)) for values in ((4.0,), (4.0, 8.0), (4.0, 8.0, 6.0)))
+    assert [float(merged["a"][0]) for merged in (one, two, three)] == pytest.approx([2.0, 6.0, 9.0])
+    halved = [Share(1.0, {"a": torch.tensor(8.0)}), Share(2.0, {"a": torch.tensor(4.0)})]
+    assert float(weighted_mean(of_all(halved, 2))["a"]) == pytest.approx((1 * 8 + 2 * 4) / (2 * 2))

@@ -38,6 +38,7 @@ def test_a_file_sets_them(tmp_path: Path) -> None:
         ({"lookahead": 1}, "lookahead must be true or false, not 1"),
         ({"fragments": 31}, "31 fragments do not find room in a round of 30 steps"),
         ({"overlap": "eager", "outer": "radial"}, "outer must be mean or nesterov, not radial"),
+        ({"overlap": "patient", "outer": "delayed"}, "overlap patient repeats the outer step"),
     ],
 )
 def test_what_is_wrong_is_said(changes: dict[str, object], message: str) -> None:

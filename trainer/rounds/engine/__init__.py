@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from stages.errors import ConfigError
 from trainer.rounds.engine.base import Engine
+from trainer.rounds.engine.in_order import InOrder
 from trainer.rounds.engine.inprocess import InProcess
 from trainer.rounds.engine.network import Network
 from trainer.rounds.engine.torchft import Torchft
 
 INPROCESS = "inprocess"
-ENGINES: dict[str, type[Engine]] = {INPROCESS: InProcess, "grpc": Network, "torchft": Torchft}
+ENGINES: dict[str, type[Engine]] = {INPROCESS: InProcess, "in-order": InOrder, "grpc": Network, "torchft": Torchft}
 
 
 def engine_named(name: str) -> Engine:

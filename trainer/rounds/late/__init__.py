@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainer.rounds.late.add import Add
 from trainer.rounds.late.base import Late
 from trainer.rounds.late.drop import Drop
 from trainer.rounds.late.keep import Keep
@@ -17,3 +18,5 @@ def new_late(settings: RoundSettings) -> Late:
             return Stale(settings.stale_discount)
         case "keep":
             return Keep()
+        case "add":
+            return Add()

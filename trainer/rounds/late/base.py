@@ -12,3 +12,8 @@ class Late(Protocol):
         staleness: rounds that were closed since its own was open, at least 1.
         """
         ...
+
+    @property
+    def shares_of_all(self) -> bool:
+        """Whether an update moves the weights by its share of all workers, instead of its share of those that came."""
+        ...

@@ -4,5 +4,7 @@ from __future__ import annotations
 
 
 class Keep:
+    shares_of_all = False
+
     def worth(self, staleness: int) -> float:
         return 1.0

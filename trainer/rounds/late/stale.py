@@ -4,6 +4,8 @@ from __future__ import annotations
 
 
 class Stale:
+    shares_of_all = False
+
     def __init__(self, discount: float) -> None:
         self.discount = discount
 

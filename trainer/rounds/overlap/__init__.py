@@ -16,7 +16,7 @@ def new_overlap(settings: RoundSettings) -> Overlap:
             return Waiting()
         case "naive":
             return Naive()
-        case "eager":
+        case "eager" | "patient":
             nesterov = settings.outer == "nesterov"
             rate, momentum = (settings.outer_rate, settings.outer_momentum) if nesterov else (1.0, 0.0)
             return Eager(rate, momentum, settings.replicas)

@@ -12,7 +12,7 @@ class Overlap(Protocol):
 
     @property
     def waits(self) -> bool:
-        """Whether the worker waits for the version that its update goes into."""
+        """Whether the worker waits until its update has arrived, however late."""
         ...
 
     def start(self, weights: Tensors, own: Tensors | None, merged: bool) -> Tensors:

@@ -4,6 +4,9 @@ In the paper every worker has weights of its own, stepped with (own now + sum of
 one round later. The outer step is linear in what it is given, so those weights are the newest common version plus the
 response of the optimizer to the worker's own pseudo-gradients alone: with Nesterov, rate (own + b m) / M, where m is
 the momentum of its own. So a worker needs nothing from the others but the common version, which may skip rounds.
+
+`patient` is the same for a worker that does not go ahead: who was in time starts from the merge, and who was late puts
+its own part in place instead of waiting on.
 """
 
 from __future__ import annotations

@@ -63,6 +63,7 @@ def test_four_workers_make_the_weights_of_one_process(
         ("own", {"model": "ar"}),
         ("own", {"overlap": "naive"}),
         ("own", {"overlap": "eager"}),
+        ("own", {"overlap": "patient", "late": "add"}),
     ],
 )
 def test_every_kind_of_run_comes_to_its_end(
