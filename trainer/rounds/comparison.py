@@ -121,8 +121,8 @@ def _with(arm: Arm, name: str, text: str) -> Arm:
     if dot and section in SECTIONS and key in _names(part := getattr(config, section)):
         return replace(arm, config=replace(config, **{section: _changed(part, key, text)}))
     raise ConfigError(
-        f"nothing is called {name!r}; vary one of {', '.join((*_names(settings), *_names(fleet)))}, {ENGINE}, "
-        f"{', '.join(TOP)}, or SECTION.NAME of {', '.join(SECTIONS)}"
+        f"nothing is called {name!r}; vary one of {', '.join((ENGINE, *_names(settings), *_names(fleet), *TOP))}, "
+        f"or SECTION.NAME of {', '.join(SECTIONS)}"
     )
 
 
