@@ -131,7 +131,7 @@ def test_virtual_and_real_workers_are_told_apart(plain: TrainingConfig) -> None:
         engine_named("grpc").check(plain, Fleet(up_mbps=5.0))
     with pytest.raises(ConfigError, match="pace_s is of real workers"):
         engine_named("inprocess").check(plain, Fleet(pace_s=0.1))
-    with pytest.raises(ConfigError, match="engine must be one of inprocess, grpc, torchft, not 'ray'"):
+    with pytest.raises(ConfigError, match="engine must be one of inprocess, in-order, grpc, torchft, not 'ray'"):
         engine_named("ray")
 
 
@@ -176,7 +176,8 @@ def test_the_table_says_who_worked_and_who_waited() -> None:
     def result(engine: str, tallies: list[Tally]) -> Result:
         return Result(
             arm=f"engine={engine}", seed=0, losses={"next_byte": 2.0}, rounds=1, workers=2, up_bytes=0, down_bytes=0,
-            copies_bytes=0, updates={"in time": 2}, busy=1.0, seconds=10.0, tallies=tallies,
+            copies_bytes=0, updates={"in time": 2}, busy=1.0, seconds=10.0, memory_bytes=0, held_copies_bytes=0,
+            step_gflop=0.0, tallies=tallies,
         )  # fmt: skip
 
     rows = tally_table([result("torchft", [Tally(20, 20, 1.0), Tally(2, 0, 12.0)])])
