@@ -7,9 +7,12 @@ import secrets
 import socket
 from collections import deque
 
+from stages.errors import ServiceError
+
 PORTS = range(20_000, 32_000)
 """Below those that systems give to outgoing connections, above most that services are known by."""
 MOST_BLOCKS = 32
+TRIES = 10_000
 
 _kept: deque[contextlib.ExitStack] = deque()
 
@@ -18,9 +21,9 @@ def free_port_block(count: int) -> int:
     """First of `count` neighbouring loopback ports that are free now, and not given to any who asks after us.
 
     A datagram socket of the same number keeps each port, also between processes: it is in no server's way, and ends
-    with this process, or when it has asked for many more.
+    with this process, or when it has asked for many more. Raises ServiceError where none is found.
     """
-    while True:
+    for _ in range(TRIES):
         first = PORTS.start + secrets.randbelow(len(PORTS) - count)
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
             for port in range(first, first + count):
@@ -30,6 +33,7 @@ def free_port_block(count: int) -> int:
                 if len(_kept) > MOST_BLOCKS:
                     _kept.popleft().close()
                 return first
+    raise ServiceError(f"no {count} neighbouring loopback ports are free: end what listens on so many")
 
 
 def port_free(host: str, port: int) -> bool:

@@ -150,7 +150,7 @@ def test_a_liar_that_lies_now_and_then_brings_no_blame_on_others(bundles: Path, 
         return other_numbers(host, outcome) if turns.random() < 0.5 else outcome
 
     with deployed(bundles / "scored", servers, wait_ready, now_and_then, False, audit_share=1.0) as client:
-        for seed in range(200):
+        for seed in range(2000):  # it is rarely asked, if the others are faster; then it must lie three times
             try:
                 client.generate(PROMPT, seed=seed, mode="sweep", max_bytes=8, steps=1)
             except RouterError as error:  # three wrong sweeps in a row, and nobody could be named
