@@ -108,6 +108,22 @@ def reasons(client: Client) -> dict[str, str]:
     return {host.name: host.reason for host in client.status().hosts if "is taken out" in host.reason}
 
 
+def sweep_until_one_is_named(client: Client, count: int) -> None:
+    """At most `count` sweeps, several at once, so that both hosts of a pair have work: else the nearer has it all."""
+    with ThreadPoolExecutor(4) as threads:
+        for first in range(0, count, 4):
+            settings = {"mode": "sweep", "max_bytes": 8, "steps": 1}
+            asked = [threads.submit(client.generate, PROMPT, seed=first + i, **settings) for i in range(4)]
+            for each in asked:
+                try:
+                    each.result()
+                except RouterError as error:  # three wrong sweeps in a row, and nobody could be named
+                    if error.code is not grpc.StatusCode.UNAVAILABLE:
+                        raise
+            if reasons(client):
+                return
+
+
 @pytest.mark.parametrize("alone", [True, False], ids=["always", "only in the ring"])
 def test_a_liar_is_named_and_no_request_believes_it(
     bundles: Path, servers: Any, wait_ready: Any, references: list[bytes], alone: bool
@@ -128,10 +144,7 @@ def test_a_liar_is_named_and_no_request_believes_it(
 
 def test_at_five_in_a_hundred_it_is_found_within_a_hundred_sweeps(bundles: Path, servers: Any, wait_ready: Any) -> None:
     with deployed(bundles / "scored", servers, wait_ready, other_numbers, True, audit_share=0.05) as client:
-        for seed in range(300):  # 100 of 300 sweeps pass it for sure, and 0.95^100 of all runs miss it then
-            client.generate(PROMPT, seed=seed, mode="sweep", max_bytes=8, steps=1)
-            if reasons(client):
-                break
+        sweep_until_one_is_named(client, 400)  # 100 of them pass it for sure, and 0.95^100 of all runs miss it then
         assert set(reasons(client)) == {"b-1"}
 
 
@@ -150,14 +163,7 @@ def test_a_liar_that_lies_now_and_then_brings_no_blame_on_others(bundles: Path, 
         return other_numbers(host, outcome) if turns.random() < 0.5 else outcome
 
     with deployed(bundles / "scored", servers, wait_ready, now_and_then, False, audit_share=1.0) as client:
-        for seed in range(2000):  # it is rarely asked, if the others are faster; then it must lie three times
-            try:
-                client.generate(PROMPT, seed=seed, mode="sweep", max_bytes=8, steps=1)
-            except RouterError as error:  # three wrong sweeps in a row, and nobody could be named
-                if error.code is not grpc.StatusCode.UNAVAILABLE:
-                    raise
-            if reasons(client):
-                break
+        sweep_until_one_is_named(client, 1000)  # it must be asked, and lie three times
         assert set(reasons(client)) == {"b-1"}
         assert client.status().audits.liars == 1
 
@@ -167,10 +173,7 @@ def test_a_liar_that_does_not_answer_audits_is_found_in_the_ring(
 ) -> None:
     monkeypatch.setattr(Host, "run", silent_of("b-1", refuses=True))
     with deployed(bundles / "scored", servers, wait_ready, other_numbers, True, audit_share=1.0) as client:
-        for seed in range(50):
-            client.generate(PROMPT, seed=seed, mode="sweep", max_bytes=8, steps=1)
-            if reasons(client):
-                break
+        sweep_until_one_is_named(client, 200)
         assert set(reasons(client)) == {"b-1"}
 
 
