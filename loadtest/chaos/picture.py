@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import re
 from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from loadtest.chaos.account import Fate, fate_of, longest_wait
@@ -26,35 +28,57 @@ FAULT_COLOURS = {
 }
 OTHER_COLOUR = "#777777"
 SLICE_S = 5.0
-HEIGHTS = (2.2, 1.1, 1.4, 1.1)
 _NO_METADATA = ("Creator", "Date", "Format", "Type")
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One of the pictures that stand above each other, over the same seconds."""
+
+    height: float
+    draw: Callable[[Axes], None]
 
 
 def time_line(result: ChaosResult) -> str:
     """An SVG element on a light ground of its own; text is drawn as paths."""
+    panels = [
+        Panel(2.2, lambda axes: _faults(axes, result)),
+        Panel(1.1, lambda axes: _answers(axes, result)),
+        Panel(1.4, lambda axes: _waits(axes, result)),
+        Panel(1.1, lambda axes: _memory(axes, result)),
+    ]
+    spans = [
+        (fault.begin_s - result.begin_s, fault.end_s - result.begin_s, FAULT_COLOURS.get(fault.kind, OTHER_COLOUR))
+        for fault in result.happened
+    ]
+    last_s = max([result.end_s, *(answer.end_s for answer in result.answers)])
+    return over_time(panels, spans, last_s - result.begin_s, 8.4)
+
+
+def over_time(panels: Sequence[Panel], spans: Sequence[tuple[float, float, str]], seconds: float, height: float) -> str:
+    """Panels over one time axis, as an SVG element.
+
+    :param spans: begin, end and colour of what is shaded in all panels but the first.
+    :param height: of all, in inches.
+    """
     import matplotlib
     from matplotlib.figure import Figure
 
     style: dict[Any, Any] = {"svg.fonttype": "path", "svg.hashsalt": "chaos", "font.size": 8.5}
     ink = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     with matplotlib.rc_context(style | dict.fromkeys(ink, INK)):
-        figure = Figure(figsize=(10.5, 8.4), layout="constrained", facecolor="white")
-        rows = figure.subplots(4, 1, sharex=True, height_ratios=HEIGHTS)
-        _faults(rows[0], result)
-        _answers(rows[1], result)
-        _waits(rows[2], result)
-        _memory(rows[3], result)
-        for axes in rows:
+        figure = Figure(figsize=(10.5, height), layout="constrained", facecolor="white")
+        rows = figure.subplots(len(panels), 1, sharex=True, height_ratios=[panel.height for panel in panels])
+        for axes, panel in zip(rows, panels, strict=True):
+            panel.draw(axes)
             axes.grid(True, axis="x", color=FAINT, alpha=0.3, linewidth=0.6)
             axes.set_axisbelow(True)
             axes.spines[["top", "right"]].set_visible(False)
         for axes in rows[1:]:
-            for fault in result.happened:
-                span = (fault.begin_s - result.begin_s, fault.end_s - result.begin_s)
-                axes.axvspan(*span, color=FAULT_COLOURS.get(fault.kind, OTHER_COLOUR), alpha=0.13, linewidth=0)
+            for begin_s, end_s, colour in spans:
+                axes.axvspan(begin_s, end_s, color=colour, alpha=0.13, linewidth=0)
         rows[-1].set_xlabel("seconds of the run")
-        last_s = max([result.end_s, *(answer.end_s for answer in result.answers)])
-        rows[-1].set_xlim(0, last_s - result.begin_s)
+        rows[-1].set_xlim(0, seconds)
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata=dict.fromkeys(_NO_METADATA))
     svg = file.getvalue()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from loadtest.chaos.picture import FAINT, INK, shorter
+from loadtest.chaos.picture import FAINT, INK, Panel, over_time
 from loadtest.load.pictures import COLOURS
 from loadtest.training.run import TrainingResult
 
@@ -22,37 +21,20 @@ FAULT_COLOURS = {
     "disk": "#777777",
 }
 LIE_COLOUR = "#e69f00"
-HEIGHTS = (2.2, 1.6, 1.4)
-_NO_METADATA = ("Creator", "Date", "Format", "Type")
 
 
 def time_line(result: TrainingResult) -> str:
     """An SVG element on a light ground of its own; text is drawn as paths."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    style: dict[Any, Any] = {"svg.fonttype": "path", "svg.hashsalt": "chaos", "font.size": 8.5}
-    ink = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
-    with matplotlib.rc_context(style | dict.fromkeys(ink, INK)):
-        figure = Figure(figsize=(10.5, 7.0), layout="constrained", facecolor="white")
-        rows = figure.subplots(3, 1, sharex=True, height_ratios=HEIGHTS)
-        _faults(rows[0], result)
-        _accepted(rows[1], result)
-        _versions(rows[2], result)
-        for axes in rows:
-            axes.grid(True, axis="x", color=FAINT, alpha=0.3, linewidth=0.6)
-            axes.set_axisbelow(True)
-            axes.spines[["top", "right"]].set_visible(False)
-        for axes in rows[1:]:
-            for fault in result.happened:
-                span = (fault.begin_s - result.begin_s, fault.end_s - result.begin_s)
-                axes.axvspan(*span, color=FAULT_COLOURS.get(fault.kind, LIE_COLOUR), alpha=0.13, linewidth=0)
-        rows[-1].set_xlabel("seconds of the run")
-        rows[-1].set_xlim(0, result.end_s - result.begin_s)
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata=dict.fromkeys(_NO_METADATA))
-    svg = file.getvalue()
-    return shorter(svg[svg.index("<svg") :])
+    panels = [
+        Panel(2.2, lambda axes: _faults(axes, result)),
+        Panel(1.6, lambda axes: _accepted(axes, result)),
+        Panel(1.4, lambda axes: _versions(axes, result)),
+    ]
+    spans = [
+        (fault.begin_s - result.begin_s, fault.end_s - result.begin_s, FAULT_COLOURS.get(fault.kind, LIE_COLOUR))
+        for fault in result.happened
+    ]
+    return over_time(panels, spans, result.end_s - result.begin_s, 7.0)
 
 
 def _faults(axes: Axes, result: TrainingResult) -> None:
