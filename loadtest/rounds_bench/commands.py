@@ -27,6 +27,7 @@ def register_rounds_bench(benches: Subparsers) -> None:
     rounds.add_argument("--profile", default="links-60", metavar="P", help="links, or loopback (links-60)")
     rounds.add_argument("--profiles", type=Path, metavar="FILE", help="a file with more profiles")
     rounds.add_argument("--up-mbps", type=float, default=20.0, metavar="M", help="of each worker's uplink (20)")
+    rounds.add_argument("--pace-s", type=float, default=0.4, metavar="S", help="of a local step, at least (0.4)")
     rounds.add_argument("--seeds", default="0", metavar="N[,N]", help="a run over the links and one here for each (0)")
     rounds.add_argument("--within-s", type=float, default=3600.0, metavar="S", help="give a run up after that (3600)")
     rounds.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
@@ -46,6 +47,7 @@ def run_rounds_bench(options: argparse.Namespace) -> int:
         options.profile,
         options.profiles,
         options.up_mbps,
+        options.pace_s,
         numbers(options.seeds, "--seeds"),
         options.within_s,
     )

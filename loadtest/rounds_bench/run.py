@@ -64,7 +64,16 @@ def _stand_settings(bench: RoundsBench, seed: int, workers: tuple[int, ...], dir
         write_profile(with_uplinks(profile_named(profile, bench.profiles), len(workers), bench.up_mbps), profiles)
         profile = NAME
     config = seeded_config(bench, seed, directory)
-    return StandSettings(config, bench.data, workers, profile, profiles, lease_s=LEASE_S, publish_every=PUBLISH_EVERY)
+    return StandSettings(
+        config,
+        bench.data,
+        workers,
+        profile,
+        profiles,
+        lease_s=LEASE_S,
+        publish_every=PUBLISH_EVERY,
+        worker_options=("--pace-s", str(bench.pace_s)),
+    )
 
 
 def _followed(stand: Stand, within_s: float) -> list[View]:

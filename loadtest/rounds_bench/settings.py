@@ -11,6 +11,7 @@ from loadtest.rounds_bench.difference import MAX_SEEDS
 from loadtest.wan.lab import lab_problem
 from loadtest.wan.profile import profile_named
 from stages.errors import InputError, OnesweepError
+from trainer.rounds.fleet import Fleet
 
 SIX = Path(__file__).with_name("six.toml")
 
@@ -27,6 +28,8 @@ class RoundsBench:
     profiles: Path | None = None
     up_mbps: float | None = 20.0
     """Of each worker's link to the coordinator; None: as the profile has it."""
+    pace_s: float = 0.4
+    """What a local step takes at least: workers that share cores rest until then, as slower machines would compute."""
     seeds: tuple[int, ...] = (0,)
     within_s: float = 3600.0
     """Seconds after which one run is given up."""
@@ -40,6 +43,7 @@ def check_bench(bench: RoundsBench) -> None:
         raise InputError(f"--seeds takes at most {MAX_SEEDS}, not {len(bench.seeds)}")
     if bench.up_mbps is not None and not 0 < bench.up_mbps <= 1e5:
         raise InputError(f"--up-mbps must be more than 0 and at most 100000, not {bench.up_mbps:g}")
+    Fleet(pace_s=bench.pace_s)
     if not 1 <= bench.within_s <= 1e6:
         raise InputError(f"--within-s must be from 1 to 1000000 seconds, not {bench.within_s:g}")
     try:

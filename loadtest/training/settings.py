@@ -21,7 +21,7 @@ MOST_MINUTES = 7 * 24 * 60.0
 MOST_SEED = 1 << 32
 MOST_WORKERS = 60
 SHIPPED = Path(__file__).with_name("run.toml")
-REPLICAS, SEQUENCES, CODEC = 2, 8, "fp32"
+REPLICAS, SEQUENCES, CODEC = 2, 8, "int8"
 """What a run has where its file does not say."""
 
 

@@ -65,6 +65,9 @@ def register_rounds(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
     )
     work.add_argument("--save-every", type=float, default=60.0, metavar="S", help="between two saves in a round (60)")
     work.add_argument("--threads", type=int, metavar="N", help="default: all cores")
+    work.add_argument(
+        "--pace-s", type=float, default=0.0, metavar="S", help="rest in a local step until it took so long (0)"
+    )
     work.add_argument("--log-format", default="text", help=f"{' or '.join(LOG_FORMATS)} (text)")
     work.set_defaults(run=run_work)
 
@@ -101,6 +104,8 @@ def run_work(options: argparse.Namespace) -> int:
     from trainer.config import load_config
     from trainer.data import load_corpus
     from trainer.rounds.device import check_device
+    from trainer.rounds.fleet import Fleet
+    from trainer.rounds.pace import Pace
     from trainer.rounds.plan import architecture_digest
     from trainer.rounds.worker import WorkerSettings, work
     from trainer.threads import set_threads
@@ -120,6 +125,7 @@ def run_work(options: argparse.Namespace) -> int:
         device=check_device(options.device),
         save_every_s=options.save_every,
         architecture=architecture_digest(load_config(options.config).architecture) if options.config else "",
+        pace=Pace(Fleet(pace_s=options.pace_s)),
     )
     corpus, stop = load_corpus(options.data), _stop_on_signals()
     link = _link(options, stop)

@@ -10,6 +10,7 @@ from typing import Literal
 from stages.errors import ConfigError
 
 Fate = Literal["in time", "late", "lost"]
+MAX_PACE_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ class Fleet:
                 raise ConfigError(f"{name} must be a finite number above 0, not {value!r}")
         if not self.slowness or not all(map(is_above_zero, self.slowness)):
             raise ConfigError(f"slowness must be numbers above 0, not {self.slowness!r}")
-        if not is_number(self.pace_s) or self.pace_s < 0:
-            raise ConfigError(f"pace_s must be a finite number from 0, not {self.pace_s!r}")
+        if not is_number(self.pace_s) or not 0 <= self.pace_s <= MAX_PACE_S:
+            raise ConfigError(f"pace_s must be a number from 0 to {MAX_PACE_S:g}, not {self.pace_s!r}")
         for name in ("in_time", "lost"):
             if not is_number(value := getattr(self, name)) or not 0 <= value <= 1:
                 raise ConfigError(f"{name} must be a share from 0 to 1, not {value!r}")

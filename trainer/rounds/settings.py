@@ -20,7 +20,7 @@ OuterName = Literal["mean", "nesterov", "delayed", "radial"]
 OverlapName = Literal["none", "naive", "eager", "patient"]
 DeadlineName = Literal["lockstep", "fixed", "adaptive"]
 LateName = Literal["drop", "stale", "keep", "add"]
-CodecName = Literal["fp32", "bf16", "int8", "e3m0"]
+CodecName = Literal["fp32", "bf16", "int8", "e3m0", "ternary"]
 RobustName = Literal["none", "clip", "trimmed"]
 
 
@@ -58,9 +58,9 @@ class RoundSettings:
     """`stale`: weight lost with each round that an update is late."""
     max_staleness: int = 8
     """Rounds after which an update is refused, whatever `late` says."""
-    codec: CodecName = "fp32"
+    codec: CodecName = "int8"
     """How updates travel to the coordinator."""
-    down_codec: CodecName = "fp32"
+    down_codec: CodecName = "int8"
     """How new versions travel to the workers: `fp32` whole, the others as differences."""
     copies_codec: CodecName = "fp32"
     """How copies travel of the parts that another is trained with: `fp32` whole, the others as differences."""

@@ -14,6 +14,7 @@ from stages.errors import CodecError
 from trainer.rounds.codec import CODECS, codec_named
 from trainer.rounds.codec.base import Codec
 from trainer.rounds.codec.e3m0 import GROUP, VALUES
+from trainer.rounds.codec.ternary import GROUP as TERNARY_GROUP
 from trainer.rounds.feedback import ErrorFeedback
 from trainer.rounds.tensors import Tensors, norm, shapes, subtract
 
@@ -77,8 +78,8 @@ def test_what_is_not_finite_does_not_travel(codec: Codec, bad: float) -> None:
 def test_bits_are_what_they_say() -> None:
     like = {"a": (1024, 1024)}
     for codec in ALL:
-        overhead = {"int8": 4 * 1024, "e3m0": 4 * 1024 * 1024 // GROUP}.get(codec.name, 0)
-        assert codec.size(like) == codec.bits * 2**20 // 8 + overhead
+        scales = {"int8": 1024, "e3m0": 2**20 // GROUP, "ternary": 2**20 // TERNARY_GROUP}.get(codec.name, 0)
+        assert codec.size(like) == math.ceil(codec.bits * 2**20 / 8) + 4 * scales
 
 
 def test_int8_is_half_a_step_away_at_most_in_each_row() -> None:
@@ -98,6 +99,19 @@ def test_e3m0_takes_the_nearest_of_its_fifteen_values() -> None:
         levels = torch.cat([-VALUES, VALUES]) * group.abs().max()
         nearest = (group[:, None] - levels).abs().min(dim=1).values
         torch.testing.assert_close((decoded[start : start + GROUP] - group).abs(), nearest)
+
+
+def test_ternary_is_nearly_the_best_scale_and_threshold() -> None:
+    """The best three levels are found by trying every threshold: those above it have their mean size as scale."""
+    values = torch.randn(TERNARY_GROUP + 100, generator=torch.Generator().manual_seed(0))
+    codec = codec_named("ternary")
+    decoded = codec.decode(codec.encode({"a": values}), {"a": tuple(values.shape)})["a"]
+    for group, found in zip(values.split(TERNARY_GROUP), decoded.split(TERNARY_GROUP), strict=True):
+        assert len(found.abs().unique()) == 2
+        assert bool((found * group >= 0).all())
+        sizes = group.abs().sort(descending=True).values
+        best = group.square().sum() - (sizes.cumsum(0).square() / torch.arange(1, len(sizes) + 1)).max()
+        assert (group - found).square().sum() < 1.05 * best
 
 
 def test_bf16_rounds_as_torch_does() -> None:

@@ -36,7 +36,9 @@ with_torchft = pytest.mark.skipif(find_spec("torchft") is None, reason="torchft 
 @pytest.fixture
 def plain(tiny: TrainingConfig) -> TrainingConfig:
     """Plain DiLoCo of a small AR model: two workers that are always there, fp32, Nesterov."""
-    rounds = RoundSettings(model="ar", rounds=3, steps_per_round=2, deadline="lockstep")
+    rounds = RoundSettings(
+        model="ar", rounds=3, steps_per_round=2, deadline="lockstep", codec="fp32", down_codec="fp32"
+    )
     return replace(tiny, architecture=replace(tiny.architecture, parts=1, layers=1), rounds=rounds)
 
 

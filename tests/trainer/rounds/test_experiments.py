@@ -30,7 +30,7 @@ Command = Callable[..., Any]
 @pytest.fixture
 def chained(tiny: TrainingConfig) -> TrainingConfig:
     architecture = replace(tiny.architecture, context="chained")
-    rounds = RoundSettings(model="chain", replicas=1, outer="mean", steps_per_round=2)
+    rounds = RoundSettings(model="chain", replicas=1, outer="mean", steps_per_round=2, codec="fp32", down_codec="fp32")
     return replace(tiny, architecture=architecture, rounds=rounds, steps=4)
 
 

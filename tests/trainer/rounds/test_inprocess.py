@@ -21,7 +21,8 @@ from trainer.rounds.store import MemoryStore
 from trainer.rounds.tensors import digest, load, subtract, trainable
 from trainer.run import train_step
 
-LOCKSTEP: dict[str, Any] = {"rounds": 3, "steps_per_round": 2, "deadline": "lockstep"}
+EXACT = {"codec": "fp32", "down_codec": "fp32"}
+LOCKSTEP: dict[str, Any] = {"rounds": 3, "steps_per_round": 2, "deadline": "lockstep", **EXACT}
 
 
 def make(tiny: TrainingConfig, corpus: Corpus, fleet: Fleet | None = None, **rounds: Any) -> Engine:

@@ -24,7 +24,12 @@ MakeUpdate = Callable[..., Update]
 @pytest.fixture
 def ledger(tensors: Make) -> Callable[..., Ledger]:
     def make(**settings: Any) -> Ledger:
-        return Ledger(RoundSettings(**{"deadline": "lockstep", **settings}), {"p": tensors(0)}, MemoryStore(), "run")
+        return Ledger(
+            RoundSettings(**{"deadline": "lockstep", "codec": "fp32", "down_codec": "fp32", **settings}),
+            {"p": tensors(0)},
+            MemoryStore(),
+            "run",
+        )
 
     return make
 

@@ -14,7 +14,7 @@ class Codec(Protocol):
     def name(self) -> str: ...
 
     @property
-    def bits(self) -> int:
+    def bits(self) -> float:
         """Of one number; scales come on top."""
         ...
 

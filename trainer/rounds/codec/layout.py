@@ -20,7 +20,7 @@ class TensorCodec(ABC):
     """A codec that writes one tensor after the other; a subclass says how one is written."""
 
     name: str
-    bits: int
+    bits: float
 
     def size(self, like: Shapes) -> int:
         return sum(self.tensor_size(shape) for shape in like.values())

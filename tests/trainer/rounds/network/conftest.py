@@ -34,7 +34,7 @@ from trainer.rounds.worker import WorkerSettings, work
 from trainer.v1 import rounds_pb2, rounds_pb2_grpc
 
 OPEN_S, WORK_S, END_S = 60.0, 100.0, 60.0
-LOCKSTEP = RoundSettings(steps_per_round=2, rounds=3, replicas=2, deadline="lockstep")
+LOCKSTEP = RoundSettings(steps_per_round=2, rounds=3, replicas=2, deadline="lockstep", codec="fp32", down_codec="fp32")
 
 
 class Network:

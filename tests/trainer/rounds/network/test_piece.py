@@ -13,7 +13,7 @@ from trainer.rounds.tensors import Tensors, scale, shapes, subtract
 
 def test_a_round_that_is_given_up_does_not_count_the_one_before_twice(tensors: Callable[..., Tensors]) -> None:
     base, learned = tensors(0), scale(tensors(1), 0.1)
-    piece = Piece(0, "p", shapes(base), RoundSettings(overlap="eager", outer_momentum=0.5))
+    piece = Piece(0, "p", shapes(base), RoundSettings(overlap="eager", outer_momentum=0.5, codec="fp32"))
     piece.begin(0, 0, base)
     piece.finish(subtract(base, learned), 2, {}, "run w")
     piece.begin(1, 0, base)
