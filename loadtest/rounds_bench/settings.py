@@ -11,8 +11,8 @@ from loadtest.rounds_bench.difference import MAX_SEEDS
 from loadtest.wan.lab import lab_problem
 from loadtest.wan.profile import profile_named
 from stages.errors import InputError, OnesweepError
-from trainer.rounds.fleet import Fleet
 
+MOST_PACE_S = 3600.0
 SIX = Path(__file__).with_name("six.toml")
 
 
@@ -43,7 +43,8 @@ def check_bench(bench: RoundsBench) -> None:
         raise InputError(f"--seeds takes at most {MAX_SEEDS}, not {len(bench.seeds)}")
     if bench.up_mbps is not None and not 0 < bench.up_mbps <= 1e5:
         raise InputError(f"--up-mbps must be more than 0 and at most 100000, not {bench.up_mbps:g}")
-    Fleet(pace_s=bench.pace_s)
+    if not 0 <= bench.pace_s <= MOST_PACE_S:
+        raise InputError(f"--pace-s must be from 0 to {MOST_PACE_S:g} seconds, not {bench.pace_s:g}")
     if not 1 <= bench.within_s <= 1e6:
         raise InputError(f"--within-s must be from 1 to 1000000 seconds, not {bench.within_s:g}")
     try:

@@ -29,7 +29,7 @@ from loadtest.training.reference import (
 from loadtest.training.scene import Scene
 from loadtest.training.settings import RunFile, TrainingChaosSettings, check_settings
 from loadtest.training.stand import POLL_S, Stand, StandSettings, open_stand
-from loadtest.training.witness import handed_in
+from loadtest.training.witness import Witness, handed_in
 from serving.deployment import MODULE
 from stages.errors import ServiceError
 
@@ -127,7 +127,7 @@ class Disturbed:
         self, settings: TrainingChaosSettings, run: RunFile, stand: Stand, reference: Reference, say: Say
     ) -> None:
         self.settings, self.run, self.stand, self.reference, self.say = settings, run, stand, reference, say
-        self.scene = Scene(stand, run.sequences)
+        self.scene = Scene(stand, run.sequences, Witness(run.codec))
         self.happened: list[Happened] = []
         self.ended: dict[str, str] = {}
         self.rounds = 0

@@ -33,7 +33,7 @@ class Scene:
     stand: Stand
     sequences: int
     """That a worker reads in a step."""
-    witness: Witness = field(default_factory=Witness)
+    witness: Witness
     others: dict[str, Program] = field(default_factory=dict)
     """Twins and saboteurs, by the worker whose name they bear."""
     logs: dict[str, list[Path]] = field(default_factory=dict)

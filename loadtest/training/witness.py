@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,10 @@ STATE, PAYLOAD, MODULE = "worker.safetensors", "payload0", "module/"
 HANDED_IN = re.compile(r"round (\d+) of (\S+) is handed in")
 
 Tensors = Mapping[str, NDArray[np.generic]]
+Numbers = NDArray[np.float32]
+Shape = tuple[int, ...]
+Reader = Callable[[bytes, Shape], tuple[Numbers, int]]
+"""A tensor of this shape at the begin of a payload, and how many bytes it takes."""
 
 
 @dataclass(frozen=True)
@@ -34,20 +39,24 @@ class Statement:
 class Witness:
     """Looks at the states of workers again and again; what they have not handed in yet is in there, too."""
 
-    def __init__(self) -> None:
+    def __init__(self, codec: str) -> None:
+        """:param codec: of updates; of one that is not in READERS, nothing is hashed."""
+        self._read = READERS.get(codec)
         self.statements: dict[tuple[str, str], Statement] = {}
         """By part and id."""
         self._seen: dict[Path, int] = {}
 
     def look(self, states: Mapping[str, Path]) -> None:
         """:param states: directories by the worker's name."""
+        if self._read is None:
+            return
         for worker, directory in states.items():
             path = directory / STATE
             try:
                 changed = path.stat().st_mtime_ns
                 if self._seen.get(path) == changed:
                     continue
-                found = read_pending(path, worker)
+                found = read_pending(path, worker, self._read)
             except (OSError, SafetensorError):
                 continue  # none yet, or just replaced
             self._seen[path] = changed
@@ -55,7 +64,7 @@ class Witness:
                 self.statements[found.part, found.id] = found
 
 
-def read_pending(path: Path, worker: str) -> Statement | None:
+def read_pending(path: Path, worker: str, read: Reader) -> Statement | None:
     """The update that lies in a worker's state, as float32; None where there is none."""
     with safe_open(path, framework="numpy") as file:
         record = json.loads((file.metadata() or {})["record"])
@@ -65,7 +74,9 @@ def read_pending(path: Path, worker: str) -> Statement | None:
         payload: bytes = file.get_tensor(PAYLOAD).tobytes()
         names = sorted(name for name in file.keys() if name.startswith(MODULE))  # noqa: SIM118
         shapes = {name.removeprefix(MODULE): tuple(file.get_slice(name).get_shape()) for name in names}
-    return Statement(worker, record["part"], pending["round"], pending["id"], tensors_digest(_cut(payload, shapes)))
+    return Statement(
+        worker, record["part"], pending["round"], pending["id"], tensors_digest(_cut(payload, shapes, read))
+    )
 
 
 def tensors_digest(tensors: Tensors) -> str:
@@ -87,10 +98,26 @@ def handed_in(logs: Iterable[Path]) -> set[tuple[str, int]]:
     return found
 
 
-def _cut(payload: bytes, shapes: Mapping[str, tuple[int, ...]]) -> Tensors:
-    row, start, tensors = np.frombuffer(payload, "<f4"), 0, dict[str, NDArray[np.generic]]()
+def _cut(payload: bytes, shapes: Mapping[str, Shape], read: Reader) -> Tensors:
+    start, tensors = 0, dict[str, NDArray[np.generic]]()
     for name in sorted(shapes):
-        size = int(np.prod(shapes[name], dtype=np.int64))
-        tensors[name] = row[start : start + size].reshape(shapes[name])
+        tensors[name], size = read(payload[start:], shapes[name])
         start += size
     return tensors
+
+
+def _fp32(data: bytes, shape: Shape) -> tuple[Numbers, int]:
+    numbers = math.prod(shape)
+    return np.frombuffer(data, "<f4", numbers).reshape(shape), 4 * numbers
+
+
+def _int8(data: bytes, shape: Shape) -> tuple[Numbers, int]:
+    """A scale for each row, then the rows."""
+    rows, numbers = shape[0] if len(shape) > 1 else 1, math.prod(shape)
+    scales = np.frombuffer(data, "<f4", rows)
+    steps = np.frombuffer(data, np.int8, numbers, 4 * rows).astype(np.float32).reshape(rows, -1)
+    return (steps * scales[:, None]).reshape(shape), 4 * rows + numbers
+
+
+READERS: Mapping[str, Reader] = {"fp32": _fp32, "int8": _int8}
+"""Written for this purpose, so that an error in the codecs is not looked at through itself."""

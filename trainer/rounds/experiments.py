@@ -47,6 +47,7 @@ SMALL = replace(
     rounds=RoundSettings(
         model="ar",
         steps_per_round=16,
+        outer="nesterov",
         outer_rate=0.7,
         outer_momentum=0.5,
         late="drop",
@@ -61,6 +62,14 @@ SMALL = replace(
 )
 """One part, two replicas, thirty rounds: small enough for one core."""
 LIGHT_BED = replace(SMALL, rounds=replace(SMALL.rounds, outer_rate=1.0, outer_momentum=0.3))
+LONGER = replace(
+    SMALL,
+    architecture=Architecture(parts=1, layers=1, width=96, heads=3, context_bytes=128),
+    rounds=RoundSettings(outer="nesterov"),
+    steps=1350,
+    warmup_steps=30,
+)
+"""A block by itself in 45 rounds: one of those that `bench rounds` trains."""
 SCORER = replace(SMALL, architecture=replace(SMALL.architecture, parts=3))
 CHAIN = replace(
     SCORER,
@@ -110,10 +119,31 @@ EXPERIMENTS: Mapping[str, Experiment] = {
             {**LIGHT, "codec": ("fp32",), "down_codec": ("fp32",), "steps_per_round": ("16",)},
             {**LIGHT, "codec": ("int8",), "down_codec": ("int8",), "steps_per_round": ("16",)},
             {**LIGHT, "codec": ("e3m0",), "down_codec": ("e3m0",), "steps_per_round": ("16", "40")},
-            {**LIGHT, "codec": ("ternary",), "down_codec": ("e3m0", "ternary"), "steps_per_round": ("16",)},
+            {**LIGHT, "codec": ("ternary",), "down_codec": ("ternary",), "steps_per_round": ("16",)},
+            {**PLAIN, "codec": ("fp32",), "down_codec": ("fp32",), "steps_per_round": ("16",)},
+            {**PLAIN, "codec": ("ternary",), "down_codec": ("ternary",), "steps_per_round": ("16",)},
         ),
-        "codec=fp32 down_codec=fp32 steps_per_round=16",
+        "outer=mean codec=fp32 down_codec=fp32 steps_per_round=16",
         columns=("rounds", "up MB", "down MB", "hours"),
+    ),
+    "bytes-longer": Experiment(
+        "The same, of a run that is longer?",
+        LONGER,
+        tuple({**PLAIN, "codec": (codec,), "down_codec": (codec,)} for codec in ("fp32", "int8", "e3m0", "ternary")),
+        "outer=mean codec=fp32 down_codec=fp32",
+        columns=("rounds", "up MB", "down MB", "hours"),
+    ),
+    "places": Experiment(
+        "Do workers that meet once a round end where one place ends?",
+        LONGER,
+        (
+            {**PLAIN, "steps_per_round": ("30", "10")},
+            {**LIGHT, "steps_per_round": ("30",)},
+            {"outer": ("radial",), "outer_momentum": ("0",), "steps_per_round": ("30",)},
+        ),
+        "one place",
+        columns=("rounds", "up MB", "hours"),
+        one_place=True,
     ),
     "late": Experiment(
         "What is late work worth?",

@@ -38,7 +38,7 @@ class RoundSettings:
     """H: local steps of a worker between two merges."""
     replicas: int = 2
     """M: workers a part."""
-    outer: OuterName = "nesterov"
+    outer: OuterName = "mean"
     outer_rate: float = 1.0
     outer_momentum: float = 0.3
     momentum_every: int = 4

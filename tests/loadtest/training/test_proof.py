@@ -18,7 +18,9 @@ from loadtest.training.lies import LIES
 from loadtest.training.proof import prove
 from loadtest.training.reference import final_nats
 from loadtest.training.witness import STATE, Statement, Witness, handed_in, tensors_digest
-from trainer.rounds.tensors import digest
+from trainer.rounds.codec import codec_named
+from trainer.rounds.codec.base import Codec
+from trainer.rounds.tensors import digest, shapes
 
 TENSORS = {"b": np.ones((2, 3), np.float32), "a": np.float32([1, 2])}
 
@@ -78,15 +80,17 @@ def test_the_digest_is_that_of_the_log() -> None:
     assert tensors_digest(TENSORS) == digest({name: torch.from_numpy(array) for name, array in TENSORS.items()})
 
 
-def test_an_update_that_waits_in_a_state_is_hashed_there(tmp_path: Path) -> None:
-    row = np.concatenate([TENSORS[name].reshape(-1) for name in sorted(TENSORS)])
+@pytest.mark.parametrize("codec", [codec_named("fp32"), codec_named("int8")], ids=lambda codec: codec.name)
+def test_an_update_that_waits_in_a_state_is_hashed_there(codec: Codec, tmp_path: Path) -> None:
+    like = {name: torch.from_numpy(array) for name, array in TENSORS.items()}
+    data = codec.encode(like)
     record = {"part": "p", "pieces": [{"pending": {"id": "r3-x", "round": 3}}]}
     modules = {f"module/{name}": array for name, array in TENSORS.items()}
-    payload = {"payload0": np.frombuffer(row.tobytes(), np.uint8)}
+    payload = {"payload0": np.frombuffer(data, np.uint8)}
     save_file({**modules, **payload}, tmp_path / STATE, {"record": json.dumps(record)})
-    witness = Witness()
+    witness = Witness(codec.name)
     witness.look({"w0": tmp_path, "w1": tmp_path / "nothing"})
-    expected = Statement("w0", "p", 3, "r3-x", tensors_digest(TENSORS))
+    expected = Statement("w0", "p", 3, "r3-x", digest(codec.decode(data, shapes(like))))
     assert witness.statements == {("p", "r3-x"): expected}
 
 

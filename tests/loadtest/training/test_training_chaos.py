@@ -36,6 +36,7 @@ partition = "equal_probability"
 steps_per_round = 2
 rounds = 24
 deadline = "lockstep"
+codec = "fp32"
 """
 SEED, LEASE_S = 0, 60.0
 """A lockstep run waits so long for who was killed, and is not over before he is back; the seed has him killed first."""

@@ -51,11 +51,11 @@ def test_an_outer_optimizer_is_asked_what_it_keeps(outer: str, tensors: int) -> 
 
 
 def test_a_coordinator_by_hand() -> None:
-    settings = RoundSettings(rounds=2, replicas=3, codec="fp32", down_codec="fp32")
+    settings = RoundSettings(rounds=2, replicas=3, outer="nesterov", codec="fp32", down_codec="fp32")
     traffic = [traffic_of(PART, settings)] * 2
     # weights and momentum, two whole files, of both parts; three updates, their payload, and a merge's own tensors
     assert coordinator_memory([PART] * 2, traffic, settings) == 2 * (2 * P + 2 * P) + (3 + 1 + 3) * P
-    lossy = RoundSettings(rounds=2, replicas=3, codec="fp32", down_codec="int8")
+    lossy = RoundSettings(rounds=2, replicas=3, outer="nesterov", codec="fp32", down_codec="int8")
     traffic = [traffic_of(PART, lossy)] * 2
     differences = 2 * 4 * (1000 + 40)
     assert coordinator_memory([PART] * 2, traffic, lossy) == 2 * 5 * P + differences + 7 * P

@@ -36,7 +36,7 @@ def test_mean_goes_where_the_workers_are_on_average(tensors: Make) -> None:
 
 
 def test_nesterov_is_torchs(tensors: Make) -> None:
-    theta, outer = tensors(0), new_outer(RoundSettings(outer_rate=0.7, outer_momentum=0.9))
+    theta, outer = tensors(0), new_outer(RoundSettings(outer="nesterov", outer_rate=0.7, outer_momentum=0.9))
     theirs = {name: tensor.clone().requires_grad_() for name, tensor in theta.items()}
     optimizer = torch.optim.SGD(theirs.values(), lr=0.7, momentum=0.9, nesterov=True)
     for step in range(1, 6):
@@ -66,7 +66,7 @@ def test_state_that_is_restored_goes_on_the_same(name: OuterName, tensors: Make)
 
 
 def test_delayed_with_one_is_nesterov(tensors: Make) -> None:
-    a, b = Delayed(0.5, 0.8, 1), new_outer(RoundSettings(outer_rate=0.5, outer_momentum=0.8))
+    a, b = Delayed(0.5, 0.8, 1), new_outer(RoundSettings(outer="nesterov", outer_rate=0.5, outer_momentum=0.8))
     x = y = tensors(0)
     for step in range(1, 5):
         x, y = a.step(x, [Share(1.0, tensors(step))]), b.step(y, [Share(1.0, tensors(step))])
