@@ -40,6 +40,10 @@ class Fault(ABC):
     @abstractmethod
     def begin(self, scene: Scene, target: str) -> None: ...
 
+    def hold(self, scene: Scene, target: str) -> None:
+        """Called again and again while it lasts: what would not last by itself."""
+        return
+
     def over(self, scene: Scene, target: str) -> bool:
         """Whether it need not last any longer."""
         return False
@@ -162,16 +166,31 @@ class CoordinatorKill(Fault):
 
 
 class FullDisk(Fault):
-    name, words, length_s = "disk", "no file of the coordinator can grow: its disk is full", (5.0, 10.0)
+    """Without a disk of its own, none of the coordinator's files may grow: it hears of another error (EFBIG)."""
+
+    name, words, length_s = "disk", "the coordinator's disk is full", (5.0, 10.0)
 
     def targets(self, workers: tuple[str, ...]) -> tuple[str, ...]:
         return (COORDINATOR,)
 
     def begin(self, scene: Scene, target: str) -> None:
-        scene.stand.coordinator.limit_files(0)
+        if scene.stand.disk is None:
+            scene.stand.coordinator.limit_files(0)
+            scene.notes.append("no file can grow: RLIMIT_FSIZE, EFBIG")
+        else:
+            scene.notes.append("no room on a tmpfs of its own: ENOSPC")
+            scene.stand.disk.fill()
+
+    def hold(self, scene: Scene, target: str) -> None:
+        """What the coordinator has removed meanwhile is room, too."""
+        if scene.stand.disk is not None:
+            scene.stand.disk.fill()
 
     def end(self, scene: Scene, target: str) -> None:
-        scene.stand.coordinator.limit_files(None)
+        if scene.stand.disk is None:
+            scene.stand.coordinator.limit_files(None)
+        else:
+            scene.stand.disk.free()
 
 
 _ALL = (Kill(), Freeze(), Cut(), Twin(), OldState(), NotANumber(), Absurd(), Scaled(), Flipped(), CoordinatorKill())

@@ -14,7 +14,7 @@ from typing import Any
 
 from loadtest.chaos.schedule import Kind, Planned, make_schedule
 from loadtest.training.account import Happened, refusals, with_waits
-from loadtest.training.faults import COORDINATOR, FAULTS
+from loadtest.training.faults import COORDINATOR, FAULTS, FullDisk
 from loadtest.training.journal import Entry
 from loadtest.training.proof import Proof, prove
 from loadtest.training.reference import (
@@ -103,6 +103,7 @@ def run_training_chaos(settings: TrainingChaosSettings, say: Say) -> TrainingRes
             lease_s=settings.lease_s,
             publish_every=5,
             save_every_s=1.0,
+            own_disk=FullDisk.name in settings.able(run.codec),
         )
         reference = _reference(settings, run, stand_settings, say)
         with open_stand(stand_settings) as stand:
@@ -236,6 +237,7 @@ class Disturbed:
         try:
             began_s = time.monotonic()
             while time.monotonic() - began_s < length_s and not fault.over(self.scene, target):
+                fault.hold(self.scene, target)
                 self._tick()
         finally:
             fault.end(self.scene, target)

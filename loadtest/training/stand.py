@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.load.target import LOOPBACK
+from loadtest.training.disk import Disk, open_disk
 from loadtest.training.ground import COORDINATOR, Ground, open_ground, worker_node
 from loadtest.training.journal import NAME, Journal
 from loadtest.training.program import Program
@@ -51,14 +52,17 @@ class StandSettings:
     """Least time between two views of the run."""
     coordinator_options: tuple[str, ...] = ()
     worker_options: tuple[str, ...] = ()
+    own_disk: bool = False
+    """Whether what the coordinator writes lies on a file system of its own, where this process may mount one."""
 
 
 class Stand:
     """The processes of one training, and where their files are."""
 
-    def __init__(self, settings: StandSettings, ground: Ground, directory: Path) -> None:
-        self.settings, self.ground, self.directory = settings, ground, directory
-        self.out = directory / "out"
+    def __init__(self, settings: StandSettings, ground: Ground, directory: Path, disk: Disk | None = None) -> None:
+        """:param disk: for all that the coordinator writes."""
+        self.settings, self.ground, self.directory, self.disk = settings, ground, directory, disk
+        self.out = (directory if disk is None else disk.path) / "out"
         self.journal = Journal(self.out / "rounds" / NAME)
         self.coordinator = self._program(
             "coordinator",
@@ -175,11 +179,11 @@ def open_stand(settings: StandSettings) -> Iterator[Stand]:
     """
     directory = Path(tempfile.mkdtemp(prefix="onesweep-training-"))
     try:
-        with open_ground(settings.profile, len(settings.parts), settings.profiles) as ground:
-            stand = Stand(settings, ground, directory)
-            try:
-                yield stand
-            finally:
-                stand.close()
+        with contextlib.ExitStack() as under:
+            ground = under.enter_context(open_ground(settings.profile, len(settings.parts), settings.profiles))
+            disk = under.enter_context(open_disk(directory / "disk")) if settings.own_disk else None
+            stand = Stand(settings, ground, directory, disk)
+            under.callback(stand.close)
+            yield stand
     finally:
         shutil.rmtree(directory, ignore_errors=True)
