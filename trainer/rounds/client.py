@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+NEXT = "/trainer.v1.RoundsService/Next"
 CALL_S = 30.0
 TRANSFER_S = 24 * 3600.0
 LONG_POLL_S = 20.0
@@ -95,10 +96,11 @@ class Link:
         timeout = LONG_POLL_S + CALL_S
 
         def attempt() -> rounds_pb2.NextResponse:
-            with self._stoppable(self._stub.Next.future(request, timeout=timeout, metadata=self._metadata)) as call:
+            with self._stoppable(self._next(request, timeout=timeout, metadata=self._metadata)) as call:
                 call.initial_metadata()
                 asked()
-                return call.result()
+                (answer,) = call
+                return answer
 
         return self._patiently(attempt)
 
@@ -281,6 +283,12 @@ class Link:
     def _open(self) -> None:
         self._channel = open_blocking_channel(self.address, security=self.security)
         self._stub: Any = rounds_pb2_grpc.RoundsServiceStub(self._channel)
+        # as a stream of one answer, which is the same on the wire: else metadata is told with the answer only
+        self._next: Any = self._channel.unary_stream(
+            NEXT,
+            request_serializer=rounds_pb2.NextRequest.SerializeToString,
+            response_deserializer=rounds_pb2.NextResponse.FromString,
+        )
 
 
 def _status(error: Any) -> grpc.StatusCode:  # noqa: ANN401 - an RpcError of a call has a code, which the stubs do not say

@@ -166,7 +166,8 @@ class Coordinator:
                     wanted = self.ledger.round(fragment)
                     member.passed[fragment] = wanted - 1
                 if wanted <= self._furthest(fragment):
-                    order = await self._order(fragment, wanted, request)
+                    if (order := await self._order(fragment, wanted, request)) is None:
+                        continue
                     member.begins(wanted)
                     return rounds_pb2.NextResponse(order=order)
                 left = deadline - self.clock()
@@ -320,10 +321,13 @@ class Coordinator:
         here = [m for m in members if self.members.is_here(m, now)]
         return self.ledger.due_at(fragment) is None and all(m.has_passed(fragment, round_) for m in here)
 
-    async def _order(self, fragment: str, wanted: int, request: rounds_pb2.NextRequest) -> rounds_pb2.Order:
+    async def _order(self, fragment: str, wanted: int, request: rounds_pb2.NextRequest) -> rounds_pb2.Order | None:
+        """None where the round was closed meanwhile: then it is not this one that begins."""
         return await self._alone(self._make_order, fragment, wanted, {h.part: h for h in request.held})
 
-    def _make_order(self, fragment: str, wanted: int, held: dict[str, rounds_pb2.Held]) -> rounds_pb2.Order:
+    def _make_order(self, fragment: str, wanted: int, held: dict[str, rounds_pb2.Held]) -> rounds_pb2.Order | None:
+        if self.ledger.round(fragment) > wanted:
+            return None
         if fragment not in self._ordered:  # until now nobody was there
             self._ordered.add(fragment)
             self.ledger.begin(fragment, self.clock())

@@ -233,10 +233,8 @@ class Worker:
                 f"{self.link.address} orders {order.steps} steps of {order.base.part[:40]!r}: it is damaged"
             )
         weights = self.holdings.fetch(order.base, rounds.down_codec)
-        if piece.sending is not None and piece.sending.done():
-            self._settle(piece)  # it may be part of these weights
         if piece.sending is not None and piece.sending.done():  # who is patient asked for the order meanwhile
-            self._settle(piece)
+            self._settle(piece)  # it may be part of these weights
         self.learner.load(piece.begin(order.round, order.base.version, weights))
         if piece.index == self.standing.turn:
             self.standing.steps = 0

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 import pytest
 
+import trainer.rounds.client
+from stages.errors import Interrupted
 from tests.trainer.rounds.network.calls import Start, refused, submit
 from trainer.rounds.audit import audit
 from trainer.rounds.client import LeaseLostError
+from trainer.rounds.update import Update
 from trainer.v1 import rounds_pb2
 
 
@@ -52,6 +57,39 @@ def test_the_first_round_begins_with_its_first_order(network: Start) -> None:
     assert submit(net, net.submission(place, payload), payload).outcome == rounds_pb2.OUTCOME_ACCEPTED
     (accepted,) = [record for record in net.ledger.store.records() if record["kind"] == "accepted"]
     assert accepted["after_s"] <= time.monotonic() - asked + 0.001
+
+
+def test_an_order_is_of_the_round_that_is_open_when_it_is_made(network: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = network(replicas=1)
+    place, make = net.join(part=0), net.coordinator._make_order
+
+    def made_late(*args: Any) -> Any:
+        if not net.ledger.round("block-0"):
+            net.ledger.accept(Update("u", "other", "block-0", 0, 0, 2, 4, net.delta("block-0")), 0.0)
+            net.ledger.close("block-0", 0.0)
+        return make(*args)
+
+    monkeypatch.setattr(net.coordinator, "_make_order", made_late)
+    order = net.stub.Next(rounds_pb2.NextRequest(worker="hand", lease=place.lease), timeout=30).order
+    assert (order.round, order.base.version) == (1, 1)
+
+
+def test_who_asks_hears_that_the_question_has_come_before_the_answer(
+    network: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else who goes on at once would hand in only after it has waited."""
+    monkeypatch.setattr(trainer.rounds.client, "LONG_POLL_S", 60.0)
+    net, asked = network(overlap="patient"), threading.Event()
+    place, link = net.join(part=0), net.link()
+    with ThreadPoolExecutor(1) as pool:
+        request = rounds_pb2.NextRequest(worker="hand", lease=place.lease, after=0)
+        answer = pool.submit(link.next, request, asked.set)
+        assert asked.wait(40)
+        assert not answer.done()
+        net.stop.set()
+        with pytest.raises(Interrupted):
+            answer.result()
+    link.close()
 
 
 def test_files_are_fetched_from_an_offset_on(network: Start) -> None:
