@@ -48,10 +48,10 @@ def worker_memory(part: PartInventory, traffic: Traffic, settings: RoundSettings
 
     Beside the weights stays the version that the round began with (`held` of trainer/rounds/holdings.py). A lossy codec
     adds its error feedback; who does not wait its own last update; `eager` a base of its own, and the momentum of its
-    own updates.
+    own updates; so does `patient`, which is the same object.
     """
     whole, lossy = part.weight_bytes, settings.codec != "fp32"
-    eager, waits = settings.overlap == "eager", settings.overlap == "none"
+    eager, waits = settings.overlap in ("eager", "patient"), settings.overlap == "none"
     rounds = whole * (1 + lossy + (not waits) + 2 * eager)
     # feedback: update, what is wanted, what that comes to, what is left; saving: update, weights, payload twice
     feedback = 4 * whole + traffic.up if lossy else 0

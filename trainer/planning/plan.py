@@ -8,6 +8,7 @@ from typing import Any
 
 from stages.errors import ConfigError
 from trainer.config import TrainingConfig
+from trainer.planning.bounds import Bounds, bounds_of
 from trainer.planning.inventory import fit_width, numbers_of, take_inventory
 from trainer.planning.link import Link
 from trainer.planning.memory import WorkerMemory, coordinator_memory, worker_memory
@@ -15,7 +16,6 @@ from trainer.planning.timing import Timing, timing_of
 from trainer.planning.traffic import Traffic, traffic_of, wire_bytes
 from trainer.planning.variant import Variant, variants
 from trainer.rounds.fleet import is_above_zero
-from trainer.rounds.fragments import cut
 from trainer.rounds.frame import settled
 
 
@@ -30,6 +30,8 @@ class Row:
     timing: Timing
     memory: WorkerMemory
     coordinator_bytes: int
+    bounds: Bounds
+    """Of `all_bytes`, where rounds do not wait for everybody."""
 
     @property
     def up_bytes(self) -> int:
@@ -64,6 +66,8 @@ class Row:
             "up_bytes": self.up_bytes,
             "down_bytes": self.down_bytes,
             "all_bytes": self.all_bytes,
+            "least_bytes": self.bounds.least,
+            "most_bytes": self.bounds.most,
             "all_wire_bytes": round(self.all_wire_bytes),
             "seconds": self.timing.seconds,
             "round_s": self.timing.round_s,
@@ -150,8 +154,6 @@ def _row(variant: Variant, link: Link, pass_s: float, passes: int, activations: 
     """:param passes: of the step whose activations were measured."""
     config = settled(variant.config)
     parts, rounds = take_inventory(config), config.rounds
-    for part in parts:
-        cut(part.shapes, rounds.fragments)
     traffic = [traffic_of(part, rounds) for part in parts]
     pairs = list(zip(parts, traffic, strict=True))
     timings = [timing_of(each, rounds, link, pass_s * part.passes) for part, each in pairs]
@@ -164,9 +166,13 @@ def _row(variant: Variant, link: Link, pass_s: float, passes: int, activations: 
         max(timings, key=lambda timing: timing.seconds),
         replace(max(memories, key=lambda memory: memory.total), activations=known),
         coordinator_memory(parts, traffic, rounds),
+        bounds_of(parts, rounds),
     )
 
 
 def _wire(traffic: Traffic) -> float:
-    own = traffic.rounds * wire_bytes(traffic.up) + traffic.versions * wire_bytes(traffic.down)
+    own = sum(
+        traffic.rounds * wire_bytes(up) + count * wire_bytes(down)
+        for up, down, count in zip(traffic.ups, traffic.downs, traffic.fetched, strict=True)
+    )
     return wire_bytes(traffic.first) + own + traffic.refreshes * sum(map(wire_bytes, traffic.copies))

@@ -50,15 +50,13 @@ def timing_of(traffic: Traffic, settings: RoundSettings, link: Link, step_s: flo
     wait sends beside the next steps; what it fetches before these is not hidden. Computing on either side, and
     replicas of a part that are not equally fast, are left out.
     """
-    trip_s, pieces = link.round_trip_s, settings.fragments
+    trip_s, begin_s = link.round_trip_s, (ORDER_TRIPS + FETCH_TRIPS) * link.round_trip_s
     training_s = settings.steps_per_round * step_s
-    sending_s = pieces * (link.up_s(-(-traffic.up // pieces)) + SUBMIT_TRIPS * trip_s)
-    fetching_s = pieces * (link.down_s(-(-traffic.down // pieces)) + (ORDER_TRIPS + FETCH_TRIPS) * trip_s)
+    sending_s = sum(link.up_s(up) + SUBMIT_TRIPS * trip_s for up in traffic.ups)
+    fetching_s = sum(link.down_s(down) + begin_s for down in traffic.downs)
     refresh_s = sum(link.down_s(copy) + FETCH_TRIPS * trip_s for copy in traffic.copies)
     fetching_s += refresh_s / settings.copies_every
-    if settings.overlap == "none":
-        round_s = training_s + sending_s + fetching_s
-    else:
-        round_s = max(training_s + fetching_s, sending_s)
-    first_s = link.down_s(traffic.first) + (ORDER_TRIPS + FETCH_TRIPS * (1 + len(traffic.copies))) * trip_s
+    together_s = training_s + fetching_s
+    round_s = max(together_s, sending_s) if settings.ahead else together_s + sending_s
+    first_s = link.down_s(traffic.first) + len(traffic.downs) * begin_s + len(traffic.copies) * FETCH_TRIPS * trip_s
     return Timing(first_s, training_s, round_s, settings.rounds)

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from trainer.planning.inventory import PartInventory
 from trainer.rounds.codec import codec_named
-from trainer.rounds.codec.fp32 import Fp32
-from trainer.rounds.settings import RoundSettings
+from trainer.rounds.fragments import cut
+from trainer.rounds.publication import WHOLE
+from trainer.rounds.settings import CodecName, RoundSettings
+from trainer.rounds.tensors import Shapes
 from trainer.rounds.transfer import PIECE_BYTES, pieces
 from trainer.v1 import rounds_pb2
 
@@ -25,45 +27,74 @@ class Traffic:
 
     first: int
     """Versions 0, whole: of its part, and of those that it has copies of."""
-    up: int
-    """Its update of one round."""
-    down: int
-    """One version of its part, as it comes after the first."""
+    ups: tuple[int, ...]
+    """Its update of one round, fragment by fragment."""
+    downs: tuple[int, ...]
+    """One version of each fragment, as it comes after the first."""
     copies: tuple[int, ...]
-    """One refresh of each part that it has a copy of, likewise."""
+    """One refresh of each fragment of the parts that it has copies of, likewise."""
     rounds: int
     versions: int
-    """That it fetches of its part after the first."""
+    """That it fetches of its last fragment after the first; of those before it one more."""
     refreshes: int
     """Of each copy after the first."""
+
+    @property
+    def up(self) -> int:
+        """Its update of one round."""
+        return sum(self.ups)
+
+    @property
+    def down(self) -> int:
+        """One version of its part."""
+        return sum(self.downs)
 
     @property
     def up_in_all(self) -> int:
         return self.rounds * self.up
 
     @property
+    def fetched(self) -> tuple[int, ...]:
+        """How many versions it fetches of each fragment after the first."""
+        return (*[self.versions + 1] * (len(self.downs) - 1), self.versions)
+
+    @property
     def down_in_all(self) -> int:
-        return self.first + self.versions * self.down + self.refreshes * sum(self.copies)
+        own = sum(count * size for count, size in zip(self.fetched, self.downs, strict=True))
+        return self.first + own + self.refreshes * sum(self.copies)
 
 
 def traffic_of(part: PartInventory, settings: RoundSettings) -> Traffic:
-    """:param settings: settled, so that `rounds` is a number above 0.
+    """Where every worker hands in every round, and each round waits for all of them.
 
-    A worker fetches one version of each part a round, but for the last, which nobody trains from; who goes on while its
-    update travels begins a round from the version before.
+    It begins round n with version n, or where rounds are begun before they are open with version n - 1. The last round
+    ends with the last fragment, from whose last version nobody trains; the other fragments begin one round more, for
+    its weights alone.
+
+    :param settings: settled, so that `rounds` is a number above 0. Raises ConfigError for too many fragments.
     """
-    up, down, copy = map(codec_named, (settings.codec, settings.down_codec, settings.copies_codec))
-    versions = max(settings.rounds - (1 if settings.overlap == "none" else 2), 0)
-    wholes = [part.shapes, *part.copied.values()]
+    up, copy = codec_named(settings.codec), settings.copies_codec
+    own = fragments_of(part.shapes, settings)
+    versions = max(settings.rounds - 1 - settings.ahead, 0)
     return Traffic(
-        first=sum(map(Fp32().size, wholes)),
-        up=up.size(part.shapes),
-        down=down.size(part.shapes),
-        copies=tuple(map(copy.size, part.copied.values())),
+        first=sum(map(codec_named(WHOLE).size, [part.shapes, *part.copied.values()])),
+        ups=tuple(map(up.size, own)),
+        downs=tuple(version_bytes(like, settings.down_codec) for like in own),
+        copies=tuple(version_bytes(f, copy) for like in part.copied.values() for f in fragments_of(like, settings)),
         rounds=settings.rounds,
         versions=versions,
         refreshes=versions // settings.copies_every,
     )
+
+
+def version_bytes(like: Shapes, codec: CodecName) -> int:
+    """One version, for who has the one before: as a difference, or whole where that is not more."""
+    return min(codec_named(codec).size(like), codec_named(WHOLE).size(like))
+
+
+def fragments_of(like: Shapes, settings: RoundSettings) -> list[Shapes]:
+    """The tensors of each fragment of a part. Raises ConfigError for more fragments than tensors."""
+    return [{name: like[name] for name in names} for names in cut(like, settings.fragments)]
 
 
 def wire_bytes(payload: int) -> float:

@@ -18,8 +18,10 @@ def settings(**changes: object) -> RoundSettings:
     return RoundSettings(rounds=10, **changes)  # type: ignore[arg-type]
 
 
-def traffic(up: int = MB, down: int = MB, copies: tuple[int, ...] = ()) -> Traffic:
-    return Traffic(down, up, down, copies, 10, 9, 9)
+def traffic(pieces: int = 1, copies: tuple[int, ...] = ()) -> Traffic:
+    """Of a megabyte a round both ways."""
+    each = (MB // pieces,) * pieces
+    return Traffic(MB, each, each, copies, 10, 9, 9)
 
 
 def test_without_delay_a_file_takes_its_bits() -> None:
@@ -55,9 +57,9 @@ def test_an_update_longer_than_a_round_is_what_a_round_takes() -> None:
 
 def test_fragments_ask_more_often() -> None:
     whole = timing_of(traffic(), settings(), NEAR, 0.5)
-    pieces = timing_of(traffic(), settings(fragments=4), NEAR, 0.5)
+    pieces = timing_of(traffic(4), settings(fragments=4), NEAR, 0.5)
     assert pieces.round_s == pytest.approx(whole.round_s, rel=1e-3)
-    far, farther = (timing_of(traffic(), settings(fragments=n), FAR, 0.5).round_s for n in (1, 4))
+    far, farther = (timing_of(traffic(n), settings(fragments=n), FAR, 0.5).round_s for n in (1, 4))
     assert farther > far + 3 * 4 * 0.06
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from trainer.config import TrainingConfig
 from trainer.data import Corpus
+from trainer.planning.bounds import Bounds, bounds_of
 from trainer.planning.inventory import PartInventory, take_inventory
 from trainer.planning.traffic import traffic_of, wire_bytes
 from trainer.rounds.fleet import Fleet
@@ -30,7 +31,7 @@ PART = PartInventory("block-0", {"a": (3, 256), "b": (5,)}, 0, {"block-1": {"c":
         ("e3m0", 384 + 3 + 4 * 7, 64 + 4),
     ],
 )
-@pytest.mark.parametrize(("overlap", "versions"), [("none", 9), ("eager", 8)])
+@pytest.mark.parametrize(("overlap", "versions"), [("none", 9), ("patient", 9), ("eager", 8)])
 def test_bytes_are_those_counted_by_hand(codec: str, own: int, copy: int, overlap: str, versions: int) -> None:
     settings = RoundSettings(rounds=10, codec=codec, down_codec=codec, copies_codec=codec, overlap=overlap)  # type: ignore[arg-type]
     traffic = traffic_of(PART, settings)
@@ -38,6 +39,30 @@ def test_bytes_are_those_counted_by_hand(codec: str, own: int, copy: int, overla
     assert traffic.first == 4 * (773 + 128)
     assert traffic.up_in_all == 10 * own
     assert traffic.down_in_all == traffic.first + versions * (own + copy)
+
+
+def test_all_fragments_but_the_last_come_once_more() -> None:
+    settings = RoundSettings(rounds=10, codec="e3m0", down_codec="int8", copies_codec="bf16", fragments=2)
+    part = replace(PART, copied={"block-1": {"c": (128,), "d": (2, 3)}})
+    traffic = traffic_of(part, settings)
+    assert (traffic.ups, traffic.copies) == ((384 + 4 * 6, 3 + 4), (256, 12))
+    assert traffic.downs == (768 + 4 * 3, 5 + 4)
+    assert traffic.down_in_all == traffic.first + 10 * 780 + 9 * 9 + 9 * 268
+
+
+def test_what_is_more_as_a_difference_comes_whole() -> None:
+    """Numbers in rows of one have a scale each."""
+    traffic = traffic_of(replace(PART, shapes={"a": (100, 1)}), RoundSettings(rounds=2, down_codec="int8"))
+    assert traffic.downs == (400,)
+
+
+def test_bounds_are_those_counted_by_hand() -> None:
+    """Of 128 numbers, twelve rounds and three workers, which miss five versions twice, and fetch the sixth whole."""
+    part = PartInventory("block-0", {"a": (128,)}, 0, {}, 3)
+    settings = RoundSettings(rounds=12, replicas=3, codec="int8", down_codec="e3m0")
+    assert bounds_of([part], settings) == Bounds(12 * 132 + 3 * 512, 3 * (12 * 132 + 512 + 2 * 512 + 1 * 68))
+    settings = replace(settings, down_codec="fp32", overlap="naive")
+    assert bounds_of([part], settings).most == 3 * (12 * 132 + 12 * 512), "whole each time: nothing is dearer"
 
 
 @pytest.mark.parametrize("codecs", [("fp32", "fp32"), ("e3m0", "int8")])

@@ -12,6 +12,7 @@ import torch
 from tests.trainer.rounds.network.calls import Start
 from trainer.config import TrainingConfig
 from trainer.data import Corpus
+from trainer.planning.bounds import bounds_of
 from trainer.planning.inventory import take_inventory
 from trainer.planning.traffic import traffic_of
 from trainer.rounds.audit import audit
@@ -29,8 +30,9 @@ from trainer.rounds.store import MemoryStore
         {"fragments": 2, "steps_per_round": 3},
         {"fragments": 2, "overlap": "naive"},
         {"overlap": "eager", "codec": "e3m0"},
+        {"overlap": "patient", "fragments": 2, "down_codec": "e3m0"},
     ],
-    ids=["plain", "int8 both ways", "mean", "fragments", "naive fragments", "eager"],
+    ids=["plain", "int8 both ways", "mean", "fragments", "naive fragments", "eager", "patient fragments"],
 )
 def test_four_workers_make_the_weights_of_one_process(
     network: Start, corpus: Corpus, until: Callable[..., Any], rounds: dict[str, Any]
@@ -48,10 +50,19 @@ def test_four_workers_make_the_weights_of_one_process(
     merged = 12 * net.plan.config.rounds.fragments
     found = audit(net.out / "rounds")
     assert (found.problems, found.accepted, found.merged) == ([], merged, merged)
-    if net.plan.config.rounds.fragments == 1:  # of fragments a plan knows less: who fetches which when
-        planned = [traffic_of(part, net.plan.config.rounds) for part in take_inventory(net.plan.config)]
-        assert net.coordinator.received_bytes == 2 * sum(each.up_in_all for each in planned)
-        assert net.coordinator.sent_bytes == 2 * sum(each.down_in_all for each in planned)
+    planned = [traffic_of(part, net.plan.config.rounds) for part in take_inventory(net.plan.config)]
+    assert net.coordinator.received_bytes == 2 * sum(each.up_in_all for each in planned)
+    assert net.coordinator.sent_bytes == 2 * sum(each.down_in_all for each in planned)
+
+
+@pytest.mark.parametrize("overlap", ["none", "naive"])
+def test_rounds_that_wait_for_nobody_carry_bytes_within_their_bounds(network: Start, overlap: str) -> None:
+    """A round ends with whatever comes first."""
+    hasty = {"deadline": "fixed", "deadline_s": 0.001, "norm_limit": 1e6, "rounds": 6}
+    net = network(fragments=2, codec="int8", down_codec="e3m0", overlap=overlap, **hasty)
+    net.work_together(None, None, None, None)
+    bounds = bounds_of(take_inventory(net.plan.config), net.plan.config.rounds)
+    assert bounds.least <= net.coordinator.received_bytes + net.coordinator.sent_bytes <= bounds.most
 
 
 @pytest.mark.parametrize(
