@@ -154,13 +154,35 @@ class Link:
 
         return self._patiently(attempt)
 
-    def watch(self, interval_s: float) -> Iterator[rounds_pb2.WatchUpdate]:
-        """Updates until the run ends. Raises ServiceError."""
+    def watch(
+        self, interval_s: float, away: Callable[[str], None] = lambda problem: None
+    ) -> Iterator[rounds_pb2.WatchUpdate]:
+        """Updates until the run has ended. Raises ServiceError.
+
+        A coordinator that was there is looked for again while patience lasts; :param away: told why, once each time.
+        """
         request = rounds_pb2.WatchRequest(interval_seconds=interval_s)
-        try:
-            yield from self._stub.Watch(request, metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise self._explained(error) from None
+        was_there, lost_s, delay = False, None, FIRST_DELAY_S
+        while True:
+            problem = f"the coordinator at {self.address} has stopped"
+            try:
+                for update in self._stub.Watch(request, metadata=self._metadata):
+                    was_there, lost_s, delay = True, None, FIRST_DELAY_S
+                    yield update
+                    if update.state == rounds_pb2.RUN_STATE_FINISHED:
+                        return
+            except grpc.RpcError as error:
+                if not was_there:
+                    raise self._explained(error) from None
+                problem = self._problem(error, ())
+            if lost_s is None:
+                lost_s = time.monotonic()
+                away(problem)
+            if time.monotonic() - lost_s >= self.patience_s:
+                raise ServiceError(f"{problem}; gave up after {self.patience_s:.0f} s")
+            self._pause(delay)
+            delay = min(2 * delay, LAST_DELAY_S)
+            self._renew()
 
     def _requests(
         self, submission: rounds_pb2.Submission, payload: bytes, offsets: SimpleQueue[int | None]

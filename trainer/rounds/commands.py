@@ -75,6 +75,13 @@ def register_rounds(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
     _add_coordinator_options(rounds, positional=True)
     rounds.add_argument("--interval", type=float, default=1.0, metavar="S", help="least time between two looks (1)")
     rounds.add_argument("--once", action="store_true", help="one look")
+    rounds.add_argument(
+        "--patience",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="how long to look for a coordinator that has gone (600)",
+    )
     rounds.add_argument("--json", action="store_true", help="a line of JSON for each look")
     rounds.set_defaults(run=run_rounds)
 
@@ -138,27 +145,36 @@ def run_work(options: argparse.Namespace) -> int:
 
 
 def run_rounds(options: argparse.Namespace) -> int:
-    """Show a run until it ends."""
+    """Show a run until it ends, through its coordinator's restarts."""
     import io
     import json
     from collections import deque
 
     from trainer.rounds.screen import Screen
     from trainer.rounds.snapshot import snapshot
-    from trainer.rounds.view import RATE_S, lines_of
+    from trainer.rounds.view import RATE_S, duration, lines_of
     from trainer.v1.rounds_pb2 import WatchUpdate
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode has no bars
     link, screen = _link(options, threading.Event()), Screen(sys.stdout, sys.stdout.isatty() and not options.once)
-    recent = deque[WatchUpdate]()
-    for update in link.watch(options.interval):
+    recent, shown = deque[WatchUpdate](), list[str]()
+
+    def away(problem: str) -> None:
+        words = f"{problem}; looking for it for {duration(options.patience)}"
+        if options.json:
+            print(words, file=sys.stderr, flush=True)
+        else:
+            screen.show([words, "", *shown] if screen.in_place else [words])
+
+    for update in link.watch(options.interval, away):
         if options.json:
             print(json.dumps(snapshot(update)), flush=True)
         else:
             while recent and not 0 < update.seconds - recent[0].seconds <= RATE_S:
                 recent.popleft()  # too long ago, or of a coordinator that began anew since
-            screen.show(lines_of(update, recent[0] if recent else None))
+            shown = lines_of(update, recent[0] if recent else None)
+            screen.show(shown)
             recent.append(update)
         if options.once:
             break
