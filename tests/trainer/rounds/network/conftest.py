@@ -18,6 +18,7 @@ import pytest
 
 from stages.security import LOOPBACK_ONLY, Security
 from stages.tokens import Keyring
+from stages.transport import is_loopback
 from trainer.config import TrainingConfig
 from trainer.data import Corpus
 from trainer.rounds.client import Link
@@ -44,7 +45,7 @@ class Network:
         self.config, self.corpus, self.out = config, corpus, out
         self.security: Security = settings.pop("security", LOOPBACK_ONLY)
         self.tokens: Path | None = settings.pop("tokens", None)
-        self.page: bool = settings.pop("page", False)
+        self.page: str = settings.pop("page", "")
         self.settings = CoordinatorSettings(**settings)
         self.stop = threading.Event()
         self._opened: Future[int] = Future()
@@ -90,8 +91,9 @@ class Network:
         opened = await open_port(self.coordinator, settings, keyring)
         async with contextlib.AsyncExitStack() as stack:
             if self.page:
-                page = page_served(self.coordinator, "127.0.0.1:0", self.security, keyring)
-                self.url = f"http://127.0.0.1:{await stack.enter_async_context(page)}"
+                page = page_served(self.coordinator, self.page, self.security, keyring)
+                scheme = "http" if is_loopback(self.page) or not self.security.tls else "https"
+                self.url = f"{scheme}://127.0.0.1:{await stack.enter_async_context(page)}"
             await self._until_ended(opened)
 
     async def _until_ended(self, opened: OpenPort) -> None:

@@ -25,13 +25,14 @@ from trainer.v1 import rounds_pb2
 Start = Callable[..., Any]
 EVIL = "<img src=x onerror=\"document.title='taken'\">"
 WAIT_S = 30.0
+HERE = "127.0.0.1:0"
 NARROW = {"width": 360, "height": 740}
 
 
 @pytest.fixture
 def net(network: Start) -> Any:
     """With a page, and rounds that end as soon as one worker has handed in."""
-    return network(coordinator={"page": True}, deadline="fixed", deadline_s=0.05, late="keep")
+    return network(coordinator={"page": HERE}, deadline="fixed", deadline_s=0.05, late="keep")
 
 
 @pytest.fixture
@@ -87,7 +88,7 @@ def test_where_there_are_tokens_one_is_shown(network: Start, tmp_path: Path) -> 
     look, work = new_token(), new_token()
     keys = [Key("bob", token_hash(look), ("status",)), Key("ann", token_hash(work), ("work",))]
     write_tokens(tmp_path / "tokens", keys)
-    url = network(coordinator={"page": True, "tokens": tmp_path / "tokens"}).url
+    url = network(coordinator={"page": HERE, "tokens": tmp_path / "tokens"}).url
     assert httpx.get(url, timeout=WAIT_S).status_code == 200, "the page itself tells nothing"
     for token, status in (("", 401), ("x", 401), (work, 403), (look, 200)):
         headers = {"authorization": f"Bearer {token}"} if token else {}
