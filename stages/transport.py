@@ -23,6 +23,9 @@ MAX_NAME = 64
 DRAIN_S = 25.0
 """How long a server that was told to stop goes on with what runs, unless told otherwise (--drain-s)."""
 
+CONNECT_MS = 100
+"""How long a try to connect may take; later ones may take as long as the pause before the next, which grows to 2 s."""
+
 # gRPC's own keepalive finds dead peers; it does not keep the congestion window open, Warm messages do (relay.py).
 _OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_time_ms", 10_000),
@@ -31,7 +34,6 @@ _OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.enable_http_proxy", 0),  # hosts are dialled directly, whatever proxy the shell has for the web
 ]
@@ -88,11 +90,17 @@ def open_channel(
 
 
 def open_blocking_channel(
-    address: str, message_bytes: int = DEFAULT_MESSAGE_BYTES, security: Security = LOOPBACK_ONLY
+    address: str,
+    message_bytes: int = DEFAULT_MESSAGE_BYTES,
+    security: Security = LOOPBACK_ONLY,
+    connect_ms: int = CONNECT_MS,
 ) -> grpc.Channel:
-    """Like `open_channel`, for code without an event loop."""
+    """Like `open_channel`, for code without an event loop.
+
+    :param connect_ms: more where nobody else can be asked: far away, two round trips (with TLS three) take longer.
+    """
     check_target(address, security)
-    options = _message_options(message_bytes)
+    options = _message_options(message_bytes, connect_ms)
     if security.tls is None:
         return grpc.insecure_channel(address, options=options)
     return grpc.secure_channel(address, channel_credentials(security.tls), options=options)
@@ -153,9 +161,10 @@ def stop_on_signals() -> asyncio.Event:
     return stop
 
 
-def _message_options(message_bytes: int) -> list[tuple[str, int]]:
+def _message_options(message_bytes: int, connect_ms: int = CONNECT_MS) -> list[tuple[str, int]]:
     return [
         *_OPTIONS,
+        ("grpc.min_reconnect_backoff_ms", connect_ms),  # which is what gRPC makes of it
         ("grpc.max_receive_message_length", message_bytes),
         ("grpc.max_send_message_length", message_bytes),
     ]

@@ -31,7 +31,9 @@ CALL_S = 30.0
 TRANSFER_S = 24 * 3600.0
 LONG_POLL_S = 20.0
 LOOK_S = 0.05
-FIRST_DELAY_S, LAST_DELAY_S = 0.2, 5.0
+CONNECT_MS = 5000
+FIRST_DELAY_S, LAST_DELAY_S = 0.2, 2.0
+"""Of calls: while gRPC waits before it connects again they fail without a packet, so soon is not often."""
 SAY_EVERY_S = 30.0
 
 AWAY = (
@@ -303,7 +305,7 @@ class Link:
             self._open()
 
     def _open(self) -> None:
-        self._channel = open_blocking_channel(self.address, security=self.security)
+        self._channel = open_blocking_channel(self.address, security=self.security, connect_ms=CONNECT_MS)
         self._stub: Any = rounds_pb2_grpc.RoundsServiceStub(self._channel)
         # as a stream of one answer, which is the same on the wire: else metadata is told with the answer only
         self._next: Any = self._channel.unary_stream(
