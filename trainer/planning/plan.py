@@ -14,6 +14,7 @@ from trainer.planning.memory import WorkerMemory, coordinator_memory, worker_mem
 from trainer.planning.timing import Timing, timing_of
 from trainer.planning.traffic import Traffic, traffic_of, wire_bytes
 from trainer.planning.variant import Variant, variants
+from trainer.rounds.feature_format import check_features
 from trainer.rounds.fleet import is_above_zero
 from trainer.rounds.fragments import cut
 from trainer.rounds.frame import settled
@@ -127,6 +128,7 @@ def make_plan(
         raise ConfigError(
             f"a step takes a finite number of seconds above 0, not {step_s!r}; give --step-s, or --measure"
         )
+    check_features(config)
     if config.steps < 1 and not config.rounds.rounds:
         raise ConfigError("a run has at least one step: give --steps above 0")
     # in every variant a worker makes the same steps, in rounds of another length
@@ -169,4 +171,5 @@ def _row(variant: Variant, link: Link, pass_s: float, passes: int, activations: 
 
 def _wire(traffic: Traffic) -> float:
     own = traffic.rounds * wire_bytes(traffic.up) + traffic.versions * wire_bytes(traffic.down)
+    own += traffic.rounds * wire_bytes(traffic.features)
     return wire_bytes(traffic.first) + own + traffic.refreshes * sum(map(wire_bytes, traffic.copies))

@@ -56,6 +56,8 @@ def timing_of(traffic: Traffic, settings: RoundSettings, link: Link, step_s: flo
     fetching_s = pieces * (link.down_s(-(-traffic.down // pieces)) + (ORDER_TRIPS + FETCH_TRIPS) * trip_s)
     refresh_s = sum(link.down_s(copy) + FETCH_TRIPS * trip_s for copy in traffic.copies)
     fetching_s += refresh_s / settings.copies_every
+    if traffic.features:
+        fetching_s += link.down_s(traffic.features) + FETCH_TRIPS * trip_s
     if settings.overlap == "none":
         round_s = training_s + sending_s + fetching_s
     else:

@@ -36,6 +36,8 @@ class Traffic:
     """That it fetches of its part after the first."""
     refreshes: int
     """Of each copy after the first."""
+    features: int = 0
+    """Of one round, where it reads these."""
 
     @property
     def up_in_all(self) -> int:
@@ -43,7 +45,8 @@ class Traffic:
 
     @property
     def down_in_all(self) -> int:
-        return self.first + self.versions * self.down + self.refreshes * sum(self.copies)
+        versions = self.first + self.versions * self.down + self.refreshes * sum(self.copies)
+        return versions + self.rounds * self.features
 
 
 def traffic_of(part: PartInventory, settings: RoundSettings) -> Traffic:
@@ -63,6 +66,7 @@ def traffic_of(part: PartInventory, settings: RoundSettings) -> Traffic:
         rounds=settings.rounds,
         versions=versions,
         refreshes=versions // settings.copies_every,
+        features=part.features.size if part.features else 0,
     )
 
 
