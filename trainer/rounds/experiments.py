@@ -241,7 +241,10 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "features": Experiment(
         "Copies of the blocks before, or their features?",
         CHAINED,
-        ({"context_by": ("copies", "features"), "steps_per_round": ("4", "16", "60")},),
+        (
+            {"context_by": ("copies", "features"), "steps_per_round": ("4", "16", "60")},
+            {"context_by": ("copies",), "copies_codec": ("int8",), "steps_per_round": ("4", "16", "60")},
+        ),
         "context_by=copies steps_per_round=16",
         losses=("next_byte", "block-1 next_byte"),
         columns=(
