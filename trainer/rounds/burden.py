@@ -22,7 +22,7 @@ class Burden:
     """The frozen copies among them."""
     step_gflop: float
     """Matrix products of a local step, forward and backward, in 1e9 operations; the mean over parts."""
-    feeding_gflop: float = 0.0
+    feeding_gflop: float
     """Those that a coordinator makes for it, where workers get features; the mean over parts."""
 
 

@@ -99,7 +99,7 @@ class Feeder:
                 weights = {part: self._ledger.weights(part) for part in names_before(place.part)}
             try:
                 parcel = await giving_way(lambda: self._write(place, round_, weights))  # noqa: B023 - awaited here
-            except CheckpointError as error:
+            except (CheckpointError, OSError) as error:
                 if self.problem != str(error):
                     log.error("%s", error)
                 self.problem = str(error)
