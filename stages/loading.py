@@ -5,19 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import threading
-from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import grpc
 import torch
 
 from stages.allocator import trim
 from stages.ar import new_caches
-from stages.aside import to_its_end
+from stages.aside import giving_way
 from stages.backends import Backend
 from stages.backends.base import BranchPiece, CleanPiece, NoisyPiece
 from stages.contents import read_contents
@@ -33,10 +29,7 @@ from stages.sweep import clean_pieces
 
 log = logging.getLogger(__name__)
 
-NICE = 5
 """What a thread is made that loads beside requests: they come first."""
-
-T = TypeVar("T")
 
 
 class Sources:
@@ -203,10 +196,10 @@ class Loader:
                 self.sources.shelf.remove_others(names)
             trim()
 
-        await _aside(tidy)
+        await giving_way(tidy)
 
     async def _load_beside(self, plan: HostPlan) -> Parts:
-        return await _aside(lambda: self._load(plan, self.host.releases.loaded))
+        return await giving_way(lambda: self._load(plan, self.host.releases.loaded))
 
     def _load(self, plan: HostPlan, held: Sequence[Parts]) -> Parts:
         parts = load_parts(plan, self.backend, held)
@@ -249,20 +242,6 @@ def warm_up(parts: Parts, known: Collection[str] = ()) -> None:
                 cache.length = half
             for piece in branch_pieces(branches):
                 stage.branch([BranchPiece(piece, caches)])
-
-
-async def _aside(job: Callable[[], T]) -> T:
-    """Run `job` on a thread that gives way to those of requests, and that ends with it."""
-
-    def give_way() -> None:
-        with contextlib.suppress(OSError, AttributeError):  # threads have no priorities of their own everywhere
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-
-    thread = ThreadPoolExecutor(1, thread_name_prefix="loading", initializer=give_way)
-    try:
-        return await to_its_end(asyncio.get_running_loop().run_in_executor(thread, job))
-    finally:
-        thread.shutdown(wait=False)
 
 
 def _known(error: Exception, host: str) -> OnesweepError:

@@ -71,7 +71,7 @@ class BlockTask:
     def loss(self, step: int) -> StepLoss:
         text = self.corpus.batch(self.config.seed, step, self.config.sequences, self.length + 1)
         lesson = Lesson.draw(self.module, self.partition, self.config, step, len(text))
-        loss = lesson.loss(self.module, text, self._features(text[:, :-1]), self.config)
+        loss = lesson.loss(self.module, text, self._read(step, text[:, :-1]), self.config)
         return StepLoss(
             loss.total,
             {
@@ -94,6 +94,10 @@ class BlockTask:
             "valid_next_byte_bits": bits(next_byte),
             **{f"valid_{name}": nats for name, nats in losses.items()},
         }
+
+    def _read(self, step: int, known: Tensor) -> Tensor | None:
+        """What the block reads in a step instead of bytes: features (sequences, positions, width), if anything."""
+        return self._features(known)
 
     def _features(self, known: Tensor) -> Tensor | None:
         if self.module.reads_bytes:

@@ -13,6 +13,7 @@ from stages.codes import Codes
 from stages.errors import ConfigError
 from trainer.config import TrainingConfig
 from trainer.cost import FORWARD, FP32_BYTES, THROUGH, TRAINED, trained_bytes
+from trainer.rounds.feature_format import FeatureFormat, is_fed
 from trainer.rounds.frame import Frame
 from trainer.rounds.parts import HEAD
 from trainer.rounds.tensors import Shapes, numel
@@ -35,6 +36,8 @@ class PartInventory:
     """Of what is published of the parts that it has copies of, by name."""
     passes: int
     """Layers times passes of one step, as in trainer/cost.py."""
+    features: FeatureFormat | None = None
+    """What it gets to read in a round, where it is not of copies."""
 
     @property
     def weight_bytes(self) -> int:
@@ -74,15 +77,16 @@ def take_inventory(config: TrainingConfig) -> tuple[PartInventory, ...]:
             trained_bytes=trained_bytes(module, config),
             copied={names[i]: known[names[i]] for i in (*before(config, index), *later(config, index))},
             passes=_passes(config, index),
+            features=FeatureFormat.of(config) if is_fed(config, index) else None,
         )
         for index, (name, module) in enumerate(zip(names, modules, strict=True))
     )
 
 
 def before(config: TrainingConfig, index: int) -> range:
-    """Parts whose features part `index` reads."""
-    model = config.rounds.model
-    return range(index if model == "scorer" or (model == "chain" and config.architecture.context == "chained") else 0)
+    """Parts that part `index` runs for their features."""
+    model, chained = config.rounds.model, config.architecture.context == "chained" and not is_fed(config, index)
+    return range(index if model == "scorer" or (model == "chain" and chained) else 0)
 
 
 def later(config: TrainingConfig, index: int) -> range:

@@ -10,6 +10,7 @@ from trainer.config import TrainingConfig
 from trainer.data import Corpus
 from trainer.memory import saved_for_backward
 from trainer.planning.inventory import take_inventory
+from trainer.rounds.feature_reader import feed_nothing
 from trainer.rounds.frame import Frame
 from trainer.rounds.learner import Learner
 
@@ -28,7 +29,7 @@ def measure_step(config: TrainingConfig, corpus: Corpus) -> MeasuredStep:
     """Train the part that computes most. Raises ConfigError, DataError."""
     frame, parts = Frame.of(config, corpus), take_inventory(config)
     index = max(range(len(parts)), key=lambda i: parts[i].passes)
-    learner = Learner(frame.task(index, corpus, config.seed), frame.config)
+    learner = Learner(feed_nothing(frame.task(index, corpus, config.seed), frame), frame.config)
     weights = {p.untyped_storage().data_ptr() for p in learner.part.module.parameters()}
     times, activations = [], 0
     for step in range(STEPS + 1):

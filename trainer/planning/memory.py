@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from trainer.cost import FP32_BYTES
 from trainer.planning.inventory import PartInventory
 from trainer.planning.traffic import Traffic
 from trainer.rounds.offers import KEPT
@@ -28,7 +29,7 @@ class WorkerMemory:
     optimizer: int
     """Of Muon and AdamW, all float32."""
     copies: int
-    """Frozen parts that it reads or looks ahead through."""
+    """Frozen parts that it reads or looks ahead through, or the features of one step."""
     rounds: int
     """Where the round began, what the codec rounded away, what the overlap remembers."""
     encoding: int
@@ -60,7 +61,7 @@ def worker_memory(part: PartInventory, traffic: Traffic, settings: RoundSettings
         weights=whole,
         gradients=whole,
         optimizer=part.optimizer_bytes,
-        copies=part.copied_bytes,
+        copies=part.copied_bytes + feature_bytes(part),
         rounds=rounds,
         encoding=encoding,
     )
@@ -78,7 +79,13 @@ def coordinator_memory(parts: Sequence[PartInventory], traffic: Sequence[Traffic
     merging = max(
         settings.replicas * whole + MERGED * whole + each.up for whole, each in zip(wholes, traffic, strict=True)
     )
-    return versions + files + merging
+    return versions + files + merging + max(map(feature_bytes, parts))
+
+
+def feature_bytes(part: PartInventory) -> int:
+    """Features of one step, as numbers and as they travel; those of the other steps are on the disk."""
+    form = part.features
+    return form.step_bytes + form.sequences * form.positions * form.width * FP32_BYTES if form else 0
 
 
 def outer_tensors(settings: RoundSettings) -> int:

@@ -15,6 +15,7 @@ from trainer.planning.memory import WorkerMemory, coordinator_memory, worker_mem
 from trainer.planning.timing import Timing, timing_of
 from trainer.planning.traffic import Traffic, traffic_of, wire_bytes
 from trainer.planning.variant import Variant, variants
+from trainer.rounds.feature_format import check_features
 from trainer.rounds.fleet import is_above_zero
 from trainer.rounds.frame import settled
 
@@ -131,6 +132,7 @@ def make_plan(
         raise ConfigError(
             f"a step takes a finite number of seconds above 0, not {step_s!r}; give --step-s, or --measure"
         )
+    check_features(config)
     if config.steps < 1 and not config.rounds.rounds:
         raise ConfigError("a run has at least one step: give --steps above 0")
     # in every variant a worker makes the same steps, in rounds of another length
@@ -175,4 +177,5 @@ def _wire(traffic: Traffic) -> float:
         traffic.rounds * wire_bytes(up) + count * wire_bytes(down)
         for up, down, count in zip(traffic.ups, traffic.downs, traffic.fetched, strict=True)
     )
+    own += traffic.rounds * wire_bytes(traffic.features)
     return wire_bytes(traffic.first) + own + traffic.refreshes * sum(map(wire_bytes, traffic.copies))

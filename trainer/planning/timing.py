@@ -56,6 +56,8 @@ def timing_of(traffic: Traffic, settings: RoundSettings, link: Link, step_s: flo
     fetching_s = sum(link.down_s(down) + begin_s for down in traffic.downs)
     refresh_s = sum(link.down_s(copy) + FETCH_TRIPS * trip_s for copy in traffic.copies)
     fetching_s += refresh_s / settings.copies_every
+    if traffic.features:
+        fetching_s += link.down_s(traffic.features) + FETCH_TRIPS * trip_s
     together_s = training_s + fetching_s
     round_s = max(together_s, sending_s) if settings.ahead else together_s + sending_s
     first_s = link.down_s(traffic.first) + len(traffic.downs) * begin_s + len(traffic.copies) * FETCH_TRIPS * trip_s

@@ -38,6 +38,8 @@ class Traffic:
     """That it fetches of its last fragment after the first; of those before it one more."""
     refreshes: int
     """Of each copy after the first."""
+    features: int = 0
+    """Of one round, where it reads these."""
 
     @property
     def up(self) -> int:
@@ -61,7 +63,7 @@ class Traffic:
     @property
     def down_in_all(self) -> int:
         own = sum(count * size for count, size in zip(self.fetched, self.downs, strict=True))
-        return self.first + own + self.refreshes * sum(self.copies)
+        return self.first + own + self.refreshes * sum(self.copies) + self.rounds * self.features
 
 
 def traffic_of(part: PartInventory, settings: RoundSettings) -> Traffic:
@@ -84,6 +86,7 @@ def traffic_of(part: PartInventory, settings: RoundSettings) -> Traffic:
         rounds=settings.rounds,
         versions=versions,
         refreshes=versions // settings.copies_every,
+        features=part.features.size if part.features else 0,
     )
 
 

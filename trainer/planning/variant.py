@@ -29,7 +29,14 @@ def variants(config: TrainingConfig, as_set: bool) -> list[Variant]:
     """
     base = config.rounds
     plain = replace(
-        base, outer="nesterov", overlap="none", codec="fp32", down_codec="fp32", fragments=1, lookahead=False
+        base,
+        outer="nesterov",
+        overlap="none",
+        codec="fp32",
+        down_codec="fp32",
+        context_by="copies",
+        fragments=1,
+        lookahead=False,
     )
     found = [Variant("as set", config)] if as_set else []
 
@@ -46,6 +53,8 @@ def variants(config: TrainingConfig, as_set: bool) -> list[Variant]:
     add("eager e3m0", _travelling(eager, "e3m0"))
     pieces = min(base.fragments if base.fragments > 1 else FRAGMENTS, base.steps_per_round)
     add("fragments", replace(_travelling(eager, "e3m0"), fragments=pieces))
+    if base.model == "chain" and config.architecture.context == "chained" and config.architecture.parts > 1:
+        add("features", replace(plain, context_by="features"))
     if base.model != "ar" and config.architecture.parts > 1:
         for codec in COPIES:
             found.append(

@@ -123,20 +123,27 @@ class Link:
 
         Raises FileGoneError, ServiceError, LeaseLostError, Interrupted, CheckpointError.
         """
+        return self._fetch(file, worker, lease, path, Intake.read)
+
+    def fetch_into(self, file: rounds_pb2.File, worker: str, lease: str, path: Path, into: Path) -> None:
+        """The same for a file that need not be in memory: once it is whole it is put there."""
+        self._fetch(file, worker, lease, path, lambda intake: intake.keep(into))
+
+    def _fetch(self, file: rounds_pb2.File, worker: str, lease: str, path: Path, finish: Callable[[Intake], T]) -> T:
         intake = Intake(path, Parcel(file.size, file.sha256).check())
 
-        def attempt() -> bytes:
+        def attempt() -> T:
             request = rounds_pb2.FetchRequest(worker=worker, lease=lease, name=file.name, offset=intake.offset)
             if not intake.whole:
                 with self._stoppable(self._stub.Fetch(request, timeout=TRANSFER_S, metadata=self._metadata)) as call:
                     for piece in call:
                         intake.write(piece)
                         self.received_bytes += len(piece.data)
-            return intake.read()
+            return finish(intake)
 
-        data = self._patiently(attempt)
+        found = self._patiently(attempt)
         intake.drop()
-        return data
+        return found
 
     def submit(self, submission: rounds_pb2.Submission, payload: bytes) -> rounds_pb2.Verdict:
         """Send an update until somebody has judged it. Raises ServiceError, LeaseLostError, Interrupted."""

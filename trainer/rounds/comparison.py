@@ -71,6 +71,9 @@ class Result:
     """The last three are those of `Burden`."""
     tallies: Sequence[Tally] = ()
     """Of real workers."""
+    features_bytes: int = 0
+    feeding_gflop: float = 0.0
+    """Of `Burden`."""
 
     @property
     def work(self) -> float:
@@ -163,6 +166,8 @@ def _run(arm: Arm, seed: int, corpus: Corpus, out: Path) -> Result:
         held_copies_bytes=burden.copies_bytes,
         step_gflop=burden.step_gflop,
         tallies=trained.tallies,
+        features_bytes=traffic.features_bytes,
+        feeding_gflop=burden.feeding_gflop,
     )
     record = json.loads(json.dumps({"identity": identity, "result": asdict(result)}))
     out.mkdir(parents=True, exist_ok=True)

@@ -11,14 +11,17 @@ import json
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass
+from mmap import mmap
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from stages.aside import in_thread, to_its_end
-from stages.errors import CheckpointError, InputError
+from stages.errors import CheckpointError, ConfigError, InputError
 from stages.refusal import exhausted, invalid
+from trainer.data import Corpus
+from trainer.rounds.feeder import Feeder
 from trainer.rounds.ledger import Ledger
 from trainer.rounds.members import Member, Members
 from trainer.rounds.offers import Offers
@@ -26,6 +29,7 @@ from trainer.rounds.plan import RunPlan
 from trainer.rounds.publishing import Publisher
 from trainer.rounds.reception import Reception, check_beat
 from trainer.v1 import rounds_pb2
+from trainer.v1.rounds_pb2 import Order
 
 log = logging.getLogger(__name__)
 
@@ -64,22 +68,25 @@ class Coordinator:
     def __init__(
         self,
         plan: RunPlan,
-        needs: Mapping[str, Sequence[str]],
+        corpus: Corpus,
         ledger: Ledger,
         publisher: Publisher,
         directory: Path,
         settings: CoordinatorSettings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """:param needs: for each part, those that its workers must have copies of.
+        """:param directory: for places and what comes in; :param clock: seconds, only forward.
 
-        :param directory: for places and what comes in; :param clock: seconds, only forward.
+        Raises ConfigError where workers may bring text that the coordinator does not have, and is to read for them.
         """
-        self.needs = needs
+        if settings.own_data and plan.config.rounds.context_by == "features":
+            raise ConfigError("the features that workers get are of the coordinator's text: leave --own-data out")
+        self.needs = {part: plan.frame.task(i, corpus, plan.config.seed).needs for i, part in enumerate(plan.parts)}
         self.plan, self.settings, self.clock, self.publisher = plan, settings, clock, publisher
         self.begun_s = clock()
         self.ledger, self.ledger_lock = ledger, asyncio.Lock()
         self.offers = Offers(ledger, plan.config.rounds)
+        self.feeder = Feeder(plan, corpus, ledger, self.ledger_lock, directory, self._tell)
         replicas = plan.config.rounds.replicas
         self.members = Members(directory / MEMBERS, len(plan.parts), replicas, settings.lease_s, clock())
         for record in ledger.store.records():
@@ -165,8 +172,8 @@ class Coordinator:
                 if wanted > self._furthest(fragment) and self._is_given_up(fragment) and self._is_at_rest(member):
                     wanted = self.ledger.round(fragment)
                     member.passed[fragment] = wanted - 1
-                if wanted <= self._furthest(fragment):
-                    if (order := await self._order(fragment, wanted, request)) is None:
+                if wanted <= self._furthest(fragment) and self.feeder.is_ready(member.place, wanted):
+                    if (order := await self._order(member, fragment, wanted, request)) is None:
                         continue
                     member.begins(wanted)
                     return rounds_pb2.NextResponse(order=order)
@@ -181,10 +188,10 @@ class Coordinator:
         """Who calls; its lease begins anew. Raises Refusal."""
         return self.members.called(worker, lease, self.clock())
 
-    async def read(self, request: rounds_pb2.FetchRequest) -> bytes:
+    async def read(self, request: rounds_pb2.FetchRequest) -> bytes | mmap:
         """A file that an order named. Raises Refusal."""
         self.called(request.worker, request.lease)
-        return self.offers.read(request.name)
+        return self.feeder.read(request.name) or self.offers.read(request.name)
 
     async def beat(self, request: rounds_pb2.BeatRequest) -> rounds_pb2.BeatResponse:
         """Raises Refusal."""
@@ -233,6 +240,7 @@ class Coordinator:
                 self._publish_if_due()
                 await asyncio.sleep(TICK_S)
         finally:
+            await self.feeder.close()
             if self._publishing is not None:
                 await to_its_end(self._publishing)
         await self._publish(last=True)
@@ -321,22 +329,20 @@ class Coordinator:
         here = [m for m in members if self.members.is_here(m, now)]
         return self.ledger.due_at(fragment) is None and all(m.has_passed(fragment, round_) for m in here)
 
-    async def _order(self, fragment: str, wanted: int, request: rounds_pb2.NextRequest) -> rounds_pb2.Order | None:
+    async def _order(self, member: Member, fragment: str, wanted: int, request: rounds_pb2.NextRequest) -> Order | None:
         """None where the round was closed meanwhile: then it is not this one that begins."""
-        return await self._alone(self._make_order, fragment, wanted, {h.part: h for h in request.held})
+        order = Order(round=wanted, features=self.feeder.file(member.place, wanted))
+        return await self._alone(self._filled, order, fragment, {h.part: h for h in request.held})
 
-    def _make_order(self, fragment: str, wanted: int, held: dict[str, rounds_pb2.Held]) -> rounds_pb2.Order | None:
-        if self.ledger.round(fragment) > wanted:
+    def _filled(self, order: Order, fragment: str, held: dict[str, rounds_pb2.Held]) -> Order | None:
+        if self.ledger.round(fragment) > order.round:
             return None
         if fragment not in self._ordered:  # until now nobody was there
             self._ordered.add(fragment)
             self.ledger.begin(fragment, self.clock())
         due = self.ledger.due_at(fragment)
-        order = rounds_pb2.Order(
-            round=wanted,
-            steps=self.plan.config.rounds.steps_per_round if wanted < self.plan.rounds else 0,
-            base=self.offers.weights(fragment, held.get(fragment)),
-        )
+        order.steps = self.plan.config.rounds.steps_per_round if order.round < self.plan.rounds else 0
+        order.base.CopyFrom(self.offers.weights(fragment, held.get(fragment)))
         if self._is_last(fragment):
             others = self.needs[self.plan.cutting.part_of[fragment]]
             pieces = [piece for other in others for piece in self.plan.cutting.parts[other]]

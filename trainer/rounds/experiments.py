@@ -238,6 +238,20 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         losses=("next_byte", "block-0 next_byte", "block-1 next_byte", "from_noise_sigma1"),
         columns=("rounds", "copies MB", "hours"),
     ),
+    "features": Experiment(
+        "Copies of the blocks before, or their features?",
+        CHAINED,
+        (
+            {"context_by": ("copies", "features"), "steps_per_round": ("4", "16", "60")},
+            {"context_by": ("copies",), "copies_codec": ("int8",), "steps_per_round": ("4", "16", "60")},
+        ),
+        "context_by=copies steps_per_round=16",
+        losses=("next_byte", "block-1 next_byte"),
+        columns=(
+            *("copies MB", "features MB", "down MB", "worker MB", "held copies MB"),
+            *("GFLOP a step", "coordinator GFLOP a step"),
+        ),
+    ),
     "partition": Experiment(
         "How is the noise to be cut, on our range and on that of the papers?",
         DEPTH_6,

@@ -21,6 +21,7 @@ from trainer.diagnostics import chain_diagnostics
 from trainer.entropy import make_partition
 from trainer.evaluation import next_byte_nats
 from trainer.lookahead import OwnHead
+from trainer.rounds.feature_format import check_features, is_fed
 from trainer.rounds.fragments import Cutting
 from trainer.rounds.parts import (
     AR,
@@ -29,6 +30,7 @@ from trainer.rounds.parts import (
     AheadPart,
     ArPart,
     BlockPart,
+    FedPart,
     Part,
     StagePart,
     block_name,
@@ -64,6 +66,7 @@ class Frame:
                 f"copies = {config.lookahead.copies!r} in [lookahead] is for training in one place: over rounds give "
                 "copies_codec in [rounds]"
             )
+        check_features(config)
         corpus.require(architecture.context_bytes + 1)
         codes = Codes(config.noise.code_seed, architecture.code_dim)
         if model == "chain":
@@ -123,6 +126,8 @@ class Frame:
             return StagePart(module, copies, corpus, config)
         assert isinstance(module, Block)
         assert self.partition is not None
+        if is_fed(config, index):
+            return FedPart(module, self.partition, corpus, config)
         chained = config.architecture.context == "chained"
         before = [Block(config.architecture, i, self.codes) for i in range(index if chained else 0)]
         if not config.rounds.lookahead:
@@ -139,8 +144,10 @@ class Frame:
             with torch.inference_mode():
                 return {"next_byte": next_byte_nats(self.pipeline(published)(text[:, :-1]), text)}
         losses, blocks = dict[str, float](), list[Block]()
+        rounds = replace(self.config.rounds, context_by="copies")  # who measures has all blocks
+        whole = replace(self, config=replace(self.config, rounds=rounds))
         for index, name in enumerate(self.names()):
-            task = self.task(index, corpus, self.config.seed)
+            task = whole.task(index, corpus, self.config.seed)
             load(task.module, published[name])
             task.see(published)
             task.module.eval()
@@ -152,8 +159,8 @@ class Frame:
             losses |= {f"{name} {kind}": nats for kind, nats in kinds.items() if not kind.endswith("_bits")}
         assert self.partition is not None
         text = corpus.valid_batch(self.config.valid_windows, self.config.architecture.context_bytes + 1)
-        whole = chain_diagnostics(blocks, self.partition, text, STEPS_PER_BLOCK)
-        losses |= {key.removesuffix("_nats"): nats for key, nats in whole.items()}
+        chain = chain_diagnostics(blocks, self.partition, text, STEPS_PER_BLOCK)
+        losses |= {key.removesuffix("_nats"): nats for key, nats in chain.items()}
         return losses | {"next_byte": losses[f"{self.names()[-1]} next_byte"]}
 
     def pipeline(self, published: Mapping[str, Tensors]) -> ArModel:

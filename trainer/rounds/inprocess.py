@@ -11,6 +11,7 @@ from functools import partial
 from trainer.data import Corpus
 from trainer.rounds.codec import codec_named
 from trainer.rounds.copies import CopyLine
+from trainer.rounds.feature_reader import FeatureReader, names_before
 from trainer.rounds.feedback import ErrorFeedback
 from trainer.rounds.fleet import Fleet
 from trainer.rounds.fragments import boundaries
@@ -18,6 +19,7 @@ from trainer.rounds.frame import Frame
 from trainer.rounds.learner import Learner
 from trainer.rounds.ledger import Ledger
 from trainer.rounds.overlap import new_overlap
+from trainer.rounds.parts import FedPart
 from trainer.rounds.settings import RoundSettings
 from trainer.rounds.shards import replica_seed
 from trainer.rounds.store import Store
@@ -34,6 +36,8 @@ class Traffic:
     """Of the parts that a worker trains."""
     copies_bytes: int = 0
     """Of the copies that it has of others."""
+    features_bytes: int = 0
+    """Of the features that it reads instead."""
     updates: Counter[str] = field(default_factory=Counter)
     """By what became of them: in time, late, dropped, refused, lost."""
     busy_s: float = 0.0
@@ -52,6 +56,7 @@ class Engine:
         parts = self.cutting.pieces(frame.initial())
         self.ledger = Ledger(self.settings, parts, store, frame.identity(corpus))
         self.copies = {name: CopyLine(self.settings, 0, weights) for name, weights in parts.items()}
+        self.reader = FeatureReader(frame, corpus) if self.settings.context_by == "features" else None
         self.traffic = Traffic()
         self.workers = [
             VirtualWorker(frame, index, replica, corpus, self)
@@ -128,8 +133,9 @@ class VirtualWorker:
     """One replica of one part. Each fragment goes through rounds of its own; with one, that is the whole part."""
 
     def __init__(self, frame: Frame, index: int, replica: int, corpus: Corpus, engine: Engine) -> None:
-        self.engine, self.settings, self.replica = engine, frame.config.rounds, replica
-        task = frame.task(index, corpus, replica_seed(frame.config.seed, replica))
+        self.engine, self.settings, self.index, self.replica = engine, frame.config.rounds, index, replica
+        self.seed = replica_seed(frame.config.seed, replica)
+        task = frame.task(index, corpus, self.seed)
         self.learner = Learner(task, frame.config)
         self.part = frame.names()[index]
         self.name = f"{self.part}-{replica}"
@@ -154,6 +160,8 @@ class VirtualWorker:
             return
         if self.turn == 0 and self.learner.part.needs:
             self.see_copies()
+        if isinstance(self.learner.part, FedPart):
+            self.be_fed(self.learner.part)
         begin = self.after[self.turn - 1] if self.turn else 0
         steps = self.after[self.turn] - begin
         self.learner.train(piece.round * self.settings.steps_per_round + begin, steps)
@@ -173,6 +181,14 @@ class VirtualWorker:
             self.seen[fragment] = line.number
         whole = {part: cutting.whole(part, lambda name: copies[name].tensors) for part in self.learner.part.needs}
         self.learner.part.see(whole)
+
+    def be_fed(self, part: FedPart) -> None:
+        """Read, until the next round, what the newest blocks before make of the text; they read it when it is due."""
+        reader = self.engine.reader
+        assert reader is not None
+        reader.take({name: self.engine.ledger.weights(name) for name in names_before(self.index)})
+        part.feed(lambda step: reader.format.decode(reader.payload(self.index, self.seed, step)))
+        self.engine.traffic.features_bytes += reader.format.size
 
     def hand_in(self, now: float) -> None:
         """Send what was learned of the fragment whose turn it is; wait, or do not."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -55,6 +55,25 @@ class BlockPart(BlockTask):
     def see(self, published: Mapping[str, Tensors]) -> None:
         for block in self.frozen:
             share(block, published[block_name(block.index)])
+
+
+class FedPart(BlockPart):
+    """A later block of a `chained` chain that has no copies: the features of its text are brought to it."""
+
+    def __init__(self, block: Block, partition: NoisePartition, corpus: Corpus, config: TrainingConfig) -> None:
+        super().__init__(block, [], partition, corpus, config)
+        self._brought: Callable[[int], Tensor] | None = None
+
+    def feed(self, features: Callable[[int], Tensor]) -> None:
+        """From now on it reads these.
+
+        :param features: those (sequences, positions, width) of a step, by its number.
+        """
+        self._brought = features
+
+    def _read(self, step: int, known: Tensor) -> Tensor:
+        assert self._brought is not None
+        return self._brought(step).to(known.device)
 
 
 class AheadPart(BlockPart):

@@ -95,8 +95,7 @@ def coordinate(
         ledger = ledger_of(plan, store)
 
         async def serve() -> None:
-            needs = needs_of(plan, corpus)
-            coordinator = Coordinator(plan, needs, ledger, Publisher(plan, out, corpus), out / STORE, settings)
+            coordinator = Coordinator(plan, corpus, ledger, Publisher(plan, out, corpus), out / STORE, settings)
             await _serve(coordinator, server, keyring, listening)
 
         asyncio.run(serve())
@@ -106,11 +105,6 @@ def coordinate(
 def ledger_of(plan: RunPlan, store: Store) -> Ledger:
     """The ledger of a run whose open rounds begin now, by the clock that a Coordinator has."""
     return Ledger(plan.config.rounds, plan.cutting.pieces(plan.frame.initial()), store, plan.run, time.monotonic())
-
-
-def needs_of(plan: RunPlan, corpus: Corpus) -> dict[str, tuple[str, ...]]:
-    """For each part, the others whose frozen copies it is trained with."""
-    return {part: plan.frame.task(i, corpus, plan.config.seed).needs for i, part in enumerate(plan.parts)}
 
 
 async def open_port(coordinator: Coordinator, settings: ServerSettings, keyring: Keyring) -> OpenPort:

@@ -21,6 +21,7 @@ OverlapName = Literal["none", "naive", "eager", "patient"]
 DeadlineName = Literal["lockstep", "fixed", "adaptive"]
 LateName = Literal["drop", "stale", "keep", "add"]
 CodecName = Literal["fp32", "bf16", "int8", "e3m0", "ternary"]
+ContextBy = Literal["copies", "features"]
 RobustName = Literal["none", "clip", "trimmed"]
 
 
@@ -62,6 +63,9 @@ class RoundSettings:
     """How updates travel to the coordinator."""
     down_codec: CodecName = "int8"
     """How new versions travel to the workers: `fp32` whole, the others as differences."""
+    context_by: ContextBy = "copies"
+    """How a block of a `chained` chain gets what it reads: from copies of the blocks before it, which it runs, or as
+    the features that these make of the text of each round."""
     copies_codec: CodecName = "fp32"
     """How copies travel of the parts that another is trained with: `fp32` whole, the others as differences."""
     copies_every: int = 1
@@ -97,6 +101,11 @@ class RoundSettings:
                 f"{self.fragments} fragments do not find room in a round of {self.steps_per_round} steps; "
                 "give fewer fragments, or more steps_per_round"
             )
+        if self.context_by == "features" and (self.model != "chain" or self.lookahead or self.fragments > 1):
+            raise ConfigError(
+                "context_by = features is for the blocks of a chain, which go through their rounds whole: "
+                'give model = "chain", lookahead = false and fragments = 1, or context_by = "copies"'
+            )
         if self.robust != "none" and self.replicas < MIN_ROBUST:
             raise ConfigError(
                 f"robust {self.robust} cannot tell which of {self.replicas} workers is wrong: "
@@ -125,6 +134,7 @@ _CHOICES: dict[str, object] = {
     "late": LateName,
     "codec": CodecName,
     "down_codec": CodecName,
+    "context_by": ContextBy,
     "copies_codec": CodecName,
     "robust": RobustName,
 }

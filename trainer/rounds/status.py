@@ -21,7 +21,7 @@ def status_of(coordinator: Coordinator) -> rounds_pb2.WatchUpdate:
         workers=[_worker(coordinator, member) for member in coordinator.members],
         received_bytes=coordinator.received_bytes,
         sent_bytes=coordinator.sent_bytes,
-        problem=coordinator.problem,
+        problem=coordinator.problem or coordinator.feeder.problem,
         seconds=coordinator.clock() - coordinator.begun_s,
     )
 

@@ -28,6 +28,7 @@ COLUMNS: Mapping[str, Callable[[Rows], str]] = {
     "up MB": _mean(lambda row: row.up_bytes / row.workers / 1e6, ".2f"),
     "down MB": _mean(lambda row: row.down_bytes / row.workers / 1e6, ".2f"),
     "copies MB": _mean(lambda row: row.copies_bytes / row.workers / 1e6, ".2f"),
+    "features MB": _mean(lambda row: row.features_bytes / row.workers / 1e6, ".2f"),
     "in time": _mean(_share("in time"), ".0%"),
     "late": _mean(_share("late"), ".0%"),
     "not merged": _mean(lambda row: max(1 - _share("in time")(row) - _share("late")(row), 0.0), ".0%"),
@@ -37,8 +38,12 @@ COLUMNS: Mapping[str, Callable[[Rows], str]] = {
     "worker MB": _mean(lambda row: row.memory_bytes / 1e6, ".2f"),
     "held copies MB": _mean(lambda row: row.held_copies_bytes / 1e6, ".2f"),
     "GFLOP a step": _mean(lambda row: row.step_gflop, ".3f"),
+    "coordinator GFLOP a step": _mean(lambda row: row.feeding_gflop, ".3f"),
 }
-OF_ROUNDS = ("rounds", "up MB", "down MB", "copies MB", "in time", "late", "not merged", "work", "busy", "hours")
+OF_ROUNDS = (
+    *("rounds", "up MB", "down MB", "copies MB", "features MB"),
+    *("in time", "late", "not merged", "work", "busy", "hours"),
+)
 
 
 def table(

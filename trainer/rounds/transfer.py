@@ -6,9 +6,11 @@ Both ways use the same: who receives says from which offset on, and who sends go
 from __future__ import annotations
 
 import hashlib
+import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from mmap import mmap
 from pathlib import Path
 
 from stages.errors import CheckpointError, RequestError
@@ -34,6 +36,15 @@ class Parcel:
     def of(cls, data: bytes) -> Parcel:
         return cls(len(data), hashlib.sha256(data).digest())
 
+    @classmethod
+    def at(cls, path: Path) -> Parcel:
+        """Of a file that need not be in memory at once. Raises CheckpointError."""
+        try:
+            with path.open("rb") as file:
+                return cls(os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+
     def check(self, most: int = MAX_FILE_BYTES) -> Parcel:
         """Itself, if it can be taken in. Raises RequestError."""
         if not 1 <= self.size <= most:
@@ -43,14 +54,14 @@ class Parcel:
         return self
 
 
-def pieces(data: bytes, offset: int = 0) -> Iterator[rounds_pb2.Piece]:
+def pieces(data: bytes | mmap, offset: int = 0) -> Iterator[rounds_pb2.Piece]:
     """`data` from `offset` on. Raises RequestError for an offset behind its end."""
     while (piece := piece_at(data, offset)) is not None:
         yield piece
         offset += len(piece.data)
 
 
-def piece_at(data: bytes, offset: int) -> rounds_pb2.Piece | None:
+def piece_at(data: bytes | mmap, offset: int) -> rounds_pb2.Piece | None:
     """The piece of `data` that begins at `offset`; None at its end. Raises RequestError behind it."""
     if offset > len(data):
         raise RequestError(f"offset {offset} lies behind the end of a file of {len(data)} bytes")
@@ -101,10 +112,23 @@ class Intake:
             data = self.path.read_bytes()
         except OSError as error:
             raise CheckpointError(f"cannot read {self.path}: {error.strerror}") from None
-        if Parcel.of(data) != self.parcel:
+        self._check(Parcel.of(data))
+        return data
+
+    def keep(self, path: Path) -> None:
+        """Put the whole file there, read in pieces. Raises DamagedError as `read` does, CheckpointError."""
+        self._check(Parcel.at(self.path))
+        try:
+            with self.path.open("rb") as file:
+                os.fsync(file.fileno())
+            self.path.replace(path)
+        except OSError as error:
+            raise CheckpointError(f"cannot write {path}: {error.strerror}") from None
+
+    def _check(self, found: Parcel) -> None:
+        if found != self.parcel:
             self.drop()
             raise DamagedError("what has come does not have the announced SHA-256: send it anew")
-        return data
 
     def drop(self) -> None:
         """It is not needed any more."""

@@ -23,6 +23,7 @@ from trainer.data import Corpus
 from trainer.lock import exclusive
 from trainer.rounds.client import FileGoneError, LeaseLostError, Link
 from trainer.rounds.device import PlacedCorpus, place_on
+from trainer.rounds.feed import Feed
 from trainer.rounds.fragments import boundaries
 from trainer.rounds.holdings import Holdings
 from trainer.rounds.learner import Learner
@@ -129,6 +130,7 @@ class Worker:
         self.after = [0, *boundaries(rounds.steps_per_round, rounds.fragments)]
         self.standing = Standing(self.part, pieces=[piece.standing for piece in self.pieces])
         self.holdings = Holdings(link, settings.name, place.lease, settings.state, cutting.like)
+        self.feed = Feed(link, settings.name, place, settings.state, task, self.plan.config)
 
     # State
 
@@ -216,7 +218,7 @@ class Worker:
         self.doing, order = rounds_pb2.DOING_FETCHING, answer.order
         try:
             self._see(piece, order)
-            if not piece.goes_on(order.round):
+            if not (piece.goes_on(order.round) and self.feed.resumes(piece.standing.round)):
                 self._start(piece, order)
         except FileGoneError as error:  # most likely a newer version is there
             log.info("%s", error)
@@ -232,6 +234,7 @@ class Worker:
             raise ServiceError(
                 f"{self.link.address} orders {order.steps} steps of {order.base.part[:40]!r}: it is damaged"
             )
+        self.feed.take(order)
         weights = self.holdings.fetch(order.base, rounds.down_codec)
         if piece.sending is not None and piece.sending.done():  # who is patient asked for the order meanwhile
             self._settle(piece)  # it may be part of these weights

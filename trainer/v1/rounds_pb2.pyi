@@ -401,6 +401,7 @@ class Order(_message.Message):
     SECONDS_LEFT_FIELD_NUMBER: _builtins.int
     BASE_FIELD_NUMBER: _builtins.int
     COPIES_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     steps: _builtins.int
     """H; 0 where the fragment has made its last round, and only its weights are still of use"""
@@ -412,6 +413,12 @@ class Order(_message.Message):
     def copies(self) -> _containers.RepeatedCompositeFieldContainer[Global___Weights]:
         """with the last fragment: of the other parts that this one is trained with"""
 
+    @_builtins.property
+    def features(self) -> Global___File:
+        """What the blocks before make of the text of this round: for each step its positions, in int8 with a scale a
+        position. Where blocks read features, in each order of a later block that has steps.
+        """
+
     def __init__(
         self,
         *,
@@ -420,10 +427,11 @@ class Order(_message.Message):
         seconds_left: _builtins.float | None = ...,
         base: Global___Weights | None = ...,
         copies: _abc.Iterable[Global___Weights] | None = ...,
+        features: Global___File | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_seconds_left", b"_seconds_left", "base", b"base", "seconds_left", b"seconds_left"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_seconds_left", b"_seconds_left", "base", b"base", "features", b"features", "seconds_left", b"seconds_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seconds_left", b"_seconds_left", "base", b"base", "copies", b"copies", "round", b"round", "seconds_left", b"seconds_left", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seconds_left", b"_seconds_left", "base", b"base", "copies", b"copies", "features", b"features", "round", b"round", "seconds_left", b"seconds_left", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__seconds_left: _TypeAlias = _typing.Literal["seconds_left"]  # noqa: Y015
     _WhichOneofArgType__seconds_left: _TypeAlias = _typing.Literal["_seconds_left", b"_seconds_left"]  # noqa: Y015

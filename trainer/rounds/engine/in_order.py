@@ -16,6 +16,8 @@ class InOrder:
     def check(self, config: TrainingConfig, fleet: Fleet) -> None:
         if config.rounds.replicas > 1:
             raise ConfigError("in order, one worker trains each part: give replicas = 1")
+        if config.rounds.context_by == "features":
+            raise ConfigError("in order, a block reads those before it in the same place: give context_by = copies")
 
     def train(self, frame: Frame, corpus: Corpus, fleet: Fleet) -> Trained:
         """A part reads the trained ones before it; those after it are as they began."""

@@ -28,7 +28,7 @@ from trainer.rounds.disk import open_store
 from trainer.rounds.page import page_served
 from trainer.rounds.plan import RunPlan
 from trainer.rounds.publishing import Publisher
-from trainer.rounds.server import STORE, OpenPort, ServerSettings, ledger_of, needs_of, open_port
+from trainer.rounds.server import STORE, OpenPort, ServerSettings, ledger_of, open_port
 from trainer.rounds.settings import RoundSettings
 from trainer.rounds.tensors import Tensors, scale, shapes
 from trainer.rounds.worker import WorkerSettings, work
@@ -84,8 +84,8 @@ class Network:
     async def _serve(self, store: Any) -> None:
         self.plan = RunPlan.begin(self.config, self.corpus, self.out)
         self.ledger = ledger_of(self.plan, store)
-        needs, publisher = needs_of(self.plan, self.corpus), Publisher(self.plan, self.out, self.corpus)
-        self.coordinator = Coordinator(self.plan, needs, self.ledger, publisher, self.out / STORE, self.settings)
+        publisher = Publisher(self.plan, self.out, self.corpus)
+        self.coordinator = Coordinator(self.plan, self.corpus, self.ledger, publisher, self.out / STORE, self.settings)
         settings = ServerSettings("127.0.0.1:0", self.security, self.tokens)
         keyring = Keyring(self.tokens)
         opened = await open_port(self.coordinator, settings, keyring)

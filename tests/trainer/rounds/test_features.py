@@ -1,0 +1,143 @@
+"""Features instead of copies: what travels, what is trained on it in one process, and where it is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from stages.errors import CodecError, ConfigError
+from trainer.config import TrainingConfig
+from trainer.data import Corpus
+from trainer.evaluation import clean_features
+from trainer.planning.link import LINKS
+from trainer.planning.plan import make_plan
+from trainer.rounds.burden import measure_burden
+from trainer.rounds.comparison import arms
+from trainer.rounds.engine import engine_named
+from trainer.rounds.feature_format import FeatureFormat
+from trainer.rounds.feature_reader import FeatureReader, names_before
+from trainer.rounds.fleet import Fleet
+from trainer.rounds.frame import Frame
+from trainer.rounds.inprocess import Engine
+from trainer.rounds.learner import Learner
+from trainer.rounds.parts import FedPart
+from trainer.rounds.settings import RoundSettings
+from trainer.rounds.shards import replica_seed
+from trainer.rounds.store import MemoryStore
+from trainer.rounds.tensors import load, subtract
+
+STEPS, ROUNDS = 2, 2
+
+
+@pytest.fixture
+def fed(tiny: TrainingConfig) -> TrainingConfig:
+    """Three blocks, the last two of which get features."""
+    architecture = replace(tiny.architecture, parts=3, layers=1, context="chained")
+    rounds = RoundSettings(
+        rounds=ROUNDS, steps_per_round=STEPS, replicas=1, outer="mean", deadline="lockstep", codec="fp32",
+        down_codec="fp32", context_by="features",
+    )  # fmt: skip
+    return replace(tiny, architecture=architecture, rounds=rounds)
+
+
+def test_what_travels_is_what_the_blocks_before_make(fed: TrainingConfig, corpus: Corpus) -> None:
+    """Up to the codec: half a step of int8 of the largest number of each position."""
+    frame = Frame.of(fed, corpus)
+    blocks = [frame.module(index) for index in range(2)]
+    reader = FeatureReader(frame, corpus)
+    reader.take({name: frame.initial()[name] for name in names_before(2)})
+    seed = replica_seed(fed.seed, 1)
+    text = corpus.batch(seed, 7, fed.sequences, fed.architecture.context_bytes + 1)
+    with torch.no_grad():
+        expected, _ = clean_features(blocks, text[:, :-1])[-1]  # type: ignore[arg-type]
+    payload = reader.payload(2, seed, 7)
+    assert len(payload) == reader.format.step_bytes == fed.sequences * 32 * (fed.architecture.width + 4)
+    found = reader.format.decode(payload)
+    assert found.shape == expected.shape
+    within = expected.abs().amax(dim=-1, keepdim=True) / 127 * 0.51
+    assert bool(((found - expected).abs() <= within).all())
+    with pytest.raises(CodecError, match="payload has"):
+        reader.format.decode(payload[:-1])
+
+
+def test_the_engine_is_a_loop_written_out_by_hand(fed: TrainingConfig, corpus: Corpus) -> None:
+    """Round r of a block is trained on features that versions r of those before it make."""
+    frame = Frame.of(fed, corpus)
+    engine = Engine(frame, corpus, MemoryStore(), Fleet())
+    engine.run()
+    learners = [Learner(frame.task(index, corpus, frame.config.seed), frame.config) for index in range(3)]
+    versions, form = frame.initial(), FeatureFormat.of(frame.config)
+    for number in range(ROUNDS):
+        trained = {}
+        for index, learner in enumerate(learners):
+            blocks = [frame.module(i) for i in range(index)]
+            for block, name in zip(blocks, names_before(index), strict=True):
+                load(block, versions[name])
+
+            def made(step: int, blocks: list[Any] = blocks) -> torch.Tensor:
+                text = corpus.batch(frame.config.seed, step, fed.sequences, fed.architecture.context_bytes + 1)
+                with torch.no_grad():
+                    features, _ = clean_features(blocks, text[:, :-1])[-1]
+                return form.decode(form.encode(features))
+
+            if index:
+                assert isinstance(learner.part, FedPart)
+                learner.part.feed(made)
+            name = frame.names()[index]
+            learner.load(versions[name])
+            learner.train(number * STEPS, STEPS)
+            # the outer step of `mean`: the base minus the way that was made, in float32
+            delta = subtract(versions[name], learner.weights())
+            trained[name] = {key: tensor - delta[key] for key, tensor in versions[name].items()}
+        versions = trained
+    for name, weights in engine.published().items():
+        assert all(torch.equal(weights[key], tensor) for key, tensor in versions[name].items())
+
+
+def test_features_cost_what_copies_do_not(fed: TrainingConfig, corpus: Corpus) -> None:
+    copies = replace(fed, rounds=replace(fed.rounds, context_by="copies"))
+    ours, theirs = (Frame.of(config, corpus) for config in (fed, copies))
+    traffic = Engine(ours, corpus, MemoryStore(), Fleet()).run()
+    assert traffic.copies_bytes == 0
+    assert traffic.features_bytes == 2 * ROUNDS * STEPS * fed.sequences * 32 * (fed.architecture.width + 4)
+    fed_burden, burden = measure_burden(ours, corpus), measure_burden(theirs, corpus)
+    assert (fed_burden.copies_bytes, burden.feeding_gflop) == (0, 0.0)
+    assert fed_burden.memory_bytes < burden.memory_bytes
+    assert fed_burden.step_gflop + fed_burden.feeding_gflop == pytest.approx(burden.step_gflop)
+
+
+def test_who_measures_has_all_blocks(fed: TrainingConfig, corpus: Corpus) -> None:
+    frame = Frame.of(fed, corpus)
+    copies = Frame.of(replace(fed, rounds=replace(fed.rounds, context_by="copies")), corpus)
+    assert frame.evaluate(frame.initial(), corpus) == copies.evaluate(frame.initial(), corpus)
+
+
+@pytest.mark.parametrize("changes", [{"model": "scorer"}, {"model": "ar"}, {"lookahead": True}, {"fragments": 2}])
+def test_only_blocks_that_go_whole_get_features(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="context_by = features is for the blocks of a chain"):
+        RoundSettings(context_by="features", **changes)
+
+
+def test_features_that_cannot_be_are_refused(fed: TrainingConfig, corpus: Corpus) -> None:
+    own = replace(fed, architecture=replace(fed.architecture, context="own"))
+    with pytest.raises(ConfigError, match='give context = "chained" in'):
+        Frame.of(own, corpus)
+    with pytest.raises(ConfigError, match='give context = "chained" in'):
+        make_plan(own, LINKS["lan"], 1.0, as_set=True)
+    huge = replace(fed, rounds=replace(fed.rounds, steps_per_round=2**31))
+    with pytest.raises(ConfigError, match="the features of a round are 2,748,779,069,440 bytes, above 68,719,476,736"):
+        Frame.of(huge, corpus)
+    with pytest.raises(ConfigError, match="in order, a block reads those before it in the same place"):
+        engine_named("in-order").check(fed, Fleet())
+
+
+def test_features_can_be_varied_and_planned(fed: TrainingConfig) -> None:
+    found = arms(fed, Fleet(), {"context_by": ["copies", "features"]})
+    assert [arm.config.rounds.context_by for arm in found] == ["copies", "features"]
+    rows = {row.name: row for row in make_plan(fed, LINKS["consumer"], 1.0, as_set=True)}
+    assert rows["as set"].down_bytes == rows["features"].down_bytes
+    assert rows["as set"].memory.copies < rows["diloco"].memory.copies
+    assert rows["diloco"].timing.training_s > rows["features"].timing.training_s

@@ -1,0 +1,68 @@
+"""How features travel to the workers of later blocks: a round's, in one file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from stages.codec import FEATURE_LIMIT, Int8
+from stages.errors import ConfigError
+from trainer.config import TrainingConfig
+from trainer.rounds.transfer import MAX_FILE_BYTES
+
+CODEC = Int8()
+"""A scale a position: what hosts send each other."""
+
+
+@dataclass(frozen=True)
+class FeatureFormat:
+    """For each local step of a round, in order, one payload of the codec."""
+
+    steps: int
+    sequences: int
+    positions: int
+    width: int
+
+    @classmethod
+    def of(cls, config: TrainingConfig) -> FeatureFormat:
+        a = config.architecture
+        return cls(config.rounds.steps_per_round, config.sequences, a.context_bytes, a.width)
+
+    @property
+    def step_bytes(self) -> int:
+        return CODEC.size(self.sequences * self.positions, self.width)
+
+    @property
+    def size(self) -> int:
+        return self.steps * self.step_bytes
+
+    def encode(self, features: Tensor) -> bytes:
+        """features: of one step, (sequences, positions, width) float32."""
+        return CODEC.encode(features.flatten(0, 1))
+
+    def decode(self, payload: bytes) -> Tensor:
+        """Features of one step, (sequences, positions, width) float32. Raises CodecError."""
+        rows = CODEC.decode(payload, self.sequences * self.positions, self.width, FEATURE_LIMIT)
+        return rows.view(self.sequences, self.positions, self.width)
+
+
+def is_fed(config: TrainingConfig, index: int) -> bool:
+    """Whether the features that part `index` reads are brought to it."""
+    return config.rounds.context_by == "features" and index > 0
+
+
+def check_features(config: TrainingConfig) -> None:
+    """Raise ConfigError where features are asked for that nobody passes on, or more of them than a file may hold."""
+    if config.rounds.context_by != "features":
+        return
+    if config.architecture.context != "chained":
+        raise ConfigError(
+            "context_by = features is for blocks that read the features of those before them: "
+            'give context = "chained" in [architecture], or context_by = "copies"'
+        )
+    if (size := FeatureFormat.of(config).size) > MAX_FILE_BYTES:
+        raise ConfigError(
+            f"the features of a round are {size:,} bytes, above {MAX_FILE_BYTES:,}: "
+            'give fewer steps_per_round or sequences, or context_by = "copies"'
+        )
