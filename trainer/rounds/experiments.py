@@ -156,6 +156,17 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         "in_time=1",
         columns=OF_PARTICIPATION,
     ),
+    "late-longer": Experiment(
+        "The same, of a run that is longer, with the outer step that is the default?",
+        replace(LONGER, rounds=replace(LONGER.rounds, outer="mean")),
+        (
+            {"in_time": ("1",)},
+            {"in_time": ("0.6",), "overlap": ("patient",), "late": ("stale",)},
+            {"in_time": ("0.6",), "late": ("drop",)},
+        ),
+        "in_time=1",
+        columns=OF_PARTICIPATION,
+    ),
     "late-outer": Experiment(
         "Which outer optimizer bears 60 % in time, and what are workers to do that are late?",
         SMALL,

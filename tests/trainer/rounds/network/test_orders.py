@@ -61,7 +61,7 @@ def test_the_first_round_begins_with_its_first_order(network: Start) -> None:
 
 def test_an_order_is_of_the_round_that_is_open_when_it_is_made(network: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     net = network(replicas=1)
-    place, make = net.join(part=0), net.coordinator._make_order
+    place, make = net.join(part=0), net.coordinator._filled
 
     def made_late(*args: Any) -> Any:
         if not net.ledger.round("block-0"):
@@ -69,7 +69,7 @@ def test_an_order_is_of_the_round_that_is_open_when_it_is_made(network: Start, m
             net.ledger.close("block-0", 0.0)
         return make(*args)
 
-    monkeypatch.setattr(net.coordinator, "_make_order", made_late)
+    monkeypatch.setattr(net.coordinator, "_filled", made_late)
     order = net.stub.Next(rounds_pb2.NextRequest(worker="hand", lease=place.lease), timeout=30).order
     assert (order.round, order.base.version) == (1, 1)
 

@@ -31,8 +31,8 @@ NARROW = {"width": 360, "height": 740}
 
 @pytest.fixture
 def net(network: Start) -> Any:
-    """With a page, and rounds that end as soon as one worker has handed in."""
-    return network(coordinator={"page": HERE}, deadline="fixed", deadline_s=0.05, late="keep")
+    """With a page, and rounds that end as soon as one worker has handed in. Nobody is gone while a browser starts."""
+    return network(coordinator={"page": HERE, "lease_s": 600.0}, deadline="fixed", deadline_s=0.05, late="keep")
 
 
 @pytest.fixture
