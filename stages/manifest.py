@@ -52,14 +52,14 @@ class Manifest:
     """How far a measure of the gate may be from the recorded one: nats, or relative error for hidden states."""
     tokenizer: str = "bytes"
     """What the model's symbols are: `bytes`, or `tokens` of the file tokenizer.json."""
+    data: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
     probe_tokens: tuple[int, ...] = ()
     """The probe text in tokens, where the model reads such: who loads weights needs no tokenizer."""
     files: dict[str, str] = field(default_factory=dict)
     """What else a token model consists of, beside the manifest: file name -> SHA-256. The tokenizer, the chat template,
     texts of the licence."""
-    data: dict[str, Any] = field(default_factory=dict)
-    training: dict[str, Any] = field(default_factory=dict)
-    metrics: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
         record: dict[str, Any] = {"format": FORMAT, **asdict(self)}
