@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from stages.ar import ArModel, ArStage
@@ -21,9 +19,11 @@ from stages.block import Block
 from stages.errors import CheckpointError
 from stages.families import PipelineStage, new_stage
 from stages.manifest import MANIFEST_NAME, Manifest, Part, read_manifest
+from stages.memory import require_memory
 from stages.probe import PROBE_INPUT, PROBE_OUTPUT, Measures, probe_block, probe_shapes, probe_stage, probe_symbols
 from stages.unfilled import without_memory
 from stages.weights import read_weights
+from stages.weights_file import write_weights
 
 
 def load_block(directory: Path, index: int) -> Block:
@@ -146,7 +146,7 @@ def _staged(path: Path, write: Callable[[Path], object]) -> Iterator[Path]:
             os.fsync(written.fileno())
         temporary.chmod(0o644)
         yield temporary
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise CheckpointError(
             f"cannot save {path}: {error}; what was saved before is untouched, free some space and go on"
         ) from None
@@ -165,9 +165,9 @@ def _save_part(
     directory: Path, module: Block | PipelineStage, noun: str, extra: dict[str, Tensor], measures: Measures
 ) -> None:
     """The file's name holds its digest: the old file stays until the manifest points to the new one."""
-    tensors = {name: tensor.detach().contiguous() for name, tensor in (module.state_dict() | extra).items()}
+    tensors = module.state_dict() | extra
     stem = f"{noun}-{module.index}"
-    with _staged(directory / f"{stem}.safetensors", lambda path: save_file(tensors, path)) as staged:
+    with _staged(directory / f"{stem}.safetensors", lambda path: write_weights(path, tensors)) as staged:
         digest = file_digest(staged)
         part = Part(f"{stem}-{digest[:12]}.safetensors", digest, staged.stat().st_size, measures)
         staged.replace(directory / part.file)
@@ -189,6 +189,7 @@ def _drop_orphans(directory: Path, index: int, stem: str) -> None:
 def _load(directory: Path, manifest: Manifest, index: int, module: Block | PipelineStage) -> dict[str, Tensor]:
     """Fill `module` (on the meta device) from the part's file; return the probe's tensors."""
     part = _part(directory, manifest, index)
+    require_memory(part.bytes, f"part {index} of {directory}")
     shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     probe_only = probe_shapes(module, probe_symbols(manifest).shape[1])
     tensors = read_weights(directory / part.file, part.bytes, part.sha256, shapes | probe_only)
