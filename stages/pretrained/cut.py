@@ -47,7 +47,7 @@ def cut(architecture: LlamaArchitecture, stages: int) -> tuple[int, ...]:
     @lru_cache(None)
     def best(begin: int, left: int) -> tuple[int, int, int, tuple[int, ...]]:
         """Of the layers from `begin` on in `left` stages: worst step, most held, layers moved to the front, the cut."""
-        ways = []
+        ways: list[tuple[int, int, int, tuple[int, ...]]] = []
         for count in range(1, total - begin - left + 2) if left > 1 else [total - begin]:
             cost = stage_cost(architecture, count, begin == 0, left == 1)
             if left == 1:

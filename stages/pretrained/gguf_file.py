@@ -68,7 +68,7 @@ class GgufSource(Source):
         result = torch.empty(_shape(tensor))
         for begin in range(0, len(tensor.data), PIECE_ROWS):
             piece = tensor.data[begin : begin + PIECE_ROWS]
-            numbers = self._gguf.dequantize(piece, tensor.tensor_type).astype(np.float32, copy=False)
+            numbers = np.array(self._gguf.dequantize(piece, tensor.tensor_type), dtype=np.float32)
             result[begin : begin + PIECE_ROWS] = torch.from_numpy(numbers)
         kind = name.rpartition(".")[0].rpartition(".")[2]
         if self.family == "llama" and kind in ("q", "k"):
@@ -83,8 +83,8 @@ class GgufSource(Source):
                 self._gguf.dequantize(tensor.data[:1], kind)
             except Exception as error:
                 raise CheckpointError(
-                    f"{self.path}: tensor {tensor.name} is quantised as {kind.name}, which the package gguf cannot read "
-                    f"({error}); take a file in Q4, Q5, Q6, Q8, F16 or BF16"
+                    f"{self.path}: tensor {tensor.name} is quantised as {kind.name}, which the package gguf cannot "
+                    f"read ({error}); take a file in Q4, Q5, Q6, Q8, F16 or BF16"
                 ) from None
 
     def _architecture(self) -> LlamaArchitecture:

@@ -13,7 +13,10 @@ from stages.pretrained.source import Speech
 
 CONTROL, USER_DEFINED = 3, 4
 """Kinds of tokens that are found before any merging: `tokenizer.ggml.token_type`."""
-_LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _SPLITS: dict[str, list[dict[str, Any]]] = {
     "smollm": [{"type": "Digits", "individual_digits": True}],
     "gpt-2": [],
@@ -53,8 +56,8 @@ def tokenizer_json(fields: Mapping[str, Any], bos: str | None) -> str:
     kind, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre", "gpt-2")
     if kind != "gpt2" or pre not in _SPLITS:
         raise CheckpointError(
-            f"the tokenizer in this file ({kind!r}, cut as {pre!r}) cannot be rebuilt from it; there are gpt2 ones, cut as "
-            f"{', '.join(_SPLITS)}: put the model's own tokenizer.json beside the file"
+            f"the tokenizer in this file ({kind!r}, cut as {pre!r}) cannot be rebuilt from it; those of "
+            f"'gpt2' can, cut as {', '.join(_SPLITS)}: put the model's own tokenizer.json beside the file"
         )
     tokens, merges = fields["tokenizer.ggml.tokens"], fields.get("tokenizer.ggml.merges", [])
     kinds = fields.get("tokenizer.ggml.token_type", [])

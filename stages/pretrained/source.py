@@ -64,8 +64,8 @@ class Source(ABC):
                 raise CheckpointError(f"tensor {name} has shape {found[name]}, the configuration asks for {shape}")
         if unknown := sorted(found.keys() - expected.keys()):
             raise CheckpointError(
-                f"{len(unknown)} tensors have no place in this architecture, {unknown[0]} first: the configuration says "
-                "less than the files hold"
+                f"{len(unknown)} tensors have no place in the architecture that the configuration describes, "
+                f"{unknown[0]} first"
             )
 
 

@@ -13,7 +13,10 @@ LEAST_SHARE = 0.85
 
 
 def probe_tokens(tokenizer: str, architecture: LlamaArchitecture, text: str) -> tuple[int, ...]:
-    """`text` in tokens. Raises CheckpointError for a tokenizer that cannot be the model's, InputError without package."""
+    """`text` in tokens.
+
+    Raises CheckpointError for a tokenizer that cannot be the model's, InputError where its package is missing.
+    """
     made = _made(tokenizer)
     ids = made.get_vocab(with_added_tokens=True).values()
     size, vocabulary = len(ids), architecture.vocabulary
@@ -24,9 +27,7 @@ def probe_tokens(tokenizer: str, architecture: LlamaArchitecture, text: str) -> 
         )
     tokens = tuple(made.encode(text).ids[: min(architecture.positions, MAX_PROBE_TOKENS)])
     if len(tokens) < 2:
-        raise CheckpointError(
-            f"the tokenizer makes {len(tokens)} tokens of the probe text: it is damaged, or none for text"
-        )
+        raise CheckpointError(f"the tokenizer makes {len(tokens)} tokens of the probe text: it is none for text")
     return tokens
 
 

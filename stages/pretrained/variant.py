@@ -45,7 +45,7 @@ class Variant:
 
 
 def settings(source: Source) -> Iterator[Variant]:
-    """The source's own reading, then those that change one setting: what no shape betrays."""
+    """The source's own reading, then those that change one thing in all layers that no shape betrays."""
     a = source.architecture
     yield Variant("", a)
     yield Variant("the rows of each query and key head de-interleaved (head layout)", a, _heads(half_split))
@@ -65,22 +65,27 @@ def settings(source: Source) -> Iterator[Variant]:
         yield Variant("the head tied to the embedding", replace(a, tied_head=True))
     elif HEAD in source.shapes():
         yield Variant(f"the head's own tensor {HEAD} instead of the tied embedding", replace(a, tied_head=False))
+    yield from _kinds(a)
 
 
-def damages(source: Source) -> Iterator[Variant]:
-    """Readings that mend or leave out tensors: what is wrong where no setting is."""
+def omissions(source: Source) -> Iterator[Variant]:
+    """Readings that leave one half of one layer out: where a tensor is damaged, that does less harm."""
     a = source.architecture
+    for i in range(sum(a.layers)):
+        for name in ("attention_out.weight", "mlp_out.weight"):
+            half = "q, k, v, attention_out, attention_norm" if name.startswith("att") else "gate, up, mlp_out, mlp_norm"
+            what = f"one half of layer {i} left out (its tensors {half})"
+            yield Variant(what, a, _mend(name, torch.zeros_like), only=i)
+
+
+def _kinds(a: LlamaArchitecture) -> Iterator[Variant]:
+    """Two kinds of tensors of one shape exchanged, or square ones transposed."""
     for one, other in (("gate", "up"), ("k", "v"), ("attention_norm", "mlp_norm")):
         names = f"{one}.weight", f"{other}.weight"
         yield Variant(f"the tensors layers.*.{names[0]} and layers.*.{names[1]} exchanged", a, _exchange(*names))
     squares = [name for name, shape in _layer_shapes(a).items() if len(shape) == 2 and shape[0] == shape[1]]
     for name in squares:
         yield Variant(f"the tensors layers.*.{name} transposed", a, _mend(name, lambda x: x.t().contiguous()))
-    for i in range(sum(a.layers)):
-        for name in ("attention_out.weight", "mlp_out.weight"):
-            half = "q, k, v, attention_out, attention_norm" if name.startswith("att") else "gate, up, mlp_out, mlp_norm"
-            what = f"one half of layer {i} left out (its tensors {half})"
-            yield Variant(what, a, _mend(name, torch.zeros_like), only=i)
 
 
 def layer_of(tensors: Tensors, architecture: LlamaArchitecture) -> LlamaLayer:
