@@ -14,6 +14,8 @@ from stages.backends.base import CleanPiece
 from stages.backends.rows import Rows
 from stages.layers import LayerCache
 
+ROUND = 16
+"""Numbers between addresses that kernels treat alike: those of a cache line."""
 UNSEEN = -1e30
 """Added to the score of what must not be seen: finite, for -inf breaks some kernels."""
 
@@ -76,15 +78,16 @@ def attend_clean(
     q, k, v = by_head(qkv, heads, kv_heads)
     numbers = qkv.numpy().reshape(rows.total, heads + 2 * kv_heads, -1)[:, heads:]
     mixed = torch.zeros(q.shape)
+    attend = _attend_one if q.shape[2] == 1 or not (qkv.shape[1] % ROUND or mixed.stride(0) % ROUND) else _attend_apart
     if rows.single:  # one call instead of one for each piece
         queries, results = q.unbind(0), mixed.unbind(0)
         for i, cache in enumerate(caches):
-            _attend_one(queries[i], numbers[i], cache, results[i])
+            attend(queries[i], numbers[i], cache, results[i])
         return mixed.view(rows.total, -1)
     for (begin, end), cache, mask in zip(rows, caches, masks, strict=True):
         if end - begin == 1 or (mask is None and cache.length):
             for i in range(begin, end):
-                _attend_one(q[i], numbers[i], cache, mixed[i])
+                attend(q[i], numbers[i], cache, mixed[i])
         else:
             mixed[begin:end] = _attend_many(q[begin:end], k[begin:end], v[begin:end], cache, mask)
     return mixed.view(rows.total, -1)
@@ -144,6 +147,13 @@ def _attend_one(query: Tensor, row: NDArray[np.float32], cache: LayerCache, resu
     _, apart, stride, _ = keys.stride()
     weights = torch.bmm(query, keys.as_strided((heads, dim, end), (apart, 1, stride))).softmax(-1)
     torch.bmm(weights, values.as_strided((heads, end, dim), (apart, stride, 1)), out=result)
+
+
+def _attend_apart(query: Tensor, row: NDArray[np.float32], cache: LayerCache, result: Tensor) -> None:
+    """`_attend_one` for rows that do not all begin at a round address, on which the order of additions may depend."""
+    aligned = torch.empty(result.shape)
+    _attend_one(query.clone(), row, cache, aligned)
+    result.copy_(aligned)
 
 
 def _attend_many(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, mask: Tensor | None) -> Tensor:

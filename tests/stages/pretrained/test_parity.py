@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,9 +36,9 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="session")
-def transformers() -> Iterator[Any]:
+def transformers() -> Any:
     pytest.importorskip("tokenizers", reason="tokenizers is not installed: pip install 'onesweep[pretrained]'")
-    yield pytest.importorskip("transformers", reason="transformers is not installed: pip install 'onesweep[quality]'")
+    return pytest.importorskip("transformers", reason="transformers is not installed: pip install 'onesweep[quality]'")
 
 
 @torch.inference_mode()
