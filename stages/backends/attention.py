@@ -160,6 +160,8 @@ def _attend_many(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, mask: Tenso
     """Several new positions. q: (positions, kv_heads, group, head_dim), which is what comes back."""
     shape = q.shape
     q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q.flatten(1, 2), k, v))
+    if shape[2] > 1:
+        q = q.contiguous()  # grouped, it matters where a row begins: see `_attend_apart`
     keys, values = cache.append(k, v)
     mixed = F.scaled_dot_product_attention(
         q, keys, values, mask, is_causal=mask is None, scale=1.0, enable_gqa=shape[2] > 1
