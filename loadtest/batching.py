@@ -76,7 +76,7 @@ def measure_batching(settings: BatchingSettings) -> list[BatchingFigures]:
     if settings.rounds < 1:
         raise InputError(f"--rounds must be at least 1, not {settings.rounds}")
     models = [path for path in (bundle.chain, bundle.ar) if path is not None]
-    room = min(read_manifest(path).architecture.context_bytes for path in models) - len(PROMPT)
+    room = min(read_manifest(path).architecture.positions for path in models) - len(PROMPT)
     if not 1 <= settings.max_bytes <= room:
         raise InputError(
             f"--bytes must be 1 to {room}, what the context leaves after the prompt, not {settings.max_bytes}"

@@ -51,7 +51,7 @@ class InProcess:
 
     def _chunks(self, work: Work, chunk: int) -> bytes:
         assert self.chain is not None
-        a, capacity = self.chain.architecture, len(work.prompt) + (work.max_bytes - 1) // chunk * chunk
+        a, capacity = self.chain.byte_architecture, len(work.prompt) + (work.max_bytes - 1) // chunk * chunk
         caches = [new_caches(a.layers, a, capacity) for _ in self.blocks]
         clean, start, text = work.prompt, len(work.prompt), b""
         while len(text) < work.max_bytes:
@@ -66,7 +66,9 @@ class InProcess:
         assert self.chain.partition is not None
         codec, before = codec_named(ChunkedMode.default_codec), None
         for index, (runner, held) in enumerate(zip(self.blocks, caches, strict=True)):
-            work = BlockWork(self.chain.architecture, index, self.chain.partition, held, plan, codec, clean, before)
+            work = BlockWork(
+                self.chain.byte_architecture, index, self.chain.partition, held, plan, codec, clean, before
+            )
             outcome = run_alone(work, runner)
             if isinstance(outcome, bytes):
                 return outcome
@@ -75,7 +77,7 @@ class InProcess:
 
     def _pipeline(self, work: Work) -> bytes:
         assert self.ar is not None
-        a, capacity = self.ar.architecture, len(work.prompt) + work.max_bytes - 1
+        a, capacity = self.ar.byte_architecture, len(work.prompt) + work.max_bytes - 1
         caches = [new_caches(a.layers, a, capacity) for _ in self.stages]
         clean, position, text = work.prompt, 0, b""
         while len(text) < work.max_bytes:

@@ -137,7 +137,7 @@ def overhead_record(settings: OverheadSettings, figures: list[ModeFigures]) -> d
 def _context_bytes(checkpoint: Path) -> dict[str, int]:
     bundle = find_bundle(checkpoint)
     models = {"chain": bundle.chain, "ar": bundle.ar}
-    return {k: read_manifest(path).architecture.context_bytes for k, path in models.items() if path is not None}
+    return {k: read_manifest(path).architecture.positions for k, path in models.items() if path is not None}
 
 
 def _modes(checkpoint: Path) -> list[str]:

@@ -30,6 +30,7 @@ from stages.block import Block
 from stages.bundle import find_bundle
 from stages.checkpoint import load_block, load_stage
 from stages.errors import InputError
+from stages.llama.stage import LlamaStage
 
 PREFIX = 128
 """Clean positions before the slots or before the new position, where the context has room for them."""
@@ -173,6 +174,8 @@ def _parts(checkpoint: Path) -> tuple[Block, ArStage | None]:
         raise InputError(f"{checkpoint} has no chain of blocks, which this bench measures")
     block = load_block(bundle.chain, 0)
     stage = load_stage(bundle.ar, 0) if bundle.ar else None
+    if isinstance(stage, LlamaStage):
+        raise InputError(f"{bundle.ar} holds a pretrained model; this bench measures models of bytes")
     return block, stage
 
 

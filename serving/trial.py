@@ -101,7 +101,7 @@ async def _write(mode: Mode) -> None:
 
 
 async def _nats(view: RingView, kind: Kind, manifest: Manifest) -> float:
-    known = manifest.probe_text.encode()[: manifest.architecture.context_bytes]
+    known = manifest.probe_text.encode()[: manifest.architecture.positions]
     total = 0.0
     async with view.session(kind, len(known), _deadline(), Account()) as session:
         number, read = 0, 0

@@ -129,7 +129,7 @@ def _model(hop: stage_pb2.Hop, plan: HostPlan, kinds: Sequence[Kind]) -> tuple[K
 
 
 def _check_sweep(hop: stage_pb2.Hop, plan: HostPlan, source: ModelSource) -> None:
-    sweep, a = hop.sweep, source.manifest.architecture
+    sweep, a = hop.sweep, source.manifest.byte_architecture
     _check_part(sweep.block, plan, "block")
     start = sweep.clean_start + len(sweep.clean)
     _check_extent(hop.capacity, sweep.clean_start, len(sweep.clean), a.context_bytes)
@@ -164,14 +164,14 @@ def _check_step(hop: stage_pb2.Hop, plan: HostPlan, source: ModelSource) -> None
     _check_part(step.stage, plan, "stage")
     if not step.clean:
         raise invalid("an AR step needs at least one new byte")
-    _check_extent(hop.capacity, step.start, len(step.clean), a.context_bytes)
+    _check_extent(hop.capacity, step.start, len(step.clean), a.positions)
     _check_reads(step, step.start, step.draft)
-    if not 1 <= step.remaining <= a.context_bytes - step.start - len(step.clean):
-        raise invalid(f"{step.remaining} bytes to generate do not fit the context of {a.context_bytes}")
+    if not 1 <= step.remaining <= a.positions - step.start - len(step.clean):
+        raise invalid(f"{step.remaining} bytes to generate do not fit the context of {a.positions}")
     if step.draft and (step.remaining > 1 or step.draft >= len(step.clean)):
         raise invalid(f"{step.draft} guesses among {len(step.clean)} new bytes: give one known byte, and one step")
     _check_odds(step)
-    branch_rows = _check_candidates(step, a.context_bytes)
+    branch_rows = _check_candidates(step, a.positions)
     _check_sampling(step.sampling)
     if step.stage == 0 and step.hidden:
         raise invalid("stage 0 reads bytes: its message carries no hidden states")

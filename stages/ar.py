@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -71,12 +71,22 @@ class ArModel(nn.Module):
         return self.stages[-1].next_byte(x)
 
 
-def new_caches(layers: int, architecture: Architecture, capacity: int, batch: int = 1) -> list[LayerCache]:
+class CacheShape(Protocol):
+    """What an architecture says about its caches."""
+
+    @property
+    def kv_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+
+def new_caches(layers: int, architecture: CacheShape, capacity: int, batch: int = 1) -> list[LayerCache]:
     """Empty KV caches of `layers` layers for `capacity` clean positions."""
-    shape = (batch, architecture.heads, capacity, architecture.head_dim)
+    shape = (batch, architecture.kv_heads, capacity, architecture.head_dim)
     return [LayerCache(torch.zeros(shape), torch.zeros(shape)) for _ in range(layers)]
 
 
-def cache_bytes(layers: int, architecture: Architecture, capacity: int) -> int:
+def cache_bytes(layers: int, architecture: CacheShape, capacity: int) -> int:
     """Bytes that `new_caches` takes for one sequence."""
-    return layers * 2 * capacity * architecture.width * 4
+    return layers * 2 * capacity * architecture.kv_heads * architecture.head_dim * 4

@@ -46,3 +46,22 @@ class Architecture:
     @property
     def head_dim(self) -> int:
         return self.width // self.heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values: each query head has its own."""
+        return self.heads
+
+    @property
+    def vocabulary(self) -> int:
+        """How many symbols there are."""
+        return VOCABULARY
+
+    @property
+    def positions(self) -> int:
+        """Symbols in a context."""
+        return self.context_bytes
+
+    def layers_in(self, part: int) -> int:
+        """Transformer layers of one part: of all the same number."""
+        return self.layers

@@ -10,19 +10,20 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from stages.ar import ArModel, ArStage
-from stages.architecture import VOCABULARY
 from stages.block import Block
 from stages.errors import CheckpointError
+from stages.families import PipelineStage, new_stage
 from stages.manifest import MANIFEST_NAME, Manifest, Part, read_manifest
-from stages.probe import PROBE_INPUT, PROBE_OUTPUT, Measures, probe_block, probe_shapes, probe_stage
+from stages.memory import require_memory
+from stages.probe import PROBE_INPUT, PROBE_OUTPUT, Measures, probe_block, probe_shapes, probe_stage, probe_symbols
 from stages.unfilled import without_memory
 from stages.weights import read_weights
+from stages.weights_file import write_weights
 
 
 def load_block(directory: Path, index: int) -> Block:
@@ -31,7 +32,7 @@ def load_block(directory: Path, index: int) -> Block:
     if manifest.kind != "chain" or manifest.codes is None or manifest.partition is None:
         raise CheckpointError(f"{directory} holds an AR model, not a chain of blocks")
     with without_memory():
-        block = Block(manifest.architecture, index, manifest.codes)
+        block = Block(manifest.byte_architecture, index, manifest.codes)
     block.restore_tables(manifest.codes)
     probe = _load(directory, manifest, index, block)
     measured, _ = probe_block(block, manifest.partition, manifest.probe_text, probe.get(PROBE_INPUT))
@@ -39,24 +40,24 @@ def load_block(directory: Path, index: int) -> Block:
     return block.eval().requires_grad_(False)
 
 
-def load_stage(directory: Path, index: int) -> ArStage:
+def load_stage(directory: Path, index: int) -> PipelineStage:
     """One stage of an AR pipeline, checked like a block. Reads that stage's file only."""
     manifest = read_manifest(directory)
     if manifest.kind != "ar":
         raise CheckpointError(f"{directory} holds a chain of blocks, not an AR model")
     with without_memory():
-        stage = ArStage(manifest.architecture, index)
+        stage = new_stage(manifest.architecture, index)
     stage.restore_tables()
     probe = _load(directory, manifest, index, stage)
-    measured, _ = probe_stage(stage, manifest.probe_text, probe.get(PROBE_INPUT), probe.get(PROBE_OUTPUT))
+    measured, _ = probe_stage(stage, probe_symbols(manifest), probe.get(PROBE_INPUT), probe.get(PROBE_OUTPUT))
     _gate(directory, manifest, index, measured)
     return stage.eval().requires_grad_(False)
 
 
 def load_ar(directory: Path) -> ArModel:
-    """All stages of an AR model, for one process."""
-    architecture = read_manifest(directory).architecture
-    return ArModel(architecture, [load_stage(directory, i) for i in range(architecture.parts)])
+    """All stages of an AR model of bytes, for one process."""
+    architecture = read_manifest(directory).byte_architecture
+    return ArModel(architecture, [cast(ArStage, load_stage(directory, i)) for i in range(architecture.parts)])
 
 
 def load_chain(directory: Path) -> list[Block]:
@@ -109,13 +110,13 @@ def save_ar(directory: Path, model: ArModel) -> None:
         hidden = save_stage(directory, stage, hidden)
 
 
-def save_stage(directory: Path, stage: ArStage, hidden: Tensor | None = None) -> Tensor:
+def save_stage(directory: Path, stage: PipelineStage, hidden: Tensor | None = None) -> Tensor:
     """Put one stage of an AR model into the checkpoint in `directory`, whose manifest must exist.
 
     hidden: what the stage before made of the probe text, None for the first. Returns this stage's own.
     """
     manifest = read_manifest(directory)
-    measures, out = probe_stage(stage, manifest.probe_text, hidden)
+    measures, out = probe_stage(stage, probe_symbols(manifest), hidden)
     extra = {} if hidden is None else {PROBE_INPUT: hidden}
     if not stage.is_last:
         extra[PROBE_OUTPUT] = out
@@ -145,7 +146,7 @@ def _staged(path: Path, write: Callable[[Path], object]) -> Iterator[Path]:
             os.fsync(written.fileno())
         temporary.chmod(0o644)
         yield temporary
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise CheckpointError(
             f"cannot save {path}: {error}; what was saved before is untouched, free some space and go on"
         ) from None
@@ -161,12 +162,12 @@ def file_digest(path: Path) -> str:
 
 
 def _save_part(
-    directory: Path, module: Block | ArStage, noun: str, extra: dict[str, Tensor], measures: Measures
+    directory: Path, module: Block | PipelineStage, noun: str, extra: dict[str, Tensor], measures: Measures
 ) -> None:
     """The file's name holds its digest: the old file stays until the manifest points to the new one."""
-    tensors = {name: tensor.detach().contiguous() for name, tensor in (module.state_dict() | extra).items()}
+    tensors = module.state_dict() | extra
     stem = f"{noun}-{module.index}"
-    with _staged(directory / f"{stem}.safetensors", lambda path: save_file(tensors, path)) as staged:
+    with _staged(directory / f"{stem}.safetensors", lambda path: write_weights(path, tensors)) as staged:
         digest = file_digest(staged)
         part = Part(f"{stem}-{digest[:12]}.safetensors", digest, staged.stat().st_size, measures)
         staged.replace(directory / part.file)
@@ -185,11 +186,12 @@ def _drop_orphans(directory: Path, index: int, stem: str) -> None:
                 path.unlink(missing_ok=True)
 
 
-def _load(directory: Path, manifest: Manifest, index: int, module: Block | ArStage) -> dict[str, Tensor]:
+def _load(directory: Path, manifest: Manifest, index: int, module: Block | PipelineStage) -> dict[str, Tensor]:
     """Fill `module` (on the meta device) from the part's file; return the probe's tensors."""
     part = _part(directory, manifest, index)
+    require_memory(part.bytes, f"part {index} of {directory}")
     shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    probe_only = probe_shapes(module, manifest.probe_text)
+    probe_only = probe_shapes(module, probe_symbols(manifest).shape[1])
     tensors = read_weights(directory / part.file, part.bytes, part.sha256, shapes | probe_only)
     probe = {name: tensors.pop(name) for name in probe_only}
     module.load_state_dict(tensors, assign=True)
@@ -207,12 +209,12 @@ def _part(directory: Path, manifest: Manifest, index: int) -> Part:
 
 
 def _gate(directory: Path, manifest: Manifest, index: int, measured: Measures) -> None:
-    recorded = _part(directory, manifest, index).probe
+    recorded, vocabulary = _part(directory, manifest, index).probe, manifest.architecture.vocabulary
     for name, value in measured.items():
         expected = recorded.get(name, math.nan)
         if not abs(value - expected) <= manifest.probe_tolerance:  # true for NaN too
             raise CheckpointError(
                 f"{directory}: part {index} is refused: {name} on the probe text is {value:.4f}, the manifest recorded "
-                f"{expected:.4f} (tolerance {manifest.probe_tolerance}; ln({VOCABULARY}) = {math.log(VOCABULARY):.3f} "
+                f"{expected:.4f} (tolerance {manifest.probe_tolerance}; ln({vocabulary}) = {math.log(vocabulary):.3f} "
                 "is what untrained weights give): the weights do not mean what the manifest says"
             )

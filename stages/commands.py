@@ -1,4 +1,4 @@
-"""Commands of a block host: `stage` and `inspect`."""
+"""Commands of a block host: `stage`, `import` and `inspect`."""
 
 from __future__ import annotations
 
@@ -44,6 +44,14 @@ def register(subparsers: Subparsers) -> None:
     stage.add_argument("--advertise", metavar="HOST:PORT", help="what others dial, for the registry (--listen)")
     stage.set_defaults(run=run_stage)
 
+    pretrained = subparsers.add_parser("import", help="make a checkpoint of a pretrained model, cut into stages")
+    pretrained.add_argument("source", type=Path, metavar="SOURCE", help="a Hugging Face folder or a .gguf file")
+    pretrained.add_argument("--blocks", type=int, default=3, metavar="N", help="stages, one a host (3)")
+    pretrained.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new directory")
+    pretrained.add_argument("--context", type=int, metavar="N", help="positions to keep (the model's, up to 8192)")
+    pretrained.add_argument("--untrained", action="store_true", help="the weights are random: ask for no loss")
+    pretrained.set_defaults(run=run_import)
+
     inspect = subparsers.add_parser("inspect", help="print what is in a checkpoint or bundle")
     inspect.add_argument("directory", type=Path, metavar="DIR")
     inspect.add_argument("--verify", action="store_true", help="load every part: digests, shapes, loss gate")
@@ -81,6 +89,16 @@ def run_stage(options: argparse.Namespace) -> int:
             options.drain_s,
         )
     )
+    return 0
+
+
+def run_import(options: argparse.Namespace) -> int:
+    from stages.pretrained.importing import ImportSettings, import_model
+    from stages.pretrained.summary import summary
+
+    check_positive(options, "context")
+    settings = ImportSettings(options.source, options.out, options.blocks, options.context, options.untrained)
+    print(summary(import_model(settings)))
     return 0
 
 

@@ -110,7 +110,7 @@ class SweepWork(HopWork):
         assert source is not None
         assert source.manifest.partition is not None
         index, codec = self._left.popleft(), codec_named(sweep.codec)
-        caches, architecture = self.session.caches[index], source.manifest.architecture
+        caches, architecture = self.session.caches[index], source.manifest.byte_architecture
         self._block = BlockWork(
             architecture,
             index,

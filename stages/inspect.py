@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stages.ar import ArStage
 from stages.block import Block
 from stages.bundle import find_bundle
 from stages.checkpoint import load_block, load_stage
 from stages.errors import CheckpointError
+from stages.families import new_stage
 from stages.manifest import Manifest, read_manifest
 from stages.unfilled import without_memory
 
@@ -92,7 +92,9 @@ def _record(directory: Path, manifest: Manifest) -> dict[str, Any]:
 def _parameter_counts(manifest: Manifest) -> list[int]:
     a, codes = manifest.architecture, manifest.codes
     with without_memory():
-        modules = [ArStage(a, i) if codes is None else Block(a, i, codes) for i in range(a.parts)]
+        modules = [
+            new_stage(a, i) if codes is None else Block(manifest.byte_architecture, i, codes) for i in range(a.parts)
+        ]
     return [sum(parameter.numel() for parameter in module.parameters()) for module in modules]
 
 

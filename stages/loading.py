@@ -29,7 +29,8 @@ from stages.sweep import clean_pieces
 
 log = logging.getLogger(__name__)
 
-"""What a thread is made that loads beside requests: they come first."""
+WARM_POSITIONS = 512
+"""Of a pipeline's context that are run before the first request: pieces of more than that are never computed."""
 
 
 class Sources:
@@ -215,7 +216,7 @@ def warm_up(parts: Parts, known: Collection[str] = ()) -> None:
     """
     plan = parts.plan
     if plan.chain is not None and plan.chain.digest not in known:
-        a = plan.chain.manifest.architecture
+        a = plan.chain.manifest.byte_architecture
         for index, runner in parts.chain.items():
             caches, half = new_caches(a.layers, a, a.context_bytes), a.context_bytes // 2
             reads_bytes = a.context == "own" or index == 0
@@ -227,16 +228,17 @@ def warm_up(parts: Parts, known: Collection[str] = ()) -> None:
     for kind, source in plan.pipelines.items():
         if source.digest in known:
             continue
-        a = source.manifest.architecture
+        pipeline = source.manifest.architecture
         for index, stage in parts.pipeline(kind).items():
-            caches, half = new_caches(a.layers, a, a.context_bytes), a.context_bytes // 2
+            room = min(pipeline.positions, WARM_POSITIONS)
+            caches, half = new_caches(pipeline.layers_in(index), pipeline, room), room // 2
             full, one, branches = (
-                torch.zeros(shape, dtype=torch.int64) if index == 0 else torch.zeros(*shape, a.width)
-                for shape in ((a.context_bytes - 1,), (1,), (2, half // 2))
+                torch.zeros(shape, dtype=torch.int64) if index == 0 else torch.zeros(*shape, pipeline.width)
+                for shape in ((room - 1,), (1,), (2, half // 2))
             )
             for piece in (*clean_pieces(full), one):
                 hidden = stage.read([CleanPiece(piece, caches)])
-            if index == a.parts - 1:
+            if index == pipeline.parts - 1:
                 stage.next_byte(hidden)
             for cache in caches:
                 cache.length = half

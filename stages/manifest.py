@@ -13,11 +13,16 @@ from typing import Any, Literal
 from stages.architecture import Architecture
 from stages.codes import Codes
 from stages.errors import CheckpointError, InputError
+from stages.llama.architecture import LlamaArchitecture
 from stages.partition import LogNormalPrior, NoisePartition
 
 FORMAT = 1
 MANIFEST_NAME = "manifest.json"
 MAX_MANIFEST_BYTES = 1 << 20
+
+TOKENIZER_NAME = "tokenizer.json"
+MAX_FILES = 16
+MAX_PROBE_TOKENS = 4096
 
 Kind = Literal["chain", "ar"]
 
@@ -38,7 +43,7 @@ class Manifest:
     """`kind` is `chain` (blocks with noise ranges) or `ar` (stages trained end to end)."""
 
     kind: Kind
-    architecture: Architecture
+    architecture: Architecture | LlamaArchitecture
     parts: tuple[Part | None, ...]
     codes: Codes | None = None
     partition: NoisePartition | None = None
@@ -46,12 +51,20 @@ class Manifest:
     probe_tolerance: float = 0.02
     """How far a measure of the gate may be from the recorded one: nats, or relative error for hidden states."""
     tokenizer: str = "bytes"
+    """What the model's symbols are: `bytes`, or `tokens` of the file tokenizer.json."""
     data: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
+    probe_tokens: tuple[int, ...] = ()
+    """The probe text in tokens, where the model reads such: who loads weights needs no tokenizer."""
+    files: dict[str, str] = field(default_factory=dict)
+    """What else a token model consists of, beside the manifest: file name -> SHA-256. The tokenizer, the chat template,
+    texts of the licence."""
 
     def to_json(self) -> str:
         record: dict[str, Any] = {"format": FORMAT, **asdict(self)}
+        if self.tokenizer == "bytes":
+            del record["probe_tokens"], record["files"]
         if self.codes is not None:
             record["codes"]["digest"] = self.codes.digest()
         return json.dumps(record, indent=2, sort_keys=True, allow_nan=False) + "\n"
@@ -63,8 +76,17 @@ class Manifest:
         """
         record = asdict(self)
         identity = {key: record[key] for key in ("kind", "architecture", "codes", "partition", "tokenizer")}
+        if self.tokenizer != "bytes":
+            identity["files"] = self.files
         identity["parts"] = [part.sha256 if part else None for part in self.parts]
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def byte_architecture(self) -> Architecture:
+        """For those who take models of bytes only. Raises CheckpointError for a pretrained one."""
+        if not isinstance(self.architecture, Architecture):
+            raise CheckpointError("this is a pretrained model, which reads tokens: only models of bytes are taken here")
+        return self.architecture
 
     def with_part(self, index: int, part: Part) -> Manifest:
         """The same model with one part put in or exchanged."""
@@ -118,15 +140,21 @@ def _parse(record: object, path: Path) -> Manifest:
 
 
 def _build(record: dict[str, Any]) -> Manifest:
-    architecture = Architecture(**record["architecture"])
+    architecture = _architecture(record["architecture"])
     kind = record["kind"]
     if kind not in ("chain", "ar"):
         raise CheckpointError(f"kind {kind!r} is neither 'chain' nor 'ar'")
+    reads_tokens = isinstance(architecture, LlamaArchitecture)
+    if kind == "chain" and reads_tokens:
+        raise CheckpointError("a pretrained model is an AR pipeline, not a chain of blocks")
     parts = tuple(None if part is None else _part(part) for part in record["parts"])
     if len(parts) != architecture.parts:
         raise CheckpointError(f"{len(parts)} parts listed, the architecture has {architecture.parts}")
-    if record["tokenizer"] != "bytes":
-        raise CheckpointError(f"tokenizer {record['tokenizer']!r} is unknown; this version has 'bytes' only")
+    if record["tokenizer"] != ("tokens" if reads_tokens else "bytes"):
+        raise CheckpointError(
+            f"tokenizer {record['tokenizer']!r} is not that of its architecture: there are 'bytes', and 'tokens' of "
+            "pretrained models"
+        )
     if len(record["probe_text"].encode()) < 2:
         raise CheckpointError("the probe text needs two bytes at least, or its gate holds nothing back")
     if not 0 < record["probe_tolerance"] <= 1:
@@ -135,7 +163,7 @@ def _build(record: dict[str, Any]) -> Manifest:
         if not isinstance(record[name], dict):
             raise CheckpointError(f"{name} must be an object, not {record[name]!r}")
     codes = partition = None
-    if kind == "chain":
+    if isinstance(architecture, Architecture) and kind == "chain":
         codes, partition = _codes(record["codes"], architecture), _partition(record["partition"], architecture)
     return Manifest(
         kind=kind,
@@ -146,7 +174,34 @@ def _build(record: dict[str, Any]) -> Manifest:
         **{
             name: record[name] for name in ("probe_text", "probe_tolerance", "tokenizer", "data", "training", "metrics")
         },
+        probe_tokens=_probe_tokens(record["probe_tokens"], architecture.vocabulary) if reads_tokens else (),
+        files=_files(record["files"]) if reads_tokens else {},
     )
+
+
+def _architecture(record: dict[str, Any]) -> Architecture | LlamaArchitecture:
+    return LlamaArchitecture.from_record(record) if "family" in record else Architecture(**record)
+
+
+def _probe_tokens(tokens: list[int], vocabulary: int) -> tuple[int, ...]:
+    if not 2 <= len(tokens) <= MAX_PROBE_TOKENS:
+        raise CheckpointError(f"the probe has {len(tokens)} tokens, and needs from 2 to {MAX_PROBE_TOKENS}")
+    if not all(type(token) is int and 0 <= token < vocabulary for token in tokens):
+        raise CheckpointError(f"the probe's tokens must be whole numbers from 0 to {vocabulary - 1}")
+    return tuple(tokens)
+
+
+def _files(files: dict[str, str]) -> dict[str, str]:
+    if TOKENIZER_NAME not in files or len(files) > MAX_FILES:
+        raise CheckpointError(
+            f"beside its weights a pretrained model has {TOKENIZER_NAME}, and at most {MAX_FILES} files"
+        )
+    for name, digest in files.items():
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name) or name == MANIFEST_NAME:
+            raise CheckpointError(f"file {name!r} must be a plain name in the same directory")
+        if not re.fullmatch(r"[0-9a-f]{64}", digest):
+            raise CheckpointError(f"file {name!r} needs its SHA-256")
+    return files
 
 
 def _part(record: dict[str, Any]) -> Part:

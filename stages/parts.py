@@ -67,7 +67,7 @@ class HostPlan:
         the hidden states of candidates."""
         scored = MAX_SCORED_ROWS if self.pipelines else 0
         sizes = [
-            (source.manifest.architecture.context_bytes + scored) * (source.manifest.architecture.width + 64) * 4
+            (source.manifest.architecture.positions + scored) * (source.manifest.architecture.width + 64) * 4
             for source in self.models.values()
         ]
         return max(sizes) + (1 << 20)
@@ -146,11 +146,11 @@ def full_state_bytes(plan: HostPlan) -> int:
     """Size of the largest usual sweep message: what a link is warmed with."""
     if plan.chain is None:
         return 0
-    a = plan.chain.manifest.architecture
+    a = plan.chain.manifest.byte_architecture
     return a.context_bytes * (a.code_dim + 4)
 
 
-def session_bytes(manifest: Manifest, held: int, capacity: int) -> int:
-    """KV cache bytes of one session of `capacity` positions on a host that holds `held` parts."""
+def session_bytes(manifest: Manifest, held: Sequence[int], capacity: int) -> int:
+    """KV cache bytes of one session of `capacity` positions on a host that holds the parts `held`."""
     architecture = manifest.architecture
-    return held * cache_bytes(architecture.layers, architecture, capacity)
+    return cache_bytes(sum(map(architecture.layers_in, held)), architecture, capacity)

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stages.ar import ArStage
 from stages.block import Block
+from stages.families import PipelineStage
+from stages.llama.stage import LlamaStage
+from stages.manifest import Manifest
 from stages.partition import NoisePartition
 from stages.randomness import Purpose, normals
 
@@ -31,13 +33,20 @@ def probe_bytes(text: str, context_bytes: int) -> Tensor:
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).long()[None, :context_bytes]
 
 
-def probe_shapes(part: Block | ArStage, text: str) -> dict[str, tuple[int, ...]]:
+def probe_symbols(manifest: Manifest) -> Tensor:
+    """The probe as the model reads it: (1, positions) int64, cut to the context."""
+    positions = manifest.architecture.positions
+    if manifest.tokenizer == "bytes":
+        return probe_bytes(manifest.probe_text, positions)
+    return torch.tensor(manifest.probe_tokens[:positions])[None]
+
+
+def probe_shapes(part: Block | PipelineStage, positions: int) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the probe's tensors in the file of `part`."""
-    a = part.architecture
     names = [PROBE_INPUT] if part.embedding is None else []
-    if isinstance(part, ArStage) and not part.is_last:
+    if not isinstance(part, Block) and not part.is_last:
         names.append(PROBE_OUTPUT)
-    return dict.fromkeys(names, (min(len(text.encode()), a.context_bytes), a.width))
+    return dict.fromkeys(names, (positions, part.architecture.width))
 
 
 @torch.inference_mode()
@@ -66,16 +75,17 @@ def probe_block(block: Block, partition: NoisePartition, text: str, features: Te
 
 @torch.inference_mode()
 def probe_stage(
-    stage: ArStage, text: str, hidden: Tensor | None, recorded: Tensor | None = None
+    stage: PipelineStage, known: Tensor, hidden: Tensor | None, recorded: Tensor | None = None
 ) -> tuple[Measures, Tensor]:
-    """Next-byte CE (nats) of the last AR stage; for the others, the relative error of their hidden states.
+    """Next-symbol CE (nats) of the last AR stage; for the others, the relative error of their hidden states.
 
-    hidden: (positions, width) that enter, None for the first stage; recorded: those that should leave.
+    known: of `probe_symbols`; hidden: (positions, width) that enter, None for the first stage; recorded: those that
+    should leave.
     """
-    known = probe_bytes(text, stage.architecture.context_bytes)
     out = stage.read(known if hidden is None else hidden[None])[0]
     if stage.is_last:
-        return {"next_byte_nats": _cross_entropy(stage.next_byte(out[None])[:, :-1], known[:, 1:])}, out
+        name = "next_token_nats" if isinstance(stage, LlamaStage) else "next_byte_nats"
+        return {name: _cross_entropy(stage.next_byte(out[None])[:, :-1], known[:, 1:])}, out
     error = 0.0 if recorded is None else float((out - recorded).norm() / recorded.norm())
     return {"hidden_relative_error": error}, out
 

@@ -63,7 +63,7 @@ class SessionStore:
         if name in self._released:
             raise Refusal(grpc.StatusCode.NOT_FOUND, f"session {name!r} was released")
         held = parts.held(kind)
-        need = session_bytes(manifest, len(held), capacity)
+        need = session_bytes(manifest, held, capacity)
         self.expire()
         if self.bytes + need > self.budget_bytes:
             raise exhausted(
@@ -73,7 +73,7 @@ class SessionStore:
             )
         session = Session(router, kind, capacity, need, self.clock() + self.lease_s, parts)
         a = manifest.architecture
-        session.caches = {part: new_caches(a.layers, a, capacity) for part in held}
+        session.caches = {part: new_caches(a.layers_in(part), a, capacity) for part in held}
         self.sessions[name] = session
         self.bytes += need
         return session

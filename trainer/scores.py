@@ -60,7 +60,7 @@ class Scorer:
     def score(self, directory: Path) -> CheckpointScores:
         """Score one checkpoint. Raises CheckpointError, DataError or InputError."""
         manifest = read_manifest(directory)
-        context = manifest.architecture.context_bytes
+        context = manifest.byte_architecture.context_bytes
         if self.min_context >= context:
             raise InputError(
                 f"min_context {self.min_context} leaves nothing of the {context} bytes that {directory} reads; "
@@ -90,7 +90,7 @@ class Scorer:
     @torch.inference_mode()
     def _chain(self, directory: Path, manifest: Manifest, text: Tensor) -> list[Score]:
         trained = [i for i, part in enumerate(manifest.parts) if part is not None]
-        if manifest.architecture.context == "chained":
+        if manifest.byte_architecture.context == "chained":
             trained = [i for position, i in enumerate(trained) if position == i]
         if not trained:
             raise CheckpointError(f"no block of {directory} is trained yet")
@@ -133,7 +133,7 @@ def checkpoints(directory: Path) -> list[Path]:
 
 
 def _describe(manifest: Manifest) -> str:
-    a = manifest.architecture
+    a = manifest.byte_architecture
     noun = "stage" if manifest.kind == "ar" else f"{a.context}-context block"
     return (
         f"{a.parts} {noun}{'s' * (a.parts > 1)} of {a.layers} layer{'s' * (a.layers > 1)}, width {a.width}, "

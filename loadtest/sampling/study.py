@@ -105,7 +105,7 @@ def check_study(study: SamplerStudy) -> None:
     manifests = [read_manifest(directory) for directory in directories]
     if manifests[0].partition is None:
         raise InputError(f"{chain} holds no chain of blocks; name another --chain")
-    room = min(manifest.architecture.context_bytes for manifest in manifests)
+    room = min(manifest.architecture.positions for manifest in manifests)
     if study.prompt_bytes + study.max_bytes > room:
         raise InputError(f"--prompt-bytes and --bytes together must be at most {room}, the context of the models")
     low, high = manifests[0].partition.sigma_min, manifests[0].partition.sigma_max

@@ -82,7 +82,7 @@ def context_bytes(checkpoint: Path, choices: Sequence[ModeChoice]) -> int:
             directory = getattr(bundle, kind)
             if directory is None:
                 raise InputError(f"mode {choice.label} needs {kind}/ in {checkpoint}, which has none")
-            smallest.append(read_manifest(directory).architecture.context_bytes)
+            smallest.append(read_manifest(directory).architecture.positions)
     return min(smallest)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stages.backends.base import Backend
-from stages.backends.packed import TorchBackend
+from stages.backends.eager import TorchBackend
 from stages.errors import InputError
 
 __all__ = ["BACKENDS", "DEFAULT_BACKEND", "Backend", "backend_named"]

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from stages.ar import ArStage, new_caches
-from stages.architecture import VOCABULARY
+from stages.ar import new_caches
 from stages.backends.base import BlockRunner, BranchPiece, CleanPiece, NoisyPiece, StageRunner
 from stages.block import Block
 from stages.errors import CheckpointError
+from stages.families import PipelineStage
 
 TOLERANCE = 1e-3
 """Largest difference, relative to the largest number where that is over one."""
@@ -41,7 +41,7 @@ def check_block(runner: BlockRunner, block: Block, int8: bool = False) -> None:
 
 
 @torch.inference_mode()
-def check_stage(runner: StageRunner, stage: ArStage, int8: bool = False) -> None:
+def check_stage(runner: StageRunner, stage: PipelineStage, int8: bool = False) -> None:
     """Raises CheckpointError when a stage's runner and the stage disagree on a probe."""
     hidden = _check_read(runner, stage, stage.read, int8)
     _check_branch(runner, stage, int8)
@@ -50,14 +50,14 @@ def check_stage(runner: StageRunner, stage: ArStage, int8: bool = False) -> None
 
 
 def _check_read(
-    runner: BlockRunner | StageRunner, part: Block | ArStage, read: Callable[..., Tensor], int8: bool
+    runner: BlockRunner | StageRunner, part: Block | PipelineStage, read: Callable[..., Tensor], int8: bool
 ) -> Tensor:
     """A few positions at once, then one more, which goes through the cache."""
     generator = torch.Generator().manual_seed(0)
     a = part.architecture
-    count = min(POSITIONS, a.context_bytes)
+    count = min(POSITIONS, a.positions)
     source = _source(part, (count,), generator)
-    caches = new_caches(a.layers, a, count)
+    caches = new_caches(len(part.layers), a, count)
     expected = copy.deepcopy(caches)
     for piece in (source[:-1], source[-1:]):
         (features,) = runner.read([CleanPiece(piece, caches)])
@@ -65,13 +65,13 @@ def _check_read(
     return features
 
 
-def _check_branch(runner: StageRunner, stage: ArStage, int8: bool) -> None:
+def _check_branch(runner: StageRunner, stage: PipelineStage, int8: bool) -> None:
     """Branches of a sequence, against each of them read after it."""
     generator = torch.Generator().manual_seed(1)
     a = stage.architecture
-    half = min(POSITIONS, a.context_bytes) // 2
+    half = min(POSITIONS, a.positions) // 2
     source = _source(stage, (BRANCHES, half), generator)
-    caches = new_caches(a.layers, a, 2 * half)
+    caches = new_caches(len(stage.layers), a, 2 * half)
     for cache in caches:
         cache.append(*torch.randn(2, *cache.keys[:, :, :half].shape, generator=generator))
     (hidden,) = runner.branch([BranchPiece(source, caches)])
@@ -79,13 +79,13 @@ def _check_branch(runner: StageRunner, stage: ArStage, int8: bool) -> None:
         _compare(found, stage.read(branch[None], copy.deepcopy(caches))[0], stage, int8)
 
 
-def _source(part: Block | ArStage, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def _source(part: Block | PipelineStage, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     if part.embedding is None:
         return torch.randn(*shape, part.architecture.width, generator=generator)
-    return torch.randint(VOCABULARY, shape, generator=generator)
+    return torch.randint(part.architecture.vocabulary, shape, generator=generator)
 
 
-def _compare(found: Tensor, expected: Tensor, part: Block | ArStage, int8: bool) -> None:
+def _compare(found: Tensor, expected: Tensor, part: Block | PipelineStage, int8: bool) -> None:
     error = float((found - expected).abs().max()) / max(1.0, float(expected.abs().max()))
     tolerance = INT8_TOLERANCE if int8 else TOLERANCE
     if not error <= tolerance:  # true for NaN too

@@ -14,6 +14,8 @@ from stages.backends.base import CleanPiece
 from stages.backends.rows import Rows
 from stages.layers import LayerCache
 
+ROUND = 16
+"""Numbers between addresses that kernels treat alike: those of a cache line."""
 UNSEEN = -1e30
 """Added to the score of what must not be seen: finite, for -inf breaks some kernels."""
 
@@ -38,6 +40,19 @@ def rotate_rows(qkv: Tensor, heads: int, cos: Tensor, sin: Tensor) -> None:
     both.mul_(cos).addcmul_(swapped, sin)
 
 
+def by_head(qkv: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries (rows, kv_heads, group, head_dim), keys and values (rows, kv_heads, head_dim) of packed rows.
+
+    A group: the query heads that share a head of keys and values.
+    """
+    rows, width = qkv.shape
+    dim, group = width // (heads + 2 * kv_heads), heads // kv_heads
+    queries, keys = heads * dim, kv_heads * dim
+    q = qkv.as_strided((rows, kv_heads, group, dim), (width, group * dim, dim, 1))
+    k, v = (qkv.as_strided((rows, kv_heads, dim), (width, dim, 1), at) for at in (queries, queries + keys))
+    return q, k, v
+
+
 def causal_masks(pieces: Sequence[CleanPiece], few: int) -> list[Tensor | None]:
     """For each piece: which keys its positions see; None where no mask is needed.
 
@@ -55,25 +70,26 @@ def causal_masks(pieces: Sequence[CleanPiece], few: int) -> list[Tensor | None]:
 def attend_clean(
     qkv: Tensor, rows: Rows, heads: int, caches: Sequence[LayerCache], masks: Sequence[Tensor | None]
 ) -> Tensor:
-    """Append each piece's keys and values to its cache, and attend over it. qkv: (rows, 3 width) -> (rows, width).
+    """Append each piece's keys and values to its cache, and attend over it.
 
-    masks: of `causal_masks`.
+    qkv: (rows, queries, keys and values of all heads) -> (rows, heads x head_dim); masks: of `causal_masks`.
     """
-    dim = qkv.shape[1] // (3 * heads)
-    mixed = torch.zeros(rows.total, heads, dim)
-    split = qkv.view(rows.total, 3, heads, dim)
-    numbers = split.numpy()
+    kv_heads = caches[0].keys.shape[1]
+    q, k, v = by_head(qkv, heads, kv_heads)
+    numbers = qkv.numpy().reshape(rows.total, heads + 2 * kv_heads, -1)[:, heads:]
+    mixed = torch.zeros(q.shape)
+    attend = _attend_one if q.shape[2] == 1 or not (qkv.shape[1] % ROUND or mixed.stride(0) % ROUND) else _attend_apart
     if rows.single:  # one call instead of one for each piece
-        queries, results = split[:, 0].unsqueeze(2).unbind(0), mixed.unsqueeze(2).unbind(0)
+        queries, results = q.unbind(0), mixed.unbind(0)
         for i, cache in enumerate(caches):
-            _attend_one(queries[i], numbers[i], cache, results[i])
+            attend(queries[i], numbers[i], cache, results[i])
         return mixed.view(rows.total, -1)
     for (begin, end), cache, mask in zip(rows, caches, masks, strict=True):
         if end - begin == 1 or (mask is None and cache.length):
             for i in range(begin, end):
-                _attend_one(split[i, 0].unsqueeze(1), numbers[i], cache, mixed[i].unsqueeze(1))
+                attend(q[i], numbers[i], cache, mixed[i])
         else:
-            mixed[begin:end] = _attend_many(split[begin:end], cache, mask)
+            mixed[begin:end] = _attend_many(q[begin:end], k[begin:end], v[begin:end], cache, mask)
     return mixed.view(rows.total, -1)
 
 
@@ -92,48 +108,62 @@ def attend_noisy(qkv: Tensor, rows: Rows, heads: int, caches: Sequence[LayerCach
 def attend_branches(
     qkv: Tensor, rows: Rows, heads: int, caches: Sequence[LayerCache], branches: Sequence[int]
 ) -> Tensor:
-    """Each branch of a piece sees the positions in the piece's cache, and itself. qkv: (rows, 3 width)."""
-    dim = qkv.shape[1] // (3 * heads)
-    pieces = qkv.view(rows.total, 3, heads, dim).split(rows.sizes)
-    mixed = [_attend_forked(*each) for each in zip(pieces, caches, branches, strict=False)]
+    """Each branch of a piece sees the positions in the piece's cache, and itself. qkv: as in `attend_clean`."""
+    parts = (x.split(rows.sizes) for x in by_head(qkv, heads, caches[0].keys.shape[1]))
+    mixed = [_attend_forked(*each) for each in zip(*parts, caches, branches, strict=False)]
     return rows.pack(mixed, fresh=False)
 
 
-def _attend_forked(split: Tensor, cache: LayerCache, branches: int) -> Tensor:
-    """Branches of one length. split: (rows, 3, heads, head_dim) -> (rows, width).
+def _attend_forked(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, branches: int) -> Tensor:
+    """Branches of one length. q: (rows, kv_heads, group, head_dim) -> (rows, heads x head_dim).
 
     What they share is neither copied nor read once for each: it meets all rows in one product.
     """
-    q, k, v = split.permute(1, 2, 0, 3)
+    group = q.shape[2]
+    q, k, v = q.permute(1, 2, 0, 3).flatten(1, 2), k.transpose(0, 1), v.transpose(0, 1)
     keys, values = (each[0] for each in cache.stored())
-    own_q, own_k, own_v = (each.unflatten(1, (branches, -1)) for each in (q, k, v))
-    new = own_q.shape[2]
-    own = (own_q @ own_k.transpose(2, 3)).add_(torch.full((new, new), UNSEEN).triu(1))
-    weights = torch.cat([q @ keys.transpose(1, 2), own.flatten(1, 2)], dim=2).softmax(-1)
+    own_q = q.unflatten(1, (group, branches, -1))
+    own_k, own_v = (each.unflatten(1, (1, branches, -1)) for each in (k, v))
+    new = own_q.shape[3]
+    own = (own_q @ own_k.transpose(3, 4)).add_(torch.full((new, new), UNSEEN).triu(1))
+    weights = torch.cat([q @ keys.transpose(1, 2), own.flatten(1, 3)], dim=2).softmax(-1)
     past = cache.length
     mixed = weights[:, :, :past] @ values
-    mixed += (weights[:, :, past:].unflatten(1, (branches, -1)) @ own_v).flatten(1, 2)
-    return mixed.transpose(0, 1).flatten(1)
+    mixed += (weights[:, :, past:].unflatten(1, (group, branches, -1)) @ own_v).flatten(1, 3)
+    return mixed.unflatten(1, (group, -1)).permute(2, 0, 1, 3).flatten(1)
 
 
 def _attend_one(query: Tensor, row: NDArray[np.float32], cache: LayerCache, result: Tensor) -> None:
-    """One new position: an AR step, where every microsecond counts. query, result: (heads, 1, head_dim).
+    """One new position: an AR step, where every microsecond counts. query, result: (kv_heads, group, head_dim);
+    row: its keys, then its values, (2 kv_heads, head_dim).
 
     numpy copies a row of numbers in half the time that torch takes, and two small products beat fused attention.
     """
     position, keys, values = cache.length, cache.keys, cache.values
-    keys.numpy()[0, :, position] = row[1]
-    values.numpy()[0, :, position] = row[2]
-    cache.length = end = position + 1
     _, heads, _, dim = keys.shape
+    keys.numpy()[0, :, position] = row[:heads]
+    values.numpy()[0, :, position] = row[heads:]
+    cache.length = end = position + 1
     _, apart, stride, _ = keys.stride()
     weights = torch.bmm(query, keys.as_strided((heads, dim, end), (apart, 1, stride))).softmax(-1)
     torch.bmm(weights, values.as_strided((heads, end, dim), (apart, stride, 1)), out=result)
 
 
-def _attend_many(split: Tensor, cache: LayerCache, mask: Tensor | None) -> Tensor:
-    """Several new positions. split: (positions, 3, heads, head_dim) -> (positions, heads, head_dim)."""
-    q, k, v = split.permute(1, 2, 0, 3).unsqueeze(1)
+def _attend_apart(query: Tensor, row: NDArray[np.float32], cache: LayerCache, result: Tensor) -> None:
+    """`_attend_one` for rows that do not all begin at a round address, on which the order of additions may depend."""
+    aligned = torch.empty(result.shape)
+    _attend_one(query.clone(), row, cache, aligned)
+    result.copy_(aligned)
+
+
+def _attend_many(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, mask: Tensor | None) -> Tensor:
+    """Several new positions. q: (positions, kv_heads, group, head_dim), which is what comes back."""
+    shape = q.shape
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q.flatten(1, 2), k, v))
+    if shape[2] > 1:
+        q = q.contiguous()  # grouped, it matters where a row begins: see `_attend_apart`
     keys, values = cache.append(k, v)
-    mixed = F.scaled_dot_product_attention(q, keys, values, mask, is_causal=mask is None, scale=1.0)
-    return mixed[0].transpose(0, 1)
+    mixed = F.scaled_dot_product_attention(
+        q, keys, values, mask, is_causal=mask is None, scale=1.0, enable_gqa=shape[2] > 1
+    )
+    return mixed[0].transpose(0, 1).view(shape)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from stages.ar import ArStage
 from stages.block import Block
+from stages.families import PipelineStage
 from stages.layers import LayerCache
 
 LEAST_TEMPERATURE = 1e-4
@@ -24,7 +24,7 @@ class CleanPiece:
     """New clean positions of one sequence, and the caches that they are appended to."""
 
     source: Tensor
-    """Bytes (positions,) int64 where the part reads bytes, else features or hidden states (positions, width)."""
+    """Symbols (positions,) int64 where the part reads such, else features or hidden states (positions, width)."""
     caches: list[LayerCache]
     """One for each layer of the part, of a batch of one; its length is the position of the first new one."""
     at_once: bool = False
@@ -36,7 +36,8 @@ class BranchPiece:
     """Continuations of one sequence: each sees the sequence and itself, none the others."""
 
     source: Tensor
-    """Bytes (branches, positions) int64 where the part reads bytes, else hidden states (branches, positions, width)."""
+    """Symbols (branches, positions) int64 where the part reads such, else hidden states (branches, positions,
+    width)."""
     caches: list[LayerCache]
     """The sequence, of at least one position: its length is the position at which every branch begins. Not changed."""
 
@@ -98,7 +99,8 @@ class StageRunner(ABC):
 
     @abstractmethod
     def next_byte(self, hidden: Sequence[Tensor]) -> list[Tensor]:
-        """Logits (positions, 256) of the byte after each position of (positions, width) pieces; last stage only."""
+        """Logits (positions, vocabulary) of the symbol after each position of (positions, width) pieces; last stage
+        only."""
 
 
 class Backend(ABC):
@@ -110,4 +112,4 @@ class Backend(ABC):
     def block(self, block: Block) -> BlockRunner: ...
 
     @abstractmethod
-    def stage(self, stage: ArStage) -> StageRunner: ...
+    def stage(self, stage: PipelineStage) -> StageRunner: ...

@@ -12,10 +12,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from stages.ar import ArStage, new_caches
-from stages.architecture import VOCABULARY
+from stages.ar import new_caches
 from stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, StageRunner
 from stages.block import Block
+from stages.families import PipelineStage
 from stages.layers import LayerCache
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def checked_block(runner: BlockRunner, block: Block) -> BlockRunner:
     return OneBlockAtATime(runner)
 
 
-def checked_stage(runner: StageRunner, stage: ArStage) -> StageRunner:
+def checked_stage(runner: StageRunner, stage: PipelineStage) -> StageRunner:
     """`runner`, or one that computes piece by piece where `check_rows` fails."""
     if check_rows(runner, stage):
         return runner
@@ -78,7 +78,7 @@ def checked_stage(runner: StageRunner, stage: ArStage) -> StageRunner:
 
 
 @torch.inference_mode()
-def check_rows(runner: BlockRunner | StageRunner, part: Block | ArStage) -> bool:
+def check_rows(runner: BlockRunner | StageRunner, part: Block | PipelineStage) -> bool:
     """Compute a few mixtures of pieces together and alone: whether every bit is the same.
 
     It holds for this machine, this number of threads and these shapes. Takes a few steps' time.
@@ -92,10 +92,10 @@ def check_rows(runner: BlockRunner | StageRunner, part: Block | ArStage) -> bool
 
 
 def _results(
-    runner: BlockRunner | StageRunner, part: Block | ArStage, mixture: Sizes
+    runner: BlockRunner | StageRunner, part: Block | PipelineStage, mixture: Sizes
 ) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
     generator = torch.Generator().manual_seed(0)
-    room = part.architecture.context_bytes
+    room = part.architecture.positions
     sizes = [(new, min(past, room - new)) for new, past in mixture if new <= room]
     clean = [_clean_piece(part, new, past, generator) for new, past in sizes]
     copies = [replace(piece, caches=[_copy(cache) for cache in piece.caches]) for piece in clean]
@@ -103,42 +103,44 @@ def _results(
     yield together, [result for piece in copies for result in runner.read([piece])]
     yield _stored(clean), _stored(copies)
     if isinstance(runner, BlockRunner):
+        assert isinstance(part, Block)
         sigmas = SIGMAS * len(sizes)
         noisy = [_noisy_piece(part, *each, generator) for each in zip(sizes, sigmas, strict=False)]
         yield _tensors(runner.denoise(noisy)), _tensors([runner.denoise([piece])[0] for piece in noisy])
         return
     branches = [_branch_piece(part, *each, generator) for each in zip(FORKS, sizes, strict=False)]
     yield runner.branch(branches), [runner.branch([piece])[0] for piece in branches]
+    assert not isinstance(part, Block)
     if part.is_last:
         yield runner.next_byte(together), [runner.next_byte([hidden])[0] for hidden in together]
 
 
-def _clean_piece(part: Block | ArStage, new: int, past: int, generator: torch.Generator) -> CleanPiece:
+def _clean_piece(part: Block | PipelineStage, new: int, past: int, generator: torch.Generator) -> CleanPiece:
     return CleanPiece(_source(part, new, generator), _caches(part, past, new, generator))
 
 
 def _branch_piece(
-    part: Block | ArStage, branches: int, size: tuple[int, int], generator: torch.Generator
+    part: Block | PipelineStage, branches: int, size: tuple[int, int], generator: torch.Generator
 ) -> BranchPiece:
     new, past = size
     source = _source(part, branches * new, generator).unflatten(0, (branches, new))
     return BranchPiece(source, _caches(part, past, 0, generator))
 
 
-def _source(part: Block | ArStage, positions: int, generator: torch.Generator) -> Tensor:
+def _source(part: Block | PipelineStage, positions: int, generator: torch.Generator) -> Tensor:
     if part.embedding is None:
         return torch.randn(positions, part.architecture.width, generator=generator)
-    return torch.randint(VOCABULARY, (positions,), generator=generator)
+    return torch.randint(part.architecture.vocabulary, (positions,), generator=generator)
 
 
-def _noisy_piece(part: Block | ArStage, size: tuple[int, int], sigma: float, generator: torch.Generator) -> NoisyPiece:
+def _noisy_piece(part: Block, size: tuple[int, int], sigma: float, generator: torch.Generator) -> NoisyPiece:
     slots, start = size
     z, estimate = torch.randn(2, slots, part.architecture.code_dim, generator=generator)
     return NoisyPiece(z, estimate, sigma, start, _caches(part, start, 0, generator))
 
 
-def _caches(part: Block | ArStage, length: int, room: int, generator: torch.Generator) -> list[LayerCache]:
-    caches = new_caches(part.architecture.layers, part.architecture, length + room)
+def _caches(part: Block | PipelineStage, length: int, room: int, generator: torch.Generator) -> list[LayerCache]:
+    caches = new_caches(len(part.layers), part.architecture, length + room)
     for cache in caches:
         cache.keys.normal_(generator=generator)
         cache.values.normal_(generator=generator)
@@ -158,7 +160,7 @@ def _tensors(results: Sequence[Denoised]) -> list[Tensor]:
     return [tensor for result in results for tensor in (result.logits, result.point)]
 
 
-def _warn(part: Block | ArStage) -> None:
+def _warn(part: Block | PipelineStage) -> None:
     log.warning(
         "part %d: on this machine a request's results would depend on those computed beside it, so requests are "
         "computed one at a time",

@@ -16,7 +16,10 @@ from stages.backends.base import Backend, BlockRunner, BranchPiece, CleanPiece, 
 from stages.backends.graph import denoise_graph, head_graph, read_graph
 from stages.backends.packed import NOISE_LEVELS
 from stages.block import Block
+from stages.errors import InputError
+from stages.families import PipelineStage
 from stages.layers import LayerCache
+from stages.llama.stage import LlamaStage
 
 
 class Session:
@@ -136,7 +139,9 @@ class OnnxBackend(Backend):
         check_block(runner, block, self.int8)
         return runner
 
-    def stage(self, stage: ArStage) -> StageRunner:
+    def stage(self, stage: PipelineStage) -> StageRunner:
+        if isinstance(stage, LlamaStage):
+            raise InputError(f"the backend {self.name} has no graph for pretrained models; choose --backend torch")
         runner = OnnxStage(stage, self.int8)
         check_stage(runner, stage, self.int8)
         return runner

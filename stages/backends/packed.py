@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 
 import torch
@@ -10,11 +10,11 @@ from torch import Tensor
 
 from stages.ar import ArStage
 from stages.backends.attention import causal_masks, rotary_rows
-from stages.backends.base import Backend, BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, StageRunner
-from stages.backends.independence import checked_block, checked_stage
-from stages.backends.packed_layer import Angles, PackedLayer, PackedNorm
+from stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, StageRunner
+from stages.backends.packed_layer import Angles, PackedLayer, PackedNorm, PipelineLayer
 from stages.backends.rows import Rows, groups
 from stages.block import Block
+from stages.families import PipelineStage
 
 NOISE_LEVELS = 64
 """How many noise levels' AdaLN numbers are kept: a sweep comes back to the same few."""
@@ -23,14 +23,19 @@ FEW_POSITIONS = 72
 
 
 class PackedReader:
-    """The clean stream of a part."""
+    """The clean stream of a part, of any family.
 
-    def __init__(self, part: Block | ArStage) -> None:
+    :param layers: not those of `part`, but what computes them.
+    :param hidden: numbers in a row of the widest layer.
+    :param few: positions that are computed as if they came one at a time.
+    """
+
+    def __init__(
+        self, part: Block | PipelineStage, layers: Sequence[PipelineLayer], hidden: int, few: int = FEW_POSITIONS
+    ) -> None:
         self.embedding = None if part.embedding is None else part.embedding.weight.detach()
-        self.layers = [PackedLayer(layer) for layer in part.layers]
+        self.layers, self.hidden, self.few = layers, hidden, few
         self.rotary = rotary_rows(part.rotary)
-        self.hidden = 4 * part.architecture.width
-        self.few = FEW_POSITIONS if isinstance(part, ArStage) else 1
 
     def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
         """See `BlockRunner.read`."""
@@ -39,12 +44,21 @@ class PackedReader:
     def _read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
         starts = [piece.caches[0].length for piece in pieces]
         counts = [len(piece.source) for piece in pieces]
-        rows = Rows.of(counts, self.hidden)
+        rows = self.rows_of(counts)
         x = rows.pack([self._input(piece.source) for piece in pieces])
         angles, masks = self.angles_of(rows, starts), causal_masks(pieces, self.few)
         for layer, caches in zip(self.layers, zip(*(piece.caches for piece in pieces), strict=True), strict=True):
             layer.clean(x, rows, angles, caches, masks)
         return rows.unpack(x)
+
+    def rows_of(self, counts: Sequence[int]) -> Rows:
+        """Where pieces of so many rows lie in one tensor."""
+        return Rows.of(counts, self.hidden)
+
+    def spread(self, factors: Tensor) -> Angles:
+        """Rotary factors (rows, ...) of `rotary_rows` as the layers take them."""
+        cos, sin = factors.unbind(1)
+        return cos, sin
 
     def branch(self, pieces: Sequence[BranchPiece]) -> list[Tensor]:
         """See `StageRunner.branch`."""
@@ -52,7 +66,7 @@ class PackedReader:
         return [x for group in groups(counts) for x in self._branch(pieces[group], counts[group])]
 
     def _branch(self, pieces: Sequence[BranchPiece], counts: Sequence[int]) -> list[Tensor]:
-        rows, shapes = Rows.of(counts, self.hidden), [piece.source.shape[:2] for piece in pieces]
+        rows, shapes = self.rows_of(counts), [piece.source.shape[:2] for piece in pieces]
         x = rows.pack([self._input(piece.source.flatten(0, 1)) for piece in pieces])
         angles, branches = self._branch_angles(rows, pieces), [count for count, _ in shapes]
         for layer, caches in zip(self.layers, zip(*(piece.caches for piece in pieces), strict=True), strict=True):
@@ -65,8 +79,7 @@ class PackedReader:
             start, (branches, positions) = piece.caches[0].length, piece.source.shape[:2]
             along = self.rotary[start : start + positions]
             parts.append(along.expand(branches, *along.shape).flatten(0, 1))
-        cos, sin = torch.cat([*parts, self.rotary[:1].expand(rows.padding, *self.rotary.shape[1:])]).unbind(1)
-        return cos, sin
+        return self.spread(torch.cat([*parts, self.rotary[:1].expand(rows.padding, *self.rotary.shape[1:])]))
 
     def angles_of(self, rows: Rows, starts: Sequence[int]) -> Angles:
         """Rotary factors of packed rows whose pieces begin at the positions `starts`, for `rotate_rows`."""
@@ -76,8 +89,7 @@ class PackedReader:
         else:
             parts = [self.rotary[at : at + count] for at, count in zip(starts, rows.counts, strict=True)]
             factors = torch.cat([*parts, self.rotary[:1].expand(rows.padding, *self.rotary.shape[1:])])
-        cos, sin = factors.unbind(1)
-        return cos, sin
+        return self.spread(factors)
 
     def _input(self, source: Tensor) -> Tensor:
         return source if self.embedding is None else self.embedding.index_select(0, source)
@@ -86,11 +98,12 @@ class PackedReader:
 class PackedBlock(BlockRunner):
     def __init__(self, block: Block) -> None:
         self.block = block
-        self.reader = PackedReader(block)
+        self.layers = [PackedLayer(layer) for layer in block.layers]
+        self.reader = PackedReader(block, self.layers, 4 * block.architecture.width, few=1)
         self.inputs = torch.cat([block.state_in.weight.detach(), block.estimate_in.weight.detach()], dim=1).t()
         self.norm = PackedNorm(block.noisy_norm)
         self.head, self.bias = block.noisy_head.weight.detach().t(), block.noisy_head.bias.detach()
-        self.modulations = lru_cache(NOISE_LEVELS)(partial(_modulations, block, self.reader.layers))
+        self.modulations = lru_cache(NOISE_LEVELS)(partial(_modulations, block, self.layers))
 
     @torch.inference_mode()
     def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
@@ -106,7 +119,7 @@ class PackedBlock(BlockRunner):
         x = torch.addmm(self.block.slot, self._inputs(pieces, rows), self.inputs)
         modulations = self._modulation_rows([self.modulations(piece.sigma) for piece in pieces], rows)
         caches = zip(*(piece.caches for piece in pieces), strict=True)
-        for layer, layer_caches, modulation in zip(self.reader.layers, caches, modulations, strict=True):
+        for layer, layer_caches, modulation in zip(self.layers, caches, modulations, strict=True):
             layer.noisy(x, rows, angles, layer_caches, modulation)
         likelihood = rows.pack([piece.z / piece.sigma**2 for piece in pieces])
         logits = torch.addmm(self.bias, self.norm(x), self.head).addmm_(likelihood, self.block.codes.t())
@@ -147,9 +160,10 @@ def _modulations(block: Block, layers: Sequence[PackedLayer], sigma: float) -> T
 
 class PackedStage(StageRunner):
     def __init__(self, stage: ArStage) -> None:
-        self.reader = PackedReader(stage)
+        layers = [PackedLayer(layer) for layer in stage.layers]
+        self.reader = PackedReader(stage, layers, 4 * stage.architecture.width)
         self.norm = None if stage.norm is None else PackedNorm(stage.norm)
-        self.head = stage.head
+        self.head: Callable[[Tensor], Tensor] | None = stage.head
 
     @torch.inference_mode()
     def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
@@ -166,17 +180,5 @@ class PackedStage(StageRunner):
     def _next_byte(self, hidden: Sequence[Tensor]) -> list[Tensor]:
         assert self.norm is not None, "only the last stage has a head"
         assert self.head is not None
-        rows = Rows.of([len(piece) for piece in hidden], self.reader.hidden)
+        rows = self.reader.rows_of([len(piece) for piece in hidden])
         return rows.unpack(self.head(self.norm(rows.pack(hidden))))
-
-
-class TorchBackend(Backend):
-    """PyTorch, eager."""
-
-    name = "torch"
-
-    def block(self, block: Block) -> BlockRunner:
-        return checked_block(PackedBlock(block), block)
-
-    def stage(self, stage: ArStage) -> StageRunner:
-        return checked_stage(PackedStage(stage), stage)

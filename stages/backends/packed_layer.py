@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,18 @@ from stages.backends.rows import Rows
 from stages.layers import Layer, LayerCache
 
 Angles = tuple[Tensor, Tensor]
+
+
+class PipelineLayer(Protocol):
+    """A layer of any family."""
+
+    def clean(
+        self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], masks: Sequence[Tensor | None]
+    ) -> None: ...
+
+    def branch(
+        self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], branches: Sequence[int]
+    ) -> None: ...
 
 
 class PackedNorm:

@@ -30,11 +30,13 @@ class Rows:
     total: int
 
     @staticmethod
-    def of(counts: Sequence[int], hidden: int) -> Rows:
+    def of(counts: Sequence[int], hidden: int, least: int = 0) -> Rows:
         """:param counts: rows of each piece.
-        :param hidden: numbers in a row of the widest layer."""
-        bounds = [0, *accumulate(counts)]
-        return Rows(list(counts), bounds, padded(bounds[-1], hidden, torch.get_num_threads()))
+        :param hidden: numbers in a row of the widest layer.
+        :param least: rows from which on, and in multiples of which, a product's rows are independent, if its kernels
+            are others than those of `ROWS_PER_THREAD`."""
+        bounds, threads = [0, *accumulate(counts)], torch.get_num_threads()
+        return Rows(list(counts), bounds, padded(bounds[-1], hidden, threads, least))
 
     @property
     def single(self) -> bool:
@@ -82,11 +84,11 @@ def groups(counts: Sequence[int]) -> Iterator[slice]:
 
 
 @lru_cache(1024)
-def padded(rows: int, hidden: int, threads: int) -> int:
+def padded(rows: int, hidden: int, threads: int, least: int = 0) -> int:
     """How many rows make the results of each independent of the others: at least `rows`.
 
-    A multiple, so that no thread is left with fewer rows or with a part of a vector.
+    A multiple of `least` (ROWS_PER_THREAD for each thread), and no thread is left with a part of a vector.
     """
     whole_vectors = LANES * threads // math.gcd(LANES * threads, hidden)
-    step = math.lcm(ROWS_PER_THREAD * threads, whole_vectors)
+    step = math.lcm(least or ROWS_PER_THREAD * threads, whole_vectors)
     return -(-rows // step) * step

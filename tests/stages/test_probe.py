@@ -58,25 +58,25 @@ def test_a_chained_block_is_probed_on_the_features_before_it(make_block: MakeBlo
 
 def test_stages_are_probed_one_after_another(make_ar: Callable[..., ArModel]) -> None:
     model, hidden = make_ar(parts=3), None
-    for stage in model.stages[:2]:
-        measures, out = probe_stage(stage, PROBE_TEXT, hidden)
-        assert measures == {"hidden_relative_error": 0.0}
-        assert probe_stage(stage, PROBE_TEXT, hidden, out)[0] == {"hidden_relative_error": 0.0}
-        assert probe_stage(stage, PROBE_TEXT, hidden, 1.1 * out)[0]["hidden_relative_error"] == pytest.approx(1 / 11)
-        hidden = out
-    measures, _ = probe_stage(model.stages[2], PROBE_TEXT, hidden)
     known = probe_bytes(PROBE_TEXT, 96)
+    for stage in model.stages[:2]:
+        measures, out = probe_stage(stage, known, hidden)
+        assert measures == {"hidden_relative_error": 0.0}
+        assert probe_stage(stage, known, hidden, out)[0] == {"hidden_relative_error": 0.0}
+        assert probe_stage(stage, known, hidden, 1.1 * out)[0]["hidden_relative_error"] == pytest.approx(1 / 11)
+        hidden = out
+    measures, _ = probe_stage(model.stages[2], known, hidden)
     chances = model(known)[0].log_softmax(dim=-1)
     expected = -sum(float(chances[i, known[0, i + 1]]) for i in range(95)) / 95
     assert measures["next_byte_nats"] == pytest.approx(expected, abs=1e-4)
 
 
 def test_which_tensors_a_parts_file_holds_for_the_probe(make_block: MakeBlock, make_ar: Callable[..., ArModel]) -> None:
-    assert probe_shapes(make_block(1), PROBE_TEXT) == {}
-    assert probe_shapes(make_block(0, context="chained"), PROBE_TEXT) == {}
-    assert probe_shapes(make_block(1, context="chained"), PROBE_TEXT) == {PROBE_INPUT: (96, 32)}
-    assert probe_shapes(make_block(1, context="chained"), "short") == {PROBE_INPUT: (5, 32)}
+    assert probe_shapes(make_block(1), 96) == {}
+    assert probe_shapes(make_block(0, context="chained"), 96) == {}
+    assert probe_shapes(make_block(1, context="chained"), 96) == {PROBE_INPUT: (96, 32)}
+    assert probe_shapes(make_block(1, context="chained"), 5) == {PROBE_INPUT: (5, 32)}
     first, middle, last = make_ar(parts=3).stages
-    assert probe_shapes(first, PROBE_TEXT) == {PROBE_OUTPUT: (96, 32)}
-    assert probe_shapes(middle, PROBE_TEXT) == {PROBE_INPUT: (96, 32), PROBE_OUTPUT: (96, 32)}
-    assert probe_shapes(last, PROBE_TEXT) == {PROBE_INPUT: (96, 32)}
+    assert probe_shapes(first, 96) == {PROBE_OUTPUT: (96, 32)}
+    assert probe_shapes(middle, 96) == {PROBE_INPUT: (96, 32), PROBE_OUTPUT: (96, 32)}
+    assert probe_shapes(last, 96) == {PROBE_INPUT: (96, 32)}

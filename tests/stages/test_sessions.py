@@ -32,7 +32,7 @@ class Fixture:
         assert plan.chain is not None
         self.manifest: Manifest = plan.chain.manifest
         self.parts, self.now = parts, 0.0
-        self.need = session_bytes(self.manifest, 2, CAPACITY)
+        self.need = session_bytes(self.manifest, (0, 1), CAPACITY)
         self.store = SessionStore(2 * self.need, lease_s=10.0, clock=lambda: self.now)
 
     def open(self, name: str, router: str = "r", capacity: int = CAPACITY) -> Session:

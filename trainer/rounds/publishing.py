@@ -13,7 +13,7 @@ from stages.block import Block
 from stages.checkpoint import save_ar, save_block
 from stages.errors import CheckpointError
 from stages.manifest import read_manifest
-from stages.probe import Measures, probe_block, probe_stage
+from stages.probe import Measures, probe_block, probe_stage, probe_symbols
 from trainer.data import Corpus
 from trainer.destination import add_metrics
 from trainer.evaluation import bits
@@ -77,7 +77,7 @@ class Publisher:
         model = self.plan.frame.pipeline(weights)
         hidden: Tensor | None = None
         for stage in model.stages:
-            measures, hidden = probe_stage(stage, self.plan.manifest.probe_text, hidden)
+            measures, hidden = probe_stage(stage, probe_symbols(self.plan.manifest), hidden)
             if stage.is_last:
                 _check("the pipeline", measures)
         save_ar(self.out, model)

@@ -13,7 +13,7 @@ import torch
 from stages.ar import ArModel, new_caches
 from stages.backends import BACKENDS, DEFAULT_BACKEND, backend_named
 from stages.backends.base import Backend, CleanPiece
-from stages.backends.packed import TorchBackend
+from stages.backends.eager import TorchBackend
 from stages.checkpoint import load_ar, load_chain
 from stages.codec import codec_named
 from stages.errors import CheckpointError, InputError

@@ -18,8 +18,9 @@ from stages.ar import ArModel, ArStage
 from stages.architecture import Architecture
 from stages.backends import independence
 from stages.backends.base import BlockRunner, CleanPiece, NoisyPiece, StageRunner
+from stages.backends.eager import TorchBackend
 from stages.backends.independence import OneBlockAtATime, OneStageAtATime, check_rows
-from stages.backends.packed import PackedBlock, PackedStage, TorchBackend
+from stages.backends.packed import PackedBlock, PackedStage
 from stages.block import Block
 from stages.codes import Codes
 

@@ -1,0 +1,1 @@
+"""Pretrained models of the Llama family, as stages of an AR pipeline."""

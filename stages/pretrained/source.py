@@ -1,0 +1,95 @@
+"""Where a pretrained model comes from: one interface for every format of its files."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from stages.errors import CheckpointError
+from stages.llama.architecture import LlamaArchitecture
+
+SUPPORTED = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
+"""By the names of Hugging Face; in GGUF they are called `llama` (the first two) and `qwen2`."""
+
+EMBEDDING, NORM, HEAD = "embedding.weight", "norm.weight", "head.weight"
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Speech:
+    """What belongs to a model beside its weights."""
+
+    tokenizer: str
+    """tokenizer.json"""
+    chat_template: str = ""
+    special_tokens: Mapping[str, Any] = field(default_factory=dict)
+    """`bos_token` and `eos_token` as text or None, and `end_tokens`, the ids that a text ends with."""
+    licences: Mapping[str, bytes] = field(default_factory=dict)
+    """File name -> text."""
+
+
+class Source(ABC):
+    """A model as it was published.
+
+    Its tensors have the names of `expected_shapes`, and rotary pairs in the half-split form, whatever the format has.
+    """
+
+    architecture: LlamaArchitecture
+    """With all layers in one stage."""
+    speech: Speech
+    about: Mapping[str, Any]
+    """What the manifest notes under `data`."""
+
+    @abstractmethod
+    def shapes(self) -> dict[str, Shape]:
+        """Of every tensor that there is; one of no known name has the format's own."""
+
+    @abstractmethod
+    def tensor(self, name: str) -> Tensor:
+        """One tensor, read now, float32. Raises CheckpointError."""
+
+    def check(self) -> None:
+        """Raises CheckpointError where the tensors are not those that the configuration promises."""
+        found, expected = self.shapes(), expected_shapes(self.architecture)
+        if self.architecture.tied_head:
+            found.pop(HEAD, None)  # a copy of the embedding, which some files have all the same
+        for name, shape in expected.items():
+            if name not in found:
+                raise CheckpointError(f"tensor {name} is missing, which the configuration asks for{_hint(name)}")
+            if found[name] != shape:
+                raise CheckpointError(f"tensor {name} has shape {found[name]}, the configuration asks for {shape}")
+        if unknown := sorted(found.keys() - expected.keys()):
+            raise CheckpointError(
+                f"{len(unknown)} tensors have no place in the architecture that the configuration describes, "
+                f"{unknown[0]} first"
+            )
+
+
+def expected_shapes(architecture: LlamaArchitecture) -> dict[str, Shape]:
+    """Name and shape of every tensor of a model, by our names."""
+    a = architecture
+    queries, keys = a.query_width, a.kv_heads * a.head_dim
+    shapes: dict[str, Shape] = {EMBEDDING: (a.vocabulary, a.width)}
+    for i in range(sum(a.layers)):
+        layer: dict[str, Shape] = {"attention_norm.weight": (a.width,)}
+        layer |= {"q.weight": (queries, a.width), "k.weight": (keys, a.width), "v.weight": (keys, a.width)}
+        if a.attention_bias != "none":
+            layer |= {"q.bias": (queries,), "k.bias": (keys,), "v.bias": (keys,)}
+        layer["attention_out.weight"] = (a.width, queries)
+        if a.attention_bias == "all":
+            layer["attention_out.bias"] = (a.width,)
+        layer |= {"mlp_norm.weight": (a.width,), "gate.weight": (a.mlp_width, a.width)}
+        layer |= {"up.weight": (a.mlp_width, a.width), "mlp_out.weight": (a.width, a.mlp_width)}
+        shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
+    shapes[NORM] = (a.width,)
+    if not a.tied_head:
+        shapes[HEAD] = (a.vocabulary, a.width)
+    return shapes
+
+
+def _hint(name: str) -> str:
+    return ": its head is tied to the embedding, it seems, and the configuration denies it" if name == HEAD else ""

@@ -1,0 +1,121 @@
+"""The runner of pretrained stages: what the modules compute, and for each piece as if it were alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from stages.ar import new_caches
+from stages.backends.agreement import check_stage
+from stages.backends.base import BranchPiece, CleanPiece
+from stages.backends.eager import TorchBackend
+from stages.backends.independence import OneStageAtATime, check_rows
+from stages.backends.packed_llama import PackedLlamaStage
+from stages.backends.product import Product
+from stages.llama.architecture import LlamaArchitecture
+from stages.llama.stage import LlamaStage
+from tests.stages.llama.tiny import TINY, random_stages
+
+SHAPES: tuple[LlamaArchitecture, ...] = (
+    TINY,
+    replace(TINY, kv_heads=4, mlp_width=50, attention_bias="qkv"),
+    replace(TINY, width=48, heads=3, kv_heads=1, head_dim=10, attention_bias="all"),
+    replace(TINY, width=128, heads=4, head_dim=32, mlp_width=352),
+)
+STAGES = {(a, i): stage for a in SHAPES for i, stage in enumerate(random_stages(a))}
+RUNNERS = {key: PackedLlamaStage(copy.deepcopy(stage)) for key, stage in STAGES.items()}
+PARTS = pytest.mark.parametrize("key", STAGES, ids=lambda key: f"{SHAPES.index(key[0])}-{key[1]}")
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def source(stage: LlamaStage, shape: tuple[int, ...], seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if stage.is_first:
+        return torch.randint(stage.architecture.vocabulary, shape, generator=generator)
+    return torch.randn(*shape, stage.architecture.width, generator=generator)
+
+
+def clean(stage: LlamaStage, new: int, past: int, seed: int = 0) -> CleanPiece:
+    generator = torch.Generator().manual_seed(seed)
+    caches = new_caches(len(stage.layers), stage.architecture, past + new + 3)
+    for cache in caches:
+        cache.keys.normal_(generator=generator)
+        cache.values.normal_(generator=generator)
+        cache.length = past
+    return CleanPiece(source(stage, (new,), seed), caches)
+
+
+@PARTS
+def test_it_computes_what_the_modules_compute(key: tuple[LlamaArchitecture, int]) -> None:
+    check_stage(RUNNERS[key], STAGES[key])
+
+
+@PARTS
+def test_no_rows_depend_on_others(key: tuple[LlamaArchitecture, int], threads: int) -> None:
+    assert check_rows(RUNNERS[key], STAGES[key])
+
+
+@settings(deadline=None, max_examples=25)
+@given(key=st.sampled_from(list(STAGES)), few=st.integers(2, 20), past=st.integers(1, 40), others=st.integers(0, 4))
+def test_a_few_positions_give_what_they_give_one_by_one(
+    key: tuple[LlamaArchitecture, int], few: int, past: int, others: int
+) -> None:
+    stage, runner = STAGES[key], RUNNERS[key]
+    together, alone = clean(stage, few, past), clean(stage, few, past)
+    company = [clean(stage, 1 + i, 7 * i, seed=i + 1) for i in range(others)]
+    (hidden, *_) = runner.read([together, *company])
+    one_by_one = [runner.read([CleanPiece(x, alone.caches)])[0] for x in alone.source.split(1)]
+    assert torch.equal(hidden, torch.cat(one_by_one))
+    for one, other in zip(together.caches, alone.caches, strict=True):
+        assert torch.equal(one.stored()[0], other.stored()[0])
+    if stage.is_last:
+        logits = runner.next_byte([hidden, *[x[:1] for x in one_by_one]])
+        assert torch.equal(logits[0], torch.cat(logits[1:]))
+
+
+@PARTS
+def test_branches_see_the_sequence_and_themselves(key: tuple[LlamaArchitecture, int]) -> None:
+    stage = STAGES[key]
+    piece = clean(stage, 2, 9)
+    branches = BranchPiece(source(stage, (3, 5)), piece.caches)
+    (hidden,) = RUNNERS[key].branch([branches])
+    for found, branch in zip(hidden, branches.source, strict=True):
+        expected = stage.read(branch[None], copy.deepcopy(piece.caches))[0]
+        assert torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
+    assert all(cache.length == 9 for cache in piece.caches)
+
+
+def test_a_stages_matrices_are_held_once() -> None:
+    stage = copy.deepcopy(STAGES[TINY, 2])
+    runner = TorchBackend().stage(stage)
+    assert not isinstance(runner, OneStageAtATime)
+    assert stage.head is not None
+    assert stage.head.weight.numel() == 0
+    assert all(layer.qkv.weight.numel() == 0 for layer in stage.layers)
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_a_product_is_a_product(monkeypatch: pytest.MonkeyPatch, is_packed: bool) -> None:
+    if is_packed and not torch.backends.mkldnn.is_available():
+        pytest.skip("this torch was built without oneDNN")
+    monkeypatch.setattr(Product, "is_packed", is_packed)
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(20, 33).requires_grad_(False)
+    x = torch.randn(9, 20)
+    expected = linear(x)
+    assert torch.allclose(Product(linear)(x), expected, atol=1e-5)
+    assert Product.rows([3], 64).total == (4 if is_packed else 4 * torch.get_num_threads())
