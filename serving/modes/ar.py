@@ -31,7 +31,7 @@ class ArMode(Mode):
     @property
     def context_bytes(self) -> int:
         model = self.ring.model("ar")
-        return model.context_bytes if model else 0
+        return model.positions if model else 0
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         capacity = len(request.prompt) + request.max_bytes - 1  # the last byte is never read back

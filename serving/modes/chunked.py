@@ -29,7 +29,7 @@ class ChunkedMode(Mode):
     @property
     def context_bytes(self) -> int:
         model = self.ring.model("chain")
-        return model.context_bytes if model else 0
+        return model.positions if model else 0
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         chunk = min(self._chunk(request), request.max_bytes)

@@ -25,7 +25,7 @@ class LocalMode(Mode):
 
     @property
     def context_bytes(self) -> int:
-        return self.model.context_bytes if self.model else 0
+        return self.model.positions if self.model else 0
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         assert self.model is not None

@@ -39,7 +39,7 @@ class ScoredMode(Mode):
     @property
     def context_bytes(self) -> int:
         models = [self.ring.model(kind) for kind in SCORERS.values()]
-        return max((model.context_bytes for model in models if model), default=0)
+        return max((model.positions for model in models if model), default=0)
 
     def scorer(self, request: Generation) -> str:
         """The scorer that `request` asks for, or the default. Meaningful while there is no `problem`."""
@@ -55,7 +55,7 @@ class ScoredMode(Mode):
                 f"choose from {', '.join(self.served)}"
             )
         need = len(request.prompt) + request.max_bytes + self.margin(request)
-        for who, context in ((f"scorer {name!r}", model.context_bytes), ("the drafter", self.local.context_bytes)):
+        for who, context in ((f"scorer {name!r}", model.positions), ("the drafter", self.local.positions)):
             if need > context:
                 raise invalid(
                     f"prompt ({len(request.prompt)} bytes) and output ({request.max_bytes}) need a context of {need} "

@@ -65,7 +65,7 @@ class SpeculativeMode(ArMode):
                 left -= len(event.text)
 
     def _default(self, request: Generation) -> str:
-        room = self.local.context_bytes if self.local else 0
+        room = self.local.positions if self.local else 0
         return "both" if len(request.prompt) + request.max_bytes <= room else "lookup"
 
     def _drafter(self, name: str, request: Generation) -> Drafter:
@@ -77,8 +77,8 @@ class SpeculativeMode(ArMode):
                 "or choose drafter 'lookup'"
             )
         capacity = len(request.prompt) + request.max_bytes
-        if capacity > self.local.context_bytes:
-            raise invalid(f"the drafter's context is {self.local.context_bytes} bytes, {capacity} are needed")
+        if capacity > self.local.positions:
+            raise invalid(f"the drafter's context is {self.local.positions} bytes, {capacity} are needed")
         model = ModelDrafter(LocalSequence(self.local, capacity, request.temperature, request.seed))
         return model if name == "model" else BothDrafter(model)
 
