@@ -19,7 +19,7 @@ _TYPES = {1: "u1", 2: "<u2", 4: "<u4"}
 
 @dataclass(frozen=True)
 class Alphabet:
-    """Symbols 0 to `size` - 1, each in the fewest of 1, 2 or 4 bytes that have room for all, unsigned, little-endian."""
+    """Symbols 0 to `size` - 1, each in as few of 1, 2 or 4 bytes as have room for all, unsigned, little-endian."""
 
     size: int
 
