@@ -16,7 +16,7 @@ from typing import TypeVar
 import grpc
 
 from serving.accounting import Account
-from serving.admission import check_fit
+from serving.admission import check_fit, spelled
 from serving.again import truthful
 from serving.candidates import check_scores, read_scores
 from serving.modes import Generation, Mode
@@ -31,7 +31,7 @@ from stages.sessions import Kind
 from stages.v1 import stage_pb2
 
 PROMPT, SUFFIX = b"The old man said that ", b" and went home."
-TRIAL_BYTES = 8
+TRIAL_TOKENS = 8
 TRIAL_S = 60.0
 TOLERANCE = 0.05
 """Nats: what a backend may round beyond the manifest's own tolerance. Parts that do not belong together miss by far."""
@@ -89,15 +89,18 @@ def _judge(kind: str, manifest: Manifest, nats: float) -> None:
 
 async def _write(mode: Mode) -> None:
     generation = Generation(
-        PROMPT, TRIAL_BYTES, 1, _deadline(), codec=mode.default_codec, suffix=SUFFIX if mode.fills else b""
+        PROMPT, TRIAL_TOKENS, 1, _deadline(), codec=mode.default_codec, suffix=SUFFIX if mode.fills else b""
     )
     try:
+        account = Account()
+        generation = await spelled(generation, (), mode, account)
         check_fit(generation, mode)
-        text = b"".join([piece async for piece in truthful(mode, generation, Account())])
+        async for _ in truthful(mode, generation, account):
+            pass
     except Refusal as refusal:
         raise Refusal(refusal.code, f"mode {mode.name} fails with it: {refusal.message}") from None
-    if len(text) != TRIAL_BYTES:
-        raise failed_precondition(f"mode {mode.name} wrote {len(text)} bytes of {TRIAL_BYTES} with it")
+    if account.output_tokens != TRIAL_TOKENS and not generation.ends:
+        raise failed_precondition(f"mode {mode.name} wrote {account.output_tokens} tokens of {TRIAL_TOKENS} with it")
 
 
 async def _nats(view: RingView, kind: Kind, manifest: Manifest) -> float:

@@ -177,6 +177,7 @@ class ModelInfo(_message.Message):
     POSITIONS_FIELD_NUMBER: _builtins.int
     WIDTH_FIELD_NUMBER: _builtins.int
     VOCABULARY_FIELD_NUMBER: _builtins.int
+    TOKENIZER_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     """hex SHA-256 that names the weights"""
     parts: _builtins.int
@@ -184,7 +185,9 @@ class ModelInfo(_message.Message):
     """most symbols of a text"""
     width: _builtins.int
     vocabulary: _builtins.int
-    """symbols that there are; 256: bytes"""
+    """symbols that there are"""
+    tokenizer: _builtins.str
+    """what they are: bytes, or tokens of the checkpoint's tokenizer"""
     def __init__(
         self,
         *,
@@ -193,10 +196,11 @@ class ModelInfo(_message.Message):
         positions: _builtins.int = ...,
         width: _builtins.int = ...,
         vocabulary: _builtins.int = ...,
+        tokenizer: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "parts", b"parts", "positions", b"positions", "vocabulary", b"vocabulary", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "parts", b"parts", "positions", b"positions", "tokenizer", b"tokenizer", "vocabulary", b"vocabulary", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

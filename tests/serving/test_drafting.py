@@ -46,7 +46,7 @@ def brute_force(text: bytes, count: int, least: int) -> bytes:
 @example(b"a", 4, 1)
 @example(b"abcabcabc", 0, 1)
 def test_a_lookup_finds_what_followed_the_longest_match(text: bytes, count: int, least: int) -> None:
-    guesses = draft(LookupDrafter(least), text, count)
+    guesses = draft(LookupDrafter(min_match=least), text, count)
     assert guesses == brute_force(text, count, least)
     assert len(guesses) <= count
 
