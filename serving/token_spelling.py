@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from serving.chat_template import ChatTemplate
@@ -11,7 +13,7 @@ from serving.spelling import Message, Reader, Spelling
 from stages.alphabet import Alphabet
 from stages.checkpoint import file_digest
 from stages.errors import CheckpointError, InputError
-from stages.manifest import Manifest
+from stages.manifest import TOKENIZER_NAME, Manifest
 from stages.refusal import failed_precondition
 
 try:
@@ -22,8 +24,8 @@ except ImportError as error:
         "pip install 'onesweep[pretrained]'"
     ) from None
 
-TOKENIZER_NAME = "tokenizer.json"
-TEMPLATE_NAME = "chat_template.jinja"
+TEMPLATE_NAME, SPECIALS_NAME = "chat_template.jinja", "special_tokens.json"
+MAX_ENDS = 64
 MAX_FILE_BYTES = 64 << 20
 INLINE_BYTES = 4096
 """A longer text is spelled on another thread: requests go on meanwhile."""
@@ -117,22 +119,37 @@ def read_token_spelling(directory: Path, manifest: Manifest) -> TokenSpelling:
         )
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    ends = frozenset(manifest.end_tokens)
+    specials = _specials(directory, manifest)
     template = None
     if TEMPLATE_NAME in manifest.files:
         source = _checked(directory, manifest, TEMPLATE_NAME).decode(errors="replace")
-        template = ChatTemplate(source, _first_token(tokenizer), _text_of(tokenizer, manifest.end_tokens))
-    return TokenSpelling(tokenizer, Alphabet(size), ends, template)
+        template = ChatTemplate(source, specials.bos, specials.eos)
+    return TokenSpelling(tokenizer, Alphabet(size), specials.ends, template)
 
 
-def _first_token(tokenizer: Tokenizer) -> str:
-    """What texts begin with, where the tokenizer adds something."""
-    return _text_of(tokenizer, tokenizer.encode("", add_special_tokens=True).ids)
+@dataclass(frozen=True)
+class _Specials:
+    """Tokens with a meaning of their own."""
+
+    bos: str = ""
+    eos: str = ""
+    ends: frozenset[int] = frozenset()
 
 
-def _text_of(tokenizer: Tokenizer, symbols: Sequence[int]) -> str:
-    """The first of them as it stands in a template; empty where there is none."""
-    return (tokenizer.id_to_token(symbols[0]) or "") if symbols else ""
+def _specials(directory: Path, manifest: Manifest) -> _Specials:
+    if SPECIALS_NAME not in manifest.files:
+        return _Specials()
+    try:
+        record = json.loads(_checked(directory, manifest, SPECIALS_NAME))
+        bos, eos, ends = (record.get(name) for name in ("bos_token", "eos_token", "end_tokens"))
+        most = manifest.architecture.vocabulary
+        if not all(isinstance(each, str | None) for each in (bos, eos)) or not isinstance(ends or [], list):
+            raise ValueError("its tokens must be texts, and end_tokens a list")
+        if len(ends or []) > MAX_ENDS or not all(type(end) is int and 0 <= end < most for end in ends or []):
+            raise ValueError(f"end_tokens must be at most {MAX_ENDS} whole numbers from 0 to {most - 1}")
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{directory / SPECIALS_NAME} is damaged: {error}") from None
+    return _Specials(bos or "", eos or "", frozenset(ends or []))
 
 
 def _checked(directory: Path, manifest: Manifest, name: str) -> bytes:

@@ -23,8 +23,10 @@ from serving.modes import Generation, Mode
 from serving.served import Served
 from serving.session import Betrayed
 from serving.view import RingView
+from stages.alphabet import Alphabet
 from stages.bundle import find_bundle
 from stages.manifest import Manifest, read_manifest
+from stages.probe import probe_symbols
 from stages.refusal import Refusal, failed_precondition
 from stages.scoring import MAX_SCORED_ROWS
 from stages.sessions import Kind
@@ -104,7 +106,8 @@ async def _write(mode: Mode) -> None:
 
 
 async def _nats(view: RingView, kind: Kind, manifest: Manifest) -> float:
-    known = manifest.probe_text.encode()[: manifest.architecture.positions]
+    alphabet = Alphabet(manifest.architecture.vocabulary)
+    known = probe_symbols(manifest)[0].tolist()
     total = 0.0
     async with view.session(kind, len(known), _deadline(), Account()) as session:
         number, read = 0, 0
@@ -113,11 +116,11 @@ async def _nats(view: RingView, kind: Kind, manifest: Manifest) -> float:
             step = stage_pb2.Step(
                 number=number,
                 start=read,
-                clean=known[read:at],
+                clean=alphabet.encode(known[read:at]),
                 remaining=1,
                 sampling=stage_pb2.Sampling(temperature=1.0),
                 codec="fp32",
-                candidates=[piece],
+                candidates=[alphabet.encode(piece)],
             )
             await session.push(step)
             event = await session.event(partial(check_scores, shape=(1, len(piece))))
