@@ -36,10 +36,10 @@ class Reading:
     def _within(self, text: bytes) -> bytes:
         if self._left is None:
             return text
-        if len(text) > self._left:
-            end = self._left
-            while end and text[end] & 0xC0 == 0x80:  # in the middle of a character
-                end -= 1
-            text, self._left = text[:end], 0
-        self._left -= len(text)
-        return text
+        if len(text) <= self._left:
+            self._left -= len(text)
+            return text
+        end, self._left = self._left, 0
+        while end and text[end] & 0xC0 == 0x80:  # in the middle of a character
+            end -= 1
+        return text[:end]
