@@ -138,7 +138,7 @@ def test_who_guesses_if_nobody_says(bundles: Path, tmp_path: Path, local_ring: L
     with local_ring(bare, 1) as client:
         assert "ar-speculative" in client.status().modes
         assert compare(client, PROMPTS[1], None, None).output == compare(client, PROMPTS[1], "lookup", 4).output
-        with pytest.raises(RequestRefused, match="local model that writes bytes.*choose drafter 'lookup'"):
+        with pytest.raises(RequestRefused, match=r"local model that writes bytes.*choose drafter 'lookup'"):
             client.generate(b"x", mode="ar-speculative", drafter="model")
 
 
