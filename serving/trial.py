@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 async def try_out(served: Served, directory: Path, say: Callable[[str], object]) -> dict[str, float]:
-    """Nats a byte that each pipeline gives its probe text, by kind. Raises Refusal with what is wrong."""
+    """Nats a symbol that each pipeline gives its probe text, by kind. Raises Refusal with what is wrong."""
     measured: dict[str, float] = {}
     paths = vars(find_bundle(directory))
     for kind in PIPELINES:
@@ -52,7 +52,7 @@ async def try_out(served: Served, directory: Path, say: Callable[[str], object])
             manifest = read_manifest(paths[kind])
             measured[kind] = await _when_free(partial(_nats, served.view, kind, manifest))
             _judge(kind, manifest, measured[kind])
-            say(f"{kind}: {measured[kind]:.4f} nats a byte on its probe text, through the hosts")
+            say(f"{kind}: {measured[kind]:.4f} nats a symbol on its probe text, through the hosts")
     for name in served.served_modes:
         await _when_free(partial(_write, served.modes[name]))
     say(f"modes that write: {', '.join(served.served_modes)}")
@@ -75,16 +75,17 @@ async def _when_free(job: Callable[[], Awaitable[T]]) -> T:
 
 
 def expected_nats(manifest: Manifest) -> float | None:
-    """Loss for a byte on the probe text that a manifest recorded for its last part."""
+    """Loss for a symbol on the probe text that a manifest recorded for its last part."""
     last = manifest.parts[-1]
-    return last.probe.get("next_byte_nats") if last else None
+    measure = "next_byte_nats" if manifest.tokenizer == "bytes" else "next_token_nats"
+    return last.probe.get(measure) if last else None
 
 
 def _judge(kind: str, manifest: Manifest, nats: float) -> None:
     expected = expected_nats(manifest)
     if expected is None or not abs(nats - expected) <= manifest.probe_tolerance + TOLERANCE:  # true for NaN too
         raise failed_precondition(
-            f"{kind}/: its probe text takes {nats:.4f} nats a byte through the hosts, its manifest says {expected}: "
+            f"{kind}/: its probe text takes {nats:.4f} nats a symbol through the hosts, its manifest says {expected}: "
             "the parts do not make the model that they should"
         )
 

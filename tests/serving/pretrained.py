@@ -20,7 +20,7 @@ from stages.manifest import TOKENIZER_NAME
 from stages.randomness import sample_symbols
 from tests.stages.llama.tiny import TINY, write_tiny
 
-ARCHITECTURE: LlamaArchitecture = replace(TINY, vocabulary=300)
+ARCHITECTURE: LlamaArchitecture = replace(TINY, vocabulary=300, positions=512)
 ALPHABET = Alphabet(ARCHITECTURE.vocabulary)
 SPECIALS = ("<|begin|>", "<|end|>")
 TEXTS = [
@@ -49,13 +49,13 @@ def tokenizer() -> Tokenizer:
     return made
 
 
-def write_model(directory: Path, ends: Sequence[int] = (), template: str = TEMPLATE) -> list[LlamaStage]:
+def write_model(directory: Path, ends: Sequence[int] = (), seed: int = 0) -> list[LlamaStage]:
     """Make the checkpoint; returns its stages."""
-    stages = write_tiny(directory, ARCHITECTURE)
+    stages = write_tiny(directory, ARCHITECTURE, seed)
     specials = {"bos_token": SPECIALS[0], "eos_token": SPECIALS[1], "end_tokens": list(ends)}
     contents = {
         TOKENIZER_NAME: tokenizer().to_str(),
-        "chat_template.jinja": template,
+        "chat_template.jinja": TEMPLATE,
         "special_tokens.json": json.dumps(specials),
     }
     for name, content in contents.items():
