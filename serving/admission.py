@@ -110,7 +110,7 @@ def check_fit(generation: Generation, mode: Mode) -> None:
     noun, prompt, output = mode.spelling.noun, mode.spelling.alphabet.count(generation.prompt), generation.max_symbols
     if prompt + output > mode.positions:
         raise invalid(
-            f"prompt ({prompt} {noun}) and output ({output}) together take {prompt + output} {noun}, "
+            f"prompt ({prompt} {noun}) and output ({output}) together take {prompt + output}, "
             f"the model's context is {mode.positions}: shorten one of them"
         )
     mode.check(generation)
