@@ -26,7 +26,7 @@ from stages.manifest import read_manifest
 from stages.noise import step_sigmas
 from stages.partition import NoisePartition
 from stages.parts import plan_host
-from stages.randomness import sample_bytes
+from stages.randomness import sample_symbols
 
 PROMPT = b"The old man looked at the sea and said that "
 TARGET_RATIO = 0.7
@@ -177,7 +177,7 @@ def _bare_sweep(chain: list[Block], partition: NoisePartition, known: torch.Tens
     z = estimate + sigmas[-1] * torch.randn_like(estimate)
     logits = block.denoise(z, estimate, torch.full((1, 1), sigmas[-1]), memory, start)
     for seed, rows in enumerate(logits):
-        sample_bytes(rows, 1.0, seed, start)
+        sample_symbols(rows, 1.0, seed, start)
 
 
 def _bare_ar(model: ArModel, known: torch.Tensor, count: int) -> None:
@@ -185,4 +185,4 @@ def _bare_ar(model: ArModel, known: torch.Tensor, count: int) -> None:
     caches = [new_caches(a.layers, a, known.shape[1] + count, len(known)) for _ in range(a.parts)]
     for position in range(count):
         logits = model(source, caches)[:, -1]
-        source = torch.tensor([list(sample_bytes(logits, 1.0, 0, position))]).T
+        source = torch.tensor([list(sample_symbols(logits, 1.0, 0, position))]).T

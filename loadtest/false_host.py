@@ -22,13 +22,15 @@ class FalseHost(Host):
     def _go_on(self, job: Job, outcome: Outcome) -> None:
         if isinstance(outcome, stage_pb2.Event):
             if outcome.WhichOneof("outcome") == "text":
-                outcome.text = bytes((byte + 1) % 128 for byte in outcome.text)
+                alphabet = job.session.alphabet
+                outcome.text = alphabet.encode([(symbol + 1) % 128 for symbol in alphabet.symbols(outcome.text)])
         elif outcome.WhichOneof("work") == "sweep":
             sweep = outcome.sweep
             sweep.estimate = turned(sweep.estimate, sweep.codec, sweep.slots)
         else:
             step = outcome.step
-            rows = len(step.clean) + sum(len(candidate) - 1 for candidate in step.candidates)
+            count = job.session.alphabet.count
+            rows = count(step.clean) + sum(count(candidate) - 1 for candidate in step.candidates)
             step.hidden = turned(step.hidden, step.codec, rows)
         super()._go_on(job, outcome)
 

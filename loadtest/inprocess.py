@@ -17,7 +17,7 @@ from stages.checkpoint import load_ar, load_chain
 from stages.codec import codec_named
 from stages.layers import LayerCache
 from stages.manifest import read_manifest
-from stages.randomness import sample_bytes
+from stages.randomness import sample_symbols
 from stages.samplers import DEFAULT_SAMPLER
 from stages.sweep import BlockWork, SweepPlan, clean_pieces, run_alone
 
@@ -87,6 +87,6 @@ class InProcess:
                     x = stage.read([CleanPiece(x, held)])[0]
             position += len(clean)
             (logits,) = self.stages[-1].next_byte([x[-1:]])  # of the last position only, as the last host does
-            clean = sample_bytes(logits, DEFAULT_TEMPERATURE, work.seed, position)
+            clean = sample_symbols(logits, DEFAULT_TEMPERATURE, work.seed, position)
             text += clean
         return text

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from serving.candidates import Candidates, Floats, Weights, effective
 from serving.topology import HostEntry
 from serving.v1 import router_pb2
+from stages.alphabet import BYTES, Alphabet
 from stages.v1 import stage_pb2
 
 
@@ -16,8 +17,17 @@ class Account:
     """One request's account: sweeps, hops, bytes and milliseconds, as the servers measured them."""
 
     begin: float = field(default_factory=time.perf_counter)
+    alphabet: Alphabet = BYTES
+    """Of what is written."""
     first_byte_ms: float = 0.0
+    prompt_bytes: int = 0
+    prompt_tokens: int = 0
     output_bytes: int = 0
+    """Of text, as far as it was handed out."""
+    output_tokens: int = 0
+    """Symbols that were written."""
+    stopped: bool = False
+    """Whether the text ended before it had the length asked for."""
     sweeps: int = 0
     hops: int = 0
     wire_bytes: list[int] = field(default_factory=list)
@@ -47,7 +57,7 @@ class Account:
 
     def begin_again(self) -> None:
         """The text is written anew; what it cost so far stays."""
-        self.output_bytes = 0
+        self.output_tokens = 0
         self.replays += 1
         self.modes.clear()
         self.trip_begin_ms = self.elapsed_ms()
@@ -92,18 +102,22 @@ class Account:
         self.effective_samples.append(effective(shares))
         self.local_compute_ms += compute_ms
 
-    def add_text(self, text: bytes) -> None:
-        if not self.output_bytes:
+    def add_text(self, symbols: bytes) -> None:
+        """Book what was written."""
+        if not self.output_tokens:
             self.first_byte_ms = self.elapsed_ms()
-        self.output_bytes += len(text)
+        self.output_tokens += self.alphabet.count(symbols)
 
-    def summary(self, mode: str, seed: int, prompt_bytes: int) -> router_pb2.Summary:
+    def summary(self, mode: str, seed: int) -> router_pb2.Summary:
         """All of it, for who asked."""
         return router_pb2.Summary(
             mode=self.modes[0] if self.modes else mode,
             seed=seed,
-            prompt_bytes=prompt_bytes,
+            prompt_bytes=self.prompt_bytes,
+            prompt_tokens=self.prompt_tokens,
             output_bytes=self.output_bytes,
+            output_tokens=self.output_tokens,
+            stopped=self.stopped,
             sweeps=self.sweeps,
             hops=self.hops,
             wire_bytes=self.wire_bytes,

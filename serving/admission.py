@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 
 import grpc
 
+from serving.accounting import Account
 from serving.modes import MODES, Generation, Mode
 from serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE
 from serving.modes.scored import SCORERS
 from serving.modes.speculative import DRAFTERS
+from serving.request import MAX_MESSAGES, MAX_PROMPT_BYTES, MAX_STOP_BYTES, MAX_STOPS
+from serving.spelling import Message
 from serving.v1 import router_pb2
 from stages.admission import MAX_STEPS, MAX_TEMPERATURE
 from stages.refusal import Refusal, invalid
@@ -31,13 +37,17 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, deadline_unix
     Raises Refusal with a sentence that says what to change.
     """
     _check_text("prompt", request.prompt)
-    if not request.prompt:
+    _check_messages(request)
+    if not request.prompt and not request.messages:
         raise invalid("the prompt is empty: give at least one byte of text")
     _check_text("suffix", request.suffix)
+    _check_stops(request.stops)
     if request.suffix and not mode.fills:
         raise invalid(f"mode {mode.name} does not look at a suffix: leave it out, or use mode infill")
-    if request.max_bytes < 1:
-        raise invalid("max_bytes must be at least 1")
+    limits = [request.max_bytes] if request.max_bytes else []
+    limits += [request.max_tokens] if request.HasField("max_tokens") else []
+    if not limits or min(limits) < 1:
+        raise invalid("max_bytes or max_tokens must be at least 1")
     for name in mode.chooses:
         if request.HasField(name):
             raise invalid(f"mode {mode.name} chooses {name} itself: leave it out, or name a mode")
@@ -54,7 +64,7 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, deadline_unix
         raise invalid(f"steps must be 1 to {MAX_STEPS}, not {steps}")
     chunk = request.chunk if request.HasField("chunk") else None
     if chunk is not None and chunk < 1:
-        raise invalid("chunk must be at least 1 byte")
+        raise invalid("chunk must be at least 1")
     codec = request.codec if request.HasField("codec") else mode.default_codec
     if codec not in mode.codecs:
         raise invalid(f"mode {mode.name} has no codec {codec!r}; choose from {', '.join(mode.codecs)}")
@@ -63,7 +73,7 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, deadline_unix
         raise invalid(f"unknown drafter {drafter!r}; choose from {', '.join(DRAFTERS)}")
     draft = request.draft if request.HasField("draft") else None
     if draft is not None and not 1 <= draft <= mode.most_draft:
-        raise invalid(f"draft must be 1 to {mode.most_draft} bytes, not {draft}")
+        raise invalid(f"draft must be 1 to {mode.most_draft}, not {draft}")
     sampler = request.sampler if request.HasField("sampler") else DEFAULT_SAMPLER
     if sampler not in SAMPLERS:
         raise invalid(f"unknown sampler {sampler!r}; choose from {', '.join(SAMPLERS)}")
@@ -77,7 +87,7 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, deadline_unix
         raise Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed")
     return Generation(
         bytes(request.prompt),
-        request.max_bytes,
+        min(limits),
         request.seed,
         deadline_unix_ms,
         temperature,
@@ -96,16 +106,54 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, deadline_unix
 
 
 def check_fit(generation: Generation, mode: Mode) -> None:
-    """Raise Refusal unless `mode` has weights, and can do `generation` with them: no host is asked before."""
-    if mode.problem:
-        raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, f"mode {mode.name} cannot be served: {mode.problem}")
-    prompt, output = len(generation.prompt), generation.max_bytes
-    if prompt + output > mode.context_bytes:
+    """Raise Refusal unless `mode` can do `generation`, which was `spelled` for it: no host is asked before."""
+    noun, prompt, output = mode.spelling.noun, mode.spelling.alphabet.count(generation.prompt), generation.max_symbols
+    if prompt + output > mode.positions:
         raise invalid(
-            f"prompt ({prompt} bytes) and output ({output}) together take {prompt + output} bytes, "
-            f"the model's context is {mode.context_bytes}: shorten one of them"
+            f"prompt ({prompt} {noun}) and output ({output}) together take {prompt + output}, "
+            f"the model's context is {mode.positions}: shorten one of them"
         )
     mode.check(generation)
+
+
+async def spelled(generation: Generation, messages: Sequence[Message], mode: Mode, account: Account) -> Generation:
+    """`generation` in the symbols of `mode`, which has no `problem`; its prompt goes into the account.
+
+    :param messages: in place of its prompt, where there are any. Raises Refusal.
+    """
+    if mode.problem:
+        raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, f"mode {mode.name} cannot be served: {mode.problem}")
+    spelling = mode.spelling
+    if messages:
+        prompt, account.prompt_bytes = await spelling.spell_chat(messages)
+    else:
+        prompt, account.prompt_bytes = await spelling.spell(generation.prompt), len(generation.prompt)
+    if not prompt:
+        raise invalid(f"the prompt has no {spelling.noun}: give some text")
+    account.alphabet, account.prompt_tokens = spelling.alphabet, spelling.alphabet.count(prompt)
+    suffix = await spelling.spell(generation.suffix) if generation.suffix else b""
+    return replace(generation, prompt=prompt, suffix=suffix, ends=spelling.ends)
+
+
+def _check_messages(request: router_pb2.GenerateRequest) -> None:
+    if request.messages and request.prompt:
+        raise invalid("give a prompt or messages, not both")
+    if len(request.messages) > MAX_MESSAGES:
+        raise invalid(f"{len(request.messages)} messages; a conversation has at most {MAX_MESSAGES}")
+    if (size := sum(len(message.content.encode()) for message in request.messages)) > MAX_PROMPT_BYTES:
+        raise invalid(f"the messages have {size} bytes, at most {MAX_PROMPT_BYTES} can be sent: shorten them")
+    for message in request.messages:
+        if not re.fullmatch(r"[a-z]{1,16}", message.role):
+            raise invalid(f"a message's role must be a word such as user, not {message.role[:40]!r}")
+
+
+def _check_stops(stops: Sequence[bytes]) -> None:
+    if len(stops) > MAX_STOPS:
+        raise invalid(f"{len(stops)} stop strings; at most {MAX_STOPS}")
+    for stop in stops:
+        _check_text("stop string", stop)
+        if not 0 < len(stop) <= MAX_STOP_BYTES:
+            raise invalid(f"a stop string has 1 to {MAX_STOP_BYTES} bytes")
 
 
 def _check_text(what: str, text: bytes) -> None:

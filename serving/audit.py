@@ -24,6 +24,7 @@ from serving.link import HostLink, Weights
 from serving.paths import Path
 from serving.witness import Witness
 from stages.admission import check_passages
+from stages.alphabet import BYTES, Alphabet
 from stages.errors import OnesweepError
 from stages.hop import Outcome
 from stages.refusal import Refusal
@@ -74,11 +75,14 @@ class Auditor:
         self.counters.sweeps += 1
         return self._random.random() < self.share
 
-    async def audit(self, path: Path, weights: Weights, opening: stage_pb2.Hop, event: stage_pb2.Event) -> bool:
+    async def audit(
+        self, path: Path, weights: Weights, opening: stage_pb2.Hop, event: stage_pb2.Event, alphabet: Alphabet = BYTES
+    ) -> bool:
         """Compute a sweep again; False when it was wrong. Who lied is taken out, where that can be told.
 
         :param opening: the sweep's first hop, for hosts that have read nothing yet.
         :param event: what it ended in.
+        :param alphabet: that the model reads.
 
         Where hosts fail meanwhile, the audit ends without a finding.
         """
@@ -86,12 +90,14 @@ class Auditor:
             return True
         self.counters.audited += 1
         try:
-            return await self._audit(path, weights, opening, event)
+            return await self._audit(path, weights, opening, event, alphabet)
         except Refusal as refusal:
             log.info("an audit was given up: %s", refusal.message)
             return True
 
-    async def _audit(self, path: Path, weights: Weights, opening: stage_pb2.Hop, event: stage_pb2.Event) -> bool:
+    async def _audit(
+        self, path: Path, weights: Weights, opening: stage_pb2.Hop, event: stage_pb2.Event, alphabet: Alphabet
+    ) -> bool:
         hop, compared = opening, 0
         outcome: Outcome = opening
         for link in path:
@@ -99,14 +105,15 @@ class Auditor:
             try:
                 outcome = await self._ask(link, hop)
             except Refusal:  # what a liar might do, too: the end will tell
-                outcome = await self._ask_others(link, hop, others)
+                outcome = await self._ask_others(link, hop, others, alphabet)
                 compared += 1
                 others = []
             for other in others[:1]:
                 theirs = await self._ask(other, hop)
                 compared += 1
-                if not agree(outcome, theirs):
-                    guilty, outcome = await self._judge(hop, (link, outcome), (other, theirs), others[1:])
+                if not agree(outcome, theirs, alphabet):
+                    told = (link, outcome), (other, theirs)
+                    guilty, outcome = await self._judge(hop, *told, others[1:], alphabet)
                     if guilty is link:
                         return False
             if isinstance(outcome, stage_pb2.Event):
@@ -139,12 +146,14 @@ class Auditor:
         self.counters.compute_ms += outcome.passages[-1].compute_ms if outcome.passages else 0.0
         return outcome
 
-    async def _ask_others(self, link: HostLink, hop: stage_pb2.Hop, others: list[HostLink]) -> Outcome:
+    async def _ask_others(
+        self, link: HostLink, hop: stage_pb2.Hop, others: list[HostLink], alphabet: Alphabet
+    ) -> Outcome:
         """What `link`, which does not answer, should have said: two must say so. Raises Refusal."""
         for other in others[:1]:
             theirs = await self._ask(other, hop)
             third = await self._third(hop, link, others[1:])
-            if third is not None and agree(theirs, third):
+            if third is not None and agree(theirs, third, alphabet):
                 return theirs
         raise Refusal(grpc.StatusCode.UNAVAILABLE, f"host {link.entry.name} cannot be asked alone")
 
@@ -154,11 +163,12 @@ class Auditor:
         mine: tuple[HostLink, Outcome],
         theirs: tuple[HostLink, Outcome],
         others: list[HostLink],
+        alphabet: Alphabet,
     ) -> tuple[HostLink | None, Outcome]:
         """Which of two hosts that disagree lied, if that can be told, and the answer to go on with."""
         third = await self._third(hop, mine[0], others)
         for (link, outcome), (_, right) in ((mine, theirs), (theirs, mine)):
-            if third is not None and agree(right, third) and not agree(outcome, third):
+            if third is not None and agree(right, third, alphabet) and not agree(outcome, third, alphabet):
                 self._accuse(link, "it computed something else than two others")
                 return link, right
         log.error(

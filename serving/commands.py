@@ -125,10 +125,11 @@ def run_doctor_command(options: argparse.Namespace) -> int:
 def _add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", metavar="PROMPT")
     add_router_options(parser)
-    parser.add_argument("--max-bytes", type=int, default=128, metavar="N", help="bytes to generate (128)")
+    parser.add_argument("--max-bytes", type=int, metavar="N", help="most bytes to generate (128)")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens; a byte model's tokens are bytes")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
     parser.add_argument(
-        "--chunk", type=int, metavar="C", help="bytes a sweep, modes chunked, infill (32), resample (32, then adapted)"
+        "--chunk", type=int, metavar="C", help="tokens a sweep, modes chunked, infill (32), resample (32, then adapted)"
     )
     parser.add_argument("--temperature", type=float, metavar="T", help="0 = most likely (0.8)")
     parser.add_argument("--steps", type=int, metavar="K", help="Euler steps in each block (8)")
@@ -136,7 +137,7 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sampler", metavar="NAME", help="modes sweep, chunked: stochastic, ode (stochastic)")
     parser.add_argument("--drafter", metavar="D", help="who guesses, mode ar-speculative: model, lookup, both (both)")
     parser.add_argument(
-        "--draft", type=int, metavar="N", help="bytes guessed a sweep, ar-speculative, verified (what pays)"
+        "--draft", type=int, metavar="N", help="tokens guessed a sweep, ar-speculative, verified (what pays)"
     )
     parser.add_argument(
         "--scorer", metavar="S", help="who scores, modes resample, verified, infill: chain, ar (what is there)"
@@ -298,8 +299,10 @@ def run_demo(options: argparse.Namespace) -> int:
 
 
 def _request_settings(options: argparse.Namespace) -> dict[str, Any]:
-    names = ("max_bytes", "seed", "chunk", "temperature", "steps", "codec", "sampler", "drafter", "draft", "scorer")
-    return {name: getattr(options, name) for name in (*names, "candidates", "suffix", "budget_ms", "timeout_s")}
+    names = ("max_bytes", "max_tokens", "seed", "chunk", "temperature", "steps", "codec", "sampler", "drafter", "draft")
+    return {
+        name: getattr(options, name) for name in (*names, "scorer", "candidates", "suffix", "budget_ms", "timeout_s")
+    }
 
 
 def _print_outcomes(prompt: str, suffix: str, outcomes: dict[str, Result | str], as_json: bool) -> None:
@@ -312,9 +315,14 @@ def _print_outcomes(prompt: str, suffix: str, outcomes: dict[str, Result | str],
         print(comparison(prompt, outcomes, suffix))
 
 
+def _tokens(result: Result) -> str:
+    """Nothing where tokens are bytes."""
+    return f" in {result.output_tokens} tokens" if result.output_tokens != result.output_bytes else ""
+
+
 def _print_cost(result: Result) -> None:
     print(
-        f"[{result.mode}, seed {result.seed}: {result.output_bytes} bytes, "
+        f"[{result.mode}, seed {result.seed}: {result.output_bytes} bytes{_tokens(result)}, "
         f"{result.sweeps} sweeps, {result.hops} hops, {result.wire_bytes_total} bytes on the wire, "
         f"{result.latency_ms:.0f} ms, {result.compute_ms:.0f} ms of compute]",
         file=sys.stderr,

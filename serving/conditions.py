@@ -64,7 +64,7 @@ class Ratio:
 class Spent:
     """What a part of a request took."""
 
-    output_bytes: int
+    output_tokens: int
     sweeps: int
     host_ms: float
     router_ms: float
@@ -72,7 +72,7 @@ class Spent:
     @classmethod
     def of(cls, account: Account) -> Spent:
         """All of a request so far."""
-        return cls(account.output_bytes, account.sweeps, sum(account.compute_ms.values()), account.local_compute_ms)
+        return cls(account.output_tokens, account.sweeps, sum(account.compute_ms.values()), account.local_compute_ms)
 
     def since(self, before: Spent) -> Spent:
         return Spent(*(getattr(self, field.name) - getattr(before, field.name) for field in fields(self)))
@@ -150,9 +150,9 @@ class Conditions:
 
     def learn_option(self, option: Option, spent: Spent) -> None:
         """Book the sweeps and the arithmetic of a text, or a part of one, that `option` wrote."""
-        if not spent.output_bytes:
+        if not spent.output_tokens:
             return
-        share, more = spent.output_bytes / option.output_bytes, 1.0
+        share, more = spent.output_tokens / option.output_bytes, 1.0
         if option.sweeps_vary:
             more = spent.sweeps / max(option.sweeps * share, 1.0)
             self._sweeps.learn(option.mode, more, 1.0)

@@ -1,4 +1,4 @@
-"""Guessing what the AR pipeline will write next, so that one sweep can confirm several bytes."""
+"""Guessing what the AR pipeline will write next, so that one sweep can confirm several symbols."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 
 from serving.local import LocalSequence
+from stages.alphabet import BYTES, Alphabet
 
 MAX_DRAFT = 32
 MAX_RUN = 64
@@ -14,14 +15,16 @@ RUN_ENDS = 0.99
 """A run is made so long that a guess of it is refused with this probability: then a longer one saves no trip."""
 MIN_MATCH, MAX_MATCH = 4, 24
 """Bytes that must have been seen before to expect the same continuation, and most that are looked for."""
+MIN_TOKENS, MAX_TOKENS = 2, 8
+"""The same in tokens, each of which is several bytes."""
 SURE_MATCH = 8
-"""A match of this length is trusted over a model."""
+"""A match of so many bytes is trusted over a model."""
 FORGET = 0.98
 """Weight of what was measured, at each further round."""
 
 
 class Drafter(ABC):
-    """Guesses bytes for one request."""
+    """Guesses symbols for one request. Texts are in their encoding."""
 
     @abstractmethod
     async def draft(self, text: bytes, count: int) -> tuple[bytes, float]:
@@ -45,22 +48,33 @@ class ModelDrafter(Drafter):
 class LookupDrafter(Drafter):
     """What followed the last time that the text ended like this."""
 
-    def __init__(self, min_match: int = MIN_MATCH) -> None:
-        self.min_match = min_match
+    def __init__(self, alphabet: Alphabet = BYTES, min_match: int | None = None) -> None:
+        self.alphabet = alphabet
+        least, self.most = (MIN_MATCH, MAX_MATCH) if alphabet == BYTES else (MIN_TOKENS, MAX_TOKENS)
+        self.least = min_match or least
 
     async def draft(self, text: bytes, count: int) -> tuple[bytes, float]:
-        for length in range(min(MAX_MATCH, len(text) - 1), self.min_match - 1, -1):
-            found = text.rfind(text[-length:], 0, len(text) - 1)
+        known, cut = self.alphabet.count(text), self.alphabet.cut
+        for length in range(min(self.most, known - 1), self.least - 1, -1):
+            found = self._before(text, cut(text, known - length))
             if found >= 0:
-                return text[found + length : found + length + count], 0.0
+                return cut(text, found + length, found + length + count), 0.0
         return b"", 0.0
+
+    def _before(self, text: bytes, ending: bytes) -> int:
+        """Which symbol of `text` the last `ending` begins with that is not its end; -1 where there is none."""
+        width = self.alphabet.symbol_bytes
+        found = text.rfind(ending, 0, len(text) - width)
+        while found > 0 and found % width:  # halves of two neighbours may look like a symbol
+            found = text.rfind(ending, 0, found + len(ending) - 1)
+        return found // width
 
 
 class BothDrafter(Drafter):
     """Lookup where a long match makes it sure, else the model."""
 
     def __init__(self, model: ModelDrafter) -> None:
-        self.lookup, self.model = LookupDrafter(SURE_MATCH), model
+        self.lookup, self.model = LookupDrafter(min_match=SURE_MATCH), model
 
     async def draft(self, text: bytes, count: int) -> tuple[bytes, float]:
         guesses, compute_ms = await self.lookup.draft(text, count)
@@ -68,10 +82,10 @@ class BothDrafter(Drafter):
 
 
 class DraftLength:
-    """How many bytes to guess, from what was accepted and how long rounds took so far.
+    """How many symbols to guess, from what was accepted and how long rounds took so far.
 
-    With acceptance a for each guess, a round of k guesses brings (1 - a^(k+1)) / (1 - a) bytes (Leviathan et al. 2023,
-    arXiv 2211.17192, equation 1) and takes trip + k * guess milliseconds; k maximises the quotient.
+    With acceptance a for each guess, a round of k guesses brings (1 - a^(k+1)) / (1 - a) symbols (Leviathan et al.
+    2023, arXiv 2211.17192, equation 1) and takes trip + k * guess milliseconds; k maximises the quotient.
     """
 
     def __init__(self) -> None:
@@ -92,7 +106,7 @@ class DraftLength:
         self._trip_ms += 0.2 * (trip_ms - self._trip_ms)
 
     def best(self) -> int:
-        """Bytes to guess in the next round."""
+        """Symbols to guess in the next round."""
         a = min(self.acceptance, 0.99)
         return max(
             range(1, MAX_DRAFT + 1),

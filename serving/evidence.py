@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from stages.alphabet import BYTES, Alphabet
 from stages.codec import CODECS, FEATURE_LIMIT, StateCodec
 from stages.errors import CodecError
 from stages.hop import Outcome
@@ -18,8 +19,8 @@ STEPS = 1.01
 """And where they were rounded to integers, so many steps more: a rounding may fall either way."""
 
 
-def agree(one: Outcome, other: Outcome) -> bool:
-    """Whether two outcomes of one hop differ by no more than rounding."""
+def agree(one: Outcome, other: Outcome, alphabet: Alphabet = BYTES) -> bool:
+    """Whether two outcomes of one hop differ by no more than rounding. `alphabet`: that the model reads."""
     if isinstance(one, stage_pb2.Event) or isinstance(other, stage_pb2.Event):
         return isinstance(one, stage_pb2.Event) and isinstance(other, stage_pb2.Event) and same_result(one, other)
     if _but_numbers(one) != _but_numbers(other):
@@ -28,7 +29,7 @@ def agree(one: Outcome, other: Outcome) -> bool:
         mine, theirs = one.sweep, other.sweep
         estimates = _near(mine.estimate, theirs.estimate, CODECS.get(mine.codec), mine.slots)
         return estimates and _near(mine.features, theirs.features, FEATURES, len(mine.clean))
-    rows = len(one.step.clean) + sum(len(candidate) - 1 for candidate in one.step.candidates)
+    rows = alphabet.count(one.step.clean) + sum(alphabet.count(each) - 1 for each in one.step.candidates)
     return _near(one.step.hidden, other.step.hidden, CODECS.get(one.step.codec), rows)
 
 

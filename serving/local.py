@@ -21,7 +21,7 @@ from stages.backends.base import CleanPiece
 from stages.checkpoint import load_ar
 from stages.layers import LayerCache
 from stages.manifest import read_manifest
-from stages.randomness import sample_bytes
+from stages.randomness import sample_symbols
 from stages.refusal import Refusal
 from stages.sweep import clean_pieces
 
@@ -39,7 +39,7 @@ class LocalModel:
         self.digest = read_manifest(directory).digest()
         self.weights = list(model.stages)
         self.stages = [backend.stage(stage) for stage in model.stages]
-        self.context_bytes = model.architecture.context_bytes
+        self.positions = model.architecture.positions
         self.compute = ThreadPoolExecutor(1, thread_name_prefix="local")
 
     async def generate(
@@ -115,7 +115,7 @@ class LocalSequence:
         self._go_back(text)
         for _ in range(count):
             logits.append(self._next(whole[len(self._read) :]))
-            whole += sample_bytes(logits[-1], self.temperature, self.seed, len(whole))
+            whole += sample_symbols(logits[-1], self.temperature, self.seed, len(whole))
         return whole[len(text) :], logits
 
     def _go_back(self, text: bytes) -> None:

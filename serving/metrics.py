@@ -24,13 +24,14 @@ ROUTER_METRICS = (
     Family("onesweep_router_request_seconds", "histogram", "Of those that ended OK, until the end.", ("mode",)),
     Family("onesweep_router_first_byte_seconds", "histogram", "Of those, until their first byte.", ("mode",)),
     Family("onesweep_router_output_bytes_total", "counter", "Text written.", ("mode",)),
+    Family("onesweep_router_output_tokens_total", "counter", "The same, in the model's tokens.", ("mode",)),
     Family("onesweep_router_sweeps_total", "counter", "Trips along the hosts.", ("mode",)),
     Family("onesweep_router_hops_total", "counter", "Messages from machine to machine.", ("mode",)),
     Family("onesweep_router_wire_bytes_total", "counter", "Size of these messages.", ("mode",)),
     Family("onesweep_router_compute_seconds_total", "counter", "Arithmetic, hosts and router.", ("mode",)),
-    Family("onesweep_router_drafted_bytes_total", "counter", "Bytes guessed.", ("mode",)),
-    Family("onesweep_router_accepted_bytes_total", "counter", "Guesses found right.", ("mode",)),
-    Family("onesweep_router_reached_bytes_total", "counter", "Guesses that counted: right or first wrong.", ("mode",)),
+    Family("onesweep_router_drafted_tokens_total", "counter", "Tokens guessed.", ("mode",)),
+    Family("onesweep_router_accepted_tokens_total", "counter", "Guesses found right.", ("mode",)),
+    Family("onesweep_router_reached_tokens_total", "counter", "Guesses that counted: right or first wrong.", ("mode",)),
     Family("onesweep_router_replays_total", "counter", "Moves of work to other hosts.", ("mode",)),
     Family("onesweep_router_audited_sweeps_total", "counter", "Sweeps that other hosts computed again."),
     Family("onesweep_router_liars_total", "counter", "Hosts that an audit found to lie."),
@@ -47,13 +48,14 @@ class ModeFigures:
     def __init__(self) -> None:
         self.codes: Counter[str] = Counter()
         self.latency_s, self.first_byte_s = Buckets(), Buckets()
-        self.output_bytes = self.sweeps = self.hops = self.wire_bytes = 0
+        self.output_bytes = self.output_tokens = self.sweeps = self.hops = self.wire_bytes = 0
         self.drafted = self.accepted = self.reached = self.replays = 0
         self.compute_s = 0.0
 
     def add(self, account: Account) -> None:
         """What a request took, however it ended."""
         self.output_bytes += account.output_bytes
+        self.output_tokens += account.output_tokens
         self.sweeps += account.sweeps
         self.hops += account.hops
         self.wire_bytes += account.wire_bytes_total
@@ -101,13 +103,14 @@ class RouterFigures:
             "onesweep_router_request_seconds": {(mode,): figures.latency_s for mode, figures in modes.items()},
             "onesweep_router_first_byte_seconds": {(mode,): figures.first_byte_s for mode, figures in modes.items()},
             "onesweep_router_output_bytes_total": {(mode,): figures.output_bytes for mode, figures in modes.items()},
+            "onesweep_router_output_tokens_total": {(mode,): figures.output_tokens for mode, figures in modes.items()},
             "onesweep_router_sweeps_total": {(mode,): figures.sweeps for mode, figures in modes.items()},
             "onesweep_router_hops_total": {(mode,): figures.hops for mode, figures in modes.items()},
             "onesweep_router_wire_bytes_total": {(mode,): figures.wire_bytes for mode, figures in modes.items()},
             "onesweep_router_compute_seconds_total": {(mode,): figures.compute_s for mode, figures in modes.items()},
-            "onesweep_router_drafted_bytes_total": {(mode,): figures.drafted for mode, figures in modes.items()},
-            "onesweep_router_accepted_bytes_total": {(mode,): figures.accepted for mode, figures in modes.items()},
-            "onesweep_router_reached_bytes_total": {(mode,): figures.reached for mode, figures in modes.items()},
+            "onesweep_router_drafted_tokens_total": {(mode,): figures.drafted for mode, figures in modes.items()},
+            "onesweep_router_accepted_tokens_total": {(mode,): figures.accepted for mode, figures in modes.items()},
+            "onesweep_router_reached_tokens_total": {(mode,): figures.reached for mode, figures in modes.items()},
             "onesweep_router_replays_total": {(mode,): figures.replays for mode, figures in modes.items()},
             "onesweep_router_audited_sweeps_total": {(): status.audits.audited},
             "onesweep_router_liars_total": {(): status.audits.liars},

@@ -27,6 +27,12 @@ class Result:
     seed: int
     prompt_bytes: int
     output_bytes: int
+    prompt_tokens: int
+    """As many as bytes where the model reads bytes."""
+    output_tokens: int
+    """That were written: a stop string may have cut the text before the last of them."""
+    stopped: bool
+    """Whether a stop string or the model itself ended the text, before it had the length asked for."""
     sweeps: int
     hops: int
     wire_bytes: list[int]
@@ -37,7 +43,7 @@ class Result:
     compute_ms: float
     hosts: list[HostShare]
     drafted: int
-    """Bytes guessed by a drafter, and how many of them were right."""
+    """Tokens guessed by a drafter, and how many of them were right."""
     accepted: int
     reached: int
     """Guesses that counted: those that were right, and the first wrong one of each sweep."""
@@ -46,13 +52,13 @@ class Result:
     scorer: str = ""
     """What scored or verified; empty where nothing did."""
     chunk: int = 0
-    """Bytes a sweep, the most; 0 where the mode has none."""
+    """Tokens a sweep, the most; 0 where the mode has none."""
     candidates: int = 0
     """Continuations scored in a sweep, the most."""
     effective_samples: float = 0.0
     """Of the candidates, as their weights leave them: the mean over sweeps."""
     divergence_bits: float = 0.0
-    """KL(drafter || scorer) for a byte, as the candidates showed it."""
+    """KL(drafter || scorer) for a token, as the candidates showed it."""
     reason: str = ""
     """Why mode `auto` picked this mode; empty where the request named it."""
     replays: int = 0
@@ -84,6 +90,9 @@ def result_of(summary: router_pb2.Summary, output: bytes) -> Result:
         seed=summary.seed,
         prompt_bytes=summary.prompt_bytes,
         output_bytes=summary.output_bytes,
+        prompt_tokens=summary.prompt_tokens,
+        output_tokens=summary.output_tokens,
+        stopped=summary.stopped,
         sweeps=summary.sweeps,
         hops=summary.hops,
         wire_bytes=list(summary.wire_bytes),

@@ -23,6 +23,7 @@ from serving.routes import Route, call_round
 from serving.session import Attempt, Session
 from serving.topology import HostEntry
 from serving.witness import Witness
+from stages.alphabet import BYTES, Alphabet
 from stages.meter import LinkMeter
 from stages.refusal import Refusal
 from stages.relay import KEEP_WARM_S
@@ -140,10 +141,16 @@ class Ring:
 
     @asynccontextmanager
     async def session(
-        self, kind: Kind, weights: Weights, capacity: int, deadline_unix_ms: int, account: Account
+        self,
+        kind: Kind,
+        weights: Weights,
+        capacity: int,
+        deadline_unix_ms: int,
+        account: Account,
+        alphabet: Alphabet = BYTES,
     ) -> AsyncIterator[Session]:
         """A session that is freed on every host at the end, however it ends."""
-        session = Session(self, kind, weights, capacity, deadline_unix_ms, account)
+        session = Session(self, kind, weights, capacity, deadline_unix_ms, account, alphabet)
         self._sessions.add(session)
         try:
             yield session
@@ -179,7 +186,9 @@ class Ring:
             first.relay.send(hop, settled)
         else:
             onward = self.settings.route == "nested"
-            self.spawn(call_round(attempt.path, hop, onward, lambda event: session.deliver(attempt, event)))
+            self.spawn(
+                call_round(attempt.path, hop, onward, session.alphabet, lambda event: session.deliver(attempt, event))
+            )
 
     async def push_round(self, path: Path, hop: stage_pb2.Hop) -> stage_pb2.Event:
         """Send one sweep round a path, as any other, in a session of its own. Raises Refusal."""

@@ -12,6 +12,7 @@ from typing import Literal, get_args
 import grpc
 
 from serving.paths import Path
+from stages.alphabet import Alphabet
 from stages.errors import InputError
 from stages.hop import next_step
 from stages.refusal import Refusal
@@ -29,13 +30,15 @@ def check_route(text: str) -> Route:
     raise InputError(f"unknown route {text!r}; choose from {', '.join(ROUTES)}")
 
 
-async def call_round(path: Path, hop: stage_pb2.Hop, onward: bool, deliver: Callable[[stage_pb2.Event], None]) -> None:
+async def call_round(
+    path: Path, hop: stage_pb2.Hop, onward: bool, alphabet: Alphabet, deliver: Callable[[stage_pb2.Event], None]
+) -> None:
     """Have the hosts do `hop`, and the AR steps after it, as calls that return; delivers each result, or a fault."""
     try:
         event = await _around(path, hop, onward)
         deliver(event)
         while hop.WhichOneof("work") == "step" and hop.step.remaining > 1:
-            hop = next_step(hop, event.text)
+            hop = next_step(hop, event.text, alphabet)
             event = await _around(path, hop, onward)
             deliver(event)
     except Refusal as refusal:

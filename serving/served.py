@@ -12,6 +12,7 @@ from serving.frontier import read_frontier
 from serving.local import LocalModel
 from serving.modes import Mode, all_modes
 from serving.modes.auto import Guide
+from serving.spellings import NO_TOKENS, Spellings, read_spellings
 from serving.view import RingView
 from stages.bundle import FRONTIER_NAME, find_bundle
 from stages.errors import InputError
@@ -27,6 +28,7 @@ class OwnParts:
     guide: Guide
     directory: Path | None
     """The bundle."""
+    spellings: Spellings = NO_TOKENS
 
     @classmethod
     def read(cls, directory: Path | None, frontier: Path | None = None) -> Self:
@@ -37,16 +39,17 @@ class OwnParts:
         where = find_bundle(directory).local if directory else None
         local = LocalModel(where) if where else None
         digest = local.digest if local else ""
+        spellings = read_spellings(directory) if directory else NO_TOKENS
         if frontier is not None:
-            return cls(local, Guide(read_frontier(frontier), local_digest=digest), directory)
+            return cls(local, Guide(read_frontier(frontier), local_digest=digest), directory, spellings)
         path = directory / FRONTIER_NAME if directory else None
         if path is None or not path.exists():
-            return cls(local, Guide(), directory)
+            return cls(local, Guide(), directory, spellings)
         try:
-            return cls(local, Guide(read_frontier(path), local_digest=digest), directory)
+            return cls(local, Guide(read_frontier(path), local_digest=digest), directory, spellings)
         except InputError as error:
             log.warning("%s", error)
-            return cls(local, Guide(problem=str(error)), directory)
+            return cls(local, Guide(problem=str(error)), directory, spellings)
 
 
 @dataclass(eq=False)
@@ -65,7 +68,7 @@ class Served:
     @classmethod
     def over(cls, view: RingView, own: OwnParts, name: str = "") -> Self:
         conditions = Conditions(view.rtts_ms)
-        modes = all_modes(view, own.local, own.guide, conditions)
+        modes = all_modes(view, own.local, own.guide, conditions, own.spellings)
         return cls(view, modes, conditions, own.directory, name)
 
     @property

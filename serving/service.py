@@ -13,12 +13,15 @@ from typing import Any
 import grpc.aio
 
 from serving.accounting import Account
-from serving.admission import check_fit, check_mode, check_request
+from serving.admission import check_fit, check_mode, check_request, spelled
 from serving.again import truthful
 from serving.link import HostLink
+from serving.modes import Generation
 from serving.quota import Admission
+from serving.reading import Reading
 from serving.rollout import Rollout, Tell
 from serving.served import Served
+from serving.spelling import IN_BYTES, Message, Spelling
 from serving.ticket import UNKNOWN_MODE, Ticket, Tickets
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.delivery import run_dry
@@ -62,7 +65,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             with ticket:
                 key = self.keyring.identify(context.invocation_metadata(), GENERATE)
                 async with (
-                    self.admission.enter(key, request.max_bytes, ticket.left_s) as place,
+                    self.admission.enter(key, request.max_bytes or request.max_tokens, ticket.left_s) as place,
                     aclosing(self._admit(request, ticket)) as responses,
                 ):
                     async for response in responses:
@@ -130,7 +133,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             scorer_digest=served.view.digest("scorer"),
             release=served.release,
             previous=self.rollout.previous_name,
-            context_bytes=max((served.modes[name].context_bytes for name in served.served_modes), default=0),
+            context_tokens=max((served.modes[name].positions for name in served.served_modes), default=0),
             audits=router_pb2.Audits(**asdict(self.ring.auditor.counters)),
             requests=self.admission.requests,
             request_limit=self.admission.settings.request_limit,
@@ -182,24 +185,41 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         account = ticket.account = Account()
         if mode.uses_hosts:
             await served.view.usable(self.ring_wait_s)
+        messages = [Message(message.role, message.content) for message in request.messages]
+        generation = await spelled(generation, messages, mode, account)
         check_fit(generation, mode)
         account.trip_begin_ms = waited_ms = account.elapsed_ms()
+        reading = _reading(request, generation, mode.spelling)
+        held, ended = b"", False
         async with aclosing(truthful(mode, generation, account)) as pieces:
-            whole = b""
-            async for text in pieces:
+            async for symbols in pieces:
+                text = reading.feed(symbols)
+                account.output_bytes += len(text)
                 for trip in account.take_trips():
                     if request.trips:
                         yield router_pb2.GenerateResponse(trip=trip)
                 if request.whole:
-                    whole += text
-                else:
+                    held += text
+                elif text:
                     yield router_pb2.GenerateResponse(text=text)
-            if whole:
-                yield router_pb2.GenerateResponse(text=whole)
+                ended = not generation.ends.isdisjoint(account.alphabet.symbols(symbols)) if generation.ends else False
+                if reading.over:
+                    break
+        rest = reading.end()
+        account.output_bytes += len(rest)
+        if text := held + rest:
+            yield router_pb2.GenerateResponse(text=text)
+        account.stopped = reading.stopped or (ended and not reading.over)
         served.conditions.learn(mode.name, account, account.elapsed_ms() - waited_ms)
-        summary = ticket.summary = account.summary(mode.name, request.seed, len(request.prompt))
+        summary = ticket.summary = account.summary(mode.name, request.seed)
         summary.request = ticket.name
         yield router_pb2.GenerateResponse(summary=summary)
+
+
+def _reading(request: router_pb2.GenerateRequest, generation: Generation, spelling: Spelling) -> Reading:
+    # a byte model writes as many bytes as it is asked for
+    most_bytes = request.max_bytes if request.max_bytes and spelling is not IN_BYTES else None
+    return Reading(spelling.reader(generation.prompt), request.stops, most_bytes)
 
 
 def _deadline(context: Context) -> int:

@@ -23,6 +23,7 @@ from serving.link import HostLink, Weights
 from serving.paths import Path, Suspects
 from serving.patience import Patience
 from stages.admission import check_passages
+from stages.alphabet import BYTES, Alphabet
 from stages.refusal import Refusal
 from stages.sessions import KINDS, Kind
 from stages.v1 import stage_pb2
@@ -83,17 +84,26 @@ class Session:
     """Use it through `Ring.session`."""
 
     def __init__(
-        self, ring: Carrier, kind: Kind, weights: Weights, capacity: int, deadline_unix_ms: int, account: Account
+        self,
+        ring: Carrier,
+        kind: Kind,
+        weights: Weights,
+        capacity: int,
+        deadline_unix_ms: int,
+        account: Account,
+        alphabet: Alphabet = BYTES,
     ) -> None:
-        """:param weights: that every try must use: a text comes from one set."""
+        """:param weights: that every try must use: a text comes from one set.
+        :param alphabet: that the model reads."""
         self.ring, self.kind, self.weights, self.capacity = ring, kind, weights, capacity
+        self.alphabet = alphabet
         self.deadline_unix_ms, self.account = deadline_unix_ms, account
         self.attempts: list[Attempt] = []
         self._digest = weights[KINDS.index(kind)]
-        self._journal = Journal()
+        self._journal = Journal(alphabet)
         self._work: Work | None = None
         self._written = b""
-        """Bytes that the hosts went on from by themselves since `_work` was pushed."""
+        """Symbols that the hosts went on from by themselves since `_work` was pushed."""
         self._inbox: asyncio.Queue[tuple[Attempt, stage_pb2.Event]] = asyncio.Queue()
         self._blamed: set[str] = set()
         """Addresses of hosts that failed this session."""
@@ -128,7 +138,7 @@ class Session:
             if event.WhichOneof("outcome") == "fault":
                 await self._fail(attempt, event.fault)
                 continue
-            due = self._work.number + len(self._written)
+            due = self._work.number + self.alphabet.count(self._written)
             if event.number < due:
                 continue  # of a hop that was sent twice
             try:
@@ -308,7 +318,7 @@ class Session:
         if opening.WhichOneof("work") == "step":
             opening.step.remaining = 1
         self._helpers.update(attempt.path)
-        if not await self.ring.auditor.audit(attempt.path, self.weights, opening, event):
+        if not await self.ring.auditor.audit(attempt.path, self.weights, opening, event, self.alphabet):
             self._betrayed = self._betrayed or "a sweep was wrong"
 
     def _give_up(self, attempt: Attempt) -> None:

@@ -135,6 +135,7 @@ class Ticket:
                 "onesweep.mode": self.mode,
                 "onesweep.sweeps": account.sweeps,
                 "onesweep.output_bytes": account.output_bytes,
+                "onesweep.output_tokens": account.output_tokens,
                 "onesweep.wire_bytes": account.wire_bytes_total,
             }
         )

@@ -14,6 +14,7 @@ from serving.accounting import Account
 from serving.link import Weights
 from serving.ring import RETRY_S, Ring
 from serving.session import Session
+from stages.alphabet import BYTES, Alphabet
 from stages.refusal import Refusal
 from stages.sessions import KINDS, Kind
 from stages.v1 import stage_pb2
@@ -89,7 +90,9 @@ class RingView:
         self, kind: Kind, capacity: int, deadline_unix_ms: int, account: Account
     ) -> AsyncIterator[Session]:
         """A session that is freed on every host at the end, however it ends."""
-        async with self.ring.session(kind, self.weights, capacity, deadline_unix_ms, account) as session:
+        model = self.model(kind)
+        alphabet = Alphabet(model.vocabulary) if model else BYTES
+        async with self.ring.session(kind, self.weights, capacity, deadline_unix_ms, account, alphabet) as session:
             yield session
 
     def _described(self) -> stage_pb2.Release | None:

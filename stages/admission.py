@@ -9,13 +9,14 @@ from collections.abc import Sequence
 import grpc
 import numpy as np
 
+from stages.alphabet import Alphabet
 from stages.codec import ESTIMATE_LIMIT, FEATURE_LIMIT, Fp32, Int8, StateCodec, codec_named
 from stages.errors import CodecError
 from stages.parts import HostPlan, ModelSource
 from stages.randomness import MAX_SEED
 from stages.refusal import Refusal, failed_precondition, invalid
 from stages.samplers import SAMPLERS
-from stages.scoring import MAX_CANDIDATES, MAX_SCORED_ROWS
+from stages.scoring import MAX_CANDIDATES, MAX_LOGITS, MAX_SCORED_ROWS, MAX_VERDICT
 from stages.sessions import Kind
 from stages.sweep import FEATURES
 from stages.traces import parse_traceparent
@@ -74,14 +75,14 @@ def _check_path(hop: stage_pb2.Hop) -> None:
         raise invalid(f"place {hop.place} on a path of {len(hop.path)} hosts")
 
 
-def _check_reads(work: stage_pb2.Sweep | stage_pb2.Step, start: int, fresh: int) -> None:
-    """`fresh`: bytes of `clean` that were never read before, whatever else was."""
+def _check_reads(work: stage_pb2.Sweep | stage_pb2.Step, start: int, clean: int, fresh: int) -> None:
+    """`clean`: new symbols; `fresh`: those of them that were never read before, whatever else was."""
     if not work.reads:
         return
     if start:
         raise invalid("only work that opens a session can be a replay of reads")
-    if not all(work.reads) or sum(work.reads) > len(work.clean) - fresh:
-        raise invalid(f"reads of {sum(work.reads)} bytes, some maybe empty, do not fit {len(work.clean)} clean bytes")
+    if not all(work.reads) or sum(work.reads) > clean - fresh:
+        raise invalid(f"reads of {sum(work.reads)} symbols, some maybe empty, do not fit {clean} clean ones")
 
 
 def hidden_codec(name: str) -> StateCodec:
@@ -132,12 +133,12 @@ def _check_sweep(hop: stage_pb2.Hop, plan: HostPlan, source: ModelSource) -> Non
     sweep, a = hop.sweep, source.manifest.byte_architecture
     _check_part(sweep.block, plan, "block")
     start = sweep.clean_start + len(sweep.clean)
-    _check_extent(hop.capacity, sweep.clean_start, len(sweep.clean), a.context_bytes)
-    _check_reads(sweep, sweep.clean_start, 0)
+    _check_extent(hop.capacity, sweep.clean_start, len(sweep.clean), a.positions)
+    _check_reads(sweep, sweep.clean_start, len(sweep.clean), 0)
     if start < 1:
         raise invalid("a sweep needs at least one clean byte before its slots")
-    if sweep.slots < 1 or start + sweep.slots > a.context_bytes:
-        raise invalid(f"{sweep.slots} slots after {start} bytes do not fit the context of {a.context_bytes}")
+    if sweep.slots < 1 or start + sweep.slots > a.positions:
+        raise invalid(f"{sweep.slots} slots after {start} bytes do not fit the context of {a.positions}")
     if not 1 <= sweep.steps <= MAX_STEPS:
         raise invalid(f"steps must be 1 to {MAX_STEPS}, not {sweep.steps}")
     _check_sampling(sweep.sampling)
@@ -162,30 +163,45 @@ def _check_sweep(hop: stage_pb2.Hop, plan: HostPlan, source: ModelSource) -> Non
 def _check_step(hop: stage_pb2.Hop, plan: HostPlan, source: ModelSource) -> None:
     step, a = hop.step, source.manifest.architecture
     _check_part(step.stage, plan, "stage")
-    if not step.clean:
-        raise invalid("an AR step needs at least one new byte")
-    _check_extent(hop.capacity, step.start, len(step.clean), a.positions)
-    _check_reads(step, step.start, step.draft)
-    if not 1 <= step.remaining <= a.positions - step.start - len(step.clean):
-        raise invalid(f"{step.remaining} bytes to generate do not fit the context of {a.positions}")
-    if step.draft and (step.remaining > 1 or step.draft >= len(step.clean)):
-        raise invalid(f"{step.draft} guesses among {len(step.clean)} new bytes: give one known byte, and one step")
-    _check_odds(step)
-    branch_rows = _check_candidates(step, a.positions)
+    clean = _count(step.clean, source.alphabet)
+    if not clean:
+        raise invalid("an AR step needs at least one new symbol")
+    _check_extent(hop.capacity, step.start, clean, a.positions)
+    _check_reads(step, step.start, clean, step.draft)
+    if not 1 <= step.remaining <= a.positions - step.start - clean:
+        raise invalid(f"{step.remaining} symbols to generate do not fit the context of {a.positions}")
+    if step.draft and (step.remaining > 1 or step.draft >= clean):
+        raise invalid(f"{step.draft} guesses among {clean} new symbols: give one known symbol, and one step")
+    if (step.draft + 1) * a.vocabulary > MAX_LOGITS:
+        raise invalid(
+            f"{step.draft} guesses; with {a.vocabulary} symbols there are at most {MAX_LOGITS // a.vocabulary - 1}"
+        )
+    _check_odds(step, a.vocabulary)
+    branch_rows = _check_candidates(step, step.start + clean, source.alphabet, a.positions)
     _check_sampling(step.sampling)
     if step.stage == 0 and step.hidden:
-        raise invalid("stage 0 reads bytes: its message carries no hidden states")
+        raise invalid("stage 0 reads symbols: its message carries no hidden states")
     try:
         codec = hidden_codec(step.codec)
         if step.stage > 0:
-            codec.decode(step.hidden, len(step.clean) + branch_rows, a.width, FEATURE_LIMIT)
+            codec.decode(step.hidden, clean + branch_rows, a.width, FEATURE_LIMIT)
     except CodecError as error:
         raise invalid(str(error)) from None
 
 
-def _check_odds(step: stage_pb2.Step) -> None:
+def _count(symbols: bytes, alphabet: Alphabet) -> int:
+    """How many there are, every one of them in `alphabet`. Raises Refusal."""
+    try:
+        return len(alphabet.decode(symbols))
+    except CodecError as error:
+        raise invalid(str(error)) from None
+
+
+def _check_odds(step: stage_pb2.Step, vocabulary: int) -> None:
     if not step.odds:
         return
+    if vocabulary > MAX_VERDICT:
+        raise invalid(f"a verdict tells the odds of every symbol, at most {MAX_VERDICT}: this model has {vocabulary}")
     if len(step.odds) != 4 * step.draft:
         raise invalid(f"odds of {len(step.odds)} bytes for {step.draft} guesses: each guess takes one float32")
     odds = np.frombuffer(step.odds, dtype="<f4")
@@ -193,22 +209,23 @@ def _check_odds(step: stage_pb2.Step) -> None:
         raise invalid("odds must be above 0 and at most 1: what the drafter gave each guess that it drew")
 
 
-def _check_candidates(step: stage_pb2.Step, context_bytes: int) -> int:
-    """Rows that the candidates take: each byte but their last."""
+def _check_candidates(step: stage_pb2.Step, end: int, alphabet: Alphabet, positions: int) -> int:
+    """Rows that the candidates take: each symbol but their last. `end`: where they begin."""
     count = len(step.candidates)
     if not count:
         return 0
-    length, end = len(step.candidates[0]), step.start + len(step.clean)
+    length = alphabet.count(step.candidates[0])
     if count > MAX_CANDIDATES:
         raise invalid(f"{count} candidates; a step scores at most {MAX_CANDIDATES}")
     if step.remaining > 1 or step.draft:
         raise invalid("candidates are scored in a step of their own: remaining must be 1, and draft 0")
-    if not length or any(len(candidate) != length for candidate in step.candidates):
-        raise invalid("candidates must have one length, of at least one byte")
+    if not length or any(len(candidate) != len(step.candidates[0]) for candidate in step.candidates):
+        raise invalid("candidates must have one length, of at least one symbol")
     if count * length > MAX_SCORED_ROWS:
-        raise invalid(f"{count} candidates of {length} bytes; a step scores at most {MAX_SCORED_ROWS} bytes in all")
-    if end + length > context_bytes:
-        raise invalid(f"candidates of {length} bytes after {end} do not fit the context of {context_bytes}")
+        raise invalid(f"{count} candidates of {length} symbols; a step scores at most {MAX_SCORED_ROWS} in all")
+    if end + length > positions:
+        raise invalid(f"candidates of {length} symbols after {end} do not fit the context of {positions}")
+    _count(b"".join(step.candidates), alphabet)
     return count * (length - 1)
 
 
@@ -218,11 +235,11 @@ def _check_part(part: int, plan: HostPlan, noun: str) -> None:
         raise failed_precondition(f"{noun} {part} does not start here: this host holds {held}; check the topology")
 
 
-def _check_extent(capacity: int, start: int, new: int, context_bytes: int) -> None:
-    if not 1 <= capacity <= context_bytes:
-        raise invalid(f"a session of {capacity} positions does not fit the context of {context_bytes}")
+def _check_extent(capacity: int, start: int, new: int, positions: int) -> None:
+    if not 1 <= capacity <= positions:
+        raise invalid(f"a session of {capacity} positions does not fit the context of {positions}")
     if start + new > capacity:
-        raise invalid(f"{new} bytes at position {start} do not fit the session's {capacity} positions")
+        raise invalid(f"{new} symbols at position {start} do not fit the session's {capacity} positions")
 
 
 def _check_sampling(sampling: stage_pb2.Sampling) -> None:

@@ -15,7 +15,8 @@ FOLDERS = tuple(field.name for field in fields(Bundle))
 NAME_DIGITS = 16
 
 Wants = Callable[[str, int], bool]
-"""Whether a machine needs a part of a folder."""
+"""Whether a machine needs a part of a folder; BESIDE stands for what a token model has beside its parts."""
+BESIDE = -1
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def read_contents(checkpoint: Path) -> Contents:
 
 
 def files_of(directories: Mapping[str, Path], wants: Wants) -> dict[str, Part]:
-    """The files of weights that manifests name, by their path in a bundle.
+    """The files that manifests name, by their path in a bundle. The size of those beside the weights is not known: 0.
 
     :param directories: by folder. Raises CheckpointError for a part that was not trained yet.
     """
@@ -84,4 +85,6 @@ def files_of(directories: Mapping[str, Path], wants: Wants) -> dict[str, Part]:
                 raise CheckpointError(f"{folder}/: part {index} is not trained yet")
             if wants(folder, index):
                 files[f"{folder}/{part.file}"] = part
+        if wants(folder, BESIDE):
+            files |= {f"{folder}/{name}": Part(name, digest, 0, {}) for name, digest in manifest.files.items()}
     return files

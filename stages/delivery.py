@@ -12,6 +12,7 @@ import grpc
 from stages.aside import in_thread
 from stages.contents import FOLDERS, Contents, Wants
 from stages.errors import CheckpointError, InputError, OnesweepError
+from stages.manifest import read_manifest
 from stages.refusal import Refusal, failed_precondition, invalid
 from stages.shelf import Intake, Shelf
 from stages.v1 import stage_pb2
@@ -68,9 +69,11 @@ class Delivery:
     def _source(self, path: str) -> Path:
         """The file behind a path of the release; nothing else on this machine can be asked for."""
         folder, _, name = path.partition("/")
-        if folder not in self.contents.directories or "/" in name or not name.endswith(".safetensors"):
+        directory = self.contents.directories.get(folder)
+        known = name.endswith(".safetensors") or (directory is not None and name in read_manifest(directory).files)
+        if directory is None or "/" in name or not known:
             raise CheckpointError(f"{path[:80]!r} is no file of this release")
-        return self.contents.directories[folder] / name
+        return directory / name
 
 
 async def take_in(

@@ -118,7 +118,7 @@ class Engine:
         """Whether what arrived is nothing but a few rows of AR steps, and such a pass took no time of late."""
         return self._steps_ms < QUICK_MS and all(
             job.hop.WhichOneof("work") == "step"
-            and len(job.hop.step.clean) <= QUICK_ROWS
+            and job.session.alphabet.count(job.hop.step.clean) <= QUICK_ROWS
             and not job.hop.step.candidates
             for job in list(self._arrived)  # at once: the engine's thread may be taking from it
         )

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from stages.admission import hidden_codec
+from stages.alphabet import Alphabet
 from stages.backends.base import BranchPiece, CleanPiece, Denoised, NoisyPiece
 from stages.codec import FEATURE_LIMIT, StateCodec, codec_named
 from stages.parts import Parts
-from stages.randomness import sample_bytes
+from stages.randomness import sample_symbols
 from stages.samplers import Ode
-from stages.scoring import BRANCH_ROWS, branch_pieces, candidate_nats, judge
+from stages.scoring import CandidateScores, branch_pieces, head_pieces, judge
 from stages.sessions import Session
 from stages.sweep import BlockWork, Boundary, SweepPlan, clean_pieces
 from stages.v1 import stage_pb2
@@ -125,18 +126,19 @@ class SweepWork(HopWork):
 
 
 class StepWork(HopWork):
-    """New bytes on their way through the host's stages of a pipeline."""
+    """New symbols on their way through the host's stages of a pipeline."""
 
     def __init__(self, hop: stage_pb2.Hop, session: Session, parts: Parts, following: int) -> None:
         step = hop.step
         self.hop, self.session, self.parts, self.following = hop, session, parts, following
         _go_back(session, step.start)
         self.codec, self._runners = hidden_codec(step.codec), parts.pipeline(session.kind)
-        self._stages = tuple(session.caches)
-        if step.stage == 0:
-            source = _bytes(step.clean)
-        else:
-            source = self.codec.decode(step.hidden, len(step.clean), parts.width(session.kind), FEATURE_LIMIT)
+        self._stages, self._alphabet = tuple(session.caches), session.alphabet
+        clean = self._alphabet.decode(step.clean)
+        self._guesses, self._first = clean[len(clean) - step.draft :].tolist(), step.start + len(clean) - step.draft
+        source = clean
+        if step.stage > 0:
+            source = self.codec.decode(step.hidden, len(clean), parts.width(session.kind), FEATURE_LIMIT)
         # guesses after a prompt are a piece of their own: the prompt is then read as without them
         prompt = [len(source) - step.draft] if step.start == 0 and not step.reads else []
         self._unread = deque(clean_pieces(source, [*step.reads, *prompt]))
@@ -180,15 +182,17 @@ class StepWork(HopWork):
             after.step.hidden = self.codec.encode(hidden)
 
     def _sampled(self, logits: Tensor) -> stage_pb2.Event:
-        """The byte after each guess that is right, and the one that follows them.
+        """The symbol after each guess that is right, and the one that follows them.
 
         Guesses are compared with what the model samples at their place from the same random numbers, so the text is
         the very text that it writes without guesses.
         """
-        step, first = self.hop.step, self._first
-        sampled = sample_bytes(logits, step.sampling.temperature, step.sampling.seed, first)
-        right = next((i for i, guess in enumerate(self._guesses) if guess != sampled[i]), step.draft)
-        return stage_pb2.Event(session=self.hop.session, number=step.number, text=sampled[: right + 1])
+        step = self.hop.step
+        sampled = sample_symbols(logits, step.sampling.temperature, step.sampling.seed, self._first)
+        pairs = zip(self._guesses, self._alphabet.symbols(sampled), strict=False)
+        right = next((i for i, (guess, symbol) in enumerate(pairs) if guess != symbol), step.draft)
+        text = self._alphabet.cut(sampled, 0, right + 1)
+        return stage_pb2.Event(session=self.hop.session, number=step.number, text=text)
 
     def _judged(self, logits: Tensor) -> stage_pb2.Event:
         """How far the guesses are accepted."""
@@ -198,20 +202,11 @@ class StepWork(HopWork):
         row = stage_pb2.Verdict(accepted=verdict.accepted, odds=verdict.probabilities.astype("<f4").tobytes())
         return stage_pb2.Event(session=self.hop.session, number=step.number, verdict=row)
 
-    @property
-    def _guesses(self) -> bytes:
-        return self.hop.step.clean[len(self.hop.step.clean) - self.hop.step.draft :]
-
-    @property
-    def _first(self) -> int:
-        """Position of the first guess."""
-        return self.hop.step.start + len(self.hop.step.clean) - self.hop.step.draft
-
 
 class ScoreWork(HopWork):
-    """New bytes, and candidates that may come after them, on their way through the host's stages of a pipeline.
+    """New symbols, and candidates that may come after them, on their way through the host's stages of a pipeline.
 
-    The new bytes are read and remembered; then every candidate is evaluated as a branch that nothing remembers.
+    The new symbols are read and remembered; then every candidate is evaluated as a branch that nothing remembers.
     """
 
     def __init__(self, hop: stage_pb2.Hop, session: Session, parts: Parts, following: int) -> None:
@@ -219,18 +214,18 @@ class ScoreWork(HopWork):
         self.hop, self.session, self.parts, self.following = hop, session, parts, following
         _go_back(session, step.start)
         self.codec, self._runners = hidden_codec(step.codec), parts.pipeline(session.kind)
-        self._stages = tuple(session.caches)
-        self._candidates = _bytes(b"".join(step.candidates)).view(len(step.candidates), -1)
-        clean, inner = _bytes(step.clean), self._candidates[:, :-1]  # nothing is asked after a last byte
+        self._stages, self._alphabet = tuple(session.caches), session.alphabet
+        candidates = self._alphabet.decode(b"".join(step.candidates)).view(len(step.candidates), -1)
+        clean, inner = self._alphabet.decode(step.clean), candidates[:, :-1]  # nothing is asked after a last symbol
+        self._known, self._scores = len(clean), CandidateScores(candidates, step.sampling.temperature)
         if step.stage > 0:
-            width, known = parts.width(session.kind), len(clean)
+            width, known = parts.width(session.kind), self._known
             rows = self.codec.decode(step.hidden, known + inner.numel(), width, FEATURE_LIMIT)
             clean, inner = rows[:known], rows[known:].view(*inner.shape, width)
         self._unread, self._branches = deque(clean_pieces(clean, step.reads)), deque(branch_pieces(inner))
         self._x, self._at, self._branching = self._unread.popleft(), 0, False
         self._hidden = list[Tensor]()
         self._heads = deque[Tensor]()
-        self._logits = list[Tensor]()
 
     @property
     def rows(self) -> int:
@@ -251,7 +246,7 @@ class ScoreWork(HopWork):
         assert isinstance(result, Tensor)
         if self._heads:
             self._heads.popleft()
-            self._logits.append(result)
+            self._scores.add(result)
             if not self._heads:
                 self.outcome = self._scored()
             return
@@ -269,7 +264,7 @@ class ScoreWork(HopWork):
 
     def _go_on(self, hidden: Tensor) -> None:
         if self._stages[-1] == self.parts.parts - 1:
-            self._heads.extend(hidden[len(self.hop.step.clean) - 1 :].split(BRANCH_ROWS))
+            self._heads.extend(head_pieces(hidden[self._known - 1 :], self._alphabet.size))
         else:
             self.outcome = after = stage_pb2.Hop()
             after.CopyFrom(self.hop)
@@ -277,8 +272,7 @@ class ScoreWork(HopWork):
             after.step.hidden = self.codec.encode(hidden)
 
     def _scored(self) -> stage_pb2.Event:
-        nats = candidate_nats(self._candidates, self._logits, self.hop.step.sampling.temperature)
-        scores = stage_pb2.Scores(nats=nats.astype("<f4").tobytes())
+        scores = stage_pb2.Scores(nats=self._scores.nats().astype("<f4").tobytes())
         return stage_pb2.Event(session=self.hop.session, number=self.hop.step.number, scores=scores)
 
 
@@ -295,12 +289,8 @@ def _go_back(session: Session, start: int) -> None:
             cache.length = start
 
 
-def _bytes(text: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
-
-
-def next_step(hop: stage_pb2.Hop, text: bytes) -> stage_pb2.Hop:
-    """The AR step that reads the byte which `hop` ended in."""
+def next_step(hop: stage_pb2.Hop, text: bytes, alphabet: Alphabet) -> stage_pb2.Hop:
+    """The AR step that reads the symbol which `hop` ended in."""
     after = stage_pb2.Hop(
         router=hop.router,
         session=hop.session,
@@ -313,7 +303,7 @@ def next_step(hop: stage_pb2.Hop, text: bytes) -> stage_pb2.Hop:
         traceparent=hop.traceparent,
     )
     after.step.number = hop.step.number + 1
-    after.step.start = hop.step.start + len(hop.step.clean)
+    after.step.start = hop.step.start + alphabet.count(hop.step.clean)
     after.step.clean = text
     after.step.remaining = hop.step.remaining - 1
     after.step.sampling.CopyFrom(hop.step.sampling)

@@ -155,6 +155,7 @@ class Host:
             raise exhausted(f"{self.settings.name} has {self.engine.limit} hops under way", retry_after_ms=500)
         work = hop.sweep if kind == "chain" else hop.step
         start = hop.sweep.clean_start if kind == "chain" else hop.step.start
+        fresh = parts.alphabet(kind).count(work.clean)
         if start == 0:
             source = parts.plan.model(kind)
             assert source is not None
@@ -164,10 +165,10 @@ class Host:
             session.next_number = work.number  # a replay goes on where another host's session ended
         else:
             session = self.sessions.due(hop.session, kind, work.number, start)
-            if start + len(work.clean) > session.capacity:
+            if start + fresh > session.capacity:
                 raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, f"the session holds {session.capacity} positions only")
         session.next_number += 1
-        session.length = start + len(work.clean)
+        session.length = start + fresh
         session.pending += 1
         job = Job(hop, session, received_bytes)
         self.engine.submit(job)
@@ -217,15 +218,16 @@ class Host:
             if not job.reply.done():
                 job.reply.set_result(outcome)
         elif not job.session.released:
-            self._hand_over(job.hop, outcome)
+            self._hand_over(job, outcome)
 
-    def _hand_over(self, hop: stage_pb2.Hop, outcome: Outcome) -> None:
+    def _hand_over(self, job: Job, outcome: Outcome) -> None:
+        hop = job.hop
         if isinstance(outcome, stage_pb2.Hop):
             self._push(outcome)
             return
         # the next step starts before the router is told: its trip round the ring is what the user waits for
         if hop.WhichOneof("work") == "step" and hop.step.remaining > 1:
-            after = next_step(hop, outcome.text)
+            after = next_step(hop, outcome.text, job.session.alphabet)
             _move_on(after)
             self._push(after)
         self.subscribers.publish(hop.router, outcome)

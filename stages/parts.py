@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stages.alphabet import Alphabet
 from stages.ar import cache_bytes
 from stages.backends import DEFAULT_BACKEND, Backend, backend_named
 from stages.backends.base import BlockRunner, StageRunner
@@ -23,6 +24,11 @@ class ModelSource:
     directory: Path
     manifest: Manifest
     digest: str
+
+    @property
+    def alphabet(self) -> Alphabet:
+        """What the model reads and writes."""
+        return Alphabet(self.manifest.architecture.vocabulary)
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ class HostPlan:
 
     @property
     def pipelines(self) -> dict[str, ModelSource]:
-        """Those of them that read bytes and say what follows, by kind."""
+        """Those of them that read symbols and say what follows, by kind."""
         return {kind: source for kind, source in self.models.items() if kind != "chain"}
 
     def model(self, kind: str) -> ModelSource | None:
@@ -101,9 +107,16 @@ class Parts:
 
     def width(self, kind: str) -> int:
         """Numbers in a hidden state of a model."""
+        return self._source(kind).manifest.architecture.width
+
+    def alphabet(self, kind: str) -> Alphabet:
+        """What a model reads and writes."""
+        return self._source(kind).alphabet
+
+    def _source(self, kind: str) -> ModelSource:
         source = self.plan.model(kind)
         assert source is not None
-        return source.manifest.architecture.width
+        return source
 
 
 def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:

@@ -14,8 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from stages.alphabet import Alphabet
+
 MAX_SEED = (1 << 64) - 1
 _WORDS_PER_COUNTER = 4
+_DRAWN_AT_ONCE = 1 << 16
+"""Random numbers that sampling holds at a time: what stays in a processor's cache, however large a vocabulary is."""
 
 
 class Purpose(IntEnum):
@@ -64,16 +68,27 @@ def gumbels(seed: int, position: int, count: int, width: int) -> NDArray[np.floa
     return np.asarray(-np.log(-np.log(u * (1 - 2.0**-53))))
 
 
-def sample_bytes(logits: Tensor, temperature: float, seed: int, position: int) -> bytes:
-    """One byte for each row of `logits` (count, 256): a draw at `temperature`, or the argmax at 0.
+def sample_symbols(logits: Tensor, temperature: float, seed: int, position: int) -> bytes:
+    """One symbol for each row of `logits` (count, vocabulary): a draw at `temperature`, or the argmax at 0.
 
-    Byte i uses the Gumbel numbers of `position + i`, so the same (seed, position, logits) give the same byte
-    on every host and in every mode.
+    Symbol i uses the Gumbel numbers of `position + i`, so the same (seed, position, logits) give the same symbol
+    on every host and in every mode. As the alphabet of that vocabulary encodes them.
     """
-    scores = logits.detach().double().cpu().numpy()
-    if temperature > 0:
-        # relative to the best: a tiny temperature then gives -inf and the argmax, instead of inf for many
-        with np.errstate(over="ignore"):
-            scores = (scores - scores.max(axis=1, keepdims=True)) / temperature
-        scores = scores + gumbels(seed, position, *scores.shape)
-    return bytes(scores.argmax(axis=1).astype(np.uint8).tolist())
+    scores = logits.detach().cpu().numpy()
+    count, vocabulary = scores.shape
+    if temperature <= 0:
+        chosen: list[int] = scores.argmax(axis=1).tolist()
+    else:
+        rows = max(_DRAWN_AT_ONCE // vocabulary, 1)
+        parts = range(0, count, rows)
+        chosen = [x for at in parts for x in _drawn(scores[at : at + rows], temperature, seed, position + at)]
+    return Alphabet(vocabulary).encode(chosen)
+
+
+def _drawn(logits: NDArray[np.float32], temperature: float, seed: int, position: int) -> list[int]:
+    scores = logits.astype(np.float64)
+    # relative to the best: a tiny temperature then gives -inf and the argmax, instead of inf for many
+    with np.errstate(over="ignore"):
+        scores = (scores - scores.max(axis=1, keepdims=True)) / temperature
+    chosen: list[int] = (scores + gumbels(seed, position, *scores.shape)).argmax(axis=1).tolist()
+    return chosen

@@ -87,4 +87,11 @@ def wiring_problem(plans: Sequence[HostPlan], address: str, other: stage_pb2.Des
 
 def _model_info(source: ModelSource) -> stage_pb2.ModelInfo:
     a = source.manifest.architecture
-    return stage_pb2.ModelInfo(digest=source.digest, parts=a.parts, context_bytes=a.positions, width=a.width)
+    return stage_pb2.ModelInfo(
+        digest=source.digest,
+        parts=a.parts,
+        positions=a.positions,
+        width=a.width,
+        vocabulary=a.vocabulary,
+        tokenizer=source.manifest.tokenizer,
+    )

@@ -1,7 +1,8 @@
-"""What a model says about bytes that it is given: scores of candidates, and verdicts on guesses."""
+"""What a model says about symbols that it is given: scores of candidates, and verdicts on guesses."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,9 +14,15 @@ from stages.randomness import Purpose, uniforms
 MAX_CANDIDATES = 256
 """Continuations in a step."""
 MAX_SCORED_ROWS = 4096
-"""Bytes of all candidates of a step together: what a message, and a host's memory for one hop, have room for."""
+"""Symbols of all candidates of a step together: what a message, and a host's memory for one hop, have room for."""
 BRANCH_ROWS = 256
 """Candidates are evaluated in pieces of about so many rows, so that they hold up nobody."""
+MAX_LOGITS = 1 << 24
+"""Numbers that a head may give at once: rows, of a vocabulary each. 64 MB."""
+HEAD_LOGITS = 1 << 22
+"""Of candidates it gives about so many at once."""
+MAX_VERDICT = 4096
+"""Symbols whose odds a verdict may tell: 16 KB, about what one flight carries on a link that was idle."""
 IMPOSSIBLE_NATS = -1e30
 """What stands for ln 0: finite in float32, as are sums of it."""
 
@@ -26,11 +33,12 @@ class Verdict:
 
     accepted: int
     probabilities: NDArray[np.float64]
-    """Of the byte after the accepted ones: (256,)"""
+    """Of the symbol after the accepted ones: (vocabulary,)"""
 
 
 def log_probabilities(logits: Tensor, temperature: float) -> NDArray[np.float64]:
-    """ln of what each byte's probability is at `temperature`; at 0 it is 0 for the argmax. (rows, 256), as `logits`.
+    """ln of what each symbol's probability is at `temperature`; at 0 it is 0 for the argmax. (rows, vocabulary), as
+    `logits`.
 
     Nothing is below IMPOSSIBLE_NATS.
     """
@@ -39,7 +47,7 @@ def log_probabilities(logits: Tensor, temperature: float) -> NDArray[np.float64]
         nats = np.full_like(scores, IMPOSSIBLE_NATS)
         np.put_along_axis(nats, scores.argmax(axis=1)[:, None], 0.0, axis=1)
         return nats
-    with np.errstate(over="ignore"):  # relative to the best, as in sample_bytes
+    with np.errstate(over="ignore"):  # relative to the best, as in sample_symbols
         scores = (scores - scores.max(axis=1, keepdims=True)) / temperature
     return np.maximum(scores - np.log(np.exp(scores).sum(axis=1, keepdims=True)), IMPOSSIBLE_NATS)
 
@@ -52,25 +60,43 @@ def branch_pieces(source: Tensor) -> list[Tensor]:
     return list(source.split(max(1, BRANCH_ROWS // source.shape[1]))) if source.numel() else []
 
 
-def candidate_nats(candidates: Tensor, logits: list[Tensor], temperature: float) -> NDArray[np.float32]:
-    """ln p of every byte of `candidates` (branches, length): (branches, length).
+def head_pieces(hidden: Tensor, vocabulary: int) -> list[Tensor]:
+    """`hidden` (rows, width) cut into pieces for the head."""
+    return list(hidden.split(min(BRANCH_ROWS, max(1, HEAD_LOGITS // vocabulary))))
 
-    logits: pieces of (rows, 256): one row for what follows the last known byte, then one for each byte of each
-    candidate that has another after it.
-    """
-    branches, length = candidates.shape
-    nats = np.concatenate([log_probabilities(piece, temperature).astype(np.float32) for piece in logits])
-    wanted = candidates.numpy()
-    first, others = nats[0, wanted[:, 0]], nats[np.arange(1, len(nats)), wanted[:, 1:].flatten()]
-    return np.column_stack([first, others.reshape(branches, length - 1)])
+
+class CandidateScores:
+    """ln p of every symbol of candidates, from logits as they come: rows of a whole vocabulary are not kept."""
+
+    def __init__(self, candidates: Tensor, temperature: float) -> None:
+        """candidates: (branches, length)."""
+        self.candidates, self.temperature = candidates.numpy(), temperature
+        self._first: NDArray[np.float32] | None = None
+        self._inner: list[NDArray[np.float32]] = []
+        self._asked = 0
+
+    def add(self, logits: Tensor) -> None:
+        """The next rows (rows, vocabulary): the first of all is for what follows the last known symbol, then there is
+        one for each symbol of each candidate that has another after it."""
+        nats = log_probabilities(logits, self.temperature).astype(np.float32)
+        if self._first is None:
+            self._first, nats = nats[0, self.candidates[:, 0]], nats[1:]
+        asked = self.candidates[:, 1:].flatten()[self._asked : self._asked + len(nats)]
+        self._inner.append(nats[np.arange(len(nats)), asked])
+        self._asked += len(nats)
+
+    def nats(self) -> NDArray[np.float32]:
+        """(branches, length), once all rows were added."""
+        assert self._first is not None
+        return np.column_stack([self._first, np.concatenate(self._inner).reshape(len(self._first), -1)])
 
 
 def judge(
-    logits: Tensor, guesses: bytes, odds: NDArray[np.float32], temperature: float, seed: int, position: int
+    logits: Tensor, guesses: Sequence[int], odds: NDArray[np.float32], temperature: float, seed: int, position: int
 ) -> Verdict:
     """Accept guess x with probability min(1, p(x)/q(x)), up to the first that is refused (arXiv 2211.17192).
 
-    logits: (guesses + 1, 256), from the row that says what guess 0 should be, at `position`.
+    logits: (guesses + 1, vocabulary), from the row that says what guess 0 should be, at `position`.
     odds: q(x) of each guess.
     """
     p = np.exp(log_probabilities(logits, temperature))

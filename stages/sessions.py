@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 import grpc
 
+from stages.alphabet import Alphabet
 from stages.ar import new_caches
 from stages.layers import LayerCache
 from stages.manifest import Manifest
@@ -45,6 +46,11 @@ class Session:
     """Nobody waits for it any more. Read by the engine's thread."""
     caches: dict[int, list[LayerCache]] = field(default_factory=dict)
     """Of each part that this host holds, in their order."""
+
+    @property
+    def alphabet(self) -> Alphabet:
+        """Of the texts that it reads."""
+        return self.parts.alphabet(self.kind)
 
 
 class SessionStore:

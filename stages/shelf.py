@@ -28,6 +28,8 @@ MOST_STORED = 4
 """Releases; when another comes, those that are not in use make room for it."""
 SPARE_BYTES = 64 << 20
 """Left free on the disk."""
+MOST_BESIDE_BYTES = 64 << 20
+"""Of a file whose size a manifest does not tell: a tokenizer."""
 OTHERS_WRITE = 0o022
 """Who writes there says which weights are run."""
 
@@ -139,11 +141,12 @@ class Intake:
         if part is None:
             raise CheckpointError(f"{path[:80]!r} was not asked for")
         if self._written and path != self._path:
-            raise self._short()
+            self._end_file()
         self._path, target = path, self.coming / path
         self._written += len(data)
-        if self._written > part.bytes:
-            raise CheckpointError(f"{path} has more than the {part.bytes} bytes that its manifest says")
+        if self._written > (part.bytes or MOST_BESIDE_BYTES):
+            most = f"the {part.bytes} bytes that its manifest says" if part.bytes else f"{MOST_BESIDE_BYTES} bytes"
+            raise CheckpointError(f"{path} has more than {most}")
         try:
             with target.open("wb" if self._written == len(data) else "ab") as file:
                 file.write(data)
@@ -153,14 +156,12 @@ class Intake:
         except OSError as error:
             raise _trouble(target, error) from None
         if self._written == part.bytes:
-            if file_digest(target) != part.sha256:
-                target.unlink()
-                raise CheckpointError(f"{path} does not have its manifest's SHA-256: it is damaged")
-            del self._left[path]
-            self._written = 0
+            self._end_file()
 
     def finish(self) -> None:
         """Put the release in its place. Raises CheckpointError while a file is missing."""
+        if self._written:
+            self._end_file()
         if self._left:
             raise self._short()
         try:
@@ -173,6 +174,17 @@ class Intake:
         except OSError as error:
             raise _trouble(self.place, error) from None
 
+    def _end_file(self) -> None:
+        """Take the file that was being written for whole. Raises CheckpointError where it is not."""
+        part, target = self._left[self._path], self.coming / self._path
+        if part.bytes and self._written < part.bytes:
+            raise self._short()
+        if file_digest(target) != part.sha256:
+            target.unlink()
+            raise CheckpointError(f"{self._path} does not have its manifest's SHA-256: it is damaged")
+        del self._left[self._path]
+        self._written = 0
+
     def _short(self) -> CheckpointError:
         path = self._path if self._written else next(iter(self._left))
         return CheckpointError(f"{path} ended after {self._written} of {self._left[path].bytes} bytes")
@@ -183,8 +195,8 @@ def _is_name(name: object) -> bool:
 
 
 def has_size(path: Path, part: Part) -> bool:
-    """Whether there is a file of the size of `part`."""
-    return path.is_file() and path.stat().st_size == part.bytes
+    """Whether there is a file of the size of `part`, where that is known."""
+    return path.is_file() and part.bytes in (0, path.stat().st_size)
 
 
 def _is_part(path: Path, part: Part) -> bool:

@@ -16,7 +16,7 @@ from stages.codec import ESTIMATE_LIMIT, FEATURE_LIMIT, Int8, StateCodec
 from stages.layers import LayerCache
 from stages.noise import step_sigmas
 from stages.partition import NoisePartition
-from stages.randomness import sample_bytes
+from stages.randomness import sample_symbols
 from stages.samplers import SAMPLERS
 
 FEATURES = Int8()
@@ -130,7 +130,7 @@ class BlockWork:
         """
         plan, a = self.plan, self.architecture
         if self.is_last:
-            return sample_bytes(self._logits, plan.temperature, plan.seed, plan.start)
+            return sample_symbols(self._logits, plan.temperature, plan.seed, plan.start)
         features = b""
         if a.context == "chained":
             features = FEATURES.encode(torch.cat(self._features) if self._features else torch.empty(0, a.width))

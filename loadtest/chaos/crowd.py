@@ -143,7 +143,7 @@ async def _health(client: AsyncClient) -> Health:
     sessions = sum(host.sessions for host in status.hosts)
     bad = {name: problem for name, problem in problems.items() if problem}
     modes, audits = list(status.modes), status.audits
-    return Health(time.monotonic(), bad, sessions, modes, status.context_bytes, audits.audited, audits.liars)
+    return Health(time.monotonic(), bad, sessions, modes, status.context_tokens, audits.audited, audits.liars)
 
 
 async def _settle(client: AsyncClient) -> None:

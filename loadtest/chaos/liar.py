@@ -11,6 +11,7 @@ import os
 import sys
 
 from serving.cli import main
+from stages.engine import Job
 from stages.hop import Outcome
 from stages.host import Host
 from stages.server import StageServer
@@ -24,12 +25,12 @@ class LyingHost(Host):
 
     _turns = itertools.cycle(LIES)
 
-    def _hand_over(self, hop: stage_pb2.Hop, outcome: Outcome) -> None:
+    def _hand_over(self, job: Job, outcome: Outcome) -> None:
         spoil(outcome, next(self._turns))
         if isinstance(outcome, stage_pb2.Hop):
-            super()._hand_over(hop, outcome)
+            super()._hand_over(job, outcome)
         else:
-            self.subscribers.publish(hop.router, outcome)
+            self.subscribers.publish(job.hop.router, outcome)
 
 
 def spoil(outcome: Outcome, lie: str) -> None:

@@ -39,7 +39,7 @@ def _status(client: Client) -> dict[str, Any]:
         "problem": "; ".join(host.reason for host in status.hosts if host.reason),
         "modes": list(status.modes),
         "hosts": len(status.hosts),
-        "context_bytes": status.context_bytes,
+        "context_bytes": status.context_tokens,
         "request_limit": status.request_limit,
     }
 

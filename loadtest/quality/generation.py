@@ -41,7 +41,7 @@ def router_facts(access: Access) -> RouterFacts:
     digests = {name: str(getattr(status, f"{name}_digest", "")) for name in ("chain", "ar", "scorer", "local")}
     return RouterFacts(
         tuple(status.modes),
-        status.context_bytes,
+        status.context_tokens,
         status.request_limit,
         {name: digest for name, digest in digests.items() if digest},
     )

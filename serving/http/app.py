@@ -20,8 +20,8 @@ from serving.http.visits import HttpFigures, Visits
 from stages.errors import OnesweepError
 from stages.web.caller import host_name
 
-_ABOUT = """OpenAI-compatible completions over a ring of far-apart hosts. A token is a byte. Requests may have an
-object `onesweep` with settings of ours; answers have `onesweep.accounting`: what the text cost."""
+_ABOUT = """OpenAI-compatible completions over a ring of far-apart hosts. A byte model's tokens are bytes. Requests may
+have an object `onesweep` with settings of ours; answers have `onesweep.accounting`: what the text cost."""
 
 
 def make_app(settings: HttpSettings, client: AsyncClient, figures: HttpFigures) -> ASGIApp:

@@ -46,7 +46,7 @@ def default_mode(served: Sequence[str]) -> str:
     return next((mode for mode in (*PREFERRED, *served) if mode in served), AUTO)
 
 
-def catalogue(served: Sequence[str], context_bytes: int, created: int) -> list[dict[str, Any]]:
+def catalogue(served: Sequence[str], context_tokens: int, created: int) -> list[dict[str, Any]]:
     """The entries of /v1/models: `onesweep`, then a model for each mode that is served."""
     modes = {MODEL: default_mode(served)} if served else {}
     modes |= {f"{MODEL}-{mode}": mode for mode in served}
@@ -56,7 +56,7 @@ def catalogue(served: Sequence[str], context_bytes: int, created: int) -> list[d
             "object": "model",
             "created": created,
             "owned_by": "onesweep",
-            "onesweep": {"mode": mode, "context_bytes": context_bytes},
+            "onesweep": {"mode": mode, "context_tokens": context_tokens},
         }
         for name, mode in modes.items()
     ]

@@ -1,19 +1,17 @@
-"""One choice of an answer: the text as it comes, cut where the request says."""
+"""One choice of an answer: the text as it comes."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import grpc
 
 from serving.client import AsyncClient, RequestSettings, Result, RouterError, TextDecoder
-from serving.http.costs import Tally, costs_of
+from serving.http.costs import costs_of
 from serving.http.order import Order
-from serving.http.stop import StopCutter
-from serving.v1 import router_pb2
 
 
 @dataclass(frozen=True)
@@ -29,59 +27,44 @@ class End:
     """A choice is complete."""
 
     index: int
-    reason: Literal["stop", "length"]
-    prompt_bytes: int
-    output_bytes: int
-    costs: dict[str, Any]
+    result: Result
+
+    @property
+    def reason(self) -> str:
+        return "stop" if self.result.stopped else "length"
+
+    @property
+    def costs(self) -> dict[str, Any]:
+        return {"index": self.index, **costs_of(self.result)}
 
 
 async def run_choice(
     client: AsyncClient, order: Order, index: int, named: Callable[[str], object], whole: bool
 ) -> AsyncGenerator[Piece | End, None]:
-    """Pieces of one choice, then its End; a stop string cancels what the hosts still do for it.
+    """Pieces of one choice, then its End.
 
     :param named: hears first what the router calls the request.
-    :param whole: in one piece, where no stop string could end it sooner.
+    :param whole: in one piece.
     Raises OnesweepError.
     """
-    cutter, decoder, tally = StopCutter(order.stops), TextDecoder(), Tally()
+    decoder, result = TextDecoder(), None
     settings: RequestSettings = {**order.settings, "seed": order.seeds[index]}
-    output, request = b"", ""
-    result: Result | None = None
-
-    def hear(name: str) -> None:
-        nonlocal request
-        request = name
-        named(name)
-
     events = client.events(
         order.prompt,
         timeout_s=order.timeout_s,
-        whole=whole and not order.stops,
-        trips=bool(order.stops),
+        whole=whole,
         authorization=order.authorization,
-        named=hear,
+        named=named,
         **settings,
     )
     async with aclosing(events):
         async for event in events:
             if isinstance(event, Result):
-                result, kept = event, cutter.end()
-            elif isinstance(event, router_pb2.Trip):
-                tally.add(event)
-                continue
-            else:
-                kept = cutter.feed(event)
-            output += kept
-            if text := decoder.feed(kept):
+                result = event
+            elif isinstance(event, bytes) and (text := decoder.feed(event)):
                 yield Piece(index, text)
-            if cutter.stopped:
-                break
-    if result is None and not cutter.stopped:
+    if result is None:
         raise RouterError("the router ended the answer without an account", grpc.StatusCode.INTERNAL)
     if text := decoder.end():
         yield Piece(index, text)
-    prompt_bytes = len(order.prompt.encode())
-    told = {"mode": settings["mode"], "seed": settings["seed"], "request": request}
-    costs = costs_of(result) if result else {**told, **tally.costs(prompt_bytes, output)}
-    yield End(index, "stop" if cutter.stopped else "length", prompt_bytes, len(output), {"index": index, **costs})
+    yield End(index, result)

@@ -1,4 +1,4 @@
-"""The fields of requests: OpenAI's, as far as a model of bytes has them, and ours."""
+"""The fields of requests: OpenAI's, as far as our models have them, and ours."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
 from serving.http.settings import MAX_TIMEOUT_S
-from serving.request import MAX_BYTES, MAX_SEED
+from serving.request import DEFAULT_MAX_BYTES, MAX_BYTES, MAX_MESSAGES, MAX_SEED, MAX_STOP_BYTES, MAX_STOPS
 
 MAX_FIELDS = 64
-MAX_STOPS = 4
-MAX_STOP_BYTES = 256
 MAX_CHOICES = 8
-MAX_MESSAGES = 1024
 MAX_ENTRANTS = 16
-DEFAULT_MAX_BYTES = 128
+DEFAULT_MAX_TOKENS = 128
 
 
 class Fields(BaseModel):
@@ -81,12 +78,12 @@ class Extension(Fields):
     """What onesweep knows and OpenAI's API does not. What is left out is the router's to choose."""
 
     mode: str | None = Field(default=None, description="sweep, chunked, resample, ...: where the model is `onesweep`")
-    chunk: Count | None = Field(default=None, description="bytes a sweep")
+    chunk: Count | None = Field(default=None, description="tokens a sweep")
     steps: Count | None = Field(default=None, description="Euler steps in each block: sweep, chunked")
     codec: str | None = Field(default=None, description="of what travels between hosts: fp32, int8, int4")
     sampler: str | None = Field(default=None, description="stochastic, ode: sweep, chunked")
     drafter: str | None = Field(default=None, description="model, lookup, both: ar-speculative")
-    draft: Count | None = Field(default=None, description="bytes guessed a sweep: ar-speculative, verified")
+    draft: Count | None = Field(default=None, description="tokens guessed a sweep: ar-speculative, verified")
     scorer: str | None = Field(default=None, description="chain, ar: resample, verified, infill")
     candidates: Count | None = Field(default=None, description="continuations scored in a sweep: resample, infill")
     suffix: str | None = Field(default=None, description="what follows the text: infill")
@@ -106,7 +103,7 @@ class TextRequest(Fields):
 
     model: str = Field(description="`onesweep`, or `onesweep-MODE`; GET /v1/models lists them")
     max_tokens: Count | None = Field(
-        default=None, description=f"bytes to generate: a token is a byte ({DEFAULT_MAX_BYTES})"
+        default=None, description=f"to generate; a byte model's tokens are bytes ({DEFAULT_MAX_TOKENS})"
     )
     temperature: float | None = Field(default=None, allow_inf_nan=False, description="0 = most likely (0.8)")
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = Field(
@@ -146,7 +143,8 @@ class Message(Fields):
 
 
 class ChatRequest(TextRequest):
-    """POST /v1/chat/completions: the messages' texts, a line each, are the prompt; roles mean nothing to the model."""
+    """POST /v1/chat/completions: the messages, as the model's own chat template writes them; a byte model knows no
+    roles, and goes on with their texts, a line each."""
 
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_completion_tokens: Count | None = Field(default=None, description="as max_tokens")

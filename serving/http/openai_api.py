@@ -16,7 +16,7 @@ from serving.http.choice import End, Piece, run_choice
 from serving.http.errors import ApiError, json_response, named
 from serving.http.fields import ChatRequest, CompletionRequest, TextRequest
 from serving.http.merging import merged
-from serving.http.order import Order, order_of, prompt_of, suffix_of
+from serving.http.order import Order, order_of, suffix_of
 from serving.http.shapes import ChatShape, CompletionShape, Shape, usage
 from serving.http.sse import DONE, EventStream, sse
 
@@ -40,8 +40,8 @@ async def completions(
 async def chat_completions(
     request: ChatRequest, client: RouterClient, settings: Settings, authorization: Authorization
 ) -> Response:
-    """Goes on with the messages' texts, a line each."""
-    order = await _order(client, request, prompt_of(request), settings.timeout_s, authorization)
+    """Goes on with the messages, as the model's chat template has them; a byte model with their texts, a line each."""
+    order = await _order(client, request, "", settings.timeout_s, authorization)
     return await _answer(client, order, request, ChatShape(request.model), "")
 
 
@@ -49,13 +49,13 @@ async def chat_completions(
 async def models(client: RouterClient, authorization: Authorization) -> Response:
     """One model for each mode that is served, and `onesweep`, which is the best of them to begin with."""
     status = await client.status(authorization=authorization)
-    return json_response({"object": "list", "data": catalogue(status.modes, status.context_bytes, _STARTED)})
+    return json_response({"object": "list", "data": catalogue(status.modes, status.context_tokens, _STARTED)})
 
 
 @routes.get("/models/{model}", response_class=Response)
 async def one_model(model: str, client: RouterClient, authorization: Authorization) -> Response:
     status = await client.status(authorization=authorization)
-    for entry in catalogue(status.modes, status.context_bytes, _STARTED):
+    for entry in catalogue(status.modes, status.context_tokens, _STARTED):
         if entry["id"] == model:
             return json_response(entry)
     raise ApiError(

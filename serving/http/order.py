@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 
-from serving.http.fields import DEFAULT_MAX_BYTES, ChatRequest, CompletionRequest, TextRequest
+from serving.http.fields import DEFAULT_MAX_TOKENS, ChatRequest, CompletionRequest, TextRequest
 from serving.request import MAX_SEED, RequestSettings
 
 RANDOM_SEEDS = 1 << 53
@@ -17,12 +17,12 @@ class Order:
     """One prompt, and the choices that are asked of it."""
 
     prompt: str
+    """Empty where the settings have messages."""
     seeds: tuple[int, ...]
     """Of each choice."""
     timeout_s: float
     settings: RequestSettings
     """With the seed of the first choice."""
-    stops: tuple[bytes, ...] = ()
     authorization: str | None = field(default=None, repr=False)
 
 
@@ -34,7 +34,7 @@ def order_of(
     seed = secrets.randbelow(RANDOM_SEEDS) if request.seed is None else request.seed
     settings: RequestSettings = {
         "mode": mode,
-        "max_bytes": max_bytes_of(request),
+        "max_tokens": max_tokens_of(request),
         "seed": seed,
         "temperature": request.temperature,
         "chunk": own.chunk,
@@ -47,20 +47,21 @@ def order_of(
         "candidates": own.candidates,
         "suffix": suffix,
         "budget_ms": own.budget_ms,
+        "stops": request.stop or (),
+        "messages": messages_of(request),
     }
     return Order(
         prompt,
         tuple((seed + index) % (MAX_SEED + 1) for index in range(request.n or 1)),
         own.timeout_s or timeout_s,
         settings,
-        tuple(stop.encode() for stop in request.stop or ()),
         authorization,
     )
 
 
-def max_bytes_of(request: TextRequest) -> int:
+def max_tokens_of(request: TextRequest) -> int:
     newer = request.max_completion_tokens if isinstance(request, ChatRequest) else None
-    return newer or request.max_tokens or DEFAULT_MAX_BYTES
+    return newer or request.max_tokens or DEFAULT_MAX_TOKENS
 
 
 def suffix_of(request: TextRequest) -> str:
@@ -68,6 +69,6 @@ def suffix_of(request: TextRequest) -> str:
     return (request.suffix if isinstance(request, CompletionRequest) else None) or request.onesweep.suffix or ""
 
 
-def prompt_of(request: ChatRequest) -> str:
-    """The messages' texts, a line each: a model that goes on with a text knows no roles."""
-    return "\n".join(message.content for message in request.messages)
+def messages_of(request: TextRequest) -> list[tuple[str, str]]:
+    """Role and content of each; none where there is a prompt."""
+    return [(each.role, each.content) for each in request.messages] if isinstance(request, ChatRequest) else []

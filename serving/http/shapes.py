@@ -86,6 +86,6 @@ class ChatShape(Shape):
 
 
 def usage(ends: Sequence[End]) -> dict[str, int]:
-    """In bytes: a token is a byte. The prompt counts once, as it is sent once for all choices to read."""
-    prompt, output = ends[0].prompt_bytes, sum(end.output_bytes for end in ends)
+    """In the model's tokens. The prompt counts once, as it is sent once for all choices to read."""
+    prompt, output = ends[0].result.prompt_tokens, sum(end.result.output_tokens for end in ends)
     return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}

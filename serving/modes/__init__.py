@@ -13,6 +13,7 @@ from serving.modes.local import LocalMode
 from serving.modes.resample import ResampleMode
 from serving.modes.speculative import SpeculativeMode
 from serving.modes.verified import VerifiedMode
+from serving.spellings import NO_TOKENS, Spellings
 from serving.view import RingView
 
 __all__ = ["MODES", "Generation", "Mode", "all_modes"]
@@ -20,7 +21,13 @@ __all__ = ["MODES", "Generation", "Mode", "all_modes"]
 MODES = ("sweep", "chunked", "resample", "verified", "infill", "ar", "ar-speculative", "local", "auto")
 
 
-def all_modes(ring: RingView, local: LocalModel | None, guide: Guide, conditions: Conditions) -> dict[str, Mode]:
+def all_modes(
+    ring: RingView,
+    local: LocalModel | None,
+    guide: Guide,
+    conditions: Conditions,
+    spellings: Spellings = NO_TOKENS,
+) -> dict[str, Mode]:
     """Every mode over a ring and, if the router has one, a local model; `auto` chooses by `guide` and `conditions`."""
     fixed: list[Mode] = [
         SweepMode(ring),
@@ -28,8 +35,8 @@ def all_modes(ring: RingView, local: LocalModel | None, guide: Guide, conditions
         ResampleMode(ring, local),
         VerifiedMode(ring, local),
         InfillMode(ring, local),
-        ArMode(ring),
-        SpeculativeMode(ring, local),
+        ArMode(ring, spellings),
+        SpeculativeMode(ring, local, spellings),
         LocalMode(local),
     ]
     modes = {mode.name: mode for mode in fixed}

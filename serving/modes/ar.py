@@ -1,57 +1,77 @@
-"""`ar`: the AR pipeline over the same hosts. The last host samples; one byte costs one trip round the ring."""
+"""`ar`: the AR pipeline over the same hosts. The last host samples; one symbol costs one trip round the ring."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from functools import partial
 
 import grpc
 
 from serving.accounting import Account
 from serving.modes.base import Generation, Mode
+from serving.spelling import IN_BYTES, Spelling
+from serving.spellings import NO_TOKENS, Spellings
 from serving.view import RingView
 from stages.admission import HIDDEN
+from stages.alphabet import Alphabet
+from stages.errors import CodecError
 from stages.refusal import Refusal
 from stages.v1 import stage_pb2
 
 
 class ArMode(Mode):
-    """Token by token, KV-cached. The last host hands each byte to the first host and to the router at once."""
+    """Token by token, KV-cached. The last host hands each symbol to the first host and to the router at once."""
 
     name = "ar"
     codecs = tuple(HIDDEN)
     default_codec = "fp32"
 
-    def __init__(self, ring: RingView) -> None:
-        self.ring = ring
+    def __init__(self, ring: RingView, spellings: Spellings = NO_TOKENS) -> None:
+        self.ring, self.spellings = ring, spellings
 
     @property
     def problem(self) -> str:
-        return "" if self.ring.model("ar") else "the hosts have no AR model (no ar/ in their checkpoint)"
+        model = self.ring.model("ar")
+        if model is None:
+            return "the hosts have no AR model (no ar/ in their checkpoint)"
+        return self.spellings.problem(model)
 
     @property
-    def context_bytes(self) -> int:
+    def positions(self) -> int:
         model = self.ring.model("ar")
-        return model.context_bytes if model else 0
+        return model.positions if model else 0
+
+    @property
+    def spelling(self) -> Spelling:
+        model = self.ring.model("ar")
+        return self.spellings.of(model) if model else IN_BYTES
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
-        capacity = len(request.prompt) + request.max_bytes - 1  # the last byte is never read back
+        alphabet = self.spelling.alphabet
+        capacity = alphabet.count(request.prompt) + request.max_symbols - 1  # the last symbol is never read back
         async with self.ring.session("ar", capacity, request.deadline_unix_ms, account) as session:
             await session.push(
                 stage_pb2.Step(
                     clean=request.prompt,
-                    remaining=request.max_bytes,
+                    remaining=request.max_symbols,
                     sampling=stage_pb2.Sampling(seed=request.seed, temperature=request.temperature),
                     codec=request.codec,
                 )
             )
-            for _ in range(request.max_bytes):
-                event = await session.event(check_byte)
+            for _ in range(request.max_symbols):
+                event = await session.event(partial(check_symbols, alphabet=alphabet))
                 account.add_sweep(event)
                 account.add_text(event.text)
                 yield event.text
+                if request.ends.intersection(alphabet.symbols(event.text)):
+                    return
 
 
-def check_byte(event: stage_pb2.Event) -> None:
-    """Raise Refusal unless `event` brings a byte."""
-    if len(event.text) != 1:
-        raise Refusal(grpc.StatusCode.INTERNAL, f"a step came back with {len(event.text)} bytes")
+def check_symbols(event: stage_pb2.Event, alphabet: Alphabet, most: int = 1) -> None:
+    """Raise Refusal unless `event` brings 1 to `most` symbols."""
+    try:
+        count = len(alphabet.decode(event.text))
+    except CodecError as error:
+        raise Refusal(grpc.StatusCode.INTERNAL, f"a step came back with nonsense: {error}") from None
+    if not 1 <= count <= most:
+        raise Refusal(grpc.StatusCode.INTERNAL, f"a step that may bring {most} symbols came back with {count}")

@@ -62,8 +62,8 @@ class AutoMode(Mode):
         return "" if self._served else "none of the frontier's modes has its weights here"
 
     @property
-    def context_bytes(self) -> int:
-        return max((self.modes[name].context_bytes for name in self._served), default=0)
+    def positions(self) -> int:
+        return max((self.modes[name].positions for name in self._served), default=0)
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         if request.budget_ms is None:
@@ -71,22 +71,22 @@ class AutoMode(Mode):
         choice = self._choose(request)
         account.reason = choice.reason + (f"; hosts are left out: {self.ring.problem}" if self.ring.problem else "")
         run, rest = choice.picked, request
-        while rest.max_bytes:
+        while rest.max_symbols:
             _book(account, run.option)
             before = Spent.of(account)
             async with aclosing(self._while_in_time(run.option, rest, account)) as pieces:
                 async for piece in pieces:
-                    rest = replace(rest, prompt=rest.prompt + piece, max_bytes=rest.max_bytes - len(piece))
+                    rest = replace(rest, prompt=rest.prompt + piece, max_symbols=rest.max_symbols - len(piece))
                     yield piece
             self.conditions.learn_option(run.option, Spent.of(account).since(before))
-            if rest.max_bytes:
+            if rest.max_symbols:
                 run = self._hurry(request, rest, account)
 
     async def _while_in_time(self, option: Option, rest: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         """What `option` writes, for as long as the quickest other way could still finish the text in time."""
         other = None if rest.budget_ms is None else min(self._others(rest, account), key=lambda f: f.ms, default=None)
-        watch = None if other is None else Watch(self.conditions, option, other.option, rest.max_bytes)
-        left = rest.max_bytes
+        watch = None if other is None else Watch(self.conditions, option, other.option, rest.max_symbols)
+        left = rest.max_symbols
         async with aclosing(self.modes[option.mode].generate(self._part(option, rest), account)) as pieces:
             while left:
                 spare_ms = watch.spare_ms(self._left_ms(rest, account)) if watch else None
@@ -106,16 +106,16 @@ class AutoMode(Mode):
         """What finishes a text that is late. Raises Refusal where nothing can any more."""
         left_ms = self._left_ms(rest, account)
         others = self._others(rest, account)
-        written = request.max_bytes - rest.max_bytes
+        written = request.max_symbols - rest.max_symbols
         if not others:
             why = self.ring.problem or "it was given up by all that can"
             raise Refusal.numbered(
-                14, f"no setting of the frontier can write what follows {written} of {request.max_bytes} bytes: {why}"
+                14, f"no setting of the frontier can write what follows {written} of {request.max_symbols} bytes: {why}"
             )
         choice = choose(others, left_ms)
         quick = choice.picked if choice else min(others, key=lambda f: f.ms)
         account.reason += (
-            f"; after {written} of {request.max_bytes} bytes {max(left_ms, 0):.0f} ms were left, "
+            f"; after {written} of {request.max_symbols} bytes {max(left_ms, 0):.0f} ms were left, "
             f"so {quick.option.label} wrote the rest"
         )
         return quick
@@ -138,7 +138,7 @@ class AutoMode(Mode):
         if choice is None:
             least = min(forecasts, key=lambda f: f.high_ms)
             raise invalid(
-                f"a budget of {budget_ms} ms is too small for {request.max_bytes} bytes: the quickest setting, "
+                f"a budget of {budget_ms} ms is too small for {request.max_symbols} bytes: the quickest setting, "
                 f"{least.option.label}, takes {least.high_ms:.0f} ms now; give more time, or ask for fewer bytes"
             )
         return choice
@@ -154,7 +154,7 @@ class AutoMode(Mode):
         """Of every option that can do `request`."""
         assert self.guide.frontier is not None
         options = [option for option in self.guide.frontier.options if self._can_do(option, request)]
-        return [self.conditions.forecast(option, request.max_bytes) for option in options]
+        return [self.conditions.forecast(option, request.max_symbols) for option in options]
 
     def _others(self, request: Generation, account: Account) -> list[Forecast]:
         """Of every mode that this text has not been given up by."""
@@ -162,9 +162,9 @@ class AutoMode(Mode):
 
     def _can_do(self, option: Option, request: Generation) -> bool:
         mode = self.modes[option.mode]
-        if mode.problem or (mode.uses_hosts and self.ring.problem):
+        if mode.problem or mode.spelling is not self.spelling or (mode.uses_hosts and self.ring.problem):
             return False
-        if len(request.prompt) + request.max_bytes > mode.context_bytes:
+        if len(request.prompt) + request.max_symbols > mode.positions:
             return False
         try:
             mode.check(self._part(option, request))

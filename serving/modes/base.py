@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from serving.accounting import Account
 from serving.drafting import MAX_DRAFT
+from serving.spelling import IN_BYTES, Spelling
 from stages.codec import CODECS
 from stages.samplers import DEFAULT_SAMPLER
 
@@ -22,18 +23,20 @@ class Generation:
     """A validated request."""
 
     prompt: bytes
-    max_bytes: int
+    """In the mode's symbols, as is the suffix: text, until it was spelled (serving/spelling.py)."""
+    max_symbols: int
+    """To write, if the text does not end before."""
     seed: int
     deadline_unix_ms: int
     temperature: float = DEFAULT_TEMPERATURE
     chunk: int | None = None
-    """Bytes a sweep; None = as many as the mode does best with."""
+    """Symbols a sweep; None = as many as the mode does best with."""
     steps: int = DEFAULT_STEPS
     codec: str = ""
     """How states travel between hosts."""
     drafter: str | None = None
     draft: int | None = None
-    """Bytes to guess for a sweep; None = as many as pay."""
+    """Symbols to guess for a sweep; None = as many as pay."""
     scorer: str | None = None
     candidates: int | None = None
     """Continuations scored in a sweep; None = as many as the weights ask for."""
@@ -45,6 +48,8 @@ class Generation:
     """Whether the temperature is the user's, not the default."""
     sampler: str = DEFAULT_SAMPLER
     """How a chain goes from noise to text."""
+    ends: frozenset[int] = frozenset()
+    """Symbols that end a text."""
 
 
 Choosable = Literal["chunk", "steps", "codec", "sampler", "drafter", "draft", "scorer", "candidates"]
@@ -60,7 +65,7 @@ class Mode(ABC):
     """How states may travel between hosts."""
     default_codec: str = "int8"
     most_draft: int = MAX_DRAFT
-    """Bytes that may be guessed for a sweep."""
+    """Symbols that may be guessed for a sweep."""
     uses_hosts: bool = True
     fills: bool = False
     """Whether it writes what stands before a given suffix."""
@@ -69,14 +74,19 @@ class Mode(ABC):
     keeps_budget: bool = False
 
     @property
+    def spelling(self) -> Spelling:
+        """The symbols that this mode reads and writes. Meaningful while there is no `problem`."""
+        return IN_BYTES
+
+    @property
     @abstractmethod
     def problem(self) -> str:
         """Why this mode has no weights to work with; empty when it has."""
 
     @property
     @abstractmethod
-    def context_bytes(self) -> int:
-        """Most bytes of prompt and output together. Meaningful while there is no `problem`."""
+    def positions(self) -> int:
+        """Most symbols of prompt and output together. Meaningful while there is no `problem`."""
 
     def check(self, request: Generation) -> None:
         """Raise Refusal where this mode cannot do `request`, before any host is asked. Meaningful as above."""
@@ -84,4 +94,4 @@ class Mode(ABC):
 
     @abstractmethod
     def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
-        """Pieces of text, in order, each booked in `account`. Raises Refusal."""
+        """Pieces of text, in symbols and in order, each booked in `account`. Raises Refusal."""

@@ -27,16 +27,16 @@ class ChunkedMode(Mode):
         return "" if self.ring.model("chain") else "the hosts have no chain of blocks (no chain/ in their checkpoint)"
 
     @property
-    def context_bytes(self) -> int:
+    def positions(self) -> int:
         model = self.ring.model("chain")
-        return model.context_bytes if model else 0
+        return model.positions if model else 0
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
-        chunk = min(self._chunk(request), request.max_bytes)
+        chunk = min(self._chunk(request), request.max_symbols)
         # the last chunk is never read back, so the hosts need not cache it
-        capacity = len(request.prompt) + (request.max_bytes - 1) // chunk * chunk
+        capacity = len(request.prompt) + (request.max_symbols - 1) // chunk * chunk
         async with self.ring.session("chain", capacity, request.deadline_unix_ms, account) as session:
-            clean, start, left, number = request.prompt, 0, request.max_bytes, 0
+            clean, start, left, number = request.prompt, 0, request.max_symbols, 0
             while left:
                 event = await _sweep(session, request, number, start, clean, min(chunk, left))
                 account.add_sweep(event)
@@ -55,7 +55,7 @@ class SweepMode(ChunkedMode):
     name = "sweep"
 
     def _chunk(self, request: Generation) -> int:
-        return request.max_bytes
+        return request.max_symbols
 
 
 async def _sweep(

@@ -46,7 +46,7 @@ class InfillMode(ScoredMode):
                 "give a temperature above 0"
             )
         super().check(request)
-        chunk, ahead = min(request.chunk or CHUNK, request.max_bytes), len(_head(request))
+        chunk, ahead = min(request.chunk or CHUNK, request.max_symbols), len(_head(request))
         count = request.candidates or CANDIDATES
         if count * (chunk + ahead) > MAX_SCORED_ROWS:
             raise invalid(
@@ -60,7 +60,7 @@ class InfillMode(ScoredMode):
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         assert self.local is not None
         account.scorer = name = self.scorer(request)
-        reach = len(request.prompt) + request.max_bytes
+        reach = len(request.prompt) + request.max_symbols
         filler = Filler(LocalSequence(self.local, reach, request.temperature, request.seed))
         *_, last = pieces = list(_pieces(request))
         count = request.candidates or CANDIDATES
@@ -90,9 +90,9 @@ def _head(request: Generation) -> bytes:
 
 def _pieces(request: Generation) -> Iterator[int]:
     """Lengths of the pieces: the first one may be shorter than the others."""
-    chunk = min(request.chunk or CHUNK, request.max_bytes)
-    count = -(-request.max_bytes // chunk)
-    yield request.max_bytes - (count - 1) * chunk
+    chunk = min(request.chunk or CHUNK, request.max_symbols)
+    count = -(-request.max_symbols // chunk)
+    yield request.max_symbols - (count - 1) * chunk
     yield from [chunk] * (count - 1)
 
 

@@ -24,13 +24,13 @@ class LocalMode(Mode):
         return "" if self.model else "the router has no local model (start it with a bundle that has local/)"
 
     @property
-    def context_bytes(self) -> int:
-        return self.model.context_bytes if self.model else 0
+    def positions(self) -> int:
+        return self.model.positions if self.model else 0
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         assert self.model is not None
         turns = self.model.generate(
-            request.prompt, request.max_bytes, request.temperature, request.seed, request.deadline_unix_ms
+            request.prompt, request.max_symbols, request.temperature, request.seed, request.deadline_unix_ms
         )
         async with aclosing(turns):
             async for text, compute_ms in turns:

@@ -34,7 +34,7 @@ class ResampleMode(ScoredMode):
                 "mode resample chooses among random candidates, and at temperature 0 all are the same: "
                 "give a temperature above 0, or use mode verified"
             )
-        pace = Pace(request.max_bytes, request.chunk, request.candidates)
+        pace = Pace(request.max_symbols, request.chunk, request.candidates)
         if pace.chunk * pace.candidates > MAX_SCORED_ROWS:
             raise invalid(
                 f"{pace.candidates} candidates of {pace.chunk} bytes are more than hosts take in a sweep "
@@ -43,15 +43,15 @@ class ResampleMode(ScoredMode):
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         assert self.local is not None
-        name, pace = self.scorer(request), Pace(request.max_bytes, request.chunk, request.candidates)
+        name, pace = self.scorer(request), Pace(request.max_symbols, request.chunk, request.candidates)
         account.scorer = name
-        reach = len(request.prompt) + request.max_bytes
+        reach = len(request.prompt) + request.max_symbols
         drafter = Branches(LocalSequence(self.local, reach, request.temperature, request.seed))
         sampling = stage_pb2.Sampling(seed=request.seed, temperature=request.temperature)
         # candidates are not remembered, so of the last chunk the hosts need to cache nothing
         capacity = reach - 1
         async with self.ring.session(SCORERS[name], capacity, request.deadline_unix_ms, account) as session:
-            text, read, left, number = request.prompt, 0, request.max_bytes, 0
+            text, read, left, number = request.prompt, 0, request.max_symbols, 0
             while left:
                 drafted = await drafter.write(text, min(pace.chunk, left), pace.candidates, number)
                 await session.push(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from serving.local import LocalModel
 from serving.modes.base import Generation, Mode
+from serving.spellings import BYTES_NAME
 from serving.view import RingView
 from stages.admission import HIDDEN
 from stages.refusal import failed_precondition, invalid
@@ -27,19 +28,22 @@ class ScoredMode(Mode):
 
     @property
     def problem(self) -> str:
-        if not self.served:
+        if not any(self.ring.model(kind) for kind in SCORERS.values()):
             return "the hosts have no scorer (neither scorer/ nor ar/ in their checkpoint)"
+        if not self.served:
+            return f"the hosts' models read tokens, and mode {self.name} has drafters that write bytes only"
         return "" if self.local else "the router has no drafter (start it with a bundle that has local/)"
 
     @property
     def served(self) -> list[str]:
-        """Scorers that the hosts have, by the name that a request has for them."""
-        return [name for name, kind in SCORERS.items() if self.ring.model(kind)]
+        """Scorers of the hosts that read what the drafter writes, by the name that a request has for them."""
+        models = {name: self.ring.model(kind) for name, kind in SCORERS.items()}
+        return [name for name, model in models.items() if model and model.tokenizer == BYTES_NAME]
 
     @property
-    def context_bytes(self) -> int:
-        models = [self.ring.model(kind) for kind in SCORERS.values()]
-        return max((model.context_bytes for model in models if model), default=0)
+    def positions(self) -> int:
+        models = [self.ring.model(SCORERS[name]) for name in self.served]
+        return max((model.positions for model in models if model), default=0)
 
     def scorer(self, request: Generation) -> str:
         """The scorer that `request` asks for, or the default. Meaningful while there is no `problem`."""
@@ -49,16 +53,16 @@ class ScoredMode(Mode):
         assert self.local is not None
         name = self.scorer(request)
         model = self.ring.model(SCORERS[name])
-        if model is None:
+        if model is None or name not in self.served:
             raise failed_precondition(
                 f"scorer {name!r} cannot be served: the hosts have no {FOLDERS[SCORERS[name]]} in their checkpoint; "
                 f"choose from {', '.join(self.served)}"
             )
-        need = len(request.prompt) + request.max_bytes + self.margin(request)
-        for who, context in ((f"scorer {name!r}", model.context_bytes), ("the drafter", self.local.context_bytes)):
+        need = len(request.prompt) + request.max_symbols + self.margin(request)
+        for who, context in ((f"scorer {name!r}", model.positions), ("the drafter", self.local.positions)):
             if need > context:
                 raise invalid(
-                    f"prompt ({len(request.prompt)} bytes) and output ({request.max_bytes}) need a context of {need} "
+                    f"prompt ({len(request.prompt)} bytes) and output ({request.max_symbols}) need a context of {need} "
                     f"bytes in mode {self.name}, {who} has {context}: shorten one of them"
                 )
 

@@ -45,11 +45,11 @@ class VerifiedMode(ScoredMode):
         assert self.local is not None
         name = self.scorer(request)
         length, account.scorer = self._lengths[name], name
-        capacity = len(request.prompt) + request.max_bytes
+        capacity = len(request.prompt) + request.max_symbols
         drafter = LocalSequence(self.local, capacity, request.temperature, request.seed)
         sampling = stage_pb2.Sampling(seed=request.seed, temperature=request.temperature)
         async with self.ring.session(SCORERS[name], capacity, request.deadline_unix_ms, account) as session:
-            text, read, left, number = request.prompt, 0, request.max_bytes, 0
+            text, read, left, number = request.prompt, 0, request.max_symbols, 0
             while left:
                 count = min(request.draft or length.best(), left)
                 # one more than the hosts hear of: for the place after a run that stands

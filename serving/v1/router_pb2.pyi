@@ -40,11 +40,15 @@ class GenerateRequest(_message.Message):
     BUDGET_MS_FIELD_NUMBER: _builtins.int
     SAMPLER_FIELD_NUMBER: _builtins.int
     TRIPS_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    STOPS_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
     prompt: _builtins.bytes
-    """UTF-8, at least one byte"""
+    """UTF-8, at least one byte; empty where there are messages"""
     mode: _builtins.str
     """sweep, chunked, resample, verified, infill, ar, ar-speculative, local, auto"""
     max_bytes: _builtins.int
+    """of text; 0: as many as max_tokens come to"""
     seed: _builtins.int
     temperature: _builtins.float
     chunk: _builtins.int
@@ -56,7 +60,7 @@ class GenerateRequest(_message.Message):
     drafter: _builtins.str
     """`ar-speculative` only: model, lookup, both"""
     draft: _builtins.int
-    """bytes guessed for a sweep, `ar-speculative` only; not given: chosen as it goes"""
+    """tokens guessed for a sweep, `ar-speculative` only; not given: chosen as it goes"""
     whole: _builtins.bool
     """the text in one piece at the end, not as it arrives"""
     scorer: _builtins.str
@@ -71,6 +75,16 @@ class GenerateRequest(_message.Message):
     """`sweep` and `chunked` only: stochastic, ode"""
     trips: _builtins.bool
     """tell of every sweep as it comes back"""
+    max_tokens: _builtins.int
+    """of text; a byte model's tokens are bytes"""
+    @_builtins.property
+    def stops(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """UTF-8; the text ends before the first of them"""
+
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Message]:
+        """a conversation to go on with, in place of a prompt"""
+
     def __init__(
         self,
         *,
@@ -91,10 +105,13 @@ class GenerateRequest(_message.Message):
         budget_ms: _builtins.int | None = ...,
         sampler: _builtins.str | None = ...,
         trips: _builtins.bool = ...,
+        max_tokens: _builtins.int | None = ...,
+        stops: _abc.Iterable[_builtins.bytes] | None = ...,
+        messages: _abc.Iterable[Global___Message] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_drafter", b"_drafter", "_sampler", b"_sampler", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "drafter", b"drafter", "sampler", b"sampler", "scorer", b"scorer", "steps", b"steps", "temperature", b"temperature"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_drafter", b"_drafter", "_max_tokens", b"_max_tokens", "_sampler", b"_sampler", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "drafter", b"drafter", "max_tokens", b"max_tokens", "sampler", b"sampler", "scorer", b"scorer", "steps", b"steps", "temperature", b"temperature"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_drafter", b"_drafter", "_sampler", b"_sampler", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "drafter", b"drafter", "max_bytes", b"max_bytes", "mode", b"mode", "prompt", b"prompt", "sampler", b"sampler", "scorer", b"scorer", "seed", b"seed", "steps", b"steps", "suffix", b"suffix", "temperature", b"temperature", "trips", b"trips", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_drafter", b"_drafter", "_max_tokens", b"_max_tokens", "_sampler", b"_sampler", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "drafter", b"drafter", "max_bytes", b"max_bytes", "max_tokens", b"max_tokens", "messages", b"messages", "mode", b"mode", "prompt", b"prompt", "sampler", b"sampler", "scorer", b"scorer", "seed", b"seed", "steps", b"steps", "stops", b"stops", "suffix", b"suffix", "temperature", b"temperature", "trips", b"trips", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__budget_ms: _TypeAlias = _typing.Literal["budget_ms"]  # noqa: Y015
     _WhichOneofArgType__budget_ms: _TypeAlias = _typing.Literal["_budget_ms", b"_budget_ms"]  # noqa: Y015
@@ -108,6 +125,8 @@ class GenerateRequest(_message.Message):
     _WhichOneofArgType__draft: _TypeAlias = _typing.Literal["_draft", b"_draft"]  # noqa: Y015
     _WhichOneofReturnType__drafter: _TypeAlias = _typing.Literal["drafter"]  # noqa: Y015
     _WhichOneofArgType__drafter: _TypeAlias = _typing.Literal["_drafter", b"_drafter"]  # noqa: Y015
+    _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
     _WhichOneofReturnType__sampler: _TypeAlias = _typing.Literal["sampler"]  # noqa: Y015
     _WhichOneofArgType__sampler: _TypeAlias = _typing.Literal["_sampler", b"_sampler"]  # noqa: Y015
     _WhichOneofReturnType__scorer: _TypeAlias = _typing.Literal["scorer"]  # noqa: Y015
@@ -129,6 +148,8 @@ class GenerateRequest(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__drafter) -> _WhichOneofReturnType__drafter | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__sampler) -> _WhichOneofReturnType__sampler | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__scorer) -> _WhichOneofReturnType__scorer | None: ...
@@ -138,6 +159,29 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class Message(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
+    """system, user, assistant, ...: what the model's chat template knows"""
+    content: _builtins.str
+    def __init__(
+        self,
+        *,
+        role: _builtins.str = ...,
+        content: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Message: _TypeAlias = Message  # noqa: Y015
 
 @_typing.final
 class GenerateResponse(_message.Message):
@@ -265,6 +309,9 @@ class Summary(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     REPLAYS_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    STOPPED_FIELD_NUMBER: _builtins.int
     mode: _builtins.str
     seed: _builtins.int
     prompt_bytes: _builtins.int
@@ -280,7 +327,7 @@ class Summary(_message.Message):
     compute_ms: _builtins.float
     """arithmetic, hosts and router together"""
     drafted: _builtins.int
-    """bytes guessed by a drafter"""
+    """tokens guessed by a drafter"""
     accepted: _builtins.int
     """of these, found right"""
     reached: _builtins.int
@@ -288,19 +335,25 @@ class Summary(_message.Message):
     scorer: _builtins.str
     """that scored or verified; empty where none did"""
     chunk: _builtins.int
-    """bytes a sweep, the largest; 0 where the mode has none"""
+    """tokens a sweep, the largest; 0 where the mode has none"""
     candidates: _builtins.int
     """continuations scored in a sweep, the most"""
     effective_samples: _builtins.float
     """of the candidates, as their weights leave them: mean over sweeps"""
     divergence_bits: _builtins.float
-    """between drafter and scorer, for a byte, as measured in this request"""
+    """between drafter and scorer, for a token, as measured in this request"""
     reason: _builtins.str
     """why `auto` picked this mode"""
     replays: _builtins.int
     """times that the work moved to other hosts, because one failed or was late"""
     request: _builtins.str
     """what logs and traces call this request"""
+    prompt_tokens: _builtins.int
+    """a byte model's tokens are bytes"""
+    output_tokens: _builtins.int
+    """that were written; a stop string may have cut the text before the last of them"""
+    stopped: _builtins.bool
+    """by a stop string or by the model itself; else the text has the length asked for"""
     @_builtins.property
     def wire_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """payload of each hop of a sweep, in its order; the largest of any sweep"""
@@ -333,10 +386,13 @@ class Summary(_message.Message):
         reason: _builtins.str = ...,
         replays: _builtins.int = ...,
         request: _builtins.str = ...,
+        prompt_tokens: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
+        stopped: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "candidates", b"candidates", "chunk", b"chunk", "compute_ms", b"compute_ms", "divergence_bits", b"divergence_bits", "drafted", b"drafted", "effective_samples", b"effective_samples", "first_byte_ms", b"first_byte_ms", "hops", b"hops", "hosts", b"hosts", "latency_ms", b"latency_ms", "mode", b"mode", "output_bytes", b"output_bytes", "prompt_bytes", b"prompt_bytes", "reached", b"reached", "reason", b"reason", "replays", b"replays", "request", b"request", "scorer", b"scorer", "seed", b"seed", "sweeps", b"sweeps", "wire_bytes", b"wire_bytes", "wire_bytes_total", b"wire_bytes_total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "candidates", b"candidates", "chunk", b"chunk", "compute_ms", b"compute_ms", "divergence_bits", b"divergence_bits", "drafted", b"drafted", "effective_samples", b"effective_samples", "first_byte_ms", b"first_byte_ms", "hops", b"hops", "hosts", b"hosts", "latency_ms", b"latency_ms", "mode", b"mode", "output_bytes", b"output_bytes", "output_tokens", b"output_tokens", "prompt_bytes", b"prompt_bytes", "prompt_tokens", b"prompt_tokens", "reached", b"reached", "reason", b"reason", "replays", b"replays", "request", b"request", "scorer", b"scorer", "seed", b"seed", "stopped", b"stopped", "sweeps", b"sweeps", "wire_bytes", b"wire_bytes", "wire_bytes_total", b"wire_bytes_total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -396,7 +452,7 @@ class StatusResponse(_message.Message):
     MODES_FIELD_NUMBER: _builtins.int
     CHAIN_DIGEST_FIELD_NUMBER: _builtins.int
     AR_DIGEST_FIELD_NUMBER: _builtins.int
-    CONTEXT_BYTES_FIELD_NUMBER: _builtins.int
+    CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
     REQUEST_LIMIT_FIELD_NUMBER: _builtins.int
     SCORER_DIGEST_FIELD_NUMBER: _builtins.int
@@ -407,7 +463,8 @@ class StatusResponse(_message.Message):
     ready: _builtins.bool
     chain_digest: _builtins.str
     ar_digest: _builtins.str
-    context_bytes: _builtins.int
+    context_tokens: _builtins.int
+    """most of prompt and text together; a byte model's tokens are bytes"""
     requests: _builtins.int
     """in flight"""
     request_limit: _builtins.int
@@ -433,7 +490,7 @@ class StatusResponse(_message.Message):
         modes: _abc.Iterable[_builtins.str] | None = ...,
         chain_digest: _builtins.str = ...,
         ar_digest: _builtins.str = ...,
-        context_bytes: _builtins.int = ...,
+        context_tokens: _builtins.int = ...,
         requests: _builtins.int = ...,
         request_limit: _builtins.int = ...,
         scorer_digest: _builtins.str = ...,
@@ -443,7 +500,7 @@ class StatusResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["audits", b"audits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar_digest", b"ar_digest", "audits", b"audits", "chain_digest", b"chain_digest", "context_bytes", b"context_bytes", "hosts", b"hosts", "modes", b"modes", "previous", b"previous", "ready", b"ready", "release", b"release", "request_limit", b"request_limit", "requests", b"requests", "scorer_digest", b"scorer_digest", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar_digest", b"ar_digest", "audits", b"audits", "chain_digest", b"chain_digest", "context_tokens", b"context_tokens", "hosts", b"hosts", "modes", b"modes", "previous", b"previous", "ready", b"ready", "release", b"release", "request_limit", b"request_limit", "requests", b"requests", "scorer_digest", b"scorer_digest", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,6 +7,9 @@ A sweep goes router -> host 1 -> ... -> host H -> router. Every link is one Push
 soon as the receiver has checked and queued it, so no host waits for those behind it. The router dials every host
 and listens on Subscribe; whichever host ends a sweep (or has to give it up) tells the router there. The last
 host's successor is the first host: an AR step goes round the ring without touching the router.
+
+Symbols are what a model reads and writes, by its `vocabulary`: bytes, or the numbers of tokens, each in the fewest of
+1, 2 or 4 bytes that have room for all of them, unsigned and little-endian.
 """
 
 from collections import abc as _abc
@@ -171,24 +174,33 @@ class ModelInfo(_message.Message):
 
     DIGEST_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
-    CONTEXT_BYTES_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
     WIDTH_FIELD_NUMBER: _builtins.int
+    VOCABULARY_FIELD_NUMBER: _builtins.int
+    TOKENIZER_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     """hex SHA-256 that names the weights"""
     parts: _builtins.int
-    context_bytes: _builtins.int
+    positions: _builtins.int
+    """most symbols of a text"""
     width: _builtins.int
+    vocabulary: _builtins.int
+    """symbols that there are"""
+    tokenizer: _builtins.str
+    """what they are: bytes, or tokens of the checkpoint's tokenizer"""
     def __init__(
         self,
         *,
         digest: _builtins.str = ...,
         parts: _builtins.int = ...,
-        context_bytes: _builtins.int = ...,
+        positions: _builtins.int = ...,
         width: _builtins.int = ...,
+        vocabulary: _builtins.int = ...,
+        tokenizer: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_bytes", b"context_bytes", "digest", b"digest", "parts", b"parts", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "parts", b"parts", "positions", b"positions", "tokenizer", b"tokenizer", "vocabulary", b"vocabulary", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -489,9 +501,9 @@ class Sweep(_message.Message):
     clean_start: _builtins.int
     """position of the first of `clean`; 0 opens a session"""
     clean: _builtins.bytes
-    """bytes that the hosts have not read yet"""
+    """symbols that the hosts have not read yet"""
     slots: _builtins.int
-    """positions to generate, right after the clean bytes"""
+    """positions to generate, right after the clean ones"""
     steps: _builtins.int
     """Euler steps in each block"""
     codec: _builtins.str
@@ -534,9 +546,9 @@ Global___Sweep: _TypeAlias = Sweep  # noqa: Y015
 
 @_typing.final
 class Step(_message.Message):
-    """One step of a pipeline, `ar` or `scorer` by the hop's digest: new bytes in, a sampled byte out. The last `draft` of
-    the new bytes are guesses: the last stage samples at each of them too, and all that it finds right comes out, with
-    one byte more. With `odds` it draws for each guess whether to accept it, and a Verdict comes out. With `candidates`
+    """One step of a pipeline, `ar` or `scorer` by the hop's digest: new symbols in, a sampled symbol out. The last `draft`
+    of the new ones are guesses: the last stage samples at each of them too, and all that it finds right comes out, with
+    one symbol more. With `odds` it draws for each guess whether to accept it, and a Verdict comes out. With `candidates`
     it samples nothing: Scores come out.
     """
 
@@ -559,9 +571,9 @@ class Step(_message.Message):
     stage: _builtins.int
     """the next stage to run"""
     start: _builtins.int
-    """position of the first new byte; 0 opens a session; positions from there on are forgotten"""
+    """position of the first new symbol; 0 opens a session; positions from there on are forgotten"""
     clean: _builtins.bytes
-    """the new bytes"""
+    """the new symbols"""
     hidden: _builtins.bytes
     """hidden states of the stage before; empty before stage 0"""
     remaining: _builtins.int
@@ -576,7 +588,7 @@ class Step(_message.Message):
     def sampling(self) -> Global___Sampling: ...
     @_builtins.property
     def candidates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """continuations of the new bytes, of one length: scored, not remembered"""
+        """continuations of the new symbols, of one length: scored, not remembered"""
 
     @_builtins.property
     def reads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -724,7 +736,7 @@ Global___Event: _TypeAlias = Event  # noqa: Y015
 
 @_typing.final
 class Scores(_message.Message):
-    """ln of the probability, at the step's temperature, of every byte of every candidate, one candidate after the other:
+    """ln of the probability, at the step's temperature, of every symbol of every candidate, one candidate after the other:
     float32, little-endian.
     """
 
@@ -755,7 +767,7 @@ class Verdict(_message.Message):
     ODDS_FIELD_NUMBER: _builtins.int
     accepted: _builtins.int
     odds: _builtins.bytes
-    """p of all 256 bytes after the accepted ones, at the step's temperature: float32, little-endian"""
+    """p of all symbols after the accepted ones, at the step's temperature: float32, little-endian"""
     def __init__(
         self,
         *,

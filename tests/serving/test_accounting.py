@@ -169,7 +169,7 @@ def test_rounds_of_guesses_add_up() -> None:
     account.add_draft(5, 2, 1.5)
     account.add_draft(0, 0, 0.0)
     account.add_draft(3, 3, 2.0)
-    summary = account.summary("ar-speculative", 1, 2)
+    summary = account.summary("ar-speculative", 1)
     assert (summary.drafted, summary.reached, summary.accepted, summary.compute_ms) == (8, 6, 5, 3.5)
 
 
@@ -178,7 +178,7 @@ def test_candidates_add_up() -> None:
     for count, length, bits in ((4, 8, 0.5), (2, 16, 0.25), (8, 2, 0.0)):
         drafted = Candidates([b""] * count, np.zeros((count, length)), 1.5)
         account.add_candidates(drafted, Weights(np.full(count, 1 / count), bits))
-    summary = account.summary("resample", 1, 2)
+    summary = account.summary("resample", 1)
     assert (summary.chunk, summary.candidates, summary.compute_ms) == (16, 8, 4.5)
     assert summary.effective_samples == pytest.approx((4 + 2 + 8) / 3)
     assert summary.divergence_bits == pytest.approx((0.5 * 32 + 0.25 * 32) / 80), "for a byte"
@@ -190,7 +190,7 @@ def test_hosts_have_the_names_of_the_topology() -> None:
     for name, compute_ms in (("berlin", 2.0), ("paris", 3.0), ("berlin", 4.0)):
         account.hosts = {"stage-0": HostEntry(name, f"{name}:7701", (0,), f"{name}:7701")}
         account.add_sweep(stage_pb2.Event(passages=[passage("stage-0", compute_ms, 10)]))
-    summary = account.summary("sweep", 1, 2)
+    summary = account.summary("sweep", 1)
     shares = [(host.name, list(host.blocks), host.compute_ms) for host in summary.hosts]
     assert shares == [("berlin", [0], 6.0), ("paris", [0], 3.0)]
     assert summary.compute_ms == 9.0
@@ -203,6 +203,6 @@ def test_a_text_that_is_written_anew_keeps_its_costs_only() -> None:
     account.add_sweep(stage_pb2.Event(text=b"ab", passages=[passage("a", 2.0, 100)]))
     account.add_text(b"ab")
     account.begin_again()
-    assert (account.output_bytes, account.sweeps, account.replays, account.modes) == (0, 1, 1, [])
+    assert (account.output_tokens, account.sweeps, account.replays, account.modes) == (0, 1, 1, [])
     account.modes.append("ar")
-    assert account.summary("auto", 1, 2).mode == "ar"
+    assert account.summary("auto", 1).mode == "ar"

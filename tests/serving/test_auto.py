@@ -130,7 +130,7 @@ def test_where_nothing_can_finish_a_text_there_is_a_sentence() -> None:
     auto = AutoMode(ring, {}, Guide(Frontier((), {}, "judge", "bits")), Conditions(lambda: [1.0]))  # type: ignore[arg-type]
     request = Generation(b"x", 10, 0, 2**42, budget_ms=5)
     with pytest.raises(Refusal, match="can write what follows 4 of 10 bytes: host b is lost") as caught:
-        auto._hurry(request, replace(request, max_bytes=6), Account())
+        auto._hurry(request, replace(request, max_symbols=6), Account())
     assert caught.value.code is grpc.StatusCode.UNAVAILABLE
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from serving.drafting import (
     MAX_DRAFT,
     MAX_MATCH,
+    MAX_TOKENS,
     MIN_MATCH,
     SURE_MATCH,
     BothDrafter,
@@ -21,6 +22,7 @@ from serving.drafting import (
     ModelDrafter,
 )
 from serving.local import LocalModel, LocalSequence
+from stages.alphabet import Alphabet
 
 texts = st.text("ab", min_size=1, max_size=60).map(str.encode)
 rounds = st.lists(
@@ -46,9 +48,28 @@ def brute_force(text: bytes, count: int, least: int) -> bytes:
 @example(b"a", 4, 1)
 @example(b"abcabcabc", 0, 1)
 def test_a_lookup_finds_what_followed_the_longest_match(text: bytes, count: int, least: int) -> None:
-    guesses = draft(LookupDrafter(least), text, count)
+    guesses = draft(LookupDrafter(min_match=least), text, count)
     assert guesses == brute_force(text, count, least)
     assert len(guesses) <= count
+
+
+TOKENS = Alphabet(300)
+
+
+@given(st.lists(st.sampled_from([0, 1, 256, 257]), max_size=40), st.integers(0, 8), st.integers(1, 3))
+@example([0, 256, 1, 0, 1, 0], 4, 1)
+def test_a_lookup_of_tokens_is_never_a_match_of_halves(text: list[int], count: int, least: int) -> None:
+    """Encoded, 256 is 0 and 1, and 1 is 1 and 0: bytes match where no tokens do."""
+    expected = next(
+        (
+            text[at + length : at + length + count]
+            for length in range(min(MAX_TOKENS, len(text) - 1), least - 1, -1)
+            for at in reversed(range(len(text) - length))
+            if text[at : at + length] == text[-length:]
+        ),
+        [],
+    )
+    assert TOKENS.symbols(draft(LookupDrafter(TOKENS, least), TOKENS.encode(text), count)) == expected
 
 
 def test_a_short_match_is_none() -> None:

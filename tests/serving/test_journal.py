@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.journal import READ_BYTES, Journal
+from stages.alphabet import Alphabet
 from stages.v1 import stage_pb2
 
 
@@ -79,3 +80,22 @@ def test_candidates_keep_every_read() -> None:
     journal.add(stage_pb2.Step(start=6, clean=b"one", candidates=[b"x"]), start=9)
     again = journal.replay(stage_pb2.Step(start=9, clean=b"two", candidates=[b"x"]))
     assert list(again.reads) == [6, 3]
+
+
+TOKENS = Alphabet(300)
+tokens = st.lists(st.integers(0, 299), min_size=1, max_size=90)
+
+
+@given(prompt=tokens, written=tokens, wrong=st.lists(st.integers(0, 299), max_size=5))
+def test_a_journal_of_tokens_counts_tokens(prompt: list[int], written: list[int], wrong: list[int]) -> None:
+    journal = Journal(TOKENS)
+    after = journal.advance(stage_pb2.Step(clean=TOKENS.encode(prompt), remaining=400), TOKENS.encode(written))
+    due = len(prompt) + len(written) - 1
+    assert (after.number, after.start, after.remaining) == (len(written), due, 400 - len(written))
+    assert TOKENS.symbols(after.clean) == written[-1:]
+    guessed = stage_pb2.Step(start=due, clean=TOKENS.encode([written[-1], *wrong]), draft=len(wrong))
+    journal.add(guessed, due + 1)
+    again = journal.replay(stage_pb2.Step(start=due + 1, clean=TOKENS.encode([7])))
+    assert isinstance(again, stage_pb2.Step)
+    assert TOKENS.symbols(again.clean) == [*prompt, *written, 7]
+    assert (again.reads[0], sum(again.reads)) == (len(prompt), len(prompt) + len(written))

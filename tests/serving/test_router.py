@@ -124,7 +124,7 @@ def test_status_tells_what_can_be_served(deployment: Deployment) -> None:
         status = client.status()
     assert status.ready
     assert list(status.modes) == ["sweep", "chunked", "resample", "verified", "infill", "ar", "ar-speculative", "local"]
-    assert status.context_bytes == 512
+    assert status.context_tokens == 512
     assert all(host.rtt_ms > 0 for host in status.hosts)
     assert len(status.chain_digest) == len(status.ar_digest) == 64
 

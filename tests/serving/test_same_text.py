@@ -18,7 +18,7 @@ from stages.backends.base import CleanPiece
 from stages.checkpoint import load_ar, load_chain
 from stages.codec import FEATURE_LIMIT, codec_named
 from stages.manifest import read_manifest
-from stages.randomness import sample_bytes
+from stages.randomness import sample_symbols
 from stages.samplers import DEFAULT_SAMPLER
 from stages.sweep import BlockWork, Boundary, SweepPlan, run_alone
 
@@ -83,7 +83,7 @@ def ar_text(directory: Path, request: dict[str, Any]) -> bytes:
         for stage, held in zip(stages, caches, strict=True):
             x = stage.read([CleanPiece(x if stage is stages[0] else codec.round_trip(x, FEATURE_LIMIT), held)])[0]
         position += len(pending)
-        pending = sample_bytes(
+        pending = sample_symbols(
             stages[-1].next_byte([x[-1:]])[0], request.get("temperature", 0.8), request["seed"], position
         )
         text += pending

@@ -103,9 +103,10 @@ def test_the_router_s_figures_are_those_of_its_answers(
             "onesweep_router_sweeps_total": r.sweeps,
             "onesweep_router_hops_total": r.hops,
             "onesweep_router_wire_bytes_total": r.wire_bytes_total,
-            "onesweep_router_drafted_bytes_total": r.drafted,
-            "onesweep_router_accepted_bytes_total": r.accepted,
-            "onesweep_router_reached_bytes_total": r.reached,
+            "onesweep_router_output_tokens_total": r.output_tokens,
+            "onesweep_router_drafted_tokens_total": r.drafted,
+            "onesweep_router_accepted_tokens_total": r.accepted,
+            "onesweep_router_reached_tokens_total": r.reached,
             "onesweep_router_request_seconds_count": 1,
         }
         assert {name: router[name, r.mode] for name in expected} == expected

@@ -107,7 +107,7 @@ def test_a_drafter_that_knows_and_one_that_is_against_us(
 ) -> None:
     prompt = b"The road went "
     plain = ring.generate(prompt, mode="ar", max_bytes=40, seed=3, codec=codec)
-    monkeypatch.setattr(speculative, "LookupDrafter", lambda: Oracle(prompt, plain.output, right))
+    monkeypatch.setattr(speculative, "LookupDrafter", lambda alphabet: Oracle(prompt, plain.output, right))
     result = compare(ring, prompt, "lookup", 7, max_bytes=40, seed=3, codec=codec)
     if right:
         assert (result.sweeps, result.drafted, result.reached, result.accepted) == (5, 35, 35, 35)
@@ -138,7 +138,7 @@ def test_who_guesses_if_nobody_says(bundles: Path, tmp_path: Path, local_ring: L
     with local_ring(bare, 1) as client:
         assert "ar-speculative" in client.status().modes
         assert compare(client, PROMPTS[1], None, None).output == compare(client, PROMPTS[1], "lookup", 4).output
-        with pytest.raises(RequestRefused, match=r"drafter 'model' needs a local model: .*choose drafter 'lookup'"):
+        with pytest.raises(RequestRefused, match=r"local model that writes bytes.*choose drafter 'lookup'"):
             client.generate(b"x", mode="ar-speculative", drafter="model")
 
 

@@ -109,7 +109,7 @@ def test_guesses_are_no_part_of_what_was_read(plans: dict[str, HostPlan]) -> Non
     request.step.reads.append(7)
     check_hop(request, plans["first"])
     request.step.reads[0] = 8
-    with pytest.raises(Refusal, match="reads of 8 bytes"):
+    with pytest.raises(Refusal, match="reads of 8 symbols"):
         check_hop(request, plans["first"])
 
 
@@ -139,11 +139,11 @@ ANYWHERE: list[tuple[Change, str]] = [
     (lambda p: (p.path.extend(["a:1", "b:1"]), setattr(p, "place", 2)), "place 2 on a path of 2 hosts"),
     (lambda p: setattr(p, "request", "x\n"), "request must be 1 to 64 printable"),
     (lambda p: setattr(p, "traceparent", "0" * 65), "traceparent must be a W3C trace context"),
-    (lambda p: work_of(p).reads.extend([4, 0]), "reads of 4 bytes, some maybe empty, do not fit 10 clean bytes"),
-    (lambda p: work_of(p).reads.extend([4, 7]), "reads of 11 bytes, some maybe empty, do not fit 10 clean bytes"),
+    (lambda p: work_of(p).reads.extend([4, 0]), "reads of 4 symbols, some maybe empty, do not fit 10 clean ones"),
+    (lambda p: work_of(p).reads.extend([4, 7]), "reads of 11 symbols, some maybe empty, do not fit 10 clean ones"),
     (lambda p: setattr(p, "capacity", 0), "a session of 0 positions"),
     (lambda p: setattr(p, "capacity", 513), "a session of 513 positions does not fit the context of 512"),
-    (lambda p: setattr(p, "capacity", 9), "10 bytes at position 0 do not fit the session's 9"),
+    (lambda p: setattr(p, "capacity", 9), "10 symbols at position 0 do not fit the session's 9"),
 ]
 SWEEP: list[tuple[Change, str]] = [
     (lambda p: setattr(p.sweep, "clean", b""), "at least one clean byte"),
@@ -169,32 +169,32 @@ LATER_SWEEP: list[tuple[Change, str]] = [
     (lambda p: setattr(p.sweep, "features", struct.pack("<10f", *[INF] * 10) + bytes(320)), "not finite"),
 ]
 STEP: list[tuple[Change, str]] = [
-    (lambda p: setattr(p.step, "clean", b""), "at least one new byte"),
-    (lambda p: setattr(p.step, "remaining", 0), "0 bytes to generate do not fit"),
-    (lambda p: setattr(p.step, "remaining", 503), "503 bytes to generate do not fit the context of 512"),
+    (lambda p: setattr(p.step, "clean", b""), "at least one new symbol"),
+    (lambda p: setattr(p.step, "remaining", 0), "0 symbols to generate do not fit"),
+    (lambda p: setattr(p.step, "remaining", 503), "503 symbols to generate do not fit the context of 512"),
     (lambda p: setattr(p.step, "start", 4_000_000_000), "do not fit"),
     (lambda p: setattr(p.step.sampling, "temperature", INF), "temperature must be 0 to 100"),
     (lambda p: p.step.ClearField("codec"), "unknown codec of hidden states ''"),
     (lambda p: setattr(p.step, "codec", "int4"), "unknown codec of hidden states 'int4'; choose from fp32, int8"),
-    (lambda p: p.step.MergeFrom(stage_pb2.Step(draft=3)), "3 guesses among 10 new bytes"),
-    (lambda p: p.step.MergeFrom(stage_pb2.Step(draft=10, remaining=1)), "10 guesses among 10 new bytes"),
-    (lambda p: p.step.MergeFrom(stage_pb2.Step(draft=4_000_000_000, remaining=1)), "give one known byte"),
+    (lambda p: p.step.MergeFrom(stage_pb2.Step(draft=3)), "3 guesses among 10 new symbols"),
+    (lambda p: p.step.MergeFrom(stage_pb2.Step(draft=10, remaining=1)), "10 guesses among 10 new symbols"),
+    (lambda p: p.step.MergeFrom(stage_pb2.Step(draft=4_000_000_000, remaining=1)), "give one known symbol"),
 ]
 SCORE: list[tuple[Change, str]] = [
-    (lambda p: setattr(p.step, "clean", b""), "at least one new byte"),
+    (lambda p: setattr(p.step, "clean", b""), "at least one new symbol"),
     (lambda p: setattr(p.step, "remaining", 2), "remaining must be 1, and draft 0"),
     (lambda p: setattr(p.step, "draft", 1), "remaining must be 1, and draft 0"),
     (lambda p: p.step.candidates.append(b"abc"), "candidates must have one length"),
     (lambda p: p.step.candidates.append(b""), "candidates must have one length"),
     (lambda p: p.step.MergeFrom(stage_pb2.Step(candidates=[b"abcde"] * MAX_CANDIDATES)), "259 candidates; a step"),
-    (lambda p: p.step.candidates.__setitem__(slice(None), [b""] * 3), "of at least one byte"),
+    (lambda p: p.step.candidates.__setitem__(slice(None), [b""] * 3), "of at least one symbol"),
     (
         lambda p: p.step.candidates.__setitem__(slice(None), [b"x" * 400] * 11),
-        "11 candidates of 400 bytes; a step scores",
+        "11 candidates of 400 symbols; a step scores",
     ),
     (
         lambda p: p.step.candidates.__setitem__(slice(None), [b"x" * 503]),
-        "of 503 bytes after 10 do not fit the context",
+        "of 503 symbols after 10 do not fit the context",
     ),
     (lambda p: setattr(p.step, "odds", b"abcd"), "odds of 4 bytes for 0 guesses"),
     (lambda p: setattr(p.step.sampling, "temperature", NAN), "temperature must be 0 to 100"),
@@ -203,7 +203,7 @@ VERIFY: list[tuple[Change, str]] = [
     (lambda p: setattr(p.step, "draft", 0), "odds of 12 bytes for 0 guesses"),
     (lambda p: setattr(p.step, "draft", 2), "odds of 12 bytes for 2 guesses: each guess takes one float32"),
     (lambda p: setattr(p.step, "odds", p.step.odds + b"x"), "odds of 13 bytes for 3 guesses"),
-    (lambda p: setattr(p.step, "remaining", 2), "3 guesses among 10 new bytes"),
+    (lambda p: setattr(p.step, "remaining", 2), "3 guesses among 10 new symbols"),
     *(
         (lambda p, odd=odd: setattr(p.step, "odds", struct.pack("<3f", 0.5, odd, 0.5)), "odds must be above 0")
         for odd in (0.0, -0.1, 1.001, NAN, INF, -INF)

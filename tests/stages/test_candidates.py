@@ -15,14 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from stages import hop as hops
 from stages import scoring
 from stages.admission import check_hop
+from stages.alphabet import BYTES
 from stages.ar import ArModel
 from stages.checkpoint import load_ar
 from stages.hop import next_step, work_on
 from stages.parts import Parts, load_parts, plan_host
-from stages.randomness import sample_bytes
+from stages.randomness import sample_symbols
 from stages.sessions import SessionStore
 from stages.v1 import stage_pb2
 
@@ -187,7 +187,6 @@ def test_the_cut_into_pieces_and_the_order_of_candidates_change_nothing(
     assert np.allclose(np.concatenate(parts), whole, atol=TOLERANCE)
     for rows in (1, 30, 10_000):
         monkeypatch.setattr(scoring, "BRANCH_ROWS", rows)
-        monkeypatch.setattr(hops, "BRANCH_ROWS", rows)
         assert np.allclose(Line(line).scores(KNOWN, candidates), whole, atol=TOLERANCE)
 
 
@@ -248,11 +247,11 @@ def test_plain_steps_write_what_the_scorer_samples(
     sampling = stage_pb2.Sampling(seed=5, temperature=0.8)
     hop.step.CopyFrom(stage_pb2.Step(clean=KNOWN, remaining=20, codec="fp32", sampling=sampling))
     while hop.step.remaining > 1:
-        hop = next_step(hop, written[-1:])
+        hop = next_step(hop, written[-1:], BYTES)
         written += line.along(hop).text
     while len(text) < len(written):
         logits = models["scorer"](torch.tensor([list(KNOWN + text)]))[0, -1:]
-        text += sample_bytes(logits, 0.8, 5, len(KNOWN + text))
+        text += sample_symbols(logits, 0.8, 5, len(KNOWN + text))
     assert written == text
 
 
@@ -266,7 +265,7 @@ def test_a_verdict_has_the_models_odds_after_what_it_accepted(
     text, read, counts = KNOWN, 0, []
     for i in range(12):
         logits = models["scorer"](torch.tensor([list(text)]))[0, -1:]
-        (first,) = sample_bytes(logits, temperature, i, len(text))
+        (first,) = sample_symbols(logits, temperature, i, len(text))
         guesses = bytes([first ^ (i % 3 == 0)]) + b"e" * (i % 5)
         odds = np.full(len(guesses), 0.9 if i % 2 else 1e-6, dtype="<f4").tobytes()
         event = line.step(text[read:] + guesses, read, draft=len(guesses), odds=odds)

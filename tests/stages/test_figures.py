@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, Histogram
 
 from stages import exposition
 from stages.admission import check_hop
+from stages.alphabet import BYTES
 from stages.errors import InputError, ServiceError
 from stages.expiry import Expiry
 from stages.exposition import LoopCollector, MetricsServer
@@ -277,7 +278,7 @@ def test_bad_names_in_a_hop_are_refused(host_that_fails: Callable[[], Host], nam
 def test_the_next_step_keeps_the_names() -> None:
     hop = stage_pb2.Hop(request="cafe", traceparent="00-" + "1" * 32 + "-" + "1" * 16 + "-01")
     hop.step.remaining = 2
-    after = next_step(hop, b"x")
+    after = next_step(hop, b"x", BYTES)
     assert (after.request, after.traceparent) == (hop.request, hop.traceparent)
 
 

@@ -22,7 +22,7 @@ from serving.topology import Topology, local_topology
 from serving.view import RingView
 from stages.ar import ArModel
 from stages.checkpoint import load_ar
-from stages.randomness import sample_bytes
+from stages.randomness import sample_symbols
 from stages.refusal import Refusal
 from stages.v1 import stage_pb2
 
@@ -112,7 +112,7 @@ def test_steps_and_verdicts_of_the_scorer(topology: Topology, models: dict[str, 
         wanted = b""
         while len(wanted) < 12:
             position = len(KNOWN) + len(wanted)
-            wanted += sample_bytes(logits_after(models["scorer"], KNOWN + wanted), 0.8, SAMPLING.seed, position)
+            wanted += sample_symbols(logits_after(models["scorer"], KNOWN + wanted), 0.8, SAMPLING.seed, position)
         assert text == wanted
         assert verdict.accepted >= 4
         whole = KNOWN + text[:4] + b"zzzz"[: verdict.accepted - 4]

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stages.randomness import sample_bytes
+from stages.randomness import sample_symbols
 from stages.scoring import (
     BRANCH_ROWS,
     IMPOSSIBLE_NATS,
     MAX_SCORED_ROWS,
+    CandidateScores,
     branch_pieces,
-    candidate_nats,
     judge,
     log_probabilities,
 )
@@ -39,7 +39,7 @@ def test_at_temperature_nought_the_most_likely_byte_is_certain() -> None:
     logits = random_logits(7)
     logits[3, 5] = logits[3].max()
     nats = log_probabilities(logits, 0.0)
-    assert bytes(nats.argmax(axis=1).astype(np.uint8)) == sample_bytes(logits, 0.0, 0, 0)
+    assert bytes(nats.argmax(axis=1).astype(np.uint8)) == sample_symbols(logits, 0.0, 0, 0)
     assert sorted(set(nats.flatten())) == [IMPOSSIBLE_NATS, 0.0]
     assert (np.count_nonzero(nats == 0.0, axis=1) == 1).all()
 
@@ -72,7 +72,10 @@ def test_each_byte_of_a_candidate_gets_its_own_row(branches: int, length: int, s
         for i, byte in enumerate(candidate):
             row = 0 if i == 0 else 1 + m * (length - 1) + i - 1
             expected[m, i] = log_probabilities(logits[row : row + 1], temperature)[0, byte]
-    found = candidate_nats(candidates, list(logits.split(sizes)), temperature)
+    scores = CandidateScores(candidates, temperature)
+    for piece in logits.split(sizes):
+        scores.add(piece)
+    found = scores.nats()
     assert found.dtype == np.float32
     assert np.allclose(found, expected, rtol=1e-6)
 

@@ -19,7 +19,7 @@ from stages.codec import Fp32, Int8, StateCodec
 from stages.errors import CodecError
 from stages.noise import euler_step, step_sigmas
 from stages.partition import NoisePartition
-from stages.randomness import Purpose, normals, sample_bytes
+from stages.randomness import Purpose, normals, sample_symbols
 from stages.sweep import FEATURES, PIECE_POSITIONS, BlockWork, Boundary, SweepPlan, clean_pieces, run_alone
 
 MakeChain = Callable[..., list[Block]]
@@ -84,7 +84,7 @@ def reference(chain: list[Block], partition: NoisePartition, plan: SweepPlan, cl
             estimate = (z - a * z0) / (1 - a) if a < 1 else torch.zeros_like(z)
             logits = block.denoise(z, estimate, torch.full((1, 1), sigma), memory, plan.start)
             z = euler_step(z, block.point(logits), sigma, following)
-    return sample_bytes(logits[0], plan.temperature, plan.seed, plan.start), z[0]
+    return sample_symbols(logits[0], plan.temperature, plan.seed, plan.start), z[0]
 
 
 @CONTEXTS
@@ -120,7 +120,7 @@ def test_a_stochastic_sweep_puts_new_noise_on_each_denoised_point(
             noise = normals(PLAN.seed, Purpose.INITIAL_NOISE, PLAN.start, PLAN.slots, 8, step=evaluation)
             logits = block.denoise(point + sigma * noise, point, torch.full((1, 1), sigma), memory, PLAN.start)
             point, evaluation = block.point(logits / PLAN.temperature), evaluation + 1
-    assert text == sample_bytes(logits[0], PLAN.temperature, PLAN.seed, PLAN.start)
+    assert text == sample_symbols(logits[0], PLAN.temperature, PLAN.seed, PLAN.start)
 
 
 def sweep_boundary(sequences: list[Sequence]) -> Boundary:

@@ -24,7 +24,7 @@ function show(status) {
   byId("router").replaceChildren(
     fact("state", status.ready ? "ready" : "not ready"),
     fact("requests", `${status.requests} of ${status.request_limit}`),
-    fact("context", `${status.context_bytes} bytes`),
+    fact("context", `${status.context_tokens} tokens`),
     fact("version", status.version),
     fact("modes", status.modes.join(", ") || "none"),
   );

@@ -18,7 +18,7 @@ from stages.checkpoint import load_ar, load_chain
 from stages.codec import codec_named
 from stages.errors import CheckpointError, InputError
 from stages.manifest import read_manifest
-from stages.randomness import sample_bytes
+from stages.randomness import sample_symbols
 from stages.sweep import BlockWork, SweepPlan, run_alone
 
 WEIGHTS = Path(__file__).resolve().parents[3] / "weights"
@@ -110,7 +110,7 @@ def _ar_text(backend: Backend, prompt: bytes, count: int = 24) -> bytes:
         for stage, caches in stages:
             (x,) = stage.read([CleanPiece(x, caches)])
         (logits,) = stages[-1][0].next_byte([x[-1:]])
-        clean = sample_bytes(logits, 0.8, 7, len(prompt) + len(text))
+        clean = sample_symbols(logits, 0.8, 7, len(prompt) + len(text))
         text += clean
     return text
 

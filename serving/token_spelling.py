@@ -1,0 +1,165 @@
+"""Text in the tokens of a pretrained model: its own tokenizer and chat template."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from serving.chat_template import ChatTemplate
+from serving.spelling import Message, Reader, Spelling
+from stages.alphabet import Alphabet
+from stages.checkpoint import file_digest
+from stages.errors import CheckpointError, InputError
+from stages.manifest import TOKENIZER_NAME, Manifest
+from stages.refusal import failed_precondition
+
+try:
+    from tokenizers import Tokenizer
+except ImportError as error:
+    raise InputError(
+        f"a token model needs the tokenizers package, which is not installed here ({error}): "
+        "pip install 'onesweep[pretrained]'"
+    ) from None
+
+TEMPLATE_NAME, SPECIALS_NAME = "chat_template.jinja", "special_tokens.json"
+MAX_ENDS = 64
+MAX_FILE_BYTES = 64 << 20
+INLINE_BYTES = 4096
+"""A longer text is spelled on another thread: requests go on meanwhile."""
+CONTEXT = 8
+"""Tokens of a prompt that a reader looks at: whether a word begins with a space is seen from the one before."""
+MOST_HELD = 64
+"""Tokens without a whole character at their end, after which they are told as they are."""
+UNKNOWN = "\ufffd"
+"""What stands for bytes that are no character, or none yet."""
+
+
+class TokenSpelling(Spelling):
+    """The tokens of one model."""
+
+    noun = "tokens"
+
+    def __init__(
+        self, tokenizer: Tokenizer, alphabet: Alphabet, ends: frozenset[int], template: ChatTemplate | None
+    ) -> None:
+        self.tokenizer, self.alphabet, self.ends, self.template = tokenizer, alphabet, ends, template
+
+    async def spell(self, text: bytes) -> bytes:
+        return await self._encoded(text.decode(), specials=True)
+
+    async def spell_chat(self, messages: Sequence[Message]) -> tuple[bytes, int]:
+        if self.template is None:
+            raise failed_precondition("this model has no chat template: send a prompt in place of messages")
+        text = await asyncio.to_thread(self.template.render, messages)
+        return await self._encoded(text, specials=False), len(text.encode())
+
+    def reader(self, prompt: bytes) -> Reader:
+        known = self.alphabet.symbols(self.alphabet.cut(prompt, max(self.alphabet.count(prompt) - CONTEXT, 0)))
+        return _Tokens(self.tokenizer, self.alphabet, known)
+
+    async def _encoded(self, text: str, specials: bool) -> bytes:
+        """:param specials: with the tokens that a text begins with, where the tokenizer has such."""
+
+        def encode() -> list[int]:
+            ids: list[int] = self.tokenizer.encode(text, add_special_tokens=specials).ids
+            return ids
+
+        return self.alphabet.encode(encode() if len(text) < INLINE_BYTES else await asyncio.to_thread(encode))
+
+
+class _Tokens(Reader):
+    """Tells a token's text as what it adds to that of the tokens before it, once no character is cut at its end."""
+
+    def __init__(self, tokenizer: Tokenizer, alphabet: Alphabet, prompt: list[int]) -> None:
+        """:param prompt: its last tokens."""
+        self.tokenizer, self.alphabet = tokenizer, alphabet
+        endings = (prompt[at:] for at in range(len(prompt)))
+        # one that begins in the middle of a character would spoil what follows it
+        self._known = next((each for each in endings if UNKNOWN not in self._text(each)), [])
+        self._held = list[int]()
+
+    def feed(self, symbols: bytes) -> bytes:
+        return "".join(self._told(symbol) for symbol in self.alphabet.symbols(symbols)).encode()
+
+    def end(self) -> bytes:
+        return self._added().rstrip(UNKNOWN).encode()
+
+    def _told(self, symbol: int) -> str:
+        self._held.append(symbol)
+        text = self._added()
+        if text.endswith(UNKNOWN) and len(self._held) <= MOST_HELD:
+            return ""
+        self._known, self._held = self._held if text else (self._known + self._held)[-CONTEXT:], []
+        return text
+
+    def _added(self) -> str:
+        """What the tokens that are held add to the text."""
+        return self._text(self._known + self._held)[len(self._text(self._known)) :]
+
+    def _text(self, tokens: list[int]) -> str:
+        text: str = self.tokenizer.decode(tokens)  # leaves special tokens out
+        return text
+
+
+def read_token_spelling(directory: Path, manifest: Manifest) -> TokenSpelling:
+    """That of the checkpoint in `directory`. Blocks. Raises CheckpointError for a file that is missing or damaged."""
+    raw = _checked(directory, manifest, TOKENIZER_NAME)
+    try:
+        tokenizer = Tokenizer.from_str(raw.decode())
+    except Exception as error:  # the library has no type of its own for it
+        raise CheckpointError(f"{directory / TOKENIZER_NAME} is no tokenizer: {error}") from None
+    size = manifest.architecture.vocabulary
+    if tokenizer.get_vocab_size() > size:
+        raise CheckpointError(
+            f"the tokenizer of {directory} has {tokenizer.get_vocab_size()} tokens, the model {size}: "
+            "it belongs to another one"
+        )
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    specials = _specials(directory, manifest)
+    template = None
+    if TEMPLATE_NAME in manifest.files:
+        source = _checked(directory, manifest, TEMPLATE_NAME).decode(errors="replace")
+        template = ChatTemplate(source, specials.bos, specials.eos)
+    return TokenSpelling(tokenizer, Alphabet(size), specials.ends, template)
+
+
+@dataclass(frozen=True)
+class _Specials:
+    """Tokens with a meaning of their own."""
+
+    bos: str = ""
+    eos: str = ""
+    ends: frozenset[int] = frozenset()
+
+
+def _specials(directory: Path, manifest: Manifest) -> _Specials:
+    if SPECIALS_NAME not in manifest.files:
+        return _Specials()
+    try:
+        record = json.loads(_checked(directory, manifest, SPECIALS_NAME))
+        bos, eos, ends = (record.get(name) for name in ("bos_token", "eos_token", "end_tokens"))
+        most = manifest.architecture.vocabulary
+        if not all(isinstance(each, str | None) for each in (bos, eos)) or not isinstance(ends or [], list):
+            raise ValueError("its tokens must be texts, and end_tokens a list")
+        if len(ends or []) > MAX_ENDS or not all(type(end) is int and 0 <= end < most for end in ends or []):
+            raise ValueError(f"end_tokens must be at most {MAX_ENDS} whole numbers from 0 to {most - 1}")
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{directory / SPECIALS_NAME} is damaged: {error}") from None
+    return _Specials(bos or "", eos or "", frozenset(ends or []))
+
+
+def _checked(directory: Path, manifest: Manifest, name: str) -> bytes:
+    """A file that the manifest names. Raises CheckpointError."""
+    path = directory / name
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise CheckpointError(f"{path} has more than {MAX_FILE_BYTES} bytes")
+        if file_digest(path) != manifest.files[name]:
+            raise CheckpointError(f"{path} does not have its manifest's SHA-256: it is damaged")
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None

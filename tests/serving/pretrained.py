@@ -1,0 +1,80 @@
+"""A small pretrained model as `import` would leave it: random weights, a tokenizer of its own, a chat template."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from stages.alphabet import Alphabet
+from stages.checkpoint import update_manifest
+from stages.llama.architecture import LlamaArchitecture
+from stages.llama.stage import LlamaStage
+from stages.manifest import TOKENIZER_NAME
+from stages.randomness import sample_symbols
+from tests.stages.llama.tiny import TINY, write_tiny
+
+ARCHITECTURE: LlamaArchitecture = replace(TINY, vocabulary=300, positions=512)
+ALPHABET = Alphabet(ARCHITECTURE.vocabulary)
+SPECIALS = ("<|begin|>", "<|end|>")
+TEXTS = [
+    "the sea and the ship and the ship and the sea",
+    "море и корабль",
+    "été à la mer 🚢🌊",
+    "the old man said that the sea",
+]
+TEMPLATE = (
+    "{% for message in messages %}{% if message.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    "{{ bos_token }}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def tokenizer() -> Tokenizer:
+    """Byte-level BPE of all 256 bytes, two special tokens, and some merges."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=ARCHITECTURE.vocabulary, special_tokens=list(SPECIALS), initial_alphabet=letters, show_progress=False
+    )
+    made.train_from_iterator(TEXTS, trainer)
+    return made
+
+
+def write_model(directory: Path, ends: Sequence[int] = (), seed: int = 0) -> list[LlamaStage]:
+    """Make the checkpoint; returns its stages."""
+    stages = write_tiny(directory, ARCHITECTURE, seed)
+    specials = {"bos_token": SPECIALS[0], "eos_token": SPECIALS[1], "end_tokens": list(ends)}
+    contents = {
+        TOKENIZER_NAME: tokenizer().to_str(),
+        "chat_template.jinja": TEMPLATE,
+        "special_tokens.json": json.dumps(specials),
+    }
+    for name, content in contents.items():
+        (directory / name).write_text(content)
+    files = {name: hashlib.sha256(content.encode()).hexdigest() for name, content in contents.items()}
+    update_manifest(directory, lambda manifest: replace(manifest, files=files))
+    return stages
+
+
+@torch.inference_mode()
+def written(stages: Sequence[LlamaStage], prompt: list[int], count: int, **sampling: Any) -> list[int]:
+    """What the whole model writes in one process, each token from all before it."""
+    tokens = list(prompt)
+    for _ in range(count):
+        x = torch.tensor([tokens])
+        for stage in stages:
+            x = stage.read(x)
+        logits = stages[-1].next_byte(x[:, -1:])[0]
+        tokens += ALPHABET.symbols(
+            sample_symbols(logits, sampling.get("temperature", 0.0), sampling.get("seed", 0), len(tokens))
+        )
+    return tokens[len(prompt) :]

@@ -1,0 +1,95 @@
+"""What holds for byte models under load and harm holds for token models: failover, audits, deployments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.client import AsyncClient, Client
+from serving.deploying import deploy, read_release
+from serving.deployment import Deployment, temporary_deployment
+from stages.contents import read_contents
+from stages.llama.stage import LlamaStage
+from stages.v1 import stage_pb2
+from tests.serving.pretrained import tokenizer, write_model, written
+from tests.serving.test_replicas import PROMPT, Streaming, busy, doubled
+
+LENGTH = 300
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, list[LlamaStage]]:
+    directories = [tmp_path_factory.mktemp(name) for name in ("one", "other")]
+    return {directory: write_model(directory, seed=seed) for seed, directory in enumerate(directories)}
+
+
+@pytest.fixture(scope="module")
+def doubles(models: dict[Path, list[LlamaStage]]) -> Iterator[Deployment]:
+    directory = next(iter(models))
+    with temporary_deployment(doubled(directory), directory) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def caller(doubles: Deployment) -> Iterator[Client]:
+    with Client(doubles.topology.router) as client:
+        yield client
+
+
+def expected(stages: list[LlamaStage], count: int) -> str:
+    tokens = written(stages, tokenizer().encode(PROMPT.decode()).ids, count, temperature=0.8, seed=3)
+    return tokenizer().decode(tokens).rstrip("\ufffd")
+
+
+def test_a_release_is_deployed_with_its_tokenizer(
+    doubles: Deployment, caller: Client, models: dict[Path, list[LlamaStage]]
+) -> None:
+    for directory in reversed(models):
+        deploy(partial(AsyncClient, doubles.topology.router), read_release(directory), [], print, 120)
+        assert caller.status().release == read_contents(directory).name
+        result = caller.generate(PROMPT, mode="ar", max_tokens=16, temperature=0.8, seed=3)
+        assert result.text == expected(models[directory], 16)
+
+
+@pytest.mark.parametrize(("mode", "letter"), [("ar", "a"), ("ar-speculative", "b")])
+def test_a_host_that_is_killed_costs_no_text(
+    doubles: Deployment,
+    caller: Client,
+    describe: Callable[[str], stage_pb2.DescribeResponse],
+    until: Callable[..., Any],
+    mode: str,
+    letter: str,
+) -> None:
+    def ready() -> bool:
+        hosts = caller.status().hosts
+        return all(host.ready and not any(link.problem for link in host.links) for host in hosts)
+
+    asked: dict[str, Any] = {"mode": mode, "max_tokens": LENGTH, "temperature": 0.8}
+    until(ready, 30)
+    whole = caller.generate(PROMPT, seed=3, **asked).output
+    request = Streaming(caller, asked)
+    victim = busy(doubles, describe, letter)
+    doubles.kill(victim)
+    result = request.end()
+    assert result.output == whole
+    assert result.replays >= 1
+    doubles.revive(victim)
+
+
+def test_honest_hosts_pass_every_audit(
+    models: dict[Path, list[LlamaStage]], servers: Any, wait_ready: Callable[..., None]
+) -> None:
+    (directory, stages), *_ = models.items()
+    topology = doubled(directory)
+    servers.hosts(topology, directory)
+    servers.router(topology, directory, ring={"audit_share": 1.0})
+    wait_ready(topology.router)
+    with Client(topology.router) as client:
+        result = client.generate(PROMPT, mode="ar", max_tokens=8, temperature=0.8, seed=3)
+        assert result.text == expected(stages, 8)
+        audits = client.status().audits
+        assert (audits.audited, audits.liars) == (8, 0)

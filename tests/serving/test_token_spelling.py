@@ -1,0 +1,150 @@
+"""Tokens come back as the text that they are, whole characters at a time, whatever the tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+
+from serving.chat_template import ChatTemplate
+from serving.reading import Reading
+from serving.spelling import IN_BYTES, Message
+from serving.token_spelling import TokenSpelling, read_token_spelling
+from stages.alphabet import Alphabet
+from stages.errors import CheckpointError
+from stages.manifest import read_manifest
+from stages.refusal import Refusal
+from tests.serving.pretrained import ALPHABET, tokenizer, write_model
+
+
+def fallback() -> Tokenizer:
+    """Letters and words as SentencePiece has them, and a token for every byte beside them."""
+    words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "é", "▁sea", "▁a"]
+    model = models.BPE(
+        vocab={word: i for i, word in enumerate(words)}, merges=[], byte_fallback=True, unk_token="<unk>"
+    )
+    made = Tokenizer(model)
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    made.decoder = decoders.Sequence(steps)
+    return made
+
+
+LEVEL, FALLBACK = tokenizer(), fallback()
+texts = st.text(st.sampled_from("ab é🚢море корабль sea\ufffd"), max_size=24)
+
+
+def spelling_of(made: Tokenizer) -> TokenSpelling:
+    return TokenSpelling(made, Alphabet(made.get_vocab_size()), frozenset(), None)
+
+
+@given(texts, texts, st.data())
+def test_a_text_is_read_as_it_was_spelled(prompt: str, text: str, data: st.DataObject) -> None:
+    spelling = spelling_of(LEVEL)
+    symbols = asyncio.run(spelling.spell(text.encode()))
+    reader, told, left = spelling.reader(asyncio.run(spelling.spell(prompt.encode()))), b"", symbols
+    while left:
+        count = data.draw(st.integers(1, 4))
+        piece = reader.feed(spelling.alphabet.cut(left, 0, count))
+        piece.decode()  # no character is cut
+        told, left = told + piece, spelling.alphabet.cut(left, count)
+    assert (told + reader.end()).decode().rstrip("\ufffd") == text.rstrip("\ufffd")
+
+
+@given(st.lists(st.integers(1, FALLBACK.get_vocab_size() - 1), max_size=12))
+def test_whatever_tokens_come_what_is_told_is_utf8(tokens: list[int]) -> None:
+    for made in (LEVEL, FALLBACK):
+        spelling = spelling_of(made)
+        reader = spelling.reader(b"")
+        for token in tokens:
+            reader.feed(spelling.alphabet.encode([token])).decode()
+        reader.end().decode()
+
+
+def test_bytes_that_stand_for_a_character_are_told_together() -> None:
+    spelling, ids = spelling_of(FALLBACK), FALLBACK.token_to_id
+    reader = spelling.reader(spelling.alphabet.encode([ids("a")]))
+    euro = [ids(f"<0x{byte:02X}>") for byte in "€".encode()]
+    tokens = [ids("▁sea"), *euro, *euro, ids("b"), euro[0]]
+    told = [reader.feed(spelling.alphabet.encode([token])).decode() for token in tokens]
+    assert told == [" sea", "", "", "€", "", "", "€", "b", ""]
+    assert reader.end() == b"", "a character that does not come is not shown"
+
+
+def test_bytes_that_never_make_a_character_are_told_at_last() -> None:
+    spelling = spelling_of(FALLBACK)
+    reader = spelling.reader(b"")
+    nonsense = spelling.alphabet.encode([FALLBACK.token_to_id("<0xFF>")] * 200)
+    assert "\ufffd" in reader.feed(nonsense).decode()
+
+
+@given(texts, st.integers(1, 30), st.lists(texts.filter(bool), max_size=2))
+def test_what_is_handed_out_does_not_depend_on_its_pieces(text: str, most: int, stops: list[str]) -> None:
+    outcomes = set()
+    for size in (1, 3, len(text) or 1):
+        reading = Reading(IN_BYTES.reader(b""), [stop.encode() for stop in stops], most)
+        pieces = [text[i : i + size].encode() for i in range(0, len(text), size)]
+        told = b"".join(reading.feed(piece) for piece in pieces) + reading.end()
+        assert len(told) <= most
+        assert text.startswith(told.decode())
+        outcomes.add(told)
+    assert len(outcomes) == 1
+
+
+# Checkpoints and templates
+
+
+def test_a_checkpoint_says_how_it_is_spelled(tmp_path: Path) -> None:
+    write_model(tmp_path, ends=[7, 9])
+    spelling = read_token_spelling(tmp_path, read_manifest(tmp_path))
+    assert (spelling.ends, spelling.alphabet) == ({7, 9}, ALPHABET)
+    symbols, size = asyncio.run(spelling.spell_chat([Message("user", "the sea")]))
+    assert ALPHABET.symbols(symbols) == LEVEL.encode("<|begin|>user: the sea\nassistant: ").ids
+    assert size == len("<|begin|>user: the sea\nassistant: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("tokenizer.json", None, "cannot read .*tokenizer.json: No such file"),
+        ("tokenizer.json", "{}", "does not have its manifest's SHA-256: it is damaged"),
+        ("special_tokens.json", json.dumps({"end_tokens": [300]}), "does not have its manifest's SHA-256"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: str | None, sentence: str) -> None:
+    write_model(tmp_path)
+    (tmp_path / name).unlink()
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(CheckpointError, match=sentence):
+        read_token_spelling(tmp_path, read_manifest(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("{{ messages[5].content.upper() }}", "fails with these messages"),
+        ("{{ ''.__class__.__mro__ }}", "does what it may not"),
+        ("{{ messages.append(1) }}", "does what it may not"),
+        ("{% for i in range(100000) %}{{ 'x' * 1000 }}{% endfor %}", "take more than"),
+        ("{{ 1 // 0 }}", "fails with these messages"),
+        ("{{ raise_exception('roles must alternate') }}", "does not take these messages: roles must alternate"),
+    ],
+)
+def test_a_template_can_do_no_harm(source: str, sentence: str) -> None:
+    with pytest.raises(Refusal, match=sentence):
+        ChatTemplate(source, "", "").render([Message("user", "hello")])
+
+
+def test_a_template_that_is_none_is_refused_at_once() -> None:
+    with pytest.raises(CheckpointError, match=r"the chat template is damaged \(line 1\)"):
+        ChatTemplate("{% for %}", "", "")
+
+
+def test_a_model_without_a_template_takes_no_messages() -> None:
+    with pytest.raises(Refusal, match="this model has no chat template: send a prompt"):
+        asyncio.run(spelling_of(LEVEL).spell_chat([Message("user", "hello")]))
