@@ -62,6 +62,7 @@ def test_every_panel_asks_for_what_is_exported() -> None:
         "onesweep_router_hops_total",
         "onesweep_router_wire_bytes_total",
         "onesweep_router_drafted_tokens_total",
+        "onesweep_router_output_tokens_total",
         "onesweep_router_sent_bytes_total",
     }
 
