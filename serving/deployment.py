@@ -30,6 +30,9 @@ from stages.transport import DRAIN_S, is_loopback, parse_address
 
 STOP_S = DRAIN_S + 5.0
 POLL_S = 0.1
+READY_S, LOADED_BYTES_S = 60.0, 5e6
+"""How long processes may take to be ready, and how many bytes of weights they read, check and lay out in a second, on
+a machine that is busy; who dies is not waited for."""
 LOG_LINES = 5
 TOPOLOGY = "topology.toml"
 MODULE = ["-P", "-m", "serving.cli"]
@@ -64,6 +67,7 @@ class Deployment:
     """None: everything runs on this machine as it is, on loopback."""
     commands: dict[str, list[str]] = field(default_factory=dict, repr=False)
     """How each process was started."""
+    ready_within_s: float = field(default=READY_S, repr=False)
 
     @classmethod
     def start(
@@ -96,7 +100,7 @@ class Deployment:
             raise ServiceError(f"a deployment is up already (router {previous.topology.router}); `onesweep down` first")
         if place is None:
             _check_free(topology, http)
-        deployment = cls(topology, directory, {}, place)
+        deployment = cls(topology, directory, {}, place, ready_within_s=_ready_within_s(checkpoint))
         topology_path = directory / TOPOLOGY
         topology_path.write_text(topology.to_toml(), encoding="utf-8")
         shelves = directory / "shelves"
@@ -117,9 +121,9 @@ class Deployment:
             raise
         return deployment
 
-    def wait_ready(self, timeout_s: float = 60.0) -> None:
+    def wait_ready(self) -> None:
         """Return when the router can serve. Raises ServiceError with the reason and the log of what died."""
-        deadline, reason = time.monotonic() + timeout_s, "the router does not answer yet"
+        deadline, reason = time.monotonic() + self.ready_within_s, "the router does not answer yet"
         answers = answers_of(self.topology) if self.place is None else self._answers_there(self.place)
         with contextlib.closing(answers):
             for answer in answers:
@@ -129,9 +133,9 @@ class Deployment:
                 reason = answer or reason
                 if time.monotonic() > deadline:
                     break
-        raise ServiceError(f"not ready after {timeout_s:.0f} s: {reason}; logs are in {self.directory}")
+        raise ServiceError(f"not ready after {self.ready_within_s:.0f} s: {reason}; logs are in {self.directory}")
 
-    def wait_listening(self, address: str, timeout_s: float = 60.0) -> None:
+    def wait_listening(self, address: str, timeout_s: float = READY_S) -> None:
         """Return when somebody listens at `address`. Raises ServiceError as `wait_ready` does."""
         deadline = time.monotonic() + timeout_s
         while port_free(*parse_address(address)):
@@ -274,6 +278,11 @@ def require_deployment(directory: Path) -> Deployment:
     if deployment is None:
         raise NothingUp("nothing is up; start a deployment with `onesweep up --detach`")
     return deployment
+
+
+def _ready_within_s(checkpoint: Path) -> float:
+    """All of it is read by processes that share this machine."""
+    return READY_S + sum(path.stat().st_size for path in checkpoint.rglob("*.safetensors")) / LOADED_BYTES_S
 
 
 @contextlib.contextmanager

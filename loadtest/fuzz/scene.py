@@ -122,7 +122,7 @@ async def open_scene() -> AsyncIterator[Scene]:
         path = directory / f"{DECEIVED}.toml"
         path.write_text(Topology(tuple(entries), deceived, SHIPPED).to_toml(), encoding="utf-8")
         scene.spawn(DECEIVED, "router", "--topology", str(path), "--checkpoint", str(SHIPPED), "--threads", "1")
-        await asyncio.to_thread(deployment.wait_ready, READY_S)
+        await asyncio.to_thread(deployment.wait_ready)
         await asyncio.to_thread(deployment.wait_listening, gateway, READY_S)
         await asyncio.to_thread(wait_ready, deceived)
         yield scene
