@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
+from safetensors import SafetensorError
 from torch import Tensor
 
 from stages.ar import ArModel, ArStage
@@ -146,7 +147,7 @@ def _staged(path: Path, write: Callable[[Path], object]) -> Iterator[Path]:
             os.fsync(written.fileno())
         temporary.chmod(0o644)
         yield temporary
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"cannot save {path}: {error}; what was saved before is untouched, free some space and go on"
         ) from None

@@ -24,7 +24,7 @@ from serving.client import Result
 from stages.errors import InputError
 
 WORK = Work("sweep", b"prompt", 4, 0)
-SERVED = Result("text", "sweep", 0, 6, 4, 1, 2, [], 0, 1.0, 1.0, 1.0, [], 0, 0, 0, b"text")
+SERVED = Result("text", "sweep", 0, 6, 4, 6, 4, False, 1, 2, [], 0, 1.0, 1.0, 1.0, [], 0, 0, 0, b"text")
 SAMPLES = [Sample(10.0 + i, 9.0, 4.0, 5.0, 2) for i in range(20)]
 
 

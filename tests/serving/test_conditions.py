@@ -21,6 +21,7 @@ def account(sweeps: int, host_ms: float, router_ms: float, payload: int, text: i
     return Account(
         sweeps=sweeps,
         output_bytes=text,
+        output_tokens=text,
         wire_bytes_total=payload,
         local_compute_ms=router_ms,
         compute_ms={"host-1": host_ms / 2, "host-2": host_ms / 2},

@@ -14,7 +14,28 @@ from serving.table import comparison, printable
 
 def result(text: str) -> Result:
     share = HostShare("host-1", [0], 12.0, 1.0)
-    return Result(text, "sweep", 1, 3, 4, 1, 2, [10, 20], 30, 21.4, 20.2, 12.0, [share], 0, 0, 0, output=text.encode())
+    return Result(
+        text,
+        "sweep",
+        1,
+        3,
+        4,
+        3,
+        4,
+        False,
+        1,
+        2,
+        [10, 20],
+        30,
+        21.4,
+        20.2,
+        12.0,
+        [share],
+        0,
+        0,
+        0,
+        output=text.encode(),
+    )
 
 
 @given(st.text(st.characters(codec=None), max_size=50))

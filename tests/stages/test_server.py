@@ -128,5 +128,5 @@ def test_a_host_describes_itself(alone: Peer) -> None:
     (release,) = description.releases
     assert (len(release.name), release.loading) == (16, False)
     chain = release.chain
-    assert (chain.parts, chain.context_bytes, chain.width) == (3, 512, 32)
+    assert (chain.parts, chain.positions, chain.width) == (3, 512, 32)
     assert description.counters.session_bytes_limit == 1 << 20
