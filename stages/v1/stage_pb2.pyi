@@ -494,6 +494,7 @@ class Sweep(_message.Message):
     FEATURES_FIELD_NUMBER: _builtins.int
     SAMPLER_FIELD_NUMBER: _builtins.int
     READS_FIELD_NUMBER: _builtins.int
+    SLOT_FEATURES_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """0, 1, 2 ... in a session"""
     block: _builtins.int
@@ -514,11 +515,13 @@ class Sweep(_message.Message):
     """clean features of the block before, int8; empty unless the chain is `chained`"""
     sampler: _builtins.str
     """stochastic, ode; empty: ode"""
+    slot_features: _builtins.bytes
+    """of a grafted chain: what the block before made of the slots, int8"""
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
     @_builtins.property
     def reads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """a replay: lengths of the reads in which the first bytes of `clean` came before"""
+        """a replay: lengths of the reads in which the first symbols of `clean` came before"""
 
     def __init__(
         self,
@@ -535,10 +538,11 @@ class Sweep(_message.Message):
         features: _builtins.bytes = ...,
         sampler: _builtins.str = ...,
         reads: _abc.Iterable[_builtins.int] | None = ...,
+        slot_features: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "clean", b"clean", "clean_start", b"clean_start", "codec", b"codec", "estimate", b"estimate", "features", b"features", "number", b"number", "reads", b"reads", "sampler", b"sampler", "sampling", b"sampling", "slots", b"slots", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "clean", b"clean", "clean_start", b"clean_start", "codec", b"codec", "estimate", b"estimate", "features", b"features", "number", b"number", "reads", b"reads", "sampler", b"sampler", "sampling", b"sampling", "slot_features", b"slot_features", "slots", b"slots", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -546,10 +550,12 @@ Global___Sweep: _TypeAlias = Sweep  # noqa: Y015
 
 @_typing.final
 class Step(_message.Message):
-    """One step of a pipeline, `ar` or `scorer` by the hop's digest: new symbols in, a sampled symbol out. The last `draft`
+    """One step of a pipeline, `ar` or `scorer` by the hop's digest: new symbols in, a sampled symbol out. Many of them come
+    in several hops of one number, so that the hosts along the chain work on them at the same time. The last `draft`
     of the new ones are guesses: the last stage samples at each of them too, and all that it finds right comes out, with
-    one symbol more. With `odds` it draws for each guess whether to accept it, and a Verdict comes out. With `candidates`
-    it samples nothing: Scores come out.
+    one symbol more. With `draws` it draws for each guess whether to accept it, and a Verdict comes out. With `candidates`
+    it samples nothing: Scores come out. With `depths` the guesses are a tree: the last stage goes along the branch that it
+    finds right. Of a tree, only the first branch is remembered.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -566,6 +572,10 @@ class Step(_message.Message):
     ODDS_FIELD_NUMBER: _builtins.int
     CANDIDATES_FIELD_NUMBER: _builtins.int
     READS_FIELD_NUMBER: _builtins.int
+    DRAWS_FIELD_NUMBER: _builtins.int
+    DEPTHS_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    AT_ONCE_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """0, 1, 2 ... in a session"""
     stage: _builtins.int
@@ -583,7 +593,13 @@ class Step(_message.Message):
     draft: _builtins.int
     """only where `remaining` is 1"""
     odds: _builtins.bytes
-    """what the drafter gave each guess: float32, little-endian"""
+    """what the drafter gave each guess: float32, little-endian; with `draws`"""
+    draws: _builtins.int
+    """which set of draws a Verdict is to bring, from 1; 0: none"""
+    more: _builtins.bool
+    """a piece of known symbols: the step's next hop goes on after it, and nothing comes out of this one"""
+    at_once: _builtins.bool
+    """of such a piece: candidates will follow, so few symbols need not be read as if one by one"""
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
     @_builtins.property
@@ -592,7 +608,11 @@ class Step(_message.Message):
 
     @_builtins.property
     def reads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """as in a Sweep: rounding depends on what is read together, and a text may not"""
+        """as in a Sweep, wherever it starts: rounding depends on what is read together"""
+
+    @_builtins.property
+    def depths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of each guess, depth first: how many guesses are before it on its branch"""
 
     def __init__(
         self,
@@ -609,10 +629,14 @@ class Step(_message.Message):
         odds: _builtins.bytes = ...,
         candidates: _abc.Iterable[_builtins.bytes] | None = ...,
         reads: _abc.Iterable[_builtins.int] | None = ...,
+        draws: _builtins.int = ...,
+        depths: _abc.Iterable[_builtins.int] | None = ...,
+        more: _builtins.bool = ...,
+        at_once: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "clean", b"clean", "codec", b"codec", "draft", b"draft", "hidden", b"hidden", "number", b"number", "odds", b"odds", "reads", b"reads", "remaining", b"remaining", "sampling", b"sampling", "stage", b"stage", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_once", b"at_once", "candidates", b"candidates", "clean", b"clean", "codec", b"codec", "depths", b"depths", "draft", b"draft", "draws", b"draws", "hidden", b"hidden", "more", b"more", "number", b"number", "odds", b"odds", "reads", b"reads", "remaining", b"remaining", "sampling", b"sampling", "stage", b"stage", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -759,24 +783,31 @@ Global___Scores: _TypeAlias = Scores  # noqa: Y015
 
 @_typing.final
 class Verdict(_message.Message):
-    """How far guesses were accepted (Leviathan et al. 2023, arXiv 2211.17192): guess x with probability min(1, p(x)/q(x))."""
+    """How far guesses were accepted (Leviathan et al. 2023, arXiv 2211.17192): guess x with probability min(1, p(x)/q(x)).
+    Where one was not, or there was none: draws from p at its place, at the step's temperature. The first set has 64 of
+    them, the second 1024, and the third, or one that would have as many as there are symbols, is p itself.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ACCEPTED_FIELD_NUMBER: _builtins.int
     ODDS_FIELD_NUMBER: _builtins.int
+    SYMBOLS_FIELD_NUMBER: _builtins.int
     accepted: _builtins.int
     odds: _builtins.bytes
-    """p of all symbols after the accepted ones, at the step's temperature: float32, little-endian"""
+    """p of each of `symbols`: float32, little-endian"""
+    symbols: _builtins.bytes
+    """empty where `odds` are those of all symbols"""
     def __init__(
         self,
         *,
         accepted: _builtins.int = ...,
         odds: _builtins.bytes = ...,
+        symbols: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "odds", b"odds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "odds", b"odds", "symbols", b"symbols"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -987,7 +1018,7 @@ class LinkQuality(_message.Message):
     """of a small message: the median"""
     rtt_min_ms: _builtins.float
     state_ms: _builtins.float
-    """of a message as large as the largest usual state, there and a receipt back"""
+    """of a message as large as the largest usual state, there and a receipt back: the best"""
     rate_mbps: _builtins.float
     """of a large message"""
     problem: _builtins.str
@@ -1047,25 +1078,53 @@ class Offer(_message.Message):
     RELEASE_FIELD_NUMBER: _builtins.int
     MANIFESTS_FIELD_NUMBER: _builtins.int
     FRONTIER_FIELD_NUMBER: _builtins.int
+    NGRAMS_FIELD_NUMBER: _builtins.int
     release: _builtins.str
     frontier: _builtins.bytes
     """what `auto` chooses from; may be empty"""
     @_builtins.property
     def manifests(self) -> _containers.RepeatedCompositeFieldContainer[Global___ManifestFile]: ...
+    @_builtins.property
+    def ngrams(self) -> Global___NgramFile:
+        """the router's drafter of n-grams, if it has one"""
+
     def __init__(
         self,
         *,
         release: _builtins.str = ...,
         manifests: _abc.Iterable[Global___ManifestFile] | None = ...,
         frontier: _builtins.bytes = ...,
+        ngrams: Global___NgramFile | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ngrams", b"ngrams"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frontier", b"frontier", "manifests", b"manifests", "release", b"release"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frontier", b"frontier", "manifests", b"manifests", "ngrams", b"ngrams", "release", b"release"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Offer: _TypeAlias = Offer  # noqa: Y015
+
+@_typing.final
+class NgramFile(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHA256_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    sha256: _builtins.str
+    bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        sha256: _builtins.str = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "sha256", b"sha256"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NgramFile: _TypeAlias = NgramFile  # noqa: Y015
 
 @_typing.final
 class ManifestFile(_message.Message):
