@@ -77,7 +77,9 @@ class Engine:
 
     @property
     def full(self) -> bool:
-        return len(self) >= self.limit
+        """Whether as many steps and sweeps are under way as may be; pieces of one count as one."""
+        jobs = [*self._arrived, *self._waiting, *self._jobs] if len(self) >= self.limit else []
+        return len({id(job.session) for job in jobs}) >= self.limit
 
     def submit(self, job: Job) -> None:
         """Take a job in; `go` has it computed."""
@@ -91,7 +93,7 @@ class Engine:
         ended: list[Job] = []
         if self._is_quick() and self._passing.acquire(blocking=False):
             try:
-                if not self._jobs:
+                if not self._jobs and not self._waiting:
                     ended = self._turn()
             finally:
                 self._passing.release()
@@ -120,6 +122,7 @@ class Engine:
             job.hop.WhichOneof("work") == "step"
             and job.session.alphabet.count(job.hop.step.clean) <= QUICK_ROWS
             and not job.hop.step.candidates
+            and job.session.pending <= 1  # what is computed here must not overtake a piece that the thread had
             for job in list(self._arrived)  # at once: the engine's thread may be taking from it
         )
 
@@ -131,7 +134,9 @@ class Engine:
         self._jobs = [job for job in self._jobs if job.result is None]
         now = time.perf_counter()
         for job in ended:
-            job.queue_ms = max((now - job.accepted_at) * 1000 - job.compute_ms, 0.0)
+            begin = max(job.accepted_at, job.session.free_at)  # behind others, not behind pieces of the same step
+            job.queue_ms = max((now - begin) * 1000 - job.compute_ms, 0.0)
+            job.session.free_at = now
         return ended
 
     def _wait(self) -> bool:

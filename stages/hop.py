@@ -16,20 +16,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stages.admission import hidden_codec
 from stages.alphabet import Alphabet
 from stages.backends.base import BranchPiece, CleanPiece, Denoised, NoisyPiece
-from stages.codec import FEATURE_LIMIT, StateCodec, codec_named
+from stages.codec import FEATURE_LIMIT, StateCodec, codec_named, hidden_codec
+from stages.guesses import GuessTree
 from stages.parts import Parts
+from stages.pieces import lengths_of
 from stages.randomness import sample_symbols
 from stages.samplers import Ode
-from stages.scoring import CandidateScores, branch_pieces, head_pieces, judge
+from stages.scoring import CandidateScores, branch_pieces, head_pieces
 from stages.sessions import Session
-from stages.sweep import BlockWork, Boundary, SweepPlan, clean_pieces
+from stages.sweep import BlockWork, Boundary, SweepPlan
 from stages.v1 import stage_pb2
+from stages.verdict import judge
 
 Outcome = stage_pb2.Hop | stage_pb2.Event
-"""Work for the next host, or text for the router."""
+"""Work for the next host, or text for the router; an event without an outcome where more of the step follows."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,11 @@ class SweepWork(HopWork):
     def __init__(self, hop: stage_pb2.Hop, session: Session, parts: Parts, following: int) -> None:
         sweep = hop.sweep
         self.hop, self.session, self.parts, self.following = hop, session, parts, following
-        start = sweep.clean_start + len(sweep.clean)
+        start = sweep.clean_start + session.alphabet.count(sweep.clean)
         seed, temperature, sampler = sweep.sampling.seed, sweep.sampling.temperature, sweep.sampler or Ode.name
         self.plan = SweepPlan(seed, start, sweep.slots, sweep.steps, temperature, sampler)
         self._left = deque(session.caches)
-        self._begin(Boundary(sweep.estimate, sweep.features) if sweep.block else None)
+        self._begin(Boundary(sweep.estimate, sweep.features, sweep.slot_features) if sweep.block else None)
 
     @property
     def rows(self) -> int:
@@ -105,13 +107,14 @@ class SweepWork(HopWork):
             after.CopyFrom(self.hop)
             after.sweep.block = self.following
             after.sweep.estimate, after.sweep.features = outcome.estimate, outcome.features
+            after.sweep.slot_features = outcome.slots
 
     def _begin(self, before: Boundary | None) -> None:
         sweep, source = self.hop.sweep, self.parts.chain_source
         assert source is not None
         assert source.manifest.partition is not None
         index, codec = self._left.popleft(), codec_named(sweep.codec)
-        caches, architecture = self.session.caches[index], source.manifest.byte_architecture
+        caches, architecture = self.session.caches[index], source.manifest.chain_architecture
         self._block = BlockWork(
             architecture,
             index,
@@ -139,9 +142,9 @@ class StepWork(HopWork):
         source = clean
         if step.stage > 0:
             source = self.codec.decode(step.hidden, len(clean), parts.width(session.kind), FEATURE_LIMIT)
-        # guesses after a prompt are a piece of their own: the prompt is then read as without them
-        prompt = [len(source) - step.draft] if step.start == 0 and not step.reads else []
-        self._unread = deque(clean_pieces(source, [*step.reads, *prompt]))
+        self._unread = deque(source.split(lengths_of(step, len(source))))
+        before = len(self._unread[-1]) - step.draft
+        self._depths = (*range(before), *(before + depth for depth in step.depths)) if step.depths else ()
         self._x, self._at, self._hidden = self._unread.popleft(), 0, list[Tensor]()
 
     @property
@@ -157,12 +160,14 @@ class StepWork(HopWork):
         if self._at == len(self._stages):
             return Demand(self._runners[self._stages[-1]].next_byte, self._x, self.rows)
         stage = self._stages[self._at]
-        return Demand(self._runners[stage].read, CleanPiece(self._x, self.session.caches[stage]), self.rows)
+        depths = () if self._unread else self._depths
+        piece = CleanPiece(self._x, self.session.caches[stage], self.hop.step.at_once, depths)
+        return Demand(self._runners[stage].read, piece, self.rows)
 
     def supply(self, result: Tensor | Denoised) -> None:
         assert isinstance(result, Tensor)
         if self._at == len(self._stages):
-            self.outcome = self._judged(result) if self.hop.step.odds else self._sampled(result)
+            self.outcome = self._judged(result) if self.hop.step.draws else self._sampled(result)
             return
         self._x, self._at = result, self._at + 1
         if self._at < len(self._stages):
@@ -174,7 +179,9 @@ class StepWork(HopWork):
             return
         hidden = torch.cat(self._hidden) if len(self._hidden) > 1 else self._x
         if self._stages[-1] == self.parts.parts - 1:
-            self._x = hidden[-1 - self.hop.step.draft :]
+            self._x = self._asked(hidden)
+            if self.hop.step.more:
+                self.outcome = stage_pb2.Event(session=self.hop.session, number=self.hop.step.number)
         else:
             self.outcome = after = stage_pb2.Hop()
             after.CopyFrom(self.hop)
@@ -182,25 +189,40 @@ class StepWork(HopWork):
             after.step.hidden = self.codec.encode(hidden)
 
     def _sampled(self, logits: Tensor) -> stage_pb2.Event:
-        """The symbol after each guess that is right, and the one that follows them.
+        """The guesses that are right, and the symbol that follows them. logits: (1 + guesses, vocabulary).
 
         Guesses are compared with what the model samples at their place from the same random numbers, so the text is
-        the very text that it writes without guesses.
+        the very text that it writes without guesses. Only along the right ones anything is sampled.
         """
-        step = self.hop.step
-        sampled = sample_symbols(logits, step.sampling.temperature, step.sampling.seed, self._first)
-        pairs = zip(self._guesses, self._alphabet.symbols(sampled), strict=False)
-        right = next((i for i, (guess, symbol) in enumerate(pairs) if guess != symbol), step.draft)
-        text = self._alphabet.cut(sampled, 0, right + 1)
+        step, text, right = self.hop.step, b"", -1
+        guesses = GuessTree(self._guesses, step.depths or range(step.draft))
+        for position in range(self._first, self._first + step.draft + 1):
+            row = logits[right + 1 : right + 2]
+            symbol = sample_symbols(row, step.sampling.temperature, step.sampling.seed, position)
+            text, right = text + symbol, guesses.after(right, self._alphabet.symbols(symbol)[0])
+            if right < 0:
+                break
         return stage_pb2.Event(session=self.hop.session, number=step.number, text=text)
 
     def _judged(self, logits: Tensor) -> stage_pb2.Event:
-        """How far the guesses are accepted."""
+        """How far the guesses are accepted, and what may come then."""
         step, sampling = self.hop.step, self.hop.step.sampling
-        odds = np.frombuffer(step.odds, dtype="<f4")
-        verdict = judge(logits, self._guesses, odds, sampling.temperature, sampling.seed, self._first)
-        row = stage_pb2.Verdict(accepted=verdict.accepted, odds=verdict.probabilities.astype("<f4").tobytes())
-        return stage_pb2.Event(session=self.hop.session, number=step.number, verdict=row)
+        odds, place = np.frombuffer(step.odds, dtype="<f4"), (sampling.temperature, sampling.seed, self._first)
+        verdict = judge(logits, self._guesses, odds, *place, step.draws)
+        whole = len(verdict.symbols) == self._alphabet.size
+        told = stage_pb2.Verdict(
+            accepted=verdict.accepted,
+            odds=verdict.odds.astype("<f4").tobytes(),
+            symbols=b"" if whole else self._alphabet.encode(verdict.symbols),
+        )
+        return stage_pb2.Event(session=self.hop.session, number=step.number, verdict=told)
+
+    def _asked(self, hidden: Tensor) -> Tensor:
+        """The rows of which it is asked what follows them: the last known one, and guesses, of which in a verdict the
+        last one is asked for nothing more."""
+        step = self.hop.step
+        rows = hidden[-1 - step.draft :]
+        return rows[:-1] if step.draws and step.draft else rows
 
 
 class ScoreWork(HopWork):
@@ -222,7 +244,7 @@ class ScoreWork(HopWork):
             width, known = parts.width(session.kind), self._known
             rows = self.codec.decode(step.hidden, known + inner.numel(), width, FEATURE_LIMIT)
             clean, inner = rows[:known], rows[known:].view(*inner.shape, width)
-        self._unread, self._branches = deque(clean_pieces(clean, step.reads)), deque(branch_pieces(inner))
+        self._unread, self._branches = deque(clean.split(lengths_of(step, len(clean)))), deque(branch_pieces(inner))
         self._x, self._at, self._branching = self._unread.popleft(), 0, False
         self._hidden = list[Tensor]()
         self._heads = deque[Tensor]()

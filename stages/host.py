@@ -13,11 +13,13 @@ import grpc
 from stages.admission import check_hop
 from stages.backends import DEFAULT_BACKEND
 from stages.engine import Engine, Job
+from stages.guesses import places, remembered
 from stages.hop import Outcome, next_step
 from stages.links import Links
 from stages.meter import HostMeter
 from stages.parts import Parts
-from stages.refusal import Refusal, exhausted
+from stages.pieces import MAX_PIECES
+from stages.refusal import Refusal, exhausted, invalid
 from stages.relay import KEEP_WARM_S, Relay
 from stages.releases import Release, Releases
 from stages.sessions import SessionStore
@@ -151,11 +153,12 @@ class Host:
             raise Refusal(
                 grpc.StatusCode.FAILED_PRECONDITION, f"router {hop.router!r} does not listen here: subscribe first"
             )
-        if self.engine.full:
+        if self.engine.full and not self.sessions.in_pieces(hop.session):
             raise exhausted(f"{self.settings.name} has {self.engine.limit} hops under way", retry_after_ms=500)
         work = hop.sweep if kind == "chain" else hop.step
         start = hop.sweep.clean_start if kind == "chain" else hop.step.start
-        fresh = parts.alphabet(kind).count(work.clean)
+        depths = () if kind == "chain" else hop.step.depths
+        symbols = parts.alphabet(kind).count(work.clean)
         if start == 0:
             source = parts.plan.model(kind)
             assert source is not None
@@ -165,10 +168,11 @@ class Host:
             session.next_number = work.number  # a replay goes on where another host's session ended
         else:
             session = self.sessions.due(hop.session, kind, work.number, start)
-            if start + fresh > session.capacity:
+            if start + places(symbols, depths) > session.capacity:
                 raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, f"the session holds {session.capacity} positions only")
-        session.next_number += 1
-        session.length = start + fresh
+            if hop.step.more and session.pieces + 1 >= MAX_PIECES:
+                raise invalid(f"more than {MAX_PIECES} pieces of one step")
+        session.accepted(start + remembered(symbols, depths), more=hop.step.more)
         session.pending += 1
         job = Job(hop, session, received_bytes)
         self.engine.submit(job)
@@ -213,6 +217,8 @@ class Host:
         )
         if isinstance(outcome, stage_pb2.Hop):
             _move_on(outcome)
+        else:
+            job.session.add_up(outcome, more=job.hop.step.more)
         self.sessions.renew(job.session)
         if job.reply is not None:
             if not job.reply.done():
@@ -225,6 +231,8 @@ class Host:
         if isinstance(outcome, stage_pb2.Hop):
             self._push(outcome)
             return
+        if hop.step.more:
+            return  # something comes out of the last piece
         # the next step starts before the router is told: its trip round the ring is what the user waits for
         if hop.WhichOneof("work") == "step" and hop.step.remaining > 1:
             after = next_step(hop, outcome.text, job.session.alphabet)

@@ -16,6 +16,7 @@ from stages.layers import LayerCache
 from stages.manifest import Manifest
 from stages.parts import Parts, session_bytes
 from stages.refusal import Refusal, exhausted, failed_precondition, invalid
+from stages.v1 import stage_pb2
 
 Kind = Literal["chain", "ar", "scorer"]
 """The models that hosts hold parts of."""
@@ -42,10 +43,36 @@ class Session:
     """Clean positions accepted so far, those still in the queue included."""
     next_number: int = 0
     """The sweep or step that is due."""
+    pieces: int = 0
+    """Hops of it that came: more follow."""
+    passages: dict[str, stage_pb2.Passage] = field(default_factory=dict)
+    """What these took on each host, where they end."""
+    free_at: float = 0.0
+    """When the last hop that was computed ended, by the performance counter."""
     released: bool = False
     """Nobody waits for it any more. Read by the engine's thread."""
     caches: dict[int, list[LayerCache]] = field(default_factory=dict)
     """Of each part that this host holds, in their order."""
+
+    def accepted(self, length: int, more: bool) -> None:
+        """Book a hop up to position `length`. `more`: that others of its sweep or step follow."""
+        self.length = length
+        self.pieces = self.pieces + 1 if more else 0
+        self.next_number += not more
+
+    def add_up(self, event: stage_pb2.Event, more: bool) -> None:
+        """Book what a piece took that ended here; the event of the last one gets what all of them took."""
+        if not more and not self.passages:
+            return
+        for passage in event.passages:
+            total = self.passages.setdefault(passage.host, stage_pb2.Passage(host=passage.host))
+            total.queue_ms += passage.queue_ms
+            total.compute_ms += passage.compute_ms
+            total.received_bytes += passage.received_bytes
+        del event.passages[:]
+        if not more:
+            event.passages.extend(self.passages.values())
+            self.passages = {}
 
     @property
     def alphabet(self) -> Alphabet:
@@ -84,6 +111,11 @@ class SessionStore:
         self.bytes += need
         return session
 
+    def in_pieces(self, name: str) -> bool:
+        """Whether a session waits for more of a step."""
+        session = self.sessions.get(name)
+        return session is not None and session.pieces > 0
+
     def due(self, name: str, kind: Kind, number: int, start: int) -> Session:
         """The session that a sweep or step goes on with.
 
@@ -102,6 +134,9 @@ class SessionStore:
             raise Refusal(grpc.StatusCode.ALREADY_EXISTS, f"sweep {number} of session {name!r} was accepted before")
         if number > session.next_number:
             raise failed_precondition(f"sweep {number} of session {name!r} came before sweep {session.next_number}")
+        if session.pieces and start < session.length:
+            message = f"the piece of sweep {number} of session {name!r} at {start} was accepted before"
+            raise Refusal(grpc.StatusCode.ALREADY_EXISTS, message)
         # a step may go back behind guesses that turned out wrong
         if start > session.length or (start < session.length and kind == "chain"):
             raise failed_precondition(

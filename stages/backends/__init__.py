@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from stages.backends.base import Backend
+from stages.backends.base import Backend, DraftingRunner
 from stages.backends.eager import TorchBackend
+from stages.backends.packed_llama import packed_stage
 from stages.errors import InputError
+from stages.families import PipelineStage
 
-__all__ = ["BACKENDS", "DEFAULT_BACKEND", "Backend", "backend_named"]
+__all__ = ["BACKENDS", "DEFAULT_BACKEND", "Backend", "backend_named", "drafting_runner"]
 
 BACKENDS = ("torch", "onnxruntime", "onnxruntime-int8")
 DEFAULT_BACKEND = "torch"
@@ -26,3 +28,8 @@ def backend_named(name: str) -> Backend:
             "pip install 'onesweep[onnx]', or choose --backend torch"
         ) from None
     return OnnxInt8Backend() if name == OnnxInt8Backend.name else OnnxBackend()
+
+
+def drafting_runner(stage: PipelineStage) -> DraftingRunner:
+    """What computes a stage of the router's own model. It may take the stage's matrices over."""
+    return packed_stage(stage)

@@ -22,10 +22,58 @@ POSITIONS = 24
 BRANCHES = 3
 
 
+class ReadProbe:
+    """A few positions at once, then one more, which goes through the cache."""
+
+    @torch.inference_mode()
+    def __init__(self, part: Block | PipelineStage, read: Callable[..., Tensor]) -> None:
+        a, generator = part.architecture, torch.Generator().manual_seed(0)
+        self.part, self.count = part, min(POSITIONS, a.positions)
+        self.source = _source(part, (self.count,), generator)
+        caches = new_caches(len(part.layers), a, self.count)
+        self.expected = [read(piece[None], caches)[0] for piece in self._pieces()]
+
+    def check(self, runner: BlockRunner | StageRunner, int8: bool) -> None:
+        caches = new_caches(len(self.part.layers), self.part.architecture, self.count)
+        for piece, expected in zip(self._pieces(), self.expected, strict=True):
+            _compare(runner.read([CleanPiece(piece, caches)])[0], expected, self.part, int8)
+
+    def _pieces(self) -> tuple[Tensor, Tensor]:
+        return self.source[:-1], self.source[-1:]
+
+
+class StageProbe:
+    """What a stage computes of a few positions: noted before a backend takes its matrices over."""
+
+    @torch.inference_mode()
+    def __init__(self, stage: PipelineStage) -> None:
+        a, generator = stage.architecture, torch.Generator().manual_seed(1)
+        self.stage, self.reading = stage, ReadProbe(stage, stage.read)
+        half = min(POSITIONS, a.positions) // 2
+        self.branches = _source(stage, (BRANCHES, half), generator)
+        self.caches = new_caches(len(stage.layers), a, 2 * half)
+        for cache in self.caches:
+            cache.append(*torch.randn(2, *cache.keys[:, :, :half].shape, generator=generator))
+        self.forked = [stage.read(branch[None], copy.deepcopy(self.caches))[0] for branch in self.branches]
+        self.hidden = self.reading.expected[-1]
+        self.logits = stage.next_byte(self.hidden) if stage.is_last else None
+
+    @torch.inference_mode()
+    def check(self, runner: StageRunner, int8: bool = False) -> None:
+        """Raises CheckpointError where a runner of the stage disagrees with it."""
+        self.reading.check(runner, int8)
+        for found, expected in zip(
+            runner.branch([BranchPiece(self.branches, self.caches)])[0], self.forked, strict=True
+        ):
+            _compare(found, expected, self.stage, int8)
+        if self.logits is not None:
+            _compare(runner.next_byte([self.hidden])[0], self.logits, self.stage, int8)
+
+
 @torch.inference_mode()
 def check_block(runner: BlockRunner, block: Block, int8: bool = False) -> None:
     """Raises CheckpointError when a block's runner and the block disagree on a probe."""
-    _check_read(runner, block, lambda source, caches: block.read(source, caches)[0], int8)
+    ReadProbe(block, lambda source, caches: block.read(source, caches)[0]).check(runner, int8)
     generator = torch.Generator().manual_seed(0)
     a = block.architecture
     half = min(POSITIONS, a.context_bytes) // 2
@@ -38,45 +86,6 @@ def check_block(runner: BlockRunner, block: Block, int8: bool = False) -> None:
     logits = block.denoise(z[None], estimate[None] * block.data_std, torch.full((1, 1), SIGMA), memory, half)
     _compare(denoised.logits, logits[0], block, int8)
     _compare(denoised.point, block.point(logits)[0], block, int8)
-
-
-@torch.inference_mode()
-def check_stage(runner: StageRunner, stage: PipelineStage, int8: bool = False) -> None:
-    """Raises CheckpointError when a stage's runner and the stage disagree on a probe."""
-    hidden = _check_read(runner, stage, stage.read, int8)
-    _check_branch(runner, stage, int8)
-    if stage.is_last:
-        _compare(runner.next_byte([hidden])[0], stage.next_byte(hidden), stage, int8)
-
-
-def _check_read(
-    runner: BlockRunner | StageRunner, part: Block | PipelineStage, read: Callable[..., Tensor], int8: bool
-) -> Tensor:
-    """A few positions at once, then one more, which goes through the cache."""
-    generator = torch.Generator().manual_seed(0)
-    a = part.architecture
-    count = min(POSITIONS, a.positions)
-    source = _source(part, (count,), generator)
-    caches = new_caches(len(part.layers), a, count)
-    expected = copy.deepcopy(caches)
-    for piece in (source[:-1], source[-1:]):
-        (features,) = runner.read([CleanPiece(piece, caches)])
-        _compare(features, read(piece[None], expected)[0], part, int8)
-    return features
-
-
-def _check_branch(runner: StageRunner, stage: PipelineStage, int8: bool) -> None:
-    """Branches of a sequence, against each of them read after it."""
-    generator = torch.Generator().manual_seed(1)
-    a = stage.architecture
-    half = min(POSITIONS, a.positions) // 2
-    source = _source(stage, (BRANCHES, half), generator)
-    caches = new_caches(len(stage.layers), a, 2 * half)
-    for cache in caches:
-        cache.append(*torch.randn(2, *cache.keys[:, :, :half].shape, generator=generator))
-    (hidden,) = runner.branch([BranchPiece(source, caches)])
-    for found, branch in zip(hidden, source, strict=True):
-        _compare(found, stage.read(branch[None], copy.deepcopy(caches))[0], stage, int8)
 
 
 def _source(part: Block | PipelineStage, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

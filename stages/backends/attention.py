@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -12,10 +12,13 @@ from torch.nn import functional as F
 
 from stages.backends.base import CleanPiece
 from stages.backends.rows import Rows
+from stages.guesses import first_branch
 from stages.layers import LayerCache
 
 ROUND = 16
 """Numbers between addresses that kernels treat alike: those of a cache line."""
+MAX_WEIGHTS = 1 << 24
+"""Numbers that branches have of attention's weights at once: heads x rows x what they see. 64 MB, some times over."""
 UNSEEN = -1e30
 """Added to the score of what must not be seen: finite, for -inf breaks some kernels."""
 
@@ -53,26 +56,31 @@ def by_head(qkv: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Ten
     return q, k, v
 
 
-def causal_masks(pieces: Sequence[CleanPiece], few: int) -> list[Tensor | None]:
-    """For each piece: which keys its positions see; None where no mask is needed.
+Sight = Tensor | tuple[int, ...] | None
+"""What the positions of a piece see: keys by a mask; by depth, what is above them in a tree; all keys before them."""
 
-    :param few: a piece of up to so many positions after others gets none: it is computed position by position, as if
+
+def sights(pieces: Sequence[CleanPiece], few: int) -> list[Sight]:
+    """For each piece: what its positions see.
+
+    :param few: a piece of up to so many positions after others needs no mask: it is computed one by one, as if
         they came one at a time, to the last bit the same.
     """
-    masks: list[Tensor | None] = []
+    found: list[Sight] = []
     for piece in pieces:
+        if piece.depths:
+            found.append(piece.depths)
+            continue
         past, count = piece.caches[0].length, len(piece.source)
         together = past and count > (1 if piece.at_once else few)
-        masks.append(torch.ones(count, past + count, dtype=torch.bool).tril(past) if together else None)
-    return masks
+        found.append(torch.ones(count, past + count, dtype=torch.bool).tril(past) if together else None)
+    return found
 
 
-def attend_clean(
-    qkv: Tensor, rows: Rows, heads: int, caches: Sequence[LayerCache], masks: Sequence[Tensor | None]
-) -> Tensor:
+def attend_clean(qkv: Tensor, rows: Rows, heads: int, caches: Sequence[LayerCache], seen: Sequence[Sight]) -> Tensor:
     """Append each piece's keys and values to its cache, and attend over it.
 
-    qkv: (rows, queries, keys and values of all heads) -> (rows, heads x head_dim); masks: of `causal_masks`.
+    qkv: (rows, queries, keys and values of all heads) -> (rows, heads x head_dim); seen: of `sights`.
     """
     kv_heads = caches[0].keys.shape[1]
     q, k, v = by_head(qkv, heads, kv_heads)
@@ -84,8 +92,10 @@ def attend_clean(
         for i, cache in enumerate(caches):
             attend(queries[i], numbers[i], cache, results[i])
         return mixed.view(rows.total, -1)
-    for (begin, end), cache, mask in zip(rows, caches, masks, strict=True):
-        if end - begin == 1 or (mask is None and cache.length):
+    for (begin, end), cache, mask in zip(rows, caches, seen, strict=True):
+        if isinstance(mask, tuple):
+            _attend_tree(q[begin:end], numbers[begin:end], cache, mask, mixed[begin:end], attend)
+        elif end - begin == 1 or (mask is None and cache.length):
             for i in range(begin, end):
                 attend(q[i], numbers[i], cache, mixed[i])
         else:
@@ -119,18 +129,48 @@ def _attend_forked(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, branches:
 
     What they share is neither copied nor read once for each: it meets all rows in one product.
     """
-    group = q.shape[2]
-    q, k, v = q.permute(1, 2, 0, 3).flatten(1, 2), k.transpose(0, 1), v.transpose(0, 1)
+    q = q.permute(1, 2, 0, 3).unflatten(2, (branches, -1)).contiguous()
+    k, v = (each.transpose(0, 1).unflatten(1, (branches, -1)) for each in (k, v))
+    kv_heads, group, _, new, _ = q.shape
+    row = kv_heads * group * (cache.length + new)
+    some = max(1, MAX_WEIGHTS // (row * new))
+    few = max(1, MAX_WEIGHTS // (row * min(some, branches)))
+    mixed = [
+        torch.cat([_attend_some(each, at * few, k_, v_, cache) for at, each in enumerate(q_.split(few, 3))], dim=3)
+        for q_, k_, v_ in zip(q.split(some, 2), k.split(some, 1), v.split(some, 1), strict=True)
+    ]
+    return torch.cat(mixed, dim=2).flatten(2, 3).permute(2, 0, 1, 3).flatten(1)
+
+
+def _attend_some(q: Tensor, start: int, k: Tensor, v: Tensor, cache: LayerCache) -> Tensor:
+    """Positions of branches from `start` on. q: (kv_heads, group, branches, positions, head_dim), which is what comes
+    back; k, v: (kv_heads, branches, all positions, head_dim)."""
     keys, values = (each[0] for each in cache.stored())
-    own_q = q.unflatten(1, (group, branches, -1))
-    own_k, own_v = (each.unflatten(1, (1, branches, -1)) for each in (k, v))
-    new = own_q.shape[3]
-    own = (own_q @ own_k.transpose(3, 4)).add_(torch.full((new, new), UNSEEN).triu(1))
-    weights = torch.cat([q @ keys.transpose(1, 2), own.flatten(1, 3)], dim=2).softmax(-1)
-    past = cache.length
+    past, rows = cache.length, q.flatten(1, 3)
+    unseen = torch.full((q.shape[3], k.shape[2]), UNSEEN).triu(1 + start)
+    own = (q @ k.unsqueeze(1).transpose(3, 4)).add_(unseen)
+    weights = torch.cat([rows @ keys.transpose(1, 2), own.flatten(1, 3)], dim=2).softmax(-1)
     mixed = weights[:, :, :past] @ values
-    mixed += (weights[:, :, past:].unflatten(1, (group, branches, -1)) @ own_v).flatten(1, 3)
-    return mixed.unflatten(1, (group, -1)).permute(2, 0, 1, 3).flatten(1)
+    mixed += (weights[:, :, past:].unflatten(1, q.shape[1:4]) @ v.unsqueeze(1)).flatten(1, 3)
+    return mixed.unflatten(1, q.shape[1:4])
+
+
+def attend_growing(qkv: Tensor, rows: Rows, heads: int, shared: LayerCache, own: Tensor) -> Tensor:
+    """A new position of each continuation of one text: it sees the text, and its own continuation.
+
+    qkv: as in `attend_clean`, a row for each; own: keys and values (2, continuations, kv_heads, positions, head_dim),
+    of which the last position's are stored here.
+    """
+    (_, count, kv_heads, new, _), past = own.shape, shared.length
+    q, k, v = (each[:count] for each in by_head(qkv, heads, kv_heads))
+    own[0, :, :, new - 1], own[1, :, :, new - 1] = k, v
+    keys, values = (each[0] for each in shared.stored())
+    old = q.transpose(0, 1).flatten(1, 2) @ keys.transpose(1, 2)  # one product with what they share
+    old = old.unflatten(1, (count, -1)).transpose(0, 1)
+    weights = torch.cat([old, q @ own[0].transpose(2, 3)], dim=3).softmax(-1)
+    mixed = weights[..., past:] @ own[1]
+    mixed += (weights[..., :past].transpose(0, 1).flatten(1, 2) @ values).unflatten(1, (count, -1)).transpose(0, 1)
+    return rows.pack([mixed.flatten(1)], fresh=False)
 
 
 def _attend_one(query: Tensor, row: NDArray[np.float32], cache: LayerCache, result: Tensor) -> None:
@@ -154,6 +194,26 @@ def _attend_apart(query: Tensor, row: NDArray[np.float32], cache: LayerCache, re
     aligned = torch.empty(result.shape)
     _attend_one(query.clone(), row, cache, aligned)
     result.copy_(aligned)
+
+
+def _attend_tree(
+    q: Tensor,
+    numbers: NDArray[np.float32],
+    cache: LayerCache,
+    depths: Sequence[int],
+    mixed: Tensor,
+    attend: Callable[[Tensor, NDArray[np.float32], LayerCache, Tensor], None],
+) -> None:
+    """Positions of a tree, depth first: when one is computed, those above it are in the cache as if nothing else had
+    ever been there. q, mixed: (positions, kv_heads, group, head_dim); numbers: as in `_attend_one`."""
+    past, kv_heads = cache.length, cache.keys.shape[1]
+    for i, depth in enumerate(depths):
+        cache.length = past + depth
+        attend(q[i], numbers[i], cache, mixed[i])
+    kept = first_branch(depths)  # of which others took the places
+    cache.length = end = past + kept
+    cache.keys.numpy()[0, :, past:end] = numbers[:kept, :kv_heads].swapaxes(0, 1)
+    cache.values.numpy()[0, :, past:end] = numbers[:kept, kv_heads:].swapaxes(0, 1)
 
 
 def _attend_many(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, mask: Tensor | None) -> Tensor:

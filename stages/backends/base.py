@@ -14,6 +14,7 @@ from torch import Tensor
 
 from stages.block import Block
 from stages.families import PipelineStage
+from stages.grafting.part import GraftPart
 from stages.layers import LayerCache
 
 LEAST_TEMPERATURE = 1e-4
@@ -29,6 +30,9 @@ class CleanPiece:
     """One for each layer of the part, of a batch of one; its length is the position of the first new one."""
     at_once: bool = False
     """Whether a few positions need not give, to the last bit, what they would give one by one, as guesses must."""
+    depths: tuple[int, ...] = ()
+    """Of a tree, depth first (stages/guesses.py), how far each is below the first new position; empty where they follow
+    each other. The first branch is appended, the others are not kept; all give what they would give one by one."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +61,13 @@ class NoisyPiece:
     """The clean positions that the slots see: those before `start`. Not changed."""
     temperature: float = 1.0
     """Of the odds that the denoised point is taken at."""
+    before: Tensor | None = None
+    """Of a graft, what the slots begin with: in block 0 the last known symbol, (1,) int64, later what the block before
+    made of them, (slots, width)."""
 
     @property
     def divisor(self) -> float:
-        """What logits are divided by: at temperature 0 the likeliest byte takes all."""
+        """What logits are divided by: at temperature 0 the likeliest symbol takes all."""
         return max(self.temperature, LEAST_TEMPERATURE)
 
 
@@ -69,9 +76,11 @@ class Denoised:
     """One evaluation: what each slot may hold."""
 
     logits: Tensor
-    """(slots, 256)"""
+    """(slots, vocabulary)"""
     point: Tensor
     """D = softmax(logits / temperature) @ codes: (slots, code_dim)"""
+    features: Tensor | None = None
+    """Of a graft, for the next block: (slots, width)."""
 
 
 class BlockRunner(ABC):
@@ -103,13 +112,38 @@ class StageRunner(ABC):
         only."""
 
 
+class Continuations(ABC):
+    """Continuations of one text that grow together through one stage: all are at the same position."""
+
+    @abstractmethod
+    def select(self, branches: Tensor) -> None:
+        """Go on with these: any of them, any number of times. branches: indices."""
+
+    @abstractmethod
+    def read(self, source: Tensor) -> Tensor:
+        """One more position of each. source: symbols (count,) int64 in the first stage, else hidden states (count,
+        width), which is also what comes back."""
+
+
+class DraftingRunner(StageRunner):
+    """A stage of a model that writes many texts at once."""
+
+    @abstractmethod
+    def grow(self, shared: list[LayerCache], room: int, count: int) -> Continuations:
+        """Begin `count` continuations of the text in `shared`, which has a position at least and is not changed.
+
+        :param room: most positions that will be read.
+        """
+
+
 class Backend(ABC):
     """Makes runners of loaded parts."""
 
     name: str
 
     @abstractmethod
-    def block(self, block: Block) -> BlockRunner: ...
+    def block(self, block: Block | GraftPart) -> BlockRunner:
+        """Raises InputError for one that this backend does not run."""
 
     @abstractmethod
     def stage(self, stage: PipelineStage) -> StageRunner: ...

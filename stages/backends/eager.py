@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from stages.backends.base import Backend, BlockRunner, StageRunner
+from stages.backends.grafted import GraftRunner
 from stages.backends.independence import checked_block, checked_stage
-from stages.backends.packed import PackedBlock, PackedStage
-from stages.backends.packed_llama import PackedLlamaStage
+from stages.backends.packed import PackedBlock
+from stages.backends.packed_llama import packed_stage
 from stages.block import Block
 from stages.families import PipelineStage
-from stages.llama.stage import LlamaStage
+from stages.grafting.part import GraftPart
 
 
 class TorchBackend(Backend):
@@ -16,9 +17,10 @@ class TorchBackend(Backend):
 
     name = "torch"
 
-    def block(self, block: Block) -> BlockRunner:
+    def block(self, block: Block | GraftPart) -> BlockRunner:
+        if isinstance(block, GraftPart):
+            return GraftRunner(block)
         return checked_block(PackedBlock(block), block)
 
     def stage(self, stage: PipelineStage) -> StageRunner:
-        runner = PackedLlamaStage(stage) if isinstance(stage, LlamaStage) else PackedStage(stage)
-        return checked_stage(runner, stage)
+        return checked_stage(packed_stage(stage), stage)

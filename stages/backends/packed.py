@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from stages.ar import ArStage
-from stages.backends.attention import causal_masks, rotary_rows
-from stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, StageRunner
+from stages.backends.attention import rotary_rows, sights
+from stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, DraftingRunner, NoisyPiece
+from stages.backends.growing import Growing
 from stages.backends.packed_layer import Angles, PackedLayer, PackedNorm, PipelineLayer
 from stages.backends.rows import Rows, groups
 from stages.block import Block
 from stages.families import PipelineStage
+from stages.layers import LayerCache
 
 NOISE_LEVELS = 64
 """How many noise levels' AdaLN numbers are kept: a sweep comes back to the same few."""
@@ -45,10 +47,11 @@ class PackedReader:
         starts = [piece.caches[0].length for piece in pieces]
         counts = [len(piece.source) for piece in pieces]
         rows = self.rows_of(counts)
-        x = rows.pack([self._input(piece.source) for piece in pieces])
-        angles, masks = self.angles_of(rows, starts), causal_masks(pieces, self.few)
+        x = rows.pack([self.input(piece.source) for piece in pieces])
+        angles = self.angles_of(rows, starts, [piece.depths for piece in pieces])
+        seen = sights(pieces, self.few)
         for layer, caches in zip(self.layers, zip(*(piece.caches for piece in pieces), strict=True), strict=True):
-            layer.clean(x, rows, angles, caches, masks)
+            layer.clean(x, rows, angles, caches, seen)
         return rows.unpack(x)
 
     def rows_of(self, counts: Sequence[int]) -> Rows:
@@ -67,7 +70,7 @@ class PackedReader:
 
     def _branch(self, pieces: Sequence[BranchPiece], counts: Sequence[int]) -> list[Tensor]:
         rows, shapes = self.rows_of(counts), [piece.source.shape[:2] for piece in pieces]
-        x = rows.pack([self._input(piece.source.flatten(0, 1)) for piece in pieces])
+        x = rows.pack([self.input(piece.source.flatten(0, 1)) for piece in pieces])
         angles, branches = self._branch_angles(rows, pieces), [count for count, _ in shapes]
         for layer, caches in zip(self.layers, zip(*(piece.caches for piece in pieces), strict=True), strict=True):
             layer.branch(x, rows, angles, caches, branches)
@@ -81,17 +84,24 @@ class PackedReader:
             parts.append(along.expand(branches, *along.shape).flatten(0, 1))
         return self.spread(torch.cat([*parts, self.rotary[:1].expand(rows.padding, *self.rotary.shape[1:])]))
 
-    def angles_of(self, rows: Rows, starts: Sequence[int]) -> Angles:
-        """Rotary factors of packed rows whose pieces begin at the positions `starts`, for `rotate_rows`."""
+    def angles_of(self, rows: Rows, starts: Sequence[int], trees: Sequence[Sequence[int]] = ()) -> Angles:
+        """Rotary factors of packed rows whose pieces begin at the positions `starts`, for `rotate_rows`.
+
+        :param trees: depths of each piece, where it is one.
+        """
         if rows.single:
             positions = torch.tensor([*starts, *[0] * rows.padding])
             factors = self.rotary.index_select(0, positions)
         else:
             parts = [self.rotary[at : at + count] for at, count in zip(starts, rows.counts, strict=True)]
+            for i, depths in enumerate(trees):
+                if depths:
+                    parts[i] = self.rotary[starts[i] + torch.tensor(depths)]
             factors = torch.cat([*parts, self.rotary[:1].expand(rows.padding, *self.rotary.shape[1:])])
         return self.spread(factors)
 
-    def _input(self, source: Tensor) -> Tensor:
+    def input(self, source: Tensor) -> Tensor:
+        """What the first layer reads. source: symbols (rows,) or hidden states (rows, width)."""
         return source if self.embedding is None else self.embedding.index_select(0, source)
 
 
@@ -158,12 +168,14 @@ def _modulations(block: Block, layers: Sequence[PackedLayer], sigma: float) -> T
     return torch.stack([layer.modulate(condition) for layer in layers])
 
 
-class PackedStage(StageRunner):
-    def __init__(self, stage: ArStage) -> None:
-        layers = [PackedLayer(layer) for layer in stage.layers]
-        self.reader = PackedReader(stage, layers, 4 * stage.architecture.width)
-        self.norm = None if stage.norm is None else PackedNorm(stage.norm)
-        self.head: Callable[[Tensor], Tensor] | None = stage.head
+class PipelineRunner(DraftingRunner):
+    """A stage of any family, on packed rows.
+
+    :param head: the final norm and the head, (rows, width) -> (rows, vocabulary); the last stage only.
+    """
+
+    def __init__(self, reader: PackedReader, head: Callable[[Tensor], Tensor] | None) -> None:
+        self.reader, self.head = reader, head
 
     @torch.inference_mode()
     def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
@@ -173,12 +185,28 @@ class PackedStage(StageRunner):
     def branch(self, pieces: Sequence[BranchPiece]) -> list[Tensor]:
         return self.reader.branch(pieces)
 
+    def grow(self, shared: list[LayerCache], room: int, count: int) -> Growing:
+        return Growing(self.reader, shared, room, count)
+
     @torch.inference_mode()
     def next_byte(self, hidden: Sequence[Tensor]) -> list[Tensor]:
         return [x for group in groups([len(piece) for piece in hidden]) for x in self._next_byte(hidden[group])]
 
     def _next_byte(self, hidden: Sequence[Tensor]) -> list[Tensor]:
-        assert self.norm is not None, "only the last stage has a head"
-        assert self.head is not None
+        assert self.head is not None, "only the last stage has a head"
         rows = self.reader.rows_of([len(piece) for piece in hidden])
-        return rows.unpack(self.head(self.norm(rows.pack(hidden))))
+        return rows.unpack(self.head(rows.pack(hidden)))
+
+
+class PackedStage(PipelineRunner):
+    def __init__(self, stage: ArStage) -> None:
+        layers = [PackedLayer(layer) for layer in stage.layers]
+        super().__init__(PackedReader(stage, layers, 4 * stage.architecture.width), normed_head(stage, stage.head))
+
+
+def normed_head(stage: PipelineStage, head: Callable[[Tensor], Tensor] | None) -> Callable[[Tensor], Tensor] | None:
+    """:param head: what computes the stage's."""
+    if stage.norm is None or head is None:
+        return None
+    norm = PackedNorm(stage.norm)
+    return lambda x: head(norm(x))

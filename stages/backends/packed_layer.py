@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.backends.attention import attend_branches, attend_clean, attend_noisy, rotate_rows
+from stages.backends.attention import Sight, attend_branches, attend_clean, attend_growing, attend_noisy, rotate_rows
 from stages.backends.rows import Rows
 from stages.layers import Layer, LayerCache
 
@@ -20,12 +20,14 @@ class PipelineLayer(Protocol):
     """A layer of any family."""
 
     def clean(
-        self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], masks: Sequence[Tensor | None]
+        self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], seen: Sequence[Sight]
     ) -> None: ...
 
     def branch(
         self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], branches: Sequence[int]
     ) -> None: ...
+
+    def grow(self, x: Tensor, rows: Rows, angles: Angles, shared: LayerCache, own: Tensor) -> None: ...
 
 
 class PackedNorm:
@@ -57,15 +59,13 @@ class PackedLayer:
         linears = (layer.qkv, layer.attention_out, layer.mlp_in, layer.mlp_out)
         self.qkv, self.attention_out, self.mlp_in, self.mlp_out = (linear.weight.detach().t() for linear in linears)
 
-    def clean(
-        self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], masks: Sequence[Tensor | None]
-    ) -> None:
+    def clean(self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], seen: Sequence[Sight]) -> None:
         """The causal stream, in place. x: (rows, width); angles: cos and sin of `rotary_rows`.
 
-        caches, masks: of each piece.
+        caches, seen: of each piece.
         """
         qkv = self._project(self.attention_norm(x), angles)
-        x.addmm_(attend_clean(qkv, rows, self.heads, caches, masks), self.attention_out)
+        x.addmm_(attend_clean(qkv, rows, self.heads, caches, seen), self.attention_out)
         hidden = self.mlp_norm(x).mm(self.mlp_in)
         # gelu of a transposed view: torch hands contiguous tensors to oneDNN, whose call costs 5 us more
         x.addmm_(F.gelu(hidden.t()).t(), self.mlp_out)
@@ -76,6 +76,12 @@ class PackedLayer:
         """Continuations that see what is in their piece's cache, in place. branches: of each piece."""
         qkv = self._project(self.attention_norm(x), angles)
         x.addmm_(attend_branches(qkv, rows, self.heads, caches, branches), self.attention_out)
+        x.addmm_(F.gelu(self.mlp_norm(x).mm(self.mlp_in)), self.mlp_out)
+
+    def grow(self, x: Tensor, rows: Rows, angles: Angles, shared: LayerCache, own: Tensor) -> None:
+        """One more position of each continuation of the text in `shared`, in place. own: of `attend_growing`."""
+        qkv = self._project(self.attention_norm(x), angles)
+        x.addmm_(attend_growing(qkv, rows, self.heads, shared, own), self.attention_out)
         x.addmm_(F.gelu(self.mlp_norm(x).mm(self.mlp_in)), self.mlp_out)
 
     def noisy(self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], modulation: Tensor) -> None:

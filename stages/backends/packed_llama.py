@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stages.backends.attention import attend_branches, attend_clean
-from stages.backends.packed import PackedReader, PackedStage
+from stages.backends.attention import Sight, attend_branches, attend_clean, attend_growing
+from stages.backends.packed import PackedReader, PackedStage, PipelineRunner, normed_head
 from stages.backends.packed_layer import Angles, PackedNorm
 from stages.backends.product import Product
 from stages.backends.rows import Rows
+from stages.families import PipelineStage
 from stages.layers import LayerCache
 from stages.llama.architecture import LlamaArchitecture
 from stages.llama.stage import LlamaLayer, LlamaStage
@@ -28,12 +29,10 @@ class PackedLlamaLayer:
         linears = (layer.qkv, layer.attention_out, layer.mlp_in, layer.mlp_out)
         self.qkv, self.attention_out, self.mlp_in, self.mlp_out = map(Product, linears)
 
-    def clean(
-        self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], masks: Sequence[Tensor | None]
-    ) -> None:
-        """The causal stream, in place. x: (rows, width); caches, masks: of each piece."""
+    def clean(self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], seen: Sequence[Sight]) -> None:
+        """The causal stream, in place. x: (rows, width); caches, seen: of each piece."""
         qkv = self._project(x, angles)
-        x.add_(self.attention_out(attend_clean(qkv, rows, self.heads, caches, masks)))
+        x.add_(self.attention_out(attend_clean(qkv, rows, self.heads, caches, seen)))
         self._think(x)
 
     def branch(
@@ -42,6 +41,12 @@ class PackedLlamaLayer:
         """Continuations that see what is in their piece's cache, in place. branches: of each piece."""
         qkv = self._project(x, angles)
         x.add_(self.attention_out(attend_branches(qkv, rows, self.heads, caches, branches)))
+        self._think(x)
+
+    def grow(self, x: Tensor, rows: Rows, angles: Angles, shared: LayerCache, own: Tensor) -> None:
+        """One more position of each continuation of the text in `shared`, in place. own: of `attend_growing`."""
+        qkv = self._project(x, angles)
+        x.add_(self.attention_out(attend_growing(qkv, rows, self.heads, shared, own)))
         self._think(x)
 
     def _project(self, x: Tensor, angles: Angles) -> Tensor:
@@ -73,13 +78,17 @@ class LlamaReader(PackedReader):
         return cos, sin
 
 
-class PackedLlamaStage(PackedStage):
+class PackedLlamaStage(PipelineRunner):
     """Takes the stage's matrices over: each is freed when it is laid out anew, so that memory stays near one stage."""
 
     def __init__(self, stage: LlamaStage) -> None:
-        self.reader = LlamaReader(stage)
-        self.norm = None if stage.norm is None else PackedNorm(stage.norm)
-        self.head = None if stage.head is None else Product(stage.head)
+        reader = LlamaReader(stage)
+        super().__init__(reader, normed_head(stage, None if stage.head is None else Product(stage.head)))
+
+
+def packed_stage(stage: PipelineStage) -> PipelineRunner:
+    """The runner of a stage of any family."""
+    return PackedLlamaStage(stage) if isinstance(stage, LlamaStage) else PackedStage(stage)
 
 
 def _by_rotated_head(factors: Tensor, a: LlamaArchitecture) -> Tensor:

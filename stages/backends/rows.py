@@ -11,9 +11,12 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-ROWS_PER_THREAD = 4
-"""From this many rows for each thread on, what a matrix product gives for a row does not depend on how many rows there
-are; below it, the library takes other kernels, which add in another order."""
+FEWEST_ROWS = (4, 8, 16, 32, 64)
+"""From how many rows for each thread on, what a matrix product gives for a row may not depend on how many rows there
+are; below, libraries take other kernels, which add in another order. AMD's processors need 4, Intel's 16."""
+SHAPES = ((32, 128), (128, 384), (128, 512), (256, 256), (512, 128), (512, 256))
+"""Of the matrices that it is measured with: numbers in and out."""
+MOST_ROWS = 192
 ROWS_TOGETHER = 512
 """Beyond this, matrix products gain nothing by more rows, and what lies between them falls out of the cache."""
 LANES = 32
@@ -34,7 +37,7 @@ class Rows:
         """:param counts: rows of each piece.
         :param hidden: numbers in a row of the widest layer.
         :param least: rows from which on, and in multiples of which, a product's rows are independent, if its kernels
-            are others than those of `ROWS_PER_THREAD`."""
+            are others than those of `independent_rows`."""
         bounds, threads = [0, *accumulate(counts)], torch.get_num_threads()
         return Rows(list(counts), bounds, padded(bounds[-1], hidden, threads, least))
 
@@ -87,8 +90,34 @@ def groups(counts: Sequence[int]) -> Iterator[slice]:
 def padded(rows: int, hidden: int, threads: int, least: int = 0) -> int:
     """How many rows make the results of each independent of the others: at least `rows`.
 
-    A multiple of `least` (ROWS_PER_THREAD for each thread), and no thread is left with a part of a vector.
+    A multiple of `least` (`independent_rows`), and no thread is left with a part of a vector.
     """
     whole_vectors = LANES * threads // math.gcd(LANES * threads, hidden)
-    step = math.lcm(least or ROWS_PER_THREAD * threads, whole_vectors)
+    step = math.lcm(least or independent_rows(threads), whole_vectors)
     return -(-rows // step) * step
+
+
+@lru_cache
+def independent_rows(threads: int) -> int:
+    """From how many rows on, and in multiples of which, a product's rows are the same in any company: measured here,
+    in some milliseconds, for libraries choose their kernels by shape and processor, and promise nothing.
+
+    The largest of FEWEST_ROWS where none is enough: stages/backends/independence.py finds out.
+    """
+    generator = torch.Generator().manual_seed(0)
+    most = MOST_ROWS * threads
+    products = [
+        (torch.randn(most, inner, generator=generator), torch.randn(outer, inner, generator=generator).t())
+        for inner, outer in SHAPES
+    ]
+    expected = [x.mm(matrix) for x, matrix in products]
+    for fewest in FEWEST_ROWS[:-1]:
+        step = fewest * threads
+        counts = [step * i for i in (1, 2, 3, 5) if step * i <= most]
+        if all(
+            torch.equal(x[:count].mm(matrix), whole[:count])
+            for (x, matrix), whole in zip(products, expected, strict=True)
+            for count in counts
+        ):
+            return step
+    return FEWEST_ROWS[-1] * threads

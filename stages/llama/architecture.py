@@ -49,8 +49,8 @@ class RopeScaling:
 class LlamaArchitecture:
     """Sizes of a model of RMSNorm, grouped-query attention with rotary embedding, and SwiGLU, cut into stages.
 
-    Raises ShapeError for what cannot be. The head is stored in the last stage even where it is `tied` to the
-    embedding: a host holds its own stage only.
+    Raises ShapeError for what cannot be. Where the head is `tied` to the embedding, a lone stage stores
+    that matrix once; of several stages the last has a copy of it, for a host holds its own stage only.
     """
 
     layers: tuple[int, ...]

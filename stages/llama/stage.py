@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from stages.layers import LayerCache, initialise, rotate
 from stages.llama.architecture import LlamaArchitecture
 from stages.llama.rotary import llama_rotary
+from stages.tied_head import TiedHead
 
 
 class LlamaLayer(nn.Module):
@@ -32,7 +33,11 @@ class LlamaLayer(nn.Module):
 
     def forward(self, x: Tensor, rotary: Tensor, cache: LayerCache | None = None) -> Tensor:
         """x: (batch, positions, width), positions following those in `cache`."""
-        q, k, v = self._project(self.attention_norm(x), rotary)
+        return self.clean(x, rotary, cache)[0]
+
+    def clean(self, x: Tensor, rotary: Tensor, cache: LayerCache | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """As `forward`; also the keys and values of all positions so far: (batch, kv_heads, positions, head_dim)."""
+        q, k, v = self.by_head(self.qkv(self.attention_norm(x)), rotary)
         past = 0
         if cache is not None:
             past = cache.length
@@ -43,14 +48,20 @@ class LlamaLayer(nn.Module):
             q, k, v, attn_mask=mask, is_causal=not past and new > 1, enable_gqa=q.shape[1] != k.shape[1]
         )
         x = x + self.attention_out(mixed.transpose(1, 2).flatten(2))
-        gate, up = self.mlp_in(self.mlp_norm(x)).chunk(2, dim=-1)
-        return x + self.mlp_out(F.silu(gate) * up)
+        return x + self.mlp_out(self.activate(self.mlp_in(self.mlp_norm(x)))), k, v
 
-    def _project(self, x: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def by_head(self, qkv: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, the first two rotated: (batch, heads or kv_heads, positions, head_dim) each, from
+        (batch, positions, qkv_width)."""
         a = self.architecture
-        by_head = self.qkv(x).unflatten(2, (-1, a.head_dim)).transpose(1, 2)
+        by_head = qkv.unflatten(2, (-1, a.head_dim)).transpose(1, 2)
         q, k, v = by_head.split([a.heads, a.kv_heads, a.kv_heads], dim=1)
         return rotate(q, rotary), rotate(k, rotary), v
+
+    def activate(self, hidden: Tensor) -> Tensor:
+        """What is between the MLP's two products."""
+        gate, up = hidden.chunk(2, dim=-1)
+        return F.silu(gate) * up
 
 
 class LlamaStage(nn.Module):
@@ -67,9 +78,15 @@ class LlamaStage(nn.Module):
         self.embedding = nn.Embedding(a.vocabulary, a.width) if self.is_first else None
         self.layers = cast(Sequence[LlamaLayer], nn.ModuleList(LlamaLayer(a) for _ in range(a.layers_in(index))))
         self.norm = nn.RMSNorm(a.width, eps=a.norm_epsilon) if self.is_last else None
-        self.head = nn.Linear(a.width, a.vocabulary, bias=False) if self.is_last else None
+        self.head = self._new_head() if self.is_last else None
         self.register_buffer("rotary", llama_rotary(a), persistent=False)
         initialise(self, sum(a.layers))
+
+    def _new_head(self) -> nn.Linear | TiedHead:
+        a = self.architecture
+        if a.tied_head and self.embedding is not None:
+            return TiedHead(self.embedding)
+        return nn.Linear(a.width, a.vocabulary, bias=False)
 
     def restore_tables(self) -> None:
         """Compute what is not stored, for a stage that was built on the meta device."""

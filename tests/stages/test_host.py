@@ -145,9 +145,8 @@ def test_a_full_queue_sends_work_away(drive: Callable[..., Any]) -> None:
 def test_work_that_became_late_is_dropped_and_told(drive: Callable[..., Any]) -> None:
     async def story(host: Host) -> None:
         request = hop(host)
-        request.deadline_unix_ms = int(time.time() * 1000) + 30
         host.accept(request, 10)
-        await asyncio.sleep(0.05)
+        request.deadline_unix_ms = 1
         worker = asyncio.create_task(host.work())
         event = await event_of(host)
         assert event.fault.code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]

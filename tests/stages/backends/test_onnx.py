@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from stages.ar import ArModel, new_caches
+from stages.architecture import Architecture
 from stages.backends import BACKENDS, DEFAULT_BACKEND, backend_named
 from stages.backends.base import Backend, CleanPiece
 from stages.backends.eager import TorchBackend
@@ -67,7 +68,7 @@ def test_blocks_compute_what_torch_computes(exact, make_block, clean_piece, nois
 def test_stages_compute_what_torch_computes(exact, make_ar, clean_piece) -> None:
     model: ArModel = make_ar()
     for stage in model.stages:
-        runner, reference = exact.stage(stage), TorchBackend().stage(stage)
+        runner, reference = exact.stage(copy.deepcopy(stage)), TorchBackend().stage(stage)
         pieces = [clean_piece(stage, new, past, seed=past) for new, past in ((6, 0), (1, 6))]
         expected = copy.deepcopy(pieces)
         hidden = runner.read(pieces)
@@ -80,7 +81,7 @@ def test_stages_compute_what_torch_computes(exact, make_ar, clean_piece) -> None
 def test_branches_compute_what_torch_computes(exact, make_ar, branch_piece, branches, positions, past) -> None:
     for stage in make_ar().stages:
         piece = branch_piece(stage, branches, positions, past)
-        (hidden,) = exact.stage(stage).branch([piece])
+        (hidden,) = exact.stage(copy.deepcopy(stage)).branch([piece])
         assert near(hidden, TorchBackend().stage(stage).branch([piece])[0])
         assert all(cache.length == past for cache in piece.caches)
 
@@ -91,6 +92,26 @@ def test_company_changes_nothing(backend, make_block, noisy_piece) -> None:
     pieces = [noisy_piece(block, slots, sigma, start=3) for slots, sigma in ((1, 0.4), (8, 2.0), (17, 0.4))]
     for piece, together in zip(pieces, runner.denoise(pieces), strict=True):
         assert torch.equal(runner.denoise([piece])[0].logits, together.logits)
+
+
+@pytest.mark.parametrize("width", [32, 36])
+def test_guesses_are_read_as_if_they_came_byte_by_byte(backend, clean_piece, width: int) -> None:
+    torch.manual_seed(width)
+    for stage in ArModel(Architecture(2, 1, width, 2, context_bytes=96)).eval().requires_grad_(False).stages:
+        runner = backend.stage(stage)
+        together, alone, company = (clean_piece(stage, 5, 9), clean_piece(stage, 5, 9), clean_piece(stage, 1, 20))
+        hidden, _ = runner.read([together, company])
+        one_by_one = [runner.read([CleanPiece(x, alone.caches)])[0] for x in alone.source.split(1)]
+        assert torch.equal(hidden, torch.cat(one_by_one))
+
+
+def test_matrices_stay_outside_the_graph(make_ar) -> None:
+    pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+    graphs = importlib.import_module("stages.backends.layer_graphs")
+    stage = make_ar().stages[0]
+    graph = graphs.after_graph(stage, stage.layers[0])
+    assert sum(x.numel() for x in graph.matrices.values()) == 9 * stage.architecture.width**2
+    assert graph.model().ByteSize() < sum(x.nbytes for x in graph.matrices.values()) / 4
 
 
 @pytest.mark.skipif(not WEIGHTS.is_dir(), reason="the shipped weights are not here")
@@ -133,7 +154,7 @@ def _sweep_text(backend: Backend, prompt: bytes, count: int = 32) -> bytes:
 
 def test_an_export_that_does_not_match_is_refused(exact, make_block, make_ar, monkeypatch) -> None:
     graph = importlib.import_module("stages.backends.graph")
-    monkeypatch.setattr(graph.LayersGraph, "_mlp", lambda self, x, layer: x)
+    monkeypatch.setattr(graph.Graph, "norm", lambda self, x, norm, weight=None: x)
     for make in (lambda: exact.block(make_block()), lambda: exact.stage(make_ar().stages[1])):
         with pytest.raises(CheckpointError, match="an ONNX export that does not match") as caught:
             make()

@@ -8,20 +8,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.backends.packed import PackedBlock, PackedStage
-from stages.backends.rows import LANES, ROWS_PER_THREAD, ROWS_TOGETHER, Rows, groups, padded
+from stages.backends.rows import FEWEST_ROWS, LANES, ROWS_TOGETHER, Rows, groups, independent_rows, padded
 
 
 @given(rows=st.integers(1, 3000), width=st.integers(1, 300), threads=st.integers(1, 16))
 def test_padding_gives_each_thread_whole_vectors_and_enough_rows(rows: int, width: int, threads: int) -> None:
-    total = padded(rows, 4 * width, threads)
+    total = padded(rows, 4 * width, threads, 4 * threads)
     assert total >= rows
-    assert total % (ROWS_PER_THREAD * threads) == 0
+    assert total % (4 * threads) == 0
     assert total * 4 * width % (LANES * threads) == 0
 
 
-def test_an_ar_step_on_one_thread_is_padded_to_four_rows() -> None:
-    assert padded(1, 512, 1) == 4
-    assert padded(16, 512, 1) == 16
+def test_an_ar_step_is_padded_to_the_fewest_rows_that_are_independent() -> None:
+    fewest = independent_rows(1)
+    assert fewest in FEWEST_ROWS
+    assert padded(1, 512, 1) == fewest
+    assert padded(fewest, 512, 1) == fewest
+    assert padded(fewest + 1, 512, 1) == 2 * fewest
+
+
+def test_a_row_is_the_same_in_any_company_from_there_on() -> None:
+    fewest = independent_rows(1)
+    for inner, outer in ((12, 64), (96, 288), (128, 128), (384, 96), (640, 1280), (1280, 640)):
+        x, matrix = torch.randn(8 * fewest, inner), torch.randn(outer, inner).t()
+        whole = x.mm(matrix)
+        assert all(torch.equal(x[: n * fewest].mm(matrix), whole[: n * fewest]) for n in range(1, 8))
 
 
 @given(counts=st.lists(st.integers(1, 400), min_size=1, max_size=30))

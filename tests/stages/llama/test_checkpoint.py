@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,20 @@ def test_it_comes_back_as_it_was(tmp_path: Path) -> None:
             assert torch.equal(tensor, loaded.state_dict()[name]), name
     assert all(check.ok for check in verify(tmp_path))
     assert "tokens" in describe(tmp_path)
+
+
+def test_a_lone_stage_with_a_tied_head_stores_one_matrix(tmp_path: Path) -> None:
+    for parts, layers in (("one", (3,)), ("two", (2, 1))):
+        write_tiny(tmp_path / parts, replace(TINY, layers=layers, tied_head=True))
+    one, two = (read_manifest(tmp_path / parts).parts for parts in ("one", "two"))
+    matrix = 4 * TINY.vocabulary * TINY.width
+    assert sum(part.bytes for part in two if part) - sum(part.bytes for part in one if part) > matrix
+    stage = load_stage(tmp_path / "one", 0)
+    assert stage.embedding is not None
+    assert stage.head is not None
+    assert stage.head.weight is stage.embedding.weight
+    assert stage.to(torch.bfloat16).head.weight.dtype == torch.bfloat16
+    assert all(check.ok for check in verify(tmp_path / "one"))
 
 
 def test_its_tokenizer_is_part_of_what_it_is(directory: Path) -> None:
