@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from stages.checkpoint import save_stage, write_manifest
-from stages.errors import CheckpointError, InputError
+from stages.errors import InputError
 from stages.llama.architecture import LlamaArchitecture
 from stages.llama.stage import LlamaStage
 from stages.manifest import TOKENIZER_NAME, Manifest, read_manifest
 from stages.memory import require_memory
+from stages.new_directory import new_directory, require_new
 from stages.pretrained.cut import cut, stage_cost
 from stages.pretrained.gate import check_loss
 from stages.pretrained.gguf_file import GgufSource
@@ -68,15 +66,14 @@ def open_source(path: Path) -> Source:
 
 def import_model(settings: ImportSettings) -> Imported:
     """Make the checkpoint. Raises InputError or CheckpointError, and leaves nothing behind then."""
-    if settings.out.exists() and (not settings.out.is_dir() or any(settings.out.iterdir())):
-        raise InputError(f"{settings.out} is there already: name a new directory in --out")
+    require_new(settings.out)
     source = open_source(settings.source)
     source.check()
     architecture = _cut(source.architecture, settings)
     tokens = probe_tokens(source.speech.tokenizer, architecture, PROBE_TEXT)
     require_memory(_needed(architecture), f"importing {settings.source}")
     nats = check_loss(source, tokens, settings.is_untrained)
-    with _destination(settings.out) as directory:
+    with new_directory(settings.out) as directory:
         files = _write_files(directory, source.speech)
         nothing = (None,) * architecture.parts
         data, metrics = {**source.about}, {"probe": {"next_token_nats": nats}}
@@ -103,7 +100,8 @@ def build_stage(source: Source, architecture: LlamaArchitecture, index: int) -> 
         tensors |= {f"layers.{i}.{name}": tensor for name, tensor in layer.items()}
     if stage.is_last:
         tensors["norm.weight"] = source.tensor(NORM)
-        tensors["head.weight"] = source.tensor(EMBEDDING if architecture.tied_head else HEAD)
+        if isinstance(stage.head, nn.Linear):
+            tensors["head.weight"] = source.tensor(EMBEDDING if architecture.tied_head else HEAD)
     stage.load_state_dict(tensors, assign=True)
     return stage.eval().requires_grad_(False)
 
@@ -134,23 +132,3 @@ def _write_files(directory: Path, speech: Speech) -> dict[str, str]:
     for name, content in contents.items():
         (directory / name).write_bytes(content)
     return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-
-
-@contextmanager
-def _destination(out: Path) -> Iterator[Path]:
-    """A directory that becomes `out` at the end, or is gone. Raises CheckpointError."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        directory = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
-    except OSError as error:
-        raise CheckpointError(f"cannot make a directory beside {out}: {error.strerror}") from None
-    try:
-        yield directory
-        directory.chmod(0o755)
-        if out.exists():
-            out.rmdir()
-        directory.replace(out)
-    except OSError as error:
-        raise CheckpointError(f"cannot save {out}: {error.strerror}") from None
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)

@@ -17,7 +17,7 @@ def probe_tokens(tokenizer: str, architecture: LlamaArchitecture, text: str) -> 
 
     Raises CheckpointError for a tokenizer that cannot be the model's, InputError where its package is missing.
     """
-    made = _made(tokenizer)
+    made = open_tokenizer(tokenizer)
     ids = made.get_vocab(with_added_tokens=True).values()
     size, vocabulary = len(ids), architecture.vocabulary
     if size == 0 or max(ids) >= vocabulary or size < LEAST_SHARE * vocabulary:
@@ -31,7 +31,8 @@ def probe_tokens(tokenizer: str, architecture: LlamaArchitecture, text: str) -> 
     return tokens
 
 
-def _made(tokenizer: str) -> Any:  # noqa: ANN401
+def open_tokenizer(tokenizer: str) -> Any:  # noqa: ANN401
+    """The tokenizer that a tokenizer.json describes. Raises as `probe_tokens` does."""
     try:
         from tokenizers import Tokenizer
     except ImportError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +113,28 @@ def write_folder(directory: Path, tensors: Mapping[str, Tensor], a: LlamaArchite
     return directory
 
 
-def write_gguf(path: Path, tensors: Mapping[str, Tensor], a: LlamaArchitecture = SHAPE, permuted: bool = True) -> Path:
-    """:param permuted: queries and keys interleaved, as the format wants them."""
+def describe_letters(writer: Any) -> None:
+    """The tiny tokenizer, as a GGUF file has it."""
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(letters())
+    writer.add_token_types([1] * 256 + [3] * 44)
+    writer.add_token_merges([])
+    writer.add_eos_token_id(257)
+    writer.add_chat_template("{{ messages }}")
+
+
+def write_gguf(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    a: LlamaArchitecture = SHAPE,
+    permuted: bool = True,
+    describe: Callable[[Any], None] = describe_letters,
+) -> Path:
+    """:param permuted: queries and keys interleaved, as the format wants them.
+
+    :param describe: writes what the file says of its tokenizer.
+    """
     import gguf
 
     writer = gguf.GGUFWriter(path, "llama")
@@ -127,13 +147,7 @@ def write_gguf(path: Path, tensors: Mapping[str, Tensor], a: LlamaArchitecture =
     writer.add_key_length(a.head_dim)
     writer.add_layer_norm_rms_eps(a.norm_epsilon)
     writer.add_rope_freq_base(a.rope_theta)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(letters())
-    writer.add_token_types([1] * 256 + [3] * (a.vocabulary - 256))
-    writer.add_token_merges([])
-    writer.add_eos_token_id(257)
-    writer.add_chat_template("{{ messages }}")
+    describe(writer)
     top = {"embedding.weight": "token_embd.weight", "norm.weight": "output_norm.weight", "head.weight": "output.weight"}
     for name, tensor in tensors.items():
         if name in top:

@@ -57,6 +57,15 @@ def test_a_folder_becomes_a_checkpoint(folder: Path, tmp_path: Path, capsys: pyt
     assert not list(tmp_path.glob(".out*")), "nothing is left beside it"
 
 
+def test_a_damaged_tokenizer_does_not_verify(imported: Any, folder: Path, tmp_path: Path) -> None:
+    imported(folder)
+    tokenizer = tmp_path / "out" / "tokenizer.json"
+    tokenizer.write_bytes(tokenizer.read_bytes() + b" ")
+    (damaged,) = (check for check in verify(tmp_path / "out") if not check.ok)
+    assert damaged.what == "tokenizer.json"
+    assert "SHA-256" in damaged.error
+
+
 def test_shards_and_a_gguf_file_give_the_same_stages(
     imported: Any, weights: Weights, folder: Path, tmp_path: Path
 ) -> None:

