@@ -1,0 +1,1 @@
+"""Blocks of a denoising chain made from the layers of a pretrained model."""

@@ -1,0 +1,100 @@
+"""`onesweep train graft`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.command_options import add_config_options, add_data_options, config_of, corpus_of, positive, print_json
+
+if TYPE_CHECKING:
+    from trainer.grafting.training import Graft
+
+# What needs torch is imported when a command runs.
+
+
+def add_graft_options(parser: argparse.ArgumentParser) -> None:
+    """Options of `train graft`."""
+    add_config_options(parser)
+    add_data_options(parser)
+    parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="a model that was imported")
+    parser.add_argument("--out", type=Path, default=Path("runs/graft"), help="what is grafted (default: %(default)s)")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--block", type=int, metavar="N", help="train this one")
+    what.add_argument("--measure", action="store_true", help="train nothing: the whole chain, from noise")
+    what.add_argument("--write", type=int, metavar="N", help="train nothing: what it writes after N held-out prompts")
+    what.add_argument("--export", type=Path, metavar="DIR", help="train nothing: make a checkpoint that hosts serve")
+    parser.add_argument(
+        "--trains", choices=("slots", "block"), default="slots", help="slots (default): the pretrained weights stay"
+    )
+    parser.add_argument(
+        "--anchor-head", choices=("own", "last"), default="last", help="whose next-token loss, where they do not stay"
+    )
+    parser.add_argument("--anchor", type=float, metavar="W", help="weight of that loss (default: 0.3)")
+    parser.add_argument("--rank", type=int, default=32, metavar="R", help="of the slots' own updates (default: 32)")
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--euler-steps", type=int, default=4, help="in each block, of what is not trained (default: 4)")
+    parser.add_argument("--windows", type=int, default=4, help="--measure: of held-out text (default: %(default)s)")
+    parser.add_argument("--temperature", type=positive, default=1.0, help="--write: (default: 1)")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def run_graft(options: argparse.Namespace) -> int:
+    """Train a block, or measure the chain."""
+    from trainer.grafting.settings import GraftSettings
+    from trainer.grafting.training import open_graft, train_block
+
+    options.profile = options.profile or "graft"
+    config = config_of(options, anchor=options.anchor)
+    graft = open_graft(options.checkpoint, options.out, options.rank, config, corpus_of(options))
+    if options.block is None:
+        (_export if options.export else _measure if options.measure else _write)(options, graft)
+        return 0
+    losses = train_block(graft, GraftSettings(options.block, options.trains, options.anchor_head))
+    if options.json:
+        print_json(losses)
+    else:
+        for name, nats in losses.items():
+            print(f"{name:32} {nats:.3f}")
+    return 0
+
+
+def _export(options: argparse.Namespace, graft: Graft) -> None:
+    from trainer.grafting.export import export_chain
+
+    manifest = export_chain(graft, options.export)
+    mb = sum(part.bytes for part in manifest.parts if part is not None) / 1e6
+    print(
+        f"{options.export}: a chain of {len(manifest.parts)} blocks, {mb:.0f} MB; hosts serve it with sweep and chunked"
+    )
+
+
+def _measure(options: argparse.Namespace, graft: Graft) -> None:
+    from trainer.grafting.training import measure_chain
+
+    found = measure_chain(graft, options.euler_steps, options.windows)
+    if options.json:
+        print_json(found)
+        return
+    for name, path in found.items():
+        print(f"{name:18} " + " ".join(f"{point['sigma']:.2f}:{point['nats']:.3f}" for point in path))
+
+
+def _write(options: argparse.Namespace, graft: Graft) -> None:
+    from dataclasses import asdict
+
+    from stages.errors import InputError
+    from trainer.grafting.samples import Writing
+    from trainer.grafting.training import write_samples
+
+    if options.write < 1:
+        raise InputError(f"--write needs at least one prompt, not {options.write}")
+    writing = Writing(options.write, steps=options.euler_steps, temperature=options.temperature)
+    rows, texts = write_samples(graft, writing)
+    if options.json:
+        print_json({"rows": [asdict(row) for row in rows]})
+        return
+    for row, text in zip(rows, texts, strict=True):
+        print(f"{row.name:14} {row.sweeps:3} sweeps {row.judge_nats:7.3f} nats {row.distinct_2:6.3f}  {text!r}")
