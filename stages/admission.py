@@ -10,18 +10,21 @@ import grpc
 import numpy as np
 
 from stages.alphabet import Alphabet
-from stages.codec import ESTIMATE_LIMIT, FEATURE_LIMIT, Fp32, Int8, StateCodec, codec_named
+from stages.codec import ESTIMATE_LIMIT, FEATURE_LIMIT, codec_named, hidden_codec
 from stages.errors import CodecError
+from stages.guesses import MAX_TREE, in_order, places
 from stages.parts import HostPlan, ModelSource
+from stages.pieces import PIECE_FIELDS, room_for
 from stages.randomness import MAX_SEED
 from stages.refusal import Refusal, failed_precondition, invalid
 from stages.samplers import SAMPLERS
-from stages.scoring import MAX_CANDIDATES, MAX_LOGITS, MAX_SCORED_ROWS, MAX_VERDICT
+from stages.scoring import MAX_CANDIDATES, MAX_LOGITS, most_scored
 from stages.sessions import Kind
 from stages.sweep import FEATURES
 from stages.traces import parse_traceparent
 from stages.transport import MAX_NAME
 from stages.v1 import stage_pb2
+from stages.verdict import MAX_SET
 
 MAX_STEPS = 64
 MAX_TEMPERATURE = 100.0
@@ -32,8 +35,6 @@ MAX_PASSAGE_BYTES = 1 << 40
 MAX_NUMBER = 1 << 62
 """Of a sweep or step; those that follow have larger ones."""
 MAX_ADDRESS = 256
-HIDDEN: dict[str, StateCodec] = {codec.name: codec for codec in (Fp32(), Int8())}
-"""How hidden states may travel between AR stages."""
 
 
 def check_hop(hop: stage_pb2.Hop, plan: HostPlan) -> Kind:
@@ -79,18 +80,10 @@ def _check_reads(work: stage_pb2.Sweep | stage_pb2.Step, start: int, clean: int,
     """`clean`: new symbols; `fresh`: those of them that were never read before, whatever else was."""
     if not work.reads:
         return
-    if start:
-        raise invalid("only work that opens a session can be a replay of reads")
+    if start and isinstance(work, stage_pb2.Sweep):
+        raise invalid("only a sweep that opens a session can be a replay of reads")
     if not all(work.reads) or sum(work.reads) > clean - fresh:
         raise invalid(f"reads of {sum(work.reads)} symbols, some maybe empty, do not fit {clean} clean ones")
-
-
-def hidden_codec(name: str) -> StateCodec:
-    """The codec of hidden states called `name`. Raises CodecError."""
-    try:
-        return HIDDEN[name]
-    except KeyError:
-        raise CodecError(f"unknown codec of hidden states {name[:40]!r}; choose from {', '.join(HIDDEN)}") from None
 
 
 def check_passages(passages: Sequence[stage_pb2.Passage]) -> None:
@@ -130,34 +123,42 @@ def _model(hop: stage_pb2.Hop, plan: HostPlan, kinds: Sequence[Kind]) -> tuple[K
 
 
 def _check_sweep(hop: stage_pb2.Hop, plan: HostPlan, source: ModelSource) -> None:
-    sweep, a = hop.sweep, source.manifest.byte_architecture
+    sweep, a = hop.sweep, source.manifest.chain_architecture
     _check_part(sweep.block, plan, "block")
-    start = sweep.clean_start + len(sweep.clean)
-    _check_extent(hop.capacity, sweep.clean_start, len(sweep.clean), a.positions)
-    _check_reads(sweep, sweep.clean_start, len(sweep.clean), 0)
-    if start < 1:
-        raise invalid("a sweep needs at least one clean byte before its slots")
+    clean = _count(sweep.clean, source.alphabet)
+    start = sweep.clean_start + clean
+    _check_extent(hop.capacity, sweep.clean_start, clean, a.positions)
+    _check_reads(sweep, sweep.clean_start, clean, 0)
+    if not (clean if a.hands_on_slots else start):
+        raise invalid("a sweep needs at least one known symbol before its slots")
     if sweep.slots < 1 or start + sweep.slots > a.positions:
-        raise invalid(f"{sweep.slots} slots after {start} bytes do not fit the context of {a.positions}")
+        raise invalid(f"{sweep.slots} slots after {start} symbols do not fit the context of {a.positions}")
+    if sweep.slots * a.vocabulary > MAX_LOGITS:
+        most = MAX_LOGITS // a.vocabulary
+        raise invalid(f"{sweep.slots} slots in a sweep; with {a.vocabulary} symbols there are at most {most}")
     if not 1 <= sweep.steps <= MAX_STEPS:
         raise invalid(f"steps must be 1 to {MAX_STEPS}, not {sweep.steps}")
     _check_sampling(sweep.sampling)
     if sweep.sampler and sweep.sampler not in SAMPLERS:
         raise invalid(f"unknown sampler {sweep.sampler[:40]!r}; choose from {', '.join(SAMPLERS)}")
     first = sweep.block == 0
-    chained = a.context == "chained" and not first
+    chained, grafted = (each and not first for each in (a.context == "chained", a.hands_on_slots))
     try:
         codec = codec_named(sweep.codec)
         if not first:
             codec.decode(sweep.estimate, sweep.slots, a.code_dim, ESTIMATE_LIMIT)
         if chained:
-            FEATURES.decode(sweep.features, len(sweep.clean), a.width, FEATURE_LIMIT)
+            FEATURES.decode(sweep.features, clean, a.width, FEATURE_LIMIT)
+        if grafted:
+            FEATURES.decode(sweep.slot_features, sweep.slots, a.width, FEATURE_LIMIT)
     except CodecError as error:
         raise invalid(str(error)) from None
     if first and sweep.estimate:
         raise invalid("block 0 starts from noise: its message carries no estimate")
     if not chained and sweep.features:
-        raise invalid("this block reads bytes: its message carries no features")
+        raise invalid("this block reads symbols: its message carries no features")
+    if not grafted and sweep.slot_features:
+        raise invalid("this block reads states of slots alone: its message carries no features of theirs")
 
 
 def _check_step(hop: stage_pb2.Hop, plan: HostPlan, source: ModelSource) -> None:
@@ -166,9 +167,12 @@ def _check_step(hop: stage_pb2.Hop, plan: HostPlan, source: ModelSource) -> None
     clean = _count(step.clean, source.alphabet)
     if not clean:
         raise invalid("an AR step needs at least one new symbol")
-    _check_extent(hop.capacity, step.start, clean, a.positions)
+    extent = _check_tree(step, clean)
+    _check_extent(hop.capacity, step.start, extent, a.positions)
     _check_reads(step, step.start, clean, step.draft)
-    if not 1 <= step.remaining <= a.positions - step.start - clean:
+    _check_piece(step, clean, a.positions)
+    judged = bool(step.draws and step.draft)  # nothing is asked about what follows the guesses
+    if not 1 <= step.remaining <= a.positions - step.start - extent + judged:
         raise invalid(f"{step.remaining} symbols to generate do not fit the context of {a.positions}")
     if step.draft and (step.remaining > 1 or step.draft >= clean):
         raise invalid(f"{step.draft} guesses among {clean} new symbols: give one known symbol, and one step")
@@ -176,8 +180,8 @@ def _check_step(hop: stage_pb2.Hop, plan: HostPlan, source: ModelSource) -> None
         raise invalid(
             f"{step.draft} guesses; with {a.vocabulary} symbols there are at most {MAX_LOGITS // a.vocabulary - 1}"
         )
-    _check_odds(step, a.vocabulary)
-    branch_rows = _check_candidates(step, step.start + clean, source.alphabet, a.positions)
+    _check_draws(step)
+    branch_rows = _check_candidates(step, step.start + clean, source)
     _check_sampling(step.sampling)
     if step.stage == 0 and step.hidden:
         raise invalid("stage 0 reads symbols: its message carries no hidden states")
@@ -189,6 +193,17 @@ def _check_step(hop: stage_pb2.Hop, plan: HostPlan, source: ModelSource) -> None
         raise invalid(str(error)) from None
 
 
+def _check_piece(step: stage_pb2.Step, clean: int, positions: int) -> None:
+    """Of a step that may come in several hops. `clean`: new symbols in this one."""
+    if clean > room_for(positions):
+        raise invalid(f"{clean} new symbols in one hop; at most {room_for(positions)}: send the step in pieces")
+    extra = {field.name for field, _ in step.ListFields()} - PIECE_FIELDS if step.more else set()
+    if extra or (step.more and step.remaining > 1):
+        raise invalid("more of this step follows: known symbols may come in pieces, all else comes with the last one")
+    if step.at_once and not step.more:
+        raise invalid("what is read at once is a piece that more of its step follows")
+
+
 def _count(symbols: bytes, alphabet: Alphabet) -> int:
     """How many there are, every one of them in `alphabet`. Raises Refusal."""
     try:
@@ -197,11 +212,28 @@ def _count(symbols: bytes, alphabet: Alphabet) -> int:
         raise invalid(str(error)) from None
 
 
-def _check_odds(step: stage_pb2.Step, vocabulary: int) -> None:
-    if not step.odds:
+def _check_tree(step: stage_pb2.Step, clean: int) -> int:
+    """How many positions the new symbols take: those of a tree's branches take the same ones."""
+    if not step.depths:
+        return clean
+    if len(step.depths) != step.draft or step.draws:
+        raise invalid(f"{len(step.depths)} depths for {step.draft} guesses: a tree takes one for each, and no verdict")
+    if step.draft > MAX_TREE:
+        raise invalid(f"a tree of {step.draft} guesses; there are at most {MAX_TREE}")
+    if not in_order(step.depths):
+        raise invalid("the depths of a tree must begin with 0, and each be at most one more than the one before")
+    return places(clean, step.depths)
+
+
+def _check_draws(step: stage_pb2.Step) -> None:
+    if not step.draws:
+        if step.odds:
+            raise invalid("odds of guesses are for a verdict: say which set of draws it is to bring")
         return
-    if vocabulary > MAX_VERDICT:
-        raise invalid(f"a verdict tells the odds of every symbol, at most {MAX_VERDICT}: this model has {vocabulary}")
+    if step.draws > MAX_SET:
+        raise invalid(f"set {step.draws} of draws; there are {MAX_SET}, and the last tells all odds")
+    if step.remaining > 1 or step.candidates:
+        raise invalid("a verdict takes a step of its own: remaining must be 1, and there are no candidates")
     if len(step.odds) != 4 * step.draft:
         raise invalid(f"odds of {len(step.odds)} bytes for {step.draft} guesses: each guess takes one float32")
     odds = np.frombuffer(step.odds, dtype="<f4")
@@ -209,22 +241,23 @@ def _check_odds(step: stage_pb2.Step, vocabulary: int) -> None:
         raise invalid("odds must be above 0 and at most 1: what the drafter gave each guess that it drew")
 
 
-def _check_candidates(step: stage_pb2.Step, end: int, alphabet: Alphabet, positions: int) -> int:
+def _check_candidates(step: stage_pb2.Step, end: int, source: ModelSource) -> int:
     """Rows that the candidates take: each symbol but their last. `end`: where they begin."""
     count = len(step.candidates)
     if not count:
         return 0
-    length = alphabet.count(step.candidates[0])
+    alphabet, a = source.alphabet, source.manifest.architecture
+    length, most = alphabet.count(step.candidates[0]), most_scored(a.width)
     if count > MAX_CANDIDATES:
         raise invalid(f"{count} candidates; a step scores at most {MAX_CANDIDATES}")
     if step.remaining > 1 or step.draft:
         raise invalid("candidates are scored in a step of their own: remaining must be 1, and draft 0")
     if not length or any(len(candidate) != len(step.candidates[0]) for candidate in step.candidates):
         raise invalid("candidates must have one length, of at least one symbol")
-    if count * length > MAX_SCORED_ROWS:
-        raise invalid(f"{count} candidates of {length} symbols; a step scores at most {MAX_SCORED_ROWS} in all")
-    if end + length > positions:
-        raise invalid(f"candidates of {length} symbols after {end} do not fit the context of {positions}")
+    if count * length > most:
+        raise invalid(f"{count} candidates of {length} symbols; a step scores at most {most} in all of width {a.width}")
+    if end + length > a.positions:
+        raise invalid(f"candidates of {length} symbols after {end} do not fit the context of {a.positions}")
     _count(b"".join(step.candidates), alphabet)
     return count * (length - 1)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from stages.errors import CodecError
@@ -27,7 +28,7 @@ class Alphabet:
     def symbol_bytes(self) -> int:
         return 1 if self.size <= 1 << 8 else 2 if self.size <= 1 << 16 else 4
 
-    def encode(self, symbols: Sequence[int]) -> bytes:
+    def encode(self, symbols: Sequence[int] | NDArray[np.int64]) -> bytes:
         """Symbols as they travel. They must be below `size`."""
         return np.fromiter(symbols, _TYPES[self.symbol_bytes], len(symbols)).tobytes()
 

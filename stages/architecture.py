@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from stages.errors import ShapeError
 
@@ -29,13 +29,16 @@ class Architecture:
     code_dim: int = 32
     condition_dim: int = 64
     context: Context = "own"
+    hands_on_slots: ClassVar[bool] = False
+    """Whether a block reads what the one before made of the slots, beside their states."""
 
     def __post_init__(self) -> None:
         for name in ("parts", "layers", "width", "heads", "context_bytes", "code_dim", "condition_dim"):
             value = getattr(self, name)
             least = 2 if name == "context_bytes" else 1  # one byte alone has no next byte to learn from
-            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= 1 << 20:
-                raise ShapeError(f"architecture: {name} must be a whole number from {least} to 1048576, not {value!r}")
+            most = 1 << 16 if name == "width" else 1 << 20  # a place in a row takes 16 bits on the wire
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+                raise ShapeError(f"architecture: {name} must be a whole number from {least} to {most}, not {value!r}")
         if self.width % (2 * self.heads):
             raise ShapeError(
                 f"architecture: width {self.width} must be an even multiple of heads {self.heads} (rotary pairs)"

@@ -11,6 +11,8 @@ from stages.manifest import MANIFEST_NAME, Manifest, read_manifest
 
 FRONTIER_NAME = "frontier.json"
 """What mode `auto` chooses from; a bundle may have it."""
+NGRAM_NAME = "ngram.safetensors"
+"""The router's drafter of n-grams; a bundle, or a single checkpoint, may have it."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +26,14 @@ class Bundle:
 
 
 def find_bundle(directory: Path) -> Bundle:
-    """The models in `directory`: a bundle, or a single checkpoint of either kind.
+    """The models in `directory`: a bundle, or a single checkpoint of either kind, which may have local/ within it.
 
     Raises CheckpointError when there is neither.
     """
     if (directory / MANIFEST_NAME).exists():
-        kind = read_manifest(directory).kind
-        return Bundle(directory if kind == "chain" else None, directory if kind == "ar" else None, None, None)
+        kind, local = read_manifest(directory).kind, directory / "local"
+        chain, ar = (directory if kind == each else None for each in ("chain", "ar"))
+        return Bundle(chain, ar, None, local if (local / MANIFEST_NAME).exists() else None)
     names = [field.name for field in fields(Bundle)]
     found = {name: directory / name for name in names if (directory / name / MANIFEST_NAME).exists()}
     if not found:

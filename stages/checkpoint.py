@@ -19,19 +19,34 @@ from stages.ar import ArModel, ArStage
 from stages.block import Block
 from stages.errors import CheckpointError
 from stages.families import PipelineStage, new_stage
+from stages.grafting.architecture import GraftArchitecture
+from stages.grafting.part import GraftPart
 from stages.manifest import MANIFEST_NAME, Manifest, Part, read_manifest
 from stages.memory import require_memory
-from stages.probe import PROBE_INPUT, PROBE_OUTPUT, Measures, probe_block, probe_shapes, probe_stage, probe_symbols
+from stages.probe import (
+    PROBE_INPUT,
+    PROBE_OUTPUT,
+    Measures,
+    probe_block,
+    probe_graft,
+    probe_shapes,
+    probe_stage,
+    probe_symbols,
+)
 from stages.unfilled import without_memory
 from stages.weights import read_weights
 from stages.weights_file import write_weights
 
+AnyPart = Block | GraftPart | PipelineStage
+
 
 def load_block(directory: Path, index: int) -> Block:
-    """One block of a chain, digest, shapes and loss checked. Reads that block's file only."""
+    """One block of a chain that was trained here, digest, shapes and loss checked. Reads that block's file only."""
     manifest = read_manifest(directory)
-    if manifest.kind != "chain" or manifest.codes is None or manifest.partition is None:
+    if manifest.kind != "chain" or manifest.partition is None:
         raise CheckpointError(f"{directory} holds an AR model, not a chain of blocks")
+    if manifest.codes is None:
+        raise CheckpointError(f"{directory} holds a chain that is grafted on a pretrained model: it is only served")
     with without_memory():
         block = Block(manifest.byte_architecture, index, manifest.codes)
     block.restore_tables(manifest.codes)
@@ -41,13 +56,29 @@ def load_block(directory: Path, index: int) -> Block:
     return block.eval().requires_grad_(False)
 
 
+def load_chain_part(directory: Path, index: int) -> Block | GraftPart:
+    """One block of a chain of any kind, checked likewise."""
+    manifest = read_manifest(directory)
+    architecture = manifest.chain_architecture
+    if not isinstance(architecture, GraftArchitecture):
+        return load_block(directory, index)
+    assert manifest.partition is not None
+    with without_memory():
+        part = GraftPart(architecture, index)
+    part.restore_tables()
+    probe = _load(directory, manifest, index, part)
+    measured, _ = probe_graft(part, manifest.partition, probe_symbols(manifest), probe.get(PROBE_INPUT))
+    _gate(directory, manifest, index, measured)
+    return part.eval().requires_grad_(False)
+
+
 def load_stage(directory: Path, index: int) -> PipelineStage:
     """One stage of an AR pipeline, checked like a block. Reads that stage's file only."""
     manifest = read_manifest(directory)
     if manifest.kind != "ar":
         raise CheckpointError(f"{directory} holds a chain of blocks, not an AR model")
     with without_memory():
-        stage = new_stage(manifest.architecture, index)
+        stage = new_stage(manifest.pipeline_architecture, index)
     stage.restore_tables()
     probe = _load(directory, manifest, index, stage)
     measured, _ = probe_stage(stage, probe_symbols(manifest), probe.get(PROBE_INPUT), probe.get(PROBE_OUTPUT))
@@ -101,6 +132,15 @@ def save_block(directory: Path, block: Block, features: Tensor | None = None) ->
     measures, out = probe_block(block, manifest.partition, manifest.probe_text, features)
     extra = {} if features is None else {PROBE_INPUT: features}
     _save_part(directory, block, "block", extra, measures)
+    return out
+
+
+def save_graft(directory: Path, part: GraftPart, features: Tensor | None = None) -> Tensor:
+    """As `save_block`, for a grafted one."""
+    manifest = read_manifest(directory)
+    assert manifest.partition is not None
+    measures, out = probe_graft(part, manifest.partition, probe_symbols(manifest), features)
+    _save_part(directory, part, "block", {} if features is None else {PROBE_INPUT: features}, measures)
     return out
 
 
@@ -162,9 +202,7 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def _save_part(
-    directory: Path, module: Block | PipelineStage, noun: str, extra: dict[str, Tensor], measures: Measures
-) -> None:
+def _save_part(directory: Path, module: AnyPart, noun: str, extra: dict[str, Tensor], measures: Measures) -> None:
     """The file's name holds its digest: the old file stays until the manifest points to the new one."""
     tensors = module.state_dict() | extra
     stem = f"{noun}-{module.index}"
@@ -187,7 +225,7 @@ def _drop_orphans(directory: Path, index: int, stem: str) -> None:
                 path.unlink(missing_ok=True)
 
 
-def _load(directory: Path, manifest: Manifest, index: int, module: Block | PipelineStage) -> dict[str, Tensor]:
+def _load(directory: Path, manifest: Manifest, index: int, module: AnyPart) -> dict[str, Tensor]:
     """Fill `module` (on the meta device) from the part's file; return the probe's tensors."""
     part = _part(directory, manifest, index)
     require_memory(part.bytes, f"part {index} of {directory}")

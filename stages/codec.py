@@ -24,8 +24,6 @@ class StateCodec(ABC):
     """Encodes (positions, dim) float32 matrices."""
 
     name: str
-    step: float = 0.0
-    """Distance of neighbouring numbers of a row, as a share of its largest; 0 where nothing is rounded."""
 
     @abstractmethod
     def size(self, positions: int, dim: int) -> int:
@@ -34,6 +32,13 @@ class StateCodec(ABC):
     @abstractmethod
     def dim(self, size: int, positions: int) -> int:
         """Numbers in a row of a payload of `size` bytes (an even number, where two share a byte)."""
+
+    @abstractmethod
+    def steps(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Distance of the numbers that rows of such magnitudes are rounded to; 0 where nothing is rounded.
+
+        rows: (positions, dim), none of them negative; what comes back: (positions, 1).
+        """
 
     @abstractmethod
     def encode(self, matrix: Tensor) -> bytes: ...
@@ -74,6 +79,9 @@ class Fp32(StateCodec):
         """`matrix` itself: nothing is lost on the way."""
         return matrix
 
+    def steps(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        return np.zeros((len(rows), 1), dtype=np.float32)
+
     def encode(self, matrix: Tensor) -> bytes:
         return matrix.detach().numpy().astype("<f4").tobytes()
 
@@ -105,6 +113,9 @@ class _Scaled(StateCodec):
     def size(self, positions: int, dim: int) -> int:
         return positions * (4 + self._row_bytes(dim))
 
+    def steps(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        return np.asarray(rows.max(axis=1, initial=0, keepdims=True) / self.levels, dtype=np.float32)
+
     def encode(self, matrix: Tensor) -> bytes:
         rows = matrix.detach().numpy().astype(np.float32)
         scales = (np.abs(rows).max(axis=1, initial=0) / np.float32(self.levels)).astype("<f4")
@@ -128,7 +139,6 @@ class Int8(_Scaled):
 
     name = "int8"
     levels = 127
-    step = 1 / 127
 
     def _row_bytes(self, dim: int) -> int:
         return dim
@@ -148,7 +158,6 @@ class Int4(_Scaled):
 
     name = "int4"
     levels = 7
-    step = 1 / 7
 
     def _row_bytes(self, dim: int) -> int:
         return -(-dim // 2)
@@ -168,12 +177,69 @@ class Int4(_Scaled):
         return nibbles.astype(np.int8) - np.int8(8)
 
 
+class HiddenInt8(StateCodec):
+    """One byte a number and a scale a position, but for the few largest of each row, which travel exactly.
+
+    A row of a pretrained model has few numbers that are far larger than the rest, for which their scale would be
+    coarse. [values, little-endian float32][their places, uint16, ascending in each row][the rest as `Int8` has it].
+    """
+
+    name = "int8"
+    APART = 4
+    """Numbers of a row that travel exactly; all, where it has no more."""
+    _rest = Int8()
+
+    def size(self, positions: int, dim: int) -> int:
+        return 6 * positions * self._apart(dim) + self._rest.size(positions, dim)
+
+    def dim(self, size: int, positions: int) -> int:
+        row = size // positions - 4
+        return max(row - 6 * self.APART, row // 7)  # seven bytes a number where each of them travels apart
+
+    def steps(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        return self._rest.steps(np.sort(rows, axis=1)[:, : rows.shape[1] - self._apart(rows.shape[1])])
+
+    def encode(self, matrix: Tensor) -> bytes:
+        rest = matrix.detach().numpy().astype(np.float32)
+        count = self._apart(rest.shape[1])
+        places = np.sort(np.argpartition(np.abs(rest), -count, axis=1)[:, -count:], axis=1)
+        values = np.take_along_axis(rest, places, axis=1)
+        np.put_along_axis(rest, places, 0, axis=1)
+        return values.astype("<f4").tobytes() + places.astype("<u2").tobytes() + self._rest.encode(torch.tensor(rest))
+
+    def _decode(self, payload: bytes, positions: int, dim: int, limit: float) -> NDArray[np.float32]:
+        shape, count = (positions, self._apart(dim)), positions * self._apart(dim)
+        values = np.frombuffer(payload, dtype="<f4", count=count).astype(np.float32).reshape(shape)
+        places = np.frombuffer(payload, dtype="<u2", count=count, offset=4 * count).astype(np.int64).reshape(shape)
+        if not np.all(np.abs(values) <= limit):  # false for NaN too
+            raise CodecError(f"int8 payload holds numbers that are not finite or beyond {limit:g}")
+        if np.any(places >= dim) or np.any(np.diff(places, axis=1) <= 0):
+            raise CodecError(f"int8 payload holds places that do not ascend, or are beyond a row of {dim}")
+        matrix = self._rest._decode(payload[6 * count :], positions, dim, limit)
+        np.put_along_axis(matrix, places, values, axis=1)
+        return matrix
+
+    def _apart(self, dim: int) -> int:
+        return min(self.APART, dim)
+
+
 CODECS: dict[str, StateCodec] = {codec.name: codec for codec in (Fp32(), Int8(), Int4())}
+"""How estimates may travel between blocks."""
+HIDDEN: dict[str, StateCodec] = {codec.name: codec for codec in (Fp32(), HiddenInt8())}
+"""How hidden states may travel between AR stages."""
 
 
 def codec_named(name: str) -> StateCodec:
-    """The codec called `name`; CodecError lists the names when there is none."""
+    """The codec of estimates called `name`; CodecError lists the names when there is none."""
     try:
         return CODECS[name]
     except KeyError:
         raise CodecError(f"unknown state codec {name[:40]!r}; choose from {', '.join(CODECS)}") from None
+
+
+def hidden_codec(name: str) -> StateCodec:
+    """The codec of hidden states called `name`. Raises CodecError."""
+    try:
+        return HIDDEN[name]
+    except KeyError:
+        raise CodecError(f"unknown codec of hidden states {name[:40]!r}; choose from {', '.join(HIDDEN)}") from None

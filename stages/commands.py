@@ -54,7 +54,7 @@ def register(subparsers: Subparsers) -> None:
 
     inspect = subparsers.add_parser("inspect", help="print what is in a checkpoint or bundle")
     inspect.add_argument("directory", type=Path, metavar="DIR")
-    inspect.add_argument("--verify", action="store_true", help="load every part: digests, shapes, loss gate")
+    inspect.add_argument("--verify", action="store_true", help="load everything: digests, shapes, loss gate")
     inspect.add_argument("--json", action="store_true")
     inspect.set_defaults(run=run_inspect)
 

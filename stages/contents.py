@@ -1,13 +1,15 @@
-"""What a release consists of: manifests, which name the files of weights, and what `auto` chooses from."""
+"""What a release consists of: manifests, which name the files of weights, and what the router has beside them."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from stages.bundle import FRONTIER_NAME, Bundle, find_bundle
+from stages.bundle import FRONTIER_NAME, NGRAM_NAME, Bundle, find_bundle
+from stages.checkpoint import file_digest
 from stages.errors import CheckpointError
 from stages.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Part, read_manifest
 
@@ -26,8 +28,12 @@ class Contents:
     manifests: Mapping[str, bytes]
     """By folder: chain, ar, scorer, local."""
     frontier: bytes = b""
+    ngrams: Part | None = None
+    """The file of the router's drafter of n-grams, if it has one. It stays at the router, as local/ does."""
     directories: Mapping[str, Path] = field(default_factory=dict, compare=False)
     """Where the folders are on this machine."""
+    root: Path | None = field(default=None, compare=False)
+    """Where the bundle, or single checkpoint, is on this machine."""
 
     @property
     def name(self) -> str:
@@ -37,6 +43,8 @@ class Contents:
             digest.update(f"{folder} {hashlib.sha256(self.manifests[folder]).hexdigest()}\n".encode())
         if self.frontier:
             digest.update(f"{FRONTIER_NAME} {hashlib.sha256(self.frontier).hexdigest()}\n".encode())
+        if self.ngrams:
+            digest.update(f"{NGRAM_NAME} {self.ngrams.sha256}\n".encode())
         return digest.hexdigest()[:NAME_DIGITS]
 
     def check(self) -> None:
@@ -49,6 +57,15 @@ class Contents:
         largest = max(map(len, (*self.manifests.values(), self.frontier)))
         if largest > MAX_MANIFEST_BYTES:
             raise CheckpointError(f"a manifest or frontier of {largest} bytes; at most {MAX_MANIFEST_BYTES}")
+        if self.ngrams and not (re.fullmatch("[0-9a-f]{64}", self.ngrams.sha256) and self.ngrams.bytes):
+            raise CheckpointError(f"{NGRAM_NAME} must have a SHA-256 and a size")
+
+    def files(self, directories: Mapping[str, Path], wants: Wants) -> dict[str, Part]:
+        """All large files of the release, as `files_of`. Raises CheckpointError."""
+        files = files_of(directories, wants)
+        if self.ngrams and wants("local", BESIDE):
+            files[NGRAM_NAME] = self.ngrams
+        return files
 
     def write(self, directory: Path) -> None:
         """Put the small files where they belong in `directory`."""
@@ -62,10 +79,16 @@ class Contents:
 def read_contents(checkpoint: Path) -> Contents:
     """The release in a bundle, or in a single checkpoint. Raises CheckpointError."""
     directories = {name: path for name, path in vars(find_bundle(checkpoint)).items() if path is not None}
-    frontier = checkpoint / FRONTIER_NAME
+    frontier, ngrams = checkpoint / FRONTIER_NAME, checkpoint / NGRAM_NAME
     try:
         manifests = {folder: (path / MANIFEST_NAME).read_bytes() for folder, path in directories.items()}
-        return Contents(manifests, frontier.read_bytes() if frontier.exists() else b"", directories)
+        return Contents(
+            manifests,
+            frontier.read_bytes() if frontier.exists() else b"",
+            Part(NGRAM_NAME, file_digest(ngrams), ngrams.stat().st_size, {}) if ngrams.exists() else None,
+            directories,
+            checkpoint,
+        )
     except OSError as error:
         raise CheckpointError(f"cannot read {error.filename}: {error.strerror}") from None
 

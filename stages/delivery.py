@@ -10,9 +10,10 @@ from pathlib import Path
 import grpc
 
 from stages.aside import in_thread
+from stages.bundle import NGRAM_NAME
 from stages.contents import FOLDERS, Contents, Wants
 from stages.errors import CheckpointError, InputError, OnesweepError
-from stages.manifest import read_manifest
+from stages.manifest import Part, read_manifest
 from stages.refusal import Refusal, failed_precondition, invalid
 from stages.shelf import Intake, Shelf
 from stages.v1 import stage_pb2
@@ -68,6 +69,8 @@ class Delivery:
 
     def _source(self, path: str) -> Path:
         """The file behind a path of the release; nothing else on this machine can be asked for."""
+        if path == NGRAM_NAME and self.contents.ngrams and self.contents.root:
+            return self.contents.root / path
         folder, _, name = path.partition("/")
         directory = self.contents.directories.get(folder)
         known = name.endswith(".safetensors") or (directory is not None and name in read_manifest(directory).files)
@@ -113,12 +116,16 @@ async def run_dry(requests: AsyncIterator[object]) -> None:
 
 def offer_of(contents: Contents) -> stage_pb2.Offer:
     manifests = [stage_pb2.ManifestFile(folder=name, content=raw) for name, raw in contents.manifests.items()]
-    return stage_pb2.Offer(release=contents.name, manifests=manifests, frontier=contents.frontier)
+    offer = stage_pb2.Offer(release=contents.name, manifests=manifests, frontier=contents.frontier)
+    if contents.ngrams is not None:
+        offer.ngrams.CopyFrom(stage_pb2.NgramFile(sha256=contents.ngrams.sha256, bytes=contents.ngrams.bytes))
+    return offer
 
 
 def contents_of(offer: stage_pb2.Offer) -> Contents:
     """Raises Refusal for an offer that is none."""
-    contents = Contents({each.folder: each.content for each in offer.manifests}, offer.frontier)
+    ngrams = Part(NGRAM_NAME, offer.ngrams.sha256, offer.ngrams.bytes, {}) if offer.HasField("ngrams") else None
+    contents = Contents({each.folder: each.content for each in offer.manifests}, offer.frontier, ngrams)
     if len(offer.manifests) > len(FOLDERS) or contents.name != offer.release:
         raise invalid(f"release {offer.release[:40]!r} is not named after its manifests")
     return contents

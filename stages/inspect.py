@@ -10,11 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from stages.block import Block
 from stages.bundle import find_bundle
-from stages.checkpoint import load_block, load_stage
+from stages.checkpoint import load_chain_part, load_stage
+from stages.companions import read_companion
 from stages.errors import CheckpointError
 from stages.families import new_stage
+from stages.grafting.architecture import GraftArchitecture
+from stages.grafting.part import GraftPart
 from stages.manifest import Manifest, read_manifest
 from stages.unfilled import without_memory
 
@@ -24,11 +29,11 @@ INDENT = 14
 
 
 @dataclass(frozen=True)
-class PartCheck:
-    """Whether one part could be loaded: its digest, its shapes and its losses on the probe text."""
+class Check:
+    """Whether a part could be loaded (its digest, its shapes, its losses on the probe text), or a file beside them."""
 
     model: str
-    part: int
+    what: str
     error: str = ""
 
     @property
@@ -36,7 +41,7 @@ class PartCheck:
         return not self.error
 
     def __str__(self) -> str:
-        return f"{self.model} part {self.part}: {self.error or 'ok'}"
+        return f"{self.model} {self.what}: {self.error or 'ok'}"
 
 
 def record(directory: Path) -> dict[str, Any]:
@@ -52,22 +57,23 @@ def describe(directory: Path) -> str:
     return "\n\n".join(_describe(name, model) for name, model in record(directory).items())
 
 
-def verify(directory: Path) -> list[PartCheck]:
-    """Load every part of every model, one at a time."""
+def verify(directory: Path) -> list[Check]:
+    """Load every part of every model, one at a time, and read what lies beside them."""
     checks = []
     for name, path in _models(directory).items():
         manifest = read_manifest(path)
-        load: Callable[[Path, int], object] = load_block if manifest.kind == "chain" else load_stage
-        checks += [_check(name, i, partial(load, path, i)) for i in range(manifest.architecture.parts)]
+        load: Callable[[Path, int], object] = load_chain_part if manifest.kind == "chain" else load_stage
+        checks += [_check(name, f"part {i}", partial(load, path, i)) for i in range(manifest.architecture.parts)]
+        checks += [_check(name, file, partial(read_companion, path, manifest, file)) for file in manifest.files]
     return checks
 
 
-def _check(model: str, part: int, load: Callable[[], object]) -> PartCheck:
+def _check(model: str, what: str, load: Callable[[], object]) -> Check:
     try:
         load()
     except CheckpointError as error:
-        return PartCheck(model, part, str(error))
-    return PartCheck(model, part)
+        return Check(model, what, str(error))
+    return Check(model, what)
 
 
 def _models(directory: Path) -> dict[str, Path]:
@@ -90,12 +96,18 @@ def _record(directory: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def _parameter_counts(manifest: Manifest) -> list[int]:
-    a, codes = manifest.architecture, manifest.codes
     with without_memory():
-        modules = [
-            new_stage(a, i) if codes is None else Block(manifest.byte_architecture, i, codes) for i in range(a.parts)
-        ]
+        modules = [_new_part(manifest, i) for i in range(manifest.architecture.parts)]
     return [sum(parameter.numel() for parameter in module.parameters()) for module in modules]
+
+
+def _new_part(manifest: Manifest, index: int) -> nn.Module:
+    if manifest.kind == "ar":
+        return new_stage(manifest.pipeline_architecture, index)
+    if manifest.codes is None:
+        assert isinstance(manifest.architecture, GraftArchitecture)
+        return GraftPart(manifest.architecture, index)
+    return Block(manifest.byte_architecture, index, manifest.codes)
 
 
 def _describe(name: str, model: dict[str, Any]) -> str:
@@ -111,7 +123,7 @@ def _describe(name: str, model: dict[str, Any]) -> str:
     }
     if model["kind"] == "chain":
         codes, partition = model["codes"], model["partition"]
-        rows["codes"] = _pairs({**codes, "digest": codes["digest"][:SHORT]})
+        rows["codes"] = _pairs({**codes, "digest": codes["digest"][:SHORT]}) if codes else "in each block's file"
         boundaries = partition["boundaries"]
         sigmas = [[str(i), f"{boundaries[i]:.4g}", f"{boundaries[i + 1]:.4g}"] for i in range(len(boundaries) - 1)]
         prior = f", prior {_pairs(partition['prior'])}" if partition["kind"] == "equal_probability" else ""

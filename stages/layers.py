@@ -88,7 +88,7 @@ class Layer(nn.Module):
 
         Returns x and the keys and values of all clean positions so far.
         """
-        q, k, v = self._project(self.attention_norm(x), rotary)
+        q, k, v = self.by_head(self.qkv(self.attention_norm(x)), rotary)
         past = 0
         if cache is not None:
             past = cache.length
@@ -99,7 +99,7 @@ class Layer(nn.Module):
             mask = torch.ones(new, past + new, dtype=torch.bool, device=x.device).tril(past)
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=not past and new > 1)
         x = x + self.attention_out(_join(mixed))
-        return x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x)))), k, v
+        return x + self.mlp_out(self.activate(self.mlp_in(self.mlp_norm(x)))), k, v
 
     def noisy(
         self, x: Tensor, condition: Tensor, rotary: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None
@@ -111,18 +111,24 @@ class Layer(nn.Module):
         """
         assert self.modulation is not None, "a layer of an AR model has no noisy slots"
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulation(condition).chunk(6, dim=-1)
-        q, k, v = self._project(self.attention_norm(x) * (1 + scale_a) + shift_a, rotary)
+        q, k, v = self.by_head(self.qkv(self.attention_norm(x) * (1 + scale_a) + shift_a), rotary)
         keys, values = torch.cat([keys, k], dim=2), torch.cat([values, v], dim=2)
         mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
         x = x + (1 + gate_a) * self.attention_out(_join(mixed))
-        hidden = F.gelu(self.mlp_in(self.mlp_norm(x) * (1 + scale_m) + shift_m))
+        hidden = self.activate(self.mlp_in(self.mlp_norm(x) * (1 + scale_m) + shift_m))
         return x + (1 + gate_m) * self.mlp_out(hidden)
 
-    def _project(self, x: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        batch, positions, width = x.shape
-        qkv = self.qkv(x).view(batch, positions, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        q, k = rotate(qkv[:2], rotary)
-        return q, k, qkv[2]
+    def by_head(self, qkv: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, the first two rotated: (batch, heads, positions, head_dim) each, from
+        (batch, positions, 3 * width)."""
+        batch, positions, width = qkv.shape
+        parts = qkv.view(batch, positions, 3, self.heads, width // (3 * self.heads)).permute(2, 0, 3, 1, 4)
+        q, k = rotate(parts[:2], rotary)
+        return q, k, parts[2]
+
+    def activate(self, hidden: Tensor) -> Tensor:
+        """What is between the MLP's two products."""
+        return F.gelu(hidden)
 
 
 def _join(x: Tensor) -> Tensor:

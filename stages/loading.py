@@ -23,7 +23,7 @@ from stages.host import Host
 from stages.parts import HostPlan, Parts, load_parts, plan_host
 from stages.refusal import Refusal, failed_precondition
 from stages.releases import MOST_RELEASES, Release
-from stages.scoring import branch_pieces
+from stages.scoring import MAX_LOGITS, branch_pieces
 from stages.shelf import Shelf, has_size
 from stages.sweep import clean_pieces
 
@@ -204,6 +204,7 @@ class Loader:
 
     def _load(self, plan: HostPlan, held: Sequence[Parts]) -> Parts:
         parts = load_parts(plan, self.backend, held)
+        trim()  # what laying out matrices left, before the warm-up takes more
         warm_up(parts, {digest for other in held for digest in other.plan.weights})
         trim()
         return parts
@@ -216,19 +217,23 @@ def warm_up(parts: Parts, known: Collection[str] = ()) -> None:
     """
     plan = parts.plan
     if plan.chain is not None and plan.chain.digest not in known:
-        a = plan.chain.manifest.byte_architecture
+        a = plan.chain.manifest.chain_architecture
         for index, runner in parts.chain.items():
-            caches, half = new_caches(a.layers, a, a.context_bytes), a.context_bytes // 2
-            reads_bytes = a.context == "own" or index == 0
-            clean = torch.zeros(half, dtype=torch.int64) if reads_bytes else torch.zeros(half, a.width)
+            room = min(a.positions, WARM_POSITIONS)
+            caches, half = new_caches(a.layers_in(index), a, room), room // 2
+            slots = min(room - half, MAX_LOGITS // a.vocabulary)
+            reads_symbols = a.context == "own" or index == 0
+            clean = torch.zeros(half, dtype=torch.int64) if reads_symbols else torch.zeros(half, a.width)
             for piece in clean_pieces(clean):
                 runner.read([CleanPiece(piece, caches)])
-            state = torch.zeros(a.context_bytes - half, a.code_dim)
-            runner.denoise([NoisyPiece(state, state, 1.0, half, caches)])
+            state, before = torch.zeros(slots, a.code_dim), None
+            if a.hands_on_slots:
+                before = clean[-1:] if index == 0 else torch.zeros(slots, a.width)
+            runner.denoise([NoisyPiece(state, state, 1.0, half, caches, before=before)])
     for kind, source in plan.pipelines.items():
         if source.digest in known:
             continue
-        pipeline = source.manifest.architecture
+        pipeline = source.manifest.pipeline_architecture
         for index, stage in parts.pipeline(kind).items():
             room = min(pipeline.positions, WARM_POSITIONS)
             caches, half = new_caches(pipeline.layers_in(index), pipeline, room), room // 2

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from stages.architecture import Architecture
 from stages.codes import Codes
 from stages.errors import CheckpointError, InputError
+from stages.grafting.architecture import GraftArchitecture
 from stages.llama.architecture import LlamaArchitecture
 from stages.partition import LogNormalPrior, NoisePartition
 
@@ -25,6 +26,7 @@ MAX_FILES = 16
 MAX_PROBE_TOKENS = 4096
 
 Kind = Literal["chain", "ar"]
+AnyArchitecture = Architecture | LlamaArchitecture | GraftArchitecture
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,10 @@ class Manifest:
     """`kind` is `chain` (blocks with noise ranges) or `ar` (stages trained end to end)."""
 
     kind: Kind
-    architecture: Architecture | LlamaArchitecture
+    architecture: AnyArchitecture
     parts: tuple[Part | None, ...]
     codes: Codes | None = None
+    """Of a chain; a grafted one has a table of its own in each part's file."""
     partition: NoisePartition | None = None
     probe_text: str = ""
     probe_tolerance: float = 0.02
@@ -85,7 +88,21 @@ class Manifest:
     def byte_architecture(self) -> Architecture:
         """For those who take models of bytes only. Raises CheckpointError for a pretrained one."""
         if not isinstance(self.architecture, Architecture):
-            raise CheckpointError("this is a pretrained model, which reads tokens: only models of bytes are taken here")
+            raise CheckpointError("this is made of a pretrained model: only models trained from nothing are taken here")
+        return self.architecture
+
+    @property
+    def pipeline_architecture(self) -> Architecture | LlamaArchitecture:
+        """Of an AR pipeline. Raises CheckpointError for that of a chain alone."""
+        if isinstance(self.architecture, GraftArchitecture):
+            raise CheckpointError("this is a chain of blocks, not an AR model")
+        return self.architecture
+
+    @property
+    def chain_architecture(self) -> Architecture | GraftArchitecture:
+        """Of a chain. Raises CheckpointError for that of an AR pipeline alone."""
+        if isinstance(self.architecture, LlamaArchitecture):
+            raise CheckpointError("this is an AR model, not a chain of blocks")
         return self.architecture
 
     def with_part(self, index: int, part: Part) -> Manifest:
@@ -144,9 +161,11 @@ def _build(record: dict[str, Any]) -> Manifest:
     kind = record["kind"]
     if kind not in ("chain", "ar"):
         raise CheckpointError(f"kind {kind!r} is neither 'chain' nor 'ar'")
-    reads_tokens = isinstance(architecture, LlamaArchitecture)
-    if kind == "chain" and reads_tokens:
+    reads_tokens = _reads_tokens(architecture)
+    if kind == "chain" and isinstance(architecture, LlamaArchitecture):
         raise CheckpointError("a pretrained model is an AR pipeline, not a chain of blocks")
+    if kind == "ar" and isinstance(architecture, GraftArchitecture):
+        raise CheckpointError("what is grafted is a chain of blocks, not an AR pipeline")
     parts = tuple(None if part is None else _part(part) for part in record["parts"])
     if len(parts) != architecture.parts:
         raise CheckpointError(f"{len(parts)} parts listed, the architecture has {architecture.parts}")
@@ -163,8 +182,10 @@ def _build(record: dict[str, Any]) -> Manifest:
         if not isinstance(record[name], dict):
             raise CheckpointError(f"{name} must be an object, not {record[name]!r}")
     codes = partition = None
-    if isinstance(architecture, Architecture) and kind == "chain":
-        codes, partition = _codes(record["codes"], architecture), _partition(record["partition"], architecture)
+    if kind == "chain":
+        partition = _partition(record["partition"], architecture)
+    if kind == "chain" and isinstance(architecture, Architecture):
+        codes = _codes(record["codes"], architecture)
     return Manifest(
         kind=kind,
         architecture=architecture,
@@ -179,8 +200,15 @@ def _build(record: dict[str, Any]) -> Manifest:
     )
 
 
-def _architecture(record: dict[str, Any]) -> Architecture | LlamaArchitecture:
+def _architecture(record: dict[str, Any]) -> AnyArchitecture:
+    if record.get("family") == "graft":
+        return GraftArchitecture.from_record(record)
     return LlamaArchitecture.from_record(record) if "family" in record else Architecture(**record)
+
+
+def _reads_tokens(architecture: AnyArchitecture) -> bool:
+    base = architecture.base if isinstance(architecture, GraftArchitecture) else architecture
+    return isinstance(base, LlamaArchitecture)
 
 
 def _probe_tokens(tokens: list[int], vocabulary: int) -> tuple[int, ...]:
@@ -224,7 +252,7 @@ def _codes(record: dict[str, Any], architecture: Architecture) -> Codes:
     return codes
 
 
-def _partition(record: dict[str, Any], architecture: Architecture) -> NoisePartition:
+def _partition(record: dict[str, Any], architecture: AnyArchitecture) -> NoisePartition:
     partition = NoisePartition(
         record["kind"], tuple(record["boundaries"]), LogNormalPrior(**record["prior"]), record["overlap"]
     )

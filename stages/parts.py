@@ -11,10 +11,16 @@ from stages.ar import cache_bytes
 from stages.backends import DEFAULT_BACKEND, Backend, backend_named
 from stages.backends.base import BlockRunner, StageRunner
 from stages.bundle import check_split, find_bundle
-from stages.checkpoint import load_block, load_stage
+from stages.checkpoint import load_chain_part, load_stage
 from stages.errors import InputError
 from stages.manifest import Manifest, read_manifest
-from stages.scoring import MAX_SCORED_ROWS
+from stages.pieces import room_for
+from stages.scoring import MAX_LOGITS, most_scored
+
+PARCEL_SPARE_BYTES = 2 << 20
+"""For what travels with the largest hop: a parcel of others, accounts, paths."""
+ROW_BYTES = 32
+"""Beside the numbers of a row: its scale, those that travel apart, and the symbol that it is of."""
 
 
 @dataclass(frozen=True)
@@ -69,14 +75,16 @@ class HostPlan:
         return self.models.get(kind)
 
     def message_bytes(self) -> int:
-        """Largest message that a hop can need, with room to spare: a full context of features or hidden states, and
-        the hidden states of candidates."""
-        scored = MAX_SCORED_ROWS if self.pipelines else 0
-        sizes = [
-            (source.manifest.architecture.positions + scored) * (source.manifest.architecture.width + 64) * 4
-            for source in self.models.values()
-        ]
-        return max(sizes) + (1 << 20)
+        """Largest message that a hop can need, with room for those that leave with it: of a sweep the features and
+        estimates of a full context, of a step the hidden states of a piece and of candidates."""
+        sizes = list[int]()
+        if self.chain is not None:
+            a = self.chain.manifest.chain_architecture
+            sizes.append(a.positions * (a.width + 4 * a.code_dim + ROW_BYTES))
+        for source in self.pipelines.values():
+            p = source.manifest.architecture
+            sizes.append((room_for(p.positions) + most_scored(p.width)) * (4 * p.width + ROW_BYTES))
+        return max(sizes) + PARCEL_SPARE_BYTES
 
 
 @dataclass(frozen=True)
@@ -146,7 +154,7 @@ def load_parts(plan: HostPlan, backend: Backend | None = None, held: Sequence[Pa
     chain: dict[int, BlockRunner] = {}
     if plan.chain is not None:
         path = plan.chain.directory
-        chain = chains.get(plan.chain.digest) or {i: backend.block(load_block(path, i)) for i in plan.blocks}
+        chain = chains.get(plan.chain.digest) or {i: backend.block(load_chain_part(path, i)) for i in plan.blocks}
     pipelines = {source.digest: parts.pipeline(kind) for parts in held for kind, source in parts.plan.pipelines.items()}
     for source in plan.pipelines.values():
         if source.digest not in pipelines:  # the scorer may be a copy of the AR model
@@ -159,8 +167,9 @@ def full_state_bytes(plan: HostPlan) -> int:
     """Size of the largest usual sweep message: what a link is warmed with."""
     if plan.chain is None:
         return 0
-    a = plan.chain.manifest.byte_architecture
-    return a.context_bytes * (a.code_dim + 4)
+    a = plan.chain.manifest.chain_architecture
+    slots = min(a.positions, MAX_LOGITS // a.vocabulary)
+    return slots * (a.code_dim + 4 + a.hands_on_slots * (a.width + 4))
 
 
 def session_bytes(manifest: Manifest, held: Sequence[int], capacity: int) -> int:

@@ -11,6 +11,8 @@ from torch.nn import functional as F
 
 from stages.block import Block
 from stages.families import PipelineStage
+from stages.grafting.block import Noisy
+from stages.grafting.part import GraftPart
 from stages.llama.stage import LlamaStage
 from stages.manifest import Manifest
 from stages.partition import NoisePartition
@@ -41,10 +43,10 @@ def probe_symbols(manifest: Manifest) -> Tensor:
     return torch.tensor(manifest.probe_tokens[:positions])[None]
 
 
-def probe_shapes(part: Block | PipelineStage, positions: int) -> dict[str, tuple[int, ...]]:
+def probe_shapes(part: Block | GraftPart | PipelineStage, positions: int) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the probe's tensors in the file of `part`."""
     names = [PROBE_INPUT] if part.embedding is None else []
-    if not isinstance(part, Block) and not part.is_last:
+    if not isinstance(part, Block | GraftPart) and not part.is_last:
         names.append(PROBE_OUTPUT)
     return dict.fromkeys(names, (positions, part.architecture.width))
 
@@ -70,6 +72,35 @@ def probe_block(block: Block, partition: NoisePartition, text: str, features: Te
         "next_byte_nats": _cross_entropy(block.next_byte(clean)[:, :-1], known[:, 1:]),
         "denoise_nats": _cross_entropy(denoised, target),
     }
+    return measures, clean[0]
+
+
+@torch.inference_mode()
+def probe_graft(
+    part: GraftPart, partition: NoisePartition, known: Tensor, features: Tensor | None
+) -> tuple[Measures, Tensor]:
+    """Cross-entropies (nats) of a grafted block on the probe text: of its slots, which begin with what the block before
+    made of the known text there, and in the last block of the pretrained model's own next symbol.
+
+    known: of `probe_symbols`; features: (positions, width) from the block before, None for the first.
+    Returns the measures and the block's own clean features (positions, width).
+    """
+    block = part.block
+    clean, memory = block.read(known if features is None else features[None])
+    high, low = partition.range(part.index)
+    half = known.shape[1] // 2
+    target, place = known[:, half:], half - 1
+    sigma, slots = torch.full((1, 1), (high * low) ** 0.5), target.shape[1]
+    noise = normals(0, Purpose.INITIAL_NOISE, half, slots, part.codes.shape[1])[None]
+    z = part.codes[target] + sigma[..., None] * noise
+    first = torch.arange(slots) == 0
+    before = block.enter(known[:, place:-1], first) if features is None else features[None, place:-1]
+    prefix = [(keys[:, :, :place], values[:, :, :place]) for keys, values in memory]
+    noisy = Noisy(z, torch.zeros_like(z), sigma, first, start=place)
+    hidden = block.added.way_out(block.denoise(before, noisy, prefix))
+    measures = {"denoise_nats": _cross_entropy(part.head.logits(hidden[0], noisy.evidence()), target)}
+    if block.stage.is_last:
+        measures["next_token_nats"] = _cross_entropy(block.stage.next_byte(clean)[:, :-1], known[:, 1:])
     return measures, clean[0]
 
 

@@ -34,6 +34,8 @@ class Purpose(IntEnum):
     RESIDUAL = 7
     CANDIDATE = 8
     CHOICE = 9
+    DRAW = 10
+    KEEP = 11
 
 
 def raw_words(seed: int, purpose: Purpose, position: int, count: int, width: int, step: int = 0) -> NDArray[np.uint64]:
@@ -64,7 +66,11 @@ def normals(seed: int, purpose: Purpose, position: int, count: int, width: int, 
 
 def gumbels(seed: int, position: int, count: int, width: int) -> NDArray[np.float64]:
     """Standard Gumbel numbers for sampling by argmax: (count, width) float64."""
-    u = uniforms(seed, Purpose.SAMPLE, position, count, width)
+    return gumbels_of(uniforms(seed, Purpose.SAMPLE, position, count, width))
+
+
+def gumbels_of(u: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Standard Gumbel numbers from uniform ones in (0, 1]."""
     return np.asarray(-np.log(-np.log(u * (1 - 2.0**-53))))
 
 

@@ -1,39 +1,30 @@
-"""What a model says about symbols that it is given: scores of candidates, and verdicts on guesses."""
+"""Scores of candidates: what a model says about symbols that it is given."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stages.randomness import Purpose, uniforms
-
 MAX_CANDIDATES = 256
 """Continuations in a step."""
 MAX_SCORED_ROWS = 4096
 """Symbols of all candidates of a step together: what a message, and a host's memory for one hop, have room for."""
+MAX_SCORED_NUMBERS = 1 << 24
+"""Of their hidden states: rows, of a width each. 64 MB."""
 BRANCH_ROWS = 256
 """Candidates are evaluated in pieces of about so many rows, so that they hold up nobody."""
 MAX_LOGITS = 1 << 24
 """Numbers that a head may give at once: rows, of a vocabulary each. 64 MB."""
 HEAD_LOGITS = 1 << 22
 """Of candidates it gives about so many at once."""
-MAX_VERDICT = 4096
-"""Symbols whose odds a verdict may tell: 16 KB, about what one flight carries on a link that was idle."""
 IMPOSSIBLE_NATS = -1e30
 """What stands for ln 0: finite in float32, as are sums of it."""
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """How far guesses were accepted."""
-
-    accepted: int
-    probabilities: NDArray[np.float64]
-    """Of the symbol after the accepted ones: (vocabulary,)"""
+def most_scored(width: int) -> int:
+    """Symbols of all candidates of a step together, in a model of that width."""
+    return min(MAX_SCORED_ROWS, MAX_SCORED_NUMBERS // width)
 
 
 def log_probabilities(logits: Tensor, temperature: float) -> NDArray[np.float64]:
@@ -89,19 +80,3 @@ class CandidateScores:
         """(branches, length), once all rows were added."""
         assert self._first is not None
         return np.column_stack([self._first, np.concatenate(self._inner).reshape(len(self._first), -1)])
-
-
-def judge(
-    logits: Tensor, guesses: Sequence[int], odds: NDArray[np.float32], temperature: float, seed: int, position: int
-) -> Verdict:
-    """Accept guess x with probability min(1, p(x)/q(x)), up to the first that is refused (arXiv 2211.17192).
-
-    logits: (guesses + 1, vocabulary), from the row that says what guess 0 should be, at `position`.
-    odds: q(x) of each guess.
-    """
-    p = np.exp(log_probabilities(logits, temperature))
-    draws = uniforms(seed, Purpose.ACCEPT, position, len(guesses), 1)[:, 0]
-    # u q <= p and not u <= p / q: nothing overflows
-    refused = (i for i, x in enumerate(guesses) if draws[i] * float(odds[i]) > p[i, x])
-    accepted = next(refused, len(guesses))
-    return Verdict(accepted, p[accepted])

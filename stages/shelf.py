@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from stages.checkpoint import file_digest, replace_file
-from stages.contents import NAME_DIGITS, Contents, Wants, files_of
+from stages.contents import NAME_DIGITS, Contents, Wants
 from stages.errors import CheckpointError, ServiceError
 from stages.manifest import Part
 
@@ -101,7 +101,7 @@ class Shelf:
                     shutil.rmtree(other)
             contents.write(coming)
             try:
-                files = files_of({folder: coming / folder for folder in contents.manifests}, wants)
+                files = contents.files({folder: coming / folder for folder in contents.manifests}, wants)
             except CheckpointError as error:
                 raise CheckpointError(str(error).replace(f"{coming}/", "")) from None
             wanted = {path: part for path, part in files.items() if not self._have(coming, path, part)}

@@ -10,16 +10,18 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from stages.alphabet import Alphabet
 from stages.architecture import Architecture
 from stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece
-from stages.codec import ESTIMATE_LIMIT, FEATURE_LIMIT, Int8, StateCodec
+from stages.codec import ESTIMATE_LIMIT, FEATURE_LIMIT, HiddenInt8, StateCodec
+from stages.grafting.architecture import GraftArchitecture
 from stages.layers import LayerCache
 from stages.noise import step_sigmas
 from stages.partition import NoisePartition
 from stages.randomness import sample_symbols
 from stages.samplers import SAMPLERS
 
-FEATURES = Int8()
+FEATURES = HiddenInt8()
 """How clean features travel between `chained` blocks."""
 PIECE_POSITIONS = 128
 """Clean positions that are read at once: a long prompt is read in pieces, so that it does not hold up others.
@@ -32,7 +34,7 @@ class SweepPlan:
 
     seed: int
     start: int
-    """Position of the first noisy slot: the number of clean bytes before the chunk."""
+    """Position of the first noisy slot: the number of clean symbols before the chunk."""
     slots: int
     steps: int
     """Euler steps in each block."""
@@ -48,17 +50,19 @@ class Boundary:
     estimate: bytes
     features: bytes
     """Clean features of the positions read in this sweep; empty unless the chain is `chained`."""
+    slots: bytes = b""
+    """Of a grafted chain: what the block made of the slots at its last evaluation."""
 
 
 class BlockWork:
-    """One block's work on one chunk: reads the new clean bytes, then denoises, a piece at a time.
+    """One block's work on one chunk: reads the new clean symbols, then denoises, a piece at a time.
 
     Ask for `piece`, have a BlockRunner compute it, hand the result to `supply`, until it is `done`.
     """
 
     def __init__(
         self,
-        architecture: Architecture,
+        architecture: Architecture | GraftArchitecture,
         index: int,
         partition: NoisePartition,
         caches: list[LayerCache],
@@ -76,8 +80,13 @@ class BlockWork:
         a = self.architecture = architecture
         self.index, self.caches, self.plan, self.codec = index, caches, plan, codec
         self.is_last = index == a.parts - 1
-        source = clean_source(a, index == 0, clean, before.features if before else b"")
-        self._unread = deque(clean_pieces(source, reads))
+        known = Alphabet(a.vocabulary).decode(clean)
+        self._before = known[-1:] if a.hands_on_slots else None
+        if before is not None and a.context == "chained":
+            known = FEATURES.decode(before.features, len(known), a.width, FEATURE_LIMIT)
+        if before is not None and a.hands_on_slots:
+            self._before = FEATURES.decode(before.slots, plan.slots, a.width, FEATURE_LIMIT)
+        self._unread = deque(clean_pieces(known, reads))
         self._features: list[Tensor] = []
         self._sampler = SAMPLERS[plan.sampler](
             plan.seed, plan.start, plan.slots, a.code_dim, partition.sigma_max, plan.temperature
@@ -91,6 +100,7 @@ class BlockWork:
         if self.is_last:
             self._levels.append((low, None))  # once more at sigma_min, where the text is read out
         self._logits = torch.empty(0)
+        self._slots: Tensor | None = None
 
     @property
     def done(self) -> bool:
@@ -103,7 +113,8 @@ class BlockWork:
             return CleanPiece(self._unread[0], self.caches)
         sigma = self._levels[0][0]
         z = self._sampler.state(self._estimate, sigma, self._evaluation)
-        return NoisyPiece(z, self._estimate, sigma, self.plan.start, self.caches, self._sampler.point_temperature)
+        temperature = self._sampler.point_temperature
+        return NoisyPiece(z, self._estimate, sigma, self.plan.start, self.caches, temperature, self._before)
 
     @property
     def rows(self) -> int:
@@ -121,6 +132,7 @@ class BlockWork:
             self._estimate = self._sampler.advance(self._estimate, result.point, sigma, sigma_next)
         self._evaluation += 1
         self._logits = result.logits
+        self._slots = result.features
 
     def outcome(self) -> Boundary | bytes:
         """A boundary for the next block, or the chunk's text after the last.
@@ -134,15 +146,8 @@ class BlockWork:
         features = b""
         if a.context == "chained":
             features = FEATURES.encode(torch.cat(self._features) if self._features else torch.empty(0, a.width))
-        return Boundary(self.codec.encode(self._estimate), features)
-
-
-def clean_source(architecture: Architecture, reads_bytes: bool, clean: bytes, features: bytes) -> Tensor:
-    """What a block's clean stream reads: bytes (positions,) int64, or decoded features (positions, width)."""
-    a = architecture
-    if reads_bytes or a.context == "own":
-        return torch.frombuffer(bytearray(clean), dtype=torch.uint8).long() if clean else torch.empty(0).long()
-    return FEATURES.decode(features, len(clean), a.width, FEATURE_LIMIT)
+        slots = b"" if self._slots is None else FEATURES.encode(self._slots)
+        return Boundary(self.codec.encode(self._estimate), features, slots)
 
 
 def clean_pieces(source: Tensor, reads: Sequence[int] = ()) -> list[Tensor]:
@@ -151,8 +156,13 @@ def clean_pieces(source: Tensor, reads: Sequence[int] = ()) -> list[Tensor]:
     :param reads: lengths of what its first positions came in before; what is left came together. Rounding depends on
         what is read together.
     """
-    parts = source.split([*reads, len(source) - sum(reads)])
-    return [piece for part in parts if len(part) for piece in part.split(PIECE_POSITIONS)]
+    return list(source.split(piece_lengths(len(source), reads)))
+
+
+def piece_lengths(count: int, reads: Sequence[int] = ()) -> list[int]:
+    """Lengths of the pieces that `clean_pieces` cuts `count` positions into."""
+    together = [*reads, count - sum(reads)]
+    return [min(PIECE_POSITIONS, read - at) for read in together for at in range(0, read, PIECE_POSITIONS)]
 
 
 def run_alone(work: BlockWork, runner: BlockRunner) -> Boundary | bytes:

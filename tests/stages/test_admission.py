@@ -11,12 +11,16 @@ import grpc
 import pytest
 import torch
 
-from stages.admission import HIDDEN, MAX_PASSAGES, check_hop
-from stages.codec import CODECS
-from stages.parts import HostPlan, plan_host
+from stages.admission import MAX_PASSAGES, check_hop
+from stages.codec import CODECS, HIDDEN
+from stages.llama.architecture import LlamaArchitecture
+from stages.manifest import Manifest
+from stages.parts import HostPlan, ModelSource, plan_host
+from stages.pieces import room_for
 from stages.refusal import Refusal
 from stages.relay import PARCEL_BYTES
 from stages.scoring import MAX_CANDIDATES, MAX_SCORED_ROWS
+from stages.sweep import FEATURES
 from stages.v1 import stage_pb2
 
 WIDTH, CODE_DIM = 32, 32
@@ -44,7 +48,7 @@ def hop(plan: HostPlan, kind: str) -> Hop:
         request.sweep.sampling.temperature = 0.8
         if not first:
             request.sweep.estimate = bytes(20 * (CODE_DIM + 4))
-            request.sweep.features = bytes(10 * (WIDTH + 4))
+            request.sweep.features = FEATURES.encode(torch.zeros(10, WIDTH))
     else:
         request.step.CopyFrom(stage_pb2.Step(clean=clean, remaining=20, stage=plan.blocks[0], codec="fp32"))
         rows = 10
@@ -52,7 +56,9 @@ def hop(plan: HostPlan, kind: str) -> Hop:
             request.step.MergeFrom(stage_pb2.Step(candidates=[b"abcde", b"fghij", b"klmno"], remaining=1))
             rows += 3 * 4
         if kind == "verify":
-            request.step.MergeFrom(stage_pb2.Step(draft=3, odds=struct.pack("<3f", 0.5, 1.0, 1e-30), remaining=1))
+            request.step.MergeFrom(
+                stage_pb2.Step(draft=3, odds=struct.pack("<3f", 0.5, 1.0, 1e-30), remaining=1, draws=1)
+            )
         request.step.hidden = b"" if first else bytes(rows * WIDTH * 4)
     return request
 
@@ -87,6 +93,30 @@ def test_the_largest_step_fits_a_message(plans: dict[str, HostPlan]) -> None:
     assert request.ByteSize() + PARCEL_BYTES < plan.message_bytes()
 
 
+def test_a_message_has_room_for_a_piece_not_for_a_context(tmp_path: Path) -> None:
+    """A wide model with a long context: 8,192 positions alone would be 134 MB of hidden states."""
+    wide = LlamaArchitecture((1,), 4096, 32, 8, 128, 11008, 8192, 32000, 1e-5, 1e4)
+    plan = HostPlan((0,), 1, ar=ModelSource(tmp_path, Manifest("ar", wide, (None,), probe_tokens=(1,)), "d"))
+    rows = room_for(8192) + MAX_SCORED_ROWS
+    assert rows == 1024 + 4096
+    assert 4 * 4096 * rows + PARCEL_BYTES < plan.message_bytes() < 90e6
+    assert room_for(1 << 17) == (1 << 13) + 256
+
+
+def test_a_wide_model_scores_fewer_symbols(tmp_path: Path) -> None:
+    """Their hidden states are in a host's memory and in messages."""
+    wide = LlamaArchitecture((1, 1), 1 << 15, 256, 8, 128, 4, 4096, 128_000, 1e-5, 1e4)
+    source = ModelSource(tmp_path, Manifest("ar", wide, (None, None), probe_tokens=(1,)), "d")
+    plan = HostPlan((0,), 2, ar=source)
+    request = Hop(router="r", session="s", capacity=40, digest="d", deadline_unix_ms=int(time.time() * 1000) + 60_000)
+    symbol = source.alphabet.encode([7])
+    request.step.CopyFrom(stage_pb2.Step(clean=symbol, remaining=1, codec="int8", candidates=[symbol * 16] * 32))
+    assert check_hop(request, plan) == "ar"
+    request.step.candidates.append(symbol * 16)
+    with pytest.raises(Refusal, match="33 candidates of 16 symbols; a step scores at most 512 in all of width 32768"):
+        check_hop(request, plan)
+
+
 def work_of(request: Hop) -> stage_pb2.Sweep | stage_pb2.Step:
     return request.sweep if request.WhichOneof("work") == "sweep" else request.step
 
@@ -96,12 +126,10 @@ def test_a_replay_is_taken_where_it_opens_a_session(plans: dict[str, HostPlan]) 
         request = hop(plans["first"], kind)
         work_of(request).reads.extend([4, 3])
         check_hop(request, plans["first"])
-    for kind, field in (("chain", "clean_start"), ("ar", "start")):
-        request = hop(plans["first"], kind)
-        work_of(request).reads.extend([4, 3])
-        setattr(work_of(request), field, 1)
-        with pytest.raises(Refusal, match="only work that opens a session can be a replay"):
-            check_hop(request, plans["first"])
+    request = hop(plans["first"], "chain")
+    request.sweep.MergeFrom(stage_pb2.Sweep(reads=[4, 3], clean_start=1))
+    with pytest.raises(Refusal, match="only a sweep that opens a session can be a replay"):
+        check_hop(request, plans["first"])
 
 
 def test_guesses_are_no_part_of_what_was_read(plans: dict[str, HostPlan]) -> None:
@@ -146,9 +174,9 @@ ANYWHERE: list[tuple[Change, str]] = [
     (lambda p: setattr(p, "capacity", 9), "10 symbols at position 0 do not fit the session's 9"),
 ]
 SWEEP: list[tuple[Change, str]] = [
-    (lambda p: setattr(p.sweep, "clean", b""), "at least one clean byte"),
-    (lambda p: setattr(p.sweep, "slots", 0), "0 slots after 10 bytes do not fit"),
-    (lambda p: setattr(p.sweep, "slots", 503), "503 slots after 10 bytes do not fit the context of 512"),
+    (lambda p: setattr(p.sweep, "clean", b""), "at least one known symbol"),
+    (lambda p: setattr(p.sweep, "slots", 0), "0 slots after 10 symbols do not fit"),
+    (lambda p: setattr(p.sweep, "slots", 503), "503 slots after 10 symbols do not fit the context of 512"),
     (lambda p: setattr(p.sweep, "slots", 4_000_000_000), "do not fit the context"),
     (lambda p: setattr(p.sweep, "clean_start", 4_000_000_000), "do not fit"),
     (lambda p: setattr(p.sweep, "steps", 0), "steps must be 1 to 64, not 0"),
@@ -166,7 +194,7 @@ LATER_SWEEP: list[tuple[Change, str]] = [
     (lambda p: setattr(p.sweep, "estimate", struct.pack("<20f", *[1.0] * 20) + bytes(640)), "beyond 2"),
     (lambda p: setattr(p.sweep, "estimate", bytes(80) + b"\x80" * 640), "integers beyond 127"),
     (lambda p: setattr(p.sweep, "features", b""), "int8 payload has 0 bytes; 10 x 32"),
-    (lambda p: setattr(p.sweep, "features", struct.pack("<10f", *[INF] * 10) + bytes(320)), "not finite"),
+    (lambda p: setattr(p.sweep, "features", struct.pack("<40f", *[INF] * 40) + bytes(440)), "not finite"),
 ]
 STEP: list[tuple[Change, str]] = [
     (lambda p: setattr(p.step, "clean", b""), "at least one new symbol"),
@@ -196,13 +224,16 @@ SCORE: list[tuple[Change, str]] = [
         lambda p: p.step.candidates.__setitem__(slice(None), [b"x" * 503]),
         "of 503 symbols after 10 do not fit the context",
     ),
-    (lambda p: setattr(p.step, "odds", b"abcd"), "odds of 4 bytes for 0 guesses"),
+    (lambda p: setattr(p.step, "odds", b"abcd"), "odds of guesses are for a verdict"),
+    (lambda p: setattr(p.step, "draws", 1), "a verdict takes a step of its own"),
     (lambda p: setattr(p.step.sampling, "temperature", NAN), "temperature must be 0 to 100"),
 ]
 VERIFY: list[tuple[Change, str]] = [
     (lambda p: setattr(p.step, "draft", 0), "odds of 12 bytes for 0 guesses"),
     (lambda p: setattr(p.step, "draft", 2), "odds of 12 bytes for 2 guesses: each guess takes one float32"),
     (lambda p: setattr(p.step, "odds", p.step.odds + b"x"), "odds of 13 bytes for 3 guesses"),
+    (lambda p: setattr(p.step, "draws", 0), "odds of guesses are for a verdict: say which set of draws"),
+    (lambda p: setattr(p.step, "draws", 4), "set 4 of draws; there are 3, and the last tells all odds"),
     (lambda p: setattr(p.step, "remaining", 2), "3 guesses among 10 new symbols"),
     *(
         (lambda p, odd=odd: setattr(p.step, "odds", struct.pack("<3f", 0.5, odd, 0.5)), "odds must be above 0")
@@ -210,7 +241,7 @@ VERIFY: list[tuple[Change, str]] = [
     ),
 ]
 LATER_STEP: list[tuple[Change, str]] = [
-    (lambda p: setattr(p.step, "codec", "int8"), "int8 payload has 1280 bytes; 10 x 32 numbers take 360"),
+    (lambda p: setattr(p.step, "codec", "int8"), "int8 payload has 1280 bytes; 10 x 32 numbers take 600"),
     (lambda p: setattr(p.step, "hidden", b"x"), "fp32 payload has 1 bytes; 10 x 32 numbers take 1280"),
     (lambda p: setattr(p.step, "hidden", struct.pack("<320f", *[NAN] * 320)), "not finite"),
 ]

@@ -19,6 +19,11 @@ def test_a_size_must_be_a_sensible_whole_number(name: str, value: object) -> Non
         Architecture(**{name: value})
 
 
+def test_a_place_in_a_row_has_16_bits() -> None:
+    with pytest.raises(ShapeError, match="width must be a whole number from 1 to 65536"):
+        Architecture(width=(1 << 16) + 8)
+
+
 def test_one_byte_of_context_is_too_little() -> None:
     with pytest.raises(ShapeError, match="context_bytes"):
         Architecture(context_bytes=1)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from stages.bundle import find_bundle
+from stages.contents import files_of, read_contents
 from stages.errors import CheckpointError
+from stages.inspect import verify
 from stages.parts import plan_host
 
 
@@ -28,6 +31,19 @@ def test_a_bundle_has_the_models_that_are_there(bundles: Path, tmp_path: Path) -
 def test_a_single_checkpoint_is_the_model_of_its_kind(bundles: Path) -> None:
     assert [name for name, path in vars(find_bundle(bundles / "scored" / "scorer")).items() if path] == ["ar"]
     assert [name for name, path in vars(find_bundle(bundles / "own" / "chain")).items() if path] == ["chain"]
+
+
+def test_a_drafter_may_lie_within_a_single_checkpoint(bundles: Path, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "single"
+    shutil.copytree(bundles / "own" / "ar", checkpoint)
+    (checkpoint / "local").symlink_to(bundles / "own" / "local")
+    found = {name: path for name, path in vars(find_bundle(checkpoint)).items() if path}
+    assert found == {"ar": checkpoint, "local": checkpoint / "local"}
+    contents = read_contents(checkpoint)
+    assert contents.name != read_contents(bundles / "own" / "ar").name
+    files = files_of(contents.directories, lambda folder, part: True)
+    assert {name.partition("/")[0] for name in files} == {"ar", "local"}
+    assert [check.model for check in verify(checkpoint)] == ["ar", "ar", "ar", "local"]
 
 
 def test_a_plan_has_the_models_of_hosts(bundles: Path) -> None:

@@ -20,6 +20,7 @@ from stages.admission import check_hop
 from stages.alphabet import BYTES
 from stages.ar import ArModel
 from stages.checkpoint import load_ar
+from stages.codec import HIDDEN
 from stages.hop import next_step, work_on
 from stages.parts import Parts, load_parts, plan_host
 from stages.randomness import sample_symbols
@@ -174,7 +175,7 @@ def test_hidden_states_in_int8_cost_a_little_of_the_scores(hosts: dict[tuple[int
     line = Line([hosts[span] for span in SPLITS[-1]])
     rounded = line.scores(KNOWN, candidates, codec="int8")
     assert 0 < np.abs(rounded - exact).mean() < 0.1
-    assert line.payloads == [(32 + 4) * (len(KNOWN) + 16 * 15)] * 2
+    assert line.payloads == [HIDDEN["int8"].size(len(KNOWN) + 16 * 15, 32)] * 2
 
 
 def test_the_cut_into_pieces_and_the_order_of_candidates_change_nothing(
@@ -257,7 +258,7 @@ def test_plain_steps_write_what_the_scorer_samples(
 
 @pytest.mark.parametrize("split", SPLITS, ids=len)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_verdict_has_the_models_odds_after_what_it_accepted(
+def test_a_verdict_has_draws_of_the_model_after_what_it_accepted(
     hosts: dict[tuple[int, ...], Parts], models: dict[str, ArModel], split: Any, temperature: float
 ) -> None:
     """And the next step goes on from there, whatever was refused."""
@@ -268,25 +269,30 @@ def test_a_verdict_has_the_models_odds_after_what_it_accepted(
         (first,) = sample_symbols(logits, temperature, i, len(text))
         guesses = bytes([first ^ (i % 3 == 0)]) + b"e" * (i % 5)
         odds = np.full(len(guesses), 0.9 if i % 2 else 1e-6, dtype="<f4").tobytes()
-        event = line.step(text[read:] + guesses, read, draft=len(guesses), odds=odds)
+        event = line.step(text[read:] + guesses, read, draft=len(guesses), odds=odds, draws=1 + i % 2)
         assert event.WhichOneof("outcome") == "verdict"
-        accepted = event.verdict.accepted
-        counts.append(accepted)
-        p = np.frombuffer(event.verdict.odds, "<f4")
-        whole = text + guesses[:accepted]
+        told = event.verdict
+        counts.append(told.accepted)
+        whole = text + guesses[: told.accepted]
+        read = len(whole)
+        if told.accepted == len(guesses):
+            assert (told.symbols, told.odds) == (b"", b"")
+            read, event = read - 1, line.step(whole[-1:], read - 1, draws=1 + i % 2)
+            told = event.verdict
+        symbols = list(told.symbols or range(256))
+        p = np.frombuffer(told.odds, "<f4")
+        assert len(symbols) == len(p) == (256 if i % 2 else 64)
         logits = models["scorer"](torch.tensor([list(whole)]))[0, -1].double()
-        if temperature:
-            assert np.abs(p - (logits / temperature).softmax(-1).numpy()).max() < TOLERANCE
-        else:
-            assert p.tolist() == [float(byte == int(logits.argmax())) for byte in range(256)]
-        read, text = len(whole), whole + bytes([int(p.argmax())])
+        wanted = (logits / (temperature or 1e-9)).softmax(-1).numpy()[symbols]
+        assert np.abs(p - wanted).max() < TOLERANCE
+        text = whole + bytes([symbols[int(p.argmax())]])
     assert max(counts) > min(counts)
 
 
 def test_odds_of_little_make_every_guess_stand(hosts: dict[tuple[int, ...], Parts]) -> None:
     line, guesses = Line([hosts[0, 1, 2]], temperature=5.0), bytes(range(65, 65 + 20))
     odds = np.full(20, 1e-30, dtype="<f4").tobytes()
-    assert line.step(KNOWN + guesses, draft=20, odds=odds).verdict.accepted == 20
+    assert line.step(KNOWN + guesses, draft=20, odds=odds, draws=1).verdict.accepted == 20
 
 
 def test_verdicts_over_many_seeds_have_the_rate_p_over_q(
@@ -298,7 +304,7 @@ def test_verdicts_over_many_seeds_have_the_rate_p_over_q(
     assert 0 < q <= 1, "choose another text"
     odds = np.full(1, q, dtype="<f4").tobytes()
     accepted = [
-        Line([hosts[0, 1, 2]], seed=seed).step(KNOWN + bytes([guess]), draft=1, odds=odds).verdict.accepted
+        Line([hosts[0, 1, 2]], seed=seed).step(KNOWN + bytes([guess]), draft=1, odds=odds, draws=1).verdict.accepted
         for seed in range(trials)
     ]
     assert abs(np.mean(accepted) - 0.6) < 4 * (0.24 / trials) ** 0.5

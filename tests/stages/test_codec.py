@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from torch import Tensor
 
-from stages.codec import CODECS, Int4, Int8, codec_named
+from stages.codec import CODECS, HiddenInt8, Int4, Int8, StateCodec, codec_named, hidden_codec
 from stages.errors import CodecError
 
-ALL = pytest.mark.parametrize("name", CODECS)
+HIDDEN_INT8 = HiddenInt8()
+ALL = pytest.mark.parametrize("codec", [*CODECS.values(), HIDDEN_INT8], ids=lambda codec: type(codec).__name__)
 SCALED = pytest.mark.parametrize("codec", [Int8(), Int4()], ids=lambda codec: codec.name)
 LIMIT = 1e6
 
@@ -32,9 +33,14 @@ def matrices(draw: st.DrawFn, largest: float = 1e6) -> Tensor:
 
 @ALL
 @given(matrices())
-def test_the_size_is_known_before_encoding(name: str, matrix: Tensor) -> None:
-    codec = codec_named(name)
+def test_the_size_is_known_before_encoding(codec: StateCodec, matrix: Tensor) -> None:
     assert len(codec.encode(matrix)) == codec.size(*matrix.shape)
+
+
+@ALL
+@given(st.integers(1, 9), st.integers(1, 600))
+def test_a_payload_says_how_wide_its_rows_are(codec: StateCodec, positions: int, dim: int) -> None:
+    assert codec.dim(codec.size(positions, dim), positions) == dim + (dim % 2 if codec.name == "int4" else 0)
 
 
 @given(matrices())
@@ -49,6 +55,27 @@ def test_no_number_is_off_by_more_than_half_a_step(codec: Int8 | Int4, matrix: T
     step = largest / codec.levels
     error = (codec.round_trip(matrix, LIMIT).double() - matrix.double()).abs()
     assert bool((error <= step * 0.5 * (1 + 1e-5) + 1e-37).all())
+
+
+@given(matrices())
+def test_the_largest_of_a_hidden_row_are_exact_and_the_rest_has_a_scale_of_its_own(matrix: Tensor) -> None:
+    apart = min(HiddenInt8.APART, matrix.shape[1])
+    magnitudes = matrix.abs().double().sort(dim=1, descending=True).values
+    error = (HIDDEN_INT8.round_trip(matrix, LIMIT).double() - matrix.double()).abs()
+    if matrix.shape[1] == apart:
+        assert not error.any()
+        return
+    step = magnitudes[:, apart : apart + 1] / Int8.levels
+    assert bool((error <= step * 0.5 * (1 + 1e-5) + 1e-37).all())
+    assert bool(((error > 0).sum(dim=1) <= matrix.shape[1] - apart).all())
+    assert np.allclose(HIDDEN_INT8.steps(matrix.abs().numpy()), step.numpy(), rtol=1e-6, atol=1e-37)
+
+
+@given(matrices(), st.data())
+def test_a_hidden_row_travels_alike_whatever_is_beside_it(matrix: Tensor, data: st.DataObject) -> None:
+    row = data.draw(st.integers(0, max(len(matrix) - 1, 0)))
+    alone = HIDDEN_INT8.round_trip(matrix[row : row + 1], LIMIT)
+    assert torch.equal(HIDDEN_INT8.round_trip(matrix, LIMIT)[row : row + 1], alone)
 
 
 @SCALED
@@ -78,29 +105,36 @@ def test_int4_packs_the_low_nibble_first() -> None:
     assert payload == struct.pack("<f", 1.0) + bytes([15 | 1 << 4, 9 | 8 << 4])
 
 
+def test_a_hidden_row_is_its_largest_numbers_their_places_and_the_rest() -> None:
+    payload = HIDDEN_INT8.encode(torch.tensor([[900.0, 127.0, -800.0, 0.0, 700.0, -1.0, -600.0]]))
+    values, places = struct.pack("<4f", 900, -800, 700, -600), struct.pack("<4H", 0, 2, 4, 6)
+    assert payload == values + places + struct.pack("<f7b", 1.0, 0, 127, 0, 0, 0, -1, 0)
+    assert HIDDEN_INT8.size(1, 576) == 576 + 28
+
+
 # Refusals
 
 
 @ALL
 @given(st.binary(max_size=200), st.integers(0, 6), st.integers(0, 40), st.sampled_from([2.0, 1e6]))
 def test_arbitrary_bytes_decode_or_are_refused(
-    name: str, payload: bytes, positions: int, dim: int, limit: float
+    codec: StateCodec, payload: bytes, positions: int, dim: int, limit: float
 ) -> None:
-    check_decoding(name, payload, positions, dim, limit)
+    check_decoding(codec, payload, positions, dim, limit)
 
 
 @ALL
 @given(st.data(), st.integers(0, 6), st.integers(0, 9), st.sampled_from([2.0, 1e6]))
 def test_arbitrary_bytes_of_the_right_length_decode_or_are_refused(
-    name: str, data: st.DataObject, positions: int, dim: int, limit: float
+    codec: StateCodec, data: st.DataObject, positions: int, dim: int, limit: float
 ) -> None:
-    size = codec_named(name).size(positions, dim)
-    check_decoding(name, data.draw(st.binary(min_size=size, max_size=size)), positions, dim, limit)
+    size = codec.size(positions, dim)
+    check_decoding(codec, data.draw(st.binary(min_size=size, max_size=size)), positions, dim, limit)
 
 
-def check_decoding(name: str, payload: bytes, positions: int, dim: int, limit: float) -> None:
+def check_decoding(codec: StateCodec, payload: bytes, positions: int, dim: int, limit: float) -> None:
     try:
-        matrix = codec_named(name).decode(payload, positions, dim, limit)
+        matrix = codec.decode(payload, positions, dim, limit)
     except CodecError:
         return
     assert matrix.shape == (positions, dim)
@@ -110,10 +144,9 @@ def check_decoding(name: str, payload: bytes, positions: int, dim: int, limit: f
 
 @ALL
 @pytest.mark.parametrize("change", [lambda p: p[:-1], lambda p: p + b"\0", lambda p: b""])
-def test_a_wrong_length_is_refused_with_both_lengths(name: str, change: object) -> None:
-    codec = codec_named(name)
-    payload = change(codec.encode(torch.ones(3, 5)))
-    with pytest.raises(CodecError, match=rf"{name} payload has {len(payload)} bytes; 3 x 5 .* {codec.size(3, 5)}"):
+def test_a_wrong_length_is_refused_with_both_lengths(codec: StateCodec, change: object) -> None:
+    payload, due = change(codec.encode(torch.ones(3, 5))), codec.size(3, 5)
+    with pytest.raises(CodecError, match=f"{codec.name} payload has {len(payload)} bytes; 3 x 5 numbers take {due}"):
         codec.decode(payload, 3, 5, LIMIT)
 
 
@@ -143,10 +176,26 @@ def test_bad_numbers_are_refused(number: float) -> None:
         codec.decode(codec.encode(matrix), 3, 5, limit=2.0)
 
 
-@SCALED
+@pytest.mark.parametrize("places", [(0, 1, 2, 7), (0, 2, 1, 3), (0, 1, 1, 2), (0, 1, 2, 65535)])
+def test_places_that_are_no_places_are_refused(places: tuple[int, ...]) -> None:
+    payload = HIDDEN_INT8.encode(torch.ones(2, 7))
+    spoiled = payload[:40] + struct.pack("<4H", *places) + payload[48:]
+    with pytest.raises(CodecError, match="places that do not ascend, or are beyond a row of 7"):
+        HIDDEN_INT8.decode(spoiled, 2, 7, LIMIT)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 2.5])
+@pytest.mark.parametrize(("at", "message"), [(4, "numbers that are not finite or beyond 2"), (48, "scales")])
+def test_bad_numbers_of_hidden_rows_are_refused(number: float, at: int, message: str) -> None:
+    payload = HIDDEN_INT8.encode(torch.ones(2, 7))
+    with pytest.raises(CodecError, match=message):
+        HIDDEN_INT8.decode(payload[:at] + struct.pack("<f", number) + payload[at + 4 :], 2, 7, limit=2.0)
+
+
+@pytest.mark.parametrize("codec", [Int8(), Int4(), HIDDEN_INT8], ids=lambda codec: type(codec).__name__)
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_states_that_are_not_finite_do_not_get_through(codec: Int8 | Int4, number: float) -> None:
+def test_states_that_are_not_finite_do_not_get_through(codec: StateCodec, number: float) -> None:
     matrix = torch.zeros(2, 4)
     matrix[0, 3] = number
     with pytest.raises(CodecError):
@@ -156,3 +205,5 @@ def test_states_that_are_not_finite_do_not_get_through(codec: Int8 | Int4, numbe
 def test_an_unknown_codec_is_answered_with_the_known_ones() -> None:
     with pytest.raises(CodecError, match="'gzip'; choose from fp32, int8, int4"):
         codec_named("gzip")
+    with pytest.raises(CodecError, match="of hidden states 'int4'; choose from fp32, int8"):
+        hidden_codec("int4")

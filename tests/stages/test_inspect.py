@@ -12,7 +12,7 @@ import pytest
 
 from stages.checkpoint import load_block, load_stage
 from stages.errors import CheckpointError
-from stages.inspect import PartCheck, describe, record, verify
+from stages.inspect import Check, describe, record, verify
 from stages.manifest import read_manifest
 
 Copy = Callable[[str], Path]
@@ -112,9 +112,9 @@ def test_only_what_is_damaged_fails(bundle: Path) -> None:
     damaged[-1] ^= 1
     path.write_bytes(damaged)
     failed = [check for check in verify(bundle) if not check.ok]
-    assert [(check.model, check.part) for check in failed] == [("ar", 1)]
+    assert [(check.model, check.what) for check in failed] == [("ar", "part 1")]
     assert "SHA-256" in failed[0].error
-    assert failed[0] != PartCheck("ar", 1)
+    assert failed[0] != Check("ar", "part 1")
 
 
 def test_the_gate_is_part_of_it(checkpoint: Copy, edit_manifest: Callable[..., None]) -> None:

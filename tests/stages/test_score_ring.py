@@ -103,8 +103,8 @@ def test_steps_and_verdicts_of_the_scorer(topology: Topology, models: dict[str, 
             while len(text) < 12:
                 text += (await session.event()).text
         async with ring.session("scorer", 200, deadline(), Account()) as session:
-            guesses, odds = text[:4] + b"zzzz", np.full(8, 1e-9, dtype="<f4").tobytes()
-            event = await ask(session, KNOWN + guesses, draft=8, odds=odds)
+            guesses, odds = text[:4] + b"zzzz", np.array([1e-9] * 4 + [1.0] * 4, dtype="<f4").tobytes()
+            event = await ask(session, KNOWN + guesses, draft=8, odds=odds, draws=2)
         return text, event.verdict
 
     with torch.inference_mode():
@@ -116,6 +116,7 @@ def test_steps_and_verdicts_of_the_scorer(topology: Topology, models: dict[str, 
         assert text == wanted
         assert verdict.accepted >= 4
         whole = KNOWN + text[:4] + b"zzzz"[: verdict.accepted - 4]
+        assert verdict.accepted < 8
         p = (logits_after(models["scorer"], whole)[0].double() / 0.8).softmax(-1).numpy()
         assert np.allclose(np.frombuffer(verdict.odds, "<f4"), p, atol=1e-5)
 

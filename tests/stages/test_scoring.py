@@ -1,13 +1,12 @@
-"""Scores and verdicts: what they say about given bytes is what the model's probabilities say."""
+"""Scores: what they say about given bytes is what the model's probabilities say."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from torch import Tensor
 
 from stages.randomness import sample_symbols
@@ -17,7 +16,6 @@ from stages.scoring import (
     MAX_SCORED_ROWS,
     CandidateScores,
     branch_pieces,
-    judge,
     log_probabilities,
 )
 
@@ -78,84 +76,3 @@ def test_each_byte_of_a_candidate_gets_its_own_row(branches: int, length: int, s
     found = scores.nats()
     assert found.dtype == np.float32
     assert np.allclose(found, expected, rtol=1e-6)
-
-
-# Verdicts, on an alphabet of four letters
-
-LETTERS = 4
-P, Q = np.array([0.5, 0.3, 0.2, 0.0]), np.array([0.2, 0.3, 0.1, 0.4])
-TEMPERATURE = 0.7
-DRAWS = 5_000
-
-
-def logits_of(*rows: NDArray[np.float64]) -> Tensor:
-    """Logits that are `rows` at TEMPERATURE."""
-    logits = torch.full((len(rows), 256), -1e9)
-    for i, row in enumerate(rows):
-        logits[i, :LETTERS] = torch.tensor(TEMPERATURE * np.log(np.maximum(row, 1e-300)))
-    return logits
-
-
-def chi_square(counts: NDArray[np.int64], expected: NDArray[np.float64]) -> float:
-    """The probability of counts that are at least as far off."""
-    live = expected > 0
-    assert counts[~live].sum() == 0
-    statistic = ((counts[live] - expected[live]) ** 2 / expected[live]).sum()
-    return float(torch.special.gammaincc(torch.tensor((live.sum() - 1) / 2), torch.tensor(statistic / 2)))
-
-
-def test_guesses_are_accepted_as_often_as_they_should_be_and_the_outcome_is_p() -> None:
-    rng, logits = np.random.default_rng(0), logits_of(P, Q)
-    accepted, outcomes = np.zeros((2, LETTERS), dtype=np.int64), np.zeros(LETTERS, dtype=np.int64)
-    rest = np.maximum(P - Q, 0) / np.maximum(P - Q, 0).sum()
-    for seed in range(DRAWS):
-        guess = rng.choice(LETTERS, p=Q)
-        verdict = judge(logits, bytes([guess]), Q[[guess]].astype(np.float32), TEMPERATURE, seed, 17)
-        accepted[verdict.accepted, guess] += 1
-        outcomes[guess if verdict.accepted else rng.choice(LETTERS, p=rest)] += 1
-    guessed = accepted.sum(axis=0)
-    share = accepted[1] / guessed
-    assert np.abs(share - np.minimum(1, P / Q)).max() < 4 * (0.25 / guessed.min()) ** 0.5
-    assert share[0] == share[1] == share[2] == 1.0
-    assert share[3] == 0.0
-    assert abs(accepted[1].sum() / DRAWS - np.minimum(P, Q).sum()) < 4 * (0.25 / DRAWS) ** 0.5
-    assert chi_square(outcomes, P * DRAWS) > 1e-3
-
-
-def test_a_guess_between_is_accepted_with_the_ratio() -> None:
-    p, q = np.array([0.3, 0.7, 0.0, 0.0]), np.array([0.6, 0.4, 0.0, 0.0])
-    verdicts = [
-        judge(logits_of(p, q), b"\x00", q[:1].astype(np.float32), TEMPERATURE, seed, 4).accepted
-        for seed in range(DRAWS)
-    ]
-    assert abs(np.mean(verdicts) - 0.5) < 4 * (0.25 / DRAWS) ** 0.5
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(0, 3), min_size=0, max_size=9), st.integers(0, 2**64 - 1), st.integers(0, 500))
-def test_a_verdict_ends_at_the_first_refusal_and_depends_on_no_guess_after_it(
-    guesses: list[int], seed: int, position: int
-) -> None:
-    rows = [P if i % 2 else Q for i in range(len(guesses) + 1)]
-    odds = np.array([[0.6, 0.5, 0.9, 0.3][guess] for guess in guesses], dtype=np.float32)
-    whole = judge(logits_of(*rows), bytes(guesses), odds, TEMPERATURE, seed, position)
-    assert np.allclose(whole.probabilities[:LETTERS], rows[whole.accepted], atol=1e-6)
-    for cut in range(len(guesses) + 1):
-        part = judge(logits_of(*rows[: cut + 1]), bytes(guesses[:cut]), odds[:cut], TEMPERATURE, seed, position)
-        assert part.accepted == min(cut, whole.accepted)
-
-
-def test_at_temperature_nought_the_most_likely_bytes_are_accepted() -> None:
-    logits = random_logits(5)
-    best = bytes(logits.argmax(dim=1).tolist())
-    odds = np.ones(4, dtype=np.float32)
-    assert judge(logits, best[:4], odds, 0.0, 1, 0).accepted == 4
-    verdict = judge(logits, best[:2] + bytes([best[2] ^ 1]) + best[3:4], odds, 0.0, 1, 0)
-    assert verdict.accepted == 2
-    assert verdict.probabilities.tolist() == [float(i == best[2]) for i in range(256)]
-
-
-def test_odds_that_are_hardly_there_are_no_obstacle() -> None:
-    least = np.full(1, 1e-45, dtype=np.float32)
-    assert judge(logits_of(P, Q), b"\x00", least, TEMPERATURE, 0, 0).accepted == 1
-    assert judge(random_logits(2, scale=1e4), b"\x00", least, TEMPERATURE, 0, 0).accepted == 0

@@ -70,6 +70,7 @@ steps = st.fixed_dictionaries(
         "draft": st.one_of(st.integers(0, 9), anything),
         "odds": payload
         | st.lists(st.floats(width=32), max_size=9).map(lambda odds: struct.pack(f"<{len(odds)}f", *odds)),
+        "draws": st.one_of(st.integers(0, 4), anything),
         "candidates": st.lists(st.binary(max_size=3), max_size=4)
         | st.tuples(st.integers(1, 300), st.integers(1, 40)).map(lambda size: [bytes(size[1])] * size[0]),
     },
@@ -85,7 +86,9 @@ REFUSALS = {
 
 good_candidates = st.tuples(st.integers(1, 40), st.integers(1, 30)).map(lambda size: [bytes(size[1])] * size[0])
 scores = st.tuples(steps, good_candidates).map(lambda both: {"remaining": 1, **both[0], "candidates": both[1]})
-guesses = st.integers(1, 6).map(lambda count: {"draft": count, "odds": struct.pack("<f", 0.5) * count})
+guesses = st.integers(1, 6).map(
+    lambda count: {"draft": count, "odds": struct.pack("<f", 0.5) * count, "draws": 1 + count % 3}
+)
 verifications = st.tuples(steps, guesses).map(lambda both: {"remaining": 1, **both[0], **both[1]})
 works = st.one_of(
     sweeps.map(lambda w: ("sweep", w)), st.one_of(steps, scores, verifications).map(lambda w: ("step", w))

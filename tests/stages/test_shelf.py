@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from stages.bundle import NGRAM_NAME
 from stages.contents import Contents, files_of, read_contents
 from stages.delivery import Delivery, contents_of, offer_of
 from stages.errors import CheckpointError, ServiceError
@@ -32,6 +35,9 @@ def of_block_1(folder: str, part: int) -> bool:
 
 def raw(contents: Contents, path: str) -> bytes:
     folder, _, name = path.partition("/")
+    if path == NGRAM_NAME:
+        assert contents.root is not None
+        return (contents.root / path).read_bytes()
     return (contents.directories[folder] / name).read_bytes()
 
 
@@ -53,6 +59,37 @@ def test_a_host_gets_its_own_blocks(shelf: Shelf, contents: Contents) -> None:
     assert place is not None
     assert read_contents(place).name == contents.name
     assert not list(shelf.directory.glob(".coming*"))
+
+
+@pytest.fixture
+def drafted(bundles: Path, tmp_path: Path) -> Contents:
+    """A release with a drafter of n-grams."""
+    shutil.copytree(bundles / "own", tmp_path / "drafted")
+    (tmp_path / "drafted" / NGRAM_NAME).write_bytes(b"what followed what" * 100)
+    return read_contents(tmp_path / "drafted")
+
+
+def test_a_drafter_of_ngrams_goes_to_the_router_and_to_no_host(
+    shelf: Shelf, contents: Contents, drafted: Contents
+) -> None:
+    assert drafted.name != contents.name
+    assert contents_of(offer_of(drafted)) == drafted
+    assert NGRAM_NAME not in shelf.begin(drafted, of_block_1).wanted
+    fill(shelf.begin(drafted, lambda folder, part: True), drafted)
+    place = shelf.path(drafted.name)
+    assert place is not None
+    assert (place / NGRAM_NAME).read_bytes() == b"what followed what" * 100
+    assert read_contents(place).name == drafted.name
+
+
+def test_a_drafter_of_ngrams_is_the_one_that_was_offered(shelf: Shelf, drafted: Contents) -> None:
+    intake = shelf.begin(drafted, lambda folder, part: True)
+    with pytest.raises(CheckpointError, match="SHA-256"):
+        intake.write(NGRAM_NAME, b"what followed else" * 100)
+    for change in ({"sha256": "ab\ncd"}, {"sha256": ""}, {"bytes": 0}):
+        assert drafted.ngrams is not None
+        with pytest.raises(CheckpointError, match="must have a SHA-256 and a size"):
+            shelf.begin(replace(drafted, ngrams=replace(drafted.ngrams, **change)), of_block_1)
 
 
 def test_what_is_there_already_is_not_asked_for(shelf: Shelf, contents: Contents, bundles: Path) -> None:

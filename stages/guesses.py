@@ -1,0 +1,53 @@
+"""Guesses of what a model will write: a chain of symbols, or a tree of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+MAX_TREE = 64
+"""Guesses of a tree."""
+
+
+class GuessTree:
+    """Guesses depth first: each is followed by what may come after it, as far as anything is guessed there.
+
+    `depths`: how many guesses are before each on its own branch. A chain has depths 0, 1, 2 ...
+    """
+
+    def __init__(self, symbols: Sequence[int], depths: Sequence[int]) -> None:
+        """The depths must be `in_order`."""
+        self.symbols, self.depths = symbols, depths
+        self._children = dict[tuple[int, int], int]()
+        branch = list[int]()
+        for at, (symbol, depth) in enumerate(zip(symbols, depths, strict=True)):
+            del branch[depth:]
+            branch.append(self._children.setdefault((branch[-1] if branch else -1, symbol), at))
+
+    def after(self, at: int, symbol: int) -> int:
+        """The guess that `symbol` follows guess `at`, which is -1 for what was known; -1 where nobody guessed it."""
+        return self._children.get((at, symbol), -1)
+
+
+def in_order(depths: Sequence[int]) -> bool:
+    """Whether these can be depths of a tree, each guess but the first ones after another one."""
+    before = -1
+    for depth in depths:
+        if not 0 <= depth <= before + 1:
+            return False
+        before = depth
+    return True
+
+
+def places(symbols: int, depths: Sequence[int]) -> int:
+    """Positions that so many new symbols take, the last of them a tree: its branches take the same ones."""
+    return symbols - len(depths) + max(depths, default=-1) + 1
+
+
+def remembered(symbols: int, depths: Sequence[int]) -> int:
+    """How many of these positions are kept: of a tree, those of its first branch."""
+    return symbols - len(depths) + first_branch(depths)
+
+
+def first_branch(depths: Sequence[int]) -> int:
+    """How many guesses the first branch has: those that hosts remember."""
+    return next((at for at, depth in enumerate(depths) if depth != at), len(depths))

@@ -1,0 +1,15 @@
+"""Whether counts are what chance makes of given odds."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+
+def chi_square(counts: NDArray[np.int64], expected: NDArray[np.float64]) -> float:
+    """The probability of counts that are at least as far off."""
+    live = expected > 0
+    assert counts[~live].sum() == 0
+    statistic = ((counts[live] - expected[live]) ** 2 / expected[live]).sum()
+    return float(torch.special.gammaincc(torch.tensor((live.sum() - 1) / 2), torch.tensor(statistic / 2)))
