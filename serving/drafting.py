@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
+from serving.guess_growth import Grower, Plan, chosen
 from serving.local import LocalSequence
+from serving.worth import FORGET, DraftWorth
 from stages.alphabet import BYTES, Alphabet
+from stages.guesses import GuessTree, first_branch
 
-MAX_DRAFT = 32
 MAX_RUN = 64
 """Most that is guessed at once where a refused guess is all that ends a run."""
 RUN_ENDS = 0.99
@@ -19,47 +23,93 @@ MIN_TOKENS, MAX_TOKENS = 2, 8
 """The same in tokens, each of which is several bytes."""
 SURE_MATCH = 8
 """A match of so many bytes is trusted over a model."""
-FORGET = 0.98
-"""Weight of what was measured, at each further round."""
+SURE_TOKENS = 3
+"""The same in tokens."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Guesses of what follows a text, a chain or a tree of them, depth first (stages/guesses.py)."""
+
+    symbols: tuple[int, ...] = ()
+    depths: tuple[int, ...] = ()
+    odds: tuple[float, ...] = ()
+    """That each stands if those before it on its branch do, as who drafted has it."""
+    levels: int = 0
+    """Symbols that were drafted one after the other."""
+    compute_ms: float = 0.0
+    """Of the router's arithmetic for it."""
+
+    @property
+    def first(self) -> int:
+        """Guesses of the first branch: those that hosts remember where they stand."""
+        return first_branch(self.depths)
+
+    @property
+    def chance(self) -> float:
+        """That the whole first branch stands."""
+        return math.prod(self.odds[: self.first])
+
+    def kept(self, written: list[int]) -> int:
+        """How many guesses of the first branch stand, if that is written."""
+        pairs = zip(self.symbols[: self.first], written, strict=False)
+        return next((i for i, (guess, symbol) in enumerate(pairs) if guess != symbol), min(self.first, len(written)))
+
+    def after(self, symbol: int) -> Draft | None:
+        """What of it is left once its first symbol is known; None where nothing is."""
+        at = GuessTree(self.symbols, self.depths).after(-1, symbol)
+        end = next((i for i in range(at + 1, len(self.depths)) if not self.depths[i]), len(self.depths))
+        if at < 0 or end == at + 1:
+            return None
+        part = slice(at + 1, end)
+        depths = tuple(depth - 1 for depth in self.depths[part])
+        return Draft(self.symbols[part], depths, self.odds[part], self.levels, self.compute_ms)
 
 
 class Drafter(ABC):
     """Guesses symbols for one request. Texts are in their encoding."""
 
     @abstractmethod
-    async def draft(self, text: bytes, count: int) -> tuple[bytes, float]:
-        """At most `count` guesses after `text`, and the milliseconds of arithmetic that they took."""
+    async def draft(self, text: bytes, plan: Plan) -> Draft:
+        """Guesses of what comes after `text`."""
 
 
 class ModelDrafter(Drafter):
-    """The router's small AR model, sampling with the request's own random numbers.
+    """A model on the router's own machine, sampling with the request's own random numbers."""
 
-    Where both models agree on the odds they then pick the same byte, however random it is (Gumbel coupling:
-    Daliri et al. 2024, arXiv 2408.07978).
-    """
+    def __init__(self, sequence: LocalSequence, worth: DraftWorth) -> None:
+        self.model, self.worth = sequence.model, worth
+        alphabet = sequence.model.alphabet
+        self._grower = Grower(sequence.text, alphabet, sequence.temperature, sequence.seed, worth)
 
-    def __init__(self, sequence: LocalSequence) -> None:
-        self.sequence = sequence
-
-    async def draft(self, text: bytes, count: int) -> tuple[bytes, float]:
-        return await self.sequence.after(text, count) if count else (b"", 0.0)
+    async def draft(self, text: bytes, plan: Plan) -> Draft:
+        loop = asyncio.get_running_loop()
+        growth = await loop.run_in_executor(self.model.compute, self._grower.grow, text, plan)
+        sent = chosen(growth, plan, self.worth)
+        symbols, odds = tuple(growth.symbols[at] for at in sent), tuple(growth.odds[at] for at in sent)
+        depths = tuple(growth.depth(at) for at in sent)
+        return Draft(symbols, depths, odds, growth.levels, growth.compute_ms)
 
 
 class LookupDrafter(Drafter):
     """What followed the last time that the text ended like this."""
 
-    def __init__(self, alphabet: Alphabet = BYTES, min_match: int | None = None) -> None:
-        self.alphabet = alphabet
+    def __init__(self, worth: DraftWorth, alphabet: Alphabet = BYTES, min_match: int | None = None) -> None:
+        self.worth, self.alphabet = worth, alphabet
         least, self.most = (MIN_MATCH, MAX_MATCH) if alphabet == BYTES else (MIN_TOKENS, MAX_TOKENS)
         self.least = min_match or least
 
-    async def draft(self, text: bytes, count: int) -> tuple[bytes, float]:
+    async def draft(self, text: bytes, plan: Plan) -> Draft:
+        found = self.alphabet.symbols(self._found(text, min(plan.guesses or self.worth.length(), plan.most)))
+        return Draft(tuple(found), tuple(range(len(found))), (self.worth.acceptance,) * len(found))
+
+    def _found(self, text: bytes, count: int) -> bytes:
         known, cut = self.alphabet.count(text), self.alphabet.cut
         for length in range(min(self.most, known - 1), self.least - 1, -1):
             found = self._before(text, cut(text, known - length))
             if found >= 0:
-                return cut(text, found + length, found + length + count), 0.0
-        return b"", 0.0
+                return cut(text, found + length, found + length + count)
+        return b""
 
     def _before(self, text: bytes, ending: bytes) -> int:
         """Which symbol of `text` the last `ending` begins with that is not its end; -1 where there is none."""
@@ -74,54 +124,23 @@ class BothDrafter(Drafter):
     """Lookup where a long match makes it sure, else the model."""
 
     def __init__(self, model: ModelDrafter) -> None:
-        self.lookup, self.model = LookupDrafter(min_match=SURE_MATCH), model
+        alphabet = model.model.alphabet
+        sure = SURE_MATCH if alphabet == BYTES else SURE_TOKENS
+        self.lookup, self.model = LookupDrafter(model.worth, alphabet, min_match=sure), model
 
-    async def draft(self, text: bytes, count: int) -> tuple[bytes, float]:
-        guesses, compute_ms = await self.lookup.draft(text, count)
-        return (guesses, compute_ms) if guesses else await self.model.draft(text, count)
-
-
-class DraftLength:
-    """How many symbols to guess, from what was accepted and how long rounds took so far.
-
-    With acceptance a for each guess, a round of k guesses brings (1 - a^(k+1)) / (1 - a) symbols (Leviathan et al.
-    2023, arXiv 2211.17192, equation 1) and takes trip + k * guess milliseconds; k maximises the quotient.
-    """
-
-    def __init__(self) -> None:
-        self._right, self._tried = 3.0, 4.0  # as if 3 of 4 guesses had been right so far
-        self._guess_ms, self._trip_ms = 1.0, 100.0
-
-    @property
-    def acceptance(self) -> float:
-        """Share of guesses found right, of those whose place was reached."""
-        return self._right / self._tried
-
-    def learn(self, drafted: int, accepted: int, draft_ms: float, trip_ms: float) -> None:
-        """Book one round."""
-        if drafted:
-            self._right = FORGET * self._right + accepted
-            self._tried = FORGET * self._tried + accepted + (accepted < drafted)
-            self._guess_ms += 0.2 * (draft_ms / drafted - self._guess_ms)
-        self._trip_ms += 0.2 * (trip_ms - self._trip_ms)
-
-    def best(self) -> int:
-        """Symbols to guess in the next round."""
-        a = min(self.acceptance, 0.99)
-        return max(
-            range(1, MAX_DRAFT + 1),
-            key=lambda k: (1 - a ** (k + 1)) / (1 - a) / (self._trip_ms + k * self._guess_ms),
-        )
+    async def draft(self, text: bytes, plan: Plan) -> Draft:
+        found = await self.lookup.draft(text, plan)
+        return found if found.symbols else await self.model.draft(text, plan)
 
 
 class RunLength:
-    """How many bytes to guess where a trip costs far more than a guess: until one is all but sure to be refused.
+    """How many symbols to guess where a trip costs far more than a guess: until one is all but sure to be refused.
 
     Then there is about one trip for each guess that is refused, and no more.
     """
 
     def __init__(self) -> None:
-        self._right, self._tried = 17.0, 20.0  # as if 17 of 20 guesses had stood so far
+        self._right, self._tried = 3.4, 4.0  # as if 85 of 100 had stood, which few runs are enough to correct
 
     def learn(self, drafted: int, accepted: int) -> None:
         """Book one run."""
@@ -129,7 +148,7 @@ class RunLength:
         self._tried = FORGET * self._tried + accepted + (accepted < drafted)
 
     def best(self) -> int:
-        """Bytes to guess in the next run."""
+        """Symbols to guess in the next run."""
         a = min(self._right / self._tried, 0.999)
         least = math.ceil(math.log(1 - RUN_ENDS) / math.log(a)) if a > 0 else 1
         return min(least, MAX_RUN)

@@ -19,6 +19,8 @@ from trainer.command_options import (
     print_json,
     words,
 )
+from trainer.distill.commands import register_distill
+from trainer.grafting.commands import add_graft_options, run_graft
 from trainer.planning.commands import register_plan
 from trainer.rounds.commands import register_rounds
 from trainer.rounds.train_commands import (
@@ -45,6 +47,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         kinds, "ar", run_ar, _ar_options, "train an autoregressive model end to end, on the same data, steps and batch"
     )
     _add(kinds, "scorer", run_scorer, _scorer_options, "train a pipeline stage by stage, each through frozen copies")
+    _add(kinds, "graft", run_graft, add_graft_options, "make a block of a chain from a stage of a pretrained model")
     _add(kinds, "arms", run_arms, _arms_options, "compare ways of training a pipeline, over several seeds")
     _add(kinds, "ideas", run_ideas, _ideas_options, "a local model with deep features or a plan, against it alone")
     _add(
@@ -74,6 +77,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     _add(subparsers, "init", run_init, _init_options, "a checkpoint with random weights, for capacity tests")
     register_rounds(subparsers)
     register_plan(subparsers)
+    register_distill(subparsers)
 
 
 def run_blocks(options: argparse.Namespace) -> int:
@@ -126,7 +130,7 @@ def run_scorer(options: argparse.Namespace) -> int:
     progress, config = Progress(), config_of(options, lookahead=lookahead)
     with listening(options.listen, progress):
         manifest = train_scorer(config, corpus_of(options), options.out, progress)
-    bits, a = manifest.metrics["ar"]["valid_next_byte_bits"], manifest.architecture
+    bits, a = manifest.metrics["ar"]["valid_next_byte_bits"], manifest.byte_architecture
     print(f"{options.out}: {a.parts} stages of {a.layers} layers, {bits:.3f} bits/byte on validation text")
     return 0
 

@@ -19,6 +19,7 @@ MAX_WHOLE = 2**53
 
 Copies = Literal["fp32", "int8"]
 Features = Literal["live", "copies"]
+MatrixOptimizer = Literal["muon", "adamw"]
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,9 @@ class TrainingConfig:
     learning_rate: float = 3e-3
     """Peak rate of AdamW: embeddings, heads, norms, AdaLN."""
     matrix_learning_rate: float = 2e-2
-    """Peak rate of Muon: the layers' matrices."""
+    """Peak rate of the layers' matrices."""
+    matrix_optimizer: MatrixOptimizer = "muon"
+    """What steps them; AdamW takes less time where a step has few tokens."""
     warmup_steps: int = 100
     weight_decay: float = 0.1
     anchor: float = 0.3
@@ -119,6 +122,9 @@ class TrainingConfig:
         for name in _AT_LEAST_ZERO:
             if not _is_number(value := getattr(self, name)) or value < 0:
                 raise ConfigError(f"{name} must be a finite number of at least 0, not {value!r}")
+        if self.matrix_optimizer not in get_args(MatrixOptimizer):
+            choices = ", ".join(get_args(MatrixOptimizer))
+            raise ConfigError(f"matrix_optimizer must be one of {choices}, not {self.matrix_optimizer!r}")
         if self.self_condition > 1:
             raise ConfigError(f"self_condition is a share of the steps, from 0 to 1, not {self.self_condition!r}")
         for name in ("edm_weighted", "bfloat16"):
@@ -157,6 +163,21 @@ PROFILES: dict[str, TrainingConfig] = {
         noise=NoiseConfig(partition="equal_probability", sigma_min=1.0, sigma_max=10.0),
         chunks=(1,),
         self_condition=0.0,
+    ),
+    # For blocks made from a pretrained model: short windows of tokens, rates for weights that know something already.
+    "graft": TrainingConfig(
+        profile="graft",
+        architecture=Architecture(context_bytes=128, code_dim=64, condition_dim=128, context="chained"),
+        noise=NoiseConfig(sigma_min=0.1, sigma_max=3.0),
+        steps=400,
+        sequences=2,
+        learning_rate=1e-3,
+        matrix_learning_rate=1e-4,
+        warmup_steps=20,
+        weight_decay=0.01,
+        chunks=(1, 4, 8, 16, 32),
+        log_every=10,
+        evaluate_every=1000,
     ),
 }
 

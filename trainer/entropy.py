@@ -1,23 +1,34 @@
-"""How the entropy of a byte falls with the noise on its code, and the noise ranges that follow from it."""
+"""How the entropy of a symbol falls with the noise on its code, and the noise ranges that follow from it."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from stages.codes import Codes
 from stages.partition import NoisePartition, equal_entropy, equal_probability, uniform
 from trainer.config import NoiseConfig
 
-SAMPLES = 4096
+SAMPLES, LEAST_SAMPLES = 4096, 256
+ODDS_AT_ONCE = 1 << 20
+"""Of all samples; with a large vocabulary there are fewer samples, but not fewer than LEAST_SAMPLES."""
 LEVELS = 48
 
 
-def make_partition(noise: NoiseConfig, blocks: int, codes: Codes, text: Tensor) -> NoisePartition:
-    """The noise ranges that a config asks for; `equal_entropy` is measured on `text` (bytes,) uint8."""
+class CodeTable(Protocol):
+    """Codes of any alphabet."""
+
+    @property
+    def dim(self) -> int: ...
+
+    def table(self) -> Tensor: ...
+
+
+def make_partition(noise: NoiseConfig, blocks: int, codes: CodeTable, text: Tensor) -> NoisePartition:
+    """The noise ranges that a config asks for; `equal_entropy` is measured on `text` (symbols,)."""
     if noise.partition == "equal_probability":
         return equal_probability(blocks, noise.sigma_min, noise.sigma_max, overlap=noise.overlap)
     if noise.partition == "uniform":
@@ -29,17 +40,20 @@ def make_partition(noise: NoiseConfig, blocks: int, codes: Codes, text: Tensor) 
     return replace(measured, boundaries=(noise.sigma_max, *inner, noise.sigma_min))
 
 
-def entropy_curve(codes: Codes, text: Tensor, sigma_min: float, sigma_max: float) -> tuple[list[float], list[float]]:
-    """(sigmas, nats): the CE of the Bayes-optimal denoiser that knows byte frequencies and no context.
+def entropy_curve(
+    codes: CodeTable, text: Tensor, sigma_min: float, sigma_max: float
+) -> tuple[list[float], list[float]]:
+    """(sigmas, nats): the CE of the Bayes-optimal denoiser that knows how frequent symbols are and no context.
 
-    text: (bytes,) uint8. Measured on a sample of it, at noise levels equally spaced in log sigma.
+    text: (symbols,), whole numbers. Measured on a sample of it, at noise levels equally spaced in log sigma.
     """
     table = codes.table().double()
     prior = torch.bincount(text.long(), minlength=len(table)).double() + 1e-9
     log_prior = (prior / prior.sum()).log()
     generator = torch.Generator().manual_seed(0)
-    sample = text[torch.randint(len(text), (SAMPLES,), generator=generator)].long()
-    eps = torch.randn(SAMPLES, codes.dim, generator=generator).double()
+    samples = min(SAMPLES, max(ODDS_AT_ONCE // len(table), LEAST_SAMPLES))
+    sample = text[torch.randint(len(text), (samples,), generator=generator)].long()
+    eps = torch.randn(samples, codes.dim, generator=generator).double()
     sigmas = torch.logspace(math.log10(sigma_min), math.log10(sigma_max), LEVELS, dtype=torch.float64).tolist()
     sigmas[0], sigmas[-1] = sigma_min, sigma_max
     nats = []

@@ -11,12 +11,14 @@ from torch.optim import Optimizer
 
 from trainer.config import TrainingConfig
 
+BETAS = (0.9, 0.95)
 FINAL_LEARNING_RATE = 0.05
 """Share of the peak rates that is left at the last step."""
 
 
 class OptimizerSet:
-    """Muon for the layers' matrices, AdamW for embeddings, heads, norms and AdaLN (as Muon's author advises)."""
+    """Muon for the layers' matrices, AdamW for embeddings, heads, norms and AdaLN (as Muon's author advises); or AdamW
+    for all."""
 
     def __init__(self, module: nn.Module, config: TrainingConfig) -> None:
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
@@ -24,16 +26,19 @@ class OptimizerSet:
         chosen = {id(p) for p in matrices}
         rest = [p for _, p in named if id(p) not in chosen]
         self.config = config
-        self.peaks = (config.matrix_learning_rate, config.learning_rate)
-        muon = torch.optim.Muon(
-            matrices, lr=self.peaks[0], weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
-        )
-        adamw = torch.optim.AdamW(rest, lr=self.peaks[1], betas=(0.9, 0.95), weight_decay=0.0)
-        self.optimizers: list[Optimizer] = [muon, adamw]
+        self.peaks: tuple[float, ...] = (config.matrix_learning_rate, config.learning_rate)
+        first: Optimizer
+        if config.matrix_optimizer == "muon":
+            first = torch.optim.Muon(
+                matrices, lr=self.peaks[0], weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
+            )
+        else:
+            first = torch.optim.AdamW(matrices, lr=self.peaks[0], betas=BETAS, weight_decay=config.weight_decay)
+        self.optimizers = [first, torch.optim.AdamW(rest, lr=self.peaks[1], betas=BETAS, weight_decay=0.0)]
 
-    def step(self, step: int) -> float:
+    def step(self, step: int, done: float | None = None) -> float:
         """One update at the rates of `step`; returns the share of the peak rates."""
-        share = schedule(step, self.config)
+        share = schedule(step, self.config, done)
         for optimizer, peak in zip(self.optimizers, self.peaks, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = peak * share
@@ -61,10 +66,13 @@ class OptimizerSet:
             optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def schedule(step: int, config: TrainingConfig) -> float:
-    """Share of the peak learning rates: linear warm-up, then a cosine down to 5 % at the last step."""
+def schedule(step: int, config: TrainingConfig, done: float | None = None) -> float:
+    """Share of the peak learning rates: linear warm-up, then a cosine down to 5 % at the last step.
+
+    :param done: share of the run that is over, if not that of its steps.
+    """
     warmup = min(1.0, (step + 1) / max(config.warmup_steps, 1))
-    progress = step / max(config.steps, 1)
+    progress = step / max(config.steps, 1) if done is None else done
     decay = FINAL_LEARNING_RATE + (1 - FINAL_LEARNING_RATE) * 0.5 * (1 + math.cos(math.pi * progress))
     return warmup * decay
 

@@ -6,7 +6,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -22,7 +22,7 @@ from trainer.lock import exclusive
 from trainer.log import StepLog
 from trainer.optimizer import OptimizerSet
 from trainer.progress import Progress, State
-from trainer.state import load_state, save_state, state_path
+from trainer.state import Reached, load_state, save_state, state_path
 
 MAX_GRADIENT_NORM = 1.0
 
@@ -54,21 +54,43 @@ class Task(Protocol):
     def evaluate(self) -> dict[str, float]: ...
 
 
+@dataclass(frozen=True)
+class Clock:
+    """What goes by the clock in a run, beside what goes by steps."""
+
+    budget_s: float = math.inf
+    """The run ends after so much time, resumed runs counted together; the learning rates fall with it."""
+    evaluate_every_s: float = math.inf
+    evaluated: Callable[[Run, dict[str, float]], None] = lambda run, losses: None
+    """Called with what was measured in each evaluation but the final one."""
+
+
 class Run:
     """Trains one task in `directory`: NAME.jsonl, one line a log step; NAME.state.safetensors, to resume."""
 
     def __init__(
-        self, task: Task, config: TrainingConfig, directory: Path, identity: str, progress: Progress | None = None
+        self,
+        task: Task,
+        config: TrainingConfig,
+        directory: Path,
+        identity: str,
+        progress: Progress | None = None,
+        clock: Clock | None = None,
+        optimizers: OptimizerSet | None = None,
     ) -> None:
-        """:param identity: names config and data; a state of another identity is not resumed."""
+        """:param identity: names config and data; a state of another identity is not resumed.
+        :param optimizers: of the task's module, if not the usual ones.
+        """
         self.task, self.config, self.identity = task, config, identity
-        self.progress = progress or Progress()
+        self.progress, self.clock = progress or Progress(), clock or Clock()
         directory.mkdir(parents=True, exist_ok=True)
         self.state_path = state_path(directory, task.name)
         self.lock_path = directory / f"{task.name}.lock"
         self.log = StepLog(directory / f"{task.name}.jsonl")
-        self.optimizers = OptimizerSet(task.module, config)
+        self.optimizers = optimizers or OptimizerSet(task.module, config)
         self.step = 0
+        self.spent_s = 0.0
+        """Time in this run's loop and in those before it that it resumed."""
         self.asked_to_stop = False
 
     def train(self) -> dict[str, float]:
@@ -92,26 +114,38 @@ class Run:
         """Drop the state once the weights are in their checkpoint."""
         self.state_path.unlink(missing_ok=True)
 
+    @property
+    def done(self) -> float:
+        """Share of the run that is over, by steps or by its time, whichever is further."""
+        return max(self.step / max(self.config.steps, 1), self.spent_s / self.clock.budget_s)
+
     def _loop(self) -> dict[str, float]:
-        steps, saved_at = self.config.steps, time.monotonic()
-        self.progress.begin(self.task.name, self.step, steps)
-        with _bar(self.task.name, self.step, steps) as bar:
-            while self.step < steps:
-                record = train_step(self.task, self.optimizers, self.config, self.step)
-                self.step += 1
+        saved_at = evaluated_at = time.monotonic()
+        began = saved_at - self.spent_s
+        self.progress.begin(self.task.name, self.step, self.config.steps)
+        with _bar(self.task.name, self.step, None if math.isfinite(self.clock.budget_s) else self.config.steps) as bar:
+            last = self.done >= 1 or self.config.steps == 0
+            while not last:
+                record = train_step(self.task, self.optimizers, self.config, self.step, self.done)
+                now = time.monotonic()
+                self.step, self.spent_s = self.step + 1, now - began
                 self.progress.reach(self.step)
                 bar.update()
-                last = self.step == steps
-                evaluate = self.step % self.config.evaluate_every == 0 and not last
+                last = self.done >= 1
+                is_due = now - evaluated_at > self.clock.evaluate_every_s
+                evaluate = (self.step % self.config.evaluate_every == 0 or is_due) and not last
                 if self.step % self.config.log_every == 0 or evaluate or last:
                     if evaluate:
-                        record |= self._evaluate()
+                        losses, evaluated_at = self._evaluate(), now
+                        record |= losses
                     self._log(record)
                     shown = {key: f"{value:.3f}" for key, value in record.items() if key.endswith("nats")}
                     bar.set_postfix(shown, refresh=False)
-                if last or self.asked_to_stop or time.monotonic() - saved_at > self.config.save_every_s:
+                if last or self.asked_to_stop or now - saved_at > self.config.save_every_s:
                     self._save()
-                    saved_at = time.monotonic()
+                    saved_at = now
+                if evaluate:
+                    self.clock.evaluated(self, losses)
                 if self.asked_to_stop and not last:
                     raise Interrupted(f"{self.task.name}: stopped and saved at step {self.step}; run again to go on")
         final = self._evaluate()
@@ -130,14 +164,16 @@ class Run:
 
     def _save(self) -> None:
         self.log.flush()
-        save_state(self.state_path, self.task.module, self.optimizers, self.step, self.identity)
+        reached = Reached(self.step, self.spent_s)
+        save_state(self.state_path, self.task.module, self.optimizers, reached, self.identity)
 
     def _resume(self) -> None:
         """Take the saved state, if any, and cut the log back to it."""
         for leftover in self.state_path.parent.glob(f".{self.task.name}.*"):
             leftover.unlink(missing_ok=True)
         if self.state_path.exists():
-            self.step = load_state(self.state_path, self.task.module, self.optimizers, self.identity)
+            reached = load_state(self.state_path, self.task.module, self.optimizers, self.identity)
+            self.step, self.spent_s = reached.step, reached.spent_s
         self.log.cut(self.step)
 
     def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
@@ -146,8 +182,13 @@ class Run:
         self.asked_to_stop = True
 
 
-def train_step(task: Task, optimizers: OptimizerSet, config: TrainingConfig, step: int) -> dict[str, Any]:
-    """One local step; returns what is logged. Raises ConfigError for a gradient that is not finite."""
+def train_step(
+    task: Task, optimizers: OptimizerSet, config: TrainingConfig, step: int, done: float | None = None
+) -> dict[str, Any]:
+    """One local step; returns what is logged. Raises ConfigError for a gradient that is not finite.
+
+    :param done: share of the run that is over, where not only its steps say so.
+    """
     task.module.train()
     device = next(task.module.parameters()).device.type
     with torch.autocast(device, dtype=torch.bfloat16, enabled=config.bfloat16):
@@ -159,10 +200,10 @@ def train_step(task: Task, optimizers: OptimizerSet, config: TrainingConfig, ste
             f"{task.name}: the gradient is {norm} at step {step}; lower learning_rate and "
             "matrix_learning_rate, or set bfloat16 = false"
         )
-    share = optimizers.step(step)
+    share = optimizers.step(step, done)
     return {**loss.parts, "gradient_norm": norm, "rate_share": share}
 
 
-def _bar(name: str, step: int, steps: int) -> tqdm[Any]:
+def _bar(name: str, step: int, steps: int | None) -> tqdm[Any]:
     interval = 1.0 if sys.stderr.isatty() else 30.0
     return tqdm(total=steps, initial=step, desc=name, unit="step", mininterval=interval)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -16,20 +17,33 @@ from trainer.optimizer import OptimizerSet
 MODULE = "module."
 
 
+@dataclass(frozen=True)
+class Reached:
+    """How far a run was when its state was saved."""
+
+    step: int
+    spent_s: float = 0.0
+
+
 def state_path(directory: Path, name: str) -> Path:
     """Where the run `name` keeps its state."""
     return directory / f"{name}.state.safetensors"
 
 
-def save_state(path: Path, module: nn.Module, optimizers: OptimizerSet, step: int, identity: str) -> None:
+def save_state(path: Path, module: nn.Module, optimizers: OptimizerSet, reached: Reached, identity: str) -> None:
     """Replace the state atomically. Raises CheckpointError, with the old state whole, when it cannot be written."""
     tensors = {MODULE + name: tensor for name, tensor in module.state_dict().items()} | optimizers.tensors()
-    metadata = {"step": str(step), "identity": identity, "sha256": _digest(tensors)}
+    metadata = {
+        "step": str(reached.step),
+        "spent_s": repr(reached.spent_s),
+        "identity": identity,
+        "sha256": _digest(tensors),
+    }
     replace_file(path, lambda temporary: save_file(tensors, temporary, metadata))
 
 
-def load_state(path: Path, module: nn.Module, optimizers: OptimizerSet, identity: str) -> int:
-    """Restore a state and return its step.
+def load_state(path: Path, module: nn.Module, optimizers: OptimizerSet, identity: str) -> Reached:
+    """Restore a state and return when it was saved.
 
     Raises ResumeError when it is damaged or of another run.
     """
@@ -51,7 +65,7 @@ def load_state(path: Path, module: nn.Module, optimizers: OptimizerSet, identity
         weights = {name.removeprefix(MODULE): tensor for name, tensor in tensors.items() if name.startswith(MODULE)}
         module.load_state_dict(weights)
         optimizers.restore(tensors)
-        return int(metadata["step"])
+        return Reached(int(metadata["step"]), float(metadata["spent_s"]))
     except (KeyError, ValueError, RuntimeError) as error:
         raise ResumeError(f"{path} does not fit this run ({error}); delete it to start anew") from None
 
@@ -60,5 +74,5 @@ def _digest(tensors: dict[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(name.encode())
-        digest.update(tensors[name].detach().contiguous().numpy().reshape(-1).view("uint8").data)
+        digest.update(tensors[name].detach().cpu().contiguous().numpy().reshape(-1).view("uint8").data)
     return digest.hexdigest()

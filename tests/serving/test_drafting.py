@@ -1,4 +1,4 @@
-"""Guesses: what a lookup finds, how many bytes pay, and a small model that goes back on what it wrote."""
+"""Guesses: what a lookup finds, and a small model that goes back on what it wrote."""
 
 from __future__ import annotations
 
@@ -10,28 +10,35 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from serving.drafting import (
-    MAX_DRAFT,
     MAX_MATCH,
     MAX_TOKENS,
     MIN_MATCH,
     SURE_MATCH,
     BothDrafter,
+    Draft,
     Drafter,
-    DraftLength,
     LookupDrafter,
     ModelDrafter,
 )
-from serving.local import LocalModel, LocalSequence
+from serving.guess_growth import Plan
+from serving.local import LocalSequence
+from serving.neural import NeuralModel
+from serving.worth import DraftWorth, SweepTime
 from stages.alphabet import Alphabet
 
 texts = st.text("ab", min_size=1, max_size=60).map(str.encode)
-rounds = st.lists(
-    st.tuples(st.integers(0, MAX_DRAFT), st.integers(0, MAX_DRAFT), st.floats(0, 50), st.floats(0.1, 500)), max_size=30
-)
+
+
+def worth() -> DraftWorth:
+    return DraftWorth(SweepTime())
+
+
+def symbols(drafter: Drafter, text: bytes, count: int) -> list[int]:
+    return list(asyncio.run(drafter.draft(text, Plan(count, count))).symbols)
 
 
 def draft(drafter: Drafter, text: bytes, count: int) -> bytes:
-    return asyncio.run(drafter.draft(text, count))[0]
+    return bytes(symbols(drafter, text, count))
 
 
 def brute_force(text: bytes, count: int, least: int) -> bytes:
@@ -43,12 +50,11 @@ def brute_force(text: bytes, count: int, least: int) -> bytes:
     return b""
 
 
-@given(texts, st.integers(0, 40), st.sampled_from([1, MIN_MATCH, SURE_MATCH]))
+@given(texts, st.integers(1, 40), st.sampled_from([1, MIN_MATCH, SURE_MATCH]))
 @example(b"a" * 60, 32, MIN_MATCH)
 @example(b"a", 4, 1)
-@example(b"abcabcabc", 0, 1)
 def test_a_lookup_finds_what_followed_the_longest_match(text: bytes, count: int, least: int) -> None:
-    guesses = draft(LookupDrafter(min_match=least), text, count)
+    guesses = draft(LookupDrafter(worth(), min_match=least), text, count)
     assert guesses == brute_force(text, count, least)
     assert len(guesses) <= count
 
@@ -56,7 +62,7 @@ def test_a_lookup_finds_what_followed_the_longest_match(text: bytes, count: int,
 TOKENS = Alphabet(300)
 
 
-@given(st.lists(st.sampled_from([0, 1, 256, 257]), max_size=40), st.integers(0, 8), st.integers(1, 3))
+@given(st.lists(st.sampled_from([0, 1, 256, 257]), max_size=40), st.integers(1, 8), st.integers(1, 3))
 @example([0, 256, 1, 0, 1, 0], 4, 1)
 def test_a_lookup_of_tokens_is_never_a_match_of_halves(text: list[int], count: int, least: int) -> None:
     """Encoded, 256 is 0 and 1, and 1 is 1 and 0: bytes match where no tokens do."""
@@ -69,71 +75,46 @@ def test_a_lookup_of_tokens_is_never_a_match_of_halves(text: list[int], count: i
         ),
         [],
     )
-    assert TOKENS.symbols(draft(LookupDrafter(TOKENS, least), TOKENS.encode(text), count)) == expected
+    assert symbols(LookupDrafter(worth(), TOKENS, least), TOKENS.encode(text), count) == expected
 
 
 def test_a_short_match_is_none() -> None:
-    assert draft(LookupDrafter(), b"the sea, the ", 4) == b"sea,"
-    assert draft(LookupDrafter(), b"the sea, he ", 4) == b""
+    assert draft(LookupDrafter(worth()), b"the sea, the ", 4) == b"sea,"
+    assert draft(LookupDrafter(worth()), b"the sea, he ", 4) == b""
 
 
 def test_the_latest_of_equal_matches_counts() -> None:
-    assert draft(LookupDrafter(), b"long ago. long day. long ", 3) == b"day"
+    assert draft(LookupDrafter(worth()), b"long ago. long day. long ", 3) == b"day"
 
 
-# How many
+# What a draft says of itself
+
+TREE = Draft(
+    (1, 2, 3, 2, 5, 4, 4), (0, 1, 2, 1, 2, 0, 1), (0.5, 0.5, 0.2, 0.1, 0.9, 0.3, 0.3), levels=3, compute_ms=7.0
+)
 
 
-@given(rounds)
-def test_the_best_length_is_the_one_with_the_most_bytes_for_its_time(
-    booked: list[tuple[int, int, float, float]],
-) -> None:
-    length = DraftLength()
-    for drafted, accepted, draft_ms, trip_ms in booked:
-        length.learn(drafted, min(accepted, drafted), draft_ms, trip_ms)
-    assert 0 <= length.acceptance <= 1
-    a = min(length.acceptance, 0.99)
-
-    def bytes_per_ms(count: int) -> float:
-        return sum(a**i for i in range(count + 1)) / (length._trip_ms + count * length._guess_ms)
-
-    best = length.best()
-    assert 1 <= best <= MAX_DRAFT
-    assert bytes_per_ms(best) == pytest.approx(max(map(bytes_per_ms, range(1, MAX_DRAFT + 1))))
+def test_a_draft_knows_what_stands() -> None:
+    assert (TREE.first, TREE.chance) == (3, pytest.approx(0.05))
+    assert [TREE.kept(written) for written in ([], [1], [1, 2, 3, 9], [1, 3], [4, 4])] == [0, 1, 3, 1, 0]
+    assert (Draft().first, Draft().chance, Draft().kept([1])) == (0, 1.0, 0)
 
 
-def test_more_is_guessed_where_guesses_are_right_and_trips_long() -> None:
-    def after(accepted: int, draft_ms: float, trip_ms: float) -> int:
-        length = DraftLength()
-        for _ in range(300):
-            length.learn(8, accepted, draft_ms, trip_ms)
-        return length.best()
-
-    assert after(8, 1.0, 200.0) == MAX_DRAFT
-    assert after(0, 8.0, 10.0) == 1
-    assert after(4, 8.0, 10.0) < after(4, 8.0, 200.0) < after(7, 8.0, 200.0)
-
-
-def test_only_places_that_were_reached_count() -> None:
-    """Behind the first wrong guess nothing is known."""
-    length = DraftLength()
-    for _ in range(1000):
-        length.learn(10, 3, 1.0, 10.0)
-    assert length.acceptance == pytest.approx(3 / 4)
-    for _ in range(1000):
-        length.learn(3, 3, 1.0, 10.0)
-    assert length.acceptance == pytest.approx(1.0)
-    before = length.acceptance
-    length.learn(0, 0, 0.0, 10.0)
-    assert length.acceptance == before
+def test_what_is_left_of_a_draft_is_below_its_first_symbol() -> None:
+    left = TREE.after(1)
+    assert left == Draft((2, 3, 2, 5), (0, 1, 0, 1), (0.5, 0.2, 0.1, 0.9), 3, 7.0)
+    assert left.after(2) == Draft((3,), (0,), (0.2,), 3, 7.0), "of two that are the same, the first"
+    assert TREE.after(4) == Draft((4,), (0,), (0.3,), 3, 7.0)
+    assert TREE.after(2) is None, "not guessed there"
+    assert Draft((1, 2), (0, 0), (0.5, 0.5)).after(1) is None, "nothing guessed after it"
 
 
 # The small model
 
 
 @pytest.fixture(scope="module")
-def local(bundles: Path) -> LocalModel:
-    return LocalModel(bundles / "own" / "local")
+def local(bundles: Path) -> NeuralModel:
+    return NeuralModel(bundles / "own" / "local")
 
 
 edits = st.lists(
@@ -146,7 +127,7 @@ edits = st.lists(
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(start=st.binary(min_size=1, max_size=160), changes=edits, temperature=st.sampled_from([0.0, 0.8]))
 def test_a_sequence_that_goes_back_writes_what_a_new_one_does(
-    local: LocalModel, start: bytes, changes: list[tuple[int, bytes, int]], temperature: float
+    local: NeuralModel, start: bytes, changes: list[tuple[int, bytes, int]], temperature: float
 ) -> None:
     """Of a text that is cut anywhere and goes on otherwise, again and again, as when guesses are wrong."""
     sequence, text = LocalSequence(local, 400, temperature, seed=7), start
@@ -158,19 +139,18 @@ def test_a_sequence_that_goes_back_writes_what_a_new_one_does(
         text += written
 
 
-def test_a_model_guesses_what_it_would_write(local: LocalModel) -> None:
+def test_a_model_guesses_what_it_would_write(local: NeuralModel) -> None:
     async def text() -> bytes:
         return b"".join([piece async for piece, _ in local.generate(b"The sea ", 40, 0.8, 3, 1 << 60)])
 
     written = asyncio.run(text())
-    drafter = ModelDrafter(LocalSequence(local, 60, 0.8, 3))
+    drafter = ModelDrafter(LocalSequence(local, 60, 0.8, 3), worth())
     for start, count in ((0, 5), (3, 8), (20, 20), (1, 1)):
         assert draft(drafter, b"The sea " + written[:start], count) == written[start : start + count]
-    assert draft(drafter, b"The sea ", 0) == b""
 
 
-def test_both_trust_a_long_match_and_else_the_model(local: LocalModel) -> None:
-    model = ModelDrafter(LocalSequence(local, 80, 0.0, 0))
+def test_both_trust_a_long_match_and_else_the_model(local: NeuralModel) -> None:
+    model = ModelDrafter(LocalSequence(local, 80, 0.0, 0), worth())
     both, again = BothDrafter(model), b"it was a dark night; it was a dar"
     assert draft(both, again, 4) == b"k ni"
     for text in (b"night; nig", b"x"):

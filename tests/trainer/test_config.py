@@ -45,6 +45,7 @@ def test_profiles_differ_only_where_they_say() -> None:
         ("architecture = 3", "must be a section"),
         ("learning_rate = nan", "learning_rate must be a finite number"),
         ("matrix_learning_rate = -0.1", "matrix_learning_rate must be a finite number of at least 0"),
+        ('matrix_optimizer = "sgd"', "matrix_optimizer must be one of muon, adamw"),
         ("anchor = inf", "anchor must be"),
         ('anchor = "much"', "anchor must be"),
         ("self_condition = 1.5", "a share"),

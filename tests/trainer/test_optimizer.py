@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stages.block import Block
-from trainer.config import TrainingConfig
+from trainer.config import MatrixOptimizer, TrainingConfig
 from trainer.optimizer import FINAL_LEARNING_RATE, OptimizerSet, schedule, state_bytes
 
 
@@ -39,10 +39,11 @@ def test_every_parameter_has_one_optimizer_and_matrices_of_layers_have_muon(
     assert groups[0] | groups[1] == {id(p) for p in block.parameters()}
 
 
+@pytest.mark.parametrize("name", ["muon", "adamw"])
 def test_state_goes_through_plain_tensors_bit_for_bit(
-    make_blocks: Callable[..., list[Block]], tiny: TrainingConfig
+    make_blocks: Callable[..., list[Block]], tiny: TrainingConfig, name: MatrixOptimizer
 ) -> None:
-    one = make_blocks()[0]
+    one, tiny = make_blocks()[0], replace(tiny, matrix_optimizer=name)
     optimizers = OptimizerSet(one, tiny)
 
     def step(block: Block, optimizers: OptimizerSet, number: int) -> None:

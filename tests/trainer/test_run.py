@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +28,7 @@ from trainer.config import TrainingConfig
 from trainer.lock import exclusive
 from trainer.log import read_records
 from trainer.progress import Progress, State
-from trainer.run import Run, StepLoss
+from trainer.run import Clock, Run, StepLoss
 
 
 class Line:
@@ -282,3 +284,21 @@ def test_a_killed_process_loses_and_repeats_nothing(
     assert not list((tmp_path / "killed" / "training").glob("*.state.safetensors"))
     metrics = [json.loads((tmp_path / out / "manifest.json").read_text())["metrics"] for out in ("killed", "whole")]
     assert metrics[0] == metrics[1]
+
+
+def test_a_budget_of_time_counts_over_resumed_runs(
+    tmp_path: Path, tiny: TrainingConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = itertools.count()
+    monkeypatch.setattr("trainer.run.time", SimpleNamespace(monotonic=lambda: float(next(seconds)), time=time.time))
+    config = replace(tiny, steps=1000, evaluate_every=1000)
+    looked = list[int]()
+    clock = Clock(budget_s=10, evaluate_every_s=3, evaluated=lambda run, losses: looked.append(run.step))
+    with pytest.raises(Interrupted):
+        Run(Line(1, lambda: os.kill(os.getpid(), signal.SIGINT)), config, tmp_path, "run", clock=clock).train()
+    run = Run(Line(), config, tmp_path, "run", clock=clock)
+    run.train()
+    assert (run.step, run.spent_s) == (10, 10)
+    assert looked == [6], "two steps before the stop, then four"
+    shares = [record["rate_share"] for record in read_records(tmp_path / "line.jsonl") if not record.get("final")]
+    assert shares[-1] < 0.1 < shares[2], "the rates have fallen with the time"

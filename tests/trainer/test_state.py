@@ -11,7 +11,7 @@ from stages.block import Block
 from stages.errors import ResumeError
 from trainer.config import TrainingConfig
 from trainer.optimizer import OptimizerSet
-from trainer.state import load_state, save_state, state_path
+from trainer.state import Reached, load_state, save_state, state_path
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def trained(make_blocks: Callable[..., list[Block]], tiny: TrainingConfig) -> tu
 @pytest.fixture
 def saved(tmp_path: Path, trained: tuple[Block, OptimizerSet]) -> Path:
     path = state_path(tmp_path, "block-0")
-    save_state(path, *trained, step=5, identity="this run")
+    save_state(path, *trained, reached=Reached(5, 2.5), identity="this run")
     return path
 
 
@@ -36,7 +36,7 @@ def test_a_state_comes_back_whole(
 ) -> None:
     block = make_blocks()[1]
     optimizers = OptimizerSet(block, tiny)
-    assert load_state(saved, block, optimizers, "this run") == 5
+    assert load_state(saved, block, optimizers, "this run") == Reached(5, 2.5)
     assert all(torch.equal(a, b) for a, b in zip(block.parameters(), trained[0].parameters(), strict=True))
     back, there = optimizers.tensors(), trained[1].tensors()
     assert back.keys() == there.keys()

@@ -90,7 +90,7 @@ def run_coordinate(options: argparse.Namespace) -> int:
     """Coordinate a run to its end."""
     from trainer.config import load_config
     from trainer.data import load_corpus
-    from trainer.rounds.coordinator import CoordinatorSettings
+    from trainer.rounds.coordinator_settings import CoordinatorSettings
     from trainer.rounds.server import ServerSettings, coordinate
     from trainer.threads import set_threads
 

@@ -12,15 +12,16 @@ import logging
 import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from mmap import mmap
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from stages.aside import in_thread, to_its_end
-from stages.errors import CheckpointError, ConfigError, InputError
+from stages.errors import CheckpointError, ConfigError
 from stages.refusal import exhausted, invalid
 from trainer.data import Corpus
+from trainer.rounds.coordinator_settings import CoordinatorSettings
 from trainer.rounds.feeder import Feeder
 from trainer.rounds.ledger import Ledger
 from trainer.rounds.members import Member, Members
@@ -42,24 +43,6 @@ STORE_RETRY_S = 2.0
 """Between two tries to write what the disk did not take."""
 EARLY_RETRY_MS = 200
 MEMBERS = "members.json"
-
-
-@dataclass(frozen=True)
-class CoordinatorSettings:
-    """What `onesweep coordinate` is told beside the settings of the run."""
-
-    lease_s: float = 30.0
-    """How long a worker may be silent before its place can go to another."""
-    publish_every: int = 10
-    """Rounds between two checkpoints; the last round is always published."""
-    own_data: bool = False
-    """Whether workers may bring other text than the coordinator's."""
-
-    def __post_init__(self) -> None:
-        if not 0.5 <= self.lease_s <= 86400:
-            raise InputError(f"--lease must be from 0.5 to 86400 seconds, not {self.lease_s:g}")
-        if not 1 <= self.publish_every <= 2**31:
-            raise InputError(f"--publish-every must be at least 1 round, not {self.publish_every}")
 
 
 class Coordinator:

@@ -15,7 +15,7 @@ from stages.errors import ConfigError, Interrupted, ServiceError
 from trainer.config import TrainingConfig
 from trainer.data import Corpus, load_corpus
 from trainer.rounds.client import Link
-from trainer.rounds.coordinator import CoordinatorSettings
+from trainer.rounds.coordinator_settings import CoordinatorSettings
 from trainer.rounds.engine.crew import PRELOADED
 from trainer.rounds.frame import Frame
 from trainer.rounds.learner import Learner

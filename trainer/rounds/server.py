@@ -25,7 +25,8 @@ from stages.web import check_framework
 from trainer.config import TrainingConfig
 from trainer.data import Corpus
 from trainer.rounds.access import Access, check_page
-from trainer.rounds.coordinator import Coordinator, CoordinatorSettings
+from trainer.rounds.coordinator import Coordinator
+from trainer.rounds.coordinator_settings import CoordinatorSettings
 from trainer.rounds.disk import open_store
 from trainer.rounds.ledger import Ledger
 from trainer.rounds.plan import RunPlan

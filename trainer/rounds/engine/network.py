@@ -14,7 +14,8 @@ from threading import Barrier
 from trainer.config import TrainingConfig
 from trainer.data import Corpus
 from trainer.rounds.client import Link
-from trainer.rounds.coordinator import MEMBERS, CoordinatorSettings
+from trainer.rounds.coordinator import MEMBERS
+from trainer.rounds.coordinator_settings import CoordinatorSettings
 from trainer.rounds.disk import open_store
 from trainer.rounds.engine.base import Tally, Trained, check_real
 from trainer.rounds.engine.crew import Crew, Tell

@@ -23,7 +23,8 @@ from trainer.config import TrainingConfig
 from trainer.data import Corpus
 from trainer.rounds.client import Link
 from trainer.rounds.codec import codec_named
-from trainer.rounds.coordinator import Coordinator, CoordinatorSettings
+from trainer.rounds.coordinator import Coordinator
+from trainer.rounds.coordinator_settings import CoordinatorSettings
 from trainer.rounds.disk import open_store
 from trainer.rounds.page import page_served
 from trainer.rounds.plan import RunPlan

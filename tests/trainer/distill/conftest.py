@@ -1,0 +1,45 @@
+"""A small teacher whose tokens are bytes, and the settings of a short distillation of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from stages.manifest import read_manifest
+from tests.stages.llama.tiny import write_tiny
+from trainer.data import Corpus
+from trainer.distill.settings import DistillSettings
+from trainer.distill.teacher import Teacher
+from trainer.distill.text import symbols_corpus
+
+
+@pytest.fixture(scope="session")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of three stages with four layers; never written to."""
+    directory = tmp_path_factory.mktemp("pipeline") / "ar"
+    write_tiny(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def teacher(pipeline: Path) -> Teacher:
+    return Teacher(pipeline, read_manifest(pipeline), "cpu", torch.float32)
+
+
+@pytest.fixture(scope="session")
+def tokens(pipeline: Path, text_file: Path) -> Corpus:
+    return symbols_corpus([text_file], pipeline, read_manifest(pipeline), 24)
+
+
+@pytest.fixture
+def short(pipeline: Path, text_file: Path, tmp_path: Path) -> Callable[..., DistillSettings]:
+    """Settings of a few steps in float32."""
+
+    def make(**changes: object) -> DistillSettings:
+        usual = {"steps": 4, "window": 16, "sequences": 4, "layers": (0, 1), "bfloat16": False}
+        return DistillSettings(pipeline, (text_file,), tmp_path / "local", **{**usual, **changes})
+
+    return make
