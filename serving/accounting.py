@@ -36,6 +36,9 @@ class Account:
     drafted: int = 0
     accepted: int = 0
     reached: int = 0
+    ahead_ms: float = 0.0
+    """The router's arithmetic for guesses while the sweep before was under way, and how many sweeps had such ones."""
+    ahead_used: int = 0
     scorer: str = ""
     reason: str = ""
     replays: int = 0
@@ -134,6 +137,8 @@ class Account:
             drafted=self.drafted,
             accepted=self.accepted,
             reached=self.reached,
+            ahead_ms=self.ahead_ms,
+            ahead_used=self.ahead_used,
             scorer=self.scorer,
             chunk=self.chunk,
             candidates=self.candidates,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 import time
@@ -11,6 +12,7 @@ from dataclasses import replace
 import grpc
 
 from serving.accounting import Account
+from serving.guess_growth import MAX_BRANCHES
 from serving.modes import MODES, Generation, Mode
 from serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE
 from serving.modes.scored import SCORERS
@@ -74,6 +76,9 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, deadline_unix
     draft = request.draft if request.HasField("draft") else None
     if draft is not None and not 1 <= draft <= mode.most_draft:
         raise invalid(f"draft must be 1 to {mode.most_draft}, not {draft}")
+    branches = request.branches if request.HasField("branches") else None
+    if branches is not None and not 1 <= branches <= MAX_BRANCHES:
+        raise invalid(f"branches must be 1 to {MAX_BRANCHES}, not {branches}")
     sampler = request.sampler if request.HasField("sampler") else DEFAULT_SAMPLER
     if sampler not in SAMPLERS:
         raise invalid(f"unknown sampler {sampler!r}; choose from {', '.join(SAMPLERS)}")
@@ -96,6 +101,7 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, deadline_unix
         codec,
         drafter,
         draft,
+        branches,
         scorer,
         candidates,
         bytes(request.suffix),
@@ -131,7 +137,7 @@ async def spelled(generation: Generation, messages: Sequence[Message], mode: Mod
     if not prompt:
         raise invalid(f"the prompt has no {spelling.noun}: give some text")
     account.alphabet, account.prompt_tokens = spelling.alphabet, spelling.alphabet.count(prompt)
-    suffix = await spelling.spell(generation.suffix) if generation.suffix else b""
+    suffix = await asyncio.to_thread(spelling.plain, generation.suffix.decode()) if generation.suffix else b""
     return replace(generation, prompt=prompt, suffix=suffix, ends=spelling.ends)
 
 

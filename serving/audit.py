@@ -12,14 +12,14 @@ import asyncio
 import logging
 import random
 import secrets
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import grpc
 
-from serving.evidence import agree, same_result
+from serving.evidence import all_agree, same_result
 from serving.link import HostLink, Weights
 from serving.paths import Path
 from serving.witness import Witness
@@ -54,7 +54,7 @@ class Replicas(Protocol):
 
     def spawn(self, job: Coroutine[Any, Any, None]) -> None: ...
 
-    async def push_round(self, path: Path, hop: stage_pb2.Hop) -> stage_pb2.Event: ...
+    async def push_round(self, path: Path, hops: Sequence[stage_pb2.Hop]) -> stage_pb2.Event: ...
 
     def accuse(self, link: HostLink, reason: str) -> None: ...
 
@@ -76,11 +76,16 @@ class Auditor:
         return self._random.random() < self.share
 
     async def audit(
-        self, path: Path, weights: Weights, opening: stage_pb2.Hop, event: stage_pb2.Event, alphabet: Alphabet = BYTES
+        self,
+        path: Path,
+        weights: Weights,
+        opening: Sequence[stage_pb2.Hop],
+        event: stage_pb2.Event,
+        alphabet: Alphabet = BYTES,
     ) -> bool:
         """Compute a sweep again; False when it was wrong. Who lied is taken out, where that can be told.
 
-        :param opening: the sweep's first hop, for hosts that have read nothing yet.
+        :param opening: the sweep's first hop, or its pieces, for hosts that have read nothing yet.
         :param event: what it ended in.
         :param alphabet: that the model reads.
 
@@ -96,79 +101,83 @@ class Auditor:
             return True
 
     async def _audit(
-        self, path: Path, weights: Weights, opening: stage_pb2.Hop, event: stage_pb2.Event, alphabet: Alphabet
+        self, path: Path, weights: Weights, opening: Sequence[stage_pb2.Hop], event: stage_pb2.Event, alphabet: Alphabet
     ) -> bool:
-        hop, compared = opening, 0
-        outcome: Outcome = opening
+        hops, compared = opening, 0
+        outcomes: Sequence[Outcome] = opening
         for link in path:
             others = self._replicas(link, weights)
             try:
-                outcome = await self._ask(link, hop)
+                outcomes = await self._ask(link, hops)
             except Refusal:  # what a liar might do, too: the end will tell
-                outcome = await self._ask_others(link, hop, others, alphabet)
+                outcomes = await self._ask_others(link, hops, others, alphabet)
                 compared += 1
                 others = []
             for other in others[:1]:
-                theirs = await self._ask(other, hop)
+                theirs = await self._ask(other, hops)
                 compared += 1
-                if not agree(outcome, theirs, alphabet):
-                    told = (link, outcome), (other, theirs)
-                    guilty, outcome = await self._judge(hop, *told, others[1:], alphabet)
+                if not all_agree(outcomes, theirs, alphabet):
+                    told = (link, outcomes), (other, theirs)
+                    guilty, outcomes = await self._judge(hops, *told, others[1:], alphabet)
                     if guilty is link:
                         return False
-            if isinstance(outcome, stage_pb2.Event):
+            if isinstance(outcomes[-1], stage_pb2.Event):
                 break
-            hop = outcome
-        if isinstance(outcome, stage_pb2.Hop):
+            hops = [outcome for outcome in outcomes if isinstance(outcome, stage_pb2.Hop)]
+        if isinstance(result := outcomes[-1], stage_pb2.Hop):
             raise Refusal(grpc.StatusCode.INTERNAL, "the last host handed a hop on instead of ending it")
-        if same_result(outcome, event) or not compared:
+        if same_result(result, event) or not compared:
             return True
-        await self._find_by_leaving_out(path, weights, opening, outcome)
+        await self._find_by_leaving_out(path, weights, opening, result)
         return False
 
-    async def _ask(self, link: HostLink, hop: stage_pb2.Hop) -> Outcome:
-        """What a host makes of a hop, in a session that is freed at once. Raises Refusal."""
-        question = stage_pb2.Hop()
-        question.CopyFrom(hop)
-        question.session = secrets.token_hex(16)
-        del question.passages[:]
+    async def _ask(self, link: HostLink, hops: Sequence[stage_pb2.Hop]) -> Sequence[Outcome]:
+        """What a host makes of hops, one after the other, in a session that is freed at once. Raises Refusal."""
+        session = secrets.token_hex(16)
         try:
-            async with asyncio.timeout(link.relay.hop_timeout_s):
-                outcome = await link.relay.run(question, onward=False)
+            return [await self._ask_one(link, hop, session) for hop in hops]
         except TimeoutError:
             raise Refusal(
                 grpc.StatusCode.UNAVAILABLE, f"{link.relay.host} did not answer within {link.relay.hop_timeout_s:g} s"
             ) from None
         finally:
-            self.ring.spawn(link.release(question.session))
+            self.ring.spawn(link.release(session))
+
+    async def _ask_one(self, link: HostLink, hop: stage_pb2.Hop, session: str) -> Outcome:
+        question = stage_pb2.Hop()
+        question.CopyFrom(hop)
+        question.session = session
+        del question.passages[:]
+        async with asyncio.timeout(link.relay.hop_timeout_s):
+            outcome = await link.relay.run(question, onward=False)
         check_passages(outcome.passages)
         self.counters.hops += 1
         self.counters.compute_ms += outcome.passages[-1].compute_ms if outcome.passages else 0.0
         return outcome
 
     async def _ask_others(
-        self, link: HostLink, hop: stage_pb2.Hop, others: list[HostLink], alphabet: Alphabet
-    ) -> Outcome:
+        self, link: HostLink, hops: Sequence[stage_pb2.Hop], others: list[HostLink], alphabet: Alphabet
+    ) -> Sequence[Outcome]:
         """What `link`, which does not answer, should have said: two must say so. Raises Refusal."""
         for other in others[:1]:
-            theirs = await self._ask(other, hop)
-            third = await self._third(hop, link, others[1:])
-            if third is not None and agree(theirs, third, alphabet):
+            theirs = await self._ask(other, hops)
+            third = await self._third(hops, link, others[1:])
+            if third is not None and all_agree(theirs, third, alphabet):
                 return theirs
         raise Refusal(grpc.StatusCode.UNAVAILABLE, f"host {link.entry.name} cannot be asked alone")
 
     async def _judge(
         self,
-        hop: stage_pb2.Hop,
-        mine: tuple[HostLink, Outcome],
-        theirs: tuple[HostLink, Outcome],
+        hops: Sequence[stage_pb2.Hop],
+        mine: tuple[HostLink, Sequence[Outcome]],
+        theirs: tuple[HostLink, Sequence[Outcome]],
         others: list[HostLink],
         alphabet: Alphabet,
-    ) -> tuple[HostLink | None, Outcome]:
-        """Which of two hosts that disagree lied, if that can be told, and the answer to go on with."""
-        third = await self._third(hop, mine[0], others)
-        for (link, outcome), (_, right) in ((mine, theirs), (theirs, mine)):
-            if third is not None and agree(right, third, alphabet) and not agree(outcome, third, alphabet):
+    ) -> tuple[HostLink | None, Sequence[Outcome]]:
+        """Which of two hosts that disagree lied, if that can be told, and the answers to go on with."""
+        third = await self._third(hops, mine[0], others)
+        for (link, outcomes), (_, right) in ((mine, theirs), (theirs, mine)):
+            if third is not None and all_agree(right, third, alphabet) and not all_agree(outcomes, third, alphabet):
                 self._accuse(link, "it computed something else than two others")
                 return link, right
         log.error(
@@ -179,17 +188,19 @@ class Auditor:
         )
         return None, mine[1]
 
-    async def _third(self, hop: stage_pb2.Hop, link: HostLink, others: list[HostLink]) -> Outcome | None:
+    async def _third(
+        self, hops: Sequence[stage_pb2.Hop], link: HostLink, others: list[HostLink]
+    ) -> Sequence[Outcome] | None:
         try:
-            if self.witness is not None and self.witness.knows(link.entry, hop.digest):
+            if self.witness is not None and self.witness.knows(link.entry, hops[0].digest):
                 loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._thread, self.witness.outcome, hop, link.entry)
+                return await loop.run_in_executor(self._thread, self.witness.outcomes, hops, link.entry)
         except OnesweepError as error:
             log.warning("the router's own checkpoint cannot be used for audits: %s", error)
-        return await self._ask(others[0], hop) if others else None
+        return await self._ask(others[0], hops) if others else None
 
     async def _find_by_leaving_out(
-        self, path: Path, weights: Weights, opening: stage_pb2.Hop, right: stage_pb2.Event
+        self, path: Path, weights: Weights, opening: Sequence[stage_pb2.Hop], right: stage_pb2.Event
     ) -> None:
         """Take the host of `path` out that lied in the ring, and not when it was asked alone."""
         names = ", ".join(link.entry.name for link in path)

@@ -26,7 +26,7 @@ class Candidates:
 
     texts: list[bytes]
     nats: Floats
-    """ln q of every byte, as the drafter gave them: (candidates, bytes)."""
+    """ln q of every symbol, as the drafter gave them: (candidates, symbols)."""
     compute_ms: float = 0.0
 
 
@@ -37,14 +37,14 @@ class Weights:
     shares: Floats
     """(candidates,), together 1."""
     divergence_bits: float
-    """KL(q || p) for a byte: the mean of log2 q/p over all candidates. Without bias, however few they are."""
+    """KL(q || p) for a symbol: the mean of log2 q/p over all candidates. Without bias, however few they are."""
 
     @property
     def effective(self) -> float:
         return effective(self.shares)
 
     def choose(self, seed: int, position: int) -> int:
-        """One candidate, drawn by weight with the numbers of `position`, that of its first byte."""
+        """One candidate, drawn by weight with the numbers of `position`, that of its first symbol."""
         return int(draw(self.shares[None], uniforms(seed, Purpose.CHOICE, position, 1, 1)[:, 0])[0])
 
 
@@ -54,7 +54,7 @@ def effective(shares: Floats) -> float:
 
 
 def weigh(drafted: Candidates, nats: Floats) -> Weights:
-    """:param nats: ln p of every byte: (candidates, bytes)."""
+    """:param nats: ln p of every symbol: (candidates, symbols)."""
     ratios = nats - drafted.nats
     totals = ratios.sum(axis=1)
     best = totals.max()
@@ -64,11 +64,11 @@ def weigh(drafted: Candidates, nats: Floats) -> Weights:
 
 
 def read_scores(payload: bytes, count: int, length: int) -> Floats:
-    """ln p of every byte of candidates from a `Scores` message: (count, length). Raises Refusal unless it has them."""
+    """ln p of every symbol of candidates from a `Scores` message: (count, length). Raises Refusal for another."""
     if len(payload) != 4 * count * length:
         raise Refusal(
             grpc.StatusCode.INTERNAL,
-            f"scores of {count} candidates of {length} bytes came back as {len(payload)} bytes",
+            f"scores of {count} candidates of {length} symbols came back as {len(payload)} bytes",
         )
     nats = np.frombuffer(payload, dtype="<f4").astype(np.float64).reshape(count, length)
     if np.isnan(nats).any():
@@ -77,7 +77,7 @@ def read_scores(payload: bytes, count: int, length: int) -> Floats:
 
 
 def check_scores(event: stage_pb2.Event, shape: tuple[int, ...]) -> None:
-    """Raise Refusal unless `event` brings scores of (count, length) bytes."""
+    """Raise Refusal unless `event` brings scores of (count, length) symbols."""
     read_scores(event.scores.nats, *shape)
 
 

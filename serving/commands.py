@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from serving.certs_commands import register_certs
 from serving.client_options import add_router_options, client_of
 from serving.http.commands import register as register_http
+from serving.ngram.commands import register_ngram
 from serving.service_commands import register_service
 from serving.shipped import SHIPPED
 from serving.token_commands import register_token
@@ -104,6 +105,7 @@ def register(subparsers: Subparsers) -> None:
     register_service(subparsers)
     register_certs(subparsers)
     register_token(subparsers)
+    register_ngram(subparsers)
 
     demo = subparsers.add_parser("demo", help="three hosts here, one prompt in every mode, then stop")
     demo.add_argument("--prompt", default=DEMO_PROMPT)
@@ -129,15 +131,21 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens; a byte model's tokens are bytes")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
     parser.add_argument(
-        "--chunk", type=int, metavar="C", help="tokens a sweep, modes chunked, infill (32), resample (32, then adapted)"
+        "--chunk",
+        type=int,
+        metavar="C",
+        help="tokens a sweep, modes chunked, infill (32 bytes, 8 tokens), resample (32 bytes, 12 tokens, then adapted)",
     )
     parser.add_argument("--temperature", type=float, metavar="T", help="0 = most likely (0.8)")
     parser.add_argument("--steps", type=int, metavar="K", help="Euler steps in each block (8)")
     parser.add_argument("--codec", metavar="NAME", help="what travels: fp32, int8, int4 (int8; AR modes: fp32, int8)")
     parser.add_argument("--sampler", metavar="NAME", help="modes sweep, chunked: stochastic, ode (stochastic)")
-    parser.add_argument("--drafter", metavar="D", help="who guesses, mode ar-speculative: model, lookup, both (both)")
+    parser.add_argument("--drafter", metavar="D", help="who guesses, ar-speculative: both, model, ngram, lookup (both)")
     parser.add_argument(
         "--draft", type=int, metavar="N", help="tokens guessed a sweep, ar-speculative, verified (what pays)"
+    )
+    parser.add_argument(
+        "--branches", type=int, metavar="N", help="alternatives guessed at a place, ar-speculative (what pays)"
     )
     parser.add_argument(
         "--scorer", metavar="S", help="who scores, modes resample, verified, infill: chain, ar (what is there)"
@@ -301,7 +309,8 @@ def run_demo(options: argparse.Namespace) -> int:
 def _request_settings(options: argparse.Namespace) -> dict[str, Any]:
     names = ("max_bytes", "max_tokens", "seed", "chunk", "temperature", "steps", "codec", "sampler", "drafter", "draft")
     return {
-        name: getattr(options, name) for name in (*names, "scorer", "candidates", "suffix", "budget_ms", "timeout_s")
+        name: getattr(options, name)
+        for name in (*names, "branches", "scorer", "candidates", "suffix", "budget_ms", "timeout_s")
     }
 
 

@@ -43,7 +43,7 @@ class Hop:
     rtt_ms: float
     rtt_min_ms: float
     state_ms: float
-    """A full-size state there, and a receipt back."""
+    """A full-size state there, and a receipt back: the best."""
     rate_mbps: float
 
 
@@ -219,9 +219,10 @@ def _judge_hop(report: Report, hop: Hop) -> None:
             f"{hop.rate_mbps:.1f} Mbit/s: a full state takes {serial_ms:.0f} ms; try --codec int4, or another link",
         )
     if hop.rtt_ms > 2 * hop.rtt_min_ms + 5:
-        report.bad(
+        report.note(  # a host that is in use is not ill
             where,
-            f"round trips vary from {hop.rtt_min_ms:.1f} to {hop.rtt_ms:.1f} ms (median): the link or host is busy",
+            f"round trips vary from {hop.rtt_min_ms:.1f} to {hop.rtt_ms:.1f} ms (median): the link or host is busy; "
+            "measure again while nothing else runs",
         )
     serialised_ms = STATE_BYTES * 8 / 1000 / hop.rate_mbps
     if hop.state_ms > 1.5 * hop.rtt_ms + serialised_ms + 2:

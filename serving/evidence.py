@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from stages.alphabet import BYTES, Alphabet
-from stages.codec import CODECS, FEATURE_LIMIT, StateCodec
+from stages.codec import CODECS, FEATURE_LIMIT, HIDDEN, StateCodec
 from stages.errors import CodecError
 from stages.hop import Outcome
 from stages.sweep import FEATURES
@@ -28,9 +30,15 @@ def agree(one: Outcome, other: Outcome, alphabet: Alphabet = BYTES) -> bool:
     if one.WhichOneof("work") == "sweep":
         mine, theirs = one.sweep, other.sweep
         estimates = _near(mine.estimate, theirs.estimate, CODECS.get(mine.codec), mine.slots)
-        return estimates and _near(mine.features, theirs.features, FEATURES, len(mine.clean))
+        read = _near(mine.features, theirs.features, FEATURES, alphabet.count(mine.clean))
+        return estimates and read and _near(mine.slot_features, theirs.slot_features, FEATURES, mine.slots)
     rows = alphabet.count(one.step.clean) + sum(alphabet.count(each) - 1 for each in one.step.candidates)
-    return _near(one.step.hidden, other.step.hidden, CODECS.get(one.step.codec), rows)
+    return _near(one.step.hidden, other.step.hidden, HIDDEN.get(one.step.codec), rows)
+
+
+def all_agree(ours: Sequence[Outcome], theirs: Sequence[Outcome], alphabet: Alphabet = BYTES) -> bool:
+    """Whether two hosts made the same of the same hops, one by one."""
+    return all(agree(*pair, alphabet) for pair in zip(ours, theirs, strict=True))
 
 
 def same_result(one: stage_pb2.Event, other: stage_pb2.Event) -> bool:
@@ -41,8 +49,9 @@ def same_result(one: stage_pb2.Event, other: stage_pb2.Event) -> bool:
     if kind == "scores":
         return _close(_floats(one.scores.nats), _floats(other.scores.nats))
     if kind == "verdict":
-        same = one.verdict.accepted == other.verdict.accepted
-        return same and _close(_floats(one.verdict.odds), _floats(other.verdict.odds))
+        mine, theirs = one.verdict, other.verdict
+        same = (mine.accepted, mine.symbols) == (theirs.accepted, theirs.symbols)
+        return same and _close(_floats(mine.odds), _floats(theirs.odds))
     return one.text == other.text
 
 
@@ -55,6 +64,7 @@ def _but_numbers(hop: stage_pb2.Hop) -> stage_pb2.Hop:
     if told.WhichOneof("work") == "sweep":
         told.sweep.ClearField("estimate")
         told.sweep.ClearField("features")
+        told.sweep.ClearField("slot_features")
     elif told.WhichOneof("work") == "step":
         told.step.ClearField("hidden")
     return told
@@ -69,8 +79,9 @@ def _near(mine: bytes, theirs: bytes, codec: StateCodec | None, rows: int) -> bo
         a, b = (codec.decode(each, rows, codec.dim(len(each), rows), FEATURE_LIMIT).numpy() for each in (mine, theirs))
     except CodecError:
         return False
-    largest = np.maximum(np.abs(a), np.abs(b)).max(axis=1, initial=0.0, keepdims=True)
-    allowed = TOLERANCE * np.maximum(largest, 1.0) + STEPS * codec.step * largest
+    magnitudes = np.maximum(np.abs(a), np.abs(b))
+    largest = magnitudes.max(axis=1, initial=0.0, keepdims=True)
+    allowed = TOLERANCE * np.maximum(largest, 1.0) + STEPS * codec.steps(magnitudes)
     return bool((np.abs(a - b) <= allowed).all())
 
 

@@ -9,6 +9,7 @@ Each remembers how likely it was to be drawn and kept: weighed by p / that chanc
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,22 +19,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from serving.branches import Grown
+from serving.branches import ROUND, rows_at_once
 from serving.candidates import Floats, draw
 from serving.local import LocalSequence
-from stages.architecture import VOCABULARY
-from stages.randomness import Purpose, uniforms
+from stages.randomness import Purpose, gumbels_of, uniforms
 from stages.scoring import log_probabilities
 
-PEEK = 4
-"""Bytes of what follows after which most fillings are given up."""
 SPARE = 4
 """How many times as many as are wanted go on from there."""
 
 
 @dataclass(frozen=True)
 class Fillings:
-    """Bytes that may stand in a gap, all of one length, no two the same."""
+    """Symbols that may stand in a gap, all of one length, no two the same."""
 
     texts: list[bytes]
     nats: Floats
@@ -79,30 +77,33 @@ def _kept_chances(weights: Floats, count: int) -> Floats:
 
 
 class Filler:
-    """Writes fillings after a sequence's text, a byte of all of them at a time. Other requests get turns between."""
+    """Writes fillings after a sequence's text, a symbol of all of them at a time. Other requests get turns between."""
 
-    def __init__(self, sequence: LocalSequence) -> None:
-        self.sequence = sequence
+    def __init__(self, sequence: LocalSequence, peek: int) -> None:
+        """:param peek: symbols of what follows after which most fillings are given up."""
+        self.sequence, self.peek = sequence, peek
 
     async def write(
         self, text: bytes, length: int, following: bytes, drafts: int, count: int, number: int = 0
     ) -> Fillings:
-        """At most `count` fillings of `length` bytes between `text` and `following`, from `drafts` different ones.
+        """At most `count` fillings of `length` symbols between `text` and `following`, from `drafts` different ones.
 
         :param number: of the round. Another round draws other numbers.
         """
-        beam = _Beam(self.sequence, text, length + len(following), drafts, number)
-        u = uniforms(self.sequence.seed, Purpose.CHOICE, len(text), 1, 3)[0, 1:]
+        alphabet = self.sequence.model.alphabet
+        after = alphabet.symbols(following)
+        beam = _Beam(self.sequence, text, length + len(after), drafts, number)
+        u = uniforms(self.sequence.seed, Purpose.CHOICE, alphabet.count(text), 1, 3)[0, 1:]
         turns: list[Callable[[], None]] = [beam.open, *[beam.grow] * length, beam.close]
-        turns += [partial(beam.follow, byte) for byte in following[:PEEK]]
-        if len(following) > PEEK:
+        turns += [partial(beam.follow, symbol) for symbol in after[: self.peek]]
+        if len(after) > self.peek:
             turns.append(partial(beam.thin, SPARE * count, u[0]))
-            turns += [partial(beam.follow, byte) for byte in following[PEEK:]]
+            turns += [partial(beam.follow, symbol) for symbol in after[self.peek :]]
         turns.append(partial(beam.thin, count, u[1]))
         loop, compute = asyncio.get_running_loop(), self.sequence.model.compute
         for turn in turns:
             await loop.run_in_executor(compute, turn)
-        return Fillings([row.tobytes() for row in beam.written], beam.nats, beam.chances, beam.compute_ms)
+        return Fillings([alphabet.encode(row) for row in beam.written], beam.nats, beam.chances, beam.compute_ms)
 
 
 class _Beam:
@@ -111,7 +112,8 @@ class _Beam:
     def __init__(self, sequence: LocalSequence, text: bytes, room: int, count: int, number: int) -> None:
         self.sequence, self.text, self.room, self.number = sequence, text, room, number
         self.width = count + 1  # the first one that is left out tells the chances of the others
-        self.written = np.empty((1, 0), dtype=np.uint8)
+        self.rows = min(rows_at_once(sequence.model.alphabet.size), self.width)
+        self.written = np.empty((1, 0), dtype=np.int64)
         self.nats, self.chances, self.keys = np.zeros(1), np.zeros(1), np.zeros(1)
         self.compute_ms = 0.0
         self._complete = True
@@ -119,30 +121,31 @@ class _Beam:
     @torch.inference_mode()
     def open(self) -> None:
         """Read the text."""
-        begin, sequence = time.perf_counter(), self.sequence
-        self._logits = sequence.logits_after(self.text)
-        self._grown = [Grown(stage, caches, self.room, 1) for stage, caches in zip(*sequence.parts, strict=True)]
-        self._fresh = True
+        begin, text = time.perf_counter(), self.sequence.text
+        self._logits = text.logits_after(self.text)
+        self._forks, self._fresh = text.fork(1, self.room), True
+        # the first symbol has one parent: what the second one's children would draw by is free
+        self.keys = self._gumbels(1, 1)[:, 0]
         self.compute_ms += (time.perf_counter() - begin) * 1000
 
     @torch.inference_mode()
     def grow(self) -> None:
-        """One more byte."""
-        begin = time.perf_counter()
+        """One more symbol."""
+        begin, size = time.perf_counter(), self._logits.shape[1]
         self._read()
-        nats = self.nats[:, None] + log_probabilities(self._logits, self.sequence.temperature)
-        noise = self._gumbels(nats.size + 1)
-        if not self.written.shape[1]:
-            self.keys = noise[:1]
-        keys = _below(nats + noise[1:].reshape(nats.shape), self.keys).flatten()
-        self._complete &= len(keys) <= self.width
-        best = np.argpartition(-keys, self.width)[: self.width] if len(keys) > self.width else np.arange(len(keys))
-        best = best[np.argsort(-keys[best], kind="stable")]
-        parents, chosen = best // VOCABULARY, (best % VOCABULARY).astype(np.uint8)
+        best = _Best(self.width)
+        self._complete &= len(self.keys) * size <= self.width
+        for piece, at in enumerate(range(0, len(self.keys), self.rows)):
+            if self.keys[at] < best.least:  # no child is above its parent, and parents come in order
+                break
+            part = slice(at, at + self.rows)
+            nats = self.nats[part, None] + log_probabilities(self._logits[part], self.sequence.temperature)
+            best.add(_below(nats + self._gumbels(piece, len(nats)), self.keys[part]), nats, at * size)
+        order = np.argsort(-best.keys, kind="stable")
+        self.keys, self.nats, (parents, chosen) = best.keys[order], best.nats[order], divmod(best.places[order], size)
         self.written = np.column_stack([self.written[parents], chosen])
-        self.nats, self.keys = nats.flatten()[best], keys[best]
-        self._bytes, self._fresh = chosen, False
-        self._select(parents)
+        self._symbols, self._fresh = chosen, False
+        self._forks.select(parents)
         self.compute_ms += (time.perf_counter() - begin) * 1000
 
     @torch.inference_mode()
@@ -157,12 +160,13 @@ class _Beam:
         self._keep(np.arange(len(self.keys) - 1))
 
     @torch.inference_mode()
-    def follow(self, byte: int) -> None:
-        """Read on: a byte that follows all of them."""
+    def follow(self, symbol: int) -> None:
+        """Read on: a symbol that follows all of them."""
         begin = time.perf_counter()
         self._read()
-        self.nats = self.nats + log_probabilities(self._logits, self.sequence.temperature)[:, byte]
-        self._bytes = np.full(len(self.nats), byte, dtype=np.uint8)
+        parts = (log_probabilities(part, self.sequence.temperature) for part in self._logits.split(self.rows))
+        self.nats = self.nats + np.concatenate([nats[:, symbol] for nats in parts])
+        self._symbols = np.full(len(self.nats), symbol)
         self.compute_ms += (time.perf_counter() - begin) * 1000
 
     @torch.inference_mode()
@@ -175,28 +179,45 @@ class _Beam:
 
     def _keep(self, chosen: NDArray[np.int64]) -> None:
         self.written, self.nats, self.keys = self.written[chosen], self.nats[chosen], self.keys[chosen]
-        self.chances, self._bytes = self.chances[chosen], self._bytes[chosen]
-        self._select(chosen)
+        self.chances, self._symbols = self.chances[chosen], self._symbols[chosen]
+        self._forks.select(chosen)
 
     def _read(self) -> None:
-        """Read the last byte of each."""
-        if self._fresh:
-            return
-        x = torch.from_numpy(self._bytes.astype(np.int64))
-        for part in self._grown:
-            x = part.read(x)
-        self._logits = self._grown[-1].stage.next_byte(x)
+        """Read the last symbol of each."""
+        if not self._fresh:
+            self._logits = self._forks.read(self._symbols)
 
-    def _select(self, parents: NDArray[np.int64]) -> None:
-        for part in self._grown:
-            part.select(torch.from_numpy(parents))
+    def _gumbels(self, piece: int, rows: int) -> Floats:
+        """Standard Gumbel numbers of this symbol's position for the children of some parents: (rows, vocabulary).
 
-    def _gumbels(self, count: int) -> Floats:
-        """Standard Gumbel numbers of this byte's position: (count,)."""
-        position = len(self.text) + self.written.shape[1]
-        most = self.width * VOCABULARY + 1  # as many at each position, so that none are drawn twice
-        u = uniforms(self.sequence.seed, Purpose.CANDIDATE, position, 1, most, self.number)[0, :count]
-        return np.asarray(-np.log(-np.log(u * (1 - 2.0**-53))))
+        :param piece: which of the parents: each piece draws from a stream of its own.
+        """
+        alphabet = self.sequence.model.alphabet
+        position, step = alphabet.count(self.text) + self.written.shape[1], self.number * ROUND + piece
+        u = uniforms(self.sequence.seed, Purpose.CANDIDATE, position, 1, self.rows * alphabet.size, step)[0]
+        return gumbels_of(u[: rows * alphabet.size].reshape(rows, -1))
+
+
+class _Best:
+    """Those with the largest keys of all that were seen: their keys, ln q, and places in the order of all."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.keys, self.nats, self.places = np.empty(0), np.empty(0), np.empty(0, dtype=np.int64)
+
+    @property
+    def least(self) -> float:
+        """What a key must be above to be one of them."""
+        return float(self.keys.min()) if len(self.keys) == self.count else -math.inf
+
+    def add(self, keys: Floats, nats: Floats, place: int) -> None:
+        """Look at these (any shape), of which the first has this place."""
+        self.keys = np.concatenate([self.keys, keys.flatten()])
+        self.nats = np.concatenate([self.nats, nats.flatten()])
+        self.places = np.concatenate([self.places, np.arange(place, place + keys.size)])
+        if len(self.keys) > self.count:
+            kept = np.argpartition(-self.keys, self.count)[: self.count]
+            self.keys, self.nats, self.places = self.keys[kept], self.nats[kept], self.places[kept]
 
 
 def _below(keys: Floats, tops: Floats) -> Floats:

@@ -27,6 +27,7 @@ SETTINGS: Mapping[str, type] = {
     "sampler": str,
     "drafter": str,
     "draft": int,
+    "branches": int,
 }
 """What an option can say about a request."""
 

@@ -23,7 +23,7 @@ RELEASE_AFTER_S = 0.005
 MOST_OWED = 4096
 MESSAGE_BYTES = 64 << 20
 SILENT_S = 1.0
-"""A host that answers no keep-warm message for so long, and three round trips, is taken for lost."""
+"""A host whose answer to the next keep-warm message is so late, and by three round trips, is taken for lost."""
 LEARN = 0.1
 
 Weights = tuple[str, ...]
@@ -64,13 +64,15 @@ class HostLink:
         """What a hop may have to wait for here."""
         return self.sessions * self.hop_ms
 
-    @property
-    def silent_s(self) -> float | None:
-        """How long nothing was heard, if that is too long."""
+    def silent_s(self, pause_s: float) -> float | None:
+        """How long nothing was heard, if that is too long.
+
+        :param pause_s: between keep-warm messages, whose answers are what is heard.
+        """
         if self.relay.answered_at is None:
             return None
         quiet_s = time.monotonic() - self.relay.answered_at
-        return quiet_s if quiet_s > SILENT_S + 3 * (self.relay.least_rtt_ms or 0.0) / 1000 else None
+        return quiet_s if quiet_s > pause_s + SILENT_S + 3 * (self.relay.least_rtt_ms or 0.0) / 1000 else None
 
     def learn(self, passage: stage_pb2.Passage) -> None:
         """Book what a hop took."""

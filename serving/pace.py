@@ -7,14 +7,42 @@ longer one saves trips.
 
 from __future__ import annotations
 
-from serving.candidates import Weights
-from stages.scoring import MAX_SCORED_ROWS
+from dataclasses import dataclass, replace
 
-CHUNK = 32
-CANDIDATES = 32
-MAX_CHUNK = 96
-MAX_CANDIDATES = 64
-"""Most that are taken without being asked for: their hidden states travel from host to host."""
+from serving.candidates import Weights
+from stages.alphabet import BYTES, Alphabet
+from stages.scoring import MAX_LOGITS, MAX_SCORED_ROWS, most_scored
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a request begins with, and the most that is taken without being asked for."""
+
+    chunk: int
+    candidates: int
+    most_chunk: int
+    most_candidates: int
+    """Their hidden states travel from host to host."""
+    rows: int = MAX_SCORED_ROWS
+    """Symbols of all candidates of a sweep together."""
+
+
+OF_BYTES = Sizes(chunk=32, candidates=32, most_chunk=96, most_candidates=64)
+OF_TOKENS = Sizes(chunk=12, candidates=32, most_chunk=32, most_candidates=64)
+"""A token is about four bytes. Eight would be as much text; with twelve, 128 tokens take eleven trips, less than a
+tenth of those of `ar`."""
+
+
+def sizes_of(alphabet: Alphabet, width: int) -> Sizes:
+    """Those for texts of these symbols, scored by a model of that width."""
+    rows = most_scored(width)
+    if alphabet == BYTES:
+        return replace(OF_BYTES, rows=rows)
+    room = MAX_LOGITS // alphabet.size  # in the drafter, which looks at the odds of every symbol after each of them
+    few, most = (min(count, room) for count in (OF_TOKENS.candidates, OF_TOKENS.most_candidates))
+    return replace(OF_TOKENS, candidates=few, most_candidates=most, rows=rows)
+
+
 LOOK = 2
 """Sweeps with the same numbers before they are judged: one alone says little."""
 FEW = 1.2
@@ -31,12 +59,12 @@ class Pace:
     first, so there are never more trips than with it.
     """
 
-    def __init__(self, max_bytes: int, chunk: int | None, candidates: int | None) -> None:
-        """:param max_bytes: of the whole text.
+    def __init__(self, max_symbols: int, chunk: int | None, candidates: int | None, sizes: Sizes = OF_BYTES) -> None:
+        """:param max_symbols: of the whole text.
         :param chunk, candidates: the user's, or None."""
-        rows = MAX_SCORED_ROWS
-        self.chunk = self._first = min(chunk or min(CHUNK, rows // (candidates or CANDIDATES)), max_bytes)
-        self.candidates = candidates or max(1, min(CANDIDATES, rows // self.chunk))
+        rows, self.sizes = sizes.rows, sizes
+        self.chunk = self._first = min(chunk or min(sizes.chunk, rows // (candidates or sizes.candidates)), max_symbols)
+        self.candidates = candidates or max(1, min(sizes.candidates, rows // self.chunk))
         self._longer, self._more = chunk is None, candidates is None
         self._effective = list[float]()
 
@@ -52,6 +80,6 @@ class Pace:
             if self.chunk > self._first:
                 self.chunk = max(self._first, self.chunk * 2 // 3)
             elif self._more:
-                self.candidates = min(2 * self.candidates, MAX_CANDIDATES, MAX_SCORED_ROWS // self.chunk)
+                self.candidates = min(2 * self.candidates, self.sizes.most_candidates, self.sizes.rows // self.chunk)
         elif effective > MANY * self.candidates and self._longer:
-            self.chunk = min(self.chunk * 3 // 2, MAX_CHUNK, MAX_SCORED_ROWS // self.candidates)
+            self.chunk = min(self.chunk * 3 // 2, self.sizes.most_chunk, self.sizes.rows // self.candidates)

@@ -34,6 +34,7 @@ class RequestSettings(TypedDict, total=False):
     sampler: str | None
     drafter: str | None
     draft: int | None
+    branches: int | None
     scorer: str | None
     candidates: int | None
     suffix: str | bytes
@@ -60,6 +61,7 @@ def request_of(
     sampler: str | None = None,
     drafter: str | None = None,
     draft: int | None = None,
+    branches: int | None = None,
     scorer: str | None = None,
     candidates: int | None = None,
     suffix: str | bytes = b"",
@@ -88,6 +90,7 @@ def request_of(
         ("chunk", chunk, 1, MAX_BYTES),
         ("steps", steps, 1, MAX_BYTES),
         ("draft", draft, 1, MAX_BYTES),
+        ("branches", branches, 1, MAX_BYTES),
         ("candidates", candidates, 1, MAX_BYTES),
         ("budget_ms", budget_ms, 1, MAX_BYTES),
     ):
@@ -105,6 +108,7 @@ def request_of(
         sampler=sampler,
         drafter=drafter,
         draft=draft,
+        branches=branches,
         scorer=scorer,
         candidates=candidates,
         suffix=following,

@@ -49,6 +49,9 @@ class Result:
     """Guesses that counted: those that were right, and the first wrong one of each sweep."""
     output: bytes = field(repr=False)
     """The exact bytes; `text` shows those that are no UTF-8 as U+FFFD."""
+    ahead_ms: float = 0.0
+    """The router's arithmetic for guesses while the sweep before was under way, and how many sweeps had such ones."""
+    ahead_used: int = 0
     scorer: str = ""
     """What scored or verified; empty where nothing did."""
     chunk: int = 0
@@ -104,6 +107,8 @@ def result_of(summary: router_pb2.Summary, output: bytes) -> Result:
         drafted=summary.drafted,
         accepted=summary.accepted,
         reached=summary.reached,
+        ahead_ms=round(summary.ahead_ms, 3),
+        ahead_used=summary.ahead_used,
         scorer=summary.scorer,
         chunk=summary.chunk,
         candidates=summary.candidates,

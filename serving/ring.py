@@ -25,6 +25,7 @@ from serving.topology import HostEntry
 from serving.witness import Witness
 from stages.alphabet import BYTES, Alphabet
 from stages.meter import LinkMeter
+from stages.pieces import MAX_PIECES
 from stages.refusal import Refusal
 from stages.relay import KEEP_WARM_S
 from stages.security import LOOPBACK_ONLY, Security
@@ -52,6 +53,8 @@ class RingSettings:
     route: Route = "ring"
     audit_share: float = 0.0
     """Sweeps that are computed again by other hosts, of all."""
+    pieces: int = MAX_PIECES
+    """Hops that a long step is sent in at most; 1 only shows what pieces are worth."""
 
 
 class Ring:
@@ -119,6 +122,11 @@ class Ring:
         """How long a request waits for hosts that are lost."""
         return self.settings.hop_timeout_s
 
+    @property
+    def pieces(self) -> int:
+        """Hops that a long step is sent in at most."""
+        return self.settings.pieces
+
     def problem_of(self, weights: Weights | None) -> str:
         """Why no request can use the hosts that hold `weights`; None: those that hold any that are the same."""
         for link in self.links:
@@ -173,8 +181,8 @@ class Ring:
             link.sessions -= 1
             self.spawn(link.release(attempt.name))
 
-    def send(self, session: Session, attempt: Attempt, hop: stage_pb2.Hop) -> None:
-        """Put a hop on its way; the session hears of its end."""
+    def send(self, session: Session, attempt: Attempt, hops: Sequence[stage_pb2.Hop]) -> None:
+        """Put the hops of a sweep or step on their way; the session hears of its end."""
         first = attempt.path[0]
 
         def settled(refusal: Refusal | None) -> None:
@@ -183,30 +191,33 @@ class Ring:
                 session.fault(attempt, fault)
 
         if self.settings.route == "ring":
-            first.relay.send(hop, settled)
+            for hop in hops:
+                first.relay.send(hop, settled)
         else:
             onward = self.settings.route == "nested"
             self.spawn(
-                call_round(attempt.path, hop, onward, session.alphabet, lambda event: session.deliver(attempt, event))
+                call_round(attempt.path, hops, onward, session.alphabet, lambda event: session.deliver(attempt, event))
             )
 
-    async def push_round(self, path: Path, hop: stage_pb2.Hop) -> stage_pb2.Event:
+    async def push_round(self, path: Path, hops: Sequence[stage_pb2.Hop]) -> stage_pb2.Event:
         """Send one sweep round a path, as any other, in a session of its own. Raises Refusal."""
-        sent = stage_pb2.Hop()
-        sent.CopyFrom(hop)
-        sent.session, sent.place = secrets.token_hex(16), 0
-        sent.path[:] = [link.entry.address for link in path]
-        self._rounds[sent.session] = result = asyncio.get_running_loop().create_future()
+        name = secrets.token_hex(16)
+        self._rounds[name] = result = asyncio.get_running_loop().create_future()
         try:
-            await path[0].relay.push(sent)
+            for hop in hops:
+                sent = stage_pb2.Hop()
+                sent.CopyFrom(hop)
+                sent.session, sent.place = name, 0
+                sent.path[:] = [link.entry.address for link in path]
+                await path[0].relay.push(sent)
             async with asyncio.timeout(self.settings.hop_timeout_s):
                 event = await result
         except TimeoutError:
             raise Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, "an audited sweep did not come back") from None
         finally:
-            del self._rounds[sent.session]
+            del self._rounds[name]
             for link in path:
-                self.spawn(link.release(sent.session))
+                self.spawn(link.release(name))
         if event.WhichOneof("outcome") == "fault":
             raise Refusal.numbered(event.fault.code, event.fault.message)
         return event
@@ -279,14 +290,14 @@ class Ring:
 
     async def watch(self) -> None:
         """Take hosts for lost that fell silent, for ever: one that is frozen, or behind a cut link, closes nothing."""
-        before = time.monotonic()
+        before, pause_s = time.monotonic(), self.settings.keep_warm_s
         while True:
             await asyncio.sleep(WATCH_S)
             now = time.monotonic()
             stalled = now - before > 3 * WATCH_S  # then it was this process that heard nobody
             before = now
             for link in self.links:
-                if not stalled and not link.problem and (silent_s := link.silent_s) is not None:
+                if not stalled and not link.problem and (silent_s := link.silent_s(pause_s)) is not None:
                     self._lose(link, f"it has been silent for {silent_s:.1f} s")
 
     def _deliver(self, event: stage_pb2.Event) -> None:

@@ -6,7 +6,7 @@ at the router.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 import grpc
@@ -31,10 +31,18 @@ def check_route(text: str) -> Route:
 
 
 async def call_round(
-    path: Path, hop: stage_pb2.Hop, onward: bool, alphabet: Alphabet, deliver: Callable[[stage_pb2.Event], None]
+    path: Path,
+    hops: Sequence[stage_pb2.Hop],
+    onward: bool,
+    alphabet: Alphabet,
+    deliver: Callable[[stage_pb2.Event], None],
 ) -> None:
-    """Have the hosts do `hop`, and the AR steps after it, as calls that return; delivers each result, or a fault."""
+    """Have the hosts do a sweep or step, and the AR steps after it, as calls that return; delivers each result, or a
+    fault. `hops`: of the first, piece after piece."""
+    *pieces, hop = hops
     try:
+        for piece in pieces:
+            await _around(path, piece, onward)
         event = await _around(path, hop, onward)
         deliver(event)
         while hop.WhichOneof("work") == "step" and hop.step.remaining > 1:

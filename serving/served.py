@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Self
 
 from serving.conditions import Conditions
+from serving.drafters import NO_DRAFTERS, Drafters, read_drafters
 from serving.frontier import read_frontier
-from serving.local import LocalModel
 from serving.modes import Mode, all_modes
 from serving.modes.auto import Guide
 from serving.spellings import NO_TOKENS, Spellings, read_spellings
 from serving.view import RingView
-from stages.bundle import FRONTIER_NAME, find_bundle
+from stages.bundle import FRONTIER_NAME
 from stages.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 class OwnParts:
     """What the router itself has of a release."""
 
-    local: LocalModel | None
+    drafters: Drafters
     guide: Guide
     directory: Path | None
     """The bundle."""
@@ -36,20 +36,19 @@ class OwnParts:
 
         :param frontier: what `auto` chooses from; None = the bundle's, if it has one: a bad one stops `auto` only.
         """
-        where = find_bundle(directory).local if directory else None
-        local = LocalModel(where) if where else None
-        digest = local.digest if local else ""
+        drafters = read_drafters(directory) if directory else NO_DRAFTERS
+        digest = drafters.local.digest if drafters.local else ""
         spellings = read_spellings(directory) if directory else NO_TOKENS
         if frontier is not None:
-            return cls(local, Guide(read_frontier(frontier), local_digest=digest), directory, spellings)
+            return cls(drafters, Guide(read_frontier(frontier), local_digest=digest), directory, spellings)
         path = directory / FRONTIER_NAME if directory else None
         if path is None or not path.exists():
-            return cls(local, Guide(), directory, spellings)
+            return cls(drafters, Guide(), directory, spellings)
         try:
-            return cls(local, Guide(read_frontier(path), local_digest=digest), directory, spellings)
+            return cls(drafters, Guide(read_frontier(path), local_digest=digest), directory, spellings)
         except InputError as error:
             log.warning("%s", error)
-            return cls(local, Guide(problem=str(error)), directory, spellings)
+            return cls(drafters, Guide(problem=str(error)), directory, spellings)
 
 
 @dataclass(eq=False)
@@ -68,7 +67,7 @@ class Served:
     @classmethod
     def over(cls, view: RingView, own: OwnParts, name: str = "") -> Self:
         conditions = Conditions(view.rtts_ms)
-        modes = all_modes(view, own.local, own.guide, conditions, own.spellings)
+        modes = all_modes(view, own.drafters, own.guide, conditions, own.spellings)
         return cls(view, modes, conditions, own.directory, name)
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -24,6 +24,7 @@ from serving.paths import Path, Suspects
 from serving.patience import Patience
 from stages.admission import check_passages
 from stages.alphabet import BYTES, Alphabet
+from stages.pieces import hops_of
 from stages.refusal import Refusal
 from stages.sessions import KINDS, Kind
 from stages.v1 import stage_pb2
@@ -77,7 +78,10 @@ class Carrier(Protocol):
 
     def end(self, attempt: Attempt) -> None: ...
 
-    def send(self, session: Session, attempt: Attempt, hop: stage_pb2.Hop) -> None: ...
+    @property
+    def pieces(self) -> int: ...
+
+    def send(self, session: Session, attempt: Attempt, hops: Sequence[stage_pb2.Hop]) -> None: ...
 
 
 class Session:
@@ -294,7 +298,7 @@ class Session:
     def _send(self, attempt: Attempt, work: Work) -> None:
         hop = self._hop(attempt, work)
         ticket.stamp(hop)
-        self.ring.send(self, attempt, hop)
+        self.ring.send(self, attempt, hops_of(hop, self.alphabet, self.ring.pieces))
 
     def _hop(self, attempt: Attempt, work: Work) -> stage_pb2.Hop:
         hop = stage_pb2.Hop(
@@ -318,7 +322,8 @@ class Session:
         if opening.WhichOneof("work") == "step":
             opening.step.remaining = 1
         self._helpers.update(attempt.path)
-        if not await self.ring.auditor.audit(attempt.path, self.weights, opening, event, self.alphabet):
+        hops = hops_of(opening, self.alphabet)
+        if not await self.ring.auditor.audit(attempt.path, self.weights, hops, event, self.alphabet):
             self._betrayed = self._betrayed or "a sweep was wrong"
 
     def _give_up(self, attempt: Attempt) -> None:

@@ -9,6 +9,9 @@ from typing import ClassVar
 
 from stages.alphabet import BYTES, Alphabet
 
+BYTES_NAME = "bytes"
+"""What a manifest calls the tokenizer of a byte model."""
+
 
 @dataclass(frozen=True)
 class Message:
@@ -36,12 +39,18 @@ class Spelling(ABC):
     noun: ClassVar[str]
     """What sentences call them."""
     alphabet: Alphabet
+    tokenizer: str
+    """Which symbols they are: `bytes`, or the SHA-256 of a tokenizer's file."""
     ends: frozenset[int] = frozenset()
     """Symbols that say that a text ends."""
 
     @abstractmethod
     async def spell(self, text: bytes) -> bytes:
         """A text in symbols. text: UTF-8."""
+
+    @abstractmethod
+    def plain(self, text: str) -> bytes:
+        """A piece of a text in symbols, without those that texts begin with. Blocks."""
 
     @abstractmethod
     async def spell_chat(self, messages: Sequence[Message]) -> tuple[bytes, int]:
@@ -69,10 +78,13 @@ class ByteSpelling(Spelling):
     """A text is its own symbols. The model goes on with texts and knows no roles: messages are a line each."""
 
     noun = "bytes"
-    alphabet = BYTES
+    alphabet, tokenizer = BYTES, BYTES_NAME
 
     async def spell(self, text: bytes) -> bytes:
         return text
+
+    def plain(self, text: str) -> bytes:
+        return text.encode()
 
     async def spell_chat(self, messages: Sequence[Message]) -> tuple[bytes, int]:
         text = "\n".join(message.content for message in messages).encode()

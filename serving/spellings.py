@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from serving.spelling import IN_BYTES, Spelling
+from serving.spelling import BYTES_NAME, IN_BYTES, Spelling
 from stages.bundle import find_bundle
-from stages.manifest import read_manifest
+from stages.manifest import TOKENIZER_NAME, Manifest, read_manifest
 from stages.v1 import stage_pb2
-
-BYTES_NAME = "bytes"
-"""What a manifest calls the tokenizer of a byte model."""
 
 
 class Spellings:
@@ -22,7 +19,11 @@ class Spellings:
 
     def of(self, model: stage_pb2.ModelInfo) -> Spelling:
         """That of a model of the hosts, for which there is no `problem`."""
-        return self._of_tokens.get(model.digest, IN_BYTES)
+        return self.named(model.digest)
+
+    def named(self, digest: str) -> Spelling:
+        """That of the model with this digest, here or on the hosts."""
+        return self._of_tokens.get(digest, IN_BYTES)
 
     def problem(self, model: stage_pb2.ModelInfo) -> str:
         """Why texts for a model of the hosts cannot be spelled; empty when they can."""
@@ -35,6 +36,11 @@ class Spellings:
 
 
 NO_TOKENS = Spellings({})
+
+
+def tokenizer_of(manifest: Manifest) -> str:
+    """Which symbols a model reads, as `Spelling.tokenizer` has it."""
+    return BYTES_NAME if manifest.tokenizer == BYTES_NAME else manifest.files[TOKENIZER_NAME]
 
 
 def read_spellings(directory: Path) -> Spellings:

@@ -11,7 +11,7 @@ from pathlib import Path
 from serving.chat_template import ChatTemplate
 from serving.spelling import Message, Reader, Spelling
 from stages.alphabet import Alphabet
-from stages.checkpoint import file_digest
+from stages.companions import read_companion
 from stages.errors import CheckpointError, InputError
 from stages.manifest import TOKENIZER_NAME, Manifest
 from stages.refusal import failed_precondition
@@ -26,7 +26,6 @@ except ImportError as error:
 
 TEMPLATE_NAME, SPECIALS_NAME = "chat_template.jinja", "special_tokens.json"
 MAX_ENDS = 64
-MAX_FILE_BYTES = 64 << 20
 INLINE_BYTES = 4096
 """A longer text is spelled on another thread: requests go on meanwhile."""
 CONTEXT = 8
@@ -43,12 +42,22 @@ class TokenSpelling(Spelling):
     noun = "tokens"
 
     def __init__(
-        self, tokenizer: Tokenizer, alphabet: Alphabet, ends: frozenset[int], template: ChatTemplate | None
+        self,
+        encoding: Tokenizer,
+        alphabet: Alphabet,
+        ends: frozenset[int] = frozenset(),
+        template: ChatTemplate | None = None,
+        tokenizer: str = "",
     ) -> None:
-        self.tokenizer, self.alphabet, self.ends, self.template = tokenizer, alphabet, ends, template
+        """:param tokenizer: names it, as in `Spelling`."""
+        self.encoding, self.alphabet, self.ends, self.template = encoding, alphabet, ends, template
+        self.tokenizer = tokenizer
 
     async def spell(self, text: bytes) -> bytes:
         return await self._encoded(text.decode(), specials=True)
+
+    def plain(self, text: str) -> bytes:
+        return self._encode(text, specials=False)
 
     async def spell_chat(self, messages: Sequence[Message]) -> tuple[bytes, int]:
         if self.template is None:
@@ -58,24 +67,25 @@ class TokenSpelling(Spelling):
 
     def reader(self, prompt: bytes) -> Reader:
         known = self.alphabet.symbols(self.alphabet.cut(prompt, max(self.alphabet.count(prompt) - CONTEXT, 0)))
-        return _Tokens(self.tokenizer, self.alphabet, known)
+        return _Tokens(self.encoding, self.alphabet, known)
 
     async def _encoded(self, text: str, specials: bool) -> bytes:
         """:param specials: with the tokens that a text begins with, where the tokenizer has such."""
+        if len(text) < INLINE_BYTES:
+            return self._encode(text, specials)
+        return await asyncio.to_thread(self._encode, text, specials)
 
-        def encode() -> list[int]:
-            ids: list[int] = self.tokenizer.encode(text, add_special_tokens=specials).ids
-            return ids
-
-        return self.alphabet.encode(encode() if len(text) < INLINE_BYTES else await asyncio.to_thread(encode))
+    def _encode(self, text: str, specials: bool) -> bytes:
+        ids: list[int] = self.encoding.encode(text, add_special_tokens=specials).ids
+        return self.alphabet.encode(ids)
 
 
 class _Tokens(Reader):
     """Tells a token's text as what it adds to that of the tokens before it, once no character is cut at its end."""
 
-    def __init__(self, tokenizer: Tokenizer, alphabet: Alphabet, prompt: list[int]) -> None:
+    def __init__(self, encoding: Tokenizer, alphabet: Alphabet, prompt: list[int]) -> None:
         """:param prompt: its last tokens."""
-        self.tokenizer, self.alphabet = tokenizer, alphabet
+        self.encoding, self.alphabet = encoding, alphabet
         endings = (prompt[at:] for at in range(len(prompt)))
         # one that begins in the middle of a character would spoil what follows it
         self._known = next((each for each in endings if UNKNOWN not in self._text(each)), [])
@@ -100,13 +110,13 @@ class _Tokens(Reader):
         return self._text(self._known + self._held)[len(self._text(self._known)) :]
 
     def _text(self, tokens: list[int]) -> str:
-        text: str = self.tokenizer.decode(tokens)  # leaves special tokens out
+        text: str = self.encoding.decode(tokens)  # leaves special tokens out
         return text
 
 
 def read_token_spelling(directory: Path, manifest: Manifest) -> TokenSpelling:
     """That of the checkpoint in `directory`. Blocks. Raises CheckpointError for a file that is missing or damaged."""
-    raw = _checked(directory, manifest, TOKENIZER_NAME)
+    raw = read_companion(directory, manifest, TOKENIZER_NAME)
     try:
         tokenizer = Tokenizer.from_str(raw.decode())
     except Exception as error:  # the library has no type of its own for it
@@ -122,9 +132,9 @@ def read_token_spelling(directory: Path, manifest: Manifest) -> TokenSpelling:
     specials = _specials(directory, manifest)
     template = None
     if TEMPLATE_NAME in manifest.files:
-        source = _checked(directory, manifest, TEMPLATE_NAME).decode(errors="replace")
+        source = read_companion(directory, manifest, TEMPLATE_NAME).decode(errors="replace")
         template = ChatTemplate(source, specials.bos, specials.eos)
-    return TokenSpelling(tokenizer, Alphabet(size), specials.ends, template)
+    return TokenSpelling(tokenizer, Alphabet(size), specials.ends, template, manifest.files[TOKENIZER_NAME])
 
 
 @dataclass(frozen=True)
@@ -140,7 +150,7 @@ def _specials(directory: Path, manifest: Manifest) -> _Specials:
     if SPECIALS_NAME not in manifest.files:
         return _Specials()
     try:
-        record = json.loads(_checked(directory, manifest, SPECIALS_NAME))
+        record = json.loads(read_companion(directory, manifest, SPECIALS_NAME))
         bos, eos, ends = (record.get(name) for name in ("bos_token", "eos_token", "end_tokens"))
         most = manifest.architecture.vocabulary
         if not all(isinstance(each, str | None) for each in (bos, eos)) or not isinstance(ends or [], list):
@@ -150,16 +160,3 @@ def _specials(directory: Path, manifest: Manifest) -> _Specials:
     except (ValueError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{directory / SPECIALS_NAME} is damaged: {error}") from None
     return _Specials(bos or "", eos or "", frozenset(ends or []))
-
-
-def _checked(directory: Path, manifest: Manifest, name: str) -> bytes:
-    """A file that the manifest names. Raises CheckpointError."""
-    path = directory / name
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise CheckpointError(f"{path} has more than {MAX_FILE_BYTES} bytes")
-        if file_digest(path) != manifest.files[name]:
-            raise CheckpointError(f"{path} does not have its manifest's SHA-256: it is damaged")
-        return path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None

@@ -28,7 +28,7 @@ from stages.bundle import find_bundle
 from stages.manifest import Manifest, read_manifest
 from stages.probe import probe_symbols
 from stages.refusal import Refusal, failed_precondition
-from stages.scoring import MAX_SCORED_ROWS
+from stages.scoring import most_scored
 from stages.sessions import Kind
 from stages.v1 import stage_pb2
 
@@ -107,13 +107,13 @@ async def _write(mode: Mode) -> None:
 
 
 async def _nats(view: RingView, kind: Kind, manifest: Manifest) -> float:
-    alphabet = Alphabet(manifest.architecture.vocabulary)
+    alphabet, most = Alphabet(manifest.architecture.vocabulary), most_scored(manifest.architecture.width)
     known = probe_symbols(manifest)[0].tolist()
     total = 0.0
     async with view.session(kind, len(known), _deadline(), Account()) as session:
         number, read = 0, 0
-        for at in range(1, len(known), MAX_SCORED_ROWS):
-            piece = known[at : at + MAX_SCORED_ROWS]
+        for at in range(1, len(known), most):
+            piece = known[at : at + most]
             step = stage_pb2.Step(
                 number=number,
                 start=read,

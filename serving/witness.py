@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -10,7 +11,7 @@ from serving.topology import HostEntry
 from stages.admission import check_hop
 from stages.hop import Outcome, work_on
 from stages.parts import HostPlan, Parts, load_parts, plan_host
-from stages.sessions import KINDS, Kind, SessionStore
+from stages.sessions import KINDS, Kind, Session, SessionStore
 from stages.v1 import stage_pb2
 
 MOST_BYTES = 1 << 30
@@ -33,26 +34,23 @@ class Witness:
         return self._plan(host.blocks, digest) is not None
 
     @torch.inference_mode()
-    def outcome(self, hop: stage_pb2.Hop, host: HostEntry) -> Outcome:
-        """What follows from a hop that opens a session on `host`, whose weights it `knows`.
+    def outcomes(self, hops: Sequence[stage_pb2.Hop], host: HostEntry) -> list[Outcome]:
+        """What follows from hops, the first of which opens a session on `host`, whose weights it `knows`.
 
         Raises OnesweepError, and Refusal for a hop that no host would take.
         """
-        found = self._plan(host.blocks, hop.digest)
+        first = hops[0]
+        found = self._plan(host.blocks, first.digest)
         assert found is not None
         key, plan = (found[0], host.blocks), found[1]
         parts = self._parts.get(key) or load_parts(plan)
         self._parts[key] = parts
-        kind = check_hop(hop, parts.plan)
+        kind = check_hop(first, parts.plan)
         source = parts.plan.models[kind]
         session = SessionStore(MOST_BYTES, lease_s=MOST_BYTES).open(
-            hop.session, hop.router, kind, hop.capacity, source.manifest, parts
+            first.session, first.router, kind, first.capacity, source.manifest, parts
         )
-        work = work_on(hop, session, parts, parts.plan.blocks[-1] + 1)
-        while work.outcome is None:
-            demand = work.demand()
-            work.supply(demand.compute([demand.piece])[0])
-        return work.outcome
+        return [_outcome(hop, session) for hop in hops]
 
     def _plan(self, blocks: tuple[int, ...], digest: str) -> tuple[Path, HostPlan] | None:
         """The bundle that has those weights, and what a host with `blocks` has of it."""
@@ -62,6 +60,16 @@ class Witness:
             if _kind(plan, digest) is not None:
                 return checkpoint, plan
         return None
+
+
+def _outcome(hop: stage_pb2.Hop, session: Session) -> Outcome:
+    parts = session.parts
+    check_hop(hop, parts.plan)
+    work = work_on(hop, session, parts, parts.plan.blocks[-1] + 1)
+    while work.outcome is None:
+        demand = work.demand()
+        work.supply(demand.compute([demand.piece])[0])
+    return work.outcome
 
 
 def _kind(plan: HostPlan, digest: str) -> Kind | None:

@@ -43,6 +43,7 @@ def order_of(
         "sampler": own.sampler,
         "drafter": own.drafter,
         "draft": own.draft,
+        "branches": own.branches,
         "scorer": own.scorer,
         "candidates": own.candidates,
         "suffix": suffix,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from serving.conditions import Conditions
-from serving.local import LocalModel
+from serving.drafters import Drafters
 from serving.modes.ar import ArMode
 from serving.modes.auto import AutoMode, Guide
 from serving.modes.base import Generation, Mode
@@ -23,21 +23,21 @@ MODES = ("sweep", "chunked", "resample", "verified", "infill", "ar", "ar-specula
 
 def all_modes(
     ring: RingView,
-    local: LocalModel | None,
+    drafters: Drafters,
     guide: Guide,
     conditions: Conditions,
     spellings: Spellings = NO_TOKENS,
 ) -> dict[str, Mode]:
-    """Every mode over a ring and, if the router has one, a local model; `auto` chooses by `guide` and `conditions`."""
+    """Every mode over a ring and the router's own models; `auto` chooses by `guide` and `conditions`."""
     fixed: list[Mode] = [
-        SweepMode(ring),
-        ChunkedMode(ring),
-        ResampleMode(ring, local),
-        VerifiedMode(ring, local),
-        InfillMode(ring, local),
+        SweepMode(ring, spellings),
+        ChunkedMode(ring, spellings),
+        ResampleMode(ring, drafters, spellings),
+        VerifiedMode(ring, drafters, spellings),
+        InfillMode(ring, drafters, spellings),
         ArMode(ring, spellings),
-        SpeculativeMode(ring, local, spellings),
-        LocalMode(local),
+        SpeculativeMode(ring, drafters, spellings),
+        LocalMode(drafters.local, spellings),
     ]
     modes = {mode.name: mode for mode in fixed}
     return modes | {AutoMode.name: AutoMode(ring, modes, guide, conditions)}

@@ -12,8 +12,8 @@ from serving.modes.base import Generation, Mode
 from serving.spelling import IN_BYTES, Spelling
 from serving.spellings import NO_TOKENS, Spellings
 from serving.view import RingView
-from stages.admission import HIDDEN
 from stages.alphabet import Alphabet
+from stages.codec import HIDDEN
 from stages.errors import CodecError
 from stages.refusal import Refusal
 from stages.v1 import stage_pb2

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from serving.accounting import Account
-from serving.drafting import MAX_DRAFT
 from serving.spelling import IN_BYTES, Spelling
+from serving.worth import MAX_DRAFT
+from stages.alphabet import Alphabet
 from stages.codec import CODECS
 from stages.samplers import DEFAULT_SAMPLER
 
-DEFAULT_CHUNK = 32
+DEFAULT_CHUNK, DEFAULT_TOKEN_CHUNK = 32, 8
+"""Symbols a sweep, of bytes and of tokens."""
 DEFAULT_STEPS = 8
 DEFAULT_TEMPERATURE = 0.8
 
@@ -37,6 +39,8 @@ class Generation:
     drafter: str | None = None
     draft: int | None = None
     """Symbols to guess for a sweep; None = as many as pay."""
+    branches: int | None = None
+    """Alternatives to guess at a place; None = as many as pay."""
     scorer: str | None = None
     candidates: int | None = None
     """Continuations scored in a sweep; None = as many as the weights ask for."""
@@ -51,8 +55,14 @@ class Generation:
     ends: frozenset[int] = frozenset()
     """Symbols that end a text."""
 
+    def until_end(self, symbols: bytes, alphabet: Alphabet) -> tuple[bytes, bool]:
+        """`symbols` to the first that ends the text, and whether there is one."""
+        written = alphabet.symbols(symbols) if self.ends else []
+        end = next((i for i, symbol in enumerate(written) if symbol in self.ends), None)
+        return (symbols, False) if end is None else (alphabet.cut(symbols, 0, end + 1), True)
 
-Choosable = Literal["chunk", "steps", "codec", "sampler", "drafter", "draft", "scorer", "candidates"]
+
+Choosable = Literal["chunk", "steps", "codec", "sampler", "drafter", "draft", "branches", "scorer", "candidates"]
 """Settings of a request that a mode may take upon itself."""
 CHOOSABLE: tuple[Choosable, ...] = get_args(Choosable)
 

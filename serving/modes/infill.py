@@ -9,6 +9,7 @@ written in pieces: all but the last without a look at the suffix, as in `resampl
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 
 from serving.accounting import Account
@@ -17,18 +18,31 @@ from serving.fillings import Filler, choose
 from serving.local import LocalSequence
 from serving.modes.base import Generation
 from serving.modes.scored import SCORERS, ScoredMode
-from serving.session import Session
+from stages.alphabet import BYTES
 from stages.randomness import Purpose, uniforms
 from stages.refusal import invalid
-from stages.scoring import MAX_SCORED_ROWS
+from stages.scoring import MAX_LOGITS
 from stages.v1 import stage_pb2
 
-CHUNK = 32
-CANDIDATES = 16
-DRAFTS = 256
-"""Fillings that the drafter proposes for each piece: it alone reads them all."""
-LOOK_AHEAD = 16
-"""Bytes of the suffix that are scored after each candidate."""
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is written at once, and how much of what follows is looked at."""
+
+    chunk: int
+    candidates: int
+    drafts: int
+    """Fillings that the drafter proposes for each piece: it alone reads them all."""
+    ahead: int
+    """Symbols of the suffix that are scored after each candidate."""
+    peek: int
+    """Of these, after so many the drafter gives up most fillings."""
+
+
+OF_BYTES = Sizes(chunk=32, candidates=16, drafts=256, ahead=16, peek=4)
+OF_TOKENS = Sizes(chunk=8, candidates=16, drafts=64, ahead=4, peek=1)
+"""As much text, at about four bytes a token. A draft costs a look at the odds of the whole vocabulary at every symbol,
+so there are fewer."""
 
 
 class InfillMode(ScoredMode):
@@ -46,70 +60,69 @@ class InfillMode(ScoredMode):
                 "give a temperature above 0"
             )
         super().check(request)
-        chunk, ahead = min(request.chunk or CHUNK, request.max_symbols), len(_head(request))
-        count = request.candidates or CANDIDATES
-        if count * (chunk + ahead) > MAX_SCORED_ROWS:
-            raise invalid(
-                f"{count} candidates of {chunk} bytes with {ahead} of the suffix are more than hosts take in a sweep "
-                f"({MAX_SCORED_ROWS} bytes in all): give fewer candidates or a smaller chunk"
-            )
+        sizes = self._sizes(request)
+        self.check_candidates(request, sizes.candidates, min(sizes.chunk, request.max_symbols), self.margin(request))
+        self.check_candidates(request, sizes.drafts + 1, 1)
 
     def margin(self, request: Generation) -> int:
-        return len(_head(request))
+        return self.spelling.alphabet.count(self._head(request))
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
-        assert self.local is not None
         account.scorer = name = self.scorer(request)
-        reach = len(request.prompt) + request.max_symbols
-        filler = Filler(LocalSequence(self.local, reach, request.temperature, request.seed))
-        *_, last = pieces = list(_pieces(request))
-        count = request.candidates or CANDIDATES
+        (_, model), sizes, alphabet = self.drafter(request), self._sizes(request), self.spelling.alphabet
+        reach = alphabet.count(request.prompt) + request.max_symbols
+        filler = Filler(LocalSequence(model, reach, request.temperature, request.seed), sizes.peek)
+        *_, last = pieces = list(_pieces(request.max_symbols, sizes.chunk))
         text, read = request.prompt, 0
         # candidates are not remembered, so the hosts need to cache nothing of the last piece
         async with self.ring.session(SCORERS[name], reach - last, request.deadline_unix_ms, account) as session:
             for number, length in enumerate(pieces):
-                head = _head(request) if number == len(pieces) - 1 else b""
-                drafts = max(DRAFTS, count) if head else count
-                drafted = await filler.write(text, length, head, drafts, count, number)
-                event = await _scored(session, request, number, (text, read), [x + head for x in drafted.texts])
-                nats = read_scores(event.scores.nats, len(drafted.texts), length + len(head))
-                shares = drafted.shares(nats.sum(axis=1))
+                head = self._head(request) if number == len(pieces) - 1 else b""
+                drafts = sizes.drafts if head else sizes.candidates
+                drafted = await filler.write(text, length, head, drafts, sizes.candidates, number)
+                candidates = [each + head for each in drafted.texts]
+                shape = (len(candidates), alphabet.count(candidates[0]))
+                await session.push(_step(request, number, read, alphabet.cut(text, read), candidates))
+                event = await session.event(partial(check_scores, shape=shape))
+                shares = drafted.shares(read_scores(event.scores.nats, *shape).sum(axis=1))
                 account.add_sweep(event)
                 account.add_choice(length, shares, drafted.compute_ms)
-                u = uniforms(request.seed, Purpose.CHOICE, len(text), 1, 1)[0, 0]
+                known = alphabet.count(text)
+                u = uniforms(request.seed, Purpose.CHOICE, known, 1, 1)[0, 0]
                 piece = drafted.texts[choose(shares, u)]
                 account.add_text(piece)
                 yield piece
-                text, read = text + piece, len(text)
+                text, read = text + piece, known
+
+    def _head(self, request: Generation) -> bytes:
+        """What of the suffix is looked at."""
+        return self.spelling.alphabet.cut(request.suffix, 0, self._sizes(request).ahead)
+
+    def _sizes(self, request: Generation) -> Sizes:
+        """What the user gave, and the rest as it is without."""
+        usual = OF_BYTES if self.spelling.alphabet == BYTES else OF_TOKENS
+        count = request.candidates or usual.candidates
+        room = MAX_LOGITS // self.spelling.alphabet.size - 1
+        drafts = max(min(usual.drafts, room), count)
+        return replace(usual, chunk=request.chunk or usual.chunk, candidates=count, drafts=drafts)
 
 
-def _head(request: Generation) -> bytes:
-    """What of the suffix is looked at."""
-    return request.suffix[:LOOK_AHEAD]
-
-
-def _pieces(request: Generation) -> Iterator[int]:
+def _pieces(length: int, chunk: int) -> Iterator[int]:
     """Lengths of the pieces: the first one may be shorter than the others."""
-    chunk = min(request.chunk or CHUNK, request.max_symbols)
-    count = -(-request.max_symbols // chunk)
-    yield request.max_symbols - (count - 1) * chunk
+    chunk = min(chunk, length)
+    count = -(-length // chunk)
+    yield length - (count - 1) * chunk
     yield from [chunk] * (count - 1)
 
 
-async def _scored(
-    session: Session, request: Generation, number: int, known: tuple[bytes, int], candidates: list[bytes]
-) -> stage_pb2.Event:
-    """:param known: the text before the candidates, and how much of it the hosts have read."""
-    text, read = known
-    await session.push(
-        stage_pb2.Step(
-            number=number,
-            start=read,
-            clean=text[read:],
-            remaining=1,
-            sampling=stage_pb2.Sampling(seed=request.seed, temperature=request.temperature),
-            codec=request.codec,
-            candidates=candidates,
-        )
+def _step(request: Generation, number: int, read: int, clean: bytes, candidates: list[bytes]) -> stage_pb2.Step:
+    """:param read: symbols that the hosts have read."""
+    return stage_pb2.Step(
+        number=number,
+        start=read,
+        clean=clean,
+        remaining=1,
+        sampling=stage_pb2.Sampling(seed=request.seed, temperature=request.temperature),
+        codec=request.codec,
+        candidates=candidates,
     )
-    return await session.event(partial(check_scores, shape=(len(candidates), len(candidates[0]))))

@@ -8,6 +8,8 @@ from contextlib import aclosing
 from serving.accounting import Account
 from serving.local import LocalModel
 from serving.modes.base import Generation, Mode
+from serving.spelling import IN_BYTES, Spelling
+from serving.spellings import NO_TOKENS, Spellings
 
 
 class LocalMode(Mode):
@@ -16,12 +18,21 @@ class LocalMode(Mode):
     name = "local"
     uses_hosts = False
 
-    def __init__(self, model: LocalModel | None) -> None:
-        self.model = model
+    def __init__(self, model: LocalModel | None, spellings: Spellings = NO_TOKENS) -> None:
+        self.model, self.spellings = model, spellings
 
     @property
     def problem(self) -> str:
-        return "" if self.model else "the router has no local model (start it with a bundle that has local/)"
+        if self.model:
+            return ""
+        return (
+            "the router has no local model: start it with a checkpoint that has local/, which `onesweep distill` makes "
+            "for a model of tokens"
+        )
+
+    @property
+    def spelling(self) -> Spelling:
+        return self.spellings.named(self.model.digest) if self.model else IN_BYTES
 
     @property
     def positions(self) -> int:
@@ -35,5 +46,8 @@ class LocalMode(Mode):
         async with aclosing(turns):
             async for text, compute_ms in turns:
                 account.local_compute_ms += compute_ms
-                account.add_text(text)
-                yield text
+                piece, ended = request.until_end(text, self.spelling.alphabet)
+                account.add_text(piece)
+                yield piece
+                if ended:
+                    return

@@ -16,9 +16,8 @@ from serving.candidates import check_scores, read_scores, weigh
 from serving.local import LocalSequence
 from serving.modes.base import Generation
 from serving.modes.scored import SCORERS, ScoredMode
-from serving.pace import Pace
+from serving.pace import Pace, sizes_of
 from stages.refusal import invalid
-from stages.scoring import MAX_SCORED_ROWS
 from stages.v1 import stage_pb2
 
 
@@ -34,19 +33,14 @@ class ResampleMode(ScoredMode):
                 "mode resample chooses among random candidates, and at temperature 0 all are the same: "
                 "give a temperature above 0, or use mode verified"
             )
-        pace = Pace(request.max_symbols, request.chunk, request.candidates)
-        if pace.chunk * pace.candidates > MAX_SCORED_ROWS:
-            raise invalid(
-                f"{pace.candidates} candidates of {pace.chunk} bytes are more than hosts take in a sweep "
-                f"({MAX_SCORED_ROWS} bytes in all): give fewer candidates or a smaller chunk"
-            )
+        pace = self._pace(request)
+        self.check_candidates(request, pace.candidates, pace.chunk)
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
-        assert self.local is not None
-        name, pace = self.scorer(request), Pace(request.max_symbols, request.chunk, request.candidates)
-        account.scorer = name
-        reach = len(request.prompt) + request.max_symbols
-        drafter = Branches(LocalSequence(self.local, reach, request.temperature, request.seed))
+        name, (_, model), pace = self.scorer(request), self.drafter(request), self._pace(request)
+        account.scorer, alphabet = name, self.spelling.alphabet
+        reach = alphabet.count(request.prompt) + request.max_symbols
+        drafter = Branches(LocalSequence(model, reach, request.temperature, request.seed))
         sampling = stage_pb2.Sampling(seed=request.seed, temperature=request.temperature)
         # candidates are not remembered, so of the last chunk the hosts need to cache nothing
         capacity = reach - 1
@@ -58,7 +52,7 @@ class ResampleMode(ScoredMode):
                     stage_pb2.Step(
                         number=number,
                         start=read,
-                        clean=text[read:],
+                        clean=alphabet.cut(text, read),
                         remaining=1,
                         sampling=sampling,
                         codec=request.codec,
@@ -67,11 +61,18 @@ class ResampleMode(ScoredMode):
                 )
                 event = await session.event(partial(check_scores, shape=drafted.nats.shape))
                 weights = weigh(drafted, read_scores(event.scores.nats, *drafted.nats.shape))
-                piece = drafted.texts[weights.choose(request.seed, len(text))]
+                piece = drafted.texts[weights.choose(request.seed, alphabet.count(text))]
                 account.add_sweep(event)
                 account.add_candidates(drafted, weights)
+                piece, ended = request.until_end(piece, alphabet)
                 account.add_text(piece)
                 yield piece
+                if ended:
+                    return
                 pace.learn(weights)
-                text, read, number = text + piece, len(text), number + 1
-                left -= len(piece)
+                text, read, number = text + piece, alphabet.count(text), number + 1
+                left -= alphabet.count(piece)
+
+    def _pace(self, request: Generation) -> Pace:
+        sizes = sizes_of(self.spelling.alphabet, self.width(request))
+        return Pace(request.max_symbols, request.chunk, request.candidates, sizes)

@@ -1,19 +1,23 @@
-"""What `resample` and `verified` have in common: a drafter at the router, and hosts that score what it wrote."""
+"""What `resample`, `verified` and `infill` have in common: a drafter at the router, and hosts that score its texts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from serving.drafters import Drafters
 from serving.local import LocalModel
 from serving.modes.base import Generation, Mode
-from serving.spellings import BYTES_NAME
+from serving.spelling import IN_BYTES, Spelling
+from serving.spellings import NO_TOKENS, Spellings
 from serving.view import RingView
-from stages.admission import HIDDEN
+from stages.codec import HIDDEN
 from stages.refusal import failed_precondition, invalid
+from stages.scoring import MAX_LOGITS, most_scored
 from stages.sessions import Kind
+from stages.v1 import stage_pb2
 
 SCORERS: Mapping[str, Kind] = {"chain": "scorer", "ar": "ar"}
-"""What can score given bytes, by the name that a request has for it: the model that hosts hold. The first that is
+"""What can score given symbols, by the name that a request has for it: the model that hosts hold. The first that is
 served is the default."""
 FOLDERS = {"scorer": "scorer/", "ar": "ar/"}
 
@@ -23,49 +27,93 @@ class ScoredMode(Mode):
 
     codecs = tuple(HIDDEN)
 
-    def __init__(self, ring: RingView, local: LocalModel | None) -> None:
-        self.ring, self.local = ring, local
+    def __init__(self, ring: RingView, drafters: Drafters, spellings: Spellings = NO_TOKENS) -> None:
+        self.ring, self.drafters, self.spellings = ring, drafters, spellings
 
     @property
     def problem(self) -> str:
-        if not any(self.ring.model(kind) for kind in SCORERS.values()):
+        model = next(iter(self._models.values()), None)
+        if model is None:
             return "the hosts have no scorer (neither scorer/ nor ar/ in their checkpoint)"
-        if not self.served:
-            return f"the hosts' models read tokens, and mode {self.name} has drafters that write bytes only"
-        return "" if self.local else "the router has no drafter (start it with a bundle that has local/)"
+        return self.spellings.problem(model) or self.drafters.problem(self.spelling)
+
+    @property
+    def spelling(self) -> Spelling:
+        return next((self.spellings.of(model) for model in self._models.values()), IN_BYTES)
 
     @property
     def served(self) -> list[str]:
-        """Scorers of the hosts that read what the drafter writes, by the name that a request has for them."""
-        models = {name: self.ring.model(kind) for name, kind in SCORERS.items()}
-        return [name for name, model in models.items() if model and model.tokenizer == BYTES_NAME]
+        """Scorers of the hosts that read this mode's symbols, by the name that a request has for them."""
+        ours = self.spelling.tokenizer
+        return [name for name, model in self._models.items() if self.spellings.of(model).tokenizer == ours]
 
     @property
     def positions(self) -> int:
-        models = [self.ring.model(SCORERS[name]) for name in self.served]
-        return max((model.positions for model in models if model), default=0)
+        return max((self._models[name].positions for name in self.served), default=0)
 
     def scorer(self, request: Generation) -> str:
         """The scorer that `request` asks for, or the default. Meaningful while there is no `problem`."""
         return request.scorer or self.served[0]
 
+    def drafter(self, request: Generation) -> tuple[str, LocalModel]:
+        """The drafter that `request` asks for, or the default. Meaningful as above, and once it was checked."""
+        fitting = self.drafters.fitting(self.spelling)
+        name = request.drafter or next(iter(fitting))
+        return name, fitting[name]
+
     def check(self, request: Generation) -> None:
-        assert self.local is not None
         name = self.scorer(request)
-        model = self.ring.model(SCORERS[name])
+        model = self._models.get(name)
         if model is None or name not in self.served:
             raise failed_precondition(
                 f"scorer {name!r} cannot be served: the hosts have no {FOLDERS[SCORERS[name]]} in their checkpoint; "
                 f"choose from {', '.join(self.served)}"
             )
-        need = len(request.prompt) + request.max_symbols + self.margin(request)
-        for who, context in ((f"scorer {name!r}", model.positions), ("the drafter", self.local.positions)):
+        drafters = self.drafters.fitting(self.spelling)
+        if request.drafter is not None and request.drafter not in drafters:
+            raise failed_precondition(
+                f"mode {self.name} has no drafter {request.drafter!r} here; choose from {', '.join(drafters)}"
+            )
+        _, drafter = self.drafter(request)
+        alphabet, noun = self.spelling.alphabet, self.spelling.noun
+        prompt = alphabet.count(request.prompt)
+        need = prompt + request.max_symbols + self.margin(request)
+        for who, context in ((f"scorer {name!r}", model.positions), ("the drafter", drafter.positions)):
             if need > context:
                 raise invalid(
-                    f"prompt ({len(request.prompt)} bytes) and output ({request.max_symbols}) need a context of {need} "
-                    f"bytes in mode {self.name}, {who} has {context}: shorten one of them"
+                    f"prompt ({prompt} {noun}) and output ({request.max_symbols}) need a context of {need} {noun} in "
+                    f"mode {self.name}, {who} has {context}: shorten one of them"
                 )
+
+    def width(self, request: Generation) -> int:
+        """Of the scorer's hidden states. Meaningful as above."""
+        return self._models[self.scorer(request)].width
+
+    def check_candidates(self, request: Generation, count: int, length: int, ahead: int = 0) -> None:
+        """Raise Refusal where hosts or the drafter have no room for so many candidates of `length` symbols.
+
+        :param ahead: symbols of a suffix that are scored after each.
+        """
+        noun, vocabulary = self.spelling.noun, self.spelling.alphabet.size
+        most = most_scored(self.width(request))
+        if count * (length + ahead) > most:
+            each = f"{length} {noun} with {ahead} of the suffix" if ahead else f"{length} {noun}"
+            raise invalid(
+                f"{count} candidates of {each} are more than hosts take in a sweep ({most} {noun} in all): "
+                "give fewer candidates or a smaller chunk"
+            )
+        if count * vocabulary > MAX_LOGITS:
+            raise invalid(
+                f"{count} candidates are more than the drafter writes at once: with {vocabulary} {noun} there are at "
+                f"most {MAX_LOGITS // vocabulary}"
+            )
 
     def margin(self, request: Generation) -> int:
         """Positions that the mode needs beyond prompt and output."""
         return 0
+
+    @property
+    def _models(self) -> dict[str, stage_pb2.ModelInfo]:
+        """What the hosts can score with."""
+        found = {name: self.ring.model(kind) for name, kind in SCORERS.items()}
+        return {name: model for name, model in found.items() if model is not None}

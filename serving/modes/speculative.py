@@ -7,20 +7,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
+from contextlib import closing
 from functools import partial
 
 from serving.accounting import Account
-from serving.drafting import BothDrafter, Drafter, DraftLength, LookupDrafter, ModelDrafter
-from serving.local import LocalModel, LocalSequence
+from serving.drafters import MODEL, NGRAM, Drafters
+from serving.drafting import BothDrafter, Draft, Drafter, LookupDrafter, ModelDrafter
+from serving.drafting_ahead import DraftsAhead
+from serving.guess_growth import Plan
+from serving.local import LocalSequence
 from serving.modes.ar import ArMode, check_symbols
 from serving.modes.base import Generation
-from serving.spelling import IN_BYTES
 from serving.spellings import NO_TOKENS, Spellings
 from serving.view import RingView
+from serving.worth import MAX_DRAFT, DraftWorth, SweepTime
 from stages.refusal import invalid
 from stages.v1 import stage_pb2
 
-DRAFTERS = ("both", "model", "lookup")
+BOTH, LOOKUP = "both", "lookup"
+DRAFTERS = (BOTH, MODEL, NGRAM, LOOKUP)
+DEFAULT_BRANCHES = 4
+"""Of the trees that are grown where a request asks for no certain one: what does not pay of them is not sent."""
 
 
 class SpeculativeMode(ArMode):
@@ -28,73 +35,84 @@ class SpeculativeMode(ArMode):
 
     name = "ar-speculative"
 
-    def __init__(self, ring: RingView, local: LocalModel | None, spellings: Spellings = NO_TOKENS) -> None:
+    def __init__(self, ring: RingView, drafters: Drafters, spellings: Spellings = NO_TOKENS) -> None:
         super().__init__(ring, spellings)
-        self._local = local
-        self._lengths = {name: DraftLength() for name in DRAFTERS}
-
-    @property
-    def local(self) -> LocalModel | None:
-        """The drafter that writes in the hosts' symbols, if there is one."""
-        return self._local if self.spelling is IN_BYTES else None
+        self.drafters = drafters
+        sweeps = SweepTime()
+        self._worth = {name: DraftWorth(sweeps) for name in DRAFTERS}
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         name = request.drafter or self._default(request)
-        drafter, length = self._drafter(name, request), self._lengths[name]
-        sampling = stage_pb2.Sampling(seed=request.seed, temperature=request.temperature)
-        count_of, cut = self.spelling.alphabet.count, self.spelling.alphabet.cut
-        capacity = count_of(request.prompt) + request.max_symbols - 1  # the last symbol is never read back
+        drafter, worth, alphabet = self._drafter(name, request), self._worth[name], self.spelling.alphabet
+        capacity = self._reach(request) - 1  # the last symbol is never read back
         async with self.ring.session("ar", capacity, request.deadline_unix_ms, account) as session:
             text, read, left, number = request.prompt, 0, request.max_symbols, 0
-            while left:
-                count = min(request.draft or length.best(), left - 1)
-                guesses, draft_ms = await drafter.draft(text, count)
-                drafted = count_of(guesses)
-                begin = time.perf_counter()
-                await session.push(
-                    stage_pb2.Step(
+            with closing(DraftsAhead(drafter, worth, alphabet, account)) as ahead:
+                draft = await drafter.draft(text, _plan(request, left)) if left > 1 else Draft()
+                while True:
+                    begin, drafted = time.perf_counter(), len(draft.symbols)
+                    step = stage_pb2.Step(
                         number=number,
                         start=read,
-                        clean=cut(text, read) + guesses,
+                        clean=alphabet.cut(text, read) + alphabet.encode(draft.symbols),
                         remaining=1,
-                        sampling=sampling,
+                        sampling=stage_pb2.Sampling(seed=request.seed, temperature=request.temperature),
                         codec=request.codec,
                         draft=drafted,
+                        depths=draft.depths if draft.first < drafted else (),
                     )
-                )
-                event = await session.event(partial(check_symbols, alphabet=self.spelling.alphabet, most=drafted + 1))
-                right = count_of(event.text) - 1
-                length.learn(drafted, right, draft_ms, (time.perf_counter() - begin) * 1000)
-                account.add_sweep(event)
-                account.add_draft(drafted, right, draft_ms)
-                piece, ended = self._until_end(event.text, request.ends)
-                account.add_text(piece)
-                yield piece
-                if ended:
-                    return
-                text, read, number = text + piece, count_of(text) + right, number + 1
-                left -= right + 1
-
-    def _until_end(self, written: bytes, ends: frozenset[int]) -> tuple[bytes, bool]:
-        """`written` to its first symbol that ends a text, and whether there is one."""
-        symbols = self.spelling.alphabet.symbols(written) if ends else []
-        end = next((i for i, symbol in enumerate(symbols) if symbol in ends), None)
-        return (written, False) if end is None else (self.spelling.alphabet.cut(written, 0, end + 1), True)
+                    await session.push(step)
+                    ahead.begin(text, draft, _plan(request, left))
+                    event = await session.event(partial(check_symbols, alphabet=alphabet, most=drafted + 1))
+                    worth.sweeps.learn(drafted, (time.perf_counter() - begin) * 1000)
+                    written = alphabet.symbols(event.text)
+                    kept, right = draft.kept(written[:-1]), len(written) - 1
+                    worth.learn(draft.first, kept, sum(draft.odds[: kept + 1]), draft.levels, draft.compute_ms)
+                    account.add_sweep(event)
+                    account.add_draft(drafted, right, draft.compute_ms)
+                    piece, ended = request.until_end(event.text, alphabet)
+                    account.add_text(piece)
+                    yield piece
+                    left -= right + 1
+                    if ended or not left:
+                        return
+                    # guesses that stand are remembered on the first branch, and are read again from any other
+                    text, read, number = text + piece, alphabet.count(text) + kept, number + 1
+                    draft = Draft()
+                    if left > 1:
+                        draft = await ahead.take(written) or await drafter.draft(text, _plan(request, left))
 
     def _default(self, request: Generation) -> str:
-        room = self.local.positions if self.local else 0
-        return "both" if len(request.prompt) + request.max_symbols <= room else "lookup"
+        return BOTH if self._roomy(request) else LOOKUP
 
     def _drafter(self, name: str, request: Generation) -> Drafter:
-        if name == "lookup":
-            return LookupDrafter(self.spelling.alphabet)
-        if self.local is None:
-            raise invalid(
-                f"drafter {name!r} needs a local model that writes {self.spelling.noun}, as the hosts' does: start the "
-                "router with a bundle that has local/, or choose drafter 'lookup'"
-            )
-        capacity = len(request.prompt) + request.max_symbols
-        if capacity > self.local.positions:
-            raise invalid(f"the drafter's context is {self.local.positions} bytes, {capacity} are needed")
-        model = ModelDrafter(LocalSequence(self.local, capacity, request.temperature, request.seed))
-        return model if name == "model" else BothDrafter(model)
+        worth = self._worth[name]
+        if name == LOOKUP:
+            return LookupDrafter(worth, self.spelling.alphabet)
+        fitting, roomy = self.drafters.fitting(self.spelling), self._roomy(request)
+        wanted = (MODEL, NGRAM) if name == BOTH else (name,)
+        if not any(each in fitting for each in wanted):
+            why = self.drafters.problem(self.spelling) or f"the router has {' and '.join(fitting)} only"
+            raise invalid(f"drafter {name!r} cannot be used, {why}; drafter 'lookup' needs none")
+        model = next((fitting[each] for each in wanted if each in roomy), None)
+        if model is None:
+            most, noun = max(fitting[each].positions for each in wanted if each in fitting), self.spelling.noun
+            raise invalid(f"the drafter's context is {most} {noun}, {self._reach(request)} are needed")
+        sequence = LocalSequence(model, self._reach(request), request.temperature, request.seed)
+        drafting = ModelDrafter(sequence, worth)
+        return BothDrafter(drafting) if name == BOTH else drafting
+
+    def _roomy(self, request: Generation) -> list[str]:
+        """Names of the router's models that write in the hosts' symbols, and have room for the whole text."""
+        fitting = self.drafters.fitting(self.spelling)
+        return [name for name, model in fitting.items() if self._reach(request) <= model.positions]
+
+    def _reach(self, request: Generation) -> int:
+        """Symbols of the whole text."""
+        return self.spelling.alphabet.count(request.prompt) + request.max_symbols
+
+
+def _plan(request: Generation, left: int) -> Plan:
+    """What to guess where `left` symbols are to be written yet: the last one needs no guess."""
+    branches = request.branches or (1 if request.draft else DEFAULT_BRANCHES)
+    return Plan(min(left - 1, MAX_DRAFT), min(request.draft, left - 1) if request.draft else None, branches)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,8 @@ from tests.serving.releases import REQUESTS, Texts, answer, composed
 @contextmanager
 def deployed(checkpoint: Path) -> Iterator[Deployment]:
     topology = local_topology(3, 3, checkpoint, free_port_block(4) + 1)
-    with temporary_deployment(topology, checkpoint) as deployment:
+    seldom = ("--keep-warm-ms", "500")  # it is idle for most of the tests, and each message takes time from them
+    with temporary_deployment(topology, checkpoint, host_options=seldom, router_options=seldom) as deployment:
         yield deployment
 
 
@@ -126,43 +126,45 @@ def texts(old: Path, new: Path, local_ring: Callable[..., Any]) -> dict[str, Tex
 class ThreeBytes:
     """Texts of three bytes after a prompt of one, in 8 patterns: which of the bytes a model likes better than another.
 
-    A text that leans to the other model has fewer of them. Summed over all 2^24 texts.
+    Texts of the other one have other patterns. Summed over all 2^24 texts.
     """
 
-    @torch.inference_mode()
     def __init__(self, model: ArModel, other: ArModel, prompt: int, temperature: float) -> None:
-        byte = torch.arange(256)
-        pairs = torch.cartesian_prod(byte, byte)
-        contexts = torch.cat([torch.full((len(pairs), 1), prompt), pairs], dim=1)
-        odds, liked = [], []
-        for part in contexts.split(2048):
-            p, q = ((each(part).double() / temperature).softmax(dim=-1) for each in (model, other))
-            odds.append(p.float())
-            liked.append(p > q)
-        p, self.liked = torch.cat(odds), torch.cat(liked)  # (256 * 256, 3, 256)
-        before = p[0, 0, pairs[:, 0]] * p[torch.arange(len(pairs)), 1, pairs[:, 1]]
-        third = (before[:, None] * p[:, 2]).double()
-        self.odds = torch.zeros(2, 2, 2, dtype=torch.float64)
-        for a, b, c in product(range(2), repeat=3):
-            chosen = (self._first(pairs[:, 0]) == a) & (self._second(pairs[:, 0], pairs[:, 1]) == b)
-            self.odds[a, b, c] = third[chosen][self.liked[chosen, 2] == bool(c)].sum()
-        assert float(self.odds.sum()) == pytest.approx(1.0, abs=1e-4)
+        ours, theirs = (odds_of_bytes(each, prompt, temperature) for each in (model, other))
+        self.liked = first, second, third = [p > q for p, q in zip(ours, theirs, strict=True)]
+        pairs = 2 * first[:, None].long() + second
+        self.odds = []
+        for a, b, c in (ours, theirs):
+            before, last = (a[:, None] * b).double(), (c * third).sum(dim=2).double()
+            parts = [pairs.flatten().bincount((before * x).flatten(), minlength=4) for x in (1 - last, last)]
+            self.odds.append(torch.stack(parts, dim=1).flatten())
+            assert float(self.odds[-1].sum()) == pytest.approx(1.0, abs=1e-4)
 
-    def _first(self, a: torch.Tensor) -> torch.Tensor:
-        return self.liked[0, 0, a]
-
-    def _second(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return self.liked[256 * a, 1, b]
-
-    def probability(self, texts: list[bytes]) -> float:
-        """That texts of the model are at least as odd as these (chi-square)."""
+    def probability(self, texts: list[bytes], other: bool = False) -> float:
+        """That texts of the model, or of the other one, are at least as odd as these (chi-square)."""
         a, b, c = torch.tensor([list(text) for text in texts]).unbind(1)
-        patterns = 4 * self._first(a).long() + 2 * self._second(a, b).long() + self.liked[256 * a + b, 2, c].long()
+        first, second, third = self.liked
+        patterns = 4 * first[a].long() + 2 * second[a, b].long() + third[a, b, c].long()
         counts = patterns.bincount(minlength=8)
-        expected = self.odds.flatten() * len(texts)
+        expected = self.odds[other] * len(texts)
         assert float(expected.min()) >= 5, "too few for a chi-square test"
         statistic = ((counts - expected) ** 2 / expected).sum()
         return float(torch.special.gammaincc(torch.tensor(3.5), statistic / 2))
+
+
+@torch.inference_mode()
+def odds_of_bytes(model: ArModel, prompt: int, temperature: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of a first byte, a second one after each, and a third one after each two: (256,), (256, 256), (256, 256, 256)."""
+    byte = torch.arange(256)
+    pairs = torch.cartesian_prod(byte, byte)
+    contexts = torch.cat([torch.full((len(pairs), 1), prompt), pairs], dim=1)
+
+    def after(texts: torch.Tensor) -> torch.Tensor:
+        return (model(texts).double() / temperature).softmax(dim=-1).float()
+
+    early = after(contexts[::256, :2])
+    late = torch.cat([after(part)[:, 2] for part in contexts.split(2048)])
+    return early[0, 0], early[:, 1], late.view(256, 256, 256)
 
 
 @pytest.fixture(scope="session")

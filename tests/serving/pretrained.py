@@ -22,6 +22,8 @@ from tests.stages.llama.tiny import TINY, write_tiny
 
 ARCHITECTURE: LlamaArchitecture = replace(TINY, vocabulary=300, positions=512)
 ALPHABET = Alphabet(ARCHITECTURE.vocabulary)
+DRAFTER = replace(ARCHITECTURE, layers=(1,))
+"""Of a drafter of the same tokens, in one stage."""
 SPECIALS = ("<|begin|>", "<|end|>")
 TEXTS = [
     "the sea and the ship and the ship and the sea",
@@ -49,9 +51,23 @@ def tokenizer() -> Tokenizer:
     return made
 
 
-def write_model(directory: Path, ends: Sequence[int] = (), seed: int = 0) -> list[LlamaStage]:
+def ids(text: str) -> list[int]:
+    """A text in tokens."""
+    found: list[int] = tokenizer().encode(text).ids
+    return found
+
+
+def text_of(tokens: list[int]) -> str:
+    """As a reader shows it: what is no character yet at the end is not shown."""
+    text: str = tokenizer().decode(tokens)
+    return text.rstrip("\ufffd")
+
+
+def write_model(
+    directory: Path, ends: Sequence[int] = (), seed: int = 0, architecture: LlamaArchitecture = ARCHITECTURE
+) -> list[LlamaStage]:
     """Make the checkpoint; returns its stages."""
-    stages = write_tiny(directory, ARCHITECTURE, seed)
+    stages = write_tiny(directory, architecture, seed)
     specials = {"bos_token": SPECIALS[0], "eos_token": SPECIALS[1], "end_tokens": list(ends)}
     contents = {
         TOKENIZER_NAME: tokenizer().to_str(),

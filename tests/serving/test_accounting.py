@@ -15,7 +15,7 @@ from serving.candidates import Candidates, Weights
 from serving.client import Client
 from serving.deployment import Deployment
 from serving.topology import HostEntry
-from stages.codec import codec_named
+from stages.codec import codec_named, hidden_codec
 from stages.v1 import stage_pb2
 
 HOSTS = ("host-1", "host-2", "host-3")
@@ -84,7 +84,7 @@ def test_bytes_are_those_of_the_messages(client: Client, codec: str) -> None:
 def test_int8_hidden_states_are_smaller_by_what_the_codec_saves(client: Client) -> None:
     """A step's messages between hosts hold hidden states of the positions that are new: first the whole prompt's."""
     exact, small = (client.generate(PROMPT, mode="ar", max_bytes=12, seed=1, codec=codec) for codec in ("fp32", "int8"))
-    saved = codec_named("fp32").size(len(PROMPT), 32) - codec_named("int8").size(len(PROMPT), 32)
+    saved = hidden_codec("fp32").size(len(PROMPT), 32) - hidden_codec("int8").size(len(PROMPT), 32)
     for before, after in zip(exact.wire_bytes[1:-1], small.wire_bytes[1:-1], strict=True):
         assert saved <= before - after <= saved + 16, "but for a few bytes of framing"
     assert small.wire_bytes_total < exact.wire_bytes_total - 2 * saved

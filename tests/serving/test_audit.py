@@ -20,7 +20,7 @@ from serving.client import Client, RouterError
 from serving.evidence import agree
 from serving.ports import free_port_block
 from serving.topology import HostEntry, Topology
-from stages.codec import Int8, codec_named
+from stages.codec import HIDDEN, Int8, StateCodec, codec_named, hidden_codec
 from stages.host import Host
 from stages.refusal import Refusal
 from stages.v1 import stage_pb2
@@ -29,11 +29,11 @@ PROMPT = b"The sea was calm. The sea was "
 Lie = Callable[[Host, Any], Any]
 MODES: list[dict[str, Any]] = [
     {"mode": "sweep", "max_bytes": 60},
-    {"mode": "chunked", "max_bytes": 60, "chunk": 6},
-    {"mode": "ar", "max_bytes": 40},
-    {"mode": "resample", "max_bytes": 60, "chunk": 6, "candidates": 8},
-    {"mode": "verified", "max_bytes": 60},
-    {"mode": "infill", "max_bytes": 60, "chunk": 20, "suffix": b" and so on"},
+    {"mode": "chunked", "max_bytes": 36, "chunk": 6},
+    {"mode": "ar", "max_bytes": 16},
+    {"mode": "resample", "max_bytes": 24, "chunk": 6, "candidates": 8},
+    {"mode": "verified", "max_bytes": 24},
+    {"mode": "infill", "max_bytes": 30, "chunk": 10, "suffix": b" and so on"},
 ]
 
 
@@ -45,15 +45,14 @@ def other_numbers(host: Host, outcome: Any) -> Any:
         return outcome
     lied = copy.deepcopy(outcome)
     if lied.WhichOneof("work") == "sweep":
-        lied.sweep.estimate = _turned(lied.sweep.estimate, lied.sweep.codec, lied.sweep.slots)
+        lied.sweep.estimate = _turned(lied.sweep.estimate, codec_named(lied.sweep.codec), lied.sweep.slots)
     else:
         rows = len(lied.step.clean) + sum(len(candidate) - 1 for candidate in lied.step.candidates)
-        lied.step.hidden = _turned(lied.step.hidden, lied.step.codec, rows)
+        lied.step.hidden = _turned(lied.step.hidden, hidden_codec(lied.step.codec), rows)
     return lied
 
 
-def _turned(payload: bytes, name: str, rows: int) -> bytes:
-    codec = codec_named(name)
+def _turned(payload: bytes, codec: StateCodec, rows: int) -> bytes:
     matrix = codec.decode(payload, rows, codec.dim(len(payload), rows), 1e6)
     return codec.encode(matrix.roll(1, dims=1))
 
@@ -228,11 +227,11 @@ def test_a_stream_that_was_lied_to_ends_with_an_error_or_the_truth(
 def hop(matrix: np.ndarray[Any, Any], codec: str) -> stage_pb2.Hop:
     found = stage_pb2.Hop()
     found.step.clean, found.step.codec, found.step.stage = b"ab", codec, 1
-    found.step.hidden = codec_named(codec).encode(torch.from_numpy(matrix.astype(np.float32)))
+    found.step.hidden = hidden_codec(codec).encode(torch.from_numpy(matrix.astype(np.float32)))
     return found
 
 
-@pytest.mark.parametrize("codec", ["fp32", "int8"])
+@pytest.mark.parametrize("codec", HIDDEN)
 def test_rounding_is_no_lie_and_more_is(codec: str) -> None:
     matrix = np.random.default_rng(0).normal(size=(2, 16))
     noise = np.random.default_rng(1).uniform(-1, 1, size=(2, 16))
@@ -242,6 +241,15 @@ def test_rounding_is_no_lie_and_more_is(codec: str) -> None:
     assert not agree(hop(matrix, codec), hop(matrix[:, :8], codec))
 
 
+def test_outliers_of_a_row_hide_no_lie_about_the_rest() -> None:
+    """Their scale is not that of the rest, so neither is what may be rounding."""
+    matrix = np.random.default_rng(0).normal(size=(2, 16))
+    matrix[:, 3] = 1000 / 8
+    lie = matrix + 0.3 * np.sign(matrix) * (np.arange(16) != 3)
+    assert agree(hop(matrix, "int8"), hop(matrix + 1e-4, "int8"))
+    assert not agree(hop(matrix, "int8"), hop(lie, "int8"))
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -249,6 +257,7 @@ def test_rounding_is_no_lie_and_more_is(codec: str) -> None:
         {"clean": b"xb"},
         {"remaining": 7},
         {"odds": b"1234"},
+        {"draws": 2},
         {"candidates": [b"x"]},
         {"sampling": stage_pb2.Sampling(seed=9)},
         {"codec": "unheard-of"},

@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,19 +54,25 @@ def scored(bundles: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def serve(scored: Path, tmp_path_factory: pytest.TempPathFactory, local_ring: Ring) -> Iterator[Callable[..., Client]]:
-    """A client of a ring whose router has these options."""
-    folder = tmp_path_factory.mktemp("frontiers")
+def whole(scored: Path, tmp_path_factory: pytest.TempPathFactory, local_ring: Ring) -> Iterator[Client]:
+    """Of a ring whose router has all options."""
+    path = write(tmp_path_factory.mktemp("frontiers") / "all.json", scored, ALL)
+    with local_ring(scored, 2, frontier=path) as client:
+        yield client
+
+
+@pytest.fixture
+def serve(scored: Path, tmp_path: Path, local_ring: Ring) -> Iterator[Callable[..., Client]]:
+    """A client of a host whose router has these options."""
     with contextlib.ExitStack() as opened:
 
-        @cache
-        def start(options: tuple[Option, ...] = ALL, local_digest: str = "") -> Client:
-            path = write(folder / f"{len(list(folder.iterdir()))}.json", scored, options)
+        def start(options: tuple[Option, ...], local_digest: str = "") -> Client:
+            path = write(tmp_path / f"{len(list(tmp_path.iterdir()))}.json", scored, options)
             if local_digest:
                 record = json.loads(path.read_text())
                 record["weights"]["local"] = local_digest
                 path.write_text(json.dumps(record))
-            client: Client = opened.enter_context(local_ring(scored, 2, frontier=path))
+            client: Client = opened.enter_context(local_ring(scored, 1, frontier=path))
             return client
 
         yield start
@@ -77,12 +82,11 @@ def ask(client: Client, **settings: Any) -> Result:
     return client.generate("The sea ", **{"mode": "auto", "max_bytes": 64, "seed": 3, **settings})
 
 
-def test_no_budget_is_the_best_text_and_can_be_asked_for_by_name(serve: Callable[..., Client]) -> None:
-    client = serve()
-    result = ask(client)
+def test_no_budget_is_the_best_text_and_can_be_asked_for_by_name(whole: Client) -> None:
+    result = ask(whole)
     assert (result.mode, result.sweeps, result.output_bytes) == ("ar", 64, 64)
     assert result.reason.startswith("ar with 2.300 judge bits a byte has the best text of 6 settings; ")
-    assert result.output == client.generate("The sea ", mode="ar", max_bytes=64, seed=3).output
+    assert result.output == whole.generate("The sea ", mode="ar", max_bytes=64, seed=3).output
 
 
 def test_the_settings_of_an_option_are_used(serve: Callable[..., Client]) -> None:
@@ -116,12 +120,12 @@ def test_a_budget_keeps_out_what_takes_longer(serve: Callable[..., Client]) -> N
 def test_what_is_late_is_finished_by_another_mode(serve: Callable[..., Client]) -> None:
     # the frontier promises far too much of `verified`, which takes a sweep for a byte or two
     client = serve((LOCAL, option("verified", 2.0, 1, host_ms=0.0, scorer="chain", draft=1)))
-    runs = [ask(client, mode="verified", scorer="chain", draft=1, max_bytes=400) for _ in range(2)]
+    runs = [ask(client, mode="verified", scorer="chain", draft=1, max_bytes=160) for _ in range(2)]
     alone = min(runs, key=lambda run: run.latency_ms)
-    result = ask(client, budget_ms=int(alone.latency_ms / 4), max_bytes=400)
-    assert (result.mode, result.output_bytes) == ("verified", 400)
-    written = int(re.findall(r"after (\d+) of 400 bytes \d+ ms were left, so local wrote the rest", result.reason)[0])
-    assert 0 < written < 400
+    result = ask(client, budget_ms=int(alone.latency_ms / 4), max_bytes=160)
+    assert (result.mode, result.output_bytes) == ("verified", 160)
+    written = int(re.findall(r"after (\d+) of 160 bytes \d+ ms were left, so local wrote the rest", result.reason)[0])
+    assert 0 < written < 160
     assert result.output[:written] == alone.output[:written]
 
 
@@ -183,8 +187,8 @@ def test_budgets_that_cannot_be_kept(serve: Callable[..., Client]) -> None:
         ({"max_bytes": 505}, "context is 512: shorten one of them"),
     ],
 )
-def test_requests_that_contradict_themselves(serve: Callable[..., Client], settings: Any, says: str) -> None:
-    message, code = refused(serve(), **settings)
+def test_requests_that_contradict_themselves(whole: Client, settings: Any, says: str) -> None:
+    message, code = refused(whole, **settings)
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert says in message
 
@@ -204,7 +208,7 @@ def test_no_frontier(scored: Path, local_ring: Ring) -> None:
 
 
 def test_other_weights(serve: Callable[..., Client]) -> None:
-    says, code = refused(serve(local_digest="f" * 64))
+    says, code = refused(serve((LOCAL,), local_digest="f" * 64))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert "measured with other weights (local/ ffffffffffff" in says
 

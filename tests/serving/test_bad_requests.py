@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -79,8 +78,8 @@ def sentence(err: str) -> str:
         (["x", "--mode", "resample", "--temperature", 0], "give a temperature above 0, or use mode verified"),
         (["x" * 500, "--mode", "resample", "--max-bytes", 13], r"prompt \(500 bytes\) and output \(13\).*512: shorten"),
         (
-            ["x" * 400, "--mode", "verified", "--max-bytes", 112],
-            r"output \(112\) need a context of 513 bytes in mode verified, .* has 512: shorten",
+            ["x" * 400, "--mode", "infill", "--suffix", "yyyy", "--max-bytes", 112],
+            r"output \(112\) need a context of 516 bytes in mode infill, .* has 512: shorten",
         ),
         (["x", "--timeout-s", -1], "timeout_s must be above 0"),
     ],
@@ -98,12 +97,10 @@ def test_an_address_that_is_none(onesweep: Run, address: str) -> None:
     assert "must be HOST:PORT" in sentence(err)
 
 
-def test_bytes_that_are_no_text_on_the_command_line() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "serving.cli", "generate", b"caf\xe9", "--router", "127.0.0.1:1"], capture_output=True
-    )
-    assert done.returncode == 2
-    assert "the prompt is not UTF-8" in sentence(done.stderr.decode())
+def test_bytes_that_are_no_text_on_the_command_line(onesweep: Run) -> None:
+    code, _, err = onesweep("generate", os.fsdecode(b"caf\xe9"), "--router", "127.0.0.1:1")
+    assert code == 2
+    assert "the prompt is not UTF-8" in sentence(err)
 
 
 def test_no_router(onesweep: Run) -> None:
@@ -154,7 +151,8 @@ GOOD: dict[str, Any] = {"prompt": b"x", "mode": "sweep", "max_bytes": 4}
         ({"temperature": float("-inf")}, "temperature must be 0 to 100"),
         ({"codec": ""}, "mode sweep has no codec ''; choose from fp32, int8, int4"),
         ({"mode": "ar-speculative", "codec": "int4"}, "mode ar-speculative has no codec 'int4'"),
-        ({"mode": "ar-speculative", "drafter": ""}, "unknown drafter ''; choose from both, model, lookup"),
+        ({"mode": "ar-speculative", "drafter": ""}, "unknown drafter ''; choose from both, model, ngram, lookup"),
+        ({"mode": "ar-speculative", "branches": 9}, "branches must be 1 to 8, not 9"),
         ({"mode": "ar-speculative", "draft": 0}, "draft must be 1 to 32, not 0"),
         ({"mode": "ar-speculative", "draft": 4_000_000_000}, "draft must be 1 to 32"),
         ({"mode": "resample", "candidates": 0}, "candidates must be 1 to 256, not 0"),

@@ -15,22 +15,24 @@ from hypothesis import strategies as st
 from serving.branches import Branches
 from serving.candidates import Candidates, Weights, draw, read_scores, weigh
 from serving.drafting import MAX_RUN, RunLength
-from serving.local import LocalModel, LocalSequence, odds_of
-from serving.pace import CANDIDATES, CHUNK, MAX_CANDIDATES, MAX_CHUNK, Pace
+from serving.local import LocalSequence, odds_of
+from serving.neural import NeuralModel
+from serving.pace import OF_BYTES, OF_TOKENS, Pace, Sizes, sizes_of
+from stages.alphabet import Alphabet
 from stages.backends.packed import FEW_POSITIONS
 from stages.checkpoint import load_ar
 from stages.refusal import Refusal
-from stages.scoring import MAX_SCORED_ROWS
+from stages.scoring import MAX_LOGITS, MAX_SCORED_NUMBERS, MAX_SCORED_ROWS
 
 TEXT = b"The sea was calm. The sea was "
 
 
 @pytest.fixture(scope="module")
-def local(bundles: Path) -> LocalModel:
-    return LocalModel(bundles / "scored" / "local")
+def local(bundles: Path) -> NeuralModel:
+    return NeuralModel(bundles / "scored" / "local")
 
 
-def write(local: LocalModel, text: bytes, length: int, count: int, number: int = 0, seed: int = 3) -> Candidates:
+def write(local: NeuralModel, text: bytes, length: int, count: int, number: int = 0, seed: int = 3) -> Candidates:
     branches = Branches(LocalSequence(local, 400, 0.8, seed))
     return asyncio.run(branches.write(text, length, count, number))
 
@@ -39,7 +41,7 @@ def write(local: LocalModel, text: bytes, length: int, count: int, number: int =
 
 
 @pytest.mark.parametrize(("length", "count"), [(1, 1), (1, 9), (17, 1), (20, 12)])
-def test_candidates_have_the_odds_of_the_model(bundles: Path, local: LocalModel, length: int, count: int) -> None:
+def test_candidates_have_the_odds_of_the_model(bundles: Path, local: NeuralModel, length: int, count: int) -> None:
     drafted = write(local, TEXT, length, count)
     tokens = torch.tensor([list(TEXT + text) for text in drafted.texts])
     with torch.inference_mode():
@@ -48,7 +50,7 @@ def test_candidates_have_the_odds_of_the_model(bundles: Path, local: LocalModel,
     assert drafted.nats == pytest.approx(nats.numpy(), abs=1e-3)
 
 
-def test_a_candidate_does_not_depend_on_how_many_there_are(local: LocalModel) -> None:
+def test_a_candidate_does_not_depend_on_how_many_there_are(local: NeuralModel) -> None:
     many, few = write(local, TEXT, 12, 8), write(local, TEXT, 12, 3)
     assert many.texts[:3] == few.texts
     assert len(set(many.texts)) == 8
@@ -56,7 +58,7 @@ def test_a_candidate_does_not_depend_on_how_many_there_are(local: LocalModel) ->
     assert write(local, TEXT, 12, 3, seed=4).texts != few.texts
 
 
-def test_a_sequence_serves_round_after_round(local: LocalModel) -> None:
+def test_a_sequence_serves_round_after_round(local: NeuralModel) -> None:
     branches, text = Branches(LocalSequence(local, 400, 0.8, 3)), TEXT
     for number in range(4):
         drafted = asyncio.run(branches.write(text, 9, 4, number))
@@ -64,12 +66,14 @@ def test_a_sequence_serves_round_after_round(local: LocalModel) -> None:
         text += drafted.texts[1]
 
 
-def test_guesses_come_with_their_odds(local: LocalModel) -> None:
+def test_guesses_come_with_their_odds(local: NeuralModel) -> None:
     sequence = LocalSequence(local, 400, 0.8, 3)
     guesses = asyncio.run(sequence.guess(TEXT, 10))
     assert guesses.text == asyncio.run(sequence.after(TEXT, 10))[0]
-    assert guesses.odds.sum(axis=1) == pytest.approx(np.ones(10))
-    assert asyncio.run(sequence.guess(TEXT, 0)).odds.shape == (0, 256)
+    for place, (symbol, odds) in enumerate(zip(guesses.text, guesses.odds, strict=True)):
+        assert guesses.odds_at(place).sum() == pytest.approx(1)
+        assert guesses.odds_at(place)[symbol] == pytest.approx(float(odds))
+    assert len(asyncio.run(sequence.guess(TEXT, 0)).odds) == 0
 
 
 def test_odds_at_any_temperature() -> None:
@@ -111,7 +115,7 @@ def test_impossible_candidates() -> None:
 
 def test_scores_that_are_none_are_refused() -> None:
     assert read_scores(np.zeros(6, "<f4").tobytes(), 2, 3).shape == (2, 3)
-    with pytest.raises(Refusal, match="2 candidates of 3 bytes came back as 20 bytes"):
+    with pytest.raises(Refusal, match="2 candidates of 3 symbols came back as 20 bytes"):
         read_scores(bytes(20), 2, 3)
     with pytest.raises(Refusal, match="not numbers"):
         read_scores(np.full(6, math.nan, "<f4").tobytes(), 2, 3)
@@ -121,41 +125,60 @@ def test_scores_that_are_none_are_refused() -> None:
 
 
 @given(
+    st.sampled_from([OF_BYTES, OF_TOKENS]),
     st.integers(1, 400),
     st.one_of(st.none(), st.integers(1, 400)),
     st.one_of(st.none(), st.integers(1, 256)),
     st.lists(st.floats(0.0, 1.0), max_size=12),
 )
 def test_what_was_given_stays_and_trips_never_get_more(
-    max_bytes: int, chunk: int | None, candidates: int | None, effective: list[float]
+    sizes: Sizes, symbols: int, chunk: int | None, candidates: int | None, effective: list[float]
 ) -> None:
-    pace = Pace(max_bytes, chunk, candidates)
+    pace = Pace(symbols, chunk, candidates, sizes)
     first = pace.chunk
     for share in effective:
         count = 1 + round(share * (pace.candidates - 1))
         pace.learn(Weights(np.full(count, 1 / count), 0.0))
         assert pace.chunk >= first
-        assert pace.chunk == first or (chunk is None and pace.chunk <= MAX_CHUNK)
-        assert pace.candidates == candidates or (candidates is None and pace.candidates <= MAX_CANDIDATES)
+        assert pace.chunk == first or (chunk is None and pace.chunk <= sizes.most_chunk)
+        assert pace.candidates == candidates or (candidates is None and pace.candidates <= sizes.most_candidates)
         assert (chunk and candidates) or pace.chunk * pace.candidates <= MAX_SCORED_ROWS
     if chunk is not None:
-        assert first == min(chunk, max_bytes)
+        assert first == min(chunk, symbols)
 
 
 def test_from_the_defaults() -> None:
+    first, few, most, many = OF_BYTES.chunk, OF_BYTES.candidates, OF_BYTES.most_chunk, OF_BYTES.most_candidates
+
     def after(*effective: int) -> tuple[int, int]:
         pace = Pace(1000, None, None)
         for count in effective:
             pace.learn(Weights(np.full(count, 1 / count), 0.0))
         return pace.chunk, pace.candidates
 
-    assert after() == after(1) == after(30) == (CHUNK, CANDIDATES), "one sweep says little"
-    assert after(4, 4, 1, 4) == (CHUNK, CANDIDATES)
-    assert after(1, 1) == (CHUNK, 2 * CANDIDATES)
-    assert after(1, 1, 1, 1) == (CHUNK, MAX_CANDIDATES)
-    assert after(20, 10) == (CHUNK * 3 // 2, CANDIDATES)
-    assert after(*8 * [20]) == (MAX_CHUNK, CANDIDATES)
-    assert after(20, 20, 1, 1) == (CHUNK, CANDIDATES), "a shorter chunk before more candidates"
+    assert after() == after(1) == after(30) == (first, few), "one sweep says little"
+    assert after(4, 4, 1, 4) == (first, few)
+    assert after(1, 1) == (first, 2 * few)
+    assert after(1, 1, 1, 1) == (first, many)
+    assert after(20, 10) == (first * 3 // 2, few)
+    assert after(*8 * [20]) == (most, few)
+    assert after(20, 20, 1, 1) == (first, few), "a shorter chunk before more candidates"
+
+
+def test_tokens_take_a_tenth_of_the_trips_and_bounded_memory() -> None:
+    assert -(-128 // OF_TOKENS.chunk) <= 128 / 10
+    assert sizes_of(Alphabet(49_152), 576) == OF_TOKENS
+    large = sizes_of(Alphabet(4_000_000), 576)
+    assert 1 <= large.candidates <= large.most_candidates
+    assert large.most_candidates * 4_000_000 <= MAX_LOGITS
+
+
+def test_a_wide_scorer_takes_fewer_candidates() -> None:
+    pace = Pace(1000, None, None, sizes_of(Alphabet(49_152), 1 << 15))
+    for _ in range(12):
+        assert pace.chunk * pace.candidates << 15 <= MAX_SCORED_NUMBERS
+        pace.learn(Weights(np.full(pace.candidates, 1 / pace.candidates), 0.0))
+    assert pace.chunk > OF_TOKENS.chunk
 
 
 # Guesses to verify

@@ -53,9 +53,8 @@ def test_a_healthy_ring(bundles: Path, servers: Any, wait_ready: Any, tmp_path: 
     assert all(0 < hop["rtt_min_ms"] <= hop["rtt_ms"] and hop["rate_mbps"] > 0 for hop in report["hops"])
     assert [machine["name"] for machine in report["machines"]] == ["router", "host-1", "host-2", "host-3"]
     assert len({machine["chain_digest"] for machine in report["machines"][1:]}) == 1
-    # a busy machine may make a hop look bad; nothing else can be
-    assert all("busy" in line or "full state" in line for line in bad(report))
-    assert main(["doctor", "--topology", str(tmp_path / "topology.toml")]) in (0, 1)
+    assert not bad(report), "however busy the machine is"
+    assert main(["doctor", "--topology", str(tmp_path / "topology.toml")]) == 0
     assert "hop                     rtt ms" in capsys.readouterr().out
 
 
@@ -135,7 +134,6 @@ GOOD = {"rtt_ms": 60.0, "rtt_min_ms": 60.0, "state_ms": 62.0, "rate_mbps": 100.0
     ("hop", "machine_changes", "says"),
     [
         ({"rate_mbps": 2.0, "state_ms": 135.0}, {}, "2.0 Mbit/s: a full state takes 74 ms; try --codec int4"),
-        ({"rtt_ms": 140.0, "state_ms": 150.0}, {}, "round trips vary from 60.0 to 140.0 ms"),
         ({"state_ms": 122.0}, {}, "a full state takes 122.0 ms where 61.5 are due"),
         ({}, {"congestion_control": "reno"}, "congestion control reno: set net.ipv4.tcp_congestion_control"),
         ({}, {"clock_offset_ms": -2000.0}, "its clock is -2.0 s from here"),
@@ -150,8 +148,12 @@ def test_what_is_bad_is_said_with_what_to_do(hop: dict[str, float], machine_chan
     assert any(finding.is_bad and says in finding.message for finding in findings), findings
 
 
-def test_a_good_far_link_is_not_bad() -> None:
+def test_good_links_and_busy_ones_are_not_bad() -> None:
     assert not any(finding.is_bad for finding in judged(Hop("host-1", "host-2", **GOOD)))
+    busy = judged(Hop("host-1", "host-2", **{**GOOD, "rtt_ms": 140.0, "state_ms": 150.0}))
+    assert [finding.is_bad for finding in busy if "round trips vary from 60.0 to 140.0 ms" in finding.message] == [
+        False
+    ]
     notes = [finding.message for finding in judged(slow_start_after_idle="1", congestion_control="bbr")]
     assert any("keep-warm messages make up for it" in note for note in notes)
     assert any("bbr: survives loss" in note for note in notes)

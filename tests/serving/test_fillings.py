@@ -12,7 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from serving.fillings import Filler, Fillings, choose, thinned
-from serving.local import LocalModel, LocalSequence
+from serving.local import LocalSequence
+from serving.modes.infill import OF_BYTES
+from serving.neural import NeuralModel
 from stages.checkpoint import load_ar
 
 TEXT, AFTER = b"The sea was calm. The ", b" sea was"
@@ -20,12 +22,12 @@ TEMPERATURE = 2.0
 
 
 @pytest.fixture(scope="module")
-def local(bundles: Path) -> LocalModel:
-    return LocalModel(bundles / "own" / "local")
+def local(bundles: Path) -> NeuralModel:
+    return NeuralModel(bundles / "own" / "local")
 
 
 def write(
-    local: LocalModel,
+    local: NeuralModel,
     length: int,
     drafts: int,
     following: bytes = AFTER,
@@ -34,7 +36,7 @@ def write(
     number: int = 0,
     temperature: float = TEMPERATURE,
 ) -> Fillings:
-    filler = Filler(LocalSequence(local, 400, temperature, seed))
+    filler = Filler(LocalSequence(local, 400, temperature, seed), OF_BYTES.peek)
     return asyncio.run(filler.write(TEXT, length, following, drafts, count or drafts, number))
 
 
@@ -51,7 +53,7 @@ def nats_of(directory: Path, texts: list[bytes]) -> np.ndarray:
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("temperature", [5e-324, 1e-40])
-def test_near_temperature_zero_one_is_sure_and_nothing_is_warned_of(local: LocalModel, temperature: float) -> None:
+def test_near_temperature_zero_one_is_sure_and_nothing_is_warned_of(local: NeuralModel, temperature: float) -> None:
     drafted = write(local, 2, 4, temperature=temperature)
     assert np.isfinite(drafted.chances).all()
     assert drafted.chances.max() == 0
@@ -60,7 +62,7 @@ def test_near_temperature_zero_one_is_sure_and_nothing_is_warned_of(local: Local
 @pytest.mark.parametrize("following", [b"", AFTER])
 @pytest.mark.parametrize(("length", "count"), [(1, 1), (1, 40), (2, 300), (12, 9)])
 def test_fillings_have_the_odds_of_the_model(
-    bundles: Path, local: LocalModel, length: int, count: int, following: bytes
+    bundles: Path, local: NeuralModel, length: int, count: int, following: bytes
 ) -> None:
     drafted = write(local, length, count, following)
     assert len(set(drafted.texts)) == len(drafted.texts) == count
@@ -70,7 +72,7 @@ def test_fillings_have_the_odds_of_the_model(
     assert drafted.compute_ms > 0
 
 
-def test_all_there_are(local: LocalModel) -> None:
+def test_all_there_are(local: NeuralModel) -> None:
     drafted = write(local, 1, 256)
     assert set(drafted.texts) == {bytes([byte]) for byte in range(256)}
     assert (drafted.chances == 0).all()
@@ -78,7 +80,7 @@ def test_all_there_are(local: LocalModel) -> None:
     assert write(local, 1, 100).chances.min() < -0.01
 
 
-def test_the_same_numbers_give_the_same_fillings(local: LocalModel) -> None:
+def test_the_same_numbers_give_the_same_fillings(local: NeuralModel) -> None:
     drafted = write(local, 5, 20)
     assert write(local, 5, 20).texts == drafted.texts
     assert write(local, 5, 20, b"").texts == drafted.texts, "what follows is only looked at"
@@ -89,7 +91,7 @@ def test_the_same_numbers_give_the_same_fillings(local: LocalModel) -> None:
 # Weights
 
 
-def test_a_few_fillings_stand_for_all(bundles: Path, local: LocalModel) -> None:
+def test_a_few_fillings_stand_for_all(bundles: Path, local: NeuralModel) -> None:
     """Sums over all fillings, weighed by the chance to be here, come out without bias: all steps together."""
     everything = [bytes([byte]) for byte in range(256)]
     p = np.exp(nats_of(bundles / "own" / "ar", everything))

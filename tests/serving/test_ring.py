@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -105,6 +106,16 @@ def test_a_liar_that_registers_again_is_no_better(topology: Topology) -> None:
         while "is taken out: an audit found that it computed" not in ring.links[1].problem:
             await asyncio.sleep(0.01)
         assert ring.choose(next(iter(ring.links[0].held))) is None
+
+    tell(topology, story)
+
+
+def test_a_long_pause_between_messages_is_no_silence(topology: Topology) -> None:
+    async def story(ring: Ring) -> None:
+        link = ring.links[0]
+        link.relay.answered_at = time.monotonic() - 30.0
+        assert link.silent_s(60.0) is None
+        assert (link.silent_s(0.15) or 0.0) >= 30.0
 
     tell(topology, story)
 

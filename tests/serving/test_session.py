@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import grpc
@@ -44,7 +44,7 @@ class Auditor:
 class Ring:
     """Remembers whom a session wants to go round; its hosts never answer."""
 
-    name, problem, ride_out_s = "router", "", 5.0
+    name, problem, ride_out_s, pieces = "router", "", 5.0, 16
 
     def __init__(self) -> None:
         self.suspects, self.patience, self.auditor = Suspects(), Patience(), Auditor()
@@ -59,7 +59,7 @@ class Ring:
 
     def end(self, attempt: Attempt) -> None: ...
 
-    def send(self, session: Session, attempt: Attempt, hop: stage_pb2.Hop) -> None: ...
+    def send(self, session: Session, attempt: Attempt, hops: Sequence[stage_pb2.Hop]) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def ending(code: grpc.StatusCode, deadline_s: float = 60.0) -> tuple[Refusal, in
     async def ask() -> tuple[Refusal, int]:
         ring = Ring()
         session = opened(ring, deadline_s)
-        ring.send = lambda _, attempt, hop: session.fault(  # type: ignore[method-assign]
+        ring.send = lambda _, attempt, hops: session.fault(  # type: ignore[method-assign]
             attempt, stage_pb2.Fault(code=code.value[0], message="a sentence", host="b-1")
         )
         await session.push(stage_pb2.Step(clean=b"a", remaining=1))

@@ -6,11 +6,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from serving.client import Client, RequestRefused, Result
+from serving.ngram.fitting import fit
+from serving.ngram.store import write_ngrams
+from serving.spellings import tokenizer_of
 from stages.llama.stage import LlamaStage
-from tests.serving.pretrained import ARCHITECTURE, tokenizer, write_model, written
+from stages.manifest import read_manifest
+from tests.serving.pretrained import ARCHITECTURE, ids, text_of, write_model, written
 
 PROMPT = "the old man said that the sea"
 COUNT = 24
@@ -26,17 +31,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[LlamaSta
 def served(model: tuple[Path, list[LlamaStage]], local_ring: Callable[..., Any]) -> Iterator[Client]:
     with local_ring(model[0], 3) as client:
         yield client
-
-
-def ids(text: str) -> list[int]:
-    found: list[int] = tokenizer().encode(text).ids
-    return found
-
-
-def text_of(tokens: list[int]) -> str:
-    """As a reader shows it: what is no character yet at the end is not shown."""
-    text: str = tokenizer().decode(tokens)
-    return text.rstrip("\ufffd")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -108,9 +102,10 @@ def test_what_it_cannot_do_is_said(served: Client) -> None:
     for settings, sentence in (
         ({"mode": "sweep"}, "the hosts have no chain of blocks"),
         ({"mode": "chunked"}, "the hosts have no chain of blocks"),
-        ({"mode": "verified"}, "drafters that write bytes only"),
-        ({"mode": "resample"}, "drafters that write bytes only"),
-        ({"mode": "ar-speculative", "drafter": "model"}, "a local model that writes tokens"),
+        ({"mode": "verified"}, "no drafter that writes the hosts' tokens: make one with `onesweep distill`"),
+        ({"mode": "resample"}, "no drafter that writes the hosts' tokens"),
+        ({"mode": "local"}, "no local model: start it with a checkpoint that has local/, which `onesweep distill`"),
+        ({"mode": "ar-speculative", "drafter": "model"}, "no drafter that writes the hosts' tokens"),
         ({"mode": "ar", "max_tokens": 510}, r"prompt \(\d+ tokens\) and output \(510\) together take \d+, "),
     ):
         with pytest.raises(RequestRefused, match=sentence):
@@ -123,8 +118,14 @@ def test_a_text_ends_where_the_model_ends_it(
     expected = written(model[1], ids(PROMPT), COUNT, temperature=0.8, seed=5)
     at = next(i for i in range(4, COUNT) if expected[i] not in expected[:i])
     write_model(tmp_path, ends=[expected[at]])
+    again = np.array((ids(PROMPT) + expected) * 3, dtype=np.uint32)
+    ngrams = fit(again, ARCHITECTURE.vocabulary, 4, tokenizer_of(read_manifest(tmp_path)))
+    write_ngrams(tmp_path / "ngram.safetensors", ngrams)
+    guessed: dict[str, Any] = {"mode": "ar-speculative", "drafter": "ngram", "branches": 3, "draft": 12}
     with local_ring(tmp_path, 3) as client:
-        for mode in ("ar", "ar-speculative"):
-            result = client.generate(PROMPT, mode=mode, max_tokens=COUNT, temperature=0.8, seed=5)
-            assert (result.output_tokens, result.stopped) == (at + 1, True)
+        for settings in ({"mode": "ar"}, {"mode": "ar-speculative"}, guessed):
+            result = client.generate(PROMPT, max_tokens=COUNT, temperature=0.8, seed=5, **settings)
             assert result.text == text_of(expected[: at + 1])
+            assert (result.output_tokens, result.stopped) == (at + 1, True)
+    assert result.accepted > 0
+    assert result.sweeps < at + 1, "guesses saved trips"

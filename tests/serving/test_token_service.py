@@ -7,15 +7,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from serving.client import AsyncClient, Client
 from serving.deploying import deploy, read_release
 from serving.deployment import Deployment, temporary_deployment
+from serving.ngram.fitting import fit
+from serving.ngram.store import write_ngrams
+from serving.spellings import tokenizer_of
+from stages.bundle import NGRAM_NAME
 from stages.contents import read_contents
 from stages.llama.stage import LlamaStage
+from stages.manifest import read_manifest
 from stages.v1 import stage_pb2
-from tests.serving.pretrained import tokenizer, write_model, written
+from tests.serving.pretrained import ARCHITECTURE, TEXTS, ids, text_of, tokenizer, write_model, written
 from tests.serving.test_replicas import PROMPT, Streaming, busy, doubled
 
 LENGTH = 300
@@ -24,7 +30,12 @@ LENGTH = 300
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, list[LlamaStage]]:
     directories = [tmp_path_factory.mktemp(name) for name in ("one", "other")]
-    return {directory: write_model(directory, seed=seed) for seed, directory in enumerate(directories)}
+    made = {directory: write_model(directory, seed=seed) for seed, directory in enumerate(directories)}
+    tokens = np.array(tokenizer().encode(" ".join(TEXTS)).ids * 4, dtype=np.uint32)
+    for order, directory in enumerate(directories, 2):
+        ngrams = fit(tokens, ARCHITECTURE.vocabulary, order, tokenizer_of(read_manifest(directory)))
+        write_ngrams(directory / NGRAM_NAME, ngrams)
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -40,22 +51,29 @@ def caller(doubles: Deployment) -> Iterator[Client]:
         yield client
 
 
+def all_ready(caller: Client) -> bool:
+    """Whether every replica is there, and linked to those after it: one of each kind is enough for a request."""
+    hosts = caller.status().hosts
+    return all(host.ready and not any(link.problem for link in host.links) for host in hosts)
+
+
 def expected(stages: list[LlamaStage], count: int) -> str:
-    tokens = written(stages, tokenizer().encode(PROMPT.decode()).ids, count, temperature=0.8, seed=3)
-    return tokenizer().decode(tokens).rstrip("\ufffd")
+    return text_of(written(stages, ids(PROMPT.decode()), count, temperature=0.8, seed=3))
 
 
-def test_a_release_is_deployed_with_its_tokenizer(
-    doubles: Deployment, caller: Client, models: dict[Path, list[LlamaStage]]
+def test_a_release_is_deployed_with_its_tokenizer_and_its_drafter(
+    doubles: Deployment, caller: Client, models: dict[Path, list[LlamaStage]], until: Callable[..., Any]
 ) -> None:
+    until(lambda: all_ready(caller), 30)
     for directory in reversed(models):
         deploy(partial(AsyncClient, doubles.topology.router), read_release(directory), [], print, 120)
         assert caller.status().release == read_contents(directory).name
         result = caller.generate(PROMPT, mode="ar", max_tokens=16, temperature=0.8, seed=3)
         assert result.text == expected(models[directory], 16)
+        assert caller.generate(PROMPT, mode="verified", max_tokens=8, seed=3).drafted
 
 
-@pytest.mark.parametrize(("mode", "letter"), [("ar", "a"), ("ar-speculative", "b")])
+@pytest.mark.parametrize(("mode", "letter"), [("ar", "a"), ("ar-speculative", "b"), ("verified", "a")])
 def test_a_host_that_is_killed_costs_no_text(
     doubles: Deployment,
     caller: Client,
@@ -64,12 +82,8 @@ def test_a_host_that_is_killed_costs_no_text(
     mode: str,
     letter: str,
 ) -> None:
-    def ready() -> bool:
-        hosts = caller.status().hosts
-        return all(host.ready and not any(link.problem for link in host.links) for host in hosts)
-
     asked: dict[str, Any] = {"mode": mode, "max_tokens": LENGTH, "temperature": 0.8}
-    until(ready, 30)
+    until(lambda: all_ready(caller), 30)
     whole = caller.generate(PROMPT, seed=3, **asked).output
     request = Streaming(caller, asked)
     victim = busy(doubles, describe, letter)

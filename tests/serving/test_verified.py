@@ -10,16 +10,11 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from serving.client import Client, Result
-from serving.local import Guesses
-from serving.modes.verified import Place, read_verdict
 from stages.checkpoint import load_ar
-from stages.refusal import Refusal
-from stages.v1 import stage_pb2
 
 LocalRing = Callable[..., AbstractContextManager[Client]]
 PROMPTS = (b"x", b"The sea was calm. The sea was ", bytes((7 * i) % 128 for i in range(200)))
@@ -102,7 +97,7 @@ def test_short_texts(lone: Client, max_bytes: int) -> None:
 
 def test_a_text_up_to_the_end_of_the_context(lone: Client) -> None:
     prompt = bytes(range(1, 100)) * 4
-    texts = {write(lone, prompt, max_bytes=511 - 396, draft=draft).output for draft in (5, 64)}
+    texts = {write(lone, prompt, max_bytes=512 - 396, draft=draft).output for draft in (5, 64)}
     assert len(texts) == 1
 
 
@@ -128,14 +123,14 @@ def test_a_drafter_that_is_the_scorer_is_never_refused(bundles: Path, tmp_path: 
 @pytest.mark.slow
 def test_texts_have_the_odds_of_the_scorer(bundles: Path, lone: Client, three_bytes: Any) -> None:
     settings = {"max_bytes": 3, "temperature": 2.0}
-    results = [lone.generate(b"x", mode="verified", seed=seed, **settings) for seed in range(300)]
+    results = [lone.generate(b"x", mode="verified", seed=seed, **settings) for seed in range(150)]
     assert {result.scorer for result in results} == {"chain"}
     accepted = sum(result.accepted for result in results)
-    assert 0.1 < accepted / 900 < 0.9, "some guesses stood and some did not"
+    assert 0.1 < accepted / 450 < 0.9, "some guesses stood and some did not"
     scorer, local = (bundles / "scored" / name for name in ("scorer", "local"))
     law = three_bytes(scorer, local, b"x", 2.0)
     assert law.probability([result.output for result in results]) > 1e-3
-    drafts = [lone.generate(b"x", mode="local", seed=seed, **settings).output for seed in range(300)]
+    drafts = [lone.generate(b"x", mode="local", seed=seed, **settings).output for seed in range(150)]
     assert law.probability(drafts) < 1e-6, "the test can tell the drafter's"
 
 
@@ -166,40 +161,3 @@ def test_long_texts_are_as_likely_as_the_scorers_own(bundles: Path, lone: Client
 
     assert abs(surprise(texts(mode="verified", scorer=scorer), PROMPTS[1], directory, 0.8)) < 4
     assert abs(surprise(texts(mode="local"), PROMPTS[1], directory, 0.8)) > 8, "the test can tell the drafter's"
-
-
-# One place
-
-
-def place(q: list[float], p: list[float], x: int, seed: int) -> Place:
-    """A place where the drafter drew `x` with odds `q` (few bytes), and the scorer has odds `p`."""
-    odds, scored = np.zeros((1, 256)), np.zeros(256)
-    odds[0, : len(q)], scored[: len(p)] = q, p
-    return Place(Guesses(bytes([x]), odds, 0.0), 0, scored, seed, 7)
-
-
-def test_what_is_refused_gives_way_to_what_the_scorer_likes_better() -> None:
-    q, p = [0.7, 0.2, 0.1], [0.2, 0.3, 0.5]
-    stood = [place(q, p, 0, seed).stands() for seed in range(4000)]
-    assert np.mean(stood) == pytest.approx(2 / 7, abs=0.03)
-    assert all(place(q, p, x, seed).stands() for x in (1, 2) for seed in range(200))
-    instead = [place(q, p, 0, seed).instead()[0] for seed in range(4000)]
-    assert set(instead) == {1, 2}
-    assert np.mean(np.array(instead) == 2) == pytest.approx(0.8, abs=0.03)
-
-
-def test_equal_odds_leave_nothing_to_draw_from_but_the_odds() -> None:
-    assert place([1.0], [1.0], 0, 0).instead() == b"\0"
-
-
-def test_more_cannot_be_accepted_than_was_guessed() -> None:
-    event = stage_pb2.Event(verdict=stage_pb2.Verdict(accepted=4, odds=np.full(256, 1 / 256, "<f4").tobytes()))
-    assert read_verdict(event, 4)[0] == 4
-    with pytest.raises(Refusal):
-        read_verdict(event, 3)
-
-
-@pytest.mark.parametrize("odds", [b"", b"?", bytes(4 * 255), np.full(256, np.nan, "<f4").tobytes(), bytes(4 * 256)])
-def test_what_is_no_verdict_is_refused(odds: bytes) -> None:
-    with pytest.raises(Refusal):
-        read_verdict(stage_pb2.Event(verdict=stage_pb2.Verdict(odds=odds)), 3)

@@ -11,7 +11,7 @@ import pytest
 from openai import OpenAI
 
 from stages.llama.stage import LlamaStage
-from tests.serving.pretrained import tokenizer, write_model, written
+from tests.serving.pretrained import ids, text_of, write_model, written
 
 MESSAGES: list[Any] = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "the sea"}]
 SPELLED = "<|begin|>system: be kind\n<|begin|>user: the sea\nassistant: "
@@ -26,7 +26,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> list[LlamaStage]:
 @pytest.fixture(scope="module")
 def answer(stages: list[LlamaStage]) -> list[int]:
     """What the model says to MESSAGES, to its end: its last token ends texts."""
-    tokens = written(stages, tokenizer().encode(SPELLED).ids, MOST, temperature=0.8, seed=SEED)
+    tokens = written(stages, ids(SPELLED), MOST, temperature=0.8, seed=SEED)
     at = next(i for i in range(8, MOST) if tokens[i] not in tokens[:i])
     return tokens[: at + 1]
 
@@ -45,17 +45,13 @@ def chat(
         yield openai
 
 
-def text_of(tokens: list[int]) -> str:
-    return tokenizer().decode(tokens).rstrip("\ufffd")
-
-
 def test_a_chat_ends_where_the_model_ends_it(chat: OpenAI, answer: list[int]) -> None:
     asked: dict[str, Any] = {"model": "onesweep-ar", "messages": MESSAGES, "temperature": 0.8, "seed": SEED}
     said = chat.chat.completions.create(**asked, max_tokens=MOST)
     (choice,) = said.choices
     assert (choice.message.content, choice.finish_reason) == (text_of(answer), "stop")
     assert said.usage is not None
-    assert said.usage.prompt_tokens == len(tokenizer().encode(SPELLED).ids)
+    assert said.usage.prompt_tokens == len(ids(SPELLED))
     assert said.usage.completion_tokens == len(answer)
     shorter = chat.chat.completions.create(**asked, max_tokens=4)
     assert (shorter.choices[0].finish_reason, shorter.usage and shorter.usage.completion_tokens) == ("length", 4)
