@@ -21,9 +21,11 @@ T = TypeVar("T")
 
 def register(subparsers: Subparsers) -> None:
     from loadtest.chaos import commands as chaos
+    from loadtest.first_token.commands import register_first_token
     from loadtest.frontier import commands as frontier
     from loadtest.fuzz import commands as fuzz
     from loadtest.load import commands as load
+    from loadtest.parity.commands import register_parity
     from loadtest.quality import commands as quality
     from loadtest.quality.infill_report import register_infill
     from loadtest.rounds_bench.commands import register_rounds_bench
@@ -50,6 +52,8 @@ def register(subparsers: Subparsers) -> None:
     overhead.set_defaults(run=run_overhead)
 
     memory = benches.add_parser("memory", help="what a loaded block takes over an idle server")
+    memory.add_argument("--checkpoint", type=Path, metavar="DIR", help="hosts of this one, full of sessions, instead")
+    memory.add_argument("--session-mb", type=int, default=64, metavar="MB", help="of sessions that these hold (64)")
     memory.add_argument("--block-mb", type=int, default=200, metavar="MB", help="size of the block, about (200)")
     memory.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     memory.set_defaults(run=run_memory)
@@ -62,6 +66,15 @@ def register(subparsers: Subparsers) -> None:
     stage.add_argument("--text", type=Path, metavar="FILE", help="what losses are measured on (the probe text)")
     stage.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     stage.set_defaults(run=run_stage)
+
+    losses = benches.add_parser("losses", help="what backends and codecs cost an AR model in nats, and save")
+    losses.add_argument("--checkpoint", type=Path, default=SHIPPED, metavar="DIR", help="default: shipped weights")
+    losses.add_argument("--text", type=Path, required=True, metavar="FILE", help="held-out text")
+    losses.add_argument("--backends", default="", metavar="B[,B]", help="what computes (all that are installed)")
+    losses.add_argument("--codecs", default="fp32,int8", metavar="C[,C]", help="of hidden states (fp32,int8)")
+    losses.add_argument("--symbols", type=int, default=4096, metavar="N", help="bytes or tokens to read (4096)")
+    losses.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    losses.set_defaults(run=run_losses)
 
     batching = benches.add_parser("batching", help="many requests at once against a bare torch loop of that batch")
     batching.add_argument("--checkpoint", type=Path, default=SHIPPED, metavar="DIR", help="default: shipped weights")
@@ -131,6 +144,8 @@ def register(subparsers: Subparsers) -> None:
     warm.set_defaults(run=run_warm)
 
     register_wan(benches)
+    register_parity(benches)
+    register_first_token(benches)
     register_infill(benches)
     register_rounds_bench(benches)
 
@@ -170,8 +185,19 @@ def run_stage(options: argparse.Namespace) -> int:
 
 
 def run_memory(options: argparse.Namespace) -> int:
+    from loadtest.host_memory import hosts_record, hosts_table, measure_hosts
     from loadtest.memory import measure_memory, memory_record, memory_table
 
+    if options.session_mb < 1:
+        raise InputError(f"--session-mb must be at least 1, not {options.session_mb}")
+    if options.checkpoint is not None:
+        return _measure(
+            options,
+            f"starting hosts for sessions of {options.session_mb} MB ...",
+            lambda: measure_hosts(options.checkpoint.resolve(), options.session_mb),
+            hosts_table,
+            hosts_record,
+        )
     if options.block_mb < 1:
         raise InputError(f"--block-mb must be at least 1, not {options.block_mb}")
     return _measure(
@@ -180,6 +206,33 @@ def run_memory(options: argparse.Namespace) -> int:
         lambda: measure_memory(options.block_mb),
         memory_table,
         memory_record,
+    )
+
+
+def run_losses(options: argparse.Namespace) -> int:
+    from loadtest.pipeline_losses import (
+        LossSettings,
+        check_losses,
+        installed_backends,
+        losses_record,
+        losses_table,
+        measure_losses,
+    )
+
+    settings = LossSettings(
+        options.checkpoint.resolve(),
+        options.text,
+        tuple(options.backends.split(",")) if options.backends else installed_backends(),
+        tuple(options.codecs.split(",")),
+        options.symbols,
+    )
+    check_losses(settings)
+    return _measure(
+        options,
+        f"{settings.symbols} symbols through {', '.join(settings.backends)} ...",
+        lambda: list(measure_losses(settings)),
+        lambda rows: losses_table(settings, rows),
+        lambda rows: losses_record(settings, rows),
     )
 
 

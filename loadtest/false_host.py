@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from serving.cli import main
-from stages.codec import FEATURE_LIMIT, codec_named
+from stages.codec import FEATURE_LIMIT, StateCodec, codec_named, hidden_codec
 from stages.engine import Job
 from stages.hop import Outcome
 from stages.host import Host
@@ -26,18 +26,17 @@ class FalseHost(Host):
                 outcome.text = alphabet.encode([(symbol + 1) % 128 for symbol in alphabet.symbols(outcome.text)])
         elif outcome.WhichOneof("work") == "sweep":
             sweep = outcome.sweep
-            sweep.estimate = turned(sweep.estimate, sweep.codec, sweep.slots)
+            sweep.estimate = turned(sweep.estimate, codec_named(sweep.codec), sweep.slots)
         else:
             step = outcome.step
             count = job.session.alphabet.count
             rows = count(step.clean) + sum(count(candidate) - 1 for candidate in step.candidates)
-            step.hidden = turned(step.hidden, step.codec, rows)
+            step.hidden = turned(step.hidden, hidden_codec(step.codec), rows)
         super()._go_on(job, outcome)
 
 
-def turned(payload: bytes, name: str, rows: int) -> bytes:
+def turned(payload: bytes, codec: StateCodec, rows: int) -> bytes:
     """Every row of a payload, turned by one place."""
-    codec = codec_named(name)
     matrix = codec.decode(payload, rows, codec.dim(len(payload), rows), FEATURE_LIMIT)
     return codec.encode(matrix.roll(1, dims=1))
 

@@ -63,10 +63,8 @@ def measure_memory(block_mb: int) -> MemoryFigures:
     with tempfile.TemporaryDirectory(prefix="onesweep-bench-") as folder:
         small, large = Path(folder, "small"), Path(folder, "large")
         architecture = sized_architecture(block_mb)
-        write_random_chain(small, IDLE)
-        write_random_chain(large, architecture)
-        idle, idle_after = _serve(small)
-        loaded, loaded_after = _serve(large)
+        idle, idle_after = serve_random(small, IDLE)
+        loaded, loaded_after = serve_random(large, architecture)
         return MemoryFigures(block_bytes(large), architecture.width, idle, loaded, idle_after, loaded_after)
 
 
@@ -99,18 +97,21 @@ def memory_record(figures: MemoryFigures) -> dict[str, Any]:
     return {"bench": "memory", **asdict(figures), "ratios": ratios, "target_ratio": TARGET_RATIO, "met": figures.met}
 
 
-def _serve(checkpoint: Path) -> tuple[ServerMemory, ServerMemory]:
+def serve_random(checkpoint: Path, architecture: Architecture) -> tuple[ServerMemory, ServerMemory]:
+    """Serve one random block, which is written to `checkpoint`: its server's memory when ready, and after requests."""
+    write_random_chain(checkpoint, architecture)
     topology = local_topology(1, 1, checkpoint, free_port_block(2) + 1)
     with temporary_deployment(topology, checkpoint) as deployment:
         pid = deployment.processes[topology.hosts[0].name]
-        ready = _memory(pid)
+        ready = memory_of(pid)
         with Client(topology.router) as client:
             for seed in range(REQUESTS):
                 client.generate(PROMPT, mode="sweep", max_bytes=REQUEST_BYTES, seed=seed)
-        return ready, _memory(pid)
+        return ready, memory_of(pid)
 
 
-def _memory(pid: int) -> ServerMemory:
+def memory_of(pid: int) -> ServerMemory:
+    """A stage server's memory now. Raises OnesweepError where it cannot be read."""
     try:
         info = psutil.Process(pid).memory_full_info()
         return ServerMemory(info.rss, info.pss, info.uss, _peak(pid))

@@ -49,6 +49,11 @@ def html_table(head: Sequence[str], body: Sequence[Sequence[str]], text_columns:
     return f'<div class="wide"><table><thead><tr>{line(head, "th")}</tr></thead><tbody>\n{rows}\n</tbody></table></div>'
 
 
+def text_table(head: Sequence[str], body: Sequence[Sequence[str]], text_columns: int) -> str:
+    """`html_table` of cells that are text."""
+    return html_table(list(map(shown, head)), [list(map(shown, row)) for row in body], text_columns)
+
+
 def html_pairs(values: dict[str, Any]) -> str:
     """Keys and values, a row each; both are text."""
     rows = "\n".join(

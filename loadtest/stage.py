@@ -96,12 +96,12 @@ def measure_stage(settings: StageBenchSettings) -> StageReport:
     """Every backend that is installed. Raises OnesweepError."""
     figures: list[StageFigure] = []
     losses: list[Losses] = []
-    installed = [name for name in BACKENDS if _is_installed(name)]
-    rate = _alone(best_rate, settings)
-    figures += _alone(_measure_plain, settings, rate)
+    installed = [name for name in BACKENDS if is_installed(name)]
+    rate = alone(best_rate, settings)
+    figures += alone(_measure_plain, settings, rate)
     for name in installed:
-        figures += _alone(_measure_backend, settings, name, rate)
-        losses += _alone(chain_losses, settings.checkpoint, name, settings.text)
+        figures += alone(_measure_backend, settings, name, rate)
+        losses += alone(chain_losses, settings.checkpoint, name, settings.text)
     return StageReport(rate / 1e9, figures, losses, [name for name in BACKENDS if name not in installed])
 
 
@@ -159,7 +159,7 @@ def best_rate(settings: StageBenchSettings) -> float:
     rates = []
     for m, k, n in shapes:
         x, y, out = torch.rand(m, k), torch.rand(k, n), torch.empty(m, n)
-        rates.append(2 * m * k * n / min(_times(partial(torch.mm, x, y, out=out))))
+        rates.append(2 * m * k * n / min(times_of(partial(torch.mm, x, y, out=out))))
     return max(rates)
 
 
@@ -179,7 +179,7 @@ def _parts(checkpoint: Path) -> tuple[Block, ArStage | None]:
     return block, stage
 
 
-def _is_installed(backend: str) -> bool:
+def is_installed(backend: str) -> bool:
     try:
         backend_named(backend)
     except InputError:
@@ -187,7 +187,7 @@ def _is_installed(backend: str) -> bool:
     return True
 
 
-def _alone(function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401
+def alone(function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401
     """Call it in a new process."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), return_large_buffers) as pool:
         return pool.submit(function, *arguments).result()
@@ -198,11 +198,11 @@ def _measure_backend(settings: StageBenchSettings, name: str, rate: float) -> li
     block, stage = _parts(settings.checkpoint)
     backend, dtype = backend_named(name), "int8" if name.endswith("int8") else "float32"
     trim()
-    before = _resident()
+    before = resident()
     runner = backend.block(block)
     figures = list(_denoise_figures(settings, runner, block, (name, dtype), rate, before))
     if stage is not None:
-        before = _resident()
+        before = resident()
         figures += _step_figures(settings, backend.stage(stage), stage, (name, dtype), rate, before)
     return figures
 
@@ -211,7 +211,7 @@ def _measure_plain(settings: StageBenchSettings, rate: float) -> list[StageFigur
     """The modules without a backend, and the block in bfloat16."""
     torch.set_num_threads(settings.threads)
     block, stage = _parts(settings.checkpoint)
-    before = _resident()
+    before = resident()
     figures = list(_denoise_figures(settings, PlainBlock(block), block, (PLAIN, "float32"), rate, before))
     if stage is not None:
         figures += _step_figures(settings, PlainStage(stage), stage, (PLAIN, "float32"), rate, before)
@@ -230,7 +230,7 @@ def _denoise_figures(
         for _ in range(batch):
             z, estimate = torch.randn(2, slots, a.code_dim)
             pieces.append(NoisyPiece(z, estimate * block.data_std, SIGMA, start, _caches(block, start)))
-        times = _times(partial(runner.denoise, pieces))
+        times = times_of(partial(runner.denoise, pieces))
         yield _figure(labels, "denoise", batch, times, batch * flops / rate, batch * slots, before)
 
 
@@ -248,7 +248,7 @@ def _step_figures(
                     cache.length = past
             runner.read(pieces)
 
-        yield _figure(labels, "ar step", batch, _times(step), batch * step_flops(a, past) / rate, batch, before)
+        yield _figure(labels, "ar step", batch, times_of(step), batch * step_flops(a, past) / rate, batch, before)
 
 
 def _figure(
@@ -256,7 +256,7 @@ def _figure(
 ) -> StageFigure:
     best, (backend, dtype) = min(times), labels
     trim()
-    memory_mb = max(_resident() - before, 0) / 1e6
+    memory_mb = max(resident() - before, 0) / 1e6
     median_ms = statistics.median(times) * 1000
     return StageFigure(
         *(backend, dtype, what, batch, best * 1000, median_ms, floor_s * 1000, best / floor_s, positions / best),
@@ -264,7 +264,7 @@ def _figure(
     )
 
 
-def _times(function: Callable[[], object]) -> list[float]:
+def times_of(function: Callable[[], object]) -> list[float]:
     """Seconds of each call, for about MEASURE_S; with one thread its processor time, which others do not share."""
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     function()
@@ -291,5 +291,5 @@ def _caches(part: Block | ArStage, length: int) -> list[Any]:
     return caches
 
 
-def _resident() -> int:
+def resident() -> int:
     return int(psutil.Process().memory_info().rss)

@@ -6,8 +6,9 @@ import argparse
 import contextlib
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stages.errors import InputError, Interrupted, OnesweepError
 
@@ -93,9 +94,7 @@ def _run(options: argparse.Namespace, kinds: tuple[str, ...], count: int | None,
     from loadtest.chaos.record import chaos_record
     from loadtest.chaos.run import run_chaos
     from loadtest.chaos.settings import check_settings
-    from loadtest.destination import write_json
     from loadtest.machine import commit, this_machine
-    from loadtest.page import write_page
     from serving.deployment import ends_cleanly
 
     settings = _settings(options, kinds, count, audit)
@@ -105,12 +104,8 @@ def _run(options: argparse.Namespace, kinds: tuple[str, ...], count: int | None,
     with ends_cleanly():
         result = run_chaos(settings, lambda words: print(words, flush=True))
     _show(result)
-    if options.json:
-        write_json(options.json, chaos_record(result, command, commit(), machine))
-    if options.html:
-        write_page(options.html, chaos_page(result, command, commit(), machine))
-    if options.svg:
-        write_page(options.svg, time_line(result) + "\n")
+    about = (result, command, commit(), machine)
+    write_files(options, lambda: chaos_record(*about), lambda: chaos_page(*about), lambda: time_line(result))
     if result.trouble:
         raise OnesweepError("something was lost, wrong, left behind or growing: see above")
     return 0
@@ -232,6 +227,24 @@ def check_files(options: argparse.Namespace) -> None:
             check_destination(path, flag)
             if flag != "--json":
                 check_matplotlib()
+
+
+def write_files(
+    options: argparse.Namespace,
+    record: Callable[[], dict[str, Any]],
+    page: Callable[[], str],
+    line: Callable[[], str],
+) -> None:
+    """What was asked for of a run's figures, its report and its time line."""
+    from loadtest.destination import write_json
+    from loadtest.page import write_page
+
+    if options.json:
+        write_json(options.json, record())
+    if options.html:
+        write_page(options.html, page())
+    if options.svg:
+        write_page(options.svg, line() + "\n")
 
 
 def names(text: str | None, flag: str) -> tuple[str, ...]:

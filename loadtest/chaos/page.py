@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from loadtest.chaos.faults import FAULTS
 from loadtest.chaos.picture import time_line
 from loadtest.chaos.run import ChaosResult
 from loadtest.chaos.table import FAULT_HEAD, LIFE_HEAD, MODE_HEAD, fault_rows, life_rows, mode_rows, verdict
 from loadtest.machine import Machine
-from loadtest.page import html_page, html_pairs, html_table, shown
+from loadtest.page import html_page, html_pairs, shown, text_table
 
 HAPPENED_HEAD = ("at s", "fault", "on", "for s", "whole again s later")
 
@@ -24,17 +22,17 @@ def chaos_page(result: ChaosResult, command: str, commit: str, machine: Machine)
         f"<ul{bad}>" + "".join(f"<li>{shown(line)}</li>" for line in verdict(result)) + "</ul>",
         f"<figure>{time_line(result)}</figure>",
         "<h2>Requests</h2>",
-        _table(MODE_HEAD, mode_rows(result), 1),
+        text_table(MODE_HEAD, mode_rows(result), 1),
     ]
     if result.happened:
         parts += [
             "<h2>What faults cost the requests that they hit</h2>",
-            _table(FAULT_HEAD, fault_rows(result), 1),
+            text_table(FAULT_HEAD, fault_rows(result), 1),
             "<h2>Faults</h2>",
-            _table(HAPPENED_HEAD, _happened_rows(result), 0),
+            text_table(HAPPENED_HEAD, _happened_rows(result), 0),
             html_pairs({name: fault.words for name, fault in FAULTS.items()}),
         ]
-    parts += ["<h2>Processes</h2>", _table(LIFE_HEAD, life_rows(result), 1), "<h2>Settings</h2>"]
+    parts += ["<h2>Processes</h2>", text_table(LIFE_HEAD, life_rows(result), 1), "<h2>Settings</h2>"]
     parts.append(
         html_pairs(
             {
@@ -61,7 +59,3 @@ def _happened_rows(result: ChaosResult) -> list[list[str]]:
         ]
         for fault in result.happened
     ]
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int) -> str:
-    return html_table(list(map(shown, head)), [list(map(shown, row)) for row in rows], text_columns)

@@ -38,8 +38,8 @@ class Answer:
 
     @property
     def router_ms(self) -> float:
-        """Arithmetic on the router: a drafter's."""
-        return max(float(self.booked["compute_ms"]) - self.host_ms, 0.0)
+        """Arithmetic on the router that sweeps wait for: a drafter's."""
+        return max(float(self.booked["compute_ms"] - self.booked["ahead_ms"]) - self.host_ms, 0.0)
 
 
 def take_turns(

@@ -29,6 +29,7 @@ class QualityArm:
     sampler: str | None = None
     drafter: str | None = None
     draft: int | None = None
+    branches: int | None = None
     budget_ms: int | None = None
 
     @property

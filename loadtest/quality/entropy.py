@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +16,16 @@ GROUPS = 20
 """Parts of which each is left out once to estimate a standard error."""
 
 Counts = Counter[object]
+T = TypeVar("T")
 
 
-def byte_counts(text: bytes) -> Counts:
+def symbol_counts(text: Sequence[int]) -> Counts:
+    """Bytes, or tokens."""
     return Counter(text)
 
 
-def gram_counts(text: bytes) -> Counts:
-    """Runs of four bytes."""
+def gram_counts(text: Sequence[int]) -> Counts:
+    """Runs of four; tokens come as a tuple."""
     return Counter(text[i : i + GRAM] for i in range(len(text) - GRAM + 1))
 
 
@@ -30,7 +33,7 @@ def word_counts(text: bytes) -> Counts:
     return Counter(words_of(text.decode(errors="replace")))
 
 
-def pooled_entropy(texts: Sequence[bytes], counts: Callable[[bytes], Counts]) -> tuple[float, float] | None:
+def pooled_entropy(texts: Sequence[T], counts: Callable[[T], Counts]) -> tuple[float, float] | None:
     """Entropy in bits of what `counts` finds in all texts together, and its standard error; None of nothing.
 
     The plug-in estimate: it grows with the number of texts, so compare equal numbers. The error is the jackknife's over

@@ -12,7 +12,7 @@ from loadtest.load.target import TargetSettings, check_target, open_target
 from loadtest.machine import commit, this_machine
 from loadtest.quality.arm import INFILL, QualityArm, parse_arms
 from loadtest.quality.generation import check_served, generate_all, router_facts
-from loadtest.quality.intervals import Estimate, difference_of_ratios, ratio_of_sums
+from loadtest.quality.intervals import Estimate, difference_of_ratios, flat, ratio_of_sums
 from loadtest.quality.judge import Progress
 from loadtest.quality.prompts import Passage, PromptSet
 from loadtest.quality.row import HUMAN
@@ -55,12 +55,7 @@ class InfillRow:
 
     def to_record(self) -> dict[str, Any]:
         record = {key: value for key, value in asdict(self).items() if key != "figures"}
-        for name in FIGURES:
-            estimate = self.figures.get(name)
-            record[name] = estimate.value if estimate else None
-            record[f"{name}_low"] = estimate.low if estimate else None
-            record[f"{name}_high"] = estimate.high if estimate else None
-        return record
+        return {**record, **flat(self.figures, FIGURES)}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,17 @@ class Estimate:
     value: float
     low: float | None = None
     high: float | None = None
+
+
+def flat(figures: Mapping[str, Estimate], names: Iterable[str]) -> dict[str, float | None]:
+    """Each of `names` with its figure, and NAME_low and NAME_high with its interval; None for what there is not."""
+    record = dict[str, float | None]()
+    for name in names:
+        estimate = figures.get(name)
+        record[name] = estimate.value if estimate else None
+        record[f"{name}_low"] = estimate.low if estimate else None
+        record[f"{name}_high"] = estimate.high if estimate else None
+    return record
 
 
 def resampled(count: int, seed: int) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ from functools import cached_property
 from importlib.util import find_spec
 
 from loadtest.quality.classifier import classifier_auc
-from loadtest.quality.entropy import byte_counts, gram_counts, pooled_entropy, word_counts
+from loadtest.quality.entropy import gram_counts, pooled_entropy, symbol_counts, word_counts
 from loadtest.quality.intervals import Estimate, around, difference_of_ratios, ratio_of_sums
 from loadtest.quality.judge import INSTALL, Judge, Judgement, Progress
 from loadtest.quality.mauve import mauve
@@ -112,7 +112,7 @@ class Panel:
         figures.put(name, ratio_of_sums(bits, figures.sizes, self.seed))
 
     def _put_variety(self, figures: Figures, outputs: Sequence[bytes]) -> None:
-        for name, counts in (("byte_entropy", byte_counts), (GRAMS, gram_counts), ("word_entropy", word_counts)):
+        for name, counts in (("byte_entropy", symbol_counts), (GRAMS, gram_counts), ("word_entropy", word_counts)):
             pooled = pooled_entropy(outputs, counts)
             figures.put(name, around(*pooled) if pooled else None)
         shares = [distinct_pairs(words_of(output.decode(errors="replace"))) for output in outputs]

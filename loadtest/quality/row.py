@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
-from loadtest.quality.intervals import Estimate
+from loadtest.quality.intervals import Estimate, flat
 
 HUMAN = "human"
 JUDGED = "judge_bits_per_byte"
@@ -72,12 +72,7 @@ class QualityRow:
     def to_record(self) -> dict[str, Any]:
         """Flat: each figure under its name, its interval under NAME_low and NAME_high."""
         record = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "figures"}
-        for name in FIGURES:
-            estimate = self.figures.get(name)
-            record[name] = estimate.value if estimate else None
-            record[f"{name}_low"] = estimate.low if estimate else None
-            record[f"{name}_high"] = estimate.high if estimate else None
-        return record
+        return {**record, **flat(self.figures, FIGURES)}
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:

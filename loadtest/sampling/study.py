@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from loadtest.quality.entropy import Counts, byte_counts, gram_counts, pooled_entropy
+from loadtest.quality.entropy import Counts, gram_counts, pooled_entropy, symbol_counts
 from loadtest.quality.intervals import Estimate, around, difference_of_ratios, ratio_of_sums
 from loadtest.quality.novelty import TrainingText
 from loadtest.quality.prompts import cut_prompts
@@ -233,7 +233,7 @@ def _row(
         written.evaluated / len(texts[0]) if priced else None,
         scored,
         less,
-        _entropy(texts, byte_counts),
+        _entropy(texts, symbol_counts),
         _entropy(texts, gram_counts),
         unseen,
         texts[0].decode(errors="replace"),

@@ -41,10 +41,9 @@ def add_training(parser: argparse.ArgumentParser) -> None:
 
 
 def run_training_command(options: argparse.Namespace) -> int:
-    from loadtest.chaos.commands import check_files, names
-    from loadtest.destination import check_destination, write_json
+    from loadtest.chaos.commands import check_files, names, write_files
+    from loadtest.destination import check_destination
     from loadtest.machine import commit, this_machine
-    from loadtest.page import write_page
     from loadtest.training.faults import FAULTS
     from loadtest.training.page import training_page
     from loadtest.training.picture import time_line
@@ -72,12 +71,8 @@ def run_training_command(options: argparse.Namespace) -> int:
     with ends_cleanly():
         result = run_training_chaos(settings, lambda words: print(words, flush=True))
     _show(result)
-    if options.json:
-        write_json(options.json, training_record(result, command, commit(), machine))
-    if options.html:
-        write_page(options.html, training_page(result, command, commit(), machine))
-    if options.svg:
-        write_page(options.svg, time_line(result) + "\n")
+    about = (result, command, commit(), machine)
+    write_files(options, lambda: training_record(*about), lambda: training_page(*about), lambda: time_line(result))
     if result.trouble:
         raise OnesweepError("something was lost or counted twice, had no end, or is worse than it may be: see above")
     return 0
@@ -85,24 +80,9 @@ def run_training_command(options: argparse.Namespace) -> int:
 
 def _show(result: TrainingResult) -> None:
     from loadtest.chaos.table import markdown
-    from loadtest.training.table import (
-        FAULT_HEAD,
-        HAPPENED_HEAD,
-        LIE_HEAD,
-        SCORE_HEAD,
-        fault_rows,
-        happened_rows,
-        lie_rows,
-        score_rows,
-        verdict,
-    )
+    from loadtest.training.table import tables, verdict
 
-    for head, rows in (
-        (HAPPENED_HEAD, happened_rows(result)),
-        (FAULT_HEAD, fault_rows(result)),
-        (LIE_HEAD, lie_rows(result)),
-        (SCORE_HEAD, score_rows(result)),
-    ):
-        if rows:
-            print("\n" + markdown(head, rows))
+    for each in reversed(tables(result)):
+        if each.rows:
+            print("\n" + markdown(each.head, each.rows))
     print("\n" + "\n".join(f"- {words}" for words in verdict(result)), flush=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from loadtest.chaos.table import seconds
 from loadtest.load.accounting import percentile
 from loadtest.training.account import lies_told, waits
@@ -32,6 +35,27 @@ HAPPENED_HEAD = (
 )
 LIE_HEAD = ("lie", "handed in", "accepted", "refused", "no verdict")
 SCORE_HEAD = ("nats a byte", "undisturbed", "with faults", "difference")
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a run came to, in cells."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    text_columns: int = 1
+    """How many, from the left, are no figures."""
+
+
+def tables(result: TrainingResult) -> list[Table]:
+    """What matters most comes first."""
+    return [
+        Table("What it came to", SCORE_HEAD, score_rows(result)),
+        Table("How long faults kept work away", FAULT_HEAD, fault_rows(result)),
+        Table("Sabotage", LIE_HEAD, lie_rows(result)),
+        Table("Faults", HAPPENED_HEAD, happened_rows(result), 0),
+    ]
 
 
 def fault_rows(result: TrainingResult) -> list[list[str]]:

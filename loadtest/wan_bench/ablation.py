@@ -14,10 +14,11 @@ from typing import Any
 
 from loadtest.table import aligned
 from loadtest.wan.lab import Lab
-from loadtest.wan_bench.arms import Arm, ModeChoice, codecs_of
+from loadtest.wan_bench.arms import Arm, Length, ModeChoice, codecs_of
 from loadtest.wan_bench.deployment import FIRST_PORT, deployed
 from loadtest.wan_bench.floor import Course
-from loadtest.wan_bench.rows import number
+from loadtest.wan_bench.prompts import NOVEL, Prompts
+from loadtest.wan_bench.rows import length_of, number
 from loadtest.wan_bench.station import Station, open_station
 from loadtest.wan_bench.turns import Sample, Seat, take_turns
 from stages.errors import OnesweepError
@@ -28,7 +29,7 @@ OTHER_PORT = FIRST_PORT + 100
 """Of the changed deployment's router; the unchanged one keeps the usual ports."""
 
 _HEADER = (
-    *("measure", "change", "mode", "bytes", "idle s", "at once", "base p50", "p50 ms", "difference ms", "middle half"),
+    *("measure", "change", "mode", "length", "idle s", "at once", "base p50", "p50 ms", "difference ms", "middle half"),
     *("less compute", "x base", "wire bytes", "same text", "failed"),
 )
 
@@ -62,9 +63,11 @@ class Workload:
     """The requests that every comparison makes."""
 
     choices: tuple[ModeChoice, ...]
-    sizes: tuple[int, ...]
+    lengths: tuple[Length, ...]
     requests: int
     seed: int
+    prompts: Prompts = NOVEL
+    temperature: float | None = None
 
     def arms(self, idle_s: float = 0.0) -> list[Arm]:
         """The longest output of each mode; the shortest where every byte is a trip."""
@@ -72,11 +75,12 @@ class Workload:
         for choice in self.choices:
             if choice.mode == "local":
                 continue
-            size = min(self.sizes) if choice.mode.startswith("ar") else max(self.sizes)
-            arms.append(Arm(choice, size, idle_s))
+            pick = min if choice.mode.startswith("ar") else max
+            length = pick(self.lengths, key=lambda length: length.count)
+            arms.append(Arm(choice, length, idle_s, self.prompts, self.temperature))
             if idle_s and choice.mode == "sweep" and choice.codec is None:
                 # what fits TCP's first window cannot show what an open window is worth
-                arms.append(Arm(replace(choice, codec="fp32"), size, idle_s))
+                arms.append(replace(arms[-1], choice=replace(choice, codec="fp32")))
         return arms
 
 
@@ -169,7 +173,8 @@ def refused_row(profile: str, measure: Measure, arm: Arm, error: str) -> dict[st
         "measure": measure.name,
         "change": measure.change,
         "mode": arm.choice.label,
-        "output_bytes": arm.output_bytes,
+        "length": arm.length.count,
+        "unit": arm.length.unit,
         "idle_s": arm.idle_s,
         "at_once": measure.at_once,
         "requests": 0,
@@ -190,7 +195,7 @@ def ablation_table(rows: Sequence[dict[str, Any]]) -> str:
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     quartiles = row["difference_quartiles_ms"]
     return (
-        *(row["measure"], row["change"], row["mode"], str(row["output_bytes"])),
+        *(row["measure"], row["change"], row["mode"], length_of(row)),
         *(f"{row['idle_s']:g}", str(row["at_once"])),
         *(number(row[key]) for key in ("base_p50_ms", "p50_ms", "difference_ms")),
         "-" if quartiles is None else f"{quartiles[0]:+.1f} {quartiles[1]:+.1f}",

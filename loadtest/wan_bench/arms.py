@@ -1,55 +1,79 @@
-"""What is measured: a mode with its settings, an output length, and whether the links were idle before."""
+"""What is measured: a mode with its settings, prompts, an output length, and whether the links were idle before."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from serving.client import request_of
-from stages.admission import HIDDEN
-from stages.codec import CODECS
+from loadtest.wan_bench.prompts import NOVEL, SUFFIX, Prompts
+from stages.codec import CODECS, HIDDEN
 from stages.errors import InputError
 
-DRAFTERS = ("model", "lookup", "both")
-SPECULATIVE = "ar-speculative"
+SPECULATIVE, INFILL = "ar-speculative", "infill"
 SCORERS = ("chain", "ar")
-SCORED = ("resample", "verified")
+SCORED = ("resample", "verified", INFILL)
+DRAFTERS = {SPECULATIVE: ("model", "lookup", "ngram", "both")} | dict.fromkeys(SCORED, ("model", "ngram"))
+"""Of the modes that can name one."""
+CHUNKED = ("chunked", "resample", INFILL)
+"""Modes that can say how much a sweep writes."""
+MAX_CHUNK = 1 << 16
+BYTES, TOKENS = "bytes", "tokens"
 
 
 @dataclass(frozen=True)
 class ModeChoice:
-    """A mode as it is named on the command line: `ar`, `ar:int8`, `ar-speculative:lookup+int8`, `resample:chain`."""
+    """A mode as it is named on the command line: `ar:int8`, `chunked:4`, `resample:ngram+chain`."""
 
     mode: str
     codec: str | None = None
     drafter: str | None = None
     scorer: str | None = None
+    chunk: int | None = None
+    """Symbols a sweep."""
 
     @property
     def label(self) -> str:
-        settings = [setting for setting in (self.drafter, self.scorer, self.codec) if setting]
+        settings = [str(setting) for setting in (self.chunk, self.drafter, self.scorer, self.codec) if setting]
         return f"{self.mode}:{'+'.join(settings)}" if settings else self.mode
 
     def settings(self) -> dict[str, Any]:
         """Settings of a request; those left out are the router's to choose."""
-        chosen = {"mode": self.mode, "codec": self.codec, "drafter": self.drafter, "scorer": self.scorer}
-        return {name: value for name, value in chosen.items() if value is not None}
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Length:
+    """Of an output, at most: a text may end before."""
+
+    count: int
+    unit: str = BYTES
+    """A token is a byte where the model reads bytes."""
+
+    def __str__(self) -> str:
+        return f"{self.count} {self.unit}"
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One row of the table: requests that differ in nothing but their seed."""
+    """One row of the table: requests that differ in nothing but their prompt and seed."""
 
     choice: ModeChoice
-    output_bytes: int
+    length: Length
     idle_s: float = 0.0
     """Seconds without a request before each of these, so that TCP's congestion windows fall back."""
+    prompts: Prompts = NOVEL
+    temperature: float | None = None
+    """None: the router's to choose."""
 
-    def call(self, prompt: str, seed: int) -> dict[str, Any]:
-        """Arguments of one `Client.generate`."""
-        return {"prompt": prompt, "max_bytes": self.output_bytes, "seed": seed, **self.choice.settings()}
+    def call(self, number: int, seed: int) -> dict[str, Any]:
+        """Arguments of one `Client.generate`: the request with this number."""
+        call = {"prompt": self.prompts.text(number), f"max_{self.length.unit}": self.length.count, "seed": seed}
+        if self.choice.mode == INFILL:
+            call["suffix"] = SUFFIX
+        if self.temperature is not None:
+            call["temperature"] = self.temperature
+        return call | self.choice.settings()
 
 
 def parse_choice(text: str, modes: Sequence[str]) -> ModeChoice:
@@ -60,23 +84,25 @@ def parse_choice(text: str, modes: Sequence[str]) -> ModeChoice:
     codec: str | None = None
     drafter: str | None = None
     scorer: str | None = None
-    codecs = codecs_of(mode)
+    chunk: int | None = None
+    codecs, drafters = codecs_of(mode), DRAFTERS.get(mode, ())
     for setting in rest.split("+") if colon else ():
         if setting in codecs and codec is None:
             codec = setting
-        elif mode == SPECULATIVE and setting in DRAFTERS and drafter is None:
+        elif setting in drafters and drafter is None:
             drafter = setting
         elif mode in SCORED and setting in SCORERS and scorer is None:
             scorer = setting
+        elif mode in CHUNKED and chunk is None and setting.isdecimal() and 1 <= int(setting) <= MAX_CHUNK:
+            chunk = int(setting)
         else:
             known = [f"one codec ({', '.join(codecs)})"] if codecs else []
-            known += [f"one drafter ({', '.join(DRAFTERS)})"] if mode == SPECULATIVE else []
+            known += [f"one drafter ({', '.join(drafters)})"] if drafters else []
             known += [f"one scorer ({', '.join(SCORERS)})"] if mode in SCORED else []
+            known += ["how much a sweep writes (1 or more)"] if mode in CHUNKED else []
             settings = ", joined by +, ".join(known) or "nothing"
             raise InputError(f"--modes {text!r}: {setting!r} is not a setting; after the colon comes {settings}")
-    if drafter and "drafter" not in inspect.signature(request_of).parameters:
-        raise InputError(f"--modes {text!r}: requests of this version cannot name a drafter")
-    return ModeChoice(mode, codec, drafter, scorer)
+    return ModeChoice(mode, codec, drafter, scorer, chunk)
 
 
 def codecs_of(mode: str) -> tuple[str, ...]:
@@ -95,14 +121,15 @@ def parse_choices(text: str, modes: Sequence[str]) -> tuple[ModeChoice, ...]:
     return choices
 
 
-def parse_sizes(text: str) -> tuple[int, ...]:
+def parse_lengths(text: str, unit: str = BYTES) -> tuple[Length, ...]:
     """The output lengths of "N,N". Raises InputError."""
+    option = f"--{unit}"
     try:
-        sizes = tuple(int(part) for part in text.split(","))
+        lengths = tuple(Length(int(part), unit) for part in text.split(","))
     except ValueError:
-        raise InputError(f"--bytes {text!r} must be numbers such as 32,256") from None
-    _check_different([str(size) for size in sizes], "--bytes")
-    return sizes
+        raise InputError(f"{option} {text!r} must be numbers such as 32,256") from None
+    _check_different([str(length.count) for length in lengths], option)
+    return lengths
 
 
 def parse_names(text: str) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import threading
@@ -17,7 +18,10 @@ CONNECT_S = 10.0
 def serve(host: str, port: int) -> None:
     """Answer connections for ever; says `listening` when it does."""
     with socket.create_server((host, port)) as server:
-        print("listening", flush=True)
+        try:
+            os.write(sys.stdout.fileno(), b"listening\n")  # unbuffered: nothing is left to be written at the end
+        except BrokenPipeError:
+            return  # whoever started it has gone
         while True:
             connection, _ = server.accept()
             threading.Thread(target=_answer, args=(connection,), daemon=True).start()

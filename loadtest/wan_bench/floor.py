@@ -58,7 +58,7 @@ class Account:
     host_ms: float
     """Arithmetic on the hosts."""
     local_ms: float = 0.0
-    """Arithmetic on the router: a drafter's, or the local model's."""
+    """Arithmetic on the router that was waited for: a drafter's, or the local model's."""
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> Account:
@@ -70,7 +70,7 @@ class Account:
             tuple(record["wire_bytes"]),
             record["wire_bytes_total"],
             host_ms,
-            max(record["compute_ms"] - host_ms, 0.0),
+            max(record["compute_ms"] - host_ms - record["ahead_ms"], 0.0),
         )
 
 

@@ -6,7 +6,8 @@ import io
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from loadtest.wan_bench.rows import PARTS
+from loadtest.wan_bench.prompts import NOVEL
+from loadtest.wan_bench.rows import PARTS, length_of
 from loadtest.wan_bench.sweep import waterfall
 from stages.errors import OnesweepError
 
@@ -42,12 +43,12 @@ def check_plotting() -> None:
 
 
 def latency_picture(rows: Sequence[dict[str, Any]], profile: str) -> str:
-    """Latency against output length, a line for each mode; the floor of each is dashed. Idle arms have open markers."""
+    """Latency against output length, a line for each mode and text; floors are dashed. Idle arms have open markers."""
     from matplotlib.ticker import LogLocator
 
     def draw(axes: Axes) -> None:
         for label, idle_s, line, colour, marker in _lines(rows, profile):
-            sizes = [row["output_bytes"] for row in line]
+            sizes = [row["length"] for row in line]
             axes.plot(
                 sizes,
                 [row["p50_ms"] for row in line],
@@ -75,9 +76,9 @@ def ratio_picture(rows: Sequence[dict[str, Any]], profile: str) -> str:
     shown = [row for row in rows if row["profile"] == profile and row["ratio"] is not None]
 
     def draw(axes: Axes) -> None:
-        labels = list(dict.fromkeys(row["mode"] for row in rows if row["profile"] == profile))
+        labels = list(dict.fromkeys(_kind(row) for row in rows if row["profile"] == profile))
         for i, row in enumerate(shown):
-            colour = COLOURS[labels.index(row["mode"]) % len(COLOURS)]
+            colour = COLOURS[labels.index(_kind(row)) % len(COLOURS)]
             axes.barh(i, row["ratio"], color=colour, height=0.7, alpha=0.55 if row["idle_s"] else 1)
             _note(axes, row["ratio"], i, f"{row['ratio']:.2f}")
         axes.axvline(1, color=INK, linewidth=1)
@@ -167,31 +168,36 @@ def _bar_axis(axes: Axes, names: Sequence[str]) -> None:
 
 
 def _lines(rows: Sequence[dict[str, Any]], profile: str) -> list[tuple[str, float, list[dict[str, Any]], str, str]]:
-    """(mode, idle seconds, its rows by length, colour, marker)."""
+    """(mode and text, idle seconds, its rows by length, colour, marker)."""
     mine = [row for row in rows if row["profile"] == profile]
-    labels = list(dict.fromkeys(row["mode"] for row in mine))
+    labels = list(dict.fromkeys(_kind(row) for row in mine))
     lines = []
     for idle_s in sorted({row["idle_s"] for row in mine}):
         for i, label in enumerate(labels):
-            line = [r for r in mine if r["mode"] == label and r["idle_s"] == idle_s and r["p50_ms"] is not None]
-            line.sort(key=lambda row: row["output_bytes"])
+            line = [r for r in mine if _kind(r) == label and r["idle_s"] == idle_s and r["p50_ms"] is not None]
+            line.sort(key=lambda row: row["length"])
             if line:
                 lines.append((label, idle_s, line, COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]))
     return lines
 
 
 def _size_axis(axes: Axes, rows: Sequence[dict[str, Any]], profile: str) -> None:
-    sizes = sorted({row["output_bytes"] for row in rows if row["profile"] == profile})
+    sizes = sorted({row["length"] for row in rows if row["profile"] == profile})
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.minorticks_off()
     axes.set_xlim(min(sizes) / 1.2, max(sizes) * 1.2)
-    axes.set_xlabel("output, bytes")
+    axes.set_xlabel(f"output, {rows[0]['unit']}")
 
 
 def _arm_name(row: dict[str, Any]) -> str:
     idle = f", {row['idle_s']:g} s idle" if row["idle_s"] else ""
-    return f"{row['mode']}, {row['output_bytes']} B{idle}"
+    return f"{_kind(row)}, {length_of(row)}{idle}"
+
+
+def _kind(row: dict[str, Any]) -> str:
+    """Mode and text; most runs have one kind of text, which goes without saying."""
+    return row["mode"] if row.get("text", NOVEL.name) == NOVEL.name else f"{row['mode']}, {row['text']}"
 
 
 def _bars_height(bars: int) -> float:

@@ -13,12 +13,18 @@ from loadtest.wan_bench.pictures import (
     ratio_picture,
     waterfall_picture,
 )
-from loadtest.wan_bench.rows import number
+from loadtest.wan_bench.rows import length_of, number, text_cells
 
 _FLOOR = """The <b>floor</b> of a request is what these links and these hosts take whatever serves on them: the one-way
 delays on its critical path, the payload's bits over the links' rate, and the arithmetic that the hosts (and a drafter)
 booked for that very request. Not in it: TCP/IP and HTTP/2 headers, queues, gRPC, protobuf, Python, waiting for a
 processor. <b>× floor</b> is the median of latency over floor, request by request."""
+
+_READ = """What the very texts are worth, without a judge: <b>nats a token</b> is their loss under the served model
+itself, each text after its own prompt, at temperature 1; <b>entropy</b> and <b>4-gram</b> the bits of their tokens and
+of runs of four, <b>distinct-2</b> the share of a text's pairs of words that are different: a low loss can be bought
+with monotony. <b>As ar</b>: texts that are those of <code>ar</code> at the same seed. <b>Gap closed</b>: of the way
+from the drafter's loss to that of <code>ar</code>. ±: a standard error over texts."""
 
 _COLUMNS: tuple[tuple[str, str, int], ...] = (
     ("p50_ms", "p50 ms", 1),
@@ -26,13 +32,17 @@ _COLUMNS: tuple[tuple[str, str, int], ...] = (
     ("first_byte_ms", "first byte ms", 1),
     ("floor_ms", "floor ms", 1),
     ("ratio", "× floor", 2),
+    ("tokens_per_s", "tokens/s", 1),
     ("sweeps", "sweeps", 0),
     ("hops", "hops", 0),
     ("wire_bytes", "wire bytes", 0),
     ("largest_hop_bytes", "largest hop", 0),
     ("host_seconds", "host-seconds", 3),
     ("acceptance", "accepted", 2),
+    ("texts", "texts", 0),
 )
+_IN_A_LAB = "each in a network namespace, emulated links"
+_TEXTS = ("nats a token", "entropy", "4-gram", "distinct-2", "as ar", "gap closed")
 
 
 def report(record: dict[str, Any]) -> str:
@@ -45,10 +55,11 @@ def report(record: dict[str, Any]) -> str:
         parts += [f"<h2>Profile {shown(profile)}</h2>", *_profile(rows, profile)]
     if record["sweep"]:
         parts.append(_waterfall(record["sweep"]))
-    parts += ["<h2>Every arm</h2>", _table(rows), *_errors(rows)]
+    parts += ["<h2>Every arm</h2>", f"<p>{_READ}</p>", _table(rows), *_errors(rows)]
     if record["ablation"]:
         parts += _ablation(record["ablation"])
-    parts += _links(record)
+    if record["links"]:
+        parts += _links(record)
     parts += ["<h2>Settings</h2>", html_pairs(record["settings"] | {"commit": record["commit"]} | record["machine"])]
     return html_page(title, parts)
 
@@ -56,9 +67,9 @@ def report(record: dict[str, Any]) -> str:
 def _origin(record: dict[str, Any]) -> str:
     settings, machine = record["settings"], record["machine"]
     return (
-        f"<p>{settings['hosts']} hosts and a router, each in a network namespace of one machine "
-        f"({shown(machine['processor'])}, {machine['cores']} cores, {shown(machine['system'])}), emulated links; "
-        f"{settings['requests']} requests an arm in turns, seeds from {settings['seed']}; "
+        f"<p>{settings['hosts']} hosts and a router on one machine ({shown(machine['processor'])}, "
+        f"{machine['cores']} cores, {shown(machine['system'])}), {_IN_A_LAB if record['links'] else 'no lab'}; "
+        f"{settings['requests']} turns of {settings['at_once']} requests an arm, seeds from {settings['seed']}; "
         f"commit <code>{shown(record['commit'][:12])}</code>.</p><pre>{shown(record['command'])}</pre>"
     )
 
@@ -81,7 +92,7 @@ def _profile(rows: Sequence[dict[str, Any]], profile: str) -> list[str]:
 
 def _waterfall(sweep: dict[str, Any]) -> str:
     what = (
-        f"The request of median latency: {sweep['mode']}, {sweep['output_bytes']} bytes, profile {sweep['profile']}, "
+        f"The request of median latency: {sweep['mode']}, {length_of(sweep)}, profile {sweep['profile']}, "
         f"seed {sweep['seed']}, {sweep['latency_ms']:.1f} ms. Delay and serialisation are the profile's; queue and "
         "compute were booked by the hosts; the rest is known only as a sum, so it stands at the end."
     )
@@ -89,27 +100,29 @@ def _waterfall(sweep: dict[str, Any]) -> str:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
-    head = ["profile", "mode", "bytes", "idle s", *(name for _, name, _ in _COLUMNS), "requests", "failed"]
+    head = ["profile", "text", "mode", "length", "idle s", *(name for _, name, _ in _COLUMNS)]
+    head += [*_TEXTS, "requests", "failed"]
     body = []
     for row in rows:
-        cells = [shown(row["profile"]), shown(row["mode"]), str(row["output_bytes"]), f"{row['idle_s']:g}"]
+        cells = [*(shown(row[key]) for key in ("profile", "text", "mode")), length_of(row), f"{row['idle_s']:g}"]
         cells += [number(row[key], digits) for key, _, digits in _COLUMNS]
+        cells += text_cells(row)
         failed = f"<span class='bad'>{row['failures']}</span>" if row["failures"] else "0"
         body.append([*cells, str(row["requests"]), failed])
-    return html_table(head, body, text_columns=2)
+    return html_table(head, body, text_columns=4)
 
 
 def _errors(rows: Sequence[dict[str, Any]]) -> list[str]:
     failed = [row for row in rows if row["failures"]]
     return [
-        f"<p class='bad'>{shown(row['profile'])}, {shown(row['mode'])}, {row['output_bytes']} bytes: "
+        f"<p class='bad'>{shown(row['profile'])}, {shown(row['mode'])}, {length_of(row)}: "
         f"{row['failures']} of {row['requests']} requests failed, such as: {shown(row['error'])}</p>"
         for row in failed
     ]
 
 
 def _ablation(rows: Sequence[dict[str, Any]]) -> list[str]:
-    head = ["measure", "change", "mode", "bytes", "idle s", "at once", "base p50 ms", "p50 ms", "difference ms"]
+    head = ["measure", "change", "mode", "length", "idle s", "at once", "base p50 ms", "p50 ms", "difference ms"]
     head += ["middle half", "less compute ms", "× base", "base wire bytes", "wire bytes", "same text", "failed"]
     body = []
     for row in rows:
@@ -117,7 +130,7 @@ def _ablation(rows: Sequence[dict[str, Any]]) -> list[str]:
         body.append(
             [
                 *(shown(row[key]) for key in ("measure", "change", "mode")),
-                *(str(row["output_bytes"]), f"{row['idle_s']:g}", str(row["at_once"])),
+                *(length_of(row), f"{row['idle_s']:g}", str(row["at_once"])),
                 *(number(row[key]) for key in ("base_p50_ms", "p50_ms", "difference_ms")),
                 "-" if quartiles is None else f"{quartiles[0]:+.1f} … {quartiles[1]:+.1f}",
                 number(row["net_difference_ms"]),
@@ -142,7 +155,7 @@ def _ablation(rows: Sequence[dict[str, Any]]) -> list[str]:
         if any(row["ratio"] is not None for row in rows)
         else []
     )
-    return ["<h2>What each measure is worth</h2>", words, *picture, html_table(head, body, text_columns=3)]
+    return ["<h2>What each measure is worth</h2>", words, *picture, html_table(head, body, text_columns=4)]
 
 
 def _links(record: dict[str, Any]) -> list[str]:

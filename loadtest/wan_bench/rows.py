@@ -12,9 +12,17 @@ from loadtest.wan_bench.arms import Arm
 from loadtest.wan_bench.turns import Sample
 
 _HEADER = (
-    *("profile", "mode", "bytes", "idle s", "p50 ms", "p95 ms", "first byte", "floor ms", "x floor", "sweeps", "hops"),
-    *("wire bytes", "host-s", "accepted", "failed"),
+    *("profile", "text", "mode", "length", "idle s", "p50 s", "floor s", "x floor", "sweeps", "tokens/s", "accepted"),
+    *("wire bytes", "host-s", "texts", "nats a token", "entropy", "4-gram", "distinct-2", "as ar", "gap closed"),
+    "failed",
 )
+NO_TEXTS: dict[str, Any] = dict.fromkeys(
+    (
+        *("texts", "respelled", "nats_per_token", "nats_error", "token_entropy", "token_entropy_error", "gram_entropy"),
+        *("distinct_2", "same_as_ar", "compared", "gap_closed", "gap_error"),
+    )
+)
+"""What texts.py says of a row's texts, while they are not read."""
 
 
 def row_of(profile: str, arm: Arm, samples: Sequence[Sample]) -> dict[str, Any]:
@@ -25,7 +33,10 @@ def row_of(profile: str, arm: Arm, samples: Sequence[Sample]) -> dict[str, Any]:
     return {
         "profile": profile,
         "mode": arm.choice.label,
-        "output_bytes": arm.output_bytes,
+        "text": arm.prompts.name,
+        "length": arm.length.count,
+        "unit": arm.length.unit,
+        "temperature": arm.temperature,
         "idle_s": arm.idle_s,
         "requests": len(samples),
         "failures": len(samples) - len(good),
@@ -35,6 +46,8 @@ def row_of(profile: str, arm: Arm, samples: Sequence[Sample]) -> dict[str, Any]:
         "first_byte_ms": _median(good, lambda s: s.first_byte_ms),
         "floor_ms": _median(good, lambda s: s.floor.total_ms if s.floor else 0.0),
         "ratio": _median(good, lambda s: s.ratio),
+        "tokens": _count(good, lambda s: int(_account(s)["output_tokens"])),
+        "tokens_per_s": _median(good, lambda s: int(_account(s)["output_tokens"]) / s.latency_ms * 1000),
         "sweeps": _count(good, lambda s: int(_account(s)["sweeps"])),
         "hops": _count(good, lambda s: int(_account(s)["hops"])),
         "wire_bytes": _count(good, lambda s: int(_account(s)["wire_bytes_total"])),
@@ -42,6 +55,7 @@ def row_of(profile: str, arm: Arm, samples: Sequence[Sample]) -> dict[str, Any]:
         "host_seconds": _median(good, lambda s: sum(h["compute_ms"] for h in _account(s)["hosts"]) / 1000),
         "acceptance": acceptance(good),
         "parts_ms": _median_parts(good) if good else None,
+        **NO_TEXTS,
     }
 
 
@@ -73,7 +87,7 @@ def wan_table(rows: Sequence[dict[str, Any]]) -> str:
     lines = [aligned(_HEADER, [_cells(row) for row in rows])]
     for row in rows:
         if row["failures"]:
-            where = f"{row['profile']}, {row['mode']}, {row['output_bytes']} bytes"
+            where = f"{row['profile']}, {row['text']}, {row['mode']}, {length_of(row)}"
             lines.append(f"{where}: {row['failures']} of {row['requests']} failed, such as: {row['error']}")
     return "\n".join(lines)
 
@@ -85,14 +99,42 @@ def number(value: float | None, digits: int = 1) -> str:
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     return (
-        *(row["profile"], row["mode"], str(row["output_bytes"]), f"{row['idle_s']:g}"),
-        *(number(row[key]) for key in ("p50_ms", "p95_ms", "first_byte_ms", "floor_ms")),
-        number(row["ratio"], 2),
-        *(number(row[key], 0) for key in ("sweeps", "hops", "wire_bytes")),
-        number(row["host_seconds"], 3),
-        number(row["acceptance"], 2),
+        *(row["profile"], row["text"], row["mode"], length_of(row), f"{row['idle_s']:g}"),
+        *(number(_seconds(row[key]), 3) for key in ("p50_ms", "floor_ms")),
+        *(number(row[key], digits) for key, digits in (("ratio", 2), ("sweeps", 0), ("tokens_per_s", 1))),
+        *(number(row[key], digits) for key, digits in (("acceptance", 2), ("wire_bytes", 0), ("host_seconds", 2))),
+        number(row["texts"], 0),
+        *text_cells(row),
         str(row["failures"]),
     )
+
+
+def length_of(row: dict[str, Any]) -> str:
+    """What was asked for."""
+    return f"{row['length']} {row['unit']}"
+
+
+def text_cells(row: dict[str, Any]) -> list[str]:
+    """What texts.py found, from the loss to the gap that was closed."""
+    return [
+        spread(row["nats_per_token"], row["nats_error"]),
+        spread(row["token_entropy"], row["token_entropy_error"]),
+        *(number(row[key], 2) for key in ("gram_entropy", "distinct_2")),
+        "-" if row["compared"] is None else f"{row['same_as_ar']} of {row['compared']}",
+        spread(row["gap_closed"], row["gap_error"], percent=True),
+    ]
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
+
+
+def spread(value: float | None, error: float | None, percent: bool = False) -> str:
+    """A figure with its standard error."""
+    if value is None:
+        return "-"
+    scale, digits, unit = (100, 0, " %") if percent else (1, 2, "")
+    return f"{value * scale:.{digits}f}" + ("" if error is None else f" ± {error * scale:.{digits}f}") + unit
 
 
 def _median(samples: Sequence[Sample], value: Callable[[Sample], float]) -> float | None:

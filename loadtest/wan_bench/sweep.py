@@ -22,7 +22,8 @@ def single_sweep(profile: str, course: Course, arm: Arm, samples: Sequence[Sampl
     return {
         "profile": profile,
         "mode": arm.choice.label,
-        "output_bytes": arm.output_bytes,
+        "length": arm.length.count,
+        "unit": arm.length.unit,
         "seed": middle.seed,
         "latency_ms": middle.latency_ms,
         "wire_bytes": account["wire_bytes"],

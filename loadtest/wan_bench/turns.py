@@ -11,8 +11,6 @@ from loadtest.wan_bench.arms import Arm
 from loadtest.wan_bench.floor import Account, Floor
 from loadtest.wan_bench.station import Station
 
-PROMPT = "The old man looked at the sea and said that "
-
 
 @dataclass(frozen=True, eq=False)
 class Seat:
@@ -28,6 +26,8 @@ class Sample:
     """One request: its times and its account, or why it failed."""
 
     seed: int
+    number: int = 0
+    """Which of its arm's requests, and so its prompt."""
     latency_ms: float = 0.0
     """At the client, from the call to the end of the account."""
     first_byte_ms: float = 0.0
@@ -46,36 +46,37 @@ class Sample:
 def take_turns(seats: Sequence[Seat], requests: int, seed: int) -> Iterator[tuple[Seat, list[Sample]]]:
     """`requests` turns of each seat, after one that warms up and is not told of.
 
-    Turn i of every seat has the same seeds. A failure is a sample like any other; when a process ended, it is started
-    again and the seats of its deployment are warmed up anew before the next turn.
+    Turn i of every seat has the same prompts and seeds. A failure is a sample like any other; when a process ended, it
+    is started again and the seats of its deployment are warmed up anew before the next turn.
     """
     for seat in seats:
-        _turn(seat, seed)
+        _turn(seat, 0, seed)
     for i in range(requests):
         first = i % len(seats)
         for seat in (*seats[first:], *seats[:first]):
             if seat.arm.idle_s and not seat.station.given_up:
                 time.sleep(seat.arm.idle_s)
-            samples = _turn(seat, seed + i * seat.at_once)
+            samples = _turn(seat, i * seat.at_once, seed)
             if any(sample.error for sample in samples):
                 samples = _after_failure(seat, seats, samples, seed)
             yield seat, samples
 
 
-def _turn(seat: Seat, seed: int) -> list[Sample]:
-    seeds = range(seed, seed + seat.at_once)
+def _turn(seat: Seat, first: int, seed: int) -> list[Sample]:
+    """The requests with the numbers from `first` on; that with number 0 has the seed `seed`."""
+    numbers = range(first, first + seat.at_once)
     if seat.station.given_up:
-        return [Sample(number, error=seat.station.given_up) for number in seeds]
-    answers = seat.station.caller.ask([seat.arm.call(PROMPT, number) for number in seeds])
-    return [sample_of(seat.station, number, answer) for number, answer in zip(seeds, answers, strict=True)]
+        return [Sample(seed + number, number, error=seat.station.given_up) for number in numbers]
+    answers = seat.station.caller.ask([seat.arm.call(number, seed + number) for number in numbers])
+    return [sample_of(seat.station, n, seed + n, answer) for n, answer in zip(numbers, answers, strict=True)]
 
 
-def sample_of(station: Station, seed: int, answer: dict[str, Any]) -> Sample:
+def sample_of(station: Station, number: int, seed: int, answer: dict[str, Any]) -> Sample:
     """One answer of the caller, with its floor."""
     if "error" in answer:
-        return Sample(seed, error=answer["error"])
+        return Sample(seed, number, error=answer["error"])
     floor = station.course.floor(Account.of(answer["account"]))
-    return Sample(seed, answer["latency_ms"], answer["first_byte_ms"], floor, answer["account"])
+    return Sample(seed, number, answer["latency_ms"], answer["first_byte_ms"], floor, answer["account"])
 
 
 def _after_failure(seat: Seat, seats: Sequence[Seat], samples: list[Sample], seed: int) -> list[Sample]:
@@ -86,5 +87,5 @@ def _after_failure(seat: Seat, seats: Sequence[Seat], samples: list[Sample], see
         return samples
     for other in seats:
         if other.station is seat.station:
-            _turn(other, seed)
-    return [Sample(s.seed, error=f"{happened}: {s.error}") if s.error else s for s in samples]
+            _turn(other, 0, seed)
+    return [Sample(s.seed, s.number, error=f"{happened}: {s.error}") if s.error else s for s in samples]

@@ -12,13 +12,14 @@ from typing import Any
 from loadtest.table import aligned
 from loadtest.wan.lab import lab_problem, temporary_lab
 from loadtest.wan.profile import Profile
-from loadtest.wan_bench.arms import Arm, ModeChoice
+from loadtest.wan_bench.arms import Arm, Length, ModeChoice
 from loadtest.wan_bench.deployment import deployed
 from loadtest.wan_bench.floor import Course
+from loadtest.wan_bench.prompts import NOVEL
 from loadtest.wan_bench.rows import row_of
-from loadtest.wan_bench.settings import DEFAULT_HOSTS, context_bytes
+from loadtest.wan_bench.settings import DEFAULT_HOSTS, room_for_output
 from loadtest.wan_bench.station import Station, open_station
-from loadtest.wan_bench.turns import PROMPT, Sample, sample_of
+from loadtest.wan_bench.turns import Sample, sample_of
 from stages.errors import InputError, OnesweepError
 from stages.parts import plan_host
 
@@ -52,7 +53,7 @@ def check_warm(settings: WarmSettings) -> None:
         raise InputError(f"--rounds must be at least 1, not {settings.rounds}")
     if not 0 <= settings.idle_s <= 3600:
         raise InputError(f"--idle-s must be 0 to 3600 seconds, not {settings.idle_s:g}")
-    room = context_bytes(settings.checkpoint, settings.choices) - len(PROMPT.encode())
+    room = room_for_output(settings.checkpoint, settings.choices, (NOVEL,))
     if not 1 <= settings.max_bytes <= room:
         raise InputError(f"--bytes must be 1 to {room}, what the context leaves after the prompt")
     settings.profile.check_hosts(settings.hosts)
@@ -72,10 +73,10 @@ def measure_warm(settings: WarmSettings) -> list[dict[str, Any]]:
                     deployment = stack.enter_context(deployed(lab, settings.checkpoint, options, options))
                     place = lab.command
                     station = stack.enter_context(open_station(settings.profile.name, deployment, course, place))
-                    for situation, sample in _story(station, Arm(choice, settings.max_bytes), turn, settings):
+                    for situation, sample in _story(station, Arm(choice, Length(settings.max_bytes)), turn, settings):
                         samples.setdefault((choice, situation), []).append(sample)
     return [
-        {"situation": situation, **row_of(settings.profile.name, Arm(choice, settings.max_bytes), taken)}
+        {"situation": situation, **row_of(settings.profile.name, Arm(choice, Length(settings.max_bytes)), taken)}
         for choice in settings.choices
         for situation in SITUATIONS
         if (taken := samples.get((choice, situation)))
@@ -84,8 +85,8 @@ def measure_warm(settings: WarmSettings) -> list[dict[str, Any]]:
 
 def _story(station: Station, arm: Arm, seed: int, settings: WarmSettings) -> Iterator[tuple[str, Sample]]:
     def ask() -> Sample:
-        (answer,) = station.caller.ask([arm.call(PROMPT, seed)])
-        return sample_of(station, seed, answer)
+        (answer,) = station.caller.ask([arm.call(0, seed)])
+        return sample_of(station, 0, seed, answer)
 
     yield "after start", ask()
     for _ in range(STEADY):
@@ -95,7 +96,7 @@ def _story(station: Station, arm: Arm, seed: int, settings: WarmSettings) -> Ite
     station.deployment.kill(station.course.hosts[-1])
     happened = station.mend()
     sample = ask()
-    yield "after reconnect", sample if not sample.error else Sample(seed, error=f"{happened}: {sample.error}")
+    yield "after reconnect", sample if not sample.error else Sample(seed, 0, error=f"{happened}: {sample.error}")
 
 
 def warm_table(rows: list[dict[str, Any]]) -> str:

@@ -23,15 +23,15 @@ from loadtest.false_host import turned
 from loadtest.seeing import TextDiffers
 from serving.cli import main
 from serving.v1 import router_pb2
-from stages.codec import codec_named
+from stages.codec import CODECS, HIDDEN, StateCodec
 from stages.errors import InputError, ServiceError
 
 
-@pytest.mark.parametrize("name", ["fp32", "int8", "int4"])
-def test_a_false_host_says_what_passes_every_check(name: str) -> None:
-    codec, matrix = codec_named(name), torch.randn(5, 16)
+@pytest.mark.parametrize("codec", [*CODECS.values(), *HIDDEN.values()], ids=lambda codec: type(codec).__name__)
+def test_a_false_host_says_what_passes_every_check(codec: StateCodec) -> None:
+    matrix = torch.randn(5, 16)
     payload = codec.encode(matrix)
-    false = turned(payload, name, 5)
+    false = turned(payload, codec, 5)
     assert len(false) == len(payload)
     assert false != payload
     assert torch.equal(codec.decode(false, 5, 16, 1e6), codec.decode(payload, 5, 16, 1e6).roll(1, dims=1))

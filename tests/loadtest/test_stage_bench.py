@@ -55,7 +55,7 @@ def test_operations_agree_with_torchs_counter() -> None:
 
 def test_every_backend_gives_its_rows(bundles: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(bench, "MEASURE_S", 0.01)
-    monkeypatch.setattr(bench, "_alone", lambda function, *arguments: function(*arguments))
+    monkeypatch.setattr(bench, "alone", lambda function, *arguments: function(*arguments))
     file = tmp_path / "stage.json"
     arguments = ["--checkpoint", str(bundles / "own"), "--slots", "8", "--batch", "1,3", "--json", str(file)]
     assert main(["bench", "stage", *arguments]) == 0
@@ -80,7 +80,7 @@ def test_every_backend_gives_its_rows(bundles: Path, tmp_path: Path, monkeypatch
 
 def test_a_backend_that_is_not_installed_is_named(bundles: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(bench, "MEASURE_S", 0.01)
-    monkeypatch.setattr(bench, "_alone", lambda function, *arguments: function(*arguments))
+    monkeypatch.setattr(bench, "alone", lambda function, *arguments: function(*arguments))
     for name in ("stages.backends.onnx", "onnxruntime"):
         monkeypatch.setitem(sys.modules, name, None)
     assert main(["bench", "stage", "--checkpoint", str(bundles / "own"), "--slots", "2", "--batch", "1"]) == 0

@@ -33,6 +33,7 @@ def answer(latency_ms: float, reason: str = "", **changes: Any) -> Answer:
         "output_bytes": 100,
         "hosts": [{"compute_ms": 30.0}],
         "compute_ms": 50.0,
+        "ahead_ms": 0.0,
         "wire_bytes_total": 5000,
         "reason": reason,
         **changes,

@@ -76,6 +76,7 @@ def test_a_frontier_is_a_ranking_too(tmp_path: Path) -> None:
         "sweeps": 8,
         "hosts": [{"compute_ms": 30.0}, {"compute_ms": 30.0}],
         "compute_ms": 80.0,
+        "ahead_ms": 0.0,
         "wire_bytes_total": 5000,
     }
     options = [option_of(worth, [Answer(100.0, account)], 256) for worth in ranking.worths]

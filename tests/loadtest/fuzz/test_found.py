@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,11 @@ from stages.v1 import stage_pb2, stage_pb2_grpc
 NO_MESSAGE = b"\xff\xff\xff"
 LONG = "9" * 5000
 CALL_S = 20.0
+
+
+def own(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """What was logged, but for gRPC's poller: of several event loops in one process two may read one wake-up."""
+    return [record for record in caplog.records if "PollerCompletionQueue" not in record.getMessage()]
 
 
 # Requests and answers that are no messages
@@ -103,7 +109,7 @@ def test_a_request_that_is_no_message_is_refused(method: str, caplog: pytest.Log
     code, answers = served(lambda address: raw_call(address, method, NO_MESSAGE))
     assert code is grpc.StatusCode.INVALID_ARGUMENT, "it was UNKNOWN, with a traceback in the log"
     assert answers <= 1
-    assert not caplog.records
+    assert not own(caplog)
     code, answers = served(lambda address: raw_call(address, method, b""))
     assert (code, answers) == (grpc.StatusCode.OK, 2 if method == "Push" else 1)
 
@@ -122,7 +128,7 @@ def test_an_answer_that_is_no_message_is_a_refusal(caplog: pytest.LogCaptureFixt
             await relay.close()
 
     served(story, lying=True)
-    assert not caplog.records, "it ended the task that looks after the link, and left a traceback"
+    assert not own(caplog), "it ended the task that looks after the link, and left a traceback"
 
 
 def test_a_channel_is_still_one() -> None:

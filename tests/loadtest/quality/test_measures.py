@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from loadtest.quality.classifier import auc, classifier_auc
-from loadtest.quality.entropy import byte_counts, gram_counts, pooled_entropy, word_counts
+from loadtest.quality.entropy import gram_counts, pooled_entropy, symbol_counts, word_counts
 from loadtest.quality.intervals import difference_of_ratios, ratio_of_sums
 from loadtest.quality.mauve import divergence_area, mauve
 from loadtest.quality.novelty import SPAN, TrainingText
@@ -18,8 +18,8 @@ NUMBERS = np.random.default_rng(0)
 
 
 def test_entropies_of_known_texts() -> None:
-    assert pooled_entropy([b"abab", b"abab"], byte_counts) == pytest.approx((1.0, 0.0))
-    assert pooled_entropy([bytes(range(256))] * 2, byte_counts) == pytest.approx((8.0, 0.0))
+    assert pooled_entropy([b"abab", b"abab"], symbol_counts) == pytest.approx((1.0, 0.0))
+    assert pooled_entropy([bytes(range(256))] * 2, symbol_counts) == pytest.approx((8.0, 0.0))
     assert pooled_entropy([b"aaaa", b"aaab"], gram_counts)[0] == pytest.approx(1.0)
     assert pooled_entropy([b"one two", b"One two"], word_counts)[0] == pytest.approx(1.0)
     assert pooled_entropy([b"123", b""], word_counts) is None
@@ -29,7 +29,7 @@ def test_the_error_of_an_entropy_is_that_of_drawing_other_texts() -> None:
     def draw() -> list[bytes]:
         return [bytes(NUMBERS.choice([97, 98, 99], 40, p=[0.7, 0.2, 0.1]).tolist()) for _ in range(60)]
 
-    drawn = [pooled_entropy(draw(), byte_counts) for _ in range(60)]
+    drawn = [pooled_entropy(draw(), symbol_counts) for _ in range(60)]
     spread = np.std([value for value, _ in drawn])
     assert np.mean([error for _, error in drawn]) == pytest.approx(spread, rel=0.4)
 

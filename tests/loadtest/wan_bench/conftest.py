@@ -20,11 +20,15 @@ def account() -> Callable[..., dict[str, Any]]:
         return {
             "mode": "sweep",
             "output_bytes": 8,
+            "output_tokens": 8,
+            "text": "\0" * 8,
+            "stopped": False,
             "sweeps": 1,
             "hops": 3,
             "wire_bytes": [1250, 2500, 1250],
             "wire_bytes_total": 5000,
             "compute_ms": 8.0,
+            "ahead_ms": 0.0,
             "hosts": hosts,
             "output_hex": "00" * 8,
             **changes,
@@ -49,6 +53,6 @@ def sample(account: Callable[..., dict[str, Any]], course: Course) -> Callable[.
 
     def make(latency_ms: float = 100.0, error: str = "", **changes: Any) -> Sample:
         answer: dict[str, Any] = {"latency_ms": latency_ms, "first_byte_ms": latency_ms, "account": account(**changes)}
-        return sample_of(Somewhere(), 0, {"error": error} if error else answer)  # type: ignore[arg-type]
+        return sample_of(Somewhere(), 0, 0, {"error": error} if error else answer)  # type: ignore[arg-type]
 
     return make

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from loadtest.wan_bench.ablation import MEASURES, Measure, Workload, ablation_row, ablation_table, refused_row
-from loadtest.wan_bench.arms import Arm, ModeChoice
+from loadtest.wan_bench.arms import Arm, Length, ModeChoice
 from loadtest.wan_bench.turns import Sample
 
 Make = Callable[..., Sample]
 RING = Measure("ring", "--route nested")
-ARM = Arm(ModeChoice("sweep"), 8)
+ARM = Arm(ModeChoice("sweep"), Length(8))
 
 
 def test_pairs_of_the_same_request(sample: Make) -> None:
@@ -54,6 +54,6 @@ def test_nothing_is_among_the_changes_and_each_change_has_a_flag() -> None:
 
 def test_a_workload_spares_trips_for_each_byte() -> None:
     choices = (ModeChoice("sweep"), ModeChoice("ar", "int8"), ModeChoice("local"))
-    work = Workload(choices, (32, 256), 5, 0)
-    assert [(arm.choice.label, arm.output_bytes) for arm in work.arms()] == [("sweep", 256), ("ar:int8", 32)]
+    work = Workload(choices, (Length(32), Length(256)), 5, 0)
+    assert [(arm.choice.label, arm.length.count) for arm in work.arms()] == [("sweep", 256), ("ar:int8", 32)]
     assert [arm.choice.label for arm in work.arms(idle_s=5.0)] == ["sweep", "sweep:fp32", "ar:int8"]

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
 
-from loadtest.wan_bench import arms
-from loadtest.wan_bench.arms import Arm, ModeChoice, parse_choice, parse_choices, parse_names, parse_sizes
-from serving.client import request_of
+from loadtest.wan_bench.arms import (
+    TOKENS,
+    Arm,
+    Length,
+    ModeChoice,
+    parse_choice,
+    parse_choices,
+    parse_lengths,
+    parse_names,
+)
+from loadtest.wan_bench.prompts import COPYING, NOVEL, SUFFIX
 from stages.errors import InputError
 
-MODES = ("sweep", "chunked", "resample", "verified", "ar", "ar-speculative", "local")
-
-
-@pytest.fixture
-def drafters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests that can name a drafter, whether this version's can or not."""
-    if "drafter" not in inspect.signature(request_of).parameters:
-
-        def with_drafter(prompt: str, *, drafter: str | None = None) -> None: ...
-
-        monkeypatch.setattr(arms, "request_of", with_drafter)
+MODES = ("sweep", "chunked", "resample", "verified", "infill", "ar", "ar-speculative", "local")
 
 
 @pytest.mark.parametrize(
@@ -32,6 +28,9 @@ def drafters(monkeypatch: pytest.MonkeyPatch) -> None:
         ("sweep:fp32", ModeChoice("sweep", "fp32")),
         ("sweep:int4", ModeChoice("sweep", "int4")),
         ("chunked", ModeChoice("chunked")),
+        ("chunked:4", ModeChoice("chunked", chunk=4)),
+        ("chunked:fp32+16", ModeChoice("chunked", "fp32", chunk=16)),
+        ("resample:12+model", ModeChoice("resample", None, "model", chunk=12)),
         ("local", ModeChoice("local")),
         ("ar-speculative", ModeChoice("ar-speculative")),
         ("ar-speculative:lookup", ModeChoice("ar-speculative", None, "lookup")),
@@ -39,9 +38,12 @@ def drafters(monkeypatch: pytest.MonkeyPatch) -> None:
         ("ar-speculative:int8+model", ModeChoice("ar-speculative", "int8", "model")),
         ("resample:ar", ModeChoice("resample", scorer="ar")),
         ("verified:chain+int8", ModeChoice("verified", "int8", scorer="chain")),
+        ("verified:ngram+ar", ModeChoice("verified", None, "ngram", "ar")),
+        ("resample:model", ModeChoice("resample", None, "model")),
+        ("infill:ngram", ModeChoice("infill", None, "ngram")),
+        ("ar-speculative:ngram", ModeChoice("ar-speculative", None, "ngram")),
     ],
 )
-@pytest.mark.usefixtures("drafters")
 def test_a_mode_and_its_settings(text: str, choice: ModeChoice) -> None:
     assert parse_choice(text, MODES) == choice
     assert parse_choice(choice.label, MODES) == choice
@@ -63,43 +65,50 @@ def test_a_mode_and_its_settings(text: str, choice: ModeChoice) -> None:
         (
             "ar-speculative:lookup+model",
             "'model' is not a setting; after the colon comes one codec (fp32, int8), joined by +, "
-            "one drafter (model, lookup, both)",
+            "one drafter (model, lookup, ngram, both)",
         ),
-        ("resample:lookup", "one codec (fp32, int8), joined by +, one scorer (chain, ar)"),
+        (
+            "resample:lookup",
+            "one codec (fp32, int8), joined by +, one drafter (model, ngram), joined by +, one scorer (chain, ar)",
+        ),
         ("ar:chain", "'chain' is not a setting"),
+        ("ar:4", "'4' is not a setting"),
+        (
+            "chunked:0",
+            "'0' is not a setting; after the colon comes one codec (fp32, int8, int4), joined by +, how much",
+        ),
+        ("chunked:4+8", "'8' is not a setting"),
         ("local:int8", "'int8' is not a setting; after the colon comes nothing"),
         ("ar,sweep,ar", "--modes names 'ar' twice"),
     ],
 )
-@pytest.mark.usefixtures("drafters")
 def test_what_is_no_mode(text: str, says: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_choices(text, MODES)
     assert says in str(caught.value)
 
 
-def test_a_drafter_wants_requests_that_can_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arms, "request_of", lambda prompt: None)
-    with pytest.raises(InputError, match="cannot name a drafter"):
-        parse_choice("ar-speculative:lookup", MODES)
-    assert parse_choice("ar-speculative", MODES).drafter is None
-
-
 def test_settings_that_are_not_named_are_left_to_the_router() -> None:
-    assert Arm(ModeChoice("ar"), 8).call("p", 3) == {"prompt": "p", "max_bytes": 8, "seed": 3, "mode": "ar"}
-    assert (
-        Arm(ModeChoice("ar", "int8", "lookup"), 8).call("p", 3).items()
-        >= {"codec": "int8", "drafter": "lookup"}.items()
-    )
+    call = Arm(ModeChoice("ar"), Length(8)).call(0, 3)
+    assert call == {"prompt": NOVEL.texts[0], "max_bytes": 8, "seed": 3, "mode": "ar"}
+    call = Arm(ModeChoice("ar", "int8", "lookup"), Length(8, TOKENS), 0.0, COPYING, 0.5).call(1, 3)
+    assert call["prompt"] == COPYING.texts[1]
+    assert call.items() >= {"codec": "int8", "drafter": "lookup", "max_tokens": 8, "temperature": 0.5}.items()
+    assert "max_bytes" not in call
+
+
+def test_a_gap_has_something_behind_it() -> None:
+    assert Arm(ModeChoice("infill"), Length(8)).call(0, 0)["suffix"] == SUFFIX
 
 
 def test_lists() -> None:
-    assert parse_sizes("32,256") == (32, 256)
+    assert parse_lengths("32,256") == (Length(32), Length(256))
+    assert parse_lengths("128", TOKENS) == (Length(128, TOKENS),)
     assert parse_names(" lan, wan-50 ") == ("lan", "wan-50")
     for parse, text in (
-        (parse_sizes, "a"),
-        (parse_sizes, ""),
-        (parse_sizes, "8,8"),
+        (parse_lengths, "a"),
+        (parse_lengths, ""),
+        (parse_lengths, "8,8"),
         (parse_names, ","),
         (parse_names, "a,a"),
     ):

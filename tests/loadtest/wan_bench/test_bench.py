@@ -18,6 +18,7 @@ import pytest
 from loadtest.wan.lab import lab_problem
 from serving.cli import main
 from serving.deployment import MODULE
+from tests.serving.pretrained import write_model
 
 needs_a_lab = pytest.mark.skipif(bool(lab_problem()), reason=lab_problem() or "there is one")
 HOSTS = ("host-1", "host-2")
@@ -41,9 +42,22 @@ def bench(bundle: Path, *options: object) -> list[str]:
         (("--profile", "lan", "--modes", "local"), "mode local needs local/"),
         (("--profile", "lan", "--requests", 0), "--requests must be at least 1, not 0"),
         (("--profile", "lan", "--seed", -1), "--seed must be 0 to"),
-        (("--profile", "lan", "--bytes", "0"), "--bytes must be 1 to 52, what the context leaves after the prompt"),
-        (("--profile", "lan", "--bytes", "8,53"), "--bytes must be 1 to 52"),
+        (
+            ("--profile", "lan", "--bytes", "0"),
+            "--bytes must be 1 to 53, what the context leaves after",
+        ),
+        (("--profile", "lan", "--bytes", "8,54"), "--bytes must be 1 to 53"),
         (("--profile", "lan", "--bytes", "many"), "--bytes 'many' must be numbers such as 32,256"),
+        (("--profile", "loopback", "--tokens", "54"), "--tokens must be 1 to 53"),
+        (("--profile", "lan", "--text", "new"), "unknown text 'new' in --text; choose from novel, copying"),
+        (("--profile", "lan", "--text", "copying"), "no --bytes is small enough"),
+        (("--profile", "lan", "--prompt", "/nowhere/p.txt"), "cannot read /nowhere/p.txt"),
+        (("--profile", "lan", "--temperature", "nan"), "--temperature must be 0 to 100"),
+        (("--profile", "lan", "--at-once", 0), "--at-once must be 1 to 64, not 0"),
+        (("--profile", "loopback", "--ablate"), "--ablate needs emulated links"),
+        (("--profile", "lan", "--modes", "ar-speculative:model"), "mode ar-speculative:model needs local/"),
+        (("--profile", "lan", "--modes", "ar-speculative:both"), "mode ar-speculative:both needs local/"),
+        (("--profile", "lan", "--modes", "verified:ngram"), "mode verified:ngram needs ngram.safetensors in"),
         (("--profile", "lan", "--hosts", 3), "--hosts must be 1 to 2"),
         (("--profile", "lan", "--hosts", 0), "--hosts must be 1 to 2"),
         (("--profile", "lan", "--idle-s", "nan"), "--idle-s must be 0 to 3600"),
@@ -58,9 +72,9 @@ def test_refused_with_a_sentence(
     options: tuple[object, ...],
     says: str,
 ) -> None:
-    monkeypatch.setattr("loadtest.wan_bench.bench.temporary_lab", lambda *_: pytest.fail("a lab was made"))
+    monkeypatch.setattr("loadtest.wan_bench.place.temporary_lab", lambda *_: pytest.fail("a lab was made"))
     monkeypatch.setattr("loadtest.wan_bench.settings.lab_problem", lambda: "")
-    sizes = () if "--bytes" in options else ("--bytes", 8)
+    sizes = () if {"--bytes", "--tokens"}.intersection(options) else ("--bytes", 8)
     assert main(bench(bundle, *options, *sizes)) == 2
     out, err = capsys.readouterr()
     assert err.startswith("onesweep: ")
@@ -73,6 +87,32 @@ def test_no_lab_can_be_made(bundle: Path, capsys: pytest.CaptureFixture[str], mo
     monkeypatch.setattr("loadtest.wan_bench.settings.lab_problem", lambda: "there is no /dev/net/tun")
     assert main(bench(bundle, "--profile", "lan", "--bytes", 8)) == 1
     assert capsys.readouterr().err == "onesweep: there is no /dev/net/tun\n"
+
+
+# On this machine
+
+
+def test_a_token_model_without_a_lab(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loadtest.wan_bench.settings.lab_problem", lambda: "there is no lab")
+    write_model(tmp_path / "model")
+    (tmp_path / "sea.txt").write_text("the old man and the sea\n")
+    options = ("--profile", "loopback", "--modes", "ar,ar-speculative:lookup", "--tokens", 6, "--temperature", 1)
+    files = ("--prompt", tmp_path / "sea.txt", "--json", tmp_path / "r.json")
+    assert main(bench(tmp_path / "model", *options, *files, "--requests", 1, "--at-once", 2)) == 0
+    loaded = json.loads((tmp_path / "r.json").read_text())
+    for row in loaded["rows"]:
+        assert (row["profile"], row["text"], row["length"], row["unit"]) == ("loopback", "files", 6, "tokens")
+        assert (row["requests"], row["failures"], row["tokens"], row["texts"]) == (2, 0, 6, 2)
+        assert row["nats_per_token"] > 0
+    plain, guessed = loaded["rows"]
+    assert (guessed["same_as_ar"], guessed["compared"]) == (2, 2)
+    assert guessed["nats_per_token"] == plain["nats_per_token"]
+    assert [sample["seed"] for sample in loaded["samples"]] == [0, 1, 0, 1]
+    assert {sample["prompt"] for sample in loaded["samples"]} == {"the old man and the sea"}
+    assert loaded["links"] == loaded["control"] == []
+    assert "2 of 2" in capsys.readouterr().out
 
 
 # In a real lab

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.wan_bench.arms import Arm, ModeChoice
+from loadtest.wan_bench.arms import Arm, Length, ModeChoice
 from loadtest.wan_bench.deployment import deployed, lab_topology
 from loadtest.wan_bench.floor import Course, Instant
 from loadtest.wan_bench.station import open_station
@@ -51,7 +51,7 @@ def test_every_process_runs_in_its_node_and_a_host_killed_in_the_run_is_told_of(
 
         course = Course(HOSTS, lambda *_: Instant())
         with open_station("here", deployment, course, lab.command) as station:
-            seats = [Seat(station, Arm(ModeChoice(mode), 8)) for mode in ("sweep", "ar")]
+            seats = [Seat(station, Arm(ModeChoice(mode), Length(8))) for mode in ("sweep", "ar")]
             errors = []
             for number, (_, [sample]) in enumerate(take_turns(seats, 3, 0)):
                 errors.append(sample.error)

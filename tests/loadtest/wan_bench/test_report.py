@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from loadtest.wan_bench.ablation import Measure, ablation_row, refused_row
-from loadtest.wan_bench.arms import Arm, ModeChoice
+from loadtest.wan_bench.arms import Arm, Length, ModeChoice
 from loadtest.wan_bench.floor import Course
 from loadtest.wan_bench.report import report
 from loadtest.wan_bench.rows import row_of
@@ -25,12 +25,12 @@ SWEEP, AR = ModeChoice("sweep"), ModeChoice("ar", "int8")
 @pytest.fixture
 def record(sample: Make, course: Course) -> dict[str, Any]:
     rows = [
-        row_of("wan-<50>", Arm(choice, size, idle_s), [sample(100.0 * size), sample(error="<lost>")])
+        row_of("wan-<50>", Arm(choice, Length(size), idle_s), [sample(100.0 * size), sample(error="<lost>")])
         for choice in (SWEEP, AR)
         for size in (8, 32)
         for idle_s in (0.0, 5.0)
     ]
-    rows.append(row_of("dead", Arm(SWEEP, 8), [sample(error="never ready")]))
+    rows.append(row_of("dead", Arm(SWEEP, Length(8)), [sample(error="never ready")]))
     ring = Measure("ring", "--route nested")
     return {
         "bench": "wan",
@@ -43,7 +43,7 @@ def record(sample: Make, course: Course) -> dict[str, Any]:
             "torch": "2",
             "onnxruntime": None,
         },
-        "settings": {"hosts": 2, "requests": 2, "seed": 7, "choices": ["sweep", "ar:int8"]},
+        "settings": {"hosts": 2, "requests": 2, "at_once": 1, "seed": 7, "choices": ["sweep", "ar:int8"]},
         "rows": rows,
         "links": [
             {
@@ -56,12 +56,12 @@ def record(sample: Make, course: Course) -> dict[str, Any]:
                 "most_ms": 22.0,
             }
         ],
-        "control": [row_of("loopback", Arm(SWEEP, 8), [sample(90.0)])],
+        "control": [row_of("loopback", Arm(SWEEP, Length(8)), [sample(90.0)])],
         "ablation": [
-            ablation_row("wan", ring, Arm(SWEEP, 8), [(sample(), sample(150.0))]),
-            refused_row("wan", ring, Arm(AR, 8), "unrecognized arguments: --route"),
+            ablation_row("wan", ring, Arm(SWEEP, Length(8)), [(sample(), sample(150.0))]),
+            refused_row("wan", ring, Arm(AR, Length(8)), "unrecognized arguments: --route"),
         ],
-        "sweep": single_sweep("wan-<50>", course, Arm(SWEEP, 8), [sample(100.0)]),
+        "sweep": single_sweep("wan-<50>", course, Arm(SWEEP, Length(8)), [sample(100.0)]),
         "samples": [],
     }
 
@@ -117,7 +117,9 @@ def test_text_is_drawn_in_the_page_s_own_colour(record: dict[str, Any]) -> None:
 
 
 def test_a_page_without_the_rest(record: dict[str, Any]) -> None:
-    page = report(record | {"ablation": [], "sweep": None, "control": []})
+    page = report(record | {"ablation": [], "sweep": None, "control": [], "links": []})
+    assert "no lab" in page
+    assert "What the lab itself costs" not in page
     assert "What each measure is worth" not in page
     assert "hop by hop" not in page
 
@@ -134,7 +136,7 @@ def test_the_waterfall_adds_up(record: dict[str, Any]) -> None:
 
 
 def test_only_a_single_warm_sweep_is_drawn(sample: Make, course: Course) -> None:
-    warm, idle = Arm(SWEEP, 8), Arm(SWEEP, 8, 5.0)
+    warm, idle = Arm(SWEEP, Length(8)), Arm(SWEEP, Length(8), 5.0)
     assert single_sweep("wan", course, idle, [sample()]) is None
     assert single_sweep("wan", course, warm, [sample(sweeps=2)]) is None
     assert single_sweep("wan", course, warm, [sample(error="lost")]) is None

@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 import pytest
 
-from loadtest.wan_bench.arms import Arm, ModeChoice
+from loadtest.wan_bench.arms import Arm, Length, ModeChoice
 from loadtest.wan_bench.rows import PARTS, parts_ms, percentile_95, row_of, wan_table
 from loadtest.wan_bench.turns import Sample
 
 KEYS = {
-    *("profile", "mode", "output_bytes", "requests", "p50_ms", "p95_ms", "first_byte_ms", "floor_ms", "sweeps", "hops"),
-    *("wire_bytes", "host_seconds", "failures", "ratio", "idle_s", "acceptance"),
+    *("profile", "mode", "length", "unit", "requests", "p50_ms", "p95_ms", "first_byte_ms", "floor_ms", "sweeps"),
+    *("hops", "wire_bytes", "host_seconds", "failures", "ratio", "idle_s", "acceptance"),
 }
-ARM = Arm(ModeChoice("sweep"), 8)
+ARM = Arm(ModeChoice("sweep"), Length(8))
 Make = Callable[..., Sample]
 
 # 3 x 10 ms of delay, 40,000 bits at 1 Mbit/s, 8 ms of compute
@@ -38,7 +38,7 @@ def test_nothing_ended_well(sample: Make) -> None:
     assert row.keys() >= KEYS
     assert (row["failures"], row["error"]) == (3, "b")
     assert all(row[key] is None for key in ("p50_ms", "p95_ms", "floor_ms", "ratio", "sweeps", "parts_ms"))
-    assert "wan, sweep, 8 bytes: 3 of 3 failed, such as: b" in wan_table([row])
+    assert "wan, novel, sweep, 8 bytes: 3 of 3 failed, such as: b" in wan_table([row])
 
 
 def test_the_parts_add_up(sample: Make) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.wan_bench.arms import Arm, ModeChoice
+from loadtest.wan_bench.arms import Arm, Length, ModeChoice
 from loadtest.wan_bench.floor import Course
 from loadtest.wan_bench.station import Station
 from loadtest.wan_bench.turns import Seat, take_turns
@@ -51,7 +51,7 @@ def pretence(account: Account) -> Pretence:
 @pytest.fixture
 def seats(pretence: Pretence, course: Course) -> list[Seat]:
     station = Station("wan", pretence, pretence, course)  # type: ignore[arg-type]
-    return [Seat(station, Arm(ModeChoice(mode), 8)) for mode in ("sweep", "chunked", "ar")]
+    return [Seat(station, Arm(ModeChoice(mode), Length(8))) for mode in ("sweep", "chunked", "ar")]
 
 
 def test_turns_rotate_after_a_warm_up_and_share_their_seeds(seats: list[Seat], pretence: Pretence) -> None:
@@ -100,6 +100,6 @@ def test_a_failure_of_its_own_is_only_told_of(seats: list[Seat], pretence: Prete
 def test_idle_arms_wait(seats: list[Seat], monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr("loadtest.wan_bench.turns.time.sleep", slept.append)
-    idle = Seat(seats[0].station, Arm(ModeChoice("sweep"), 8, 2.5))
+    idle = Seat(seats[0].station, Arm(ModeChoice("sweep"), Length(8), 2.5))
     assert len(list(take_turns([seats[0], idle], 2, 0))) == 4
     assert slept == [2.5, 2.5]

@@ -1,0 +1,1 @@
+"""What hosts write, held against `transformers` in one process."""
