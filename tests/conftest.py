@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import subprocess
 import threading
@@ -46,6 +47,10 @@ from stages.server import StageServer, StageSettings
 TINY = {"parts": 3, "layers": 1, "width": 32, "heads": 2, "context_bytes": 512, "code_dim": 32, "condition_dim": 16}
 READY_S = 60.0
 POLL_S = 0.02
+KEEP_WARM_S = 0.5
+"""Of servers in this process: idle ones with the usual pause take twice as much time from the tests."""
+
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # of the many processes that tests start, one compiles our modules
 
 
 def shake(module: nn.Module, seed: int) -> nn.Module:
@@ -173,7 +178,7 @@ class Servers:
     def stage(
         self, checkpoint: Path, blocks: tuple[int, ...], listen: str, after: Sequence[str] = (), **host: Any
     ) -> Running:
-        host = {"name": f"stage-{blocks[0]}", "hop_timeout_s": 1.0, **host}
+        host = {"name": f"stage-{blocks[0]}", "hop_timeout_s": 1.0, "keep_warm_s": KEEP_WARM_S, **host}
         following = (after,) if isinstance(after, str) else tuple(after or ())
         settings = StageSettings(checkpoint, blocks, listen, following, HostSettings(**host), threads=1, drain_s=5.0)
         return self.run(StageServer(settings).run)
@@ -188,7 +193,7 @@ class Servers:
     def router(
         self, topology: Topology, checkpoint: Path | None, ring: dict[str, Any] | None = None, **settings: Any
     ) -> Running:
-        link = RingSettings(**{"hop_timeout_s": 1.0, **(ring or {})})
+        link = RingSettings(**{"hop_timeout_s": 1.0, "keep_warm_s": KEEP_WARM_S, **(ring or {})})
         chosen = RouterSettings(topology, topology.router, checkpoint, ring=link, **{"drain_s": 5.0, **settings})
         return self.run(lambda stop: run_router(chosen, stop))
 
