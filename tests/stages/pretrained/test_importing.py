@@ -20,6 +20,7 @@ from stages.inspect import verify
 from stages.llama.architecture import LlamaArchitecture
 from stages.manifest import read_manifest
 from stages.pretrained import importing
+from stages.pretrained.importing import ImportSettings, import_model
 from tests.stages.pretrained.published import SHAPE, write_folder, write_gguf
 
 Weights = dict[str, Tensor]
@@ -178,6 +179,12 @@ def test_what_is_refused_before_a_tensor_is_read(
     (tmp_path / "out" / "mine").touch()
     with pytest.raises(InputError, match="is there already"):
         imported(folder)
+    link, long = tmp_path / "link", tmp_path / ("x" * 300)
+    link.symlink_to("nowhere")
+    with pytest.raises(InputError, match="is there already"):
+        import_model(ImportSettings(folder, link, 2))
+    with pytest.raises(InputError, match="cannot become a directory: File name too long"):
+        import_model(ImportSettings(folder, long, 2))
 
 
 def test_a_tokenizer_of_another_model(imported: Any, folder: Path) -> None:
