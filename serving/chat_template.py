@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from jinja2.nodes import Node
     from jinja2.parser import Parser
 
+ROLES = {"developer": "system"}
+"""OpenAI's newer name of a role, and the one that templates know."""
 MAX_RENDERED = 4 << 20
 """Characters of a conversation as one text."""
 
@@ -65,7 +67,7 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Message]) -> str:
         """The conversation so far, and the beginning of the model's turn. Raises Refusal."""
-        told = [{"role": message.role, "content": message.content} for message in messages]
+        told = [{"role": ROLES.get(message.role, message.role), "content": message.content} for message in messages]
         pieces, length = [], 0
         try:
             for piece in self._template.generate(messages=told, add_generation_prompt=True, **self._given):

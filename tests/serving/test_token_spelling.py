@@ -158,6 +158,12 @@ def test_a_template_is_given_what_transformers_gives_it(source: str, text: str) 
     assert ChatTemplate(source, "", "").render([Message("user", "a <b> & 'é'")]) == text
 
 
+def test_a_developer_is_the_system_that_templates_know() -> None:
+    source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    told = ChatTemplate(source, "", "").render([Message("developer", "Be brief."), Message("user", "hello")])
+    assert told == "system: Be brief.\nuser: hello\n"
+
+
 def test_a_template_that_is_none_is_refused_at_once() -> None:
     with pytest.raises(CheckpointError, match=r"the chat template is damaged \(line 1\)"):
         ChatTemplate("{% for %}", "", "")
