@@ -228,6 +228,16 @@ def test_odd_settings_of_a_tokenizer_are_none(imported: Any, folder: Path) -> No
     assert "chat_template.jinja" not in imported(folder).manifest.files
 
 
+def test_lengths_that_a_tokenizer_was_trained_with_do_not_count(imported: Any, folder: Path) -> None:
+    expected = imported(folder).manifest.probe_tokens
+    shutil.rmtree(folder.parent / "out")
+    cut = {"direction": "Right", "max_length": 20, "strategy": "LongestFirst", "stride": 0}
+    filled = {"strategy": {"Fixed": 400}, "direction": "Right", "pad_to_multiple_of": None}
+    filled |= {"pad_id": 256, "pad_type_id": 0, "pad_token": "<extra_256>"}
+    edit(folder / "tokenizer.json", truncation=cut, padding=filled)
+    assert imported(folder).manifest.probe_tokens == expected
+
+
 def test_files_that_are_damaged(imported: Any, folder: Path, tmp_path: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"no")
     with pytest.raises(CheckpointError, match="cannot be read"):
