@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,6 +18,16 @@ from stages.codec import FEATURE_LIMIT, hidden_codec
 from stages.layers import LayerCache
 from stages.manifest import read_manifest
 from stages.sweep import clean_pieces
+
+
+@dataclass(frozen=True)
+class Surprise:
+    """Of a text, over all of its symbols."""
+
+    nats: float
+    """-ln of its probability."""
+    expected: float
+    """What the model expected that to be, place by place: the entropy of its odds there, nats."""
 
 
 class Pipeline:
@@ -48,9 +59,11 @@ class Pipeline:
             found += self.stages[-1].next_byte([x])
         return torch.cat(found)
 
-    def nats(self, before: Sequence[int], text: Sequence[int]) -> float:
-        """-ln of the probability of `text` after `before`, which has a symbol at least."""
+    def surprise(self, before: Sequence[int], text: Sequence[int]) -> Surprise:
+        """How the model takes `text` after `before`, which has a symbol at least."""
         if not text:
-            return 0.0
+            return Surprise(0.0, 0.0)
         logits = self.logits([*before, *text[:-1]], self.open(len(before) + len(text) - 1))
-        return float(F.cross_entropy(logits[len(before) - 1 :].double(), torch.tensor(text), reduction="sum"))
+        told = F.log_softmax(logits[len(before) - 1 :].double(), dim=1)
+        nats = F.nll_loss(told, torch.tensor(text), reduction="sum")
+        return Surprise(float(nats), float(-(told.exp() * told).sum()))

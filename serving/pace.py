@@ -25,12 +25,14 @@ class Sizes:
     """Their hidden states travel from host to host."""
     rows: int = MAX_SCORED_ROWS
     """Symbols of all candidates of a sweep together."""
+    coolness: float = 1.0
+    """Temperature of the drafter, as a multiple of the request's."""
 
 
 OF_BYTES = Sizes(chunk=32, candidates=32, most_chunk=96, most_candidates=64)
-OF_TOKENS = Sizes(chunk=12, candidates=32, most_chunk=32, most_candidates=64)
+OF_TOKENS = Sizes(chunk=12, candidates=32, most_chunk=32, most_candidates=64, coolness=0.9)
 """A token is about four bytes. Eight would be as much text; with twelve, 128 tokens take eleven trips, less than a
-tenth of those of `ar`."""
+tenth of those of `ar`. Small models of tokens give too much to the many unlikely ones: docs/decisions.md."""
 
 
 def sizes_of(alphabet: Alphabet, width: int) -> Sizes:

@@ -187,7 +187,9 @@ class Admission:
         longest = max(self._usage.values(), key=lambda other: len(other.waiting))
         if len(longest.waiting) <= len(usage.waiting) + 1:
             raise refusal
-        longest.waiting.pop().set_exception(refusal)
+        turn = longest.waiting.pop()
+        if not turn.done():  # else its client went in this very moment, and there is room
+            turn.set_exception(refusal)
 
     def _may_take(self, usage: Usage) -> bool:
         free = self.settings.request_limit - self.requests
@@ -207,8 +209,10 @@ class Admission:
         """Give free places away: to the key that holds the fewest, and of these to the one that had to wait longest."""
         while queues := [usage for usage in self._usage.values() if usage.waiting and self._may_take(usage)]:
             usage = min(queues, key=lambda usage: (usage.held, usage.turn))
-            usage.waiting.popleft().set_result(None)
-            self._seat(usage)
+            turn = usage.waiting.popleft()
+            if not turn.done():  # else its client went, or waited long enough, in this very moment
+                turn.set_result(None)
+                self._seat(usage)
 
     def _retry_ms(self, place: int) -> int:
         """When the request at this place of a queue would get its turn, about."""

@@ -81,10 +81,12 @@ class CacheShape(Protocol):
     def head_dim(self) -> int: ...
 
 
-def new_caches(layers: int, architecture: CacheShape, capacity: int, batch: int = 1) -> list[LayerCache]:
+def new_caches(
+    layers: int, architecture: CacheShape, capacity: int, batch: int = 1, device: torch.device | None = None
+) -> list[LayerCache]:
     """Empty KV caches of `layers` layers for `capacity` clean positions."""
     shape = (batch, architecture.kv_heads, capacity, architecture.head_dim)
-    return [LayerCache(torch.zeros(shape), torch.zeros(shape)) for _ in range(layers)]
+    return [LayerCache(torch.zeros(shape, device=device), torch.zeros(shape, device=device)) for _ in range(layers)]
 
 
 def cache_bytes(layers: int, architecture: CacheShape, capacity: int) -> int:

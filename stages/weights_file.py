@@ -12,7 +12,7 @@ ALIGNMENT = 8
 
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """A file that `read_weights` reads. tensors: float32, on the CPU. Raises OSError."""
+    """A file that `read_weights` reads. tensors: float32, on any device. Raises OSError."""
     header, end = {}, 0
     for name, tensor in tensors.items():
         begin, end = end, end + 4 * tensor.numel()
@@ -22,4 +22,4 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors.values():
-            file.write(tensor.detach().contiguous().view(-1).numpy().data.cast("B"))
+            file.write(tensor.detach().cpu().contiguous().view(-1).numpy().data.cast("B"))

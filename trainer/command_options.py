@@ -25,6 +25,11 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, metavar="N", help="default: all cores")
 
 
+def add_device_option(parser: argparse.ArgumentParser) -> None:
+    """`--device`."""
+    parser.add_argument("--device", default="cpu", metavar="cpu|cuda[:N]", help="where to train (default: %(default)s)")
+
+
 def config_of(options: argparse.Namespace, **flags: Any) -> TrainingConfig:  # noqa: ANN401 - of any setting
     """Settings of a training: those of the file, and over them the flags. Raises ConfigError, InputError."""
     from trainer.config import load_config

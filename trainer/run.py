@@ -6,7 +6,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -29,10 +29,13 @@ MAX_GRADIENT_NORM = 1.0
 
 @dataclass(frozen=True)
 class StepLoss:
-    """`total` carries the gradient; `parts` (nats) go to the log."""
+    """`total` carries the gradient; `parts` (nats) go to the log.
+
+    A part that is a tensor is read after the gradient: to read a number from a GPU is to wait for it.
+    """
 
     total: Tensor
-    parts: dict[str, float]
+    parts: Mapping[str, float | Tensor]
 
 
 class Task(Protocol):
@@ -200,8 +203,9 @@ def train_step(
             f"{task.name}: the gradient is {norm} at step {step}; lower learning_rate and "
             "matrix_learning_rate, or set bfloat16 = false"
         )
+    parts = {name: value.item() if isinstance(value, Tensor) else value for name, value in loss.parts.items()}
     share = optimizers.step(step, done)
-    return {**loss.parts, "gradient_norm": norm, "rate_share": share}
+    return {**parts, "gradient_norm": norm, "rate_share": share}
 
 
 def _bar(name: str, step: int, steps: int | None) -> tqdm[Any]:

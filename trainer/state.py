@@ -32,7 +32,8 @@ def state_path(directory: Path, name: str) -> Path:
 
 def save_state(path: Path, module: nn.Module, optimizers: OptimizerSet, reached: Reached, identity: str) -> None:
     """Replace the state atomically. Raises CheckpointError, with the old state whole, when it cannot be written."""
-    tensors = {MODULE + name: tensor for name, tensor in module.state_dict().items()} | optimizers.tensors()
+    placed = {MODULE + name: tensor for name, tensor in module.state_dict().items()} | optimizers.tensors()
+    tensors = {name: tensor.cpu() for name, tensor in placed.items()}
     metadata = {
         "step": str(reached.step),
         "spent_s": repr(reached.spent_s),
@@ -74,5 +75,5 @@ def _digest(tensors: dict[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(name.encode())
-        digest.update(tensors[name].detach().cpu().contiguous().numpy().reshape(-1).view("uint8").data)
+        digest.update(tensors[name].detach().contiguous().numpy().reshape(-1).view("uint8").data)
     return digest.hexdigest()

@@ -68,6 +68,8 @@ class Workload:
     seed: int
     prompts: Prompts = NOVEL
     temperature: float | None = None
+    host_options: tuple[str, ...] = ()
+    """Of every deployment."""
 
     def arms(self, idle_s: float = 0.0) -> list[Arm]:
         """The longest output of each mode; the shortest where every byte is a trip."""
@@ -107,8 +109,9 @@ def _measure(
     lab: Lab, checkpoint: Path, base: Station, work: Workload, measure: Measure, arms: list[Arm]
 ) -> list[dict[str, Any]]:
     course = Course(base.course.hosts, base.course.link, measure.route)
+    options = (*work.host_options, *measure.host_options)
     with (
-        deployed(lab, checkpoint, measure.host_options, measure.router_options, first_port=OTHER_PORT) as deployment,
+        deployed(lab, checkpoint, options, measure.router_options, first_port=OTHER_PORT) as deployment,
         open_station(base.profile, deployment, course, lab.command) as changed,
     ):
         pairs = [tuple(Seat(station, arm, measure.at_once) for station in (base, changed)) for arm in arms]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,13 +18,16 @@ DRAFTERS = {SPECULATIVE: ("model", "lookup", "ngram", "both")} | dict.fromkeys(S
 """Of the modes that can name one."""
 CHUNKED = ("chunked", "resample", INFILL)
 """Modes that can say how much a sweep writes."""
-MAX_CHUNK = 1 << 16
+CANDIDATES = ("resample", INFILL)
+"""Modes that can say how many candidates a sweep has."""
+MAX_COUNT = 1 << 16
+"""Of a chunk, or of candidates."""
 BYTES, TOKENS = "bytes", "tokens"
 
 
 @dataclass(frozen=True)
 class ModeChoice:
-    """A mode as it is named on the command line: `ar:int8`, `chunked:4`, `resample:ngram+chain`."""
+    """A mode as it is named on the command line: `ar:int8`, `chunked:4`, `resample:12x64+ngram`."""
 
     mode: str
     codec: str | None = None
@@ -31,10 +35,12 @@ class ModeChoice:
     scorer: str | None = None
     chunk: int | None = None
     """Symbols a sweep."""
+    candidates: int | None = None
 
     @property
     def label(self) -> str:
-        settings = [str(setting) for setting in (self.chunk, self.drafter, self.scorer, self.codec) if setting]
+        chunk = f"{self.chunk or ''}x{self.candidates}" if self.candidates else self.chunk
+        settings = [str(setting) for setting in (chunk, self.drafter, self.scorer, self.codec) if setting]
         return f"{self.mode}:{'+'.join(settings)}" if settings else self.mode
 
     def settings(self) -> dict[str, Any]:
@@ -84,7 +90,7 @@ def parse_choice(text: str, modes: Sequence[str]) -> ModeChoice:
     codec: str | None = None
     drafter: str | None = None
     scorer: str | None = None
-    chunk: int | None = None
+    sizes: tuple[int | None, int | None] | None = None
     codecs, drafters = codecs_of(mode), DRAFTERS.get(mode, ())
     for setting in rest.split("+") if colon else ():
         if setting in codecs and codec is None:
@@ -93,16 +99,28 @@ def parse_choice(text: str, modes: Sequence[str]) -> ModeChoice:
             drafter = setting
         elif mode in SCORED and setting in SCORERS and scorer is None:
             scorer = setting
-        elif mode in CHUNKED and chunk is None and setting.isdecimal() and 1 <= int(setting) <= MAX_CHUNK:
-            chunk = int(setting)
+        elif sizes is None and (read := _sizes(setting, mode)):
+            sizes = read
         else:
             known = [f"one codec ({', '.join(codecs)})"] if codecs else []
             known += [f"one drafter ({', '.join(drafters)})"] if drafters else []
             known += [f"one scorer ({', '.join(SCORERS)})"] if mode in SCORED else []
-            known += ["how much a sweep writes (1 or more)"] if mode in CHUNKED else []
+            known += ["how much a sweep writes, C (1 or more)"] if mode in CHUNKED else []
+            known += ["and of how many candidates, CxM or xM"] if mode in CANDIDATES else []
             settings = ", joined by +, ".join(known) or "nothing"
             raise InputError(f"--modes {text!r}: {setting!r} is not a setting; after the colon comes {settings}")
-    return ModeChoice(mode, codec, drafter, scorer, chunk)
+    return ModeChoice(mode, codec, drafter, scorer, *(sizes or ()))
+
+
+def _sizes(text: str, mode: str) -> tuple[int | None, int | None] | None:
+    """Chunk and candidates of "C", "CxM" or "xM"; None where `mode` has no such setting."""
+    match = re.fullmatch(r"([0-9]{1,6})?(?:x([0-9]{1,6}))?", text)
+    if mode not in CHUNKED or match is None:
+        return None
+    chunk, candidates = (int(each) if each else None for each in match.groups())
+    known = [count for count in (chunk, candidates) if count is not None]
+    fits = known and all(1 <= count <= MAX_COUNT for count in known)
+    return (chunk, candidates) if fits and (candidates is None or mode in CANDIDATES) else None
 
 
 def codecs_of(mode: str) -> tuple[str, ...]:

@@ -163,7 +163,7 @@ def _control(settings: WanSettings) -> list[dict[str, Any]]:
 
 def _workload(settings: WanSettings) -> Workload:
     s = settings
-    return Workload(s.choices, s.lengths, s.requests, s.seed, s.prompts[0], s.temperature)
+    return Workload(s.choices, s.lengths, s.requests, s.seed, s.prompts[0], s.temperature, s.host_options)
 
 
 def _sample_record(profile: str, arm: Arm, sample: Sample) -> dict[str, Any]:

@@ -52,6 +52,7 @@ def register_wan(benches: Subparsers) -> None:
     wan.add_argument("--seed", type=int, default=0, metavar="S", help="of the first request (0)")
     wan.add_argument("--hosts", type=int, metavar="N", help="hosts that share the blocks (3)")
     wan.add_argument("--checkpoint", type=Path, default=SHIPPED, metavar="DIR", help="default: shipped weights")
+    wan.add_argument("--backend", default="torch", metavar="B", help="what the hosts compute with (torch)")
     wan.add_argument("--idle-s", type=float, default=0.0, metavar="S", help="measure after idle seconds, too (0: no)")
     wan.add_argument("--no-control", action="store_true", help="do not hold the lab against plain loopback")
     wan.add_argument("--ablate", action="store_true", help="what each measure is worth, on the first profile")
@@ -88,6 +89,7 @@ def run_wan(options: argparse.Namespace) -> int:
         options.temperature,
         options.at_once,
         control=not options.no_control,
+        backend=options.backend,
     )
     _check_files(options)
     profiles = check_settings(settings)

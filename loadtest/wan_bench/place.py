@@ -28,7 +28,7 @@ def in_a_lab(settings: WanSettings, profile: Profile) -> Iterator[tuple[Lab, Sta
     course = course_of(settings, profile)
     with (
         temporary_lab(profile, len(course.hosts)) as lab,
-        deployed(lab, settings.checkpoint) as deployment,
+        deployed(lab, settings.checkpoint, settings.host_options) as deployment,
         open_station(profile.name, deployment, course, lab.command) as station,
     ):
         yield lab, station
@@ -41,7 +41,9 @@ def on_loopback(settings: WanSettings) -> Iterator[Station]:
     hosts, parts = len(course.hosts), plan_host(settings.checkpoint, (0,)).parts
     topology = local_topology(hosts, parts, settings.checkpoint, free_port_block(hosts + 1) + 1)
     with (
-        temporary_deployment(topology, settings.checkpoint, place=_dies_with_us) as deployment,
+        temporary_deployment(
+            topology, settings.checkpoint, place=_dies_with_us, host_options=settings.host_options
+        ) as deployment,
         open_station(LOOPBACK, deployment, course, _dies_with_us) as station,
     ):
         yield station

@@ -21,10 +21,11 @@ booked for that very request. Not in it: TCP/IP and HTTP/2 headers, queues, gRPC
 processor. <b>× floor</b> is the median of latency over floor, request by request."""
 
 _READ = """What the very texts are worth, without a judge: <b>nats a token</b> is their loss under the served model
-itself, each text after its own prompt, at temperature 1; <b>entropy</b> and <b>4-gram</b> the bits of their tokens and
-of runs of four, <b>distinct-2</b> the share of a text's pairs of words that are different: a low loss can be bought
-with monotony. <b>As ar</b>: texts that are those of <code>ar</code> at the same seed. <b>Gap closed</b>: of the way
-from the drafter's loss to that of <code>ar</code>. ±: a standard error over texts."""
+itself, each text after its own prompt, at temperature 1; <b>excess</b> what of it is above the entropy of that model's
+odds at each place, 0 on average for what it draws itself at temperature 1; <b>entropy</b> and <b>4-gram</b> the bits of
+their tokens and of runs of four, <b>distinct-2</b> the share of a text's pairs of words that are different: a low loss
+can be bought with monotony. <b>As ar</b>: texts that are those of <code>ar</code> at the same seed. <b>Gap closed</b>:
+of the way from the drafter's loss to that of <code>ar</code>. ±: a standard error over texts."""
 
 _COLUMNS: tuple[tuple[str, str, int], ...] = (
     ("p50_ms", "p50 ms", 1),
@@ -42,7 +43,7 @@ _COLUMNS: tuple[tuple[str, str, int], ...] = (
     ("texts", "texts", 0),
 )
 _IN_A_LAB = "each in a network namespace, emulated links"
-_TEXTS = ("nats a token", "entropy", "4-gram", "distinct-2", "as ar", "gap closed")
+_TEXTS = ("nats a token", "excess", "entropy", "4-gram", "distinct-2", "as ar", "gap closed")
 
 
 def report(record: dict[str, Any]) -> str:

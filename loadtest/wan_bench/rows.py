@@ -13,13 +13,14 @@ from loadtest.wan_bench.turns import Sample
 
 _HEADER = (
     *("profile", "text", "mode", "length", "idle s", "p50 s", "floor s", "x floor", "sweeps", "tokens/s", "accepted"),
-    *("wire bytes", "host-s", "texts", "nats a token", "entropy", "4-gram", "distinct-2", "as ar", "gap closed"),
-    "failed",
+    *("wire bytes", "host-s", "texts", "nats a token", "excess", "entropy", "4-gram", "distinct-2", "as ar"),
+    *("gap closed", "failed"),
 )
 NO_TEXTS: dict[str, Any] = dict.fromkeys(
     (
-        *("texts", "respelled", "nats_per_token", "nats_error", "token_entropy", "token_entropy_error", "gram_entropy"),
-        *("distinct_2", "same_as_ar", "compared", "gap_closed", "gap_error"),
+        *("texts", "respelled", "nats_per_token", "nats_error", "excess_nats", "excess_error"),
+        *("token_entropy", "token_entropy_error", "gram_entropy", "distinct_2", "same_as_ar", "compared"),
+        *("gap_closed", "gap_error"),
     )
 )
 """What texts.py says of a row's texts, while they are not read."""
@@ -118,6 +119,7 @@ def text_cells(row: dict[str, Any]) -> list[str]:
     """What texts.py found, from the loss to the gap that was closed."""
     return [
         spread(row["nats_per_token"], row["nats_error"]),
+        spread(row["excess_nats"], row["excess_error"]),
         spread(row["token_entropy"], row["token_entropy_error"]),
         *(number(row[key], 2) for key in ("gram_entropy", "distinct_2")),
         "-" if row["compared"] is None else f"{row['same_as_ar']} of {row['compared']}",

@@ -13,6 +13,7 @@ from loadtest.wan.profile import Profile, profile_named
 from loadtest.wan_bench.arms import INFILL, SCORED, SPECULATIVE, Arm, Length, ModeChoice
 from loadtest.wan_bench.prompts import NOVEL, SUFFIX, Prompts
 from stages.admission import MAX_TEMPERATURE
+from stages.backends import DEFAULT_BACKEND, backend_named
 from stages.bundle import NGRAM_NAME, Bundle, find_bundle
 from stages.errors import InputError, OnesweepError
 from stages.manifest import read_manifest
@@ -53,6 +54,12 @@ class WanSettings:
     """Requests of an arm that are made together."""
     control: bool = True
     """Whether the lab is held against plain loopback at the end."""
+    backend: str = DEFAULT_BACKEND
+    """What the hosts compute with."""
+
+    @property
+    def host_options(self) -> tuple[str, ...]:
+        return ("--backend", self.backend)
 
     def arms(self) -> list[Arm]:
         idles = [0.0] + ([self.idle_s] if self.idle_s else [])
@@ -80,6 +87,7 @@ def check_settings(settings: WanSettings) -> list[Profile | None]:
         raise InputError(f"--seed must be 0 to {MAX_SEED}, not {settings.seed}")
     if not 0 <= settings.idle_s <= 3600:
         raise InputError(f"--idle-s must be 0 to 3600 seconds, not {settings.idle_s:g}")
+    backend_named(settings.backend)
     profiles = [None if name == LOOPBACK else profile_named(name, settings.profiles_file) for name in settings.profiles]
     parts = plan_host(settings.checkpoint, (0,)).parts
     if settings.hosts is not None and not 1 <= settings.hosts <= parts:

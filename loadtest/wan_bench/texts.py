@@ -1,7 +1,9 @@
 """What the very texts of a run are worth, without a judge: how the served model reads them, and how varied they are.
 
 Read with teacher forcing after the run, each after its own prompt, at temperature 1. A low loss can be bought with
-monotony, so entropies stand beside it. Every spread is a standard error over texts.
+monotony, so entropies stand beside it, and the excess: what a token costs beyond the entropy of the model's own odds at
+its place. A text that the model draws at temperature 1 has none, on average; below 0 a text is more usual than the
+model's. Every spread is a standard error over texts.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.pipeline import Pipeline
+from loadtest.pipeline import Pipeline, Surprise
 from loadtest.quality.entropy import gram_counts, pooled_entropy, symbol_counts
 from loadtest.quality.words import distinct_pairs, words_of
 from loadtest.spelt import continued, spelling_of
@@ -29,8 +31,8 @@ class ReadText:
     """One text, as the served model reads it."""
 
     symbols: tuple[int, ...]
-    nats: float
-    """-ln of its probability after its prompt."""
+    surprise: Surprise
+    """After its prompt."""
 
 
 Texts = dict[int, ReadText]
@@ -56,7 +58,7 @@ class TextReader:
     def _read(self, prompt: str, output: bytes) -> ReadText:
         if (prompt, output) not in self._known:
             before, text = continued(self.spelling, prompt.encode(), output)
-            self._known[prompt, output] = ReadText(tuple(text), self.pipeline.nats(before, text))
+            self._known[prompt, output] = ReadText(tuple(text), self.pipeline.surprise(before, text))
         return self._known[prompt, output]
 
 
@@ -73,7 +75,9 @@ def _own_figures(texts: Texts, samples: Sequence[Sample]) -> dict[str, Any]:
     known = [text for text in texts.values() if text.symbols]
     if not known:
         return {}
-    nats, error = mean_of_ratio([text.nats for text in known], [len(text.symbols) for text in known])
+    counts = [len(text.symbols) for text in known]
+    nats, error = mean_of_ratio([text.surprise.nats for text in known], counts)
+    excess = mean_of_ratio([text.surprise.nats - text.surprise.expected for text in known], counts)
     tokens = pooled_entropy([text.symbols for text in known], symbol_counts)
     grams = pooled_entropy([text.symbols for text in known], gram_counts)
     accounts = {sample.number: sample.account for sample in samples if sample.account is not None}
@@ -84,6 +88,8 @@ def _own_figures(texts: Texts, samples: Sequence[Sample]) -> dict[str, Any]:
         "respelled": sum(len(texts[number].symbols) != _written(account) for number, account in accounts.items()),
         "nats_per_token": nats,
         "nats_error": error,
+        "excess_nats": excess[0],
+        "excess_error": excess[1],
         "token_entropy": tokens[0] if tokens else None,
         "token_entropy_error": _known(tokens[1]) if tokens else None,
         "gram_entropy": grams[0] if grams else None,
@@ -122,7 +128,7 @@ def _gap(arm: Arm, read: Mapping[Arm, Texts]) -> dict[str, Any]:
     numbers = [n for n in sorted(set.intersection(*map(set, three))) if all(texts[n].symbols for texts in three)]
     if not numbers:
         return {}
-    nats = np.array([[texts[number].nats for number in numbers] for texts in three])
+    nats = np.array([[texts[number].surprise.nats for number in numbers] for texts in three])
     counts = np.array([[len(texts[number].symbols) for number in numbers] for texts in three])
 
     def closed(kept: NDArray[np.bool_]) -> float:

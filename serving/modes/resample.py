@@ -2,7 +2,8 @@
 
 N bytes take N / chunk sweeps: the prompt travels with the first candidates, and the chosen chunk with the next ones.
 Sampling importance resampling, chunk by chunk (see serving/candidates.py): with many candidates the text has the
-scorer's distribution, with one the drafter's.
+scorer's distribution, with one the drafter's. The drafter of a model of tokens draws a little colder than it would by
+itself; the weights know.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class ResampleMode(ScoredMode):
         name, (_, model), pace = self.scorer(request), self.drafter(request), self._pace(request)
         account.scorer, alphabet = name, self.spelling.alphabet
         reach = alphabet.count(request.prompt) + request.max_symbols
-        drafter = Branches(LocalSequence(model, reach, request.temperature, request.seed))
+        drafter = Branches(LocalSequence(model, reach, pace.sizes.coolness * request.temperature, request.seed))
         sampling = stage_pb2.Sampling(seed=request.seed, temperature=request.temperature)
         # candidates are not remembered, so of the last chunk the hosts need to cache nothing
         capacity = reach - 1

@@ -14,12 +14,15 @@ from stages.grafting.part import GraftPart
 
 
 class GraftRunner(BlockRunner):
+    """Pieces and results are of the CPU, where samplers and codecs are; caches are where the part is."""
+
     def __init__(self, part: GraftPart) -> None:
         self.block, self.head = part.block, part.head
 
     @torch.inference_mode()
     def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
-        return [self.block.read(piece.source[None], piece.caches)[0][0] for piece in pieces]
+        device = self.head.codes.device
+        return [self.block.read(piece.source[None].to(device), piece.caches)[0][0].cpu() for piece in pieces]
 
     @torch.inference_mode()
     def denoise(self, pieces: Sequence[NoisyPiece]) -> list[Denoised]:
@@ -28,15 +31,16 @@ class GraftRunner(BlockRunner):
     def _denoise(self, piece: NoisyPiece) -> Denoised:
         assert piece.before is not None
         # slots sit one position before what they fill: the first one where the last known symbol is, which it reads
-        place, slots = piece.start - 1, len(piece.z)
+        place, slots, device = piece.start - 1, len(piece.z), self.head.codes.device
         memory = [(keys[:, :, :place], values[:, :, :place]) for keys, values in (c.stored() for c in piece.caches)]
-        first = torch.arange(slots) == 0
-        before = piece.before[None]
+        first = torch.arange(slots, device=device) == 0
+        before = piece.before[None].to(device)
         if self.block.index == 0:
             before = self.block.enter(before.expand(1, slots), first)
-        noisy = Noisy(piece.z[None], piece.estimate[None], torch.tensor([[piece.sigma]]), first, start=place)
+        z, estimate = piece.z[None].to(device), piece.estimate[None].to(device)
+        noisy = Noisy(z, estimate, torch.tensor([[piece.sigma]], device=device), first, start=place)
         features = self.block.denoise(before, noisy, memory)
         hidden, evidence = self.block.added.way_out(features)[0], noisy.evidence()
         logits = self.head.logits(hidden, evidence)
         point = (logits / piece.divisor).softmax(dim=1) @ self.head.codes
-        return Denoised(logits, point, features[0])
+        return Denoised(logits.cpu(), point.cpu(), features[0].cpu())

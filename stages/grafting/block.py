@@ -103,4 +103,4 @@ class GraftBlock(nn.Module):
 
 def first_of_chunks(chunks: Tensor) -> Tensor:
     """Which positions begin a chunk, from the chunk that each belongs to: (positions,) bool."""
-    return torch.cat([torch.ones(1, dtype=torch.bool), chunks[1:] != chunks[:-1]])
+    return torch.cat([torch.ones(1, dtype=torch.bool, device=chunks.device), chunks[1:] != chunks[:-1]])

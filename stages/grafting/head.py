@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 ROWS = 64
-"""Positions whose odds are held at a time."""
+"""Positions on a processor, whose cache holds few odds."""
+GPU_BYTES = 256 << 20
+"""Of odds in float32 on a GPU, which wants large products; about four times as much is in use."""
+
+
+def rows_at_once(device: torch.device, vocabulary: int) -> int:
+    """Positions whose odds are held at a time."""
+    return ROWS if device.type == "cpu" else max(ROWS, GPU_BYTES // (4 * vocabulary))
 
 
 @dataclass(frozen=True)
@@ -47,10 +54,11 @@ class Head:
         return torch.cat([(logits / temperature).softmax(dim=1) @ self.codes for _, logits in pieces])
 
     def pieces(self, hidden: Tensor, evidence: Evidence | None) -> Iterator[tuple[slice, Tensor]]:
-        """Logits of ROWS positions after the other, and which they are."""
+        """Logits of some positions after the other, and which they are."""
+        count = rows_at_once(hidden.device, len(self.weight))
         with torch.autocast(hidden.device.type, enabled=False):
-            for begin in range(0, len(hidden), ROWS):
-                rows = slice(begin, begin + ROWS)
+            for begin in range(0, len(hidden), count):
+                rows = slice(begin, begin + count)
                 logits = (hidden[rows].to(self.weight.dtype) @ self.weight.T).float()
                 if self.bias is not None:
                     logits += self.bias

@@ -43,7 +43,9 @@ class LlamaLayer(nn.Module):
             past = cache.length
             k, v = cache.append(k, v)
         new = q.shape[2]
-        mask = torch.ones(new, past + new, dtype=torch.bool).tril(past) if past and new > 1 else None
+        mask = None
+        if past and new > 1:
+            mask = torch.ones(new, past + new, dtype=torch.bool, device=x.device).tril(past)
         mixed = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=not past and new > 1, enable_gqa=q.shape[1] != k.shape[1]
         )

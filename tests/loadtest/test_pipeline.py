@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributions import Categorical
 from torch.nn import functional as F
 
-from loadtest.pipeline import Pipeline
+from loadtest.pipeline import Pipeline, Surprise
 from loadtest.spelt import continued, spelled, spelling_of
 from stages.checkpoint import load_ar
 from tests.serving.pretrained import ARCHITECTURE, tokenizer, write_model
@@ -23,8 +24,10 @@ def test_a_token_model_s_nats_are_those_of_its_stages(tmp_path: Path) -> None:
         x = stage.read(x)
     logits = stages[-1].next_byte(x)[0, len(before) - 1 : -1]
     pipeline = Pipeline(tmp_path)
-    assert pipeline.nats(before, text) == pytest.approx(float(F.cross_entropy(logits, torch.tensor(text))) * 4, 1e-4)
-    assert pipeline.nats(before, []) == 0.0
+    found = pipeline.surprise(before, text)
+    assert found.nats == pytest.approx(float(F.cross_entropy(logits, torch.tensor(text))) * 4, 1e-4)
+    assert found.expected == pytest.approx(float(Categorical(logits=logits).entropy().sum()), 1e-4)
+    assert pipeline.surprise(before, []) == Surprise(0.0, 0.0)
 
 
 @torch.inference_mode()

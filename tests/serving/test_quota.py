@@ -190,6 +190,37 @@ def test_who_leaves_while_waiting_leaves_nothing_behind() -> None:
 # Shares
 
 
+def test_who_goes_in_the_moment_of_its_turn_harms_nobody() -> None:
+    async def story() -> None:
+        gate = admission(1, queue=2)
+        first, gone, next_one = (Held(gate, ALICE) for _ in range(3))
+        await settle()
+        gone.task.cancel()  # it hears of that after the place is given away
+        await first.finish()
+        await next_one.inside.wait()
+        await next_one.finish()
+        assert (gate.requests, gate.waiting) == (0, 0)
+
+    run(story())
+
+
+def test_who_goes_in_the_moment_of_its_refusal_harms_nobody() -> None:
+    async def story() -> None:
+        gate = admission(1, queue=2)
+        first, kept, gone = (Held(gate, ALICE) for _ in range(3))
+        await settle()
+        bob = Held(gate, BOB)
+        gone.task.cancel()  # it hears of that after room was made for bob
+        await settle()
+        assert gate.waiting == 2
+        for each in (first, bob, kept):
+            await each.inside.wait()
+            await each.finish()
+        assert (gate.requests, gate.waiting) == (0, 0)
+
+    run(story())
+
+
 def test_a_flood_does_not_starve_others() -> None:
     """One key asks without end: places that come free go to those who hold the fewest."""
 

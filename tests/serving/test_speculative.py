@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import cache
 from itertools import cycle, product
 from pathlib import Path
 from typing import Any
@@ -52,12 +53,18 @@ def lone(bundle: Path, local_ring: LocalRing) -> Iterator[Client]:
         yield client
 
 
+@cache
+def plain_text(client: Client, prompt: bytes, settings: tuple[tuple[str, Any], ...]) -> bytes:
+    """That of `ar`, asked for once."""
+    return client.generate(prompt, mode="ar", **dict(settings)).output
+
+
 def compare(client: Client, prompt: bytes, drafter: str | None, draft: int | None, **settings: Any) -> Result:
     """One request in both modes: the texts are equal, and so is what was booked."""
     settings = {"max_bytes": OUTPUT, **settings}
-    plain = client.generate(prompt, mode="ar", **settings)
+    plain = plain_text(client, prompt, tuple(settings.items()))
     guessed = client.generate(prompt, mode="ar-speculative", drafter=drafter, draft=draft, **settings)
-    assert guessed.output == plain.output, (prompt, drafter, draft, settings)
+    assert guessed.output == plain, (prompt, drafter, draft, settings)
     assert guessed.output_bytes == settings["max_bytes"] == guessed.accepted + guessed.sweeps
     assert 0 <= guessed.accepted <= guessed.reached <= guessed.drafted <= guessed.sweeps * (draft or 64)
     return guessed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from serving.branches import Branches
 from serving.client import Client, RequestRefused, Result
+from serving.local import LocalSequence
+from serving.neural import NeuralModel
+from serving.pace import OF_TOKENS
 from stages.llama.stage import LlamaStage
 from tests.serving.pretrained import ALPHABET, DRAFTER, ids, text_of, write_model, written
 
@@ -25,6 +30,7 @@ class Scene:
     client: Client
     model: list[LlamaStage]
     drafter: list[LlamaStage]
+    local: NeuralModel
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +38,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory, local_ring: Callable[..., An
     directory: Path = tmp_path_factory.mktemp("drafted")
     model, drafter = write_model(directory), write_model(directory / "local", seed=1, architecture=DRAFTER)
     with local_ring(directory, 3) as client:
-        yield Scene(client, model, drafter)
+        yield Scene(client, model, drafter, NeuralModel(directory / "local"))
 
 
 def write(scene: Scene, mode: str, **settings: Any) -> Result:
@@ -92,7 +98,8 @@ def odds_of_pairs(stages: list[LlamaStage], prompt: list[int]) -> torch.Tensor:
     return first[:, None] * after(torch.column_stack([contexts, torch.arange(size)]))
 
 
-def test_verified_texts_have_the_odds_of_the_pipeline(scene: Scene) -> None:
+@pytest.mark.parametrize("settings", [{"mode": "verified", "draft": 2}, {"mode": "resample", "candidates": 256}])
+def test_texts_have_the_odds_of_the_pipeline(scene: Scene, settings: dict[str, Any]) -> None:
     """Of two tokens: how often they make a text that the model likes better than its drafter does."""
     prompt, samples = ids("the"), 120
     pieces = [text_of([token]) for token in range(ALPHABET.size)]
@@ -106,7 +113,7 @@ def test_verified_texts_have_the_odds_of_the_pipeline(scene: Scene) -> None:
         for odds in (p, q)
     )
     texts = [
-        scene.client.generate("the", mode="verified", max_tokens=2, temperature=1.0, seed=seed, draft=2).text
+        scene.client.generate("the", max_tokens=2, temperature=1.0, seed=seed, **settings).text
         for seed in range(samples)
     ]
     error = (law * (1 - law) / samples) ** 0.5
@@ -124,6 +131,15 @@ def test_resample_chooses_among_chunks_of_tokens(scene: Scene) -> None:
     assert write(scene, "resample").text == result.text
     assert write(scene, "resample", seed=6).text != result.text
     assert write(scene, "resample", chunk=5, candidates=3).sweeps == 5
+
+
+def test_candidates_are_drawn_a_little_colder(scene: Scene) -> None:
+    sequence = LocalSequence(scene.local, 100, OF_TOKENS.coolness * 0.8, seed=5)
+    start = ALPHABET.encode(ids(PROMPT))
+    drawn = asyncio.run(Branches(sequence).write(start, length=COUNT, count=1, number=0))
+    result = write(scene, "resample", chunk=COUNT, candidates=1)
+    assert result.text == text_of(ALPHABET.symbols(drawn.texts[0]))
+    assert OF_TOKENS.coolness < 1
 
 
 def test_a_gap_is_filled_with_tokens(scene: Scene) -> None:

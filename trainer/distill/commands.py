@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from trainer.command_options import positive
+from trainer.command_options import add_device_option, positive
 
 # What needs torch is imported when the command runs.
 
@@ -30,7 +30,7 @@ def register_distill(subparsers: argparse._SubParsersAction[argparse.ArgumentPar
     parser.add_argument("--learning-rate", type=float, metavar="RATE", help="peak rate of the layers (1.5e-3)")
     parser.add_argument("--lens-rate", type=float, metavar="RATE", help="peak rate of the matrix under the head (1e-3)")
     parser.add_argument("--float32", action="store_true", help="compute in float32, where bfloat16 is slow")
-    parser.add_argument("--device", default="cpu", metavar="cpu|cuda[:N]", help="where to train (cpu)")
+    add_device_option(parser)
     parser.add_argument("--threads", type=int, metavar="N", help="default: all cores")
     parser.add_argument("--seed", type=int, help="of samples and batches (0)")
     parser.set_defaults(run=run_distill)

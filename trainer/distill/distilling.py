@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from stages.errors import CheckpointError, InputError
+from stages.errors import InputError
 from stages.manifest import Manifest, read_manifest
 from stages.probe import PROBE_TEXT
 from trainer.data import Corpus
@@ -20,7 +20,7 @@ from trainer.distill.student import Student, fitting_layers, numbers_in, one_sta
 from trainer.distill.task import DistillTask
 from trainer.distill.teacher import Teacher
 from trainer.distill.text import symbols_corpus
-from trainer.rounds.device import check_device
+from trainer.rounds.device import check_device, within_memory
 from trainer.run import Clock, Run
 from trainer.state import state_path
 
@@ -37,12 +37,8 @@ def distill(settings: DistillSettings, tell: Tell = print) -> Manifest:
     check_device(settings.device)
     teacher = read_manifest(settings.checkpoint)
     _check(settings, teacher)
-    try:
+    with within_memory(settings.device, "give a smaller --window, or fewer --sequences or --layers"):
         return _distilled(settings, teacher, tell)
-    except torch.OutOfMemoryError:
-        raise CheckpointError(
-            f"not enough memory on {settings.device}: give a smaller --window, or fewer --sequences or --layers"
-        ) from None
 
 
 def _distilled(s: DistillSettings, source: Manifest, tell: Tell) -> Manifest:

@@ -32,21 +32,22 @@ def roll(
     entered: Tensor,
     noisy: Noisy,
     levels: Sequence[Tensor],
+    noise: Sequence[Tensor],
     head: Head | None,
-    generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
     """What the blocks before hand over when their slots had more noise: features and estimate of the slots.
 
     The noisier states are made from `noisy.z` by adding noise, so that they say nothing about the text that it does not
     say: a chain of blocks cannot learn to combine two states into the answer.
 
-    levels: sigma of each block, (batch, slots), falling from block to block. :param head: None for no estimate.
+    levels: sigma of each block, (batch, slots), falling from block to block; noise: standard normal, as `noisy.z`, that
+    of the last block first. :param head: None for no estimate.
     """
     states, z, sigma = [], noisy.z, noisy.sigma
-    for level in reversed(levels):
+    for level, added in zip(reversed(levels), noise, strict=True):
         level = torch.maximum(level, sigma)
         more = (level**2 - sigma**2).clamp_min(0).sqrt()[..., None]
-        z = z + more * torch.randn(z.shape, generator=generator)
+        z = z + more * added
         sigma = level
         states.append((z, sigma))
     features, estimate = entered, torch.zeros_like(noisy.z)

@@ -21,8 +21,12 @@ class EmbeddingCodes:
 
     @classmethod
     def of_embedding(cls, embedding: Tensor, dim: int) -> EmbeddingCodes:
-        """From the `dim` largest principal directions of an embedding (vocabulary, width)."""
-        centred = embedding.double() - embedding.double().mean(dim=0)
+        """From the `dim` largest principal directions of an embedding (vocabulary, width).
+
+        Computed on the CPU: a direction's sign is a matter of the device, and codes are stored once.
+        """
+        points = embedding.cpu().double()
+        centred = points - points.mean(dim=0)
         variances, directions = torch.linalg.eigh(centred.T @ centred / len(centred))
         variances, directions = variances.flip(0)[:dim], directions.flip(1)[:, :dim]
         points = centred @ directions / variances.clamp_min(1e-12) ** (WHITENING / 2)
@@ -40,8 +44,9 @@ class EmbeddingCodes:
 def decoding(codes: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
     """The best linear way back from codes (vocabulary, dim) to embeddings (vocabulary, width), by least squares.
 
-    Returns the matrix (width, dim) and the offset (width,).
+    Returns the matrix (width, dim) and the offset (width,), on the CPU: a training starts alike on every device.
     """
-    centre, target = codes.double().mean(dim=0), embedding.double().mean(dim=0)
-    solution = torch.linalg.lstsq(codes.double() - centre, embedding.double() - target).solution
+    known, wanted = codes.cpu().double(), embedding.cpu().double()
+    centre, target = known.mean(dim=0), wanted.mean(dim=0)
+    solution = torch.linalg.lstsq(known - centre, wanted - target).solution
     return solution.T.float(), (target - centre @ solution).float()

@@ -6,7 +6,15 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.command_options import add_config_options, add_data_options, config_of, corpus_of, positive, print_json
+from trainer.command_options import (
+    add_config_options,
+    add_data_options,
+    add_device_option,
+    config_of,
+    corpus_of,
+    positive,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from trainer.grafting.training import Graft
@@ -18,6 +26,7 @@ def add_graft_options(parser: argparse.ArgumentParser) -> None:
     """Options of `train graft`."""
     add_config_options(parser)
     add_data_options(parser)
+    add_device_option(parser)
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="a model that was imported")
     parser.add_argument("--out", type=Path, default=Path("runs/graft"), help="what is grafted (default: %(default)s)")
     what = parser.add_mutually_exclusive_group(required=True)
@@ -43,12 +52,19 @@ def add_graft_options(parser: argparse.ArgumentParser) -> None:
 
 def run_graft(options: argparse.Namespace) -> int:
     """Train a block, or measure the chain."""
+    from trainer.rounds.device import check_device, within_memory
+
+    with within_memory(check_device(options.device), "give fewer sequences in --config, or fewer --windows"):
+        return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
     from trainer.grafting.settings import GraftSettings
     from trainer.grafting.training import open_graft, train_block
 
     options.profile = options.profile or "graft"
     config = config_of(options, anchor=options.anchor)
-    graft = open_graft(options.checkpoint, options.out, options.rank, config, corpus_of(options))
+    graft = open_graft(options.checkpoint, options.out, options.rank, config, corpus_of(options), options.device)
     if options.block is None:
         (_export if options.export else _measure if options.measure else _write)(options, graft)
         return 0

@@ -26,7 +26,7 @@ def export_chain(graft: Graft, out: Path) -> Manifest:
             shutil.copyfile(graft.checkpoint / name, directory / name)
         write_manifest(directory, _manifest(graft, model))
         for part in model.parts():
-            features = save_graft(directory, part, features)
+            features = save_graft(directory, part.cpu(), features)
     return read_manifest(out)
 
 

@@ -27,8 +27,8 @@ def fit_lenses(stages: Sequence[PipelineStage], text: Tensor) -> Tensor:
     length of the stage's own. text: (windows, length) int64, of which the first position is left out: models park
     features there that are like no others.
     """
-    width = stages[0].architecture.width
-    fits = [LeastSquares(width + 1, width, free=1) for _ in stages[:-1]]
+    width, device = stages[0].architecture.width, text.device
+    fits = [LeastSquares(width + 1, width, free=1, device=device) for _ in stages[:-1]]
     for part in text.split(ROWS):
         x, features = part, []
         for stage in stages:
@@ -36,6 +36,6 @@ def fit_lenses(stages: Sequence[PipelineStage], text: Tensor) -> Tensor:
             features.append(x[:, 1:].flatten(0, 1).double())
         last = features[-1] / features[-1].norm(dim=1, keepdim=True)
         for fit, own in zip(fits, features, strict=False):
-            known = torch.cat([own, torch.ones(len(own), 1, dtype=torch.float64)], dim=1)
+            known = torch.cat([own, own.new_ones(len(own), 1)], dim=1)
             fit.add(known, last * own.norm(dim=1, keepdim=True) - own)
-    return torch.stack([*(fit.solve().T.float() for fit in fits), torch.zeros(width, width + 1)])
+    return torch.stack([*(fit.solve().T.float() for fit in fits), torch.zeros(width, width + 1, device=device)])

@@ -20,20 +20,32 @@ from trainer.objectives import ChunkLayout
 
 @dataclass(frozen=True)
 class Lesson:
-    """A pure function of (seed, block, step)."""
+    """A pure function of (seed, block, step), whatever the device: all of it is drawn on the CPU, and moved once."""
 
-    layout: ChunkLayout
-    sigma: Tensor
-    """(batch, slots)"""
+    chunk: int
+    """Slots in a chunk."""
     with_estimate: bool
     """Whether slots see what was made of them before, by the blocks before, or in block 0 by itself."""
-    generator: torch.Generator
-    """Of the noise."""
+    first: Tensor
+    mask: Tensor
+    """As in Noisy."""
+    sigma: Tensor
+    """(batch, slots)"""
     levels: list[Tensor]
     """Of the blocks before: see `levels_before`."""
+    noise: list[Tensor]
+    """Of the slots' states, then what each block before has more, the last of them first: (batch, slots, code_dim)."""
 
     @classmethod
-    def draw(cls, index: int, partition: NoisePartition, config: TrainingConfig, step: int, batch: int) -> Lesson:
+    def draw(
+        cls,
+        index: int,
+        partition: NoisePartition,
+        config: TrainingConfig,
+        step: int,
+        batch: int,
+        device: torch.device | None = None,
+    ) -> Lesson:
         """For windows of `config.architecture.context_bytes` slots."""
         length = config.architecture.context_bytes
         draws = uniforms(config.seed, Purpose.TRAINING, 1 + index, 1, 4, step)[0]
@@ -44,14 +56,29 @@ class Lesson:
         uniform = torch.rand(index + 1, batch, int(where[-1]) + 1, generator=generator)[..., where]
         sigma = partition.sample(index, uniform[0])
         levels = levels_before(partition, index, uniform[1:])
-        return cls(layout, sigma, bool(draws[3] <= config.self_condition), generator, levels)
+        lesson = cls.of(layout, sigma, levels, config.architecture.code_dim, generator, device)
+        return replace(lesson, with_estimate=bool(draws[3] <= config.self_condition))
+
+    @classmethod
+    def of(
+        cls,
+        layout: ChunkLayout,
+        sigma: Tensor,
+        levels: Sequence[Tensor],
+        code_dim: int,
+        generator: torch.Generator,
+        device: torch.device | None = None,
+    ) -> Lesson:
+        """With an estimate. :param generator: of the noise."""
+        noise = [torch.randn(*sigma.shape, code_dim, generator=generator) for _ in range(1 + len(levels))]
+        first, mask = first_of_chunks(layout.indices()).to(device), layout.mask().to(device)
+        placed = [[tensor.to(device) for tensor in drawn] for drawn in (levels, noise)]
+        return cls(layout.chunk, True, first, mask, sigma.to(device), *placed)
 
     def noisy(self, codes: Tensor, target: Tensor) -> Noisy:
         """Noisy states of `target` (batch, slots) int64."""
-        points = codes[target]
-        z = points + self.sigma[..., None] * torch.randn(points.shape, generator=self.generator)
-        first, mask = first_of_chunks(self.layout.indices()), self.layout.mask()
-        return Noisy(z, torch.zeros_like(z), self.sigma, first, mask)
+        z = codes[target] + self.sigma[..., None] * self.noise[0]
+        return Noisy(z, torch.zeros_like(z), self.sigma, self.first, self.mask)
 
 
 @dataclass(frozen=True)
@@ -87,7 +114,7 @@ def slot_losses(
     with torch.no_grad():
         entered = (before[0] if before else block).enter(reading.known, noisy.first)
         there = head if lesson.with_estimate else None
-        features, estimate = roll(before, reading.before, entered, noisy, lesson.levels, there, lesson.generator)
+        features, estimate = roll(before, reading.before, entered, noisy, lesson.levels, lesson.noise[1:], there)
         if lesson.with_estimate and not before:
             estimate = block.point(block.denoise(features, noisy, memory), noisy, head)
     noisy = replace(noisy, estimate=estimate)

@@ -65,8 +65,9 @@ def range_nats(model: GraftModel, index: int, text: Tensor) -> dict[str, float]:
 def _steady(model: GraftModel, index: int, shape: torch.Size, sigma: float, chunk: int, row: int) -> Lesson:
     """One noise level everywhere, and the middle of their range for the blocks before."""
     levels = levels_before(model.partition, index, torch.full((index, *shape), 0.5))
-    generator = torch.Generator().manual_seed(row)
-    return Lesson(ChunkLayout(shape[1], chunk), torch.full(shape, sigma), True, generator, levels)
+    layout, generator = ChunkLayout(shape[1], chunk), torch.Generator().manual_seed(row)
+    code_dim = model.architecture.code_dim
+    return Lesson.of(layout, torch.full(shape, sigma), levels, code_dim, generator, model.device)
 
 
 @torch.inference_mode()
@@ -79,9 +80,9 @@ def from_noise(model: GraftModel, text: Tensor, steps: int, chunk: int, *, is_sc
     known, target = text[:, :-1], text[:, 1:]
     prefix = scrambled(known) if is_scrambled else known
     layout = ChunkLayout(known.shape[1], chunk)
-    first = first_of_chunks(layout.indices())
+    first, mask = first_of_chunks(layout.indices()).to(model.device), layout.mask().to(model.device)
     _, memories = read_all(model.blocks, prefix)
-    start = Start(model.blocks[0].enter(prefix, first), memories, first, layout.mask())
+    start = Start(model.blocks[0].enter(prefix, first), memories, first, mask)
     path = []
     for found in evaluations(model, start, steps, "ode"):
         rows = found.hidden.flatten(0, 1)

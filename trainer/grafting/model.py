@@ -31,6 +31,10 @@ class GraftModel:
     """In the precision of training."""
 
     @property
+    def device(self) -> torch.device:
+        return self.head.codes.device
+
+    @property
     def stages(self) -> list[PipelineStage]:
         """What the clean stream goes through."""
         return [block.stage for block in self.blocks]
@@ -58,9 +62,9 @@ def pretrained(directory: Path) -> Manifest:
     return manifest
 
 
-def load_stages(directory: Path) -> list[PipelineStage]:
+def load_stages(directory: Path, device: str = "cpu") -> list[PipelineStage]:
     """All stages, checked as a host checks them."""
-    return [load_stage(directory, i) for i in range(read_manifest(directory).architecture.parts)]
+    return [load_stage(directory, i).to(device) for i in range(read_manifest(directory).architecture.parts)]
 
 
 def new_model(
@@ -73,20 +77,20 @@ def new_model(
     *,
     bfloat16: bool,
 ) -> GraftModel:
-    """A model of which nothing is trained yet: its noisy slots are the pretrained model's.
+    """A model of which nothing is trained yet: its noisy slots are the pretrained model's. It is where the stages are.
 
     codes: (vocabulary, code_dim); lenses: of `fit_lenses`.
     """
     last = stages[-1]
     assert last.norm is not None
     assert last.head is not None
-    blocks = []
+    weight, bias = last.head.weight.detach(), last.head.bias
+    device, blocks = weight.device, []
     for index, stage in enumerate(stages):
         torch.manual_seed(seed + index)
         slots = Slots(stage, shape)
         meaning = None if stage.embedding is None else decoding(codes, stage.embedding.weight)
         slots.begin(last.norm, lenses[index], meaning)
-        blocks.append(GraftBlock(stage, slots.requires_grad_(False)))
-    weight, bias = last.head.weight.detach(), last.head.bias
-    head = Head(weight.bfloat16() if bfloat16 else weight, codes, None if bias is None else bias.detach())
+        blocks.append(GraftBlock(stage, slots.requires_grad_(False).to(device)))
+    head = Head(weight.bfloat16() if bfloat16 else weight, codes.to(device), None if bias is None else bias.detach())
     return GraftModel(GraftArchitecture(stages[0].architecture, shape), blocks, partition, head)

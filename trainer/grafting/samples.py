@@ -90,7 +90,7 @@ def _row(name: str, sweeps: int, judge: list[PipelineStage], prompts: list[list[
 
 
 def _judge_nats(judge: list[PipelineStage], prompt: list[int], text: list[int]) -> float:
-    known = torch.tensor([prompt + text])
+    known = torch.tensor([prompt + text], device=judge[0].rotary.device)
     x = known[:, :-1]
     for stage in judge:
         x = stage.read(x)
@@ -102,11 +102,12 @@ def _next_by_next(judge: list[PipelineStage], prompt: list[int], writing: Writin
     """The pretrained model's own text."""
     a = judge[0].architecture
     capacity = len(prompt) + writing.symbols
-    caches = [new_caches(a.layers_in(i), a, capacity) for i in range(a.parts)]
+    device = judge[0].rotary.device
+    caches = [new_caches(a.layers_in(i), a, capacity, device=device) for i in range(a.parts)]
     text: list[int] = []
     unread = prompt
     while len(text) < writing.symbols:
-        x: Tensor = torch.tensor([unread])
+        x: Tensor = torch.tensor([unread], device=device)
         for stage, cache in zip(judge, caches, strict=True):
             x = stage.read(x, cache)
         position = len(prompt) + len(text) - 1

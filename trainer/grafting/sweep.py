@@ -47,7 +47,10 @@ class Evaluation:
 def evaluations(
     model: GraftModel, start: Start, steps: int, sampler: str = DEFAULT_SAMPLER, temperature: float = 1.0, seed: int = 0
 ) -> Iterator[Evaluation]:
-    """All evaluations of a sweep, `steps` in each block and one more at sigma_min, where the text is read out."""
+    """All evaluations of a sweep, `steps` in each block and one more at sigma_min, where the text is read out.
+
+    The sampler works on the CPU, as on hosts.
+    """
     batch, slots, _ = start.entered.shape
     dim = model.head.codes.shape[1]
     made = SAMPLERS[sampler](seed, start.position, batch * slots, dim, model.partition.sigma_max, temperature)
@@ -61,12 +64,13 @@ def evaluations(
         out = features
         for sigma, sigma_next in levels:
             z = made.state(estimate.flatten(0, 1), sigma, count).view(estimate.shape)
-            there = torch.full((batch, slots), sigma)
-            noisy = Noisy(z, estimate, there, start.first, start.mask, start.position)
+            there = torch.full((batch, slots), sigma, device=model.device)
+            placed = z.to(model.device), estimate.to(model.device)
+            noisy = Noisy(*placed, there, start.first, start.mask, start.position)
             out = block.denoise(features, noisy, memory)
             yield Evaluation(sigma, noisy, block.added.way_out(out))
             if sigma_next is not None:
-                point = block.point(out, noisy, model.head, made.point_temperature).flatten(0, 1)
+                point = block.point(out, noisy, model.head, made.point_temperature).flatten(0, 1).cpu()
                 estimate = made.advance(estimate.flatten(0, 1), point, sigma, sigma_next).view(estimate.shape)
             count += 1
         features = out
@@ -87,7 +91,7 @@ def write(
     a, alphabet = model.architecture, Alphabet(model.architecture.vocabulary)
     backend = backend_named(DEFAULT_BACKEND)
     runners = [backend.block(part) for part in model.parts()]
-    caches = [new_caches(a.layers_in(i), a, len(prompt) + count) for i in range(a.parts)]
+    caches = [new_caches(a.layers_in(i), a, len(prompt) + count, device=model.device) for i in range(a.parts)]
     clean, written, read = alphabet.encode(list(prompt)), list[int](), 0
     while len(written) < count:
         read += alphabet.count(clean)

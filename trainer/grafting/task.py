@@ -34,14 +34,14 @@ class GraftTask:
 
     def loss(self, step: int) -> StepLoss:
         text = self.corpus.batch(self.config.seed, step, self.config.sequences, self.length + 1)
-        lesson = Lesson.draw(self.block.index, self.model.partition, self.config, step, len(text))
+        lesson = Lesson.draw(self.block.index, self.model.partition, self.config, step, len(text), self.model.device)
         before = self.model.blocks[: self.block.index]
         reading = read(self.block, before, text[:, :-1])
         total = slot_losses(self.block, before, self.model.head, lesson, reading, text[:, 1:]).mean()
-        parts = {"denoise_nats": float(total.detach()), "chunk": lesson.layout.chunk}
+        parts: dict[str, float | Tensor] = {"denoise_nats": total.detach(), "chunk": lesson.chunk}
         if self.settings.trains == "block" and self.config.anchor:
             anchor = self._anchor(reading.clean, text[:, 1:])
-            parts["next_nats"] = float(anchor.detach())
+            parts["next_nats"] = anchor.detach()
             total = total + self.config.anchor * anchor
         return StepLoss(total, parts)
 
@@ -50,7 +50,7 @@ class GraftTask:
         its slots at both ends and in the middle of its noise range."""
         text = self.corpus.valid_batch(self.config.valid_windows, self.length + 1)
         losses = {"valid_next_nats": next_nats(self.model, text)}
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.config.bfloat16):
+        with torch.autocast(self.model.device.type, dtype=torch.bfloat16, enabled=self.config.bfloat16):
             found = range_nats(self.model, self.block.index, text)
         return losses | {f"valid_{name}": nats for name, nats in found.items()}
 
@@ -71,7 +71,7 @@ class GraftTask:
         assert norm is not None
         own = WayOut(norm.normalized_shape[0], norm.eps)
         own.norm.load_state_dict(norm.state_dict())
-        return own
+        return own.to(self.model.device)
 
 
 def trained_module(model: GraftModel, settings: GraftSettings, own_head: WayOut | None = None) -> nn.Module:

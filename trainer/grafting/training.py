@@ -39,6 +39,7 @@ from trainer.grafting.store import (
 from trainer.grafting.task import GraftTask, trained_module
 from trainer.lock import exclusive
 from trainer.progress import Progress
+from trainer.rounds.device import PlacedCorpus
 from trainer.run import Run
 
 RUN_FOLDER = "training"
@@ -56,8 +57,8 @@ class Graft:
     manifest: Manifest
     stages: list[PipelineStage]
     record: GraftRecord
-    corpus: Corpus
-    """In the model's symbols."""
+    corpus: PlacedCorpus
+    """In the model's symbols; its batches, and the stages, are on the device."""
 
     def spell(self, symbols: list[int]) -> str:
         """Symbols as text."""
@@ -79,18 +80,22 @@ class Graft:
         return model
 
 
-def open_graft(checkpoint: Path, out: Path, rank: int, config: TrainingConfig, corpus: Corpus) -> Graft:
+def open_graft(
+    checkpoint: Path, out: Path, rank: int, config: TrainingConfig, corpus: Corpus, device: str = "cpu"
+) -> Graft:
     """Read the pretrained model, and make `out` or go on with it.
 
-    corpus: in bytes. Raises OnesweepError with what to do.
+    corpus: in bytes. :param device: where all is computed; nothing that is stored says which. Raises OnesweepError with
+        what to do.
     """
     manifest = pretrained(checkpoint)
     a = manifest.architecture
     length = config.architecture.context_bytes
     if length > a.positions:
         raise ConfigError(f"windows of {length} symbols: the model reads at most {a.positions}")
-    stages = load_stages(checkpoint)
-    text = in_symbols(corpus, checkpoint, manifest, length + 1)
+    stages = load_stages(checkpoint, device)
+    spelled = in_symbols(corpus, checkpoint, manifest, length + 1)
+    text = PlacedCorpus(spelled.name, spelled.train, spelled.valid, device)
     shape = Shape(config.architecture.code_dim, config.architecture.condition_dim, rank)
     try:
         (out / RUN_FOLDER).mkdir(parents=True, exist_ok=True)
@@ -138,7 +143,7 @@ def write_samples(graft: Graft, writing: Writing) -> tuple[list[Row], list[str]]
     """What the chain writes, in figures, and one line for the first prompt of each row."""
     if (length := writing.prompt_symbols + writing.symbols) > graft.stages[0].architecture.positions:
         raise ConfigError(f"{length} symbols of prompt and text are over the model's context")
-    judge = load_stages(graft.checkpoint)  # the graft's own may have been trained
+    judge = load_stages(graft.checkpoint, graft.corpus.device)  # the graft's own may have been trained
     rows = panel(graft.model(), judge, graft.corpus, writing)
     return rows, [graft.spell(row.texts[0]) for row in rows]
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from stages.log import LOG_FORMATS, check_log_format, start_log
 from stages.security_options import add_server_options, security_of
 from stages.token_options import add_token_options, token_of
+from trainer.command_options import add_device_option
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -59,7 +60,7 @@ def register_rounds(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
     work.add_argument("--state", type=Path, metavar="DIR", help="where it keeps its state (default: runs/work/NAME)")
     work.add_argument("--config", type=Path, metavar="FILE", help="refuse a run of another architecture than in here")
     work.add_argument("--wait", action="store_true", help="where every place is taken, wait for one")
-    work.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (%(default)s)")
+    add_device_option(work)
     work.add_argument(
         "--patience", type=float, default=600.0, metavar="S", help="how long to look for the coordinator (600)"
     )

@@ -1,17 +1,20 @@
-"""Where a worker trains: this machine's processor, or one of its GPUs. What it hands in is float32 from the CPU always.
+"""Where training happens: this machine's processor, or one of its GPUs. What is handed in or stored is float32 from the
+CPU always.
 
-Text and noise are drawn on the CPU, so that a place's lessons are the same whatever it is trained on.
+Text and noise are drawn on the CPU, so that lessons are the same whatever they are learnt on.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from stages.errors import ConfigError
+from stages.errors import CheckpointError, ConfigError
 from trainer.data import Corpus
 from trainer.rounds.parts import Part
 
@@ -40,6 +43,15 @@ def check_device(name: str) -> str:
         there = f"GPUs 0 to {count - 1}" if count > 1 else "one GPU, 0" if count else "no GPU that it can use"
         raise ConfigError(f"there is no device {name} here: PyTorch {torch.__version__} sees {there}")
     return name
+
+
+@contextmanager
+def within_memory(device: str, advice: str) -> Iterator[None]:
+    """Raises CheckpointError where a GPU's memory does not do. :param advice: what takes less."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise CheckpointError(f"not enough memory on {device}: {advice}") from None
 
 
 def place_on(part: Part, device: str) -> Part:

@@ -60,6 +60,7 @@ def bench(bundle: Path, *options: object) -> list[str]:
         (("--profile", "lan", "--modes", "verified:ngram"), "mode verified:ngram needs ngram.safetensors in"),
         (("--profile", "lan", "--hosts", 3), "--hosts must be 1 to 2"),
         (("--profile", "lan", "--hosts", 0), "--hosts must be 1 to 2"),
+        (("--profile", "lan", "--backend", "abacus"), "unknown backend 'abacus'; choose from torch,"),
         (("--profile", "lan", "--idle-s", "nan"), "--idle-s must be 0 to 3600"),
         (("--profile", "lan", "--json", "/nowhere/r.json"), "cannot write /nowhere/r.json"),
         (("--profile", "lan", "--html", "/nowhere/r.html"), "cannot write /nowhere/r.html"),
@@ -99,6 +100,7 @@ def test_a_token_model_without_a_lab(
     write_model(tmp_path / "model")
     (tmp_path / "sea.txt").write_text("the old man and the sea\n")
     options = ("--profile", "loopback", "--modes", "ar,ar-speculative:lookup", "--tokens", 6, "--temperature", 1)
+    options += ("--backend", "onnxruntime")
     files = ("--prompt", tmp_path / "sea.txt", "--json", tmp_path / "r.json")
     assert main(bench(tmp_path / "model", *options, *files, "--requests", 1, "--at-once", 2)) == 0
     loaded = json.loads((tmp_path / "r.json").read_text())

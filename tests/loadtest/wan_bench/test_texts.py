@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from loadtest.pipeline import Surprise
 from loadtest.wan_bench.arms import Arm, Length, ModeChoice
 from loadtest.wan_bench.rows import NO_TEXTS, row_of, wan_table
 from loadtest.wan_bench.texts import ReadText, TextReader, jackknife, mean_of_ratio, text_figures
 from loadtest.wan_bench.turns import Sample
 
 NATS = {b"aa": 2.0, b"bbbb": 12.0, b"cc": 3.0, b"dd": 5.0}
+EXPECTED = 1.5
+"""Of each symbol."""
 
 
 class Pretence:
@@ -24,7 +27,9 @@ class Pretence:
 
     def texts(self, arm: Arm, samples: list[Sample]) -> dict[int, ReadText]:
         raw = {s.number: bytes.fromhex(s.account["output_hex"]) for s in samples if s.account}
-        return {number: ReadText(tuple(text), NATS[text]) for number, text in raw.items()}
+        return {
+            number: ReadText(tuple(text), Surprise(NATS[text], EXPECTED * len(text))) for number, text in raw.items()
+        }
 
 
 @pytest.fixture
@@ -53,6 +58,8 @@ def test_the_loss_is_that_of_all_tokens_together(taken: Callable[..., list[Sampl
     found = figures({arm("ar"): taken(b"aa", b"bbbb", None)})[arm("ar")]
     assert found.keys() == NO_TEXTS.keys()
     assert (found["texts"], found["respelled"], found["nats_per_token"]) == (2, 0, 14 / 6)
+    assert found["excess_nats"] == pytest.approx(14 / 6 - EXPECTED)
+    assert found["excess_error"] == pytest.approx(found["nats_error"])
     assert found["token_entropy"] == pytest.approx(-math.log2(1 / 3) / 3 - 2 * math.log2(2 / 3) / 3)
     assert found["gram_entropy"] == 0.0  # one run of four
 
@@ -108,8 +115,8 @@ def test_spreads_of_known_samples() -> None:
 
 def test_a_reader_reads_each_text_once(bundle: Path, taken: Callable[..., list[Sample]]) -> None:
     reader, asked = TextReader(bundle / "ar"), list[int]()
-    plain = reader.pipeline.nats
-    reader.pipeline.nats = lambda before, text: (asked.append(len(text)), plain(before, text))[1]  # type: ignore[method-assign, func-returns-value]
+    plain = reader.pipeline.surprise
+    reader.pipeline.surprise = lambda before, text: (asked.append(len(text)), plain(before, text))[1]  # type: ignore[method-assign, func-returns-value]
     found = text_figures({arm("ar"): taken(b"aa", b"bbbb"), arm("ar-speculative"): taken(b"aa", b"bbbb")}, reader)
     assert asked == [2, 4]
     assert found[arm("ar")]["nats_per_token"] == found[arm("ar-speculative")]["nats_per_token"] > 0
@@ -118,5 +125,5 @@ def test_a_reader_reads_each_text_once(bundle: Path, taken: Callable[..., list[S
 def test_the_table_shows_them(taken: Callable[..., list[Sample]]) -> None:
     samples = taken(b"aa", b"aa")
     row = row_of("wan", arm("ar"), samples) | figures({arm("ar"): samples})[arm("ar")]
-    assert "1.00 ± 0.00" in wan_table([row])
+    assert "1.00 ± 0.00  -0.50 ± 0.00" in wan_table([row])
     assert row["tokens_per_s"] == pytest.approx(20.0)  # two of 100 ms

@@ -80,7 +80,7 @@ def opened(checkpoint: Path, tmp_path: Path, graft_config: TrainingConfig, corpu
     """A graft of tokens, anew or again."""
     pytest.importorskip("tokenizers")
 
-    def run(name: str = "graft", rank: int = 2, **changes: object) -> Graft:
-        return open_graft(checkpoint, tmp_path / name, rank, replace(graft_config, **changes), corpus)
+    def run(name: str = "graft", rank: int = 2, device: str = "cpu", **changes: object) -> Graft:
+        return open_graft(checkpoint, tmp_path / name, rank, replace(graft_config, **changes), corpus, device)
 
     return run

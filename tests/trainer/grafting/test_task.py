@@ -61,7 +61,7 @@ def test_the_anchor_at_the_end_is_the_next_symbol_loss_of_the_whole(
         x = stage.read(x)
     logits = shaken.stages[-1].next_byte(x)
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), known[:, 1:].flatten())
-    assert task.loss(0).parts["next_nats"] == pytest.approx(float(expected.detach()), abs=1e-4)
+    assert float(task.loss(0).parts["next_nats"]) == pytest.approx(float(expected.detach()), abs=1e-4)
 
 
 def test_training_slots_keeps_the_pretrained_model_bit_for_bit_and_lowers_their_loss(

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from stages.errors import ConfigError
+from stages.errors import CheckpointError, ConfigError
 from trainer.config import TrainingConfig
 from trainer.data import Corpus
-from trainer.rounds.device import PlacedCorpus, check_device, place_on
+from trainer.rounds.device import PlacedCorpus, check_device, place_on, within_memory
 from trainer.rounds.fleet import Fleet
 from trainer.rounds.frame import Frame
 from trainer.rounds.inprocess import Engine
@@ -39,6 +39,14 @@ def test_a_gpu_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch, count:
         check_device(f"cuda:{count}")
     if count:
         assert check_device("cuda") == "cuda"
+
+
+def test_a_gpu_that_is_too_small_is_told() -> None:
+    with (
+        pytest.raises(CheckpointError, match="not enough memory on cuda:1: take less"),
+        within_memory("cuda:1", "take less"),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,199 @@
+"""A graft on a GPU: what a machine without one can say about it, and what one with a GPU must come to."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from stages.errors import Interrupted
+from stages.grafting.head import ROWS, rows_at_once
+from trainer.grafting.samples import Writing
+from trainer.grafting.settings import GraftSettings
+from trainer.grafting.task import GraftTask
+from trainer.grafting.training import Graft, measure_chain, train_block, write_samples
+from trainer.run import StepLoss
+
+ROOT = Path(__file__).parents[3]
+CONFIG = """
+steps = {steps}
+valid_windows = 2
+bfloat16 = false
+log_every = 1
+save_every_s = 0.0
+warmup_steps = 1
+chunks = [1, 4]
+[architecture]
+context_bytes = 12
+code_dim = 8
+condition_dim = 8
+"""
+BLOCKS: list[tuple[object, ...]] = [
+    ("--block", 0),
+    ("--block", 1, "--trains", "block", "--anchor-head", "own"),
+    ("--block", 2, "--trains", "block"),
+]
+ROUNDING = 1e-4
+"""Between the same sums in another order."""
+FAR = 2e-3
+"""Nats between a CPU and a GPU after a few steps in float32."""
+
+
+@dataclass(frozen=True)
+class Commands:
+    """`onesweep train graft` with the same settings, here, and in a process with a device of its own."""
+
+    onesweep: Callable[..., Any]
+    checkpoint: Path
+    data: Path
+    config: Path
+
+    def words(self, out: Path, *more: object) -> list[str]:
+        paths = ("--checkpoint", self.checkpoint, "--out", out, "--config", self.config, "--data", self.data)
+        return [str(word) for word in ("train", "graft", *paths, "--rank", 2, "--threads", 1, *more)]
+
+    def here(self, out: Path, *more: object) -> str:
+        done = self.onesweep(*self.words(out, *more))
+        assert not done.message
+        return str(done.out)
+
+    def there(self, out: Path, *commands: tuple[object, ...], stop_at: int = -1) -> subprocess.CompletedProcess[str]:
+        lines = [json.dumps(self.words(out, *more, "--device", "pretend")) for more in commands]
+        program = [sys.executable, "-m", "tests.trainer.grafting.pretend", str(stop_at), *lines]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        return subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def commands(onesweep: Callable[..., Any], checkpoint: Path, tmp_path: Path, text_file: Path) -> Commands:
+    pytest.importorskip("tokenizers")
+    config = tmp_path / "graft.toml"
+    config.write_text(CONFIG.format(steps=2))
+    return Commands(onesweep, checkpoint, text_file, config)
+
+
+def assert_alike(a: Path, b: Path) -> None:
+    """All tensors that are stored in one directory and in the other."""
+    ours, theirs = (sorted(path.rglob("*.safetensors")) for path in (a, b))
+    assert ours
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(load_file(one), load_file(other), atol=ROUNDING, rtol=ROUNDING)
+
+
+@pytest.mark.slow
+def test_everything_is_done_on_another_device_and_comes_to_the_same(commands: Commands, tmp_path: Path) -> None:
+    """That device computes like the CPU; what stayed behind on the CPU would have been refused."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    asked = [
+        *((*block, "--json") for block in BLOCKS),
+        ("--measure", "--windows", 2, "--euler-steps", 1, "--json"),
+        ("--write", 1, "--euler-steps", 1, "--json"),
+    ]
+    far = commands.there(there, *asked, ("--export", there / "chain"))
+    assert far.returncode == 0, far.stderr
+    said, decoder = far.stdout, json.JSONDecoder()
+    for more in asked:
+        found, end = decoder.raw_decode(said)
+        assert_figures(found, json.loads(commands.here(here, *more)))
+        said = said[end:].lstrip()
+    assert said.startswith(f"{there / 'chain'}: a chain of 3 blocks")
+    commands.here(here, "--export", here / "chain")
+    assert_alike(here, there)
+    reads = re.findall(r"reads (\d+)", far.stderr)
+    assert reads == ["2", "2", "3", "3", "3", "3"], "of a step: loss, the anchor's where there is one, gradient's norm"
+
+
+def assert_figures(found: Any, expected: Any) -> None:
+    """The same JSON, but for the rounding of its numbers."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            assert_figures(found[name], value)
+    elif isinstance(expected, list):
+        for one, other in zip(found, expected, strict=True):
+            assert_figures(one, other)
+    else:
+        assert found == (pytest.approx(expected, rel=ROUNDING) if isinstance(expected, float) else expected)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_wherever_it_was_stopped(
+    commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands.config.write_text(CONFIG.format(steps=6))
+    block = BLOCKS[1]
+    commands.here(tmp_path / "whole", *block)
+    far = commands.there(tmp_path / "parts", block, stop_at=1)
+    assert far.returncode == Interrupted.exit_code
+    assert "stopped and saved at step 2" in far.stderr
+    loss = GraftTask.loss
+
+    def stopping(self: GraftTask, step: int) -> StepLoss:
+        assert step >= 2
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return loss(self, step)
+
+    monkeypatch.setattr(GraftTask, "loss", stopping)
+    words = commands.words(tmp_path / "parts", *block)
+    assert "stopped and saved at step 4" in commands.onesweep(*words).message
+    far = commands.there(tmp_path / "parts", block)
+    assert far.returncode == 0, far.stderr
+    assert far.stderr.count("reads ") == 2
+    assert_alike(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_device_that_is_not_there_is_a_sentence(commands: Commands, tmp_path: Path) -> None:
+    for name, message in (("tpu", "--device must be cpu, cuda or cuda:N"), ("cuda:99", "no device cuda:99 here")):
+        done = commands.onesweep(*commands.words(tmp_path / "out", "--block", 0, "--device", name))
+        assert message in done.message
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_gpu_holds_the_odds_of_more_positions() -> None:
+    assert rows_at_once(torch.device("cpu"), 49_152) == ROWS
+    assert 10 * ROWS < rows_at_once(torch.device("cuda"), 49_152) < 32 * 128
+    assert rows_at_once(torch.device("cuda"), 1 << 30) == ROWS
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU that PyTorch can use")
+def test_a_gpu_learns_measures_and_writes_as_a_cpu_does(opened: Callable[..., Graft]) -> None:
+    for settings in (GraftSettings(0), GraftSettings(1, "block", "own"), GraftSettings(2, "block")):
+        cpu, gpu = (train_block(opened(device, device=device), settings) for device in ("cpu", "cuda"))
+        assert gpu == pytest.approx(cpu, abs=FAR)
+    cpu, gpu = opened("cpu"), opened("cuda", device="cuda")
+    for name, path in measure_chain(gpu, 1, 2).items():
+        assert path[0]["nats"] == pytest.approx(measure_chain(cpu, 1, 2)[name][0]["nats"], abs=FAR)
+    rows, _ = write_samples(gpu, Writing(prompts=1, steps=1))
+    assert all(len(row.texts[0]) == 32 for row in rows)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU that PyTorch can use")
+def test_a_gpu_trains_in_bfloat16_and_a_cpu_goes_on(
+    opened: Callable[..., Graft], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = train_block(opened("whole", bfloat16=True), GraftSettings(1))
+    loss = GraftTask.loss
+
+    def stopping(self: GraftTask, step: int) -> StepLoss:
+        if step == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return loss(self, step)
+
+    monkeypatch.setattr(GraftTask, "loss", stopping)
+    with pytest.raises(Interrupted, match="step 2"):
+        train_block(opened("parts", device="cuda", bfloat16=True), GraftSettings(1))
+    monkeypatch.setattr(GraftTask, "loss", loss)
+    parts = train_block(opened("parts", bfloat16=True), GraftSettings(1))
+    assert parts == pytest.approx(whole, abs=0.1)
