@@ -13,7 +13,11 @@ from stages.errors import CheckpointError, InputError
 
 def require_new(out: Path) -> None:
     """Raise InputError where something is at `out` already, other than an empty directory."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    try:
+        is_taken = out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir())))
+    except OSError as error:
+        raise InputError(f"{out} cannot become a directory: {error.strerror}") from None
+    if is_taken:
         raise InputError(f"{out} is there already: name a new directory")
 
 

@@ -25,8 +25,10 @@ class Reference:
 
     def __init__(self, source: Path) -> None:
         """:param source: a Hugging Face folder, or a .gguf file. float32. Raises OnesweepError."""
-        from transformers import AutoModelForCausalLM, logging
-
+        try:
+            from transformers import AutoModelForCausalLM, logging
+        except ImportError as error:
+            raise InputError(f"the package transformers does not work here: {error}") from None
         logging.set_verbosity_error()
         file = {"gguf_file": source.name} if source.is_file() else {}
         directory = source.parent if source.is_file() else source

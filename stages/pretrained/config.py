@@ -9,7 +9,8 @@ from stages.errors import CheckpointError, ShapeError
 from stages.llama.architecture import Bias, LlamaArchitecture, RopeScaling
 from stages.pretrained.source import SUPPORTED
 
-DEFAULT_THETA = 10000.0
+DEFAULT_THETA, DEFAULT_WINDOW = 10000.0, 4096
+"""What `transformers` takes where a file does not say."""
 
 
 def architecture_of(config: Mapping[str, Any]) -> LlamaArchitecture:
@@ -62,9 +63,9 @@ def _architecture(config: Mapping[str, Any], family: str) -> LlamaArchitecture:
 def _positions(config: Mapping[str, Any], family: str) -> int:
     """Within a sliding window every position sees all before it, so that is as far as we go."""
     positions: int = config["max_position_embeddings"]
-    slides = config.get("use_sliding_window", family == "MistralForCausalLM")
-    window = config.get("sliding_window") if slides else None
-    return min(positions, window or positions)
+    slides = config.get("use_sliding_window", False) if family == "Qwen2ForCausalLM" else family == "MistralForCausalLM"
+    window = config.get("sliding_window", DEFAULT_WINDOW) if slides else None
+    return positions if window is None else min(positions, window)
 
 
 def _bias(config: Mapping[str, Any], family: str) -> Bias:

@@ -25,7 +25,7 @@ def check_loss(source: Source, tokens: Sequence[int], is_untrained: bool = False
     """
     variants = list(settings(source))
     if is_untrained:
-        return losses(source, tokens, variants[:1])[0]
+        return _finite(losses(source, tokens, variants[:1])[0])
     limit = math.log(source.architecture.vocabulary)
     nats = losses(source, tokens, variants)
     own = nats[0] if math.isfinite(nats[0]) else math.inf
@@ -45,6 +45,12 @@ def check_loss(source: Source, tokens: Sequence[int], is_untrained: bool = False
         f"{found}, and no single change of head layout, rotary embedding, norm epsilon, tied head or one tensor mends "
         "it; random weights are imported with --untrained"
     )
+
+
+def _finite(nats: float) -> float:
+    if not math.isfinite(nats):
+        raise CheckpointError("these weights give no finite loss on the probe text: they are damaged")
+    return nats
 
 
 def _best(nats: Sequence[float], variants: Sequence[Variant]) -> tuple[float, str]:

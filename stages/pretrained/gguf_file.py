@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stages.errors import CheckpointError, InputError, ShapeError
+from stages.errors import CheckpointError, ShapeError
 from stages.llama.architecture import LlamaArchitecture, RopeScaling
 from stages.llama.rotary import stretch
+from stages.pretrained.gguf_reader import gguf_package, open_gguf
 from stages.pretrained.gguf_tokenizer import gguf_speech
 from stages.pretrained.source import Shape, Source
 
@@ -40,9 +41,9 @@ class GgufSource(Source):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._gguf = _package()
+        self._gguf = gguf_package()
         try:
-            reader = self._gguf.GGUFReader(path)
+            reader = open_gguf(path)
             self._fields = {name: field.contents() for name, field in reader.fields.items()}
         except Exception as error:  # what a damaged file makes the reader raise has no common class
             raise CheckpointError(f"{path} is no GGUF file, or is damaged ({error}); fetch it again") from None
@@ -53,9 +54,11 @@ class GgufSource(Source):
             raise CheckpointError(
                 f"the architecture {self.family!r} is not supported; in GGUF, {', '.join(FAMILIES)} are"
             )
+        if (count := self._fields.get("split.count", 1)) != 1:
+            raise CheckpointError(f"{path} is one of {count} files of a model: join them with llama-gguf-split --merge")
         self._check_quantisations()
         self.architecture = self._architecture()
-        self.speech = gguf_speech(path, self._fields)
+        self.speech = gguf_speech(path, self._fields, self.architecture.vocabulary)
         kinds = sorted({tensor.tensor_type.name for tensor in self._tensors.values()})
         licence = self._fields.get("general.license", "unknown")
         self.about = {"source": path.name, "format": "gguf", "dtype": " ".join(kinds), "licence": licence}
@@ -63,7 +66,7 @@ class GgufSource(Source):
     def shapes(self) -> dict[str, Shape]:
         return {name: _shape(tensor) for name, tensor in self._tensors.items()}
 
-    def tensor(self, name: str) -> Tensor:
+    def read(self, name: str) -> Tensor:
         tensor = self._tensors[name]
         result = torch.empty(_shape(tensor))
         for begin in range(0, len(tensor.data), PIECE_ROWS):
@@ -93,7 +96,7 @@ class GgufSource(Source):
             return a if self._factors is None else self._scaled(a)
         except KeyError as error:
             raise CheckpointError(f"{self.path} does not say {error.args[0]}") from None
-        except (TypeError, ValueError, ShapeError) as error:
+        except (TypeError, ValueError, ArithmeticError, ShapeError) as error:
             raise CheckpointError(f"{self.path} cannot be read: {error}") from None
 
     def _shape_of(self, scaling: RopeScaling | None = None) -> LlamaArchitecture:
@@ -106,15 +109,20 @@ class GgufSource(Source):
                 f"rotary scaling {says('rope.scaling.type')!r} is not supported; there are none and llama3"
             )
         width, heads = says("embedding_length"), says("attention.head_count")
-        embedding = self._tensors.get("embedding.weight")
+        head_dim = says("attention.key_length", width // heads)
+        if (turned := says("rope.dimension_count", head_dim)) != head_dim:
+            raise CheckpointError(
+                f"{turned} of a head's {head_dim} numbers are rotated; only models that rotate all are read"
+            )
+        context, embedding = says("context_length"), self._tensors.get("embedding.weight")
         return LlamaArchitecture(
             layers=(says("block_count"),),
             width=width,
             heads=heads,
             kv_heads=says("attention.head_count_kv", heads),
-            head_dim=says("attention.key_length", width // heads),
+            head_dim=head_dim,
             mlp_width=says("feed_forward_length"),
-            positions=says("context_length"),
+            positions=min(context, says("attention.sliding_window", 0) or context),
             vocabulary=says("vocab_size", len(self._fields["tokenizer.ggml.tokens"]))
             if embedding is None
             else _shape(embedding)[0],
@@ -157,11 +165,3 @@ def our_name(name: str) -> str:
 
 def _shape(tensor: Any) -> Shape:  # noqa: ANN401
     return tuple(int(size) for size in reversed(tensor.shape))
-
-
-def _package() -> Any:  # noqa: ANN401
-    try:
-        import gguf
-    except ImportError:
-        raise InputError("a .gguf file is read with the package gguf: pip install 'onesweep[pretrained]'") from None
-    return gguf

@@ -19,21 +19,24 @@ from stages.pretrained.gguf_vocabulary import (
     read_vocabulary,
 )
 from stages.pretrained.licences import licence_texts
-from stages.pretrained.source import Speech
+from stages.pretrained.source import Speech, end_tokens, read_text
 
 STEPS = {"gpt2": byte_level, SENTENCEPIECE: sentencepiece}
 """By `tokenizer.ggml.model`."""
 
 
-def gguf_speech(path: Path, fields: Mapping[str, Any]) -> Speech:
-    """Raises CheckpointError for a tokenizer that cannot be told from the file; one beside it comes first."""
+def gguf_speech(path: Path, fields: Mapping[str, Any], size: int) -> Speech:
+    """One beside the file comes first. Raises CheckpointError for a tokenizer that cannot be told from either.
+
+    :param size: of the model's vocabulary.
+    """
     beside = path.parent / "tokenizer.json"
     vocabulary = read_vocabulary(fields)
     specials = {"bos_token": vocabulary.text(vocabulary.bos), "eos_token": vocabulary.text(vocabulary.eos)}
     return Speech(
-        beside.read_text(encoding="utf-8") if beside.is_file() else tokenizer_json(vocabulary),
+        read_text(beside) if beside.is_file() else tokenizer_json(vocabulary),
         str(fields.get("tokenizer.chat_template", "")),
-        {**specials, "end_tokens": vocabulary.ends},
+        {**specials, "end_tokens": end_tokens(vocabulary.ends, size)},
         licence_texts(path.parent),
     )
 

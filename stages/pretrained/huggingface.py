@@ -14,7 +14,7 @@ from torch import Tensor
 from stages.errors import CheckpointError
 from stages.pretrained.config import architecture_of
 from stages.pretrained.licences import licence_texts
-from stages.pretrained.source import Shape, Source, Speech
+from stages.pretrained.source import Shape, Source, Speech, end_tokens, read_text
 
 MAX_JSON_BYTES = 64 << 20
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -46,7 +46,7 @@ class HuggingFaceSource(Source):
         config = read_json(folder / "config.json")
         self.architecture = architecture_of(config)
         self._files = self._find()
-        self.speech = _speech(folder, config)
+        self.speech = _speech(folder, config, self.architecture.vocabulary)
         self.about = {"source": folder.resolve().name, "format": "safetensors", "dtype": _dtype(config)}
 
     def shapes(self) -> dict[str, Shape]:
@@ -54,10 +54,12 @@ class HuggingFaceSource(Source):
         for file in sorted(set(self._files.values())):
             with self._open(file) as tensors:
                 names = [name for name in tensors.keys() if not _UNUSED.search(name)]  # noqa: SIM118
+                if unlisted := [name for name in names if our_name(name) not in self._files]:
+                    raise CheckpointError(f"{self.folder / INDEX} does not list {unlisted[0]}, which is in {file}")
                 found |= {our_name(name): tuple(tensors.get_slice(name).get_shape()) for name in names}
         return found
 
-    def tensor(self, name: str) -> Tensor:
+    def read(self, name: str) -> Tensor:
         file, theirs = self._files[name], self._names[name]
         with self._open(file) as tensors:
             try:
@@ -120,19 +122,19 @@ def read_json(path: Path) -> dict[str, Any]:
     return record
 
 
-def _speech(folder: Path, config: dict[str, Any]) -> Speech:
+def _speech(folder: Path, config: dict[str, Any], vocabulary: int) -> Speech:
     read_json(folder / "tokenizer.json")  # says what is wrong with it, if anything
     settings = read_json(path) if (path := folder / "tokenizer_config.json").is_file() else {}
     generation = read_json(path) if (path := folder / "generation_config.json").is_file() else {}
     ends = generation.get("eos_token_id", config.get("eos_token_id"))
     template = folder / "chat_template.jinja"
     return Speech(
-        (folder / "tokenizer.json").read_text(encoding="utf-8"),
-        template.read_text(encoding="utf-8") if template.is_file() else _template(settings.get("chat_template")),
+        read_text(folder / "tokenizer.json"),
+        read_text(template) if template.is_file() else _template(settings.get("chat_template")),
         {
             "bos_token": _content(settings.get("bos_token")),
             "eos_token": _content(settings.get("eos_token")),
-            "end_tokens": [end for end in (ends if isinstance(ends, list) else [ends]) if type(end) is int],
+            "end_tokens": end_tokens(ends if isinstance(ends, list) else [ends], vocabulary),
         },
         licence_texts(folder),
     )
@@ -141,7 +143,8 @@ def _speech(folder: Path, config: dict[str, Any]) -> Speech:
 def _template(setting: object) -> str:
     """Of several templates, the one called default."""
     if isinstance(setting, list):
-        setting = {each.get("name"): each.get("template") for each in setting if isinstance(each, dict)}.get("default")
+        named = [each for each in setting if isinstance(each, dict) and each.get("name") == "default"]
+        setting = named[0].get("template") if named else None
     return setting if isinstance(setting, str) else ""
 
 

@@ -70,7 +70,7 @@ def import_model(settings: ImportSettings) -> Imported:
     source = open_source(settings.source)
     source.check()
     architecture = _cut(source.architecture, settings)
-    tokens = probe_tokens(source.speech.tokenizer, architecture, PROBE_TEXT)
+    tokens = probe_tokens(source.speech.tokenizer, source.architecture, PROBE_TEXT)  # a short context tells too little
     require_memory(_needed(architecture), f"importing {settings.source}")
     nats = check_loss(source, tokens, settings.is_untrained)
     with new_directory(settings.out) as directory:
@@ -126,7 +126,7 @@ def _write_files(directory: Path, speech: Speech) -> dict[str, str]:
     """What belongs to the model beside its weights; returns the digests."""
     contents = {TOKENIZER_NAME: speech.tokenizer.encode(), **speech.licences}
     if speech.chat_template:
-        contents[CHAT_TEMPLATE_NAME] = speech.chat_template.encode()
+        contents[CHAT_TEMPLATE_NAME] = speech.chat_template.encode(errors="replace")
     if speech.special_tokens:
         contents[SPECIAL_TOKENS_NAME] = (json.dumps(speech.special_tokens, indent=2) + "\n").encode()
     for name, content in contents.items():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +17,7 @@ from stages.llama.architecture import LlamaArchitecture
 SUPPORTED = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 """By the names of Hugging Face; in GGUF they are called `llama` (the first two) and `qwen2`."""
 
+MAX_ENDS = 64
 EMBEDDING, NORM, HEAD = "embedding.weight", "norm.weight", "head.weight"
 Shape = tuple[int, ...]
 
@@ -49,8 +52,16 @@ class Source(ABC):
         """Of every tensor that there is; one of no known name has the format's own."""
 
     @abstractmethod
+    def read(self, name: str) -> Tensor:
+        """One tensor as it is in the files, float32. Raises CheckpointError."""
+
     def tensor(self, name: str) -> Tensor:
-        """One tensor, read now, float32. Raises CheckpointError."""
+        """One tensor, read now, float32. Raises CheckpointError, also where it holds what is no finite number: rows
+        that the probe text does not use would go unseen."""
+        found = self.read(name)
+        if not all(math.isfinite(end) for end in found.aminmax()):
+            raise CheckpointError(f"tensor {name} holds NaN or infinite numbers: the weights are damaged")
+        return found
 
     def check(self) -> None:
         """Raises CheckpointError where the tensors are not those that the configuration promises."""
@@ -89,6 +100,27 @@ def expected_shapes(architecture: LlamaArchitecture) -> dict[str, Shape]:
     if not a.tied_head:
         shapes[HEAD] = (a.vocabulary, a.width)
     return shapes
+
+
+def end_tokens(numbers: Iterable[object], vocabulary: int) -> list[int]:
+    """Of those that a text is said to end with, the ones that the model can write: files have other numbers for none.
+
+    Raises CheckpointError for more than MAX_ENDS.
+    """
+    ends = sorted({end for end in numbers if type(end) is int and 0 <= end < vocabulary})
+    if len(ends) > MAX_ENDS:
+        raise CheckpointError(f"{len(ends)} tokens are said to end a text; at most {MAX_ENDS} are read")
+    return ends
+
+
+def read_text(path: Path) -> str:
+    """Raises CheckpointError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged ({error}); fetch it again") from None
 
 
 def _hint(name: str) -> str:

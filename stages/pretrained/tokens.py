@@ -38,6 +38,9 @@ def open_tokenizer(tokenizer: str) -> Any:  # noqa: ANN401
     except ImportError:
         raise InputError("tokenizing needs the package tokenizers: pip install 'onesweep[pretrained]'") from None
     try:
-        return Tokenizer.from_str(tokenizer)
+        made = Tokenizer.from_str(tokenizer)
     except Exception as error:  # the package raises nothing more particular
         raise CheckpointError(f"tokenizer.json cannot be read ({error})") from None
+    made.no_truncation()  # some were stored as they were set for a training
+    made.no_padding()
+    return made

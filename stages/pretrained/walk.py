@@ -6,6 +6,7 @@ A layer is read, run for every reading, and let go: memory holds one layer, howe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -22,7 +23,7 @@ from stages.pretrained.variant import Tensors, Variant
 def losses(source: Source, tokens: Sequence[int], variants: Sequence[Variant]) -> list[float]:
     """Cross-entropy (nats a token) of the probe's tokens in each reading."""
     known = torch.tensor(tokens)
-    rotary = lru_cache(None)(lambda a: llama_rotary(a)[:, : len(tokens)])
+    rotary = lru_cache(None)(lambda a: llama_rotary(replace(a, positions=len(tokens))))
     hidden = [source.tensor(EMBEDDING)[known][None]] * len(variants)
     for i in range(sum(source.architecture.layers)):
         tensors = layer_tensors(source, i)

@@ -137,12 +137,31 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: str | None,
         ("{{ messages.append(1) }}", "does what it may not"),
         ("{% for i in range(100000) %}{{ 'x' * 1000 }}{% endfor %}", "take more than"),
         ("{{ 1 // 0 }}", "fails with these messages"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "does not end"),
         ("{{ raise_exception('roles must alternate') }}", "does not take these messages: roles must alternate"),
     ],
 )
 def test_a_template_can_do_no_harm(source: str, sentence: str) -> None:
     with pytest.raises(Refusal, match=sentence):
         ChatTemplate(source, "", "").render([Message("user", "hello")])
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}!{% endfor %}", "a <b> & 'é'!"),
+        ("{{ messages | tojson }}", """[{"role": "user", "content": "a <b> & 'é'"}]"""),
+        ("{% if tools is not none or documents is not none %}tools{% endif %}", ""),
+    ],
+)
+def test_a_template_is_given_what_transformers_gives_it(source: str, text: str) -> None:
+    assert ChatTemplate(source, "", "").render([Message("user", "a <b> & 'é'")]) == text
+
+
+def test_a_developer_is_the_system_that_templates_know() -> None:
+    source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    told = ChatTemplate(source, "", "").render([Message("developer", "Be brief."), Message("user", "hello")])
+    assert told == "system: Be brief.\nuser: hello\n"
 
 
 def test_a_template_that_is_none_is_refused_at_once() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -107,3 +108,12 @@ def test_transformers_is_missing(
     assert capsys.readouterr().err == (
         "onesweep: bench parity needs the package transformers: pip install 'onesweep[quality]'\n"
     )
+
+
+def test_transformers_that_cannot_be_imported(
+    imported: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loadtest.parity.reference.find_spec", lambda name: name)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert parity(*imported) == 2
+    assert "onesweep: the package transformers does not work here: " in capsys.readouterr().err

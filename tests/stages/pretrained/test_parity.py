@@ -59,18 +59,38 @@ def logits_of(directory: Path, manifest: Manifest, tokens: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_supported_shape(transformers: Any, imported: Callable[..., Imported], tmp_path: Path, name: str) -> None:
     family, changes = SHAPES[name]
+    assert difference(transformers, imported, tmp_path, family, changes, 80) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["grouped queries", "llama 3 scaling"])
+def test_far_positions(transformers: Any, imported: Callable[..., Imported], tmp_path: Path, name: str) -> None:
+    """Where what is rounded in an angle has grown with the position."""
+    family, changes = SHAPES[name]
+    changes = {**changes, "max_position_embeddings": 8192, "hidden_size": 64}
+    assert difference(transformers, imported, tmp_path, family, changes, 4000) < TOLERANCE
+
+
+def difference(
+    transformers: Any,
+    imported: Callable[..., Imported],
+    directory: Path,
+    family: str,
+    changes: dict[str, Any],
+    positions: int,
+) -> float:
+    """The largest of a logit, of a model with random weights that was imported into `directory`/out."""
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**{**SIZES, **changes})
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     for parameter in model.parameters():  # biases and norms too, which begin as zeros and ones
         parameter.data.add_(0.1 * torch.randn(parameter.shape))
-    model.save_pretrained(tmp_path / "model")
-    (tmp_path / "model" / "tokenizer.json").write_text(tiny_tokenizer(300))
-    manifest = imported(tmp_path / "model", blocks=3, is_untrained=True).manifest
-    tokens = torch.randint(300, (80,))
+    model.save_pretrained(directory / "model")
+    (directory / "model" / "tokenizer.json").write_text(tiny_tokenizer(300))
+    manifest = imported(directory / "model", blocks=3, is_untrained=True).manifest
+    tokens = torch.randint(300, (positions,))
     with torch.inference_mode():
         expected = model(tokens[None]).logits[0]
-    assert float((logits_of(tmp_path / "out", manifest, tokens) - expected).abs().max()) < TOLERANCE
+    return float((logits_of(directory / "out", manifest, tokens) - expected).abs().max())
 
 
 @pytest.mark.slow
