@@ -105,8 +105,8 @@ def parse_choice(text: str, modes: Sequence[str]) -> ModeChoice:
             known = [f"one codec ({', '.join(codecs)})"] if codecs else []
             known += [f"one drafter ({', '.join(drafters)})"] if drafters else []
             known += [f"one scorer ({', '.join(SCORERS)})"] if mode in SCORED else []
-            known += ["how much a sweep writes, C (1 or more)"] if mode in CHUNKED else []
-            known += ["and of how many candidates, CxM or xM"] if mode in CANDIDATES else []
+            of_what = ", or that and of how many candidates (CxM, xM)" if mode in CANDIDATES else ""
+            known += [f"how much a sweep writes (1 or more){of_what}"] if mode in CHUNKED else []
             settings = ", joined by +, ".join(known) or "nothing"
             raise InputError(f"--modes {text!r}: {setting!r} is not a setting; after the colon comes {settings}")
     return ModeChoice(mode, codec, drafter, scorer, *(sizes or ()))

@@ -83,7 +83,7 @@ def test_a_mode_and_its_settings(text: str, choice: ModeChoice) -> None:
         ("chunked:4x8", "'4x8' is not a setting; after the colon comes one codec"),
         ("resample:x0", "'x0' is not a setting"),
         ("resample:12x64x2", "'12x64x2' is not a setting"),
-        ("resample:12x9999999", "C (1 or more), joined by +, and of how many candidates, CxM or xM"),
+        ("resample:12x9999999", "how much a sweep writes (1 or more), or that and of how many candidates (CxM, xM)"),
         ("local:int8", "'int8' is not a setting; after the colon comes nothing"),
         ("ar,sweep,ar", "--modes names 'ar' twice"),
     ],
