@@ -1,9 +1,9 @@
 BIN := .venv/bin
 OUT := .
-PACKAGES := stages serving trainer loadtest
+PACKAGES := onesweep stages serving trainer loadtest
 PROTOS := proto/stages/v1/stage.proto proto/serving/v1/router.proto proto/trainer/v1/training.proto proto/trainer/v1/rounds.proto
 
-.PHONY: help demo test lint bench wan proto clean
+.PHONY: help demo check test lint house bench wan proto clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -15,13 +15,19 @@ help: ## list the targets
 demo: .venv/.ready ## a small model on three local hosts, one sweep against the AR pipeline
 	$(BIN)/onesweep demo
 
+check: lint ## before a commit: style, types, and every test that takes less than a second
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not slow"
+
 test: .venv/.ready ## all tests, in two processes
-	$(BIN)/python -m pytest -q -rs -n 2 --dist worksteal
+	$(BIN)/python -m pytest -q -rs -n 2 --dist loadgroup --durations 40
 
 lint: .venv/.ready ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(PACKAGES:%=-p %)
+
+house: .venv/.ready ## counts of the source tree beside their limits, and the rules that it breaks
+	$(BIN)/python .ci/house.py
 
 bench: .venv/.ready ## what a sweep costs on top of the model
 	$(BIN)/onesweep bench overhead

@@ -1,1 +1,1 @@
-"""What measures: the emulated WAN, locust users, benchmarks and reports."""
+"""Measurements: the emulated WAN, locust users, benchmarks and reports."""

@@ -1,1 +1,1 @@
-"""What users talk to: topology, router, generation modes, client, command line."""
+"""The side that users talk to: topology, router, generation modes, client, command line."""

@@ -22,33 +22,41 @@ import torch
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
+from hypothesis import settings
 from torch import nn
 
-from serving.certs import Authority
-from serving.client import Client, RouterError
-from serving.ports import free_port_block
-from serving.ring import RingSettings
-from serving.router import RouterSettings, run_router
-from serving.topology import HostEntry, Topology, local_topology
-from stages.ar import ArModel
-from stages.architecture import Architecture
-from stages.block import Block
-from stages.checkpoint import save_ar, save_block, write_manifest
-from stages.codes import Codes
-from stages.host import HostSettings
-from stages.identity import CLIENT, Identity
-from stages.manifest import Manifest
-from stages.partition import NoisePartition
-from stages.probe import PROBE_TEXT
-from stages.registry.settings import RegistrySettings, parse_url
-from stages.security import Tls
-from stages.server import StageServer, StageSettings
+from serving.cli.ports import free_port_block
+from serving.client.client import Client, RouterError
+from serving.router.ring import RingSettings
+from serving.router.server import RouterSettings, run_router
+from serving.router.topology import HostEntry, Topology, local_topology
+from stages.checkpoint.checkpoint import save_ar, save_block, write_manifest
+from stages.checkpoint.gate import PROBE_TEXT
+from stages.checkpoint.manifest import Manifest
+from stages.host.host import HostSettings
+from stages.host.server import StageServer, StageSettings
+from stages.model.architecture import Architecture
+from stages.model.block import Block, Codes
+from stages.model.partition import NoisePartition
+from stages.model.pipeline import ArModel
+from stages.wire.auth import CLIENT, Identity
+from stages.wire.certificates import Authority
+from stages.wire.registry import RegistrySettings, parse_url
+from stages.wire.tls import Tls
+from tests import forking
 
 TINY = {"parts": 3, "layers": 1, "width": 32, "heads": 2, "context_bytes": 512, "code_dim": 32, "condition_dim": 16}
+INITIAL_SEED = 67280421310721  # torch's own default
 READY_S = 60.0
 POLL_S = 0.02
 KEEP_WARM_S = 0.5
 """Of servers in this process: idle ones with the usual pause take twice as much time from the tests."""
+
+forking.install()
+
+# A deadline measures the machine's load, not the code. With CI set, hypothesis draws the same examples in every run.
+settings.register_profile("onesweep", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("onesweep")
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # of the many processes that tests start, one compiles our modules
 
@@ -63,21 +71,24 @@ def shake(module: nn.Module, seed: int) -> nn.Module:
 
 
 def write_bundle(directory: Path, seed: int, scorer: bool = False, **changes: Any) -> Path:
-    a = Architecture(**{**TINY, **changes})
-    codes, empty = Codes(0, a.code_dim), (None,) * a.parts
-    partition = NoisePartition("uniform", (8.0, 1.5, 0.6, 0.2))
-    write_manifest(directory / "chain", Manifest("chain", a, empty, codes, partition, PROBE_TEXT))
-    features = None
-    for index in range(a.parts):
-        block = shake(Block(a, index, codes), seed + index)
-        out = save_block(directory / "chain", block, None if block.reads_bytes else features)
-        features = out.clone()
-    models = [("ar", a.parts, 10), ("local", 1, 10)] + [("scorer", a.parts, 20)] * scorer
-    for name, parts, apart in models:
-        model = shake(ArModel(Architecture(**{**TINY, "parts": parts})), seed + apart)
-        write_manifest(directory / name, Manifest("ar", model.architecture, (None,) * parts, probe_text=PROBE_TEXT))
-        save_ar(directory / name, model)
-    return directory
+    # Modules draw their first weights from torch's own generator: without a seed they would depend on the tests before.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(INITIAL_SEED)
+        a = Architecture(**{**TINY, **changes})
+        codes, empty = Codes(0, a.code_dim), (None,) * a.parts
+        partition = NoisePartition("uniform", (8.0, 1.5, 0.6, 0.2))
+        write_manifest(directory / "chain", Manifest("chain", a, empty, codes, partition, PROBE_TEXT))
+        features = None
+        for index in range(a.parts):
+            block = shake(Block(a, index, codes), seed + index)
+            out = save_block(directory / "chain", block, None if block.reads_bytes else features)
+            features = out.clone()
+        models = [("ar", a.parts, 10), ("local", 1, 10)] + [("scorer", a.parts, 20)] * scorer
+        for name, parts, apart in models:
+            model = shake(ArModel(Architecture(**{**TINY, "parts": parts})), seed + apart)
+            write_manifest(directory / name, Manifest("ar", model.architecture, (None,) * parts, probe_text=PROBE_TEXT))
+            save_ar(directory / name, model)
+        return directory
 
 
 @pytest.fixture(scope="session")
@@ -294,11 +305,11 @@ class Etcd:
     def answers(self) -> bool:
         assert self.process is not None
         assert self.process.poll() is None, (self.directory / "log").read_text()
-        from stages.registry.gateway import Gateway, RegistryDown
+        from stages.wire.etcd import EtcdClient, RegistryDown
 
         endpoints, prefix = parse_url(self.url)
         try:
-            Gateway(RegistrySettings(endpoints, prefix, **self.tls)).snapshot()
+            EtcdClient(RegistrySettings(endpoints, prefix, **self.tls)).snapshot()
         except RegistryDown:
             return False
         return True

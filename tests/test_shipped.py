@@ -5,14 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.bundle import find_bundle
-from stages.checkpoint import load_ar, load_chain
-from stages.inspect import verify
-from stages.manifest import read_manifest
-from trainer.data import load_corpus
-from trainer.diagnostics import chain_diagnostics
-from trainer.evaluation import bits
-from trainer.objectives import next_byte_loss
+from stages.checkpoint.bundle import find_bundle
+from stages.checkpoint.checkpoint import load_ar, load_chain
+from stages.checkpoint.inspect import verify
+from stages.checkpoint.manifest import read_manifest
+from trainer.blocks.data import load_corpus
+from trainer.blocks.diagnostics import bits, chain_diagnostics
+from trainer.blocks.losses import next_byte_loss
 
 UNSEEN = (
     "When the rain had stopped, they walked down to the river, and the younger of the two sisters told a story that "

@@ -1,1 +1,1 @@
-"""What makes blocks: data, objectives, local training, evaluation."""
+"""Training: blocks on one machine, rounds of workers over a network, plans, distilled drafters."""

@@ -1,4 +1,4 @@
-"""The trainer's commands: `train`, `evaluate`, `init`, and those of rounds over the network."""
+"""The trainer's commands: `train`, `evaluate`, `init`, `distill`; those of rounds and plans are registered here."""
 
 from __future__ import annotations
 
@@ -7,35 +7,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.command_options import (
+from stages.settings import add_flags, from_flags
+from trainer.distill.settings import DistillSettings
+from trainer.grafting.commands import add_graft_options, run_graft
+from trainer.options import (
     add_config_options,
     add_data_options,
+    add_threads_option,
     config_of,
     corpus_of,
-    decimals,
     given,
     numbers,
     positive,
     print_json,
-    words,
+    set_threads,
 )
-from trainer.distill.commands import register_distill
-from trainer.grafting.commands import add_graft_options, run_graft
 from trainer.planning.commands import register_plan
-from trainer.rounds.commands import register_rounds
-from trainer.rounds.train_commands import (
-    add_audit_options,
-    add_experiment_options,
-    add_rounds_options,
-    run_audit,
-    run_experiment,
-    run_rounds,
-)
+from trainer.rounds.commands import add_audit_options, add_rounds_options, register_rounds, run_audit, run_train_rounds
 
 if TYPE_CHECKING:
-    from trainer.config import TrainingConfig
+    from trainer.blocks.config import TrainingConfig
 
-# What needs torch is imported when a command runs: `onesweep --help` should not wait for it.
+# Modules that need torch are imported when a command runs: `onesweep --help` should not wait for it.
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -43,49 +36,29 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     train = subparsers.add_parser("train", help="train blocks or an AR model, watch a training, measure its memory")
     kinds = train.add_subparsers(title="what", metavar="WHAT", required=True)
     _add(kinds, "blocks", run_blocks, _blocks_options, "train the blocks of a chain, one at a time")
-    _add(
-        kinds, "ar", run_ar, _ar_options, "train an autoregressive model end to end, on the same data, steps and batch"
-    )
+    summary = "train an autoregressive model end to end, on the same data, steps and batch"
+    _add(kinds, "ar", run_ar, _ar_options, summary)
     _add(kinds, "scorer", run_scorer, _scorer_options, "train a pipeline stage by stage, each through frozen copies")
     _add(kinds, "graft", run_graft, add_graft_options, "make a block of a chain from a stage of a pretrained model")
-    _add(kinds, "arms", run_arms, _arms_options, "compare ways of training a pipeline, over several seeds")
-    _add(kinds, "ideas", run_ideas, _ideas_options, "a local model with deep features or a plan, against it alone")
-    _add(
-        kinds,
-        "rounds",
-        run_rounds,
-        add_rounds_options,
-        "rounds of workers on this machine, virtual or real, compared in a table",
-    )
-    _add(
-        kinds,
-        "experiment",
-        run_experiment,
-        add_experiment_options,
-        "answer one question on rounds with a small model, over several seeds",
-    )
-    _add(
-        kinds,
-        "audit",
-        run_audit,
-        add_audit_options,
-        "prove from their log that rounds lost no update and merged none twice",
-    )
+    summary = "rounds of workers on this machine, virtual or real, compared in a table"
+    _add(kinds, "rounds", run_train_rounds, add_rounds_options, summary)
+    summary = "prove from their log that rounds lost no update and merged none twice"
+    _add(kinds, "audit", run_audit, add_audit_options, summary)
     _add(kinds, "memory", run_memory, _memory_options, "measure what one block's training holds against the whole")
     _add(kinds, "watch", run_watch, _watch_options, "follow a training that was started with --listen")
     _add(subparsers, "evaluate", run_evaluate, _evaluate_options, "bits per byte of checkpoints on held-out text")
     _add(subparsers, "init", run_init, _init_options, "a checkpoint with random weights, for capacity tests")
     register_rounds(subparsers)
     register_plan(subparsers)
-    register_distill(subparsers)
+    _add(subparsers, "distill", run_distill, _distill_options, "make a small drafter from an AR pipeline's own outputs")
 
 
 def run_blocks(options: argparse.Namespace) -> int:
     """Train a chain's blocks."""
     from stages.errors import InputError
-    from trainer.local import train_blocks, train_blocks_ahead
-    from trainer.progress import Progress
-    from trainer.service import listening
+    from trainer.blocks.progress import Progress
+    from trainer.blocks.service import listening
+    from trainer.blocks.train import train_blocks, train_blocks_ahead
 
     if options.lookahead and options.block is not None:
         raise InputError("with --lookahead all blocks are trained side by side: leave out --block")
@@ -105,9 +78,9 @@ def run_blocks(options: argparse.Namespace) -> int:
 
 def run_ar(options: argparse.Namespace) -> int:
     """Train an AR model."""
-    from trainer.local import train_ar
-    from trainer.progress import Progress
-    from trainer.service import listening
+    from trainer.blocks.progress import Progress
+    from trainer.blocks.service import listening
+    from trainer.blocks.train import train_ar
 
     progress, config = Progress(), config_of(options)
     stages = config.architecture.parts if options.stages is None else options.stages
@@ -122,9 +95,9 @@ def run_ar(options: argparse.Namespace) -> int:
 
 def run_scorer(options: argparse.Namespace) -> int:
     """Train a pipeline whose workers hold one stage each."""
-    from trainer.local import train_scorer
-    from trainer.progress import Progress
-    from trainer.service import listening
+    from trainer.blocks.progress import Progress
+    from trainer.blocks.service import listening
+    from trainer.blocks.train import train_scorer
 
     lookahead = given({name: getattr(options, name) for name in ("refresh_every", "copies", "features")})
     progress, config = Progress(), config_of(options, lookahead=lookahead)
@@ -135,38 +108,9 @@ def run_scorer(options: argparse.Namespace) -> int:
     return 0
 
 
-def run_arms(options: argparse.Namespace) -> int:
-    """Train every arm for every seed; what is done already is only measured."""
-    from trainer.arms import arms_named, table, train_arm
-
-    arms, config = arms_named(options.arms), config_of(options)
-    corpus = corpus_of(options)
-    results = [train_arm(arm, options.seeds, config, corpus, options.out) for arm in arms]
-    if options.json:
-        print_json({"arms": [result.to_record() for result in results]})
-    else:
-        print("\n".join(table(results)))
-    return 0
-
-
-def run_ideas(options: argparse.Namespace) -> int:
-    """Train a local model with an idea and without it, for each seed; what is done already is only measured."""
-    from trainer.ideas.report import table
-    from trainer.ideas.trial import Trial, run_trial
-
-    names = ("idea", "checkpoint", "from_local", "features", "lags", "sigmas", "chunk", "rolled", "prompts")
-    trial = Trial(**{name: getattr(options, name) for name in (*names, "prompt_bytes", "written_bytes")})
-    report = run_trial(trial, options.seeds, config_of(options), corpus_of(options), options.out)
-    if options.json:
-        print_json(report.to_record())
-    else:
-        print("\n".join(table(report)))
-    return 0
-
-
 def run_memory(options: argparse.Namespace) -> int:
     """Measure one training step's memory three ways."""
-    from trainer.memory import measure_training
+    from trainer.blocks.memory import measure_training
 
     sizes = {name: getattr(options, name) for name in ("parts", "layers", "width", "heads", "context_bytes", "context")}
     config = config_of(options, sequences=options.sequences, architecture=given(sizes))
@@ -209,23 +153,22 @@ def run_watch(options: argparse.Namespace) -> int:
     """Print a training's progress until it ends; 1 if it failed, 130 if it was stopped."""
     import asyncio
 
-    from trainer.progress import State
-    from trainer.watch import describe, follow
+    from trainer.blocks.progress import TrainingState
+    from trainer.blocks.service import describe, follow
 
-    async def watch() -> State:
-        state = State.STARTING
+    async def watch() -> TrainingState:
+        state = TrainingState.STARTING
         async for moment in follow(options.address, options.interval):
             print(describe(moment), flush=True)
             state = moment.state
         return state
 
-    return {State.FAILED: 1, State.STOPPED: 130}.get(asyncio.run(watch()), 0)
+    return {TrainingState.FAILED: 1, TrainingState.STOPPED: 130}.get(asyncio.run(watch()), 0)
 
 
 def run_evaluate(options: argparse.Namespace) -> int:
     """Score checkpoints on validation text."""
-    from trainer.divergence import bundle_divergences
-    from trainer.scores import Scorer, checkpoints
+    from trainer.blocks.evaluate import Scorer, bundle_divergences, checkpoints
 
     corpus = corpus_of(options)
     scorer = Scorer(corpus, options.windows, options.min_context, options.steps)
@@ -261,8 +204,8 @@ def run_evaluate(options: argparse.Namespace) -> int:
 
 def run_init(options: argparse.Namespace) -> int:
     """Write a checkpoint with random weights."""
-    from stages.architecture import Architecture
-    from trainer.untrained import create_untrained
+    from stages.model.architecture import Architecture
+    from trainer.blocks.checkpoint_dir import create_untrained
 
     names = ("parts", "layers", "width", "heads", "context_bytes", "context")
     architecture = Architecture(**given({name: getattr(options, name) for name in names}))
@@ -272,6 +215,22 @@ def run_init(options: argparse.Namespace) -> int:
         print(f"{part.file}  {part.bytes:,} bytes")
     total = sum(part.bytes for part in manifest.parts if part is not None)
     print(f"{options.directory}: {len(manifest.parts)} parts, {total:,} bytes, random weights")
+    return 0
+
+
+def run_distill(options: argparse.Namespace) -> int:
+    """Distil a drafter, or continue a distillation."""
+    from trainer.distill.distill import distill
+
+    set_threads(options.threads)
+    settings = from_flags(DistillSettings, options)
+    manifest = distill(settings, lambda line: print(line, flush=True))
+    found = manifest.metrics["distilled"]
+    print(
+        f"{settings.folder}: {found['symbols']} symbols in {found['minutes']} minutes; on text of the model's own "
+        f"KL {found['written_kl_bits']:.3f} bits, TV {found['written_total_variation']:.3f}; "
+        f"{found['draft_ms']} ms a guess"
+    )
     return 0
 
 
@@ -290,56 +249,30 @@ def _add(
 def _blocks_options(parser: argparse.ArgumentParser) -> None:
     _training_options(parser)
     parser.add_argument("--out", type=Path, default=Path("runs/chain"), help="the checkpoint (default: %(default)s)")
-    parser.add_argument("--block", type=int, metavar="N", help="only this one (default: all that are not done yet)")
-    parser.add_argument("--context", choices=("own", "chained"), help="what a block reads: bytes, or features")
+    parser.add_argument("--block", type=int, metavar="N", help="only this block (default: all that are not done yet)")
+    parser.add_argument("--context", choices=("own", "chained"), help="blocks read bytes (own) or features (chained)")
     parser.add_argument(
-        "--lookahead", action="store_true", help="side by side, each learning from the last head (chained only)"
+        "--lookahead", action="store_true", help="train all side by side, each from the last head (chained only)"
     )
 
 
 def _ar_options(parser: argparse.ArgumentParser) -> None:
     _training_options(parser)
     parser.add_argument("--out", type=Path, help="the checkpoint (default: runs/ar; runs/local for one stage)")
-    parser.add_argument("--layers", type=int, help="layers in all (default: as many as the chain has)")
-    parser.add_argument("--stages", type=int, help="cut into so many parts (default: as many as the chain has blocks)")
+    parser.add_argument("--layers", type=int, help="layers of the model (default: as many as the chain has)")
+    parser.add_argument("--stages", type=int, help="stages to cut it into (default: as many as the chain has blocks)")
 
 
 def _scorer_options(parser: argparse.ArgumentParser) -> None:
     _training_options(parser)
     parser.add_argument("--out", type=Path, default=Path("runs/scorer"), help="the checkpoint (default: %(default)s)")
-    parser.add_argument("--refresh-every", type=int, metavar="STEPS", help="between two exchanges of the stages")
-    parser.add_argument("--copies", choices=("fp32", "int8"), help="how the stages travel then")
-    parser.add_argument("--features", choices=("live", "copies"), help="what a stage reads of those before it")
-
-
-def _arms_options(parser: argparse.ArgumentParser) -> None:
-    add_config_options(parser)
-    add_data_options(parser)
-    parser.add_argument("--arms", type=words, default=["one-block", "end-to-end", "own-losses", "lookahead-10"])
-    parser.add_argument("--seeds", type=numbers, default=[0], metavar="N[,N]")
-    parser.add_argument("--steps", type=int, help="steps of each arm")
-    parser.add_argument("--out", type=Path, default=Path("runs/arms"), help="one folder an arm and seed")
-    parser.add_argument("--json", action="store_true", help="for programs")
-
-
-def _ideas_options(parser: argparse.ArgumentParser) -> None:
-    add_config_options(parser)
-    add_data_options(parser)
-    parser.add_argument("--idea", choices=("lagged", "planned"), required=True)
-    parser.add_argument("--checkpoint", type=Path, default=Path("weights"), help="the bundle of the frozen models")
-    parser.add_argument("--from-local", action="store_true", help="start from the bundle's local model")
-    parser.add_argument("--features", choices=("ar", "scorer", "local"), default="ar", help="lagged: whose")
-    parser.add_argument("--lags", type=numbers, default=(1, 8, 32), metavar="N[,N]", help="lagged: bytes")
-    parser.add_argument("--sigmas", type=decimals, default=(10.0, 3.0, 1.0, 0.5, 0.15), help="planned: ends of a plan")
-    parser.add_argument("--chunk", type=int, default=32, help="planned: bytes of a plan (default: %(default)s)")
-    parser.add_argument("--rolled", type=float, default=1.0, help="planned: denoise from so many times sigma_end")
-    parser.add_argument("--prompts", type=int, default=64, help="planned: texts to write (default: %(default)s)")
-    parser.add_argument("--prompt-bytes", type=int, default=64)
-    parser.add_argument("--written-bytes", type=int, default=128)
-    parser.add_argument("--seeds", type=numbers, default=[0], metavar="N[,N]")
-    parser.add_argument("--steps", type=int, help="steps of each arm")
-    parser.add_argument("--out", type=Path, default=Path("runs/ideas"), help="one folder an arm and seed")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--refresh-every", type=int, metavar="STEPS", help="steps between two exchanges of the stages")
+    parser.add_argument("--copies", choices=("fp32", "int8"), help="format of the exchanged stages")
+    parser.add_argument(
+        "--features",
+        choices=("live", "copies"),
+        help="of the live stages before, or of copies",
+    )
 
 
 def _memory_options(parser: argparse.ArgumentParser) -> None:
@@ -348,9 +281,12 @@ def _memory_options(parser: argparse.ArgumentParser) -> None:
     _size_options(parser)
     parser.add_argument("--sequences", type=int, help="windows in a batch")
     parser.add_argument(
-        "--workers", type=numbers, metavar="B[,B]", help="instead: real worker processes, the layers in B blocks"
+        "--workers",
+        type=numbers,
+        metavar="B[,B]",
+        help="instead: real worker processes, the layers in B blocks",
     )
-    parser.add_argument("--json", action="store_true", help="bytes, for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON, in bytes")
 
 
 def _watch_options(parser: argparse.ArgumentParser) -> None:
@@ -362,10 +298,16 @@ def _evaluate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoints", type=Path, nargs="+", metavar="CKPT", help="a checkpoint, or a bundle of them")
     add_data_options(parser)
     parser.add_argument("--windows", type=int, default=24, help="evenly spaced windows (default: %(default)s)")
-    parser.add_argument("--min-context", type=int, default=64, metavar="BYTES", help="read but not scored in each")
+    parser.add_argument(
+        "--min-context",
+        type=int,
+        default=64,
+        metavar="BYTES",
+        help="read but not scored in each",
+    )
     parser.add_argument("--steps", type=int, default=4, help="Euler steps in each block (default: %(default)s)")
     parser.add_argument("--temperature", type=positive, default=1.0, help="of drafter and scorers (default: 1)")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _init_options(parser: argparse.ArgumentParser) -> None:
@@ -379,8 +321,8 @@ def _training_options(parser: argparse.ArgumentParser) -> None:
     add_config_options(parser)
     add_data_options(parser)
     parser.add_argument("--steps", type=int, help="steps of each block, or of the AR model")
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("--listen", metavar="HOST:PORT", help="tell `train watch` how far it is (loopback only)")
+    parser.add_argument("--seed", type=int, help="seed of weights, batches and noise (default: 0)")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="report progress to `train watch` here (loopback only)")
 
 
 def _size_options(parser: argparse.ArgumentParser) -> None:
@@ -390,3 +332,8 @@ def _size_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--heads", type=int)
     parser.add_argument("--context-bytes", type=int, metavar="N")
     parser.add_argument("--context", choices=("own", "chained"))
+
+
+def _distill_options(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, DistillSettings)
+    add_threads_option(parser)

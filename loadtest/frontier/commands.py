@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,14 +11,14 @@ from stages.errors import InputError
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from loadtest.frontier.settings import FrontierSettings
+    from loadtest.frontier.run import FrontierSettings
     from loadtest.frontier.worth import Ranking
 
     Subparsers = _SubParsersAction[argparse.ArgumentParser]
 
 
 def register(subparsers: Subparsers) -> None:
-    from serving.shipped import SHIPPED
+    from serving.cli.deployment import SHIPPED
 
     frontier = subparsers.add_parser(
         "frontier",
@@ -48,22 +46,19 @@ def register(subparsers: Subparsers) -> None:
 
 
 def run_frontier_command(options: argparse.Namespace) -> int:
-    from loadtest.destination import write_json
-    from loadtest.frontier.page import frontier_page, record_picture
-    from loadtest.frontier.run import frontier_record, measure_frontier
-    from loadtest.frontier.settings import check_settings
-    from loadtest.frontier.table import auto_table, failures, points_table
-    from loadtest.meter import open_meter
-    from loadtest.page import write_page
-    from serving.deployment import ends_cleanly
+    from loadtest.frontier.report import auto_table, failures, frontier_page, points_table, record_picture
+    from loadtest.frontier.run import checked_plan, frontier_record, measure_frontier
+    from loadtest.report.record import write_json
+    from loadtest.report.table import open_meter
+    from serving.cli.deployment import ends_cleanly
+    from stages.settings import write_destination
 
     settings = _settings(options)
     _check_files(options)
-    command = shlex.join(["onesweep", *sys.argv[1:]])
     with ends_cleanly():
-        plan = check_settings(settings, _judge_now(options) if options.judge_on else None)
-        figures = measure_frontier(plan, options.write, command, lambda text: print(text, flush=True), open_meter)
-    record = frontier_record(plan, figures, command)
+        plan = checked_plan(settings, _judge_now(options) if options.judge_on else None)
+        figures = measure_frontier(plan, options.write, lambda text: print(text, flush=True), open_meter)
+    record = frontier_record(plan, figures)
     print("\n" + points_table(figures.points, plan.ranking.human_bits))
     if figures.auto:
         print("\nmode auto:\n\n" + auto_table(figures.auto))
@@ -71,16 +66,16 @@ def run_frontier_command(options: argparse.Namespace) -> int:
     if options.json:
         write_json(options.json, record)
     if options.svg:
-        write_page(options.svg, record_picture(record) + "\n")
+        write_destination(options.svg, record_picture(record) + "\n")
     if options.html:
-        write_page(options.html, frontier_page(record))
+        write_destination(options.html, frontier_page(record))
     return 0 if figures.points and not figures.problems else 1
 
 
 def _settings(options: argparse.Namespace) -> FrontierSettings:
     from loadtest.commands import numbers
-    from loadtest.frontier.settings import FrontierSettings
-    from loadtest.wan_bench.arms import parse_names
+    from loadtest.frontier.run import FrontierSettings
+    from loadtest.workload.arms import parse_names
 
     if options.quality and options.judge_on:
         raise InputError("--quality has what --judge-on would measure: leave one of them out")
@@ -100,10 +95,11 @@ def _settings(options: argparse.Namespace) -> FrontierSettings:
 
 
 def _judge_now(options: argparse.Namespace) -> Ranking:
-    """What each mode's text is worth, measured with the panel. Raises OnesweepError."""
+    """Measure the quality of each mode's text with the panel. Raises OnesweepError."""
     from loadtest.frontier.worth import ranking_of
-    from loadtest.meter import open_meter
-    from loadtest.quality.run import QualitySettings, run_quality
+    from loadtest.quality.run import run_quality
+    from loadtest.quality.settings import QualitySettings
+    from loadtest.report.table import open_meter
 
     settings = QualitySettings(
         options.judge_on,
@@ -118,8 +114,8 @@ def _judge_now(options: argparse.Namespace) -> Ranking:
 
 def _check_files(options: argparse.Namespace) -> None:
     """Raises InputError before anything is measured for a file that could not be written after it."""
-    from loadtest.destination import check_destination
-    from loadtest.wan_bench.pictures import check_plotting
+    from loadtest.report.chart import check_plotting
+    from stages.settings import check_destination
 
     for flag in ("json", "write", "svg", "html"):
         if path := getattr(options, flag):

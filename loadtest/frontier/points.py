@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
-from loadtest.frontier.measuring import Answer
-from loadtest.frontier.worth import Worth
-from loadtest.wan_bench.rows import percentile_95
+from loadtest.frontier.worth import Ranking, Worth
+from loadtest.latency.interleave import Sample
+from loadtest.latency.rows import percentile_95
+from serving.modes.frontier import Frontier, Option
+from stages.errors import OnesweepError
 
-KEPT = 1.1
-"""A budget is kept up to this share of it."""
+KEPT = 1.1  # a budget is kept up to this share of it
 _REST = re.compile(r"; after (\d+) of (\d+) bytes \d+ ms were left, so (\S+) wrote the rest")
 
 
@@ -32,18 +36,15 @@ class Point:
     requests: int
     failures: int
     error: str | None
-    seconds: float | None = None
-    """Median at the client."""
+    seconds: float | None = None  # median at the client
     seconds_p95: float | None = None
-    sweeps: float | None = None
-    """Mean; likewise those below."""
+    sweeps: float | None = None  # mean; likewise those below
     host_seconds: float | None = None
     router_seconds: float | None = None
     wire_bytes: float | None = None
+    # Bits a byte of held-out text under the model whose distribution this text has; None where none is defined.
     exact_bits: float | None = None
-    """Bits a byte of held-out text under the model whose distribution this text has; None where none is defined."""
-    pareto: bool = False
-    """Nothing quicker has text as good."""
+    pareto: bool = False  # nothing quicker has text as good
 
 
 @dataclass(frozen=True)
@@ -55,29 +56,24 @@ class AutoPoint:
     requests: int
     failures: int
     error: str | None
-    picked: dict[str, int]
-    """How often each setting began a text."""
-    hurried: int = 0
-    """Texts that another setting had to finish."""
+    picked: dict[str, int]  # how often each setting began a text
+    hurried: int = 0  # texts that another setting had to finish
     seconds: float | None = None
-    worst: float | None = None
-    """Largest latency over budget."""
+    worst: float | None = None  # largest latency over budget
     kept: bool | None = None
-    bits: float | None = None
-    """Of the settings that wrote, each by its share of the bytes."""
-    best_fixed: str | None = None
-    """The setting of best text whose 95th percentile fits the budget, and its bits."""
+    bits: float | None = None  # of the settings that wrote, each by its share of the bytes
+    best_fixed: str | None = None  # the setting of best text whose 95th percentile fits the budget, and its bits
     best_fixed_bits: float | None = None
 
     @property
     def as_good(self) -> bool | None:
-        """Whether no fixed setting that fits has better text; None where there is nothing to compare."""
+        """True where no fixed setting that fits has better text; None where there is nothing to compare."""
         if self.bits is None:
             return None
         return self.best_fixed_bits is None or self.bits <= self.best_fixed_bits + 1e-9
 
 
-def point_of(profile: str, worth: Worth, answers: Sequence[Answer], exact_bits: float | None = None) -> Point:
+def point_of(profile: str, worth: Worth, answers: Sequence[Sample], exact_bits: float | None = None) -> Point:
     good, failed = _split(answers)
     arm = worth.arm
     plain = Point(
@@ -123,7 +119,7 @@ def usual_budgets_ms(points: Sequence[Point]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(round(value * 1000) for value in [*between, *beyond]))
 
 
-def auto_point_of(profile: str, budget_ms: int, answers: Sequence[Answer], points: Sequence[Point]) -> AutoPoint:
+def auto_point_of(profile: str, budget_ms: int, answers: Sequence[Sample], points: Sequence[Point]) -> AutoPoint:
     """:param points: of the fixed settings on the same profile."""
     good, failed = _split(answers)
     bits = {point.spec: point.bits for point in points}
@@ -155,7 +151,7 @@ def auto_point_of(profile: str, budget_ms: int, answers: Sequence[Answer], point
 
 
 def parts_of(reason: str, output_bytes: int) -> dict[str, int]:
-    """Which settings wrote a text, and how many bytes each, from the router's reason."""
+    """The settings that wrote a text with the bytes of each, read from the router's reason."""
     label, parts, begun = reason.partition(" ")[0], dict[str, int](), 0
     for written, _, other in _REST.findall(reason):
         parts[label] = parts.get(label, 0) + int(written) - begun
@@ -164,7 +160,41 @@ def parts_of(reason: str, output_bytes: int) -> dict[str, int]:
     return parts
 
 
-def _split(answers: Sequence[Answer]) -> tuple[list[Answer], str | None]:
+def _split(answers: Sequence[Sample]) -> tuple[list[Sample], str | None]:
     """The answers that ended well, and the most frequent reason of the others."""
     failed = Counter(answer.error for answer in answers if answer.error)
     return [answer for answer in answers if not answer.error], failed.most_common(1)[0][0] if failed else None
+
+
+# What each arm costs wherever it runs, sweeps and arithmetic: with its worth, an option of the file for `auto`.
+
+
+def option_of(worth: Worth, answers: Sequence[Sample], output_bytes: int) -> Option:
+    """:param answers: at least one, none of them failed."""
+    settings = {name: value for name, value in worth.arm.request().items() if name != "mode"}
+    sweeps = [answer.booked["sweeps"] for answer in answers]
+    return Option(
+        mode=worth.arm.mode,
+        settings=tuple(settings.items()),
+        bits=worth.bits,
+        output_bytes=output_bytes,
+        sweeps=statistics.fmean(sweeps),
+        sweeps_high=percentile_95(sorted(sweeps)),
+        host_ms=statistics.median(answer.host_ms for answer in answers),
+        router_ms=statistics.median(answer.router_ms for answer in answers),
+        wire_bytes=statistics.fmean(answer.booked["wire_bytes_total"] for answer in answers),
+        bits_low=worth.low,
+        bits_high=worth.high,
+    )
+
+
+def frontier_of(ranking: Ranking, options: Sequence[Option]) -> Frontier:
+    return Frontier(tuple(options), ranking.weights, ranking.judge, ranking.basis, ranking.human_bits)
+
+
+def write_frontier(path: Path, frontier: Frontier, origin: dict[str, Any]) -> None:
+    """:param origin: how it was measured. Raises OnesweepError."""
+    try:
+        path.write_text(json.dumps(frontier.to_record() | origin, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OnesweepError(f"cannot write {path}: {error.strerror}") from None

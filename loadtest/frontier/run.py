@@ -4,48 +4,158 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from loadtest.frontier.costs import frontier_of, option_of, write_frontier
-from loadtest.frontier.exact import exact_bits, model_of
-from loadtest.frontier.measuring import Answer, Ask, take_turns
-from loadtest.frontier.points import AutoPoint, Point, auto_point_of, point_of, usual_budgets_ms, with_pareto
-from loadtest.frontier.settings import COSTS_PROFILE, Plan
-from loadtest.frontier.worth import AUTO, Worth, record_fields
-from loadtest.machine import commit, this_machine
-from loadtest.wan.lab import temporary_lab
-from loadtest.wan.profile import Profile, node_names
-from loadtest.wan_bench.deployment import deployed
-from loadtest.wan_bench.floor import Course
-from loadtest.wan_bench.station import Station, open_station
-from serving.frontier import Option
-from stages.errors import OnesweepError
+from loadtest.frontier.points import (
+    AutoPoint,
+    Point,
+    auto_point_of,
+    frontier_of,
+    option_of,
+    point_of,
+    usual_budgets_ms,
+    with_pareto,
+    write_frontier,
+)
+from loadtest.frontier.worth import AUTO, Ranking, Worth, exact_bits, model_of, read_ranking, record_fields
+from loadtest.lab.lab import lab_problem
+from loadtest.lab.profile import Profile, profile_named
+from loadtest.latency.interleave import Sample, Seat, collect
+from loadtest.quality.generation import parse_arms
+from loadtest.quality.prompts import Passage, cut_prompts, held_out_documents
+from loadtest.report.record import origin
+from loadtest.workload.prompts import SENTENCES
+from loadtest.workload.testbed import Testbed, default_hosts, deployed, open_network
+from serving.modes import MODES
+from serving.modes.frontier import Option
+from stages.checkpoint.bundle import FRONTIER_NAME, find_bundle
+from stages.checkpoint.manifest import read_manifest
+from stages.errors import InputError, OnesweepError
+from stages.host.parts import plan_host
 
+COSTS_PROFILE = "lan"  # sweeps and arithmetic do not depend on the links, so they are counted on the fastest
+PROMPT_BYTES = 64
+PASSAGES = 100  # for exact bits and prompts
+
+
+@dataclass(frozen=True)
+class FrontierSettings:
+    """Settings of `onesweep frontier`."""
+
+    profiles: tuple[str, ...]
+    checkpoint: Path
+    quality: Path | None = None  # a record of `onesweep quality`, or a frontier; None: the bundle's frontier
+    modes: str | None = None  # of those that were measured; None: all
+    max_bytes: int = 256
+    requests: int = 5  # of each arm on each profile, after one that warms up
+    seed: int = 0
+    prompts: Path | None = None  # held-out text to cut prompts from; None: sentences that ship
+    budgets_ms: tuple[int, ...] = ()  # for `auto`; none: between the points of each profile's frontier
+    profiles_file: Path | None = None
+    hosts: int | None = None
+
+    @property
+    def host_count(self) -> int:
+        return self.hosts or default_hosts(self.checkpoint)
+
+
+@dataclass(frozen=True)
+class FrontierPlan:
+    """Settings that were checked, and what they stand for."""
+
+    settings: FrontierSettings
+    profiles: tuple[Profile, ...]
+    costs_profile: Profile
+    ranking: Ranking
+    prompts: tuple[str, ...]
+    passages: tuple[Passage, ...] = ()  # held-out text for exact bits; none where no text was given
+
+
+def checked_plan(settings: FrontierSettings, ranking: Ranking | None = None) -> FrontierPlan:
+    """:param ranking: where it was measured just now. Raises OnesweepError."""
+    for flag, value in (("--bytes", settings.max_bytes), ("--requests", settings.requests)):
+        if value < 1:
+            raise InputError(f"{flag} must be at least 1, not {value}")
+    for budget in settings.budgets_ms:
+        if budget < 1:
+            raise InputError(f"--budgets must be milliseconds from 1, not {budget}")
+    if not 0 <= settings.seed < 1 << 63:
+        raise InputError(f"--seed must be 0 to {(1 << 63) - 1}, not {settings.seed}")
+    parts = plan_host(settings.checkpoint, (0,)).parts
+    if settings.hosts is not None and not 1 <= settings.hosts <= parts:
+        raise InputError(f"--hosts must be 1 to {parts}, the checkpoint's blocks, not {settings.hosts}")
+    profiles = tuple(profile_named(name, settings.profiles_file) for name in settings.profiles)
+    costs_profile = profile_named(COSTS_PROFILE, settings.profiles_file)
+    for profile in (*profiles, costs_profile):
+        profile.check_hosts(settings.host_count)
+    ranking = ranking or _ranking(settings)
+    check_weights(settings.checkpoint, ranking)
+    if settings.modes is not None:
+        ranking = ranking.only(parse_arms(settings.modes, MODES))
+    passages = _passages(settings)
+    if problem := lab_problem():
+        raise OnesweepError(problem)
+    prompts = [passage.prompt.decode() for passage in passages] or SENTENCES
+    return FrontierPlan(settings, profiles, costs_profile, ranking, tuple(prompts[: settings.requests]), passages)
+
+
+def check_weights(checkpoint: Path, ranking: Ranking) -> None:
+    """Raises InputError where the texts that were judged came from other weights."""
+    for name, path in vars(find_bundle(checkpoint)).items():
+        measured = ranking.weights.get(name)
+        if path is not None and measured and (digest := read_manifest(path).digest()) != measured:
+            raise InputError(
+                f"the quality was measured with other weights ({name}/ {measured[:12]}, {checkpoint} has "
+                f"{digest[:12]}): measure this bundle with `onesweep quality --weights {checkpoint} --json FILE`"
+            )
+
+
+def _ranking(settings: FrontierSettings) -> Ranking:
+    path = settings.quality or settings.checkpoint / FRONTIER_NAME
+    if settings.quality is None and not path.exists():
+        raise InputError(
+            "what texts are worth is not known: give --quality FILE, as `onesweep quality --json FILE` writes it, or "
+            "--judge-on PATH to measure it now on held-out text"
+        )
+    return read_ranking(path)
+
+
+def _passages(settings: FrontierSettings) -> tuple[Passage, ...]:
+    """Spread over the text: as many as the requests need at least, PASSAGES where it has room for them."""
+    if settings.prompts is None:
+        return ()
+    documents, sizes = held_out_documents(settings.prompts), (PROMPT_BYTES, settings.max_bytes, settings.seed)
+    room = sum(len(document.raw) for document in documents) // (PROMPT_BYTES + settings.max_bytes) - len(documents)
+    passages = cut_prompts(documents, max(settings.requests, min(PASSAGES, room)), *sizes).asked
+    step = len(passages) / settings.requests
+    first = [passages[int(i * step)] for i in range(settings.requests)]
+    return (*first, *(passage for passage in passages if passage not in first))
+
+
+K = TypeVar("K")
 Tell = Callable[[str], None]
 Meter = Callable[[str, int], contextlib.AbstractContextManager[Callable[[int], object]]]
 
 
 @dataclass
 class FrontierFigures:
-    """What was measured."""
+    """Results of a run."""
 
     options: list[Option] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)
     auto: list[AutoPoint] = field(default_factory=list)
-    exact: dict[str, float] = field(default_factory=dict)
-    """Bits a byte of held-out text under each model of the bundle."""
-    problems: list[str] = field(default_factory=list)
-    """Sentences on what could not be measured."""
+    exact: dict[str, float] = field(default_factory=dict)  # bits a byte of held-out text under each model of the bundle
+    problems: list[str] = field(default_factory=list)  # sentences on what could not be measured
 
 
-def measure_frontier(plan: Plan, write: Path | None, command: str, tell: Tell, meter: Meter) -> FrontierFigures:
+def measure_frontier(plan: FrontierPlan, write: Path | None, tell: Tell, meter: Meter) -> FrontierFigures:
     """:param write: where the file for `auto` goes, as soon as the costs are known; None: nowhere.
 
-    A profile that cannot be measured is a problem that is told of; the others go on. Raises OnesweepError where no arm
-    can be served.
+    A profile that cannot be measured becomes one of `problems`; the others are measured all the same. Raises
+    OnesweepError where no arm can be served.
     """
     figures = FrontierFigures()
     if plan.passages:
@@ -55,8 +165,8 @@ def measure_frontier(plan: Plan, write: Path | None, command: str, tell: Tell, m
     with tempfile.TemporaryDirectory() as folder:
         path = write or Path(folder) / "frontier.json"
         tell(f"{COSTS_PROFILE}: what {len(worths)} settings cost ...")
-        with _station(plan, plan.costs_profile) as station:
-            answers = _arms(plan, station, worths, meter)
+        with _testbed(plan, plan.costs_profile) as testbed:
+            answers = _arms(plan, testbed, worths, meter)
         for worth in worths:
             good = [answer for answer in answers[worth] if not answer.error]
             if good:
@@ -65,8 +175,7 @@ def measure_frontier(plan: Plan, write: Path | None, command: str, tell: Tell, m
                 figures.problems.append(f"{worth.arm.label} was left out: {answers[worth][0].error}")
         if not figures.options:
             raise OnesweepError(f"no setting could be served: {figures.problems[0]}")
-        origin = {"command": command, "commit": commit(), "machine": asdict(this_machine())}
-        write_frontier(path, frontier_of(plan.ranking, figures.options), origin)
+        write_frontier(path, frontier_of(plan.ranking, figures.options), origin())
         if write:
             tell(f"{write}: {len(figures.options)} settings for mode auto")
         for profile in plan.profiles:
@@ -77,14 +186,12 @@ def measure_frontier(plan: Plan, write: Path | None, command: str, tell: Tell, m
     return figures
 
 
-def frontier_record(plan: Plan, figures: FrontierFigures, command: str) -> dict[str, Any]:
+def frontier_record(plan: FrontierPlan, figures: FrontierFigures) -> dict[str, Any]:
     """Settings, figures and what they were measured on, for a JSON file."""
     s = plan.settings
     return {
         "bench": "frontier",
-        "command": command,
-        "commit": commit(),
-        "machine": asdict(this_machine()),
+        **origin(),
         "settings": {k: str(v) if isinstance(v, Path) else v for k, v in asdict(s).items()} | {"hosts": s.host_count},
         **record_fields(plan.ranking),
         "exact_bits": figures.exact,
@@ -95,41 +202,53 @@ def frontier_record(plan: Plan, figures: FrontierFigures, command: str) -> dict[
 
 
 def _measure_profile(
-    plan: Plan, profile: Profile, frontier: Path, figures: FrontierFigures, tell: Tell, meter: Meter
+    plan: FrontierPlan, profile: Profile, frontier: Path, figures: FrontierFigures, tell: Tell, meter: Meter
 ) -> None:
     known = {option.label for option in figures.options}
     worths = [worth for worth in plan.ranking.worths if worth.arm.label in known]
     tell(f"{profile.name}: {len(worths)} settings x {plan.settings.requests} requests ...")
-    with _station(plan, profile, ("--frontier", str(frontier))) as station:
-        answers = _arms(plan, station, worths, meter)
+    with _testbed(plan, profile, ("--frontier", str(frontier))) as testbed:
+        answers = _arms(plan, testbed, worths, meter)
         exact = {worth: figures.exact.get(model_of(worth.arm) or "") for worth in worths}
         points = with_pareto([point_of(profile.name, worth, answers[worth], exact[worth]) for worth in worths])
         figures.points += points
         budgets = plan.settings.budgets_ms or usual_budgets_ms(points)
-        asks = {ms: Ask(f"auto, {ms} ms", (("mode", AUTO), ("budget_ms", ms))) for ms in budgets}
-        taken = _turns(plan, station, list(asks.values()), meter)
-        figures.auto += [auto_point_of(profile.name, ms, taken[ask], points) for ms, ask in asks.items()]
+        requests = {ms: _FixedRequest(plan, (("mode", AUTO), ("budget_ms", ms))) for ms in budgets}
+        taken = _turns(plan, testbed, requests, meter)
+        figures.auto += [auto_point_of(profile.name, ms, taken[ms], points) for ms in budgets]
 
 
-def _arms(plan: Plan, station: Station, worths: Sequence[Worth], meter: Meter) -> dict[Worth, list[Answer]]:
-    asks = {worth: Ask(worth.arm.label, tuple(worth.arm.request().items())) for worth in worths}
-    answers = _turns(plan, station, list(asks.values()), meter)
-    return {worth: answers[ask] for worth, ask in asks.items()}
+@dataclass(frozen=True)
+class _FixedRequest:
+    """Requests of one setting, which differ in prompt and seed only."""
+
+    plan: FrontierPlan
+    settings: tuple[tuple[str, Any], ...]
+    idle_s: float = 0.0
+
+    def call(self, number: int, seed: int) -> dict[str, Any]:
+        prompt = self.plan.prompts[number % len(self.plan.prompts)]
+        return {"prompt": prompt, "max_bytes": self.plan.settings.max_bytes, "seed": seed, **dict(self.settings)}
 
 
-def _turns(plan: Plan, station: Station, asks: Sequence[Ask], meter: Meter) -> dict[Ask, list[Answer]]:
-    s = plan.settings
-    with meter(station.profile, len(asks) * s.requests) as progress:
-        return take_turns(station, asks, plan.prompts, s.max_bytes, s.requests, s.seed, lambda: progress(1))
+def _arms(plan: FrontierPlan, testbed: Testbed, worths: Sequence[Worth], meter: Meter) -> dict[Worth, list[Sample]]:
+    requests = {worth: _FixedRequest(plan, tuple(worth.arm.request().items())) for worth in worths}
+    return _turns(plan, testbed, requests, meter)
+
+
+def _turns(
+    plan: FrontierPlan, testbed: Testbed, requests: Mapping[K, _FixedRequest], meter: Meter
+) -> dict[K, list[Sample]]:
+    seats = {key: Seat(testbed, request) for key, request in requests.items()}
+    with meter(testbed.profile, len(seats) * plan.settings.requests) as progress:
+        samples = collect(list(seats.values()), plan.settings.requests, plan.settings.seed, lambda: progress(1))
+    return {key: samples[seat] for key, seat in seats.items()}
 
 
 @contextlib.contextmanager
-def _station(plan: Plan, profile: Profile, router_options: Sequence[str] = ()) -> Iterator[Station]:
-    hosts = plan.settings.host_count
-    course = Course(node_names(hosts)[1:], profile.link)
+def _testbed(plan: FrontierPlan, profile: Profile, router_options: Sequence[str] = ()) -> Iterator[Testbed]:
     with (
-        temporary_lab(profile, hosts) as lab,
-        deployed(lab, plan.settings.checkpoint, router_options=router_options) as deployment,
-        open_station(profile.name, deployment, course, lab.command) as station,
+        open_network(profile, plan.settings.host_count) as network,
+        deployed(network, plan.settings.checkpoint, router_options=router_options) as testbed,
     ):
-        yield station
+        yield testbed

@@ -1,18 +1,27 @@
-"""What the text of each mode and setting is worth: from a record of `onesweep quality`, or from a frontier file."""
+"""The quality of each mode and setting, read from a record of `onesweep quality` or from a frontier file."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from loadtest.quality.arm import INFILL, QualityArm, parse_arm
-from loadtest.quality.row import AT_HUMAN_ENTROPY, GRAMS, HUMAN, JUDGED, QualityRow
-from serving.frontier import Frontier
-from serving.modes import MODES
+import torch
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+
+from loadtest.quality.generation import INFILL, QualityArm, parse_arm
+from loadtest.quality.panel import AT_HUMAN_ENTROPY, GRAMS, HUMAN, JUDGED, QualityRow
+from loadtest.quality.prompts import Passage
+from serving.modes import MODES, SCORERS
+from serving.modes.frontier import Frontier
+from stages.checkpoint.bundle import find_bundle
+from stages.checkpoint.checkpoint import load_ar
 from stages.errors import InputError
+from stages.model.pipeline import ArModel
 
 AUTO = "auto"
 
@@ -33,13 +42,10 @@ class Ranking:
 
     worths: tuple[Worth, ...]
     judge: str
-    basis: str
-    """The ruler's figure that `bits` are."""
+    basis: str  # the ruler's figure that `bits` are
     human_bits: float | None
-    weights: Mapping[str, str]
-    """Digests of what was measured."""
-    left_out: tuple[str, ...] = ()
-    """Sentences on rows that are not ranked."""
+    weights: Mapping[str, str]  # digests of what was measured
+    left_out: tuple[str, ...] = ()  # sentences on rows that are not ranked
 
     def only(self, arms: Sequence[QualityArm]) -> Ranking:
         """The worths of these arms. Raises InputError for one that was not measured."""
@@ -130,7 +136,7 @@ def _plain(arm: QualityArm) -> QualityArm:
 
 
 def _nearest_temperature(rows: Sequence[QualityRow], human: QualityRow | None) -> float | None:
-    """Where the texts together are most nearly as varied as human text: colder ones please a judge for little."""
+    """The temperature at which texts are most nearly as varied as human text; colder ones please a judge cheaply."""
     apart: dict[float, list[float]] = {}
     for row in rows:
         if row.temperature is not None:
@@ -139,13 +145,13 @@ def _nearest_temperature(rows: Sequence[QualityRow], human: QualityRow | None) -
 
 
 def _from_human(row: QualityRow, human: QualityRow | None) -> float:
-    """How far a text's variety is from human text's, bits."""
+    """Distance of a text's variety from that of human text, bits."""
     own, wanted = row.figure(GRAMS), human.figure(GRAMS) if human else None
     return abs(own - wanted) if own is not None and wanted is not None else 0.0
 
 
 def record_fields(ranking: Ranking) -> dict[str, Any]:
-    """What a reader of the figures needs to know of the ranking."""
+    """The ranking's part of a record: judge, basis, weights."""
     return {
         "judge": ranking.judge,
         "basis": ranking.basis,
@@ -153,3 +159,45 @@ def record_fields(ranking: Ranking) -> dict[str, Any]:
         "weights": dict(ranking.weights),
         "left_out": list(ranking.left_out),
     }
+
+
+# Exact bits a byte of human text under the models whose distribution a mode has: no judge, no sampling.
+
+
+MODELS = ("ar", "scorer", "local")
+BATCH = 16
+
+
+@torch.inference_mode()
+def exact_bits(checkpoint: Path, passages: Sequence[Passage]) -> dict[str, float]:
+    """Bits for a byte of the true continuations after their prompts, by the name of a bundle's folder.
+
+    At temperature 1. A model whose context is too short for a passage is left out. Raises CheckpointError.
+    """
+    folders = {name: path for name, path in vars(find_bundle(checkpoint)).items() if path and name in MODELS}
+    found = {}
+    for name, path in folders.items():
+        model = load_ar(path)
+        longest = max(len(p.prompt) + len(p.continuation) for p in passages)
+        if longest <= model.architecture.context_bytes:
+            nats = sum(_nats(model, passages[i : i + BATCH]) for i in range(0, len(passages), BATCH))
+            found[name] = nats / math.log(2) / sum(len(passage.continuation) for passage in passages)
+    return found
+
+
+def model_of(arm: QualityArm) -> str | None:
+    """The folder of the model whose distribution the arm's text has; None where none is defined."""
+    if arm.mode == "verified":
+        return SCORERS.get(arm.scorer or "")
+    return {"local": "local", "ar": "ar", "ar-speculative": "ar"}.get(arm.mode)
+
+
+def _nats(model: ArModel, passages: Sequence[Passage]) -> float:
+    """Nats of all true continuations together. Padding on the right is invisible to the bytes before it."""
+    texts = [torch.frombuffer(bytearray(p.prompt + p.continuation), dtype=torch.uint8).long() for p in passages]
+    logits = model(pad_sequence(texts, batch_first=True)[:, :-1])
+    total = 0.0
+    for row, text, passage in zip(logits, texts, passages, strict=True):
+        begin = len(passage.prompt)
+        total += float(F.cross_entropy(row[begin - 1 : len(text) - 1].double(), text[begin:], reduction="sum"))
+    return total

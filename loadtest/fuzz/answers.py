@@ -1,8 +1,4 @@
-"""Targets `answers` and `answered`: hosts and routers that say anything, to those who believe them.
-
-`answers` changes what passes between a router and its hosts, and between the hosts, while requests are served: every
-kind of answer that a router or a host reads. `answered` does so before this process's own client.
-"""
+"""Targets `answers` and `answered`: corrupt answers of hosts and routers, on their way to those that asked."""
 
 from __future__ import annotations
 
@@ -10,35 +6,30 @@ import asyncio
 import random
 import time
 from abc import abstractmethod
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 
+from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from loadtest.fuzz.calls import MARGIN_S
-from loadtest.fuzz.captures import Captures
-from loadtest.fuzz.healthy import ASKED, PROMPT, SEED
+from loadtest.fuzz.healthy import ASKED, PROMPT, SEED, Captures
 from loadtest.fuzz.inputs import Inputs
-from loadtest.fuzz.interposer import Hook, unchanged
-from loadtest.fuzz.scene import ROUTER, STAGE, Scene
-from loadtest.fuzz.target import Target, all_of
-from serving.client import AsyncClient
+from loadtest.fuzz.target import MARGIN_S, FuzzTarget, all_of
+from loadtest.fuzz.testbed import ROUTER, STAGE, FuzzTestbed, Hook, Interposer, unchanged
+from serving.client.client import AsyncClient
 from stages.errors import OnesweepError
 
-SHARE = 0.3
-"""Of the answers, changed."""
-RARE = {"Warm": 0.03, "Describe": 0.15}
-"""Of answers that come all the time."""
+SHARE = 0.3  # share of the answers that are changed
+RARE = {"Warm": 0.03, "Describe": 0.15}  # shares of answers that come all the time
 REQUEST_S = 1.5
-SILENT_S = 30.0
-"""Without an answer that could be changed: what was deceived comes round sooner."""
+SILENT_S = 30.0  # without an answer that could be changed: a deceived process recovers sooner
 PAUSE_S = 0.2
 
 
-def liar(inputs: dict[str, Inputs], rng: random.Random, count: list[int]) -> Hook:
+def corrupter(inputs: dict[str, Inputs], rng: random.Random, count: list[int]) -> Hook:
     """Changes some answers: of the real one, if it is of a kind that has been captured."""
 
-    def lie(method: str, data: bytes) -> bytes:
+    def corrupt(method: str, data: bytes) -> bytes:
         if rng.random() > RARE.get(method, SHARE):
             return data
         count[0] += 1
@@ -53,19 +44,49 @@ def liar(inputs: dict[str, Inputs], rng: random.Random, count: list[int]) -> Hoo
                 source.captures = kept
         return source.take(1)[0]
 
-    return lie
+    return corrupt
 
 
-class LyingTarget(Target):
-    """Asks, while answers are changed on their way."""
+class CorruptingTarget(FuzzTarget):
+    """A target that asks while answers are changed on their way."""
 
-    async def ask_on(self, count: int, lies: list[int], at_once: int) -> None:
-        """Until so many answers were changed; where none come any more it is given up."""
-        before, changed_s = lies[0], time.monotonic()
-        while lies[0] < count:
-            await all_of((self._ask() for _ in range(len(ASKED))), at_once)
-            if lies[0] > before:
-                before, changed_s = lies[0], time.monotonic()
+    at_once: int
+
+    def __init__(
+        self,
+        ways: Sequence[Interposer],
+        service: ServiceDescriptor,
+        address: str,
+        captures: Captures,
+        rng: random.Random,
+    ) -> None:
+        """:param ways: the interposers that change answers of `service`; :param address: of the server to ask."""
+        super().__init__()
+        self.ways, self.rng, self.client = ways, rng, AsyncClient(address)
+        kinds: dict[str, type[Message]] = {m.name: GetMessageClass(m.output_type) for m in service.methods}
+        self.inputs = {name: Inputs(kind, captures.answers[name], rng) for name, kind in kinds.items()}
+
+    async def send(self, count: int) -> None:
+        changes = [0]
+        try:
+            for way in self.ways:
+                way.on_answer = corrupter(self.inputs, self.rng, changes)
+            await self._ask_until(count, changes)
+        finally:
+            for way in self.ways:
+                way.on_answer = unchanged
+        self.tally.inputs += changes[0]
+
+    async def close(self) -> None:
+        await self.client.close()
+
+    async def _ask_until(self, count: int, changes: list[int]) -> None:
+        """Ask until `count` answers were changed, or none comes any more."""
+        before, changed_s = changes[0], time.monotonic()
+        while changes[0] < count:
+            await all_of((ask(self, self._request()) for _ in range(len(ASKED))), self.at_once)
+            if changes[0] > before:
+                before, changed_s = changes[0], time.monotonic()
             elif time.monotonic() - changed_s > SILENT_S:
                 self.tally.finding(f"nothing was answered for {SILENT_S:g} s")
                 return
@@ -73,69 +94,37 @@ class LyingTarget(Target):
                 await asyncio.sleep(PAUSE_S)
 
     @abstractmethod
-    async def _ask(self) -> None: ...
+    def _request(self) -> Awaitable[object]: ...
 
 
-class AnswersTarget(LyingTarget):
-    name = "answers"
-    batch_inputs = 100
+class AnswersTarget(CorruptingTarget):
+    """Answers between a router and its hosts, and between the hosts."""
 
-    def __init__(self, scene: Scene, captures: Captures, rng: random.Random) -> None:
-        super().__init__()
-        self.scene, self.rng = scene, rng
-        self.client = AsyncClient(scene.deceived)
-        kinds: dict[str, type[Message]] = {m.name: GetMessageClass(m.output_type) for m in STAGE.methods}
-        self.inputs = {name: Inputs(kind, captures.answers[name], rng) for name, kind in kinds.items()}
+    name, batch_inputs, at_once = "answers", 100, 8
 
-    async def send(self, count: int) -> None:
-        lies = [0]
-        try:
-            for way in self.scene.between:
-                way.on_answer = liar(self.inputs, self.rng, lies)
-            await self.ask_on(count, lies, at_once=8)
-        finally:
-            for way in self.scene.between:
-                way.on_answer = unchanged
-        self.tally.inputs += lies[0]
+    def __init__(self, testbed: FuzzTestbed, captures: Captures, rng: random.Random) -> None:
+        super().__init__(testbed.between, STAGE, testbed.deceived, captures, rng)
 
-    async def close(self) -> None:
-        await self.client.close()
-
-    async def _ask(self) -> None:
-        await ask(self, self.client.generate(PROMPT, seed=SEED, timeout_s=REQUEST_S, **self.rng.choice(ASKED)))
+    def _request(self) -> Awaitable[object]:
+        return self.client.generate(PROMPT, seed=SEED, timeout_s=REQUEST_S, **self.rng.choice(ASKED))
 
 
-class AnsweredTarget(LyingTarget):
-    name = "answered"
+class AnsweredTarget(CorruptingTarget):
+    """Answers of a router to this process's own client."""
 
-    def __init__(self, scene: Scene, captures: Captures, rng: random.Random) -> None:
-        super().__init__()
-        self.scene, self.rng = scene, rng
-        self.client = AsyncClient(scene.posing)
-        kinds: dict[str, type[Message]] = {m.name: GetMessageClass(m.output_type) for m in ROUTER.methods}
-        self.inputs = {name: Inputs(kind, captures.answers[name], rng) for name, kind in kinds.items()}
+    name, at_once = "answered", 4
 
-    async def send(self, count: int) -> None:
-        lies = [0]
-        self.scene.before_router.on_answer = liar(self.inputs, self.rng, lies)
-        try:
-            await self.ask_on(count, lies, at_once=4)
-        finally:
-            self.scene.before_router.on_answer = unchanged
-        self.tally.inputs += lies[0]
+    def __init__(self, testbed: FuzzTestbed, captures: Captures, rng: random.Random) -> None:
+        super().__init__([testbed.before_router], ROUTER, testbed.posing, captures, rng)
 
-    async def close(self) -> None:
-        await self.client.close()
-
-    async def _ask(self) -> None:
+    def _request(self) -> Awaitable[object]:
         if self.rng.random() < 0.5:
-            await ask(self, self.client.status(REQUEST_S))
-        else:
-            await ask(self, self.client.generate(PROMPT, seed=SEED, timeout_s=REQUEST_S, mode="local", max_bytes=4))
+            return self.client.status(REQUEST_S)
+        return self.client.generate(PROMPT, seed=SEED, timeout_s=REQUEST_S, mode="local", max_bytes=4)
 
 
-async def ask(target: Target, call: Awaitable[object]) -> None:
-    """Whatever is answered, a client hears of it as one of our errors, and in time."""
+async def ask(target: FuzzTarget, call: Awaitable[object]) -> None:
+    """A call of a client, which must raise one of our errors in time, whatever it is answered."""
     try:
         async with asyncio.timeout(REQUEST_S + MARGIN_S):
             await call

@@ -13,36 +13,24 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from loadtest.fuzz.mutation import TEXTS, damaged
-from loadtest.fuzz.target import Target
-from serving.frontier import read_frontier
-from serving.shipped import SHIPPED
-from serving.topology import local_topology, read_topology
-from stages.bundle import FRONTIER_NAME
-from stages.certificate import check_authority
+from loadtest.fuzz.inputs import TEXTS, damaged
+from loadtest.fuzz.target import FuzzTarget
+from serving.cli.deployment import SHIPPED
+from serving.modes.frontier import read_frontier
+from serving.router.topology import local_topology, read_topology
+from stages.checkpoint.bundle import FRONTIER_NAME
+from stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
+from stages.checkpoint.weights import read_weights
 from stages.errors import OnesweepError
-from stages.identity import HOST, Identity
-from stages.manifest import MANIFEST_NAME, read_manifest
-from stages.registry.base import Registration
-from stages.registry.entry import read_entry, write_entry
-from stages.security import Tls
-from stages.tokens import Key, read_tokens, token_hash, write_tokens
-from stages.weights import read_weights
+from stages.wire.auth import HOST, Identity
+from stages.wire.registry import Registration, read_entry, write_entry
+from stages.wire.tls import Tls, check_authority
+from stages.wire.tokens import Key, read_tokens, token_hash, write_tokens
 
 LITERALS = (
     *(b"nan", b"-inf", b"1e999", b"NaN", b"Infinity", b"9" * 400, b"9" * 5000, b"-1", b"0", b"true", b"null", b"1.5"),
-    *(
-        b"[" * 3000,
-        b'{"a":' * 3000,
-        b"[]",
-        b"{}",
-        b'"\\ud800"',
-        b"\x00",
-        b"\xff",
-        b'"""',
-        b"1979-05-27T07:32:00",
-        b"0x" + b"f" * 5000,
-    ),
+    *(b"[" * 3000, b'{"a":' * 3000, b"[]", b"{}", b'"\\ud800"', b"\x00", b"\xff", b'"""', b"1979-05-27T07:32:00"),
+    b"0x" + b"f" * 5000,
     *(text.encode() for text in TEXTS),
 )
 SLOW_S = 2.0
@@ -54,11 +42,10 @@ class Reader:
 
     name: str
     sample: bytes
-    read: Callable[[bytes], object]
-    """Raises OnesweepError."""
+    read: Callable[[bytes], object]  # raises OnesweepError
 
 
-class FilesTarget(Target):
+class FilesTarget(FuzzTarget):
     name = "files"
     batch_inputs = 1000
 
@@ -139,11 +126,7 @@ def readers(directory: Path) -> list[Reader]:
         Reader("topology", local_topology(2, 3, SHIPPED).to_toml().encode(), file("topology.toml", read_topology)),
         Reader("tokens", tokens.read_bytes(), file("tokens.toml", read_tokens)),
         Reader("frontier", (SHIPPED / FRONTIER_NAME).read_bytes(), file(FRONTIER_NAME, read_frontier)),
-        Reader(
-            "entry",
-            write_entry(Registration("paris", "10.0.0.1:7701", (0, 1))),
-            _entry,
-        ),
+        Reader("entry", write_entry(Registration("paris", "10.0.0.1:7701", (0, 1))), _entry),
         Reader("weights", tiny, file("w", lambda path: read_weights(path, path.stat().st_size, _digest(path), shapes))),
     ]
     for kind in ("chain", "ar"):
@@ -174,7 +157,7 @@ def _tiny_weights() -> tuple[bytes, dict[str, tuple[int, ...]]]:
 def _certificates(
     directory: Path, file: Callable[[str, Callable[[Path], object]], Callable[[bytes], object]]
 ) -> list[Reader]:
-    from serving.certs import Authority
+    from stages.wire.certificates import Authority
 
     authority = Authority.create(directory / "pki", days=5)
     leaf = authority.issue(Identity(HOST, "paris"), ("127.0.0.1",), 5)

@@ -1,20 +1,25 @@
-"""Healthy requests beside the bad ones: whatever is sent to the servers, these must get their own text."""
+"""Healthy requests beside the bad ones, which must get their own texts; and the messages of such requests."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 
 import grpc
 
-from serving.client import Client, RouterError
+from loadtest.fuzz.testbed import ROUTER, STAGE, FuzzTestbed, Hook, unchanged
+from serving.client.client import AsyncClient, Client, RouterError
+from serving.router.request import Request
+from stages.v1 import stage_pb2
 
 PROMPT = "The old man looked at the sea and said that "
+# One request of each mode.
 ASKED: tuple[dict[str, Any], ...] = (
     {"mode": "sweep", "max_bytes": 16},
     {"mode": "chunked", "max_bytes": 16, "chunk": 8},
@@ -25,12 +30,10 @@ ASKED: tuple[dict[str, Any], ...] = (
     {"mode": "infill", "max_bytes": 4, "suffix": " of the village.", "candidates": 4},
     {"mode": "local", "max_bytes": 8},
 )
-"""One request of each mode."""
 SEED = 5
 TIMEOUT_S = 60.0
 PAUSE_S = 0.05
-PATIENCE_S = 90.0
-"""How long one request may be told to come back later."""
+PATIENCE_S = 90.0  # how long one request may be refused
 BUSY = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
 
 
@@ -112,3 +115,49 @@ class Healthy:
         except OSError as error:
             raise RouterError(f"the gateway fails: {error}", grpc.StatusCode.UNKNOWN) from None
         return bytes.fromhex(accounting["output_hex"])
+
+
+MOST_KEPT = 64  # messages of one kind
+SETTLE_S = 1.2  # long enough for each host to be described and kept warm
+
+
+class Captures:
+    """Real requests and answers by method, and hops, as they passed the interposers."""
+
+    def __init__(self) -> None:
+        self.requests: defaultdict[str, list[bytes]] = defaultdict(list)
+        self.answers: defaultdict[str, list[bytes]] = defaultdict(list)
+        self.hops: list[bytes] = []
+
+    def keeping(self, kept: defaultdict[str, list[bytes]]) -> Hook:
+        def keep(method: str, data: bytes) -> bytes:
+            if len(kept[method]) < MOST_KEPT and data not in kept[method]:
+                kept[method].append(data)
+            return data
+
+        return keep
+
+
+async def record(testbed: FuzzTestbed) -> Captures:
+    """Have every mode served over the interposers. Raises OnesweepError."""
+    captures = Captures()
+    ways = (*testbed.between, testbed.before_router)
+    for way in ways:
+        way.on_request, way.on_answer = captures.keeping(captures.requests), captures.keeping(captures.answers)
+    async with AsyncClient(testbed.deceived) as client, AsyncClient(testbed.posing) as posed:
+        for asked in ASKED:
+            await client.generate(PROMPT, seed=SEED, timeout_s=TIMEOUT_S, **asked)
+            request = Request(prompt=PROMPT, seed=SEED, **asked).message()
+            captures.requests["Generate"].append(request.SerializeToString())
+        for asked in ASKED:
+            await posed.generate(PROMPT, seed=SEED, timeout_s=TIMEOUT_S, **asked)
+        await posed.status()
+    await asyncio.sleep(SETTLE_S)
+    for way in ways:
+        way.on_request = way.on_answer = unchanged
+    for data in captures.requests["Push"]:
+        captures.hops += [hop.SerializeToString() for hop in stage_pb2.HopBatch.FromString(data).hops]
+    methods = [method.name for service in (STAGE, ROUTER) for method in service.methods]
+    for method in methods:  # no request brings about Run and Probe
+        captures.requests[method] = captures.requests[method] or [b""]
+    return captures

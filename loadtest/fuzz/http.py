@@ -9,22 +9,16 @@ import random
 from typing import Any
 
 from loadtest.fuzz.healthy import ASKED, PROMPT, SEED
-from loadtest.fuzz.mutation import damaged
-from loadtest.fuzz.scene import Scene
-from loadtest.fuzz.target import Target, all_of
+from loadtest.fuzz.inputs import damaged
+from loadtest.fuzz.target import FuzzTarget, all_of
+from loadtest.fuzz.testbed import FuzzTestbed
 
 ANSWER_S = 20.0
 PATHS = ("/v1/completions", "/v1/chat/completions", "/api/race")
 PAGES = (
-    "/",
-    "/hosts",
-    "/api/hosts",
-    "/v1/models",
-    "/v1/models/onesweep-ar",
-    "/healthz",
-    "/readyz",
-    "/static/race.js",
-    "/openapi.json",
+    *("/", "/hosts", "/api/hosts", "/v1/models", "/v1/models/onesweep-ar", "/healthz", "/readyz", "/static/race.js"),
+    *("/openapi.json", "/static/../app.py", "/static/%2e%2e%2fapp.py", "/%00", "/%ff", "//", "/v1/models/%F0%9F", "*"),
+    *("http://x/", "/" + "a" * 9000),
 )
 METHODS = ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "TRACE", "CONNECT", "X" * 40, "g e t", "")
 VALUES: tuple[Any, ...] = (
@@ -32,29 +26,46 @@ VALUES: tuple[Any, ...] = (
     *("", "x", "\x00", "\ud800", "\u202e", "é" * 300, "a" * 5000, "onesweep-ar", "onesweep-nope", "ar", "NaN"),
     *([], [None], [[]], {}, {"a": {}}, ["x"] * 300, [{"type": "text", "text": "x"}], {"include_usage": True}),
 )
+KEYS = ("x", "", "\x00", "prompt", "stream", "n", "stop", "echo")
 LITERALS = (
-    b"NaN",
-    b"Infinity",
-    b"-Infinity",
-    b"1e999",
-    b"9" * 5000,
-    b"[" * 20000,
-    b'{"a":' * 3000,
-    b'"\\ud800"',
-    b"\xff\xfe",
-    b"//",
+    *(b"NaN", b"Infinity", b"-Infinity", b"1e999", b"9" * 5000, b"[" * 20000, b'{"a":' * 3000, b'"\\ud800"'),
+    *(b"\xff\xfe", b"//"),
 )
+HEADERS = (
+    *(b"Authorization: Bearer " + b"x" * 5000, b"Host: evil.example", b"Origin: http://evil.example", b"X\xff: \xff"),
+    *(b"X: " + b"y" * 70000, b"\r\n".join(b"X-%d: y" % n for n in range(500)), b"Content-Length: 5"),
+    *(b"Content-Length: 99999999999999999999999", b"Content-Length: -1", b"Transfer-Encoding: chunked"),
+    *(b"Transfer-Encoding: gzip", b"Expect: 100-continue", b"Upgrade: websocket\r\nConnection: Upgrade"),
+    *(b"Content-Type: text/plain", b"Content-Type: application/json; charset=utf-16", b"Content-Encoding: gzip"),
+    b"Range: bytes=9-1",
+)
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+FRAMINGS = (
+    CHUNKED + b"ffffffffffffffff\r\nx",
+    CHUNKED + b"zz\r\n{}\r\n0\r\n\r\n",
+    CHUNKED + b"2;ext=" + b"a" * 9000 + b"\r\n{}\r\n0\r\n\r\n",
+    CHUNKED + b"2\r\n{}\r\n0\r\nTrailer: x\r\n\r\n",
+    CHUNKED + b"-2\r\n{}",
+    HEAD + b"Content-Length: 3000000\r\n\r\n" + b"x" * 100,
+    HEAD + b"Content-Length: 2\r\n\r\n{}GET / HTTP/1.1\r\n\r\n",
+    HEAD.replace(b"\r\n", b"\n") + b"\n",
+    HEAD.replace(b"HTTP/1.1", b"HTTP/9.9") + b"\r\n",
+    *(b"GET /\r\n\r\n", b"\r\n" * 1000, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", HEAD),
+)
+# 500 and 502 are a gateway's, or a router's, own fault.
 EXPECTED = {100, *range(200, 206), *range(301, 309), *range(400, 432), 501, 503, 504, 505}
-"""500 and 502 are a gateway's, or a router's, own fault."""
 
 
-class HttpTarget(Target):
+class HttpTarget(FuzzTarget):
+    """The gateway of the OpenAI API."""
+
     name = "http"
 
-    def __init__(self, scene: Scene, rng: random.Random) -> None:
+    def __init__(self, testbed: FuzzTestbed, rng: random.Random) -> None:
         super().__init__()
         self.rng = rng
-        self.host, _, port = scene.gateway.rpartition(":")
+        self.host, _, port = testbed.gateway.rpartition(":")
         self.port = int(port)
         self.bodies = [(path, body) for asked in ASKED for path, body in _bodies(asked)]
 
@@ -63,33 +74,21 @@ class HttpTarget(Target):
         await all_of([self._exchange(*self._input()) for _ in range(count)], at_once=12)
 
     def _input(self) -> tuple[bytes, bool, bool]:
-        """A request, whether to wait for its answer, and whether to say that nothing more comes."""
+        """A request, then flags: wait for its answer, and end the stream after it."""
         rng = self.rng
-        patient = rng.random() > 0.1
-        match rng.randrange(10):
-            case 0 | 1 | 2 | 3:
-                path, body = rng.choice(self.bodies)
-                return self._request("POST", path, json.dumps(self._changed(body)).encode()), patient, False
-            case 4 | 5:
-                path, body = rng.choice(self.bodies)
-                return self._request("POST", path, self._damaged(json.dumps(body).encode())), patient, False
-            case 6:
-                return (
-                    self._request(rng.choice(METHODS), rng.choice((*PATHS, *PAGES, *self._odd_paths())), b""),
-                    patient,
-                    False,
-                )
-            case 7:
-                path, body = rng.choice(self.bodies)
-                return self._request("POST", path, json.dumps(body).encode(), self._odd_headers()), patient, False
-            case 8:
-                path, body = rng.choice(self.bodies)
-                return (
-                    damaged(rng, self._request("POST", path, json.dumps(body).encode())),
-                    patient,
-                    rng.random() < 0.95,
-                )
-        return self._framing(), patient, rng.random() < 0.95
+        patient, way = rng.random() > 0.1, rng.randrange(10)
+        path, body = rng.choice(self.bodies)
+        whole = json.dumps(body).encode()
+        if way < 4:
+            return self._request("POST", path, json.dumps(self._changed(body)).encode()), patient, False
+        if way < 6:
+            return self._request("POST", path, self._damaged(whole)), patient, False
+        if way == 6:
+            return self._request(rng.choice(METHODS), rng.choice((*PATHS, *PAGES)), b""), patient, False
+        if way == 7:
+            return self._request("POST", path, whole, self._odd_header()), patient, False
+        ends = rng.random() < 0.95
+        return damaged(rng, self._request("POST", path, whole)) if way == 8 else self._framing(), patient, ends
 
     def _changed(self, value: Any, depth: int = 0) -> Any:  # noqa: ANN401
         """The same JSON with something in it changed."""
@@ -100,10 +99,7 @@ class HttpTarget(Target):
                 case 0:
                     return {k: v for k, v in value.items() if k != key}
                 case 1:
-                    return {
-                        **value,
-                        rng.choice(("x", "", "\x00", "prompt", "stream", "n", "stop", "echo")): rng.choice(VALUES),
-                    }
+                    return {**value, rng.choice(KEYS): rng.choice(VALUES)}
             return {**value, key: self._changed(value[key], depth + 1)}
         if isinstance(value, list) and value and rng.random() < 0.5:
             return [*value, self._changed(value[0], depth + 1)] * rng.choice((1, 1, 40))
@@ -115,64 +111,14 @@ class HttpTarget(Target):
         at = body.find(b":", self.rng.randrange(len(body))) + 1
         return body[:at] + self.rng.choice(LITERALS) + body[at:]
 
-    def _odd_paths(self) -> tuple[str, ...]:
-        return (
-            "/static/../app.py",
-            "/static/%2e%2e%2fapp.py",
-            "/%00",
-            "/%ff",
-            "//",
-            "/v1/models/%F0%9F",
-            "*",
-            "http://x/",
-            "/" + "a" * 9000,
-        )
-
-    def _odd_headers(self) -> bytes:
-        lines = (
-            b"Authorization: Bearer " + self.rng.randbytes(9).replace(b"\r", b"").replace(b"\n", b""),
-            b"Authorization: Bearer " + b"x" * 5000,
-            b"Host: evil.example",
-            b"Origin: http://evil.example",
-            b"X: " + b"y" * 70000,
-            b"\r\n".join(b"X-%d: y" % n for n in range(500)),
-            b"Content-Length: 5",
-            b"Content-Length: 99999999999999999999999",
-            b"Content-Length: -1",
-            b"Transfer-Encoding: chunked",
-            b"Transfer-Encoding: gzip",
-            b"Expect: 100-continue",
-            b"Upgrade: websocket\r\nConnection: Upgrade",
-            b"Content-Type: text/plain",
-            b"Content-Type: application/json; charset=utf-16",
-            b"Content-Encoding: gzip",
-            b"Range: bytes=9-1",
-            b"X\xff: \xff",
-        )
-        return self.rng.choice(lines) + b"\r\n"
+    def _odd_header(self) -> bytes:
+        token = self.rng.randbytes(9).replace(b"\r", b"").replace(b"\n", b"")
+        return self.rng.choice((b"Authorization: Bearer " + token, *HEADERS)) + b"\r\n"
 
     def _framing(self) -> bytes:
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        chunked = head + b"Transfer-Encoding: chunked\r\n\r\n"
-        return self.rng.choice(
-            (
-                chunked + b"ffffffffffffffff\r\nx",
-                chunked + b"zz\r\n{}\r\n0\r\n\r\n",
-                chunked + b"2;ext=" + b"a" * 9000 + b"\r\n{}\r\n0\r\n\r\n",
-                chunked + b"2\r\n{}\r\n0\r\nTrailer: x\r\n\r\n",
-                chunked + b"-2\r\n{}",
-                head + b"Content-Length: 3000000\r\n\r\n" + b"x" * 100,
-                head + b"Content-Length: 2\r\n\r\n{}GET / HTTP/1.1\r\n\r\n",
-                head.replace(b"\r\n", b"\n") + b"\n",
-                head.replace(b"HTTP/1.1", b"HTTP/9.9") + b"\r\n",
-                b"GET /\r\n\r\n",
-                b"\r\n" * 1000,
-                b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-                b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + self.rng.randbytes(100),
-                self.rng.randbytes(300),
-                head,
-            )
-        )
+        # the begin of a TLS handshake
+        hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + self.rng.randbytes(100)
+        return self.rng.choice((*FRAMINGS, hello, self.rng.randbytes(300)))
 
     def _request(self, method: str, path: str, body: bytes, more: bytes = b"") -> bytes:
         lines = [f"{method} {path} HTTP/1.1", f"Host: {self.host}:{self.port}", "Connection: close"]

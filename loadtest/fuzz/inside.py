@@ -1,4 +1,4 @@
-"""Targets `admission` and `host`: what a stage server does with a message, in this process and without sockets."""
+"""Targets `admission` and `host`: a stage server's way with a message, in this process and without sockets."""
 
 from __future__ import annotations
 
@@ -6,31 +6,60 @@ import asyncio
 import random
 import secrets
 import time
+from collections.abc import Sequence
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
-from loadtest.fuzz.calls import FINE_NUMBERS
-from loadtest.fuzz.hops import Refresh
 from loadtest.fuzz.inputs import Inputs
-from loadtest.fuzz.target import Target
-from serving.shipped import SHIPPED
-from stages.admission import check_hop
-from stages.host import Host, HostSettings
-from stages.links import Links
-from stages.meter import HostMeter
-from stages.parts import HostPlan, load_parts, plan_host
-from stages.refusal import Refusal
-from stages.releases import Release
+from loadtest.fuzz.target import FuzzTarget
+from serving.cli.deployment import SHIPPED
+from stages.host.host import Host, HostSettings
+from stages.host.next_hosts import NextHosts
+from stages.host.parts import HostPlan, Release, load_parts, plan_host
+from stages.host.scheduler import HostObserver
+from stages.host.validation import parse_hop
 from stages.v1 import stage_pb2
+from stages.wire.messages import PROTOCOL
+from stages.wire.status import StatusError
 
-SPANS = ((0,), (1,), (2,), (0, 1), (1, 2))
-"""Hosts of other deployments, which see the same hops."""
+SPANS = ((0,), (1,), (2,), (0, 1), (1, 2))  # hosts of other deployments, which see the same hops
 SLOW_S = 1.0
 SETTLE_S = 30.0
 ALONE = "127.0.0.1:1"
+AHEAD_S = 15.0
+FEW = 8  # names of sessions, so that some are met again: replayed, out of order, released
 
 
-class AdmissionTarget(Target):
+class Refresh:
+    """Makes captured hops, alone or in another message, ones that a host would take now."""
+
+    def __init__(self, rng: random.Random, router: str, path: Sequence[str]) -> None:
+        """:param router: the name that listens for their results.
+        :param path: addresses of the hosts of a sweep."""
+        self.rng, self.router, self.path = rng, router, list(path)
+
+    def __call__(self, message: Message) -> None:
+        if isinstance(message, stage_pb2.Hop):
+            self.hop(message)
+        elif isinstance(message, stage_pb2.HopBatch):
+            for hop in message.hops:
+                self.hop(hop)
+        elif isinstance(message, stage_pb2.RunRequest):
+            self.hop(message.hop)
+
+    def hop(self, hop: stage_pb2.Hop) -> None:
+        hop.router = self.router
+        hop.deadline_unix_ms = int((time.time() + AHEAD_S) * 1000)
+        number = self.rng.randrange(FEW) if self.rng.random() < 0.3 else self.rng.getrandbits(48)
+        hop.session = f"{self.router}.{number:x}"
+        if hop.path:
+            hop.path[:] = self.path
+            hop.place = min(hop.place, len(self.path) - 1)
+
+
+class AdmissionTarget(FuzzTarget):
+    """The checks of a hop, for hosts of several deployments."""
+
     name = "admission"
     batch_inputs = 2000
 
@@ -48,19 +77,19 @@ class AdmissionTarget(Target):
     def _check(self, data: bytes) -> None:
         begin = time.thread_time()
         try:
-            check_hop(stage_pb2.Hop.FromString(data), self.rng.choice(self.plans))
+            parse_hop(stage_pb2.Hop.FromString(data), self.rng.choice(self.plans))
             self.tally.answer("OK")
         except DecodeError:
             self.tally.answer("no message")
-        except Refusal as refusal:
+        except StatusError as refusal:
             self.tally.answer(refusal.code.name)
         except Exception as error:
-            self.tally.finding(f"check_hop raises {type(error).__name__}: {error}"[:200], data)
+            self.tally.finding(f"parse_hop raises {type(error).__name__}: {error}"[:200], data)
         if time.thread_time() - begin > SLOW_S:
-            self.tally.finding(f"check_hop takes over {SLOW_S:g} s", data)
+            self.tally.finding(f"parse_hop takes over {SLOW_S:g} s", data)
 
 
-class HostTarget(Target):
+class HostTarget(FuzzTarget):
     """A real host with loaded weights: every part of the model on it, so that hops go round and round in it."""
 
     name = "host"
@@ -71,7 +100,7 @@ class HostTarget(Target):
         self.rng = rng
         self.plan: HostPlan = plan_host(SHIPPED, (0, 1, 2))
         settings = HostSettings("inside", queue_limit=256, session_mb=64)
-        links = Links(lambda address, other: "", 0, 0, 1.0, 0.0, HostMeter())
+        links = NextHosts(lambda address, other: "", 0, 0, 1.0, 0.0, HostObserver())
         self.host = Host(Release("fuzz", self.plan, load_parts(self.plan)), settings, links)
         self.refresh = Refresh(rng, "fuzz", [ALONE])
         self.hops = Inputs(stage_pb2.Hop, hops, rng, self.refresh)
@@ -100,7 +129,7 @@ class HostTarget(Target):
 
     def _take(self, data: bytes) -> None:
         try:
-            parcel = stage_pb2.Parcel(hops=[stage_pb2.Hop.FromString(data)])
+            parcel = stage_pb2.HopBatch(hops=[stage_pb2.Hop.FromString(data)], protocol=PROTOCOL)
         except DecodeError:
             self.tally.answer("no message")
             return
@@ -110,23 +139,18 @@ class HostTarget(Target):
             self.tally.finding(f"take raises {type(error).__name__}: {error}"[:200], data)
             return
         self.tally.answer("refused" if receipt.rejections else "taken")
-        for rejection in receipt.rejections:
-            if rejection.code not in FINE_NUMBERS:
-                self.tally.finding(f"a hop is rejected with {rejection.code}: {rejection.message}", data)
+        self.tally.rejections(receipt, data)
 
     async def _settle(self) -> None:
         deadline = time.monotonic() + SETTLE_S
-        while len(self.host.engine) and time.monotonic() < deadline:
+        while len(self.host.scheduler) and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
-        if len(self.host.engine):
-            self.tally.finding(f"{len(self.host.engine)} hops are not done after {SETTLE_S:g} s")
+        if len(self.host.scheduler):
+            self.tally.finding(f"{len(self.host.scheduler)} hops are not done after {SETTLE_S:g} s")
 
     async def _listen(self) -> None:
         async for events in self.host.subscribers.listen(self.refresh.router):
-            for event in events.events:
-                self.tally.answer(f"event {event.WhichOneof('outcome')}")
-                if event.fault.code and event.fault.code not in FINE_NUMBERS:
-                    self.tally.finding(f"a fault has code {event.fault.code}: {event.fault.message}")
+            self.tally.events(events)
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         error = context.get("exception")

@@ -1,4 +1,4 @@
-"""One run: targets take turns, and after every batch everything is looked at."""
+"""One run of `onesweep fuzz`: targets take turns, and all processes are checked after every batch."""
 
 from __future__ import annotations
 
@@ -8,46 +8,35 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 
 from loadtest.fuzz.answers import AnsweredTarget, AnswersTarget
-from loadtest.fuzz.captures import Captures, record
+from loadtest.fuzz.commands import WIRE, FuzzSettings
 from loadtest.fuzz.files import FilesTarget
-from loadtest.fuzz.findings import Finding, Tally
-from loadtest.fuzz.healthy import Healthy
+from loadtest.fuzz.healthy import Captures, Healthy, record
 from loadtest.fuzz.http import HttpTarget
 from loadtest.fuzz.inside import AdmissionTarget, HostTarget
-from loadtest.fuzz.router import RouterTarget
-from loadtest.fuzz.scene import LEASE_S, Scene, open_scene
-from loadtest.fuzz.settings import FuzzSettings
-from loadtest.fuzz.stage import StageTarget
-from loadtest.fuzz.target import Target
-from loadtest.fuzz.training import TrainingTarget
-from loadtest.fuzz.watch import Watch
+from loadtest.fuzz.servers import RouterTarget, StageTarget, TrainingTarget
+from loadtest.fuzz.target import Finding, FuzzTarget, TargetTally
+from loadtest.fuzz.testbed import LEASE_S, FuzzTestbed, ProcessWatch, open_fuzz_testbed
+from loadtest.report.record import commit, this_machine
+from loadtest.report.table import aligned
 from stages.v1 import stage_pb2, stage_pb2_grpc
 
-SHARES = {
-    "stage": 17,
-    "router": 4,
-    "answers": 1,
-    "http": 3,
-    "training": 1,
-    "answered": 1,
-    "admission": 50,
-    "host": 10,
-    "files": 20,
-}
-"""Of the inputs; targets in this process are quick."""
+SHARES = {"stage": 17, "router": 4, "answers": 1, "http": 3, "training": 1, "answered": 1}
+SHARES |= {"admission": 50, "host": 10, "files": 20}
+"""Parts of the inputs by target; targets in this process are quick."""
 EMPTY_S = 3 * LEASE_S
 
 
 @dataclass
 class FuzzResult:
-    """What came of a run."""
+    """The outcome of a run."""
 
     settings: FuzzSettings
-    tallies: list[Tally]
+    tallies: list[TargetTally]
     healthy_right: dict[str, int] = field(default_factory=dict)
     told_to_wait: int = 0
     rss_mb: dict[str, float] = field(default_factory=dict)
@@ -66,13 +55,13 @@ class FuzzResult:
 async def run_fuzz(settings: FuzzSettings, say: Callable[[str], None]) -> FuzzResult:
     """Raises OnesweepError when there is nothing to fuzz: a deployment that does not come up."""
     begin = time.monotonic()
-    async with open_scene() as scene:
-        captures = await record(scene)
+    async with open_fuzz_testbed() as testbed:
+        captures = await record(testbed)
         requests, answers = (sum(map(len, kept.values())) for kept in (captures.requests, captures.answers))
         say(f"{requests} requests and {answers} answers captured")
-        healthy, watch = Healthy(scene.router, scene.gateway), Watch(scene)
-        general = Tally("all")
-        async with _targets(settings, scene, captures) as targets:
+        healthy, watch = Healthy(testbed.router, testbed.gateway), ProcessWatch(testbed)
+        general = TargetTally("all")
+        async with _targets(settings, testbed, captures) as targets:
             healthy.start()
             try:
                 await _take_turns(settings, targets, watch, say, begin + settings.seconds)
@@ -80,7 +69,7 @@ async def run_fuzz(settings: FuzzSettings, say: Callable[[str], None]) -> FuzzRe
                 healthy.stop()
         for trouble in healthy.trouble:
             general.finding(f"a healthy request: {trouble}")
-        await check_empty(scene.hosts, general)
+        await check_empty(testbed.hosts, general)
         watch.look(general)
         tallies = [*(target.tally for target in targets), general]
         right = dict(healthy.right)
@@ -90,19 +79,19 @@ async def run_fuzz(settings: FuzzSettings, say: Callable[[str], None]) -> FuzzRe
 
 
 @contextlib.asynccontextmanager
-async def _targets(settings: FuzzSettings, scene: Scene, captures: Captures) -> AsyncIterator[list[Target]]:
-    makers: dict[str, Callable[[random.Random], Target]] = {
-        "stage": lambda rng: StageTarget(scene, captures, rng),
-        "router": lambda rng: RouterTarget(scene, captures, rng),
-        "answers": lambda rng: AnswersTarget(scene, captures, rng),
-        "http": lambda rng: HttpTarget(scene, rng),
-        "training": lambda rng: TrainingTarget(scene, rng),
-        "answered": lambda rng: AnsweredTarget(scene, captures, rng),
+async def _targets(settings: FuzzSettings, testbed: FuzzTestbed, captures: Captures) -> AsyncIterator[list[FuzzTarget]]:
+    makers: dict[str, Callable[[random.Random], FuzzTarget]] = {
+        "stage": lambda rng: StageTarget(testbed, captures, rng),
+        "router": lambda rng: RouterTarget(testbed, captures, rng),
+        "answers": lambda rng: AnswersTarget(testbed, captures, rng),
+        "http": lambda rng: HttpTarget(testbed, rng),
+        "training": lambda rng: TrainingTarget(testbed, rng),
+        "answered": lambda rng: AnsweredTarget(testbed, captures, rng),
         "admission": lambda rng: AdmissionTarget(captures.hops, rng),
         "host": lambda rng: HostTarget(captures.hops, rng),
         "files": lambda rng: FilesTarget(rng),
     }
-    targets: list[Target] = []
+    targets: list[FuzzTarget] = []
     try:
         for name in settings.targets:
             # a generator of its own for each: what one target does depends on no other
@@ -114,7 +103,7 @@ async def _targets(settings: FuzzSettings, scene: Scene, captures: Captures) -> 
 
 
 async def _take_turns(
-    settings: FuzzSettings, targets: Sequence[Target], watch: Watch, say: Callable[[str], None], until: float
+    settings: FuzzSettings, targets: Sequence[FuzzTarget], watch: ProcessWatch, say: Callable[[str], None], until: float
 ) -> None:
     whole = sum(SHARES[target.name] for target in targets)
     due = {target: -(-settings.inputs * SHARES[target.name] // whole) for target in targets}
@@ -130,8 +119,8 @@ async def _take_turns(
         say(", ".join(f"{target.name} {target.tally.inputs}" for target in targets))
 
 
-async def check_empty(hosts: Sequence[str], tally: Tally) -> None:
-    """When nobody asks any more, nothing is held any more."""
+async def check_empty(hosts: Sequence[str], tally: TargetTally) -> None:
+    """Book a finding for every host that holds anything when all requests have ended."""
     for address in hosts:
         try:
             held = await _held(address)
@@ -142,7 +131,7 @@ async def check_empty(hosts: Sequence[str], tally: Tally) -> None:
 
 
 async def _held(address: str) -> str:
-    """What a host still holds when it had time to let go, in words."""
+    """Words for what a host still holds after it had time to let go."""
     async with grpc.aio.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         stub: stage_pb2_grpc.StageServiceAsyncStub = stage_pb2_grpc.StageServiceStub(channel)
         deadline = time.monotonic() + EMPTY_S
@@ -153,3 +142,48 @@ async def _held(address: str) -> str:
             if time.monotonic() > deadline:
                 return f"still holds {counters.sessions} sessions, {counters.queued} hops"
             await asyncio.sleep(0.2)
+
+
+MOST_ANSWERS = 5
+
+
+def fuzz_table(result: FuzzResult) -> str:
+    """Inputs and the commonest answers of each target."""
+    rows = []
+    for tally in result.tallies:
+        if tally.inputs:
+            shown = ", ".join(f"{what} {count}" for what, count in tally.answers.most_common(MOST_ANSWERS))
+            where = "sockets" if tally.target in WIRE else "in process"
+            rows.append([tally.target, where, f"{tally.inputs}", f"{len(tally.findings)}", shown])
+    return aligned(["target", "over", "inputs", "findings", "commonest answers"], rows)
+
+
+def fuzz_notes(result: FuzzResult) -> list[str]:
+    wired = sum(tally.inputs for tally in result.tallies if tally.target in WIRE)
+    right = ", ".join(f"{mode} {count}" for mode, count in sorted(result.healthy_right.items()))
+    notes = [
+        f"{result.inputs} inputs, {wired} of them over sockets, in {result.seconds:.0f} s, "
+        f"seed {result.settings.seed}, commit {commit()}",
+        f"healthy requests with the right text: {sum(result.healthy_right.values())} ({right}); "
+        f"told to come back later: {result.told_to_wait}",
+        "most memory: " + ", ".join(f"{name} {mb:.0f} MB" for name, mb in result.rss_mb.items()),
+        "most descriptors: " + ", ".join(f"{name} {count}" for name, count in result.descriptors.items()),
+    ]
+    return notes + [f"FOUND {f.count} x {f.target}: {f.what}" for f in result.findings]
+
+
+def fuzz_record(result: FuzzResult) -> dict[str, Any]:
+    return {
+        "fuzz": 1,
+        "commit": commit(),
+        "machine": this_machine().sentence,
+        "seed": result.settings.seed,
+        "inputs": result.inputs,
+        "seconds": result.seconds,
+        "targets": [tally.to_record() for tally in result.tallies],
+        "findings": [finding.to_record() for finding in result.findings],
+        "healthy_right": result.healthy_right,
+        "told_to_wait": result.told_to_wait,
+        "rss_mb": result.rss_mb,
+        "descriptors": result.descriptors,
+    }

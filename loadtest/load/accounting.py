@@ -7,18 +7,16 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from loadtest.load.plan import Window
-from loadtest.load.sample import Outcome, Sample, outcome_of
+from loadtest.load.plan import LoadSample, Outcome, Window, outcome_of
 
-MESSAGES = 5
-"""Different failures that are shown."""
+MESSAGES = 5  # different failures that are shown
 
 
 @dataclass(frozen=True)
 class Judged:
     """A request and its class. Times are seconds since the window began."""
 
-    sample: Sample
+    sample: LoadSample
     outcome: Outcome
     begin_s: float
     end_s: float
@@ -48,33 +46,26 @@ class Counts:
 
 @dataclass(frozen=True)
 class LoadFigures:
-    """What a run measured. Percentiles are those of right answers; None where there were none."""
+    """Figures of a run. Percentiles are those of right answers; None where there were none."""
 
-    counts: Counts
-    """Requests that began in the window."""
+    counts: Counts  # requests that began in the window
+    # Those that began before it, while users came and the deployment warmed up, or from locust's page after it.
     outside: Counts
-    """Those that began before it, while users came and the deployment warmed up, or from locust's page after it."""
-    seconds: float
-    """Length of the window as it came out."""
-    throughput_rps: float
-    """Right answers that arrived in the window, a second."""
+    seconds: float  # length of the window as it came out
+    throughput_rps: float  # right answers that arrived in the window, a second
     output_bytes_per_s: float
     p50_ms: float | None
     p95_ms: float | None
     p99_ms: float | None
-    refusal_p50_ms: float | None
-    """From sending a request to its refusal."""
+    refusal_p50_ms: float | None  # from sending a request to its refusal
     refusal_p95_ms: float | None
-    retry_after_ms: float | None
-    """Median of when refusals said to come back."""
-    generator_cores: float
-    """Processor time of the load generator, a second."""
-    failures: dict[str, int]
-    """The most frequent statuses with their sentences, and how often."""
+    retry_after_ms: float | None  # median of when refusals said to come back
+    generator_cores: float  # processor time of the load generator, a second
+    failures: dict[str, int]  # the most frequent statuses with their sentences, and how often
     interrupted: bool = False
 
 
-def judge(samples: Iterable[Sample], window: Window, texts: dict[int, bytes]) -> list[Judged]:
+def judge(samples: Iterable[LoadSample], window: Window, texts: dict[int, bytes]) -> list[Judged]:
     """:param texts: what each answered case gives alone."""
     return [
         Judged(s, outcome_of(s, texts.get(s.case)), s.begin_s - window.begin_s, s.end_s - window.begin_s)
@@ -122,5 +113,5 @@ def percentile(ordered: Sequence[float], percent: int) -> float | None:
     return ordered[-(-percent * len(ordered) // 100) - 1] if ordered else None
 
 
-def _failure(sample: Sample) -> str:
+def _failure(sample: LoadSample) -> str:
     return f"{sample.status}: {sample.message}" if sample.message else sample.status

@@ -7,20 +7,20 @@ import contextlib
 import shlex
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loadtest.report.record import add_report_options, check_report_options, write_report
 from stages.errors import InputError, Interrupted, OnesweepError
+from stages.settings import add_flags, from_flags
 
 if TYPE_CHECKING:
     import socket
     from argparse import _SubParsersAction
 
-    from loadtest.load.knee import Climb
-    from loadtest.load.run import LoadResult, LoadSettings
-    from loadtest.load.scene import Scene
-    from loadtest.load.target import RouterFacts
-    from loadtest.load.texts import Texts
+    from loadtest.load.plan import LoadSettings
+    from loadtest.load.run import Climb, LoadResult, LoadRun
+    from loadtest.workload.caller import RouterState
+    from loadtest.workload.texts import Texts
 
     Subparsers = _SubParsersAction[argparse.ArgumentParser]
 
@@ -31,26 +31,14 @@ WEB_PORT = 8089
 
 
 def register(subparsers: Subparsers) -> None:
-    from loadtest.load.access import add_access_options
+    from loadtest.load.plan import LoadSettings
+    from loadtest.workload.caller import add_access_options
 
     load = subparsers.add_parser("loadtest", help="many users at once: latency, throughput, every text checked")
-    load.add_argument("--profile", metavar="P", help="links between the hosts; loopback needs no root (loopback)")
-    load.add_argument("--profiles", type=Path, metavar="FILE", help="profiles of your own")
-    load.add_argument("--mode", metavar="M[,M]", help="mode, more than one with --find-knee (sweep)")
-    load.add_argument("--users", type=int, metavar="U", help="users; with --find-knee the most that are tried (8; 256)")
-    load.add_argument("--seconds", type=float, default=30.0, metavar="S", help="length of the measurement (30)")
-    load.add_argument("--spawn-rate", type=float, metavar="R", help="users started a second (all within one second)")
-    load.add_argument("--warm-up-s", type=float, default=3.0, metavar="S", help="before the measurement (3)")
-    load.add_argument("--timeout-s", type=float, default=60.0, metavar="S", help="deadline of a request (60)")
-    load.add_argument("--bytes", type=int, default=128, metavar="N", help="bytes to generate (128)")
-    load.add_argument("--seed", type=int, default=0, metavar="S", help="first seed (0)")
-    load.add_argument("--texts", type=int, default=64, metavar="N", help="distinct texts that are asked for (64)")
-    load.add_argument("--checkpoint", type=Path, metavar="DIR", help="default: shipped weights")
-    load.add_argument("--hosts", type=int, metavar="N", help="hosts that share the blocks (3)")
+    add_flags(load, LoadSettings)
     add_access_options(load)
     load.add_argument("--find-knee", action="store_true", help="1, 2, 4, 8 ... users until latency gives way")
-    load.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-    load.add_argument("--html", type=Path, metavar="FILE", help="write a report with pictures")
+    add_report_options(load, html=True)
     load.add_argument("--web", action="store_true", help="locust's page on 127.0.0.1, until Ctrl-C")
     load.add_argument("--web-port", type=int, default=WEB_PORT, metavar="PORT", help=f"its port ({WEB_PORT})")
     load.set_defaults(run=run_loadtest)
@@ -58,27 +46,27 @@ def register(subparsers: Subparsers) -> None:
 
 def run_loadtest(options: argparse.Namespace) -> int:
     from loadtest.load.generator import open_listener
-    from loadtest.load.prompts import make_cases
-    from loadtest.load.scene import Scene
-    from loadtest.load.target import check_target, open_target
-    from loadtest.load.texts import Texts
-    from loadtest.machine import this_machine
-    from serving.deployment import ends_cleanly
+    from loadtest.load.run import LoadRun
+    from loadtest.report.record import this_machine
+    from loadtest.workload.prompts import seeded_prompts
+    from loadtest.workload.testbed import check_testbed, open_testbed
+    from loadtest.workload.texts import Texts
+    from serving.cli.deployment import ends_cleanly
 
     modes = _modes(options)
     settings = _settings(options, modes[0])
-    _check_files(options)
-    check_target(settings.target)
+    check_report_options(options)
+    check_testbed(settings.target)
     with ends_cleanly(), contextlib.ExitStack() as stack:
         listener = stack.enter_context(open_listener(options.web_port)) if options.web else None
         if settings.target.access is None:
             print(
                 f"starting {settings.target.host_count} hosts and a router ({settings.target.profile}) ...", flush=True
             )
-        target = stack.enter_context(open_target(settings.target))
+        target = stack.enter_context(open_testbed(settings.target))
         facts = target.facts()
-        scene = Scene(settings, target, facts, this_machine(), shlex.join(["onesweep", *sys.argv[1:]]))
-        cases = make_cases(settings.cases, settings.first_seed, settings.max_bytes, facts.context_bytes)
+        scene = LoadRun(settings, target, facts, this_machine(), shlex.join(["onesweep", *sys.argv[1:]]))
+        cases = seeded_prompts(settings.cases, settings.first_seed, settings.max_bytes, facts.context_bytes)
         texts = Texts(target, cases, settings.max_bytes)
         served = _served(modes, facts)
         if options.find_knee:
@@ -86,11 +74,9 @@ def run_loadtest(options: argparse.Namespace) -> int:
         return _run(options, scene, texts, listener)
 
 
-def _run(options: argparse.Namespace, scene: Scene, texts: Texts, listener: socket.socket | None) -> int:
-    from loadtest.load.page import load_page
-    from loadtest.load.record import load_record
+def _run(options: argparse.Namespace, scene: LoadRun, texts: Texts, listener: socket.socket | None) -> int:
+    from loadtest.load.report import load_page, load_record, run_notes, run_table
     from loadtest.load.run import run_load, run_with_page
-    from loadtest.load.table import run_notes, run_table
 
     settings, target = scene.settings, scene.target
 
@@ -115,12 +101,9 @@ def _run(options: argparse.Namespace, scene: Scene, texts: Texts, listener: sock
     return 0
 
 
-def _find_knee(options: argparse.Namespace, scene: Scene, texts: Texts, modes: list[str]) -> int:
-    from loadtest.load.knee import climb
-    from loadtest.load.page import knee_page
-    from loadtest.load.record import knee_record
-    from loadtest.load.run import run_load
-    from loadtest.load.table import knee_notes, run_line, run_table
+def _find_knee(options: argparse.Namespace, scene: LoadRun, texts: Texts, modes: list[str]) -> int:
+    from loadtest.load.report import knee_notes, knee_page, knee_record, run_line, run_table
+    from loadtest.load.run import climb, run_load
 
     climbs: list[Climb] = []
 
@@ -155,26 +138,14 @@ def _modes(options: argparse.Namespace) -> list[str]:
 
 
 def _settings(options: argparse.Namespace, mode: str) -> LoadSettings:
-    from loadtest.load.access import Access
     from loadtest.load.generator import check_locust
-    from loadtest.load.run import LoadSettings, check_settings
-    from loadtest.load.target import LOOPBACK, TargetSettings
+    from loadtest.load.plan import LoadSettings, check_settings
+    from loadtest.workload.caller import Access
+    from loadtest.workload.testbed import TestbedSettings
 
     users = options.users if options.users is not None else MOST_KNEE_USERS if options.find_knee else DEFAULT_USERS
-    settings = LoadSettings(
-        TargetSettings(
-            options.profile or LOOPBACK, Access.of(options), options.checkpoint, options.hosts, options.profiles
-        ),
-        mode,
-        users,
-        options.seconds,
-        options.spawn_rate,
-        options.bytes,
-        options.seed,
-        options.texts,
-        options.warm_up_s,
-        options.timeout_s,
-    )
+    target = from_flags(TestbedSettings, options, access=Access.of(options))
+    settings = from_flags(LoadSettings, options, target=target, mode=mode, users=users)
     check_settings(settings)
     if options.web and options.find_knee:
         raise InputError("--web shows one run: leave out --find-knee")
@@ -182,18 +153,7 @@ def _settings(options: argparse.Namespace, mode: str) -> LoadSettings:
     return settings
 
 
-def _check_files(options: argparse.Namespace) -> None:
-    from loadtest.destination import check_destination
-    from loadtest.load.pictures import check_matplotlib
-
-    if options.json:
-        check_destination(options.json)
-    if options.html:
-        check_matplotlib()
-        check_destination(options.html, "--html")
-
-
-def _served(modes: list[str], facts: RouterFacts) -> list[str]:
+def _served(modes: list[str], facts: RouterState) -> list[str]:
     """The modes that the router serves; a sentence for each of the others. Raises InputError when none is left."""
     served = [mode for mode in modes if mode in facts.modes]
     if not served:
@@ -205,13 +165,8 @@ def _served(modes: list[str], facts: RouterFacts) -> list[str]:
 
 
 def _write(options: argparse.Namespace, record: dict[str, Any], page: Callable[[], str]) -> None:
-    from loadtest.destination import write_json
-    from loadtest.page import write_page
-
-    if options.json:
-        write_json(options.json, record)
+    write_report(options, record, page)
     if options.html:
-        write_page(options.html, page())
         print(f"report: {options.html}")
 
 

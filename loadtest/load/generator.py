@@ -3,30 +3,52 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import IO
 
-from loadtest.load.interruption import on_signal
-from loadtest.load.plan import Drained, LoadPlan, Window, from_line
-from loadtest.load.sample import Sample
-from loadtest.load.target import Target
+from loadtest.load.plan import Drained, LoadPlan, LoadSample, Window, from_line
+from loadtest.workload.testbed import Testbed
 from stages.errors import InputError, ServiceError
 
-END_S = 20.0
-"""How long the generator may take to end once it was told to."""
+# Signals that end a command: Ctrl-C, a plain `kill`, a closed terminal.
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def on_signal(act: Callable[[], None]) -> Iterator[None]:
+    """Any of the signals calls `act` while the `with` block runs; outside the main thread nothing changes.
+
+    Ctrl-C is set too, because a command that a script starts in the background inherits it ignored.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, lambda *_: act()) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+END_S = 20.0  # how long the generator may take to end once it was told to
 
 
 @dataclass
 class Recording:
     """Every request of a run, and which part of it is measured."""
 
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[LoadSample] = field(default_factory=list)
     window: Window | None = None
 
 
@@ -43,7 +65,7 @@ class Generator:
         assert self._process.stdout is not None
         for line in iter(self._process.stdout.readline, ""):
             match from_line(line):
-                case Sample() as sample:
+                case LoadSample() as sample:
                     self.recording.samples.append(sample)
                 case Window() as window:
                     self.recording.window = replace(window, interrupted=window.interrupted or self.stopped)
@@ -63,14 +85,14 @@ class Generator:
                 stdin.close()
 
     def hurry(self) -> None:
-        """What Ctrl-C does: stop, and interrupt when that was asked for before."""
+        """Handle Ctrl-C: stop, and interrupt at the second time."""
         if self.stopped:
             raise KeyboardInterrupt
         self.stop()
 
 
 @contextlib.contextmanager
-def start_generator(target: Target, plan: LoadPlan, listener: socket.socket | None = None) -> Iterator[Generator]:
+def start_generator(target: Testbed, plan: LoadPlan, listener: socket.socket | None = None) -> Iterator[Generator]:
     """A load generator beside the router; it ends with the `with` block, whatever happens.
 
     In the block Ctrl-C only stops the users, so that what they did can still be counted; a second one interrupts.

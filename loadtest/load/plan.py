@@ -1,17 +1,75 @@
-"""What the load generator is told, and what it tells: JSON, one message a line."""
+"""Messages to and from the load generator: JSON, one message a line."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any
 
-from loadtest.load.access import Access
-from loadtest.load.prompts import Case
-from loadtest.load.sample import Sample
+from loadtest.workload.caller import Access
+from loadtest.workload.prompts import SeededPrompt
+from loadtest.workload.testbed import TestbedSettings
+from stages.errors import InputError
+from stages.settings import flag
 
-GRACE_S = 5.0
-"""How long after its deadline a request may still be answered before it counts as lost."""
+# One request as its user saw it, and the class that it falls into.
+
+
+OK = "OK"
+OPEN = "OPEN"  # not a gRPC status: no answer and no status came, and the run waited no longer
+CUT = "CUT"  # not a gRPC status: the run was stopped, or its user taken away, while there was still time for an answer
+
+
+class Outcome(StrEnum):
+    """The class of a request; each has exactly one."""
+
+    RIGHT = "right"  # answered with the text that the same seed gives alone
+    WRONG = "wrong"  # answered with another text
+    REFUSED = "refused"  # told to come back, and when
+    FAILED = "failed"  # any other error status
+    LOST = "lost"  # neither answer nor status
+    CUT = "cut"  # the user was taken away first, by Ctrl-C or from locust's page: nothing can be said
+
+
+@dataclass(frozen=True)
+class LoadSample:
+    """A request. Times are seconds on the load generator's own clock."""
+
+    case: int
+    begin_s: float
+    end_s: float
+    status: str  # name of a gRPC status, OPEN or CUT
+    own_status: bool = False  # True: gRPC of the user's side made the status, because the router sent none
+    retry_after_ms: int | None = None
+    message: str = ""
+    output: str = ""  # the bytes of the answer, in hex
+
+    @property
+    def latency_ms(self) -> float:
+        return (self.end_s - self.begin_s) * 1000
+
+
+def outcome_of(sample: LoadSample, expected: bytes | None) -> Outcome:
+    """:param expected: the text of the sample's case alone; None only where nothing was answered."""
+    match sample.status:
+        case "OK":
+            return Outcome.RIGHT if bytes.fromhex(sample.output) == expected else Outcome.WRONG
+        case "OPEN":
+            return Outcome.LOST
+        case "CUT":
+            return Outcome.CUT
+        # a router that sends this itself has answered: that is a failure, not a loss
+        case "DEADLINE_EXCEEDED" if sample.own_status:
+            return Outcome.LOST
+        case "RESOURCE_EXHAUSTED" if sample.retry_after_ms is not None:
+            return Outcome.REFUSED
+    return Outcome.FAILED
+
+
+MOST = 1_000_000
+MOST_SEED = 1 << 63
+GRACE_S = 5.0  # how long after its deadline a request may still be answered before it counts as lost
 
 
 @dataclass(frozen=True)
@@ -21,25 +79,19 @@ class LoadPlan:
     access: Access
     mode: str
     max_bytes: int
-    cases: tuple[Case, ...]
+    cases: tuple[SeededPrompt, ...]
     users: int
-    spawn_rate: float
-    """Users started a second."""
-    warm_up_s: float
-    """From the moment that all users are there to the window."""
-    seconds: float
-    """Length of the window."""
-    timeout_s: float
-    """Deadline of a request."""
+    spawn_rate: float  # users started a second
+    warm_up_s: float  # from the moment that all users are there to the window
+    seconds: float  # length of the window
+    timeout_s: float  # deadline of a request
     grace_s: float = GRACE_S
-    token: str = ""
-    """Who asks; empty: whoever $ONESWEEP_TOKEN names."""
-    web_fd: int | None = None
-    """A listening socket for locust's page; None = no page."""
+    token: str = ""  # token of the users; empty: $ONESWEEP_TOKEN
+    web_fd: int | None = None  # a listening socket for locust's page; None = no page
 
     @property
     def patience_s(self) -> float:
-        """How long a user waits for an answer or a status."""
+        """Longest wait of a user for an answer or a status."""
         return self.timeout_s + self.grace_s
 
     def to_json(self) -> str:
@@ -48,8 +100,51 @@ class LoadPlan:
     @classmethod
     def from_json(cls, text: str) -> LoadPlan:
         table = json.loads(text)
-        cases = tuple(Case(**case) for case in table.pop("cases"))
+        cases = tuple(SeededPrompt(**case) for case in table.pop("cases"))
         return cls(Access(**table.pop("access")), cases=cases, **table)
+
+
+@dataclass(frozen=True)
+class LoadSettings:
+    """Settings of `onesweep loadtest`, but for where its results go."""
+
+    target: TestbedSettings = field(default_factory=TestbedSettings)
+    mode: str = field(default="sweep", metadata=flag("mode, more than one with --find-knee", metavar="M[,M]"))
+    users: int = field(
+        default=8,
+        metadata=flag("users; with --find-knee the most that are tried", metavar="U", shown="8; 256"),
+    )
+    seconds: float = field(default=30.0, metadata=flag("length of the measurement", metavar="S", above=0))
+    spawn_rate: float | None = field(
+        default=None, metadata=flag("users started a second", metavar="R", shown="all within one second", above=0)
+    )
+    max_bytes: int = field(default=128, metadata=flag("bytes to generate", name="--bytes"))
+    first_seed: int = field(default=0, metadata=flag("first seed", name="--seed", metavar="S"))
+    cases: int = field(default=64, metadata=flag("distinct texts that users request", name="--texts"))
+    warm_up_s: float = field(default=3.0, metadata=flag("time under load before the measurement"))
+    timeout_s: float = field(default=60.0, metadata=flag("deadline of a request", above=0))
+
+    def plan(self, access: Access, cases: tuple[SeededPrompt, ...], mode: str, users: int) -> LoadPlan:
+        rate = float(users) if self.spawn_rate is None else self.spawn_rate
+        return LoadPlan(access, mode, self.max_bytes, cases, users, rate, self.warm_up_s, self.seconds, self.timeout_s)
+
+
+def check_settings(settings: LoadSettings) -> None:
+    """Raises InputError for numbers that no run can have."""
+    for name, number in (
+        ("--users", settings.users),
+        ("--seconds", settings.seconds),
+        ("--spawn-rate", settings.spawn_rate),
+        ("--bytes", settings.max_bytes),
+        ("--texts", settings.cases),
+        ("--timeout-s", settings.timeout_s),
+    ):
+        if number is not None and not 0 < number < MOST:
+            raise InputError(f"{name} must be above 0 and below {MOST}, not {number:g}")
+    if not 0 <= settings.warm_up_s < MOST:
+        raise InputError(f"--warm-up-s must be 0 or more and below {MOST}, not {settings.warm_up_s:g}")
+    if not 0 <= settings.first_seed < MOST_SEED:
+        raise InputError(f"--seed must be from 0 to {MOST_SEED - 1}, not {settings.first_seed}")
 
 
 @dataclass(frozen=True)
@@ -58,16 +153,15 @@ class Window:
 
     begin_s: float
     end_s: float
-    processor_s: float
-    """Processor time that the load generator took in it."""
+    processor_s: float  # processor time that the load generator took in it
     interrupted: bool = False
 
     @property
     def seconds(self) -> float:
         return self.end_s - self.begin_s
 
-    def holds(self, sample: Sample) -> bool:
-        """Whether the request began in the window."""
+    def holds(self, sample: LoadSample) -> bool:
+        """True where the request began in the window."""
         return self.begin_s <= sample.begin_s < self.end_s
 
 
@@ -76,8 +170,8 @@ class Drained:
     """Every request of the run has ended: what was read until now is complete."""
 
 
-Message = Sample | Window | Drained
-_KINDS: dict[str, type[Message]] = {"sample": Sample, "window": Window, "drained": Drained}
+Message = LoadSample | Window | Drained
+_KINDS: dict[str, type[Message]] = {kind.__name__.lower(): kind for kind in (LoadSample, Window, Drained)}
 
 
 def to_line(message: Message) -> str:

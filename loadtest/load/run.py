@@ -4,43 +4,18 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
-from loadtest.load.access import Access
 from loadtest.load.accounting import Judged, LoadFigures, figures_of, judge
 from loadtest.load.generator import Recording, start_generator
-from loadtest.load.plan import LoadPlan
-from loadtest.load.prompts import Case
-from loadtest.load.sample import OK, Outcome
-from loadtest.load.target import Target, TargetSettings
-from loadtest.load.texts import Texts
-from stages.errors import InputError, Interrupted, ServiceError
-
-MOST = 1_000_000
-MOST_SEED = 1 << 63
-
-
-@dataclass(frozen=True)
-class LoadSettings:
-    """What `onesweep loadtest` is told, but for where its results go."""
-
-    target: TargetSettings
-    mode: str = "sweep"
-    users: int = 8
-    seconds: float = 30.0
-    spawn_rate: float | None = None
-    """Users started a second; None = all within one second."""
-    max_bytes: int = 128
-    first_seed: int = 0
-    cases: int = 64
-    """Distinct texts that are asked for."""
-    warm_up_s: float = 3.0
-    timeout_s: float = 60.0
-
-    def plan(self, access: Access, cases: tuple[Case, ...], mode: str, users: int) -> LoadPlan:
-        rate = float(users) if self.spawn_rate is None else self.spawn_rate
-        return LoadPlan(access, mode, self.max_bytes, cases, users, rate, self.warm_up_s, self.seconds, self.timeout_s)
+from loadtest.load.plan import OK, LoadSettings, Outcome
+from loadtest.report.record import MachineFacts
+from loadtest.workload.caller import RouterState
+from loadtest.workload.testbed import Testbed
+from loadtest.workload.texts import Texts
+from stages.errors import Interrupted, ServiceError
 
 
 @dataclass(frozen=True)
@@ -51,32 +26,12 @@ class LoadResult:
     users: int
     figures: LoadFigures
     judged: list[Judged]
-    texts: str
-    """What the texts were compared with."""
-    wrong: str = ""
-    """The first wrong text beside the right one."""
+    texts: str  # what the texts were compared with
+    wrong: str = ""  # the first wrong text beside the right one
     interrupted: bool = False
 
 
-def check_settings(settings: LoadSettings) -> None:
-    """Raises InputError for numbers that no run can have."""
-    for flag, number in (
-        ("--users", settings.users),
-        ("--seconds", settings.seconds),
-        ("--spawn-rate", settings.spawn_rate),
-        ("--bytes", settings.max_bytes),
-        ("--texts", settings.cases),
-        ("--timeout-s", settings.timeout_s),
-    ):
-        if number is not None and not 0 < number < MOST:
-            raise InputError(f"{flag} must be above 0 and below {MOST}, not {number:g}")
-    if not 0 <= settings.warm_up_s < MOST:
-        raise InputError(f"--warm-up-s must be 0 or more and below {MOST}, not {settings.warm_up_s:g}")
-    if not 0 <= settings.first_seed < MOST_SEED:
-        raise InputError(f"--seed must be from 0 to {MOST_SEED - 1}, not {settings.first_seed}")
-
-
-def run_load(settings: LoadSettings, target: Target, texts: Texts, mode: str, users: int) -> LoadResult:
+def run_load(settings: LoadSettings, target: Testbed, texts: Texts, mode: str, users: int) -> LoadResult:
     """One run on a deployment that has nothing else to do. Raises OnesweepError."""
     with start_generator(target, settings.plan(target.access, texts.cases, mode, users)) as generator:
         result = result_of(generator.drain(), texts, mode, users)
@@ -84,7 +39,7 @@ def run_load(settings: LoadSettings, target: Target, texts: Texts, mode: str, us
 
 
 def run_with_page(
-    settings: LoadSettings, target: Target, texts: Texts, listener: socket.socket, shown: Callable[[LoadResult], None]
+    settings: LoadSettings, target: Testbed, texts: Texts, listener: socket.socket, shown: Callable[[LoadResult], None]
 ) -> LoadResult:
     """Like `run_load`, with locust's page until Ctrl-C; what is started from the page is accounted for, too.
 
@@ -130,3 +85,112 @@ def _difference(judged: Judged, texts: Texts, expected: dict[int, bytes]) -> str
         f"prompt {case.prompt!r}, seed {case.seed}\n"
         f"  under load: {bytes.fromhex(judged.sample.output)!r}\n  alone:      {expected[judged.sample.case]!r}"
     )
+
+
+# Where and how figures came about: what a report says beside them.
+
+
+@dataclass(frozen=True)
+class LoadRun:
+    """Everything that runs of one command have in common."""
+
+    settings: LoadSettings
+    target: Testbed
+    facts: RouterState
+    machine: MachineFacts
+    command: str
+
+    def record(self) -> dict[str, Any]:
+        s = self.settings
+        return {
+            "profile": self.target.profile,
+            "router": self.target.router,
+            "hosts": self.facts.hosts,
+            "request_limit": self.facts.request_limit,
+            "max_bytes": s.max_bytes,
+            "asked_seconds": s.seconds,
+            "warm_up_s": s.warm_up_s,
+            "timeout_s": s.timeout_s,
+            "distinct_texts": s.cases,
+            "first_seed": s.first_seed,
+            "command": self.command,
+            "machine": asdict(self.machine),
+        }
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The same for people."""
+        s, profile = self.settings, self.target.profile
+        return [
+            ("command", self.command),
+            ("deployment", f"{self.facts.hosts} hosts, profile {profile}, router {self.target.router}"),
+            ("requests that the router takes at once", str(self.facts.request_limit)),
+            ("bytes a text", str(s.max_bytes)),
+            ("window", f"{s.seconds:g} s after {s.warm_up_s:g} s of warm-up"),
+            ("deadline of a request", f"{s.timeout_s:g} s"),
+            ("distinct texts", f"{s.cases}, seeds from {s.first_seed}"),
+            ("machine", self.machine.sentence),
+        ]
+
+
+# Over the knee, p95 is more than DOUBLED times that of one user, or twice the users bring less than GROWTH times the
+# throughput.
+DOUBLED, GROWTH = 2.0, 1.05
+
+
+@dataclass(frozen=True)
+class Climb:
+    """One mode with more and more users, and why it ended."""
+
+    mode: str
+    results: list[LoadResult]
+    knee: int | None  # most users that the mode was seen to carry; None when not even one was answered
+    ended: str  # what the next number of users did, in words; empty where the knee lies beyond the most that were tried
+
+    @property
+    def interrupted(self) -> bool:
+        return any(result.interrupted for result in self.results)
+
+    @property
+    def knee_result(self) -> LoadResult | None:
+        return next((result for result in self.results if result.users == self.knee), None)
+
+
+def climb(mode: str, most_users: int, measure: Callable[[str, int], LoadResult]) -> Climb:
+    """Double the users until p95 has doubled or throughput grows no more.
+
+    :param measure: one load run of a mode with a number of users.
+    """
+    results: list[LoadResult] = []
+    for users in levels(most_users):
+        results.append(measure(mode, users))
+        reason = over_the_knee(results)
+        if reason:
+            before = results[-2].users if len(results) > 1 else None
+            return Climb(mode, results, before, reason)
+    return Climb(mode, results, results[-1].users, "")
+
+
+def levels(most_users: int) -> Iterable[int]:
+    """1, 2, 4, 8 ... and `most_users` at the end."""
+    users = 1
+    while users < most_users:
+        yield users
+        users *= 2
+    yield most_users
+
+
+def over_the_knee(results: list[LoadResult]) -> str:
+    """Why the last of these runs, each with more users than the one before, is over the knee; empty when it is not."""
+    first, last = results[0].figures, results[-1].figures
+    if results[-1].interrupted:
+        return "it was interrupted"
+    if last.p95_ms is None or first.p95_ms is None:
+        return "no request was answered"
+    if len(results) == 1:
+        return ""
+    if last.p95_ms > DOUBLED * first.p95_ms:
+        return f"p95 is {last.p95_ms / first.p95_ms:.1f} x that of one user"
+    growth = last.throughput_rps / results[-2].figures.throughput_rps if results[-2].figures.throughput_rps else 0.0
+    if growth < GROWTH:
+        return f"throughput grew by a factor of {growth:.2f} only"
+    return ""

@@ -17,8 +17,8 @@ def main() -> None:
     from grpc.experimental import gevent as grpc_gevent
 
     grpc_gevent.init_gevent()
-    from loadtest.load.crowd import run_crowd
     from loadtest.load.plan import LoadPlan
+    from loadtest.load.users import run_crowd
 
     run_crowd(LoadPlan.from_json(plan_line.decode()))
 

@@ -1,18 +1,64 @@
-"""The ruler held against itself: human text must win against text that only pleases some figure."""
+"""`onesweep quality --check`: human text must win against texts that are made to please single figures."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from itertools import cycle, islice
 from typing import Any
 
-from loadtest.machine import commit, this_machine
-from loadtest.quality.cheats import CHEATS, cheat_texts
-from loadtest.quality.panel import Figures
-from loadtest.quality.row import HUMAN, QualityRow
-from loadtest.quality.run import Ground, Meter, QualitySettings, check_numbers, cut, lay_ground, training_record
-from loadtest.quality.verdict import Verdict, verdict
+import numpy as np
+
+from loadtest.quality.judge import check_judge, default_judge
+from loadtest.quality.panel import HUMAN, Comparison, QualityRow, TextFigures, verdict
+from loadtest.quality.prompts import Passage
+from loadtest.quality.run import JudgedText, Meter, cut, head, judge_text
+from loadtest.quality.settings import QualitySettings
 from stages.errors import InputError
+
+PHRASE_WORDS = 4
+
+
+def shuffled_words(passage: Passage, numbers: np.random.Generator) -> bytes:
+    """The true continuation with its words, cut at blanks, in another order."""
+    words = passage.continuation.split(b" ")
+    return b" ".join(words[i] for i in numbers.permutation(len(words)))
+
+
+def shuffled_bytes(passage: Passage, numbers: np.random.Generator) -> bytes:
+    """The true continuation with its characters in another order."""
+    text = passage.continuation.decode()
+    return "".join(text[i] for i in numbers.permutation(len(text))).encode()
+
+
+def repeated_phrase(passage: Passage, numbers: np.random.Generator) -> bytes:
+    """The first words of the true continuation, again and again."""
+    phrase = b" ".join(passage.continuation.split()[:PHRASE_WORDS]) + b" "
+    return _repeated(phrase, len(passage.continuation))
+
+
+def copied_prompt(passage: Passage, numbers: np.random.Generator) -> bytes:
+    """The prompt, again and again."""
+    return _repeated(passage.prompt, len(passage.continuation))
+
+
+CHEATS: dict[str, Callable[[Passage, np.random.Generator], bytes]] = {
+    "shuffled words": shuffled_words,
+    "shuffled bytes": shuffled_bytes,
+    "repeated phrase": repeated_phrase,
+    "copied prompt": copied_prompt,
+}
+
+
+def cheat_texts(name: str, passages: Sequence[Passage], seed: int) -> list[bytes]:
+    """One text for each passage, of the length of its true continuation."""
+    numbers = np.random.default_rng(seed)
+    return [CHEATS[name](passage, numbers) for passage in passages]
+
+
+def _repeated(text: bytes, length: int) -> bytes:
+    return bytes(islice(cycle(text), length))
+
 
 REFERENCE = "reference"
 
@@ -22,10 +68,9 @@ class CheckResult:
     """Rows of the cheats, of one half of the human text and of the other, and how the first half did."""
 
     settings: QualitySettings
-    ground: Ground
+    judged: JudgedText
     rows: list[QualityRow]
-    verdicts: dict[str, Verdict]
-    """Of human text against each cheat."""
+    verdicts: dict[str, Comparison]  # of human text against each cheat
     command: str
 
     @property
@@ -36,18 +81,10 @@ class CheckResult:
         return [_sentence(name, one) for name, one in self.verdicts.items()]
 
     def record(self) -> dict[str, Any]:
-        s = self.settings
         return {
-            "quality": "check",
+            **head("check", self.command),
             "holds": self.holds,
-            "command": self.command,
-            "commit": commit(),
-            "machine": asdict(this_machine()),
-            "settings": {name: str(v) if isinstance(v, Path) else v for name, v in asdict(s).items()},
-            "judge": self.ground.judge.name,
-            "prompts": {"path": str(s.prompts), "sha256": self.ground.prompts.digest(), "count": s.count},
-            "training": training_record(self.ground),
-            "seed": s.seed,
+            **self.judged.record(self.settings),
             "rows": [row.to_record() for row in self.rows],
             "verdicts": {name: asdict(one) | {"human_wins": one.wins} for name, one in self.verdicts.items()},
         }
@@ -55,16 +92,16 @@ class CheckResult:
 
 def run_check(settings: QualitySettings, command: str, meter: Meter) -> CheckResult:
     """Human continuations, and cheats made from them, against other human text. Raises OnesweepError."""
-    check_numbers(settings)
+    check_judge(settings.judge or default_judge())
     prompts = cut(settings)
     if len(prompts.reference) < settings.count:
         raise InputError(
             f"the check needs text for {2 * settings.count} passages, half of them for comparison; there is room for "
             f"{settings.count + len(prompts.reference)}: give more text, or a smaller --count"
         )
-    ground = lay_ground(settings, prompts)
+    judged = judge_text(settings, prompts)
     with meter("judging", (len(CHEATS) + 2) * settings.count) as progress:
-        panel = ground.panel(settings.seed, progress)
+        panel = judged.panel(settings.seed, progress)
         reference = _row(REFERENCE, panel.measure(prompts.reference, panel.reference))
         human = _row(HUMAN, panel.measure(prompts.asked, [passage.continuation for passage in prompts.asked]))
         cheats = {
@@ -72,14 +109,14 @@ def run_check(settings: QualitySettings, command: str, meter: Meter) -> CheckRes
             for name in CHEATS
         }
     verdicts = {name: verdict(human, cheat, reference) for name, cheat in cheats.items()}
-    return CheckResult(settings, ground, [*cheats.values(), human, reference], verdicts, command)
+    return CheckResult(settings, judged, [*cheats.values(), human, reference], verdicts, command)
 
 
-def _row(name: str, figures: Figures) -> QualityRow:
+def _row(name: str, figures: TextFigures) -> QualityRow:
     return QualityRow(name, n=len(figures.sizes), figures=figures.values, reasons=figures.reasons)
 
 
-def _sentence(name: str, one: Verdict) -> str:
+def _sentence(name: str, one: Comparison) -> str:
     losses = f", farther in {', '.join(one.farther)}" if one.farther else ""
     return (
         f"{'holds' if one.wins else 'FAILS'}: human text against {name}: "

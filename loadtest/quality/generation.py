@@ -1,34 +1,143 @@
-"""Continuations from a router: every arm on every prompt, several requests in flight."""
+"""Continuations from a router for every arm: a mode with its settings, such as `resample:chain:chunk=32`."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from loadtest.load.access import Access
-from loadtest.quality.arm import INFILL, QualityArm
 from loadtest.quality.prompts import Passage
-from serving.client import AsyncClient, Client, Result
-from serving.errors import RequestRefused, RouterError
+from loadtest.quality.settings import finite
+from loadtest.workload.caller import Access
+from serving.client.client import AsyncClient, Client, Result
+from serving.client.errors import RequestRefused, RouterError
+from serving.modes.frontier import SETTINGS
+from serving.router.request import Request
 from stages.errors import InputError, ServiceError
 
-TRIES = 20
-"""Of a request that is told to come back."""
+SCORERS = ("chain", "ar")
+INFILL = "infill"
+
+
+@dataclass(frozen=True)
+class QualityArm:
+    """One row of the table: requests that differ in nothing but prompt and seed. None is the router's to choose."""
+
+    mode: str
+    scorer: str | None = None
+    chunk: int | None = None
+    candidates: int | None = None
+    steps: int | None = None
+    temperature: float | None = None
+    codec: str | None = None
+    sampler: str | None = None
+    drafter: str | None = None
+    draft: int | None = None
+    branches: int | None = None
+    budget_ms: int | None = None
+
+    @property
+    def label(self) -> str:
+        """A spec that gives this arm."""
+        settings = (f"{name}={getattr(self, name)}" for name in KEYS if getattr(self, name) is not None)
+        return ":".join([self.mode, *([self.scorer] if self.scorer else []), *settings])
+
+    def request(self) -> dict[str, Any]:
+        """Keyword arguments of `Client.generate` besides prompt, suffix, length and seed."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+# Settings that a spec can name, and their kind. Their ranges are the router's to check: it alone knows the model.
+KEYS: dict[str, type] = {name: kind for name, kind in SETTINGS.items() if name != "scorer"} | {"budget_ms": int}
+
+
+def parse_arm(spec: str, modes: Sequence[str]) -> QualityArm:
+    """:param modes: names that are known. Raises InputError."""
+    mode, *parts = (part.strip() for part in spec.split(":"))
+    if mode not in modes:
+        raise InputError(f"unknown mode {mode!r} in {spec!r}; choose from {', '.join(modes)}")
+    scorer: str | None = None
+    settings: dict[str, int | float | str] = {}
+    for i, part in enumerate(parts):
+        name, equals, value = part.partition("=")
+        if not equals:
+            if i or part not in SCORERS:
+                raise InputError(
+                    f"{spec!r}: {part!r} is not a setting; after the mode comes a scorer ({', '.join(SCORERS)}), "
+                    f"then KEY=VALUE with the keys {', '.join(KEYS)}"
+                )
+            scorer = part
+            continue
+        if name not in KEYS:
+            raise InputError(f"{spec!r}: unknown key {name!r}; choose from {', '.join(KEYS)}")
+        if name in settings:
+            raise InputError(f"{spec!r} names {name} twice")
+        settings[name] = _value(spec, name, value)
+    arm = QualityArm(mode, scorer, **settings)  # type: ignore[arg-type] # KEYS has the kinds of the fields
+    _check_request(spec, arm)
+    return arm
+
+
+def parse_arms(text: str, modes: Sequence[str]) -> tuple[QualityArm, ...]:
+    """The arms of "M,M". Raises InputError."""
+    arms = tuple(parse_arm(part, modes) for part in text.split(",") if part.strip())
+    if not arms:
+        raise InputError("--modes is empty: name one or more, such as sweep,ar")
+    return distinct(arms)
+
+
+def at_temperatures(arms: Sequence[QualityArm], temperatures: Sequence[float]) -> tuple[QualityArm, ...]:
+    """Each arm at each temperature; one that names its own keeps it."""
+    if not temperatures:
+        return tuple(arms)
+    return distinct(
+        [
+            replace(arm, temperature=temperature)
+            for arm in arms
+            for temperature in (temperatures if arm.temperature is None else [arm.temperature])
+        ]
+    )
+
+
+def distinct(arms: Sequence[QualityArm]) -> tuple[QualityArm, ...]:
+    """`arms`. Raises InputError when one is there twice."""
+    labels = [arm.label for arm in arms]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise InputError(f"{label!r} is named twice")
+    return tuple(arms)
+
+
+def _value(spec: str, name: str, text: str) -> int | float | str:
+    try:
+        return finite(text) if KEYS[name] is float else KEYS[name](text)
+    except ValueError:
+        wanted = "a whole number" if KEYS[name] is int else "a number"
+        raise InputError(f"{spec!r}: {name} must be {wanted}, not {text!r}") from None
+
+
+def _check_request(spec: str, arm: QualityArm) -> None:
+    """Raise InputError for what a request's message cannot carry, before a router is asked."""
+    try:
+        Request(prompt=b"x", **arm.request()).message()
+    except InputError as error:
+        raise InputError(f"{spec!r}: {error}") from None
+
+
+TRIES = 20  # of one request while the router is busy
 TIMEOUT_S = 600.0
 STATUS_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
 class RouterFacts:
-    """What a router says of itself."""
+    """Modes, limits and weights of a router, from its status."""
 
     modes: tuple[str, ...]
     context_bytes: int
     request_limit: int
-    digests: dict[str, str]
-    """Of the weights behind it, by the name of their model."""
+    digests: dict[str, str]  # of the weights behind it, by the name of their model
 
 
 def router_facts(access: Access) -> RouterFacts:

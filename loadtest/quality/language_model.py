@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 BATCH_TOKENS = 1024
-_SEPARATOR = "<|endoftext|>"
-"""What stood between documents when the model was trained."""
+_SEPARATOR = "<|endoftext|>"  # between documents in the training of the model
 _LN2 = float(np.log(2))
 
 
@@ -32,12 +31,9 @@ _LN2 = float(np.log(2))
 class _Reading:
     """A prompt with its continuation, as tokens."""
 
-    tokens: list[int]
-    """The separator, the prompt, the continuation."""
-    first: int
-    """Index of the first token that holds bytes of the continuation."""
-    held: bytes
-    """The prompt's last bytes, where that token begins with them."""
+    tokens: list[int]  # the separator, the prompt, the continuation
+    first: int  # index of the first token that holds bytes of the continuation
+    held: bytes  # the prompt's last bytes, where that token begins with them
 
 
 class LanguageModel(Judge):
@@ -105,7 +101,7 @@ class LanguageModel(Judge):
 
     @cached_property
     def _bytes(self) -> dict[int, bytes]:
-        """What each token stands for."""
+        """The bytes of each token."""
         letters = _byte_letters()
         return {
             number: bytes(letters[letter] for letter in token)

@@ -1,39 +1,200 @@
-"""The panel: every figure of a set of continuations, beside human text."""
+"""The panel: every figure of a set of continuations, beside human text, as a row of the table."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from importlib.util import find_spec
+from itertools import pairwise
+from typing import Any, Self
 
-from loadtest.quality.classifier import classifier_auc
-from loadtest.quality.entropy import gram_counts, pooled_entropy, symbol_counts, word_counts
-from loadtest.quality.intervals import Estimate, around, difference_of_ratios, ratio_of_sums
-from loadtest.quality.judge import INSTALL, Judge, Judgement, Progress
-from loadtest.quality.mauve import mauve
-from loadtest.quality.ngram import NgramModel
-from loadtest.quality.novelty import TrainingText
+from loadtest.quality.intervals import Estimate, around, difference_of_ratios, flat, ratio_of_sums
+from loadtest.quality.judge import INSTALL, Judge, Judgement, NgramModel, Progress
+from loadtest.quality.measures import (
+    TrainingText,
+    classifier_auc,
+    distinct_pairs,
+    gram_counts,
+    mauve,
+    pooled_entropy,
+    symbol_counts,
+    word_counts,
+    words_of,
+)
 from loadtest.quality.prompts import Passage
-from loadtest.quality.row import GRAMS, JUDGED
-from loadtest.quality.words import distinct_pairs, words_of
 from stages.errors import InputError
 
-MIN_TEXTS = 100
-"""Fewer than this, on either side, are no sample to compare with."""
+HUMAN = "human"
+JUDGED = "judge_bits_per_byte"
+GRAMS = "gram_entropy"
+AT_HUMAN_ENTROPY = "judge_bits_at_human_entropy"
+
+# The figures that a verdict looks at, and what each means.
+PANEL = {
+    JUDGED: "bits that the judge needs for a byte of the text, given the prompt",
+    "ngram_bits_per_byte": "the same of an n-gram model fitted to the training text",
+    "byte_entropy": "bits of the bytes of all texts together: low where few different bytes are used",
+    GRAMS: "bits of all runs of four bytes: low where the same pieces come again",
+    "word_entropy": "bits of all words: low where few words are used",
+    "distinct_2": "share of a text's pairs of words that are different: low where a text repeats itself",
+    "auc": "how well a classifier tells the texts from human ones: 0.5 not at all, 1 always",
+    "mauve": "overlap with human text as the judge's hidden states see it: 1 the same, 0 none",
+    "unseen_words": "share of words that the training text does not have: spelling",
+    "copied_spans": "share of 32-byte spans that stand in the training text: copying",
+}
+
+DERIVED = {
+    "judge_minus_human": "judge bits less those of the true continuations, prompt by prompt",
+    "judge_minus_local": "judge bits less those of mode `local`, prompt by prompt",
+    AT_HUMAN_ENTROPY: "judge bits where the 4-gram entropy is the human one, between the temperatures around it",
+    "joined_bits_per_byte": "judge bits of the text and the true text after it: low where the one leads to the other",
+    "exact_match": "share of texts that are the true continuation",
+}
+FIGURES = (*PANEL, *DERIVED)
+
+
+@dataclass(frozen=True)
+class QualityRow:
+    """Figures of one arm. None where a figure has no meaning; `reasons` says why."""
+
+    mode: str  # `human` for the true continuations
+    scorer: str | None = None
+    chunk: int | None = None
+    candidates: int | None = None
+    temperature: float | None = None
+    steps: int | None = None  # Euler steps in each block, where the spec names them
+    spec: str = ""  # of this arm on the command line
+    sweeps: float | None = None  # mean over texts; likewise those below, unless they say otherwise
+    n: int = 0
+    seconds: float | None = None  # median latency of a text, while others are generated beside it
+    host_seconds: float | None = None  # arithmetic of the hosts for a text
+    compute_seconds: float | None = None  # the same with the router's: its drafter works there
+    wire_bytes: float | None = None
+    acceptance: float | None = None
+    effective_samples: float | None = None
+    divergence_bits: float | None = None
+    figures: dict[str, Estimate] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def figure(self, name: str) -> float | None:
+        return self.figures[name].value if name in self.figures else None
+
+    def to_record(self) -> dict[str, Any]:
+        """Flat: each figure under its name, its interval under NAME_low and NAME_high."""
+        record = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "figures"}
+        return {**record, **flat(self.figures, FIGURES)}
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Self:
+        """The row that `to_record` wrote; keys that it does not know are left out."""
+        known = {f.name: record[f.name] for f in fields(cls) if f.name in record}
+        figures = {
+            name: Estimate(record[name], record.get(f"{name}_low"), record.get(f"{name}_high"))
+            for name in FIGURES
+            if record.get(name) is not None
+        }
+        return cls(**{**known, "figures": figures})
+
+
+def at_human_entropy(rows: Sequence[QualityRow], human: QualityRow) -> list[QualityRow]:
+    """The rows with AT_HUMAN_ENTROPY, the same for rows that differ in temperature only.
+
+    Linear in the 4-gram entropy between two neighbouring temperatures, and so are the ends of its interval. None where
+    no two temperatures of an arm have the human entropy between them.
+    """
+    return [row if row.mode == HUMAN else _completed(row, _same_arm(row, rows), human) for row in rows]
+
+
+def _same_arm(row: QualityRow, rows: Sequence[QualityRow]) -> list[QualityRow]:
+    alike = [
+        other for other in rows if other.mode != HUMAN and _without_temperature(other) == _without_temperature(row)
+    ]
+    return sorted(alike, key=lambda other: other.temperature or 0.0)
+
+
+def _without_temperature(row: QualityRow) -> str:
+    return ":".join(part for part in row.spec.split(":") if not part.startswith("temperature="))
+
+
+def _completed(row: QualityRow, arm: Sequence[QualityRow], human: QualityRow) -> QualityRow:
+    estimate, reason = _between(arm, human)
+    if estimate is not None:
+        return replace(row, figures=row.figures | {AT_HUMAN_ENTROPY: estimate})
+    return replace(row, reasons=row.reasons | {AT_HUMAN_ENTROPY: reason})
+
+
+def _between(arm: Sequence[QualityRow], human: QualityRow) -> tuple[Estimate | None, str]:
+    wanted = human.figure(GRAMS)
+    if wanted is None:
+        return None, "the human text has no 4-gram entropy"
+    if len(arm) < 2:
+        return None, "one temperature only (--temperatures)"
+    for colder, warmer in pairwise(arm):
+        low, high = colder.figure(GRAMS), warmer.figure(GRAMS)
+        if low is None or high is None or not min(low, high) <= wanted <= max(low, high):
+            continue
+        share = (wanted - low) / (high - low) if high != low else 0.0
+        return _mixed(colder.figures[JUDGED], warmer.figures[JUDGED], share), ""
+    return None, f"no two temperatures have the human 4-gram entropy, {wanted:.2f} bits, between them"
+
+
+def _mixed(first: Estimate, second: Estimate, share: float) -> Estimate:
+    def between(a: float | None, b: float | None) -> float | None:
+        return None if a is None or b is None else a + share * (b - a)
+
+    value = first.value + share * (second.value - first.value)
+    return Estimate(value, between(first.low, second.low), between(first.high, second.high))
+
+
+_PERFECT = {"auc": 0.5, "mauve": 1.0}
+_SAME = 1e-9
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The figures in which one row is nearer to human text than another, and those where it is farther."""
+
+    nearer: tuple[str, ...]
+    farther: tuple[str, ...]
+
+    @property
+    def wins(self) -> bool:
+        """On the panel as a whole: nearer in most of the figures that tell the two apart."""
+        return len(self.nearer) > len(self.farther)
+
+
+def verdict(row: QualityRow, rival: QualityRow, reference: QualityRow) -> Comparison:
+    """:param reference: human text other than either's. A figure that one of the three does not have is left out.
+
+    Every figure counts the same, by its distance from the reference: a judge alone prefers a phrase without end, but
+    text that is likelier than human text is as far from it as text that is less likely.
+    """
+    nearer: list[str] = []
+    farther: list[str] = []
+    for name in PANEL:
+        own, others = row.figure(name), rival.figure(name)
+        perfect = _PERFECT.get(name, reference.figure(name))
+        if own is None or others is None or perfect is None:
+            continue
+        difference = abs(own - perfect) - abs(others - perfect)
+        if abs(difference) > _SAME:
+            (nearer if difference < 0 else farther).append(name)
+    return Comparison(tuple(nearer), tuple(farther))
+
+
+MIN_TEXTS = 100  # fewer than this, on either side, are no sample to compare with
 
 
 @dataclass
-class Figures:
-    """What was measured of one set of continuations, and why the rest was not."""
+class TextFigures:
+    """Figures of one set of continuations, and the reasons for those that are missing."""
 
     values: dict[str, Estimate] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
-    bits: list[float] = field(default_factory=list)
-    """The judge's, text by text."""
-    sizes: list[int] = field(default_factory=list)
-    """Bytes, text by text."""
+    bits: list[float] = field(default_factory=list)  # the judge's, text by text
+    sizes: list[int] = field(default_factory=list)  # bytes, text by text
 
     def put(self, name: str, estimate: Estimate | None, reason: str = "nothing to count") -> None:
         if estimate is None:
@@ -43,14 +204,14 @@ class Figures:
 
     @contextlib.contextmanager
     def unless_refused(self, name: str) -> Iterator[None]:
-        """What cannot be measured is a reason."""
+        """Record the InputError of a figure that cannot be measured as its reason."""
         try:
             yield
         except InputError as error:
             self.reasons[name] = str(error)
 
 
-class Panel:
+class QualityPanel:
     """Measures sets of continuations against the same human reference, with the same judges."""
 
     def __init__(
@@ -71,9 +232,9 @@ class Panel:
         self.passages = reference
         self.reference = [passage.continuation for passage in reference]
 
-    def measure(self, passages: Sequence[Passage], outputs: Sequence[bytes]) -> Figures:
+    def measure(self, passages: Sequence[Passage], outputs: Sequence[bytes]) -> TextFigures:
         """:param outputs: one for each passage."""
-        figures = Figures(sizes=[len(output) for output in outputs])
+        figures = TextFigures(sizes=[len(output) for output in outputs])
         judgement = self._judged(passages, outputs)
         figures.bits = judgement.bits
         figures.put(JUDGED, ratio_of_sums(figures.bits, figures.sizes, self.seed))
@@ -84,14 +245,14 @@ class Panel:
         self._put_mauve(figures, judgement)
         return figures
 
-    def put_differences(self, figures: Figures, name: str, other: Figures | None) -> None:
+    def put_differences(self, figures: TextFigures, name: str, other: TextFigures | None) -> None:
         """Judge bits less those of others on the same prompts."""
         if other is not None and other is not figures:
             pairs = ((figures.bits, figures.sizes), (other.bits, other.sizes))
             figures.put(name, difference_of_ratios(*pairs, self.seed))
 
-    def put_infill(self, figures: Figures, passages: Sequence[Passage], outputs: Sequence[bytes]) -> None:
-        """What counts where the text after the gap is given."""
+    def put_infill(self, figures: TextFigures, passages: Sequence[Passage], outputs: Sequence[bytes]) -> None:
+        """Add the figures of a gap: bits of filling and suffix together, and exact matches."""
         joined = [output + passage.suffix for passage, output in zip(passages, outputs, strict=True)]
         bits = self._judged(passages, joined).bits
         figures.put("joined_bits_per_byte", ratio_of_sums(bits, [len(text) for text in joined], self.seed))
@@ -103,7 +264,7 @@ class Panel:
             return self._human
         return self.judge.judge([passage.prompt for passage in passages], outputs, self.progress)
 
-    def _put_second(self, figures: Figures, passages: Sequence[Passage], outputs: Sequence[bytes]) -> None:
+    def _put_second(self, figures: TextFigures, passages: Sequence[Passage], outputs: Sequence[bytes]) -> None:
         name = "ngram_bits_per_byte"
         if self.ngram is None:
             figures.reasons[name] = "no training text to fit it to (--train)"
@@ -111,7 +272,7 @@ class Panel:
         bits = self.ngram.bits([passage.prompt for passage in passages], outputs)
         figures.put(name, ratio_of_sums(bits, figures.sizes, self.seed))
 
-    def _put_variety(self, figures: Figures, outputs: Sequence[bytes]) -> None:
+    def _put_variety(self, figures: TextFigures, outputs: Sequence[bytes]) -> None:
         for name, counts in (("byte_entropy", symbol_counts), (GRAMS, gram_counts), ("word_entropy", word_counts)):
             pooled = pooled_entropy(outputs, counts)
             figures.put(name, around(*pooled) if pooled else None)
@@ -119,7 +280,7 @@ class Panel:
         known = [share for share in shares if share is not None]
         figures.put("distinct_2", ratio_of_sums(known, [1.0] * len(known), self.seed) if known else None)
 
-    def _put_novelty(self, figures: Figures, passages: Sequence[Passage], outputs: Sequence[bytes]) -> None:
+    def _put_novelty(self, figures: TextFigures, passages: Sequence[Passage], outputs: Sequence[bytes]) -> None:
         prompts = [passage.prompt for passage in passages]
         if self.training is None:
             for name in ("unseen_words", "copied_spans"):
@@ -131,12 +292,12 @@ class Panel:
         else:
             figures.reasons["copied_spans"] = "what the models were trained on is not known (--train)"
 
-    def _put_auc(self, figures: Figures, outputs: Sequence[bytes]) -> None:
+    def _put_auc(self, figures: TextFigures, outputs: Sequence[bytes]) -> None:
         with figures.unless_refused("auc"):
             self._check_sample(len(outputs))
             figures.put("auc", classifier_auc(outputs, self.reference, self.seed))
 
-    def _put_mauve(self, figures: Figures, judgement: Judgement) -> None:
+    def _put_mauve(self, figures: TextFigures, judgement: Judgement) -> None:
         with figures.unless_refused("mauve"):
             if judgement.features is None:
                 raise InputError(f"judge {self.judge.name} has no hidden states")

@@ -1,43 +1,16 @@
-"""The ways of generating text, by name."""
+"""The ways of generating text, one file a mode. This file imports nothing heavy: command line and clients read it."""
 
 from __future__ import annotations
 
-from serving.conditions import Conditions
-from serving.drafters import Drafters
-from serving.modes.ar import ArMode
-from serving.modes.auto import AutoMode, Guide
-from serving.modes.base import Generation, Mode
-from serving.modes.chunked import ChunkedMode, SweepMode
-from serving.modes.infill import InfillMode
-from serving.modes.local import LocalMode
-from serving.modes.resample import ResampleMode
-from serving.modes.speculative import SpeculativeMode
-from serving.modes.verified import VerifiedMode
-from serving.spellings import NO_TOKENS, Spellings
-from serving.view import RingView
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-__all__ = ["MODES", "Generation", "Mode", "all_modes"]
+if TYPE_CHECKING:
+    from stages.host.parts import ModelKind
 
 MODES = ("sweep", "chunked", "resample", "verified", "infill", "ar", "ar-speculative", "local", "auto")
-
-
-def all_modes(
-    ring: RingView,
-    drafters: Drafters,
-    guide: Guide,
-    conditions: Conditions,
-    spellings: Spellings = NO_TOKENS,
-) -> dict[str, Mode]:
-    """Every mode over a ring and the router's own models; `auto` chooses by `guide` and `conditions`."""
-    fixed: list[Mode] = [
-        SweepMode(ring, spellings),
-        ChunkedMode(ring, spellings),
-        ResampleMode(ring, drafters, spellings),
-        VerifiedMode(ring, drafters, spellings),
-        InfillMode(ring, drafters, spellings),
-        ArMode(ring, spellings),
-        SpeculativeMode(ring, drafters, spellings),
-        LocalMode(drafters.local, spellings),
-    ]
-    modes = {mode.name: mode for mode in fixed}
-    return modes | {AutoMode.name: AutoMode(ring, modes, guide, conditions)}
+# Of `ar-speculative`, by the name that a request has for them.
+DRAFTERS = ("both", "model", "ngram", "lookup")
+# Models of the hosts that can score given symbols, by the name that a request has for them. The first that is served is
+# the default.
+SCORERS: Mapping[str, ModelKind] = {"chain": "scorer", "ar": "ar"}

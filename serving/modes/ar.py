@@ -7,16 +7,16 @@ from functools import partial
 
 import grpc
 
-from serving.accounting import Account
 from serving.modes.base import Generation, Mode
-from serving.spelling import IN_BYTES, Spelling
-from serving.spellings import NO_TOKENS, Spellings
-from serving.view import RingView
-from stages.alphabet import Alphabet
-from stages.codec import HIDDEN
+from serving.modes.tokenizer import BYTE_TOKENIZER, NO_TOKENIZERS, Tokenizer, Tokenizers
+from serving.router.accounting import Account
+from serving.router.ring import RingView
+from serving.router.session import Session
 from stages.errors import CodecError
-from stages.refusal import Refusal
+from stages.model.codec import HIDDEN
+from stages.model.vocabulary import Alphabet
 from stages.v1 import stage_pb2
+from stages.wire.status import StatusError
 
 
 class ArMode(Mode):
@@ -26,15 +26,15 @@ class ArMode(Mode):
     codecs = tuple(HIDDEN)
     default_codec = "fp32"
 
-    def __init__(self, ring: RingView, spellings: Spellings = NO_TOKENS) -> None:
-        self.ring, self.spellings = ring, spellings
+    def __init__(self, ring: RingView, tokenizers: Tokenizers = NO_TOKENIZERS) -> None:
+        self.ring, self.tokenizers = ring, tokenizers
 
     @property
     def problem(self) -> str:
         model = self.ring.model("ar")
         if model is None:
             return "the hosts have no AR model (no ar/ in their checkpoint)"
-        return self.spellings.problem(model)
+        return self.tokenizers.problem(model)
 
     @property
     def positions(self) -> int:
@@ -42,16 +42,16 @@ class ArMode(Mode):
         return model.positions if model else 0
 
     @property
-    def spelling(self) -> Spelling:
+    def tokenizer(self) -> Tokenizer:
         model = self.ring.model("ar")
-        return self.spellings.of(model) if model else IN_BYTES
+        return self.tokenizers.of(model) if model else BYTE_TOKENIZER
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
-        alphabet = self.spelling.alphabet
+        alphabet = self.tokenizer.alphabet
         capacity = alphabet.count(request.prompt) + request.max_symbols - 1  # the last symbol is never read back
-        async with self.ring.session("ar", capacity, request.deadline_unix_ms, account) as session:
+        with Session(self.ring, "ar", capacity, request.deadline_unix_ms, account) as session:
             await session.push(
-                stage_pb2.Step(
+                stage_pb2.Decode(
                     clean=request.prompt,
                     remaining=request.max_symbols,
                     sampling=stage_pb2.Sampling(seed=request.seed, temperature=request.temperature),
@@ -72,6 +72,6 @@ def check_symbols(event: stage_pb2.Event, alphabet: Alphabet, most: int = 1) -> 
     try:
         count = len(alphabet.decode(event.text))
     except CodecError as error:
-        raise Refusal(grpc.StatusCode.INTERNAL, f"a step came back with nonsense: {error}") from None
+        raise StatusError(grpc.StatusCode.INTERNAL, f"a step came back with nonsense: {error}") from None
     if not 1 <= count <= most:
-        raise Refusal(grpc.StatusCode.INTERNAL, f"a step that may bring {most} symbols came back with {count}")
+        raise StatusError(grpc.StatusCode.INTERNAL, f"a step that may bring {most} symbols came back with {count}")

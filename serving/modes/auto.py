@@ -1,6 +1,6 @@
 """`auto`: the best text that can be had within a latency budget, on the links as they are now.
 
-It runs one of the other modes with settings from a frontier (serving/frontier.py), and watches the clock: what no
+It runs one of the other modes with settings from a frontier (serving/modes/frontier.py), and watches the clock: what no
 longer fits the budget is finished by an option that does.
 """
 
@@ -8,22 +8,108 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from serving.accounting import Account
-from serving.choice import Choice, choose
-from serving.conditions import Conditions, Forecast, Spent
-from serving.frontier import WRITTEN_BY, Frontier, Option
-from serving.modes.base import CHOOSABLE, Generation, Mode
-from serving.view import RingView
-from serving.watch import Watch
-from stages.refusal import Refusal, failed_precondition, invalid
-from stages.sessions import KINDS
+from serving.modes.base import Generation, Mode
+from serving.modes.frontier import WRITTEN_BY, Frontier, Option
+from serving.modes.latency_model import Forecast, LatencyModel, Spent
+from serving.router.accounting import Account
+from serving.router.request import CHOOSABLE
+from serving.router.ring import RingView
+from stages.host.parts import MODEL_KINDS
+from stages.wire.status import StatusError, failed_precondition, invalid
 
+# What `auto` picks: the best text that can be had in time, from forecasts alone.
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The option that was picked, and those it was picked from."""
+
+    picked: Forecast
+    # Options that fit the budget.
+    fitting: int
+    options: int
+    # The cheapest option of better text, which does not fit; None where there is none.
+    better: Forecast | None
+    budget_ms: float | None
+
+    @property
+    def reason(self) -> str:
+        """A sentence for the user; the picked option's label comes first, so that it can be asked for by name."""
+        f, which = self.picked, f"{self.options} settings"
+        if self.budget_ms is not None:
+            which = f"the {self.fitting} of {self.options} settings that fit {self.budget_ms:.0f} ms"
+        what = f"{f.option.label} with {f.option.bits:.3f} judge bits a byte has the best text of {which}"
+        trips = f"{f.sweeps:.0f} sweep{'s' * (round(f.sweeps) != 1)} of {f.trip_ms:.0f} ms and " if f.sweeps else ""
+        what += f"; {f.high_ms:.0f} ms expected now: {trips}{f.compute_ms:.0f} ms of arithmetic"
+        if self.better is not None:
+            other = self.better
+            what += f"; {other.option.label} ({other.option.bits:.3f} bits) would take {other.high_ms:.0f} ms"
+        return what
+
+
+def choose(forecasts: Sequence[Forecast], budget_ms: float | None) -> Choice | None:
+    """The option of best text among those that fit the budget, the quicker one of two equals; None where none fits.
+
+    :param budget_ms: None = no matter how long it takes.
+    """
+    fitting = [f for f in forecasts if budget_ms is None or f.high_ms <= budget_ms]
+    if not fitting:
+        return None
+    picked = min(fitting, key=lambda f: (f.option.bits, f.high_ms))
+    better = [f for f in forecasts if f.option.bits < picked.option.bits]
+    nearest = min(better, key=lambda f: f.high_ms, default=None)
+    return Choice(picked, len(fitting), len(forecasts), nearest, budget_ms)
+
+
+# An eye on the clock while one option writes: when another one has to take over.
+
+
+class DeadlineMonitor:
+    """Deadline of `option`, where `other` is the quickest way to finish what it leaves."""
+
+    def __init__(
+        self,
+        conditions: LatencyModel,
+        option: Option,
+        other: Option,
+        count: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """:param count: bytes to write.
+        :param clock: seconds."""
+        self.conditions, self.option, self.other, self._clock = conditions, option, other, clock
+        self._left, self._written, self._pieces = count, 0, 0
+        self._begin = clock()
+
+    def see(self, count: int) -> None:
+        """A piece of `count` bytes came."""
+        self._left, self._written, self._pieces = self._left - count, self._written + count, self._pieces + 1
+
+    def spare_ms(self, left_ms: float) -> float | None:
+        """Time to wait for the next piece before `other` takes over: 0 = it is late already, None = until it comes.
+
+        :param left_ms: until the text should be done.
+        """
+        own, other_ms = (
+            self.conditions.forecast(self.option, self._left),
+            self.conditions.forecast(self.other, self._left).ms,
+        )
+        took_ms = (self._clock() - self._begin) * 1000
+        # a text may turn out slower than any forecast
+        own_ms = max(own.ms, took_ms / self._written * self._left) if self._written else own.ms
+        piece_ms = max(own.sweep_ms, took_ms / self._pieces) if self._pieces else own.sweep_ms
+        spare_ms = left_ms - other_ms
+        if piece_ms <= spare_ms:
+            return spare_ms
+        return None if own_ms <= left_ms or own_ms <= other_ms else 0.0
+
+
+# Share of its budget at which a request that is late gives up waiting.
 GRACE = 1.05
-"""Share of its budget at which a request that is late gives up waiting."""
 ABSENT = f"the router has no frontier to choose from: write one with {WRITTEN_BY!r}, and start the router with it"
 
 
@@ -32,10 +118,10 @@ class Guide:
     """The frontier that a router chooses from."""
 
     frontier: Frontier | None = None
+    # Why there is none; meaningless where there is one.
     problem: str = ABSENT
-    """Why there is none; meaningless where there is one."""
+    # Of the router's own model.
     local_digest: str = ""
-    """Of the router's own model."""
 
 
 class AutoMode(Mode):
@@ -48,7 +134,7 @@ class AutoMode(Mode):
     default_codec = ""
     keeps_budget = True
 
-    def __init__(self, ring: RingView, modes: Mapping[str, Mode], guide: Guide, conditions: Conditions) -> None:
+    def __init__(self, ring: RingView, modes: Mapping[str, Mode], guide: Guide, conditions: LatencyModel) -> None:
         """:param modes: those that can be chosen."""
         self.ring, self.modes, self.guide, self.conditions = ring, modes, guide, conditions
 
@@ -56,7 +142,7 @@ class AutoMode(Mode):
     def problem(self) -> str:
         if self.guide.frontier is None:
             return self.guide.problem
-        digests = {kind: self.ring.digest(kind) for kind in KINDS} | {"local": self.guide.local_digest}
+        digests = {kind: self.ring.digest(kind) for kind in MODEL_KINDS} | {"local": self.guide.local_digest}
         if problem := self.guide.frontier.problem(digests):
             return problem
         return "" if self._served else "none of the frontier's modes has its weights here"
@@ -83,9 +169,9 @@ class AutoMode(Mode):
                 run = self._hurry(request, rest, account)
 
     async def _while_in_time(self, option: Option, rest: Generation, account: Account) -> AsyncGenerator[bytes, None]:
-        """What `option` writes, for as long as the quickest other way could still finish the text in time."""
+        """The text of `option`, for as long as the quickest other way could still finish the text in time."""
         other = None if rest.budget_ms is None else min(self._others(rest, account), key=lambda f: f.ms, default=None)
-        watch = None if other is None else Watch(self.conditions, option, other.option, rest.max_symbols)
+        watch = None if other is None else DeadlineMonitor(self.conditions, option, other.option, rest.max_symbols)
         left = rest.max_symbols
         async with aclosing(self.modes[option.mode].generate(self._part(option, rest), account)) as pieces:
             while left:
@@ -103,13 +189,13 @@ class AutoMode(Mode):
                 yield piece
 
     def _hurry(self, request: Generation, rest: Generation, account: Account) -> Forecast:
-        """What finishes a text that is late. Raises Refusal where nothing can any more."""
+        """The option that finishes a late text. Raises Refusal where nothing can any more."""
         left_ms = self._left_ms(rest, account)
         others = self._others(rest, account)
         written = request.max_symbols - rest.max_symbols
         if not others:
             why = self.ring.problem or "it was given up by all that can"
-            raise Refusal.numbered(
+            raise StatusError.numbered(
                 14, f"no setting of the frontier can write what follows {written} of {request.max_symbols} bytes: {why}"
             )
         choice = choose(others, left_ms)
@@ -125,7 +211,7 @@ class AutoMode(Mode):
         forecasts = self._forecasts(request)
         if not forecasts:
             if problem := self.ring.problem:
-                raise Refusal.numbered(14, f"{problem}; no setting of the frontier does without hosts")
+                raise StatusError.numbered(14, f"{problem}; no setting of the frontier does without hosts")
             raise failed_precondition("no setting of the frontier can do this request: shorten it, or name a mode")
         budget_ms = request.budget_ms
         sweep_ms = self.conditions.trip_ms()
@@ -151,24 +237,24 @@ class AutoMode(Mode):
         return f", or use mode local, which needs none{fits}"
 
     def _forecasts(self, request: Generation) -> list[Forecast]:
-        """Of every option that can do `request`."""
+        """Forecasts of every option that can do `request`."""
         assert self.guide.frontier is not None
         options = [option for option in self.guide.frontier.options if self._can_do(option, request)]
         return [self.conditions.forecast(option, request.max_symbols) for option in options]
 
     def _others(self, request: Generation, account: Account) -> list[Forecast]:
-        """Of every mode that this text has not been given up by."""
+        """Forecasts of the modes that have not given up this text."""
         return [forecast for forecast in self._forecasts(request) if forecast.option.mode not in account.modes]
 
     def _can_do(self, option: Option, request: Generation) -> bool:
         mode = self.modes[option.mode]
-        if mode.problem or mode.spelling is not self.spelling or (mode.uses_hosts and self.ring.problem):
+        if mode.problem or mode.tokenizer is not self.tokenizer or (mode.uses_hosts and self.ring.problem):
             return False
         if len(request.prompt) + request.max_symbols > mode.positions:
             return False
         try:
             mode.check(self._part(option, request))
-        except Refusal:
+        except StatusError:
             return False
         return True
 

@@ -1,59 +1,43 @@
-"""What a mode of generation is: one request in, pieces of text out, every sweep booked."""
+"""The interface of a mode: one request in, pieces of text out, every sweep booked."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Literal, get_args
 
-from serving.accounting import Account
-from serving.spelling import IN_BYTES, Spelling
-from serving.worth import MAX_DRAFT
-from stages.alphabet import Alphabet
-from stages.codec import CODECS
-from stages.samplers import DEFAULT_SAMPLER
+from serving.modes.drafters.tree import MAX_DRAFT
+from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer
+from serving.router.accounting import Account
+from serving.router.request import Choosable, Request
+from stages.model.codec import CODECS
+from stages.model.samplers import DEFAULT_SAMPLER
+from stages.model.vocabulary import Alphabet
 
+# Symbols a sweep, of bytes and of tokens.
 DEFAULT_CHUNK, DEFAULT_TOKEN_CHUNK = 32, 8
-"""Symbols a sweep, of bytes and of tokens."""
 DEFAULT_STEPS = 8
 DEFAULT_TEMPERATURE = 0.8
 
 
-@dataclass(frozen=True)
-class Generation:
-    """A validated request."""
+@dataclass(frozen=True, kw_only=True)
+class Generation(Request):
+    """A request that was checked, for one mode: what it left out has the defaults, except what the mode chooses."""
 
+    # In the mode's symbols, as is the suffix; UTF-8 until the request is `tokenized`.
     prompt: bytes
-    """In the mode's symbols, as is the suffix: text, until it was spelled (serving/spelling.py)."""
+    suffix: bytes = b""
+    # To generate, if the text does not end before.
     max_symbols: int
-    """To write, if the text does not end before."""
-    seed: int
     deadline_unix_ms: int
     temperature: float = DEFAULT_TEMPERATURE
-    chunk: int | None = None
-    """Symbols a sweep; None = as many as the mode does best with."""
+    # Whether the temperature is the user's, not the default.
+    own_temperature: bool = False
     steps: int = DEFAULT_STEPS
     codec: str = ""
-    """How states travel between hosts."""
-    drafter: str | None = None
-    draft: int | None = None
-    """Symbols to guess for a sweep; None = as many as pay."""
-    branches: int | None = None
-    """Alternatives to guess at a place; None = as many as pay."""
-    scorer: str | None = None
-    candidates: int | None = None
-    """Continuations scored in a sweep; None = as many as the weights ask for."""
-    suffix: bytes = b""
-    """What follows the text."""
-    budget_ms: int | None = None
-    """Latency to keep to; None = no matter how long it takes."""
-    own_temperature: bool = False
-    """Whether the temperature is the user's, not the default."""
     sampler: str = DEFAULT_SAMPLER
-    """How a chain goes from noise to text."""
+    # Symbols that end a text.
     ends: frozenset[int] = frozenset()
-    """Symbols that end a text."""
 
     def until_end(self, symbols: bytes, alphabet: Alphabet) -> tuple[bytes, bool]:
         """`symbols` to the first that ends the text, and whether there is one."""
@@ -62,31 +46,26 @@ class Generation:
         return (symbols, False) if end is None else (alphabet.cut(symbols, 0, end + 1), True)
 
 
-Choosable = Literal["chunk", "steps", "codec", "sampler", "drafter", "draft", "branches", "scorer", "candidates"]
-"""Settings of a request that a mode may take upon itself."""
-CHOOSABLE: tuple[Choosable, ...] = get_args(Choosable)
-
-
 class Mode(ABC):
     """One way of generating text."""
 
     name: str
+    # How states may travel between hosts.
     codecs: tuple[str, ...] = tuple(CODECS)
-    """How states may travel between hosts."""
     default_codec: str = "int8"
+    # Symbols that may be guessed for a sweep.
     most_draft: int = MAX_DRAFT
-    """Symbols that may be guessed for a sweep."""
     uses_hosts: bool = True
+    # Whether it writes what stands before a given suffix.
     fills: bool = False
-    """Whether it writes what stands before a given suffix."""
+    # Settings that are the mode's to choose: a request that names one is refused.
     chooses: tuple[Choosable, ...] = ()
-    """Settings that are the mode's to choose: a request that names one is refused."""
     keeps_budget: bool = False
 
     @property
-    def spelling(self) -> Spelling:
+    def tokenizer(self) -> Tokenizer:
         """The symbols that this mode reads and writes. Meaningful while there is no `problem`."""
-        return IN_BYTES
+        return BYTE_TOKENIZER
 
     @property
     @abstractmethod

@@ -6,17 +6,16 @@ from collections.abc import AsyncGenerator
 
 import grpc
 
-from serving.accounting import Account
 from serving.modes.base import DEFAULT_CHUNK, DEFAULT_TOKEN_CHUNK, Generation, Mode
-from serving.session import Session
-from serving.spelling import IN_BYTES, Spelling
-from serving.spellings import NO_TOKENS, Spellings
-from serving.view import RingView
-from stages.alphabet import BYTES, Alphabet
+from serving.modes.tokenizer import BYTE_TOKENIZER, NO_TOKENIZERS, Tokenizer, Tokenizers
+from serving.router.accounting import Account
+from serving.router.ring import RingView
+from serving.router.session import Session
 from stages.errors import CodecError
-from stages.refusal import Refusal, invalid
-from stages.scoring import MAX_LOGITS
+from stages.model.scoring import MAX_LOGITS
+from stages.model.vocabulary import BYTES, Alphabet
 from stages.v1 import stage_pb2
+from stages.wire.status import StatusError, invalid
 
 
 class ChunkedMode(Mode):
@@ -24,15 +23,15 @@ class ChunkedMode(Mode):
 
     name = "chunked"
 
-    def __init__(self, ring: RingView, spellings: Spellings = NO_TOKENS) -> None:
-        self.ring, self.spellings = ring, spellings
+    def __init__(self, ring: RingView, tokenizers: Tokenizers = NO_TOKENIZERS) -> None:
+        self.ring, self.tokenizers = ring, tokenizers
 
     @property
     def problem(self) -> str:
         model = self.ring.model("chain")
         if model is None:
             return "the hosts have no chain of blocks (no chain/ in their checkpoint)"
-        return self.spellings.problem(model)
+        return self.tokenizers.problem(model)
 
     @property
     def positions(self) -> int:
@@ -40,24 +39,24 @@ class ChunkedMode(Mode):
         return model.positions if model else 0
 
     @property
-    def spelling(self) -> Spelling:
+    def tokenizer(self) -> Tokenizer:
         model = self.ring.model("chain")
-        return self.spellings.of(model) if model else IN_BYTES
+        return self.tokenizers.of(model) if model else BYTE_TOKENIZER
 
     def check(self, request: Generation) -> None:
-        chunk, alphabet = self._chunk(request), self.spelling.alphabet
+        chunk, alphabet = self._chunk(request), self.tokenizer.alphabet
         most = MAX_LOGITS // alphabet.size
         if chunk > most:
             raise invalid(
-                f"{chunk} {self.spelling.noun} in one sweep are more than hosts hold the odds of ({most}): write the "
+                f"{chunk} {self.tokenizer.noun} in one sweep are more than hosts hold the odds of ({most}): write the "
                 "text in smaller chunks, with mode chunked"
             )
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
-        chunk, alphabet = self._chunk(request), self.spelling.alphabet
+        chunk, alphabet = self._chunk(request), self.tokenizer.alphabet
         # the last chunk is never read back, so the hosts need not cache it
         capacity = alphabet.count(request.prompt) + (request.max_symbols - 1) // chunk * chunk
-        async with self.ring.session("chain", capacity, request.deadline_unix_ms, account) as session:
+        with Session(self.ring, "chain", capacity, request.deadline_unix_ms, account) as session:
             clean, start, left, number = request.prompt, 0, request.max_symbols, 0
             while left:
                 event = await _sweep(session, request, alphabet, number, start, clean, min(chunk, left))
@@ -71,7 +70,7 @@ class ChunkedMode(Mode):
                 left, number = left - alphabet.count(piece), number + 1
 
     def _chunk(self, request: Generation) -> int:
-        usual = DEFAULT_CHUNK if self.spelling.alphabet == BYTES else DEFAULT_TOKEN_CHUNK
+        usual = DEFAULT_CHUNK if self.tokenizer.alphabet == BYTES else DEFAULT_TOKEN_CHUNK
         return min(request.chunk or usual, request.max_symbols)
 
 
@@ -90,7 +89,7 @@ async def _sweep(
     await session.push(
         stage_pb2.Sweep(
             number=number,
-            clean_start=start,
+            start=start,
             clean=clean,
             slots=slots,
             steps=request.steps,
@@ -104,8 +103,8 @@ async def _sweep(
         try:
             count = len(alphabet.decode(event.text))
         except CodecError as error:
-            raise Refusal(grpc.StatusCode.INTERNAL, f"a sweep came back with nonsense: {error}") from None
+            raise StatusError(grpc.StatusCode.INTERNAL, f"a sweep came back with nonsense: {error}") from None
         if count != slots:
-            raise Refusal(grpc.StatusCode.INTERNAL, f"a sweep for {slots} symbols came back with {count}")
+            raise StatusError(grpc.StatusCode.INTERNAL, f"a sweep for {slots} symbols came back with {count}")
 
     return await session.event(check)

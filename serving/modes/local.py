@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from serving.accounting import Account
-from serving.local import LocalModel
 from serving.modes.base import Generation, Mode
-from serving.spelling import IN_BYTES, Spelling
-from serving.spellings import NO_TOKENS, Spellings
+from serving.modes.drafters.base import LocalModel
+from serving.modes.tokenizer import BYTE_TOKENIZER, NO_TOKENIZERS, Tokenizer, Tokenizers
+from serving.router.accounting import Account
 
 
 class LocalMode(Mode):
@@ -18,8 +17,8 @@ class LocalMode(Mode):
     name = "local"
     uses_hosts = False
 
-    def __init__(self, model: LocalModel | None, spellings: Spellings = NO_TOKENS) -> None:
-        self.model, self.spellings = model, spellings
+    def __init__(self, model: LocalModel | None, tokenizers: Tokenizers = NO_TOKENIZERS) -> None:
+        self.model, self.tokenizers = model, tokenizers
 
     @property
     def problem(self) -> str:
@@ -31,8 +30,8 @@ class LocalMode(Mode):
         )
 
     @property
-    def spelling(self) -> Spelling:
-        return self.spellings.named(self.model.digest) if self.model else IN_BYTES
+    def tokenizer(self) -> Tokenizer:
+        return self.tokenizers.named(self.model.digest) if self.model else BYTE_TOKENIZER
 
     @property
     def positions(self) -> int:
@@ -46,7 +45,7 @@ class LocalMode(Mode):
         async with aclosing(turns):
             async for text, compute_ms in turns:
                 account.local_compute_ms += compute_ms
-                piece, ended = request.until_end(text, self.spelling.alphabet)
+                piece, ended = request.until_end(text, self.tokenizer.alphabet)
                 account.add_text(piece)
                 yield piece
                 if ended:

@@ -1,7 +1,7 @@
 """`resample`: the drafter writes many candidates of a chunk, one sweep scores them all, and one is drawn by weight.
 
 N bytes take N / chunk sweeps: the prompt travels with the first candidates, and the chosen chunk with the next ones.
-Sampling importance resampling, chunk by chunk (see serving/candidates.py): with many candidates the text has the
+Sampling importance resampling, chunk by chunk (see serving/modes/candidates.py): with many candidates the text has the
 scorer's distribution, with one the drafter's. The drafter of a model of tokens draws a little colder than it would by
 itself; the weights know.
 """
@@ -9,17 +9,102 @@ itself; the weights know.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
 from functools import partial
 
-from serving.accounting import Account
-from serving.branches import Branches
-from serving.candidates import check_scores, read_scores, weigh
-from serving.local import LocalSequence
+from serving.modes import SCORERS
 from serving.modes.base import Generation
-from serving.modes.scored import SCORERS, ScoredMode
-from serving.pace import Pace, sizes_of
-from stages.refusal import invalid
+from serving.modes.candidates import Branches, ImportanceWeights, check_scores, read_scores, weigh
+from serving.modes.drafters.base import LocalSequence
+from serving.modes.scored import ScoredMode
+from serving.router.accounting import Account
+from serving.router.session import Session
+from stages.model.scoring import MAX_LOGITS, MAX_SCORED_ROWS, most_scored
+from stages.model.vocabulary import BYTES, Alphabet
 from stages.v1 import stage_pb2
+from stages.wire.status import invalid
+
+# How long the candidates of a sweep are, and how many.
+#
+# About 2^KL candidates are needed for a chunk (Chatterjee and Diaconis 2018, arXiv 1511.01437), and KL grows with the
+# chunk's length: with too few, one candidate has all the weight and there is no choice. Where a chunk is borne
+# easily, a
+# longer one saves trips.
+
+
+@dataclass(frozen=True)
+class ResampleSizes:
+    """Sizes that a request begins with, and the largest that are taken by default."""
+
+    chunk: int
+    candidates: int
+    most_chunk: int
+    # Their hidden states travel from host to host.
+    most_candidates: int
+    # Symbols of all candidates of a sweep together.
+    rows: int = MAX_SCORED_ROWS
+    # Temperature of the drafter, as a multiple of the request's.
+    coolness: float = 1.0
+
+
+OF_BYTES = ResampleSizes(chunk=32, candidates=32, most_chunk=96, most_candidates=64)
+# A token is about four bytes. Eight would be as much text; with twelve, 128 tokens take eleven trips, less than a tenth
+# of those of `ar`. Small models of tokens give too much to the many unlikely ones: docs/decisions.md.
+OF_TOKENS = ResampleSizes(chunk=12, candidates=32, most_chunk=32, most_candidates=64, coolness=0.9)
+
+
+def sizes_of(alphabet: Alphabet, width: int) -> ResampleSizes:
+    """Sizes for texts of these symbols, scored by a model of that width."""
+    rows = most_scored(width)
+    if alphabet == BYTES:
+        return replace(OF_BYTES, rows=rows)
+    room = MAX_LOGITS // alphabet.size  # in the drafter, which looks at the odds of every symbol after each of them
+    few, most = (min(count, room) for count in (OF_TOKENS.candidates, OF_TOKENS.most_candidates))
+    return replace(OF_TOKENS, candidates=few, most_candidates=most, rows=rows)
+
+
+# Sweeps with the same numbers before they are judged: one alone says little.
+LOOK = 2
+# With fewer effective candidates than this, there should have been more.
+FEW = 1.2
+# With a larger share of effective candidates than this, a chunk can be longer.
+MANY = 0.25
+
+
+class ChunkSchedule:
+    """Chunk and candidates of each sweep of one request.
+
+    What the user gave stays as it is. The rest starts from the defaults and follows the weights that the request itself
+    has seen, and nothing else: the same request gives the same text on any replica. Chunks never get shorter than the
+    first, so there are never more trips than with it.
+    """
+
+    def __init__(
+        self, max_symbols: int, chunk: int | None, candidates: int | None, sizes: ResampleSizes = OF_BYTES
+    ) -> None:
+        """:param max_symbols: of the whole text.
+        :param chunk, candidates: the user's, or None."""
+        rows, self.sizes = sizes.rows, sizes
+        self.chunk = self._first = min(chunk or min(sizes.chunk, rows // (candidates or sizes.candidates)), max_symbols)
+        self.candidates = candidates or max(1, min(sizes.candidates, rows // self.chunk))
+        self._longer, self._more = chunk is None, candidates is None
+        self._effective = list[float]()
+
+    def learn(self, weights: ImportanceWeights) -> None:
+        """Book a sweep's weights."""
+        self._effective.append(weights.effective)
+        if len(self._effective) == LOOK:
+            self._judge(sum(self._effective) / LOOK)
+            self._effective = []
+
+    def _judge(self, effective: float) -> None:
+        if effective < FEW:
+            if self.chunk > self._first:
+                self.chunk = max(self._first, self.chunk * 2 // 3)
+            elif self._more:
+                self.candidates = min(2 * self.candidates, self.sizes.most_candidates, self.sizes.rows // self.chunk)
+        elif effective > MANY * self.candidates and self._longer:
+            self.chunk = min(self.chunk * 3 // 2, self.sizes.most_chunk, self.sizes.rows // self.candidates)
 
 
 class ResampleMode(ScoredMode):
@@ -39,22 +124,21 @@ class ResampleMode(ScoredMode):
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         name, (_, model), pace = self.scorer(request), self.drafter(request), self._pace(request)
-        account.scorer, alphabet = name, self.spelling.alphabet
+        account.scorer, alphabet = name, self.tokenizer.alphabet
         reach = alphabet.count(request.prompt) + request.max_symbols
         drafter = Branches(LocalSequence(model, reach, pace.sizes.coolness * request.temperature, request.seed))
         sampling = stage_pb2.Sampling(seed=request.seed, temperature=request.temperature)
         # candidates are not remembered, so of the last chunk the hosts need to cache nothing
         capacity = reach - 1
-        async with self.ring.session(SCORERS[name], capacity, request.deadline_unix_ms, account) as session:
+        with Session(self.ring, SCORERS[name], capacity, request.deadline_unix_ms, account) as session:
             text, read, left, number = request.prompt, 0, request.max_symbols, 0
             while left:
                 drafted = await drafter.write(text, min(pace.chunk, left), pace.candidates, number)
                 await session.push(
-                    stage_pb2.Step(
+                    stage_pb2.Score(
                         number=number,
                         start=read,
                         clean=alphabet.cut(text, read),
-                        remaining=1,
                         sampling=sampling,
                         codec=request.codec,
                         candidates=drafted.texts,
@@ -74,6 +158,6 @@ class ResampleMode(ScoredMode):
                 text, read, number = text + piece, alphabet.count(text), number + 1
                 left -= alphabet.count(piece)
 
-    def _pace(self, request: Generation) -> Pace:
-        sizes = sizes_of(self.spelling.alphabet, self.width(request))
-        return Pace(request.max_symbols, request.chunk, request.candidates, sizes)
+    def _pace(self, request: Generation) -> ChunkSchedule:
+        sizes = sizes_of(self.tokenizer.alphabet, self.width(request))
+        return ChunkSchedule(request.max_symbols, request.chunk, request.candidates, sizes)

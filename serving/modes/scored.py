@@ -1,24 +1,18 @@
-"""What `resample`, `verified` and `infill` have in common: a drafter at the router, and hosts that score its texts."""
+"""Common part of `resample`, `verified` and `infill`: a drafter at the router, and hosts that score its texts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from serving.drafters import Drafters
-from serving.local import LocalModel
+from serving.modes import SCORERS
 from serving.modes.base import Generation, Mode
-from serving.spelling import IN_BYTES, Spelling
-from serving.spellings import NO_TOKENS, Spellings
-from serving.view import RingView
-from stages.codec import HIDDEN
-from stages.refusal import failed_precondition, invalid
-from stages.scoring import MAX_LOGITS, most_scored
-from stages.sessions import Kind
+from serving.modes.drafters.available import Drafters
+from serving.modes.drafters.base import LocalModel
+from serving.modes.tokenizer import BYTE_TOKENIZER, NO_TOKENIZERS, Tokenizer, Tokenizers
+from serving.router.ring import RingView
+from stages.model.codec import HIDDEN
+from stages.model.scoring import MAX_LOGITS, most_scored
 from stages.v1 import stage_pb2
+from stages.wire.status import failed_precondition, invalid
 
-SCORERS: Mapping[str, Kind] = {"chain": "scorer", "ar": "ar"}
-"""What can score given symbols, by the name that a request has for it: the model that hosts hold. The first that is
-served is the default."""
 FOLDERS = {"scorer": "scorer/", "ar": "ar/"}
 
 
@@ -27,25 +21,25 @@ class ScoredMode(Mode):
 
     codecs = tuple(HIDDEN)
 
-    def __init__(self, ring: RingView, drafters: Drafters, spellings: Spellings = NO_TOKENS) -> None:
-        self.ring, self.drafters, self.spellings = ring, drafters, spellings
+    def __init__(self, ring: RingView, drafters: Drafters, tokenizers: Tokenizers = NO_TOKENIZERS) -> None:
+        self.ring, self.drafters, self.tokenizers = ring, drafters, tokenizers
 
     @property
     def problem(self) -> str:
         model = next(iter(self._models.values()), None)
         if model is None:
             return "the hosts have no scorer (neither scorer/ nor ar/ in their checkpoint)"
-        return self.spellings.problem(model) or self.drafters.problem(self.spelling)
+        return self.tokenizers.problem(model) or self.drafters.problem(self.tokenizer)
 
     @property
-    def spelling(self) -> Spelling:
-        return next((self.spellings.of(model) for model in self._models.values()), IN_BYTES)
+    def tokenizer(self) -> Tokenizer:
+        return next((self.tokenizers.of(model) for model in self._models.values()), BYTE_TOKENIZER)
 
     @property
     def served(self) -> list[str]:
         """Scorers of the hosts that read this mode's symbols, by the name that a request has for them."""
-        ours = self.spelling.tokenizer
-        return [name for name, model in self._models.items() if self.spellings.of(model).tokenizer == ours]
+        ours = self.tokenizer.id
+        return [name for name, model in self._models.items() if self.tokenizers.of(model).id == ours]
 
     @property
     def positions(self) -> int:
@@ -57,7 +51,7 @@ class ScoredMode(Mode):
 
     def drafter(self, request: Generation) -> tuple[str, LocalModel]:
         """The drafter that `request` asks for, or the default. Meaningful as above, and once it was checked."""
-        fitting = self.drafters.fitting(self.spelling)
+        fitting = self.drafters.fitting(self.tokenizer)
         name = request.drafter or next(iter(fitting))
         return name, fitting[name]
 
@@ -69,13 +63,13 @@ class ScoredMode(Mode):
                 f"scorer {name!r} cannot be served: the hosts have no {FOLDERS[SCORERS[name]]} in their checkpoint; "
                 f"choose from {', '.join(self.served)}"
             )
-        drafters = self.drafters.fitting(self.spelling)
+        drafters = self.drafters.fitting(self.tokenizer)
         if request.drafter is not None and request.drafter not in drafters:
             raise failed_precondition(
                 f"mode {self.name} has no drafter {request.drafter!r} here; choose from {', '.join(drafters)}"
             )
         _, drafter = self.drafter(request)
-        alphabet, noun = self.spelling.alphabet, self.spelling.noun
+        alphabet, noun = self.tokenizer.alphabet, self.tokenizer.noun
         prompt = alphabet.count(request.prompt)
         need = prompt + request.max_symbols + self.margin(request)
         for who, context in ((f"scorer {name!r}", model.positions), ("the drafter", drafter.positions)):
@@ -86,7 +80,7 @@ class ScoredMode(Mode):
                 )
 
     def width(self, request: Generation) -> int:
-        """Of the scorer's hidden states. Meaningful as above."""
+        """Width of the scorer's hidden states. Meaningful as above."""
         return self._models[self.scorer(request)].width
 
     def check_candidates(self, request: Generation, count: int, length: int, ahead: int = 0) -> None:
@@ -94,7 +88,7 @@ class ScoredMode(Mode):
 
         :param ahead: symbols of a suffix that are scored after each.
         """
-        noun, vocabulary = self.spelling.noun, self.spelling.alphabet.size
+        noun, vocabulary = self.tokenizer.noun, self.tokenizer.alphabet.size
         most = most_scored(self.width(request))
         if count * (length + ahead) > most:
             each = f"{length} {noun} with {ahead} of the suffix" if ahead else f"{length} {noun}"
@@ -114,6 +108,6 @@ class ScoredMode(Mode):
 
     @property
     def _models(self) -> dict[str, stage_pb2.ModelInfo]:
-        """What the hosts can score with."""
+        """The hosts' models that can score."""
         found = {name: self.ring.model(kind) for name, kind in SCORERS.items()}
         return {name: model for name, model in found.items() if model is not None}

@@ -10,24 +10,23 @@ from collections.abc import AsyncGenerator
 from contextlib import closing
 from functools import partial
 
-from serving.accounting import Account
-from serving.drafters import MODEL, NGRAM, Drafters
-from serving.drafting import BothDrafter, Draft, Drafter, LookupDrafter, ModelDrafter
-from serving.drafting_ahead import DraftsAhead
-from serving.guess_growth import Plan
-from serving.local import LocalSequence
+from serving.modes import DRAFTERS
 from serving.modes.ar import ArMode, check_symbols
 from serving.modes.base import Generation
-from serving.spellings import NO_TOKENS, Spellings
-from serving.view import RingView
-from serving.worth import MAX_DRAFT, DraftWorth, SweepTime
-from stages.refusal import invalid
+from serving.modes.drafters.available import MODEL, NGRAM, Drafters
+from serving.modes.drafters.base import LocalSequence
+from serving.modes.drafters.drafting import AsyncDrafting, BothDrafter, Draft, Drafter, LookupDrafter, ModelDrafter
+from serving.modes.drafters.tree import MAX_DRAFT, DraftLength, DraftPlan, SweepTime
+from serving.modes.tokenizer import NO_TOKENIZERS, Tokenizers
+from serving.router.accounting import Account
+from serving.router.ring import RingView
+from serving.router.session import Session
 from stages.v1 import stage_pb2
+from stages.wire.status import invalid
 
 BOTH, LOOKUP = "both", "lookup"
-DRAFTERS = (BOTH, MODEL, NGRAM, LOOKUP)
+# Of the trees that are grown where a request asks for no certain one: what does not pay of them is not sent.
 DEFAULT_BRANCHES = 4
-"""Of the trees that are grown where a request asks for no certain one: what does not pay of them is not sent."""
 
 
 class SpeculativeMode(ArMode):
@@ -35,31 +34,31 @@ class SpeculativeMode(ArMode):
 
     name = "ar-speculative"
 
-    def __init__(self, ring: RingView, drafters: Drafters, spellings: Spellings = NO_TOKENS) -> None:
-        super().__init__(ring, spellings)
+    def __init__(self, ring: RingView, drafters: Drafters, tokenizers: Tokenizers = NO_TOKENIZERS) -> None:
+        super().__init__(ring, tokenizers)
         self.drafters = drafters
         sweeps = SweepTime()
-        self._worth = {name: DraftWorth(sweeps) for name in DRAFTERS}
+        self._worth = {name: DraftLength(sweeps) for name in DRAFTERS}
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         name = request.drafter or self._default(request)
-        drafter, worth, alphabet = self._drafter(name, request), self._worth[name], self.spelling.alphabet
+        drafter, worth, alphabet = self._drafter(name, request), self._worth[name], self.tokenizer.alphabet
         capacity = self._reach(request) - 1  # the last symbol is never read back
-        async with self.ring.session("ar", capacity, request.deadline_unix_ms, account) as session:
+        with Session(self.ring, "ar", capacity, request.deadline_unix_ms, account) as session:
             text, read, left, number = request.prompt, 0, request.max_symbols, 0
-            with closing(DraftsAhead(drafter, worth, alphabet, account)) as ahead:
+            with closing(AsyncDrafting(drafter, worth, alphabet, account)) as ahead:
                 draft = await drafter.draft(text, _plan(request, left)) if left > 1 else Draft()
                 while True:
                     begin, drafted = time.perf_counter(), len(draft.symbols)
-                    step = stage_pb2.Step(
+                    is_tree = draft.first < drafted
+                    step = stage_pb2.Verify(
                         number=number,
                         start=read,
                         clean=alphabet.cut(text, read) + alphabet.encode(draft.symbols),
-                        remaining=1,
                         sampling=stage_pb2.Sampling(seed=request.seed, temperature=request.temperature),
                         codec=request.codec,
                         draft=drafted,
-                        depths=draft.depths if draft.first < drafted else (),
+                        tree=stage_pb2.DraftTree(depths=draft.depths) if is_tree else None,
                     )
                     await session.push(step)
                     ahead.begin(text, draft, _plan(request, left))
@@ -88,15 +87,15 @@ class SpeculativeMode(ArMode):
     def _drafter(self, name: str, request: Generation) -> Drafter:
         worth = self._worth[name]
         if name == LOOKUP:
-            return LookupDrafter(worth, self.spelling.alphabet)
-        fitting, roomy = self.drafters.fitting(self.spelling), self._roomy(request)
+            return LookupDrafter(worth, self.tokenizer.alphabet)
+        fitting, roomy = self.drafters.fitting(self.tokenizer), self._roomy(request)
         wanted = (MODEL, NGRAM) if name == BOTH else (name,)
         if not any(each in fitting for each in wanted):
-            why = self.drafters.problem(self.spelling) or f"the router has {' and '.join(fitting)} only"
+            why = self.drafters.problem(self.tokenizer) or f"the router has {' and '.join(fitting)} only"
             raise invalid(f"drafter {name!r} cannot be used, {why}; drafter 'lookup' needs none")
         model = next((fitting[each] for each in wanted if each in roomy), None)
         if model is None:
-            most, noun = max(fitting[each].positions for each in wanted if each in fitting), self.spelling.noun
+            most, noun = max(fitting[each].positions for each in wanted if each in fitting), self.tokenizer.noun
             raise invalid(f"the drafter's context is {most} {noun}, {self._reach(request)} are needed")
         sequence = LocalSequence(model, self._reach(request), request.temperature, request.seed)
         drafting = ModelDrafter(sequence, worth)
@@ -104,15 +103,15 @@ class SpeculativeMode(ArMode):
 
     def _roomy(self, request: Generation) -> list[str]:
         """Names of the router's models that write in the hosts' symbols, and have room for the whole text."""
-        fitting = self.drafters.fitting(self.spelling)
+        fitting = self.drafters.fitting(self.tokenizer)
         return [name for name, model in fitting.items() if self._reach(request) <= model.positions]
 
     def _reach(self, request: Generation) -> int:
         """Symbols of the whole text."""
-        return self.spelling.alphabet.count(request.prompt) + request.max_symbols
+        return self.tokenizer.alphabet.count(request.prompt) + request.max_symbols
 
 
-def _plan(request: Generation, left: int) -> Plan:
-    """What to guess where `left` symbols are to be written yet: the last one needs no guess."""
+def _plan(request: Generation, left: int) -> DraftPlan:
+    """The guesses to make where `left` symbols are to be written yet: the last one needs no guess."""
     branches = request.branches or (1 if request.draft else DEFAULT_BRANCHES)
-    return Plan(min(left - 1, MAX_DRAFT), min(request.draft, left - 1) if request.draft else None, branches)
+    return DraftPlan(min(left - 1, MAX_DRAFT), min(request.draft, left - 1) if request.draft else None, branches)

@@ -1,7 +1,7 @@
 """`verified`: the drafter guesses, one sweep tells how far the guesses stand; the text has the scorer's distribution.
 
-Every place is settled by the same steps and the same random numbers, on the hosts and here (stages/verdict.py,
-serving/settling.py), so the text does not depend on how much is guessed.
+Every place is settled by the same steps and the same random numbers, on the hosts and here (model/speculation.py,
+serving/modes/verified.py), so the text does not depend on how much is guessed.
 """
 
 from __future__ import annotations
@@ -9,22 +9,65 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from functools import partial
 
+import grpc
 import numpy as np
 
-from serving.accounting import Account
-from serving.candidates import Floats
-from serving.drafters import Drafters
-from serving.drafting import MAX_RUN, RunLength
-from serving.local import Guesses, LocalSequence
+from serving.modes import SCORERS
 from serving.modes.base import Generation
-from serving.modes.scored import SCORERS, ScoredMode
-from serving.session import Session
-from serving.settling import kept, read_verdict
-from serving.spellings import NO_TOKENS, Spellings
-from serving.view import RingView
-from stages.alphabet import Alphabet
+from serving.modes.candidates import Floats, draw
+from serving.modes.drafters.available import Drafters
+from serving.modes.drafters.base import Guesses, LocalSequence
+from serving.modes.drafters.drafting import MAX_RUN, RunLength
+from serving.modes.scored import ScoredMode
+from serving.modes.tokenizer import NO_TOKENIZERS, Tokenizers
+from serving.router.accounting import Account
+from serving.router.ring import RingView
+from serving.router.session import Session
+from stages.errors import CodecError
+from stages.model.randomness import Purpose, uniforms
+from stages.model.speculation import Verification, draw_set_size
+from stages.model.vocabulary import Alphabet
 from stages.v1 import stage_pb2
-from stages.verdict import Verdict
+from stages.wire.status import StatusError
+
+# What comes in place of a refused guess, from a verdict's draws (stages/model/speculation.py).
+
+
+def read_verdict(event: stage_pb2.Event, count: int, number: int, alphabet: Alphabet) -> Verification:
+    """The verdict on `count` guesses with the set of that number, where one does not stand. Raises Refusal."""
+    told = event.verification
+    if event.WhichOneof("outcome") != "verification" or told.accepted > count:
+        raise _nonsense(f"the verdict on {count} guesses came back as something else")
+    size = 0 if count and told.accepted == count else draw_set_size(number, alphabet.size)
+    whole = size == alphabet.size
+    try:
+        symbols = np.arange(size) if whole else alphabet.decode(told.symbols).numpy()
+    except CodecError as error:
+        raise _nonsense(f"a verdict came back with nonsense: {error}") from None
+    if len(symbols) != size or len(told.odds) != 4 * size or (whole and told.symbols):
+        raise _nonsense(f"a verdict that should tell the odds of {size} symbols came back with {len(told.odds)} bytes")
+    odds = np.frombuffer(told.odds, dtype="<f4").astype(np.float64)
+    least = 0.0 if whole else np.finfo(np.float64).tiny  # what was drawn is possible
+    if not ((odds >= least) & (odds <= 1)).all() or (whole and not odds.any()):
+        raise _nonsense("the scorer's odds are no probabilities: look at the hosts' weights")
+    return Verification(told.accepted, symbols, odds)
+
+
+def residual_sample(verdict: Verification, q: Floats, seed: int, position: int, number: int) -> int | None:
+    """The symbol at a place whose guess was refused: a draw from the part of p that exceeds q; None: ask for the next
+    set. q: the drafter's odds of all symbols there, (vocabulary,)."""
+    symbols, p = verdict.symbols, verdict.odds
+    if len(symbols) == len(q):
+        rest = np.maximum(p - q, 0.0)
+        u = uniforms(seed, Purpose.RESIDUAL, position, 1, 1)[:, 0]
+        return int(draw((rest if rest.any() else p)[None], u)[0])  # none: p and q are equal but for rounding
+    u = uniforms(seed, Purpose.KEEP, position, 1, len(symbols), number)[0]
+    fits = np.flatnonzero(u <= 1 - q[symbols] / p)
+    return int(symbols[fits[0]]) if len(fits) else None
+
+
+def _nonsense(message: str) -> StatusError:
+    return StatusError(grpc.StatusCode.INTERNAL, message)
 
 
 class VerifiedMode(ScoredMode):
@@ -34,17 +77,17 @@ class VerifiedMode(ScoredMode):
     default_codec = "fp32"
     most_draft = MAX_RUN
 
-    def __init__(self, ring: RingView, drafters: Drafters, spellings: Spellings = NO_TOKENS) -> None:
-        super().__init__(ring, drafters, spellings)
+    def __init__(self, ring: RingView, drafters: Drafters, tokenizers: Tokenizers = NO_TOKENIZERS) -> None:
+        super().__init__(ring, drafters, tokenizers)
         self._lengths = dict[tuple[str, str], RunLength]()
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         name, (drafter, model) = self.scorer(request), self.drafter(request)
         length = self._lengths.setdefault((name, drafter), RunLength())
-        account.scorer, alphabet = name, self.spelling.alphabet
+        account.scorer, alphabet = name, self.tokenizer.alphabet
         capacity = alphabet.count(request.prompt) + request.max_symbols
         sequence = LocalSequence(model, capacity, request.temperature, request.seed)
-        async with self.ring.session(SCORERS[name], capacity, request.deadline_unix_ms, account) as session:
+        with Session(self.ring, SCORERS[name], capacity, request.deadline_unix_ms, account) as session:
             judges = _Judges(session, request, alphabet, account)
             text, left = request.prompt, request.max_symbols
             while left:
@@ -72,23 +115,21 @@ class _Judges:
         self.prompt = alphabet.count(request.prompt)
         self._number = self._read = 0
 
-    async def ask(self, text: bytes, guesses: Guesses | None = None, which: int = 1) -> Verdict:
+    async def ask(self, text: bytes, guesses: Guesses | None = None, which: int = 1) -> Verification:
         """A verdict on guesses after `text`, with the set of draws that is `which`."""
         request, known = self.request, self.alphabet.count(text)
         drafted, odds = (guesses.text, guesses.odds) if guesses else (b"", np.empty(0, dtype=np.float32))
         # the last symbol is read again where nothing comes after it; a prompt is read whole: rounding depends on it
         start = 0 if known == self.prompt else min(self._read, known - 1)
         await self.session.push(
-            stage_pb2.Step(
+            stage_pb2.Verify(
                 number=self._number,
                 start=start,
                 clean=self.alphabet.cut(text, start) + drafted,
-                remaining=1,
                 sampling=stage_pb2.Sampling(seed=request.seed, temperature=request.temperature),
                 codec=request.codec,
                 draft=len(odds),
-                odds=odds.astype("<f4").tobytes(),
-                draws=which,
+                rejection=stage_pb2.RejectionSampling(odds=odds.astype("<f4").tobytes(), draw_set=which),
             )
         )
         read = partial(read_verdict, count=len(odds), number=which, alphabet=self.alphabet)
@@ -98,10 +139,10 @@ class _Judges:
         self._number, self._read = self._number + 1, known + verdict.accepted
         return verdict
 
-    async def instead(self, text: bytes, verdict: Verdict, q: Floats) -> int:
+    async def instead(self, text: bytes, verdict: Verification, q: Floats) -> int:
         """The symbol after `text`, in place of a guess that was refused. q: the drafter's odds there."""
         position, which = self.alphabet.count(text), 1
-        while (symbol := kept(verdict, q, self.request.seed, position, which)) is None:
+        while (symbol := residual_sample(verdict, q, self.request.seed, position, which)) is None:
             which += 1
             verdict = await self.ask(text, which=which)
         return symbol

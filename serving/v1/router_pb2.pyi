@@ -532,7 +532,7 @@ class Audits(_message.Message):
     AUDITED_FIELD_NUMBER: _builtins.int
     HOPS_FIELD_NUMBER: _builtins.int
     COMPUTE_MS_FIELD_NUMBER: _builtins.int
-    LIARS_FIELD_NUMBER: _builtins.int
+    FAULTY_HOSTS_FIELD_NUMBER: _builtins.int
     sweeps: _builtins.int
     """that came back"""
     audited: _builtins.int
@@ -540,8 +540,8 @@ class Audits(_message.Message):
     """computed again"""
     compute_ms: _builtins.float
     """of hosts, for audits"""
-    liars: _builtins.int
-    """hosts taken out"""
+    faulty_hosts: _builtins.int
+    """quarantined"""
     def __init__(
         self,
         *,
@@ -549,11 +549,11 @@ class Audits(_message.Message):
         audited: _builtins.int = ...,
         hops: _builtins.int = ...,
         compute_ms: _builtins.float = ...,
-        liars: _builtins.int = ...,
+        faulty_hosts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audited", b"audited", "compute_ms", b"compute_ms", "hops", b"hops", "liars", b"liars", "sweeps", b"sweeps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audited", b"audited", "compute_ms", b"compute_ms", "faulty_hosts", b"faulty_hosts", "hops", b"hops", "sweeps", b"sweeps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

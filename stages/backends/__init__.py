@@ -6,7 +6,7 @@ from stages.backends.base import Backend, DraftingRunner
 from stages.backends.eager import TorchBackend
 from stages.backends.packed_llama import packed_stage
 from stages.errors import InputError
-from stages.families import PipelineStage
+from stages.model.families import PipelineStage
 
 __all__ = ["BACKENDS", "DEFAULT_BACKEND", "Backend", "backend_named", "drafting_runner"]
 
@@ -31,5 +31,5 @@ def backend_named(name: str) -> Backend:
 
 
 def drafting_runner(stage: PipelineStage) -> DraftingRunner:
-    """What computes a stage of the router's own model. It may take the stage's matrices over."""
+    """Runner for a stage of the router's own model. It may take the stage's matrices over."""
     return packed_stage(stage)

@@ -12,15 +12,13 @@ from torch.nn import functional as F
 
 from stages.backends.base import CleanPiece
 from stages.backends.rows import Rows
-from stages.guesses import first_branch
-from stages.layers import LayerCache
+from stages.model.layers import LayerCache
+from stages.model.speculation import first_branch
 
-ROUND = 16
-"""Numbers between addresses that kernels treat alike: those of a cache line."""
+ROUND = 16  # numbers between addresses that kernels treat alike: those of a cache line
+# Numbers that branches have of attention's weights at once: heads x rows x what they see. 64 MB, some times over.
 MAX_WEIGHTS = 1 << 24
-"""Numbers that branches have of attention's weights at once: heads x rows x what they see. 64 MB, some times over."""
-UNSEEN = -1e30
-"""Added to the score of what must not be seen: finite, for -inf breaks some kernels."""
+UNSEEN = -1e30  # added to the score of what must not be seen: finite, for -inf breaks some kernels
 
 
 def rotary_rows(rotary: Tensor) -> Tensor:
@@ -56,8 +54,8 @@ def by_head(qkv: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Ten
     return q, k, v
 
 
+# What the positions of a piece see: keys by a mask; by depth, what is above them in a tree; all keys before them.
 Sight = Tensor | tuple[int, ...] | None
-"""What the positions of a piece see: keys by a mask; by depth, what is above them in a tree; all keys before them."""
 
 
 def sights(pieces: Sequence[CleanPiece], few: int) -> list[Sight]:
@@ -115,6 +113,9 @@ def attend_noisy(qkv: Tensor, rows: Rows, heads: int, caches: Sequence[LayerCach
     return rows.pack(mixed, fresh=False)
 
 
+# Candidates are branches of one sequence, not rows of a batch: a copy of the cache for each would copy 13 times what 31
+# new positions add (400 bytes before them). All rows meet the shared keys in one product, and only what is their own is
+# computed branch by branch: 32 candidates of 32 bytes after 200 take 75 ms, of which 29 are the layers' products.
 def attend_branches(
     qkv: Tensor, rows: Rows, heads: int, caches: Sequence[LayerCache], branches: Sequence[int]
 ) -> Tensor:

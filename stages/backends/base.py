@@ -1,6 +1,6 @@
-"""What computes a part of a model on a host: one interface for every backend.
+"""Interface of every backend: computing a part of a model on a host.
 
-A call takes pieces of several requests at once. **What comes out for one of them does not depend on the others**, to
+A call takes pieces of several requests at once. **The result for one of them does not depend on the others**, to
 the last bit: a request's text may not depend on its company.
 """
 
@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from stages.block import Block
-from stages.families import PipelineStage
-from stages.grafting.part import GraftPart
-from stages.layers import LayerCache
+from stages.model.block import Block
+from stages.model.families import FamilyPart, PipelineStage
+from stages.model.layers import LayerCache
 
 LEAST_TEMPERATURE = 1e-4
 
@@ -24,50 +23,45 @@ LEAST_TEMPERATURE = 1e-4
 class CleanPiece:
     """New clean positions of one sequence, and the caches that they are appended to."""
 
+    # Symbols (positions,) int64 where the part reads such, else features or hidden states (positions, width).
     source: Tensor
-    """Symbols (positions,) int64 where the part reads such, else features or hidden states (positions, width)."""
+    # One for each layer of the part, of a batch of one; its length is the position of the first new one.
     caches: list[LayerCache]
-    """One for each layer of the part, of a batch of one; its length is the position of the first new one."""
+    # Whether a few positions need not give, to the last bit, what they would give one by one, as guesses must.
     at_once: bool = False
-    """Whether a few positions need not give, to the last bit, what they would give one by one, as guesses must."""
+    # Of a tree, depth first (stages/model/speculation.py), how far each is below the first new position; empty where
+    # they follow each other. The first branch is appended, the others are not kept; all give what they would give one
+    # by one.
     depths: tuple[int, ...] = ()
-    """Of a tree, depth first (stages/guesses.py), how far each is below the first new position; empty where they follow
-    each other. The first branch is appended, the others are not kept; all give what they would give one by one."""
 
 
 @dataclass(frozen=True)
 class BranchPiece:
     """Continuations of one sequence: each sees the sequence and itself, none the others."""
 
+    # Symbols (branches, positions) int64 where the part reads such, else hidden states (branches, positions, width).
     source: Tensor
-    """Symbols (branches, positions) int64 where the part reads such, else hidden states (branches, positions,
-    width)."""
+    # The sequence, of at least one position: its length is the position at which every branch begins. Not changed.
     caches: list[LayerCache]
-    """The sequence, of at least one position: its length is the position at which every branch begins. Not changed."""
 
 
 @dataclass(frozen=True)
 class NoisyPiece:
     """The noisy slots of one sweep at one noise level."""
 
-    z: Tensor
-    """(slots, code_dim)"""
-    estimate: Tensor
-    """(slots, code_dim)"""
+    z: Tensor  # (slots, code_dim)
+    estimate: Tensor  # (slots, code_dim)
     sigma: float
-    start: int
-    """Position of the first slot."""
-    caches: list[LayerCache]
-    """The clean positions that the slots see: those before `start`. Not changed."""
-    temperature: float = 1.0
-    """Of the odds that the denoised point is taken at."""
+    start: int  # position of the first slot
+    caches: list[LayerCache]  # the clean positions that the slots see: those before `start`. Not changed.
+    temperature: float = 1.0  # of the odds that the denoised point is taken at
+    # Start of the slots where a chain hands them on: in block 0 the last known symbol, (1,) int64, later the features
+    # of the block before, (slots, width).
     before: Tensor | None = None
-    """Of a graft, what the slots begin with: in block 0 the last known symbol, (1,) int64, later what the block before
-    made of them, (slots, width)."""
 
     @property
     def divisor(self) -> float:
-        """What logits are divided by: at temperature 0 the likeliest symbol takes all."""
+        """Divisor of the logits: at temperature 0 the likeliest symbol takes all."""
         return max(self.temperature, LEAST_TEMPERATURE)
 
 
@@ -75,12 +69,9 @@ class NoisyPiece:
 class Denoised:
     """One evaluation: what each slot may hold."""
 
-    logits: Tensor
-    """(slots, vocabulary)"""
-    point: Tensor
-    """D = softmax(logits / temperature) @ codes: (slots, code_dim)"""
-    features: Tensor | None = None
-    """Of a graft, for the next block: (slots, width)."""
+    logits: Tensor  # (slots, vocabulary)
+    point: Tensor  # D = softmax(logits / temperature) @ codes: (slots, code_dim)
+    features: Tensor | None = None  # for the next block, where a chain hands on slots: (slots, width)
 
 
 class BlockRunner(ABC):
@@ -142,7 +133,7 @@ class Backend(ABC):
     name: str
 
     @abstractmethod
-    def block(self, block: Block | GraftPart) -> BlockRunner:
+    def block(self, block: Block | FamilyPart) -> BlockRunner:
         """Raises InputError for one that this backend does not run."""
 
     @abstractmethod

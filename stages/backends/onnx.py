@@ -5,21 +5,107 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache, partial
 
+import onnxruntime
 import torch
 from torch import Tensor, nn
 
-from stages.backends.agreement import StageProbe, check_block
+from stages.backends.attention import Sight, attend_branches, attend_clean, attend_growing
 from stages.backends.base import Backend, BlockRunner, CleanPiece, Denoised, NoisyPiece, StageRunner
-from stages.backends.denoise_graph import denoise_graph
-from stages.backends.independence import checked_block, checked_stage
-from stages.backends.layer_graphs import head_graph
-from stages.backends.onnx_layer import OnnxLayer, OnnxReader
-from stages.backends.onnx_session import Session
-from stages.backends.packed import NOISE_LEVELS, PipelineRunner
-from stages.block import Block
+from stages.backends.batch_invariance import checked_block, checked_stage
+from stages.backends.onnx_graphs import AnyLayer, Graph, after_graph, before_graph, denoise_graph, head_graph
+from stages.backends.packed import FEW_POSITIONS, NOISE_LEVELS, Angles, PackedReader, PipelineRunner
+from stages.backends.parity import StageProbe, check_block
+from stages.backends.rows import Rows
 from stages.errors import InputError
-from stages.families import PipelineStage
-from stages.grafting.part import GraftPart
+from stages.model.block import Block
+from stages.model.families import FamilyPart, PipelineStage
+from stages.model.layers import LayerCache
+
+# A graph ready to run.
+
+
+class Session:
+    """A graph with as many threads as torch uses. It holds its matrices in a layout of its own, and nothing of those
+    that it was made of."""
+
+    def __init__(self, graph: Graph) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        # a thread that spins while it waits takes the processor from the event loop
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # buffers that a session keeps for itself would add up: there are two sessions for each layer
+        options.enable_cpu_mem_arena = False
+        matrices = [onnxruntime.OrtValue.ortvalue_from_numpy(x.numpy()) for x in graph.matrices.values()]
+        options.add_external_initializers(list(graph.matrices), matrices)
+        self.session = onnxruntime.InferenceSession(
+            graph.model().SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        self.inputs = [each.name for each in self.session.get_inputs()]
+        self.outputs = [each.name for each in self.session.get_outputs()]
+
+    def run(self, feeds: dict[str, Tensor]) -> dict[str, Tensor]:
+        results = self.session.run(self.outputs, {name: x.contiguous().numpy() for name, x in feeds.items()})
+        return dict(zip(self.outputs, map(torch.from_numpy, results), strict=True))
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """The only output, of contiguous inputs in the graph's order."""
+        feeds = {name: x.numpy() for name, x in zip(self.inputs, inputs, strict=True)}
+        (result,) = self.session.run(self.outputs, feeds)
+        return torch.from_numpy(result)
+
+
+# Layers of the causal stream on packed rows, their products and norms by onnxruntime.
+
+
+# Attention is torch's for every backend, and onnxruntime computes what lies between: rows of several requests then
+# share every product, and a stage of any family is the same few nodes. A whole graph takes one request at a time,
+# because each has read another length.
+class OnnxLayer:
+    """Rows of several pieces through one layer of any family."""
+
+    def __init__(self, part: Block | PipelineStage, layer: AnyLayer, int8: bool) -> None:
+        self.heads = part.architecture.heads
+        self.before = Session(before_graph(part, layer, int8))
+        self.after = Session(after_graph(part, layer, int8))
+
+    def clean(self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], seen: Sequence[Sight]) -> None:
+        """The causal stream, in place. x: (rows, width); caches, seen: of each piece."""
+        self._finish(x, attend_clean(self._project(x, angles), rows, self.heads, caches, seen))
+
+    def branch(
+        self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], branches: Sequence[int]
+    ) -> None:
+        """Continuations that see what is in their piece's cache, in place. branches: of each piece."""
+        self._finish(x, attend_branches(self._project(x, angles), rows, self.heads, caches, branches))
+
+    def grow(self, x: Tensor, rows: Rows, angles: Angles, shared: LayerCache, own: Tensor) -> None:
+        """One more position of each continuation of the text in `shared`, in place. own: of `attend_growing`."""
+        self._finish(x, attend_growing(self._project(x, angles), rows, self.heads, shared, own))
+
+    def _project(self, x: Tensor, angles: Angles) -> Tensor:
+        # a copy, so that it lies where torch's tensors do: the order of additions depends on addresses
+        return self.before(x[None], *angles)[0].clone()
+
+    def _finish(self, x: Tensor, mixed: Tensor) -> None:
+        x.copy_(self.after(x[None], mixed[None])[0])
+
+
+class OnnxReader(PackedReader):
+    """The clean stream of a part."""
+
+    def __init__(self, part: Block | PipelineStage, layers: Sequence[OnnxLayer], few: int = FEW_POSITIONS) -> None:
+        super().__init__(part, layers, part.layers[0].mlp_in.out_features, few)
+
+    def rows_of(self, counts: Sequence[int]) -> Rows:
+        """Unpadded but for whole vectors: these kernels add up one row as they add up many."""
+        return Rows.of(counts, self.hidden, least=1)
+
+    def spread(self, factors: Tensor) -> Angles:
+        """cos and sin of each row, (rows, head_dim / 2)."""
+        # of keys, whose factors are not scaled, and of the half whose sine is positive
+        return factors[:, 0, 1, 0, 0].contiguous(), factors[:, 1, 1, 0, 1].contiguous()
 
 
 class OnnxBlock(BlockRunner):
@@ -91,9 +177,9 @@ class OnnxBackend(Backend):
     name = "onnxruntime"
     int8 = False
 
-    def block(self, block: Block | GraftPart) -> BlockRunner:
-        if isinstance(block, GraftPart):
-            raise InputError(f"the backend {self.name} does not run grafted blocks: choose --backend torch")
+    def block(self, block: Block | FamilyPart) -> BlockRunner:
+        if isinstance(block, FamilyPart):
+            raise InputError(f"the backend {self.name} does not run {block.adjective} blocks: choose --backend torch")
         runner = OnnxBlock(block, self.int8)
         check_block(runner, block, self.int8)
         return checked_block(runner, block)
@@ -105,6 +191,8 @@ class OnnxBackend(Backend):
         return checked_stage(runner, stage)
 
 
+# torch has no int8 backend here: one row through ten layers took 3.5 ms with MatMulNBits, 3.3 with fbgemm's
+# linear_dynamic and 5.1 with oneDNN's (one scale for all rows), 5.7 with _int_mm, 41 with _weight_int8pack_mm.
 class OnnxInt8Backend(OnnxBackend):
     """The same with matrices in int8, and what meets them rounded as it comes."""
 

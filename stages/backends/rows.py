@@ -11,22 +11,22 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
+# From how many rows for each thread on, what a matrix product gives for a row may not depend on how many rows there
+# are; below, libraries take other kernels, which add in another order. AMD's processors need 4, Intel's 16.
 FEWEST_ROWS = (4, 8, 16, 32, 64)
-"""From how many rows for each thread on, what a matrix product gives for a row may not depend on how many rows there
-are; below, libraries take other kernels, which add in another order. AMD's processors need 4, Intel's 16."""
+# Of the matrices that it is measured with: numbers in and out.
 SHAPES = ((32, 128), (128, 384), (128, 512), (256, 256), (512, 128), (512, 256))
-"""Of the matrices that it is measured with: numbers in and out."""
 MOST_ROWS = 192
+# Beyond this, matrix products gain nothing by more rows, and what lies between them falls out of the cache.
 ROWS_TOGETHER = 512
-"""Beyond this, matrix products gain nothing by more rows, and what lies between them falls out of the cache."""
+# Numbers that an elementwise kernel takes at once (two AVX-512 registers). What is left over at the end of a thread's
+# share goes through scalar code, whose gelu differs in the last bits; products and sums do not.
 LANES = 32
-"""Numbers that an elementwise kernel takes at once (two AVX-512 registers). What is left over at the end of a thread's
-share goes through scalar code, whose gelu differs in the last bits; products and sums do not."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Where each piece's rows are: from bounds[i] to bounds[i + 1]. Rows from bounds[-1] to `total` are padding."""
+    """Places of each piece's rows: from bounds[i] to bounds[i + 1]. Rows from bounds[-1] to `total` are padding."""
 
     counts: list[int]
     bounds: list[int]
@@ -43,7 +43,7 @@ class Rows:
 
     @property
     def single(self) -> bool:
-        """Whether each piece has one row."""
+        """True if each piece has one row."""
         return self.bounds[-1] == len(self.counts)
 
     @property
@@ -88,7 +88,7 @@ def groups(counts: Sequence[int]) -> Iterator[slice]:
 
 @lru_cache(1024)
 def padded(rows: int, hidden: int, threads: int, least: int = 0) -> int:
-    """How many rows make the results of each independent of the others: at least `rows`.
+    """Number of rows that makes the results of each independent of the others: at least `rows`.
 
     A multiple of `least` (`independent_rows`), and no thread is left with a part of a vector.
     """
@@ -102,7 +102,7 @@ def independent_rows(threads: int) -> int:
     """From how many rows on, and in multiples of which, a product's rows are the same in any company: measured here,
     in some milliseconds, for libraries choose their kernels by shape and processor, and promise nothing.
 
-    The largest of FEWEST_ROWS where none is enough: stages/backends/independence.py finds out.
+    The largest of FEWEST_ROWS where none is enough: stages/backends/batch_invariance.py finds out.
     """
     generator = torch.Generator().manual_seed(0)
     most = MOST_ROWS * threads

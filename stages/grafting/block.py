@@ -1,65 +1,231 @@
-"""A pretrained stage as a block: its clean stream as it is, and noisy slots through the same layers.
+"""A pretrained stage as a block: its clean stream unchanged, and noisy slots through the same layers.
 
-The model was trained to say at each position what comes next, so a slot for position p sits at position p - 1: it reads
-what is known of the symbol there, and its odds are of the symbol after it (the shift of DiffuLLaMA, arXiv 2410.17891).
-The first slot of a chunk reads a known symbol, and says at the start exactly what the pretrained model says.
+The model was trained to predict the next symbol at each position, so a slot for position p sits at position p - 1: it
+reads what is known of the symbol there and predicts the one after it (the shift of DiffuLLaMA, arXiv 2410.17891). The
+first slot of a chunk reads a known symbol, and before training its logits are the pretrained model's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from stages.families import PipelineStage
-from stages.grafting.head import Evidence, Head
-from stages.grafting.slots import AnyLayer, Slots
-from stages.layers import LayerCache
+from stages.grafting.architecture import SlotShape
+from stages.model.families import PipelineStage
+from stages.model.layers import Layer, LayerCache, NoiseCondition, noise_frequencies
+from stages.model.llama import LlamaLayer
+
+AnyLayer = Layer | LlamaLayer
+
+PRODUCTS = ("qkv", "attention_out", "mlp_in", "mlp_out")
+
+
+class LowRank(nn.Module):
+    """An update of a frozen product, zero at the start (LoRA, arXiv 2106.09685)."""
+
+    def __init__(self, product: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.down = nn.Linear(product.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, product.out_features, bias=False)
+        nn.init.normal_(self.down.weight, std=product.in_features**-0.5)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.up(self.down(x))
+
+
+class SlotLayer(nn.Module):
+    """Additions to a layer for noisy slots: AdaLN on sigma, and low-rank updates, all zero at the start."""
+
+    def __init__(self, layer: AnyLayer, shape: SlotShape) -> None:
+        super().__init__()
+        self.modulation = nn.Linear(shape.condition_dim, 6 * layer.qkv.in_features)
+        nn.init.zeros_(self.modulation.weight)
+        nn.init.zeros_(self.modulation.bias)
+        updates = {name: LowRank(getattr(layer, name), shape.rank) for name in PRODUCTS if shape.rank}
+        self.updates = nn.ModuleDict(updates)
+
+    def forward(
+        self,
+        layer: AnyLayer,
+        x: Tensor,
+        condition: Tensor,
+        rotary: Tensor,
+        memory: tuple[Tensor, Tensor],
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """Noisy slots through `layer`.
+
+        x: (batch, slots, width); condition: (batch, slots or 1, condition_dim); memory: keys and values of clean
+        positions; mask: additive, (slots, clean + slots), or None where every slot sees all.
+        """
+        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulation(condition).chunk(6, dim=-1)
+        q, k, v = layer.by_head(self._product(layer, "qkv", layer.attention_norm(x) * (1 + scale_a) + shift_a), rotary)
+        keys, values = (torch.cat([old.to(new.dtype), new], dim=2) for old, new in zip(memory, (k, v), strict=True))
+        mask = None if mask is None else mask.to(q.dtype)
+        grouped = q.shape[1] != keys.shape[1]
+        mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=grouped)
+        x = x + (1 + gate_a) * self._product(layer, "attention_out", mixed.transpose(1, 2).flatten(2))
+        hidden = self._product(layer, "mlp_in", layer.mlp_norm(x) * (1 + scale_m) + shift_m)
+        return x + (1 + gate_m) * self._product(layer, "mlp_out", layer.activate(hidden))
+
+    def _product(self, layer: AnyLayer, name: str, x: Tensor) -> Tensor:
+        out: Tensor = getattr(layer, name)(x)
+        return out + self.updates[name](x) if name in self.updates else out
+
+
+class Slots(nn.Module):
+    """Weights that only noisy slots use in a block: all that is trained while the pretrained weights stay frozen.
+
+    An input layer from codes, the layers' additions, and the output projection to the head's space. At the start they
+    add nothing, except in block 0, where codes replace the embeddings of symbols that are not known yet.
+    """
+
+    layers: Sequence[SlotLayer]
+
+    def __init__(self, stage: PipelineStage, shape: SlotShape) -> None:
+        super().__init__()
+        width = stage.architecture.width
+        self.condition = NoiseCondition(shape.condition_dim)
+        self.state_in = nn.Linear(shape.code_dim, width)
+        nn.init.zeros_(self.state_in.weight)
+        nn.init.zeros_(self.state_in.bias)
+        layers = nn.ModuleList(SlotLayer(layer, shape) for layer in stage.layers)
+        self.layers = cast(Sequence[SlotLayer], layers)
+        self.way_out = OutputProjection(width, stage.layers[0].attention_norm.eps)
+
+    def restore_tables(self) -> None:
+        """Compute what is not stored, for slots that were built on the meta device."""
+        self.condition.frequencies = noise_frequencies()
+
+    @torch.no_grad()
+    def begin(self, norm: nn.RMSNorm, lens: Tensor, decoding: tuple[Tensor, Tensor] | None) -> None:
+        """Set the start of training.
+
+        norm: the model's final norm; lens: from a block's features to the model's last, (width, width + 1), a matrix
+        and an offset; decoding: for block 0, from codes to embeddings, (width, code_dim) and (width,).
+        """
+        self.way_out.norm.load_state_dict(norm.state_dict())
+        self.way_out.lens.weight.copy_(lens[:, :-1])
+        self.way_out.lens.bias.copy_(lens[:, -1])
+        if decoding is not None:
+            self.state_in.weight.copy_(decoding[0])
+            self.state_in.bias.copy_(decoding[1])
+
+
+class OutputProjection(nn.Module):
+    """A tuned lens (arXiv 2303.08112) from features in the middle of a model to those that its head reads, and the
+    final norm; at the start the norm alone."""
+
+    def __init__(self, width: int, epsilon: float | None) -> None:
+        super().__init__()
+        self.lens = nn.Linear(width, width)
+        nn.init.zeros_(self.lens.weight)
+        nn.init.zeros_(self.lens.bias)
+        self.norm = nn.RMSNorm(width, eps=epsilon)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.norm(features + self.lens(features))
+
+
+CPU_ROWS = 64  # positions whose logits fit into a processor's cache
+GPU_BYTES = 256 << 20  # logits in float32 on a GPU, which needs large products; about four times as much is in use
+
+
+def rows_at_once(device: torch.device, vocabulary: int) -> int:
+    """Positions whose logits are held at a time."""
+    return CPU_ROWS if device.type == "cpu" else max(CPU_ROWS, GPU_BYTES // (4 * vocabulary))
+
+
+@dataclass(frozen=True)
+class StateLikelihood:
+    """Log likelihood of each symbol given its noisy state: z . code / sigma^2, exact for codes of one norm."""
+
+    z: Tensor  # (positions, code_dim)
+    sigma: Tensor  # (positions, 1)
+
+    def at(self, rows: slice, codes: Tensor) -> Tensor:
+        """(rows, vocabulary)"""
+        return (self.z[rows] / self.sigma[rows] ** 2) @ codes.T
+
+
+@dataclass(frozen=True)
+class GraftHead:
+    """The pretrained model's head and the codes of its symbols, used a few positions at a time.
+
+    All logits of a batch at once would fill the memory.
+    """
+
+    weight: Tensor  # (vocabulary, width), float32 or bfloat16
+    codes: Tensor  # (vocabulary, code_dim)
+    bias: Tensor | None = None  # (vocabulary,)
+
+    def logits(self, hidden: Tensor, likelihood: StateLikelihood | None = None) -> Tensor:
+        """(positions, vocabulary) float32 from normed features (positions, width)."""
+        return torch.cat([piece for _, piece in self.pieces(hidden, likelihood)])
+
+    @torch.no_grad()
+    def points(self, hidden: Tensor, likelihood: StateLikelihood, temperature: float = 1.0) -> Tensor:
+        """Denoised points softmax(logits) @ codes: (positions, code_dim)."""
+        pieces = self.pieces(hidden, likelihood)
+        return torch.cat([(logits / temperature).softmax(dim=1) @ self.codes for _, logits in pieces])
+
+    def pieces(self, hidden: Tensor, likelihood: StateLikelihood | None) -> Iterator[tuple[slice, Tensor]]:
+        """Slices of the positions, each with its logits."""
+        count = rows_at_once(hidden.device, len(self.weight))
+        with torch.autocast(hidden.device.type, enabled=False):
+            for begin in range(0, len(hidden), count):
+                rows = slice(begin, begin + count)
+                logits = (hidden[rows].to(self.weight.dtype) @ self.weight.T).float()
+                if self.bias is not None:
+                    logits += self.bias
+                if likelihood is not None:
+                    logits += likelihood.at(rows, self.codes)
+                yield rows, logits
+
 
 Memory = list[tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
 class Noisy:
-    """Noisy slots at one moment."""
+    """Noisy slots at one noise level."""
 
-    z: Tensor
-    """States of the slots' own symbols: (batch, slots, code_dim)."""
-    estimate: Tensor
-    """What was made of them before, zero for nothing: (batch, slots, code_dim)."""
-    sigma: Tensor
-    """(batch, slots or 1)"""
-    first: Tensor
-    """Which slots are the first of their chunk: (slots,) bool."""
-    mask: Tensor | None = None
-    """Additive, (slots, clean + slots); None: every slot sees all."""
-    start: int = 0
-    """Where the first slot sits: one before the position that it fills."""
+    z: Tensor  # states of the slots' own symbols: (batch, slots, code_dim)
+    estimate: Tensor  # the running estimate of their codes, zero for none: (batch, slots, code_dim)
+    sigma: Tensor  # (batch, slots or 1)
+    first: Tensor  # true for the first slot of each chunk: (slots,) bool
+    mask: Tensor | None = None  # additive, (slots, clean + slots); None: every slot sees all
+    start: int = 0  # position of the first slot: one before the position that it fills
 
     def guess(self) -> Tensor:
-        """The posterior mean of each slot's code, were codes Gaussian around the estimate: (batch, slots, code_dim).
+        """The posterior mean of each slot's code, taken as Gaussian around the estimate E: (batch, slots, code_dim).
 
-        Codes have norm 1, so an estimate E leaves a variance of (1 - |E|^2) / code_dim a number.
+        Codes have norm 1, so E leaves a variance of v = (1 - |E|^2) / code_dim a dimension, and the mean is
+        E + v / (v + sigma^2) (z - E).
         """
         left = (1 - self.estimate.square().sum(dim=2, keepdim=True)).clamp_min(0) / self.z.shape[2]
         return self.estimate + left / (left + self.sigma[..., None] ** 2) * (self.z - self.estimate)
 
-    def evidence(self) -> Evidence:
-        """For the head: a row a slot."""
-        return Evidence(self.z.flatten(0, 1), self.sigma.expand(self.z.shape[:2]).reshape(-1, 1))
+    def likelihood(self) -> StateLikelihood:
+        """The likelihood of each slot's symbols: one row a slot."""
+        return StateLikelihood(self.z.flatten(0, 1), self.sigma.expand(self.z.shape[:2]).reshape(-1, 1))
 
 
 class GraftBlock(nn.Module):
-    """One stage of a pretrained model and what its noisy slots add."""
+    """One stage of a pretrained model and the weights of its noisy slots."""
 
     def __init__(self, stage: PipelineStage, slots: Slots) -> None:
         super().__init__()
         self.stage, self.added, self.index = stage, slots, stage.index
 
     def read(self, source: Tensor, caches: Sequence[LayerCache] | None = None) -> tuple[Tensor, Memory]:
-        """The clean stream: what the pretrained stage computes, and its layers' keys and values so far.
+        """The clean stream: features of the pretrained stage, and its layers' keys and values so far.
 
         source: symbols (batch, positions) int64 in block 0, else features (batch, positions, width), that come after
         what is in `caches`, and are appended to them.
@@ -75,7 +241,7 @@ class GraftBlock(nn.Module):
         return x, memory
 
     def enter(self, tokens: Tensor, first: Tensor) -> Tensor:
-        """What block 0's slots begin with: the embeddings of known tokens, else zero: (batch, slots, width).
+        """The start of block 0's slots: the embeddings of known tokens, else zero: (batch, slots, width).
 
         tokens: those that slots read, (batch, slots) int64, of which only those at `first` count.
         """
@@ -95,12 +261,12 @@ class GraftBlock(nn.Module):
             x = added(layer, x, condition, rotary, stored, noisy.mask)
         return x
 
-    def point(self, features: Tensor, noisy: Noisy, head: Head, temperature: float = 1.0) -> Tensor:
+    def point(self, features: Tensor, noisy: Noisy, head: GraftHead, temperature: float = 1.0) -> Tensor:
         """Denoised points of the slots: (batch, slots, code_dim)."""
         hidden = self.added.way_out(features)
-        return head.points(hidden.flatten(0, 1), noisy.evidence(), temperature).view(noisy.z.shape)
+        return head.points(hidden.flatten(0, 1), noisy.likelihood(), temperature).view(noisy.z.shape)
 
 
 def first_of_chunks(chunks: Tensor) -> Tensor:
-    """Which positions begin a chunk, from the chunk that each belongs to: (positions,) bool."""
+    """True where a position begins a chunk: (positions,) bool. chunks: the chunk that each belongs to."""
     return torch.cat([torch.ones(1, dtype=torch.bool, device=chunks.device), chunks[1:] != chunks[:-1]])

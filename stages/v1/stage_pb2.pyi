@@ -55,12 +55,15 @@ class DescribeResponse(_message.Message):
     COUNTERS_FIELD_NUMBER: _builtins.int
     BACKEND_FIELD_NUMBER: _builtins.int
     RELEASES_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     ready: _builtins.bool
     not_ready_reason: _builtins.str
     backend: _builtins.str
     """what computes: a ring whose hosts differ in it may break rare ties otherwise"""
+    protocol: _builtins.int
+    """of hops; hosts and routers of different ones do not work together"""
     @_builtins.property
     def blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -85,10 +88,11 @@ class DescribeResponse(_message.Message):
         counters: Global___Counters | None = ...,
         backend: _builtins.str = ...,
         releases: _abc.Iterable[Global___Release] | None = ...,
+        protocol: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "blocks", b"blocks", "counters", b"counters", "links", b"links", "name", b"name", "not_ready_reason", b"not_ready_reason", "ready", b"ready", "releases", b"releases", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "blocks", b"blocks", "counters", b"counters", "links", b"links", "name", b"name", "not_ready_reason", b"not_ready_reason", "protocol", b"protocol", "ready", b"ready", "releases", b"releases", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -250,14 +254,17 @@ class Counters(_message.Message):
 Global___Counters: _TypeAlias = Counters  # noqa: Y015
 
 @_typing.final
-class Parcel(_message.Message):
+class HopBatch(_message.Message):
     """Hops of different requests that leave for the same host together."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: _builtins.int
     HOPS_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
     number: _builtins.int
+    protocol: _builtins.int
+    """as in DescribeResponse; 0 before protocol 2"""
     @_builtins.property
     def hops(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hop]: ...
     def __init__(
@@ -265,23 +272,24 @@ class Parcel(_message.Message):
         *,
         number: _builtins.int = ...,
         hops: _abc.Iterable[Global___Hop] | None = ...,
+        protocol: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hops", b"hops", "number", b"number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hops", b"hops", "number", b"number", "protocol", b"protocol"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Parcel: _TypeAlias = Parcel  # noqa: Y015
+Global___HopBatch: _TypeAlias = HopBatch  # noqa: Y015
 
 @_typing.final
-class Receipt(_message.Message):
+class Ack(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: _builtins.int
     REJECTIONS_FIELD_NUMBER: _builtins.int
     number: _builtins.int
-    """of the parcel"""
+    """of the batch"""
     @_builtins.property
     def rejections(self) -> _containers.RepeatedCompositeFieldContainer[Global___Rejection]: ...
     def __init__(
@@ -296,11 +304,11 @@ class Receipt(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Receipt: _TypeAlias = Receipt  # noqa: Y015
+Global___Ack: _TypeAlias = Ack  # noqa: Y015
 
 @_typing.final
 class Rejection(_message.Message):
-    """A hop that was not queued; the others of its parcel were.
+    """A hop that was not queued; the others of its batch were.
     INVALID_ARGUMENT: a field is wrong. NOT_FOUND: unknown session. ALREADY_EXISTS: a sweep seen before.
     FAILED_PRECONDITION: other weights, or a block that is not here. RESOURCE_EXHAUSTED: queue or memory full.
     UNAVAILABLE: not ready yet. DEADLINE_EXCEEDED: already late.
@@ -313,7 +321,7 @@ class Rejection(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     RETRY_AFTER_MS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
-    """in the parcel"""
+    """in the batch"""
     code: _builtins.int
     """a gRPC status code"""
     message: _builtins.str
@@ -346,13 +354,16 @@ class Hop(_message.Message):
     DEADLINE_UNIX_MS_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     CAPACITY_FIELD_NUMBER: _builtins.int
-    PASSAGES_FIELD_NUMBER: _builtins.int
-    SWEEP_FIELD_NUMBER: _builtins.int
-    STEP_FIELD_NUMBER: _builtins.int
+    TIMINGS_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
     PLACE_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    SWEEP_FIELD_NUMBER: _builtins.int
+    PREFILL_FIELD_NUMBER: _builtins.int
+    DECODE_FIELD_NUMBER: _builtins.int
+    VERIFY_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
     router: _builtins.str
     """who gets the result: the name of a subscriber"""
     session: _builtins.str
@@ -370,15 +381,21 @@ class Hop(_message.Message):
     traceparent: _builtins.str
     """W3C trace context of the sweep; may be empty"""
     @_builtins.property
-    def passages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Passage]: ...
-    @_builtins.property
-    def sweep(self) -> Global___Sweep: ...
-    @_builtins.property
-    def step(self) -> Global___Step: ...
+    def timings(self) -> _containers.RepeatedCompositeFieldContainer[Global___HopTiming]: ...
     @_builtins.property
     def path(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Addresses of the sweep's hosts, in their order; the first follows the last. Empty: every host has one next host."""
 
+    @_builtins.property
+    def sweep(self) -> Global___Sweep: ...
+    @_builtins.property
+    def prefill(self) -> Global___Prefill: ...
+    @_builtins.property
+    def decode(self) -> Global___Decode: ...
+    @_builtins.property
+    def verify(self) -> Global___Verify: ...
+    @_builtins.property
+    def score(self) -> Global___Score: ...
     def __init__(
         self,
         *,
@@ -387,19 +404,22 @@ class Hop(_message.Message):
         deadline_unix_ms: _builtins.int = ...,
         digest: _builtins.str = ...,
         capacity: _builtins.int = ...,
-        passages: _abc.Iterable[Global___Passage] | None = ...,
-        sweep: Global___Sweep | None = ...,
-        step: Global___Step | None = ...,
+        timings: _abc.Iterable[Global___HopTiming] | None = ...,
         path: _abc.Iterable[_builtins.str] | None = ...,
         place: _builtins.int = ...,
         request: _builtins.str = ...,
         traceparent: _builtins.str = ...,
+        sweep: Global___Sweep | None = ...,
+        prefill: Global___Prefill | None = ...,
+        decode: Global___Decode | None = ...,
+        verify: Global___Verify | None = ...,
+        score: Global___Score | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["step", b"step", "sweep", b"sweep", "work", b"work"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "prefill", b"prefill", "score", b"score", "sweep", b"sweep", "verify", b"verify", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "deadline_unix_ms", b"deadline_unix_ms", "digest", b"digest", "passages", b"passages", "path", b"path", "place", b"place", "request", b"request", "router", b"router", "session", b"session", "step", b"step", "sweep", b"sweep", "traceparent", b"traceparent", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "deadline_unix_ms", b"deadline_unix_ms", "decode", b"decode", "digest", b"digest", "path", b"path", "place", b"place", "prefill", b"prefill", "request", b"request", "router", b"router", "score", b"score", "session", b"session", "sweep", b"sweep", "timings", b"timings", "traceparent", b"traceparent", "verify", b"verify", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["sweep", "step"]  # noqa: Y015
+    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["sweep", "prefill", "decode", "verify", "score"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_work) -> _WhichOneofReturnType_work | None: ...
 
@@ -411,7 +431,9 @@ class RunRequest(_message.Message):
 
     HOP_FIELD_NUMBER: _builtins.int
     ONWARD_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
     onward: _builtins.bool
+    protocol: _builtins.int
     @_builtins.property
     def hop(self) -> Global___Hop: ...
     def __init__(
@@ -419,10 +441,11 @@ class RunRequest(_message.Message):
         *,
         hop: Global___Hop | None = ...,
         onward: _builtins.bool = ...,
+        protocol: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hop", b"hop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hop", b"hop", "onward", b"onward"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hop", b"hop", "onward", b"onward", "protocol", b"protocol"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -484,78 +507,77 @@ class Sweep(_message.Message):
 
     NUMBER_FIELD_NUMBER: _builtins.int
     BLOCK_FIELD_NUMBER: _builtins.int
-    CLEAN_START_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
     CLEAN_FIELD_NUMBER: _builtins.int
+    READS_FIELD_NUMBER: _builtins.int
+    CODEC_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
-    SAMPLING_FIELD_NUMBER: _builtins.int
-    CODEC_FIELD_NUMBER: _builtins.int
+    SAMPLER_FIELD_NUMBER: _builtins.int
     ESTIMATE_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
-    SAMPLER_FIELD_NUMBER: _builtins.int
-    READS_FIELD_NUMBER: _builtins.int
     SLOT_FEATURES_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """0, 1, 2 ... in a session"""
     block: _builtins.int
     """the next block to run"""
-    clean_start: _builtins.int
+    start: _builtins.int
     """position of the first of `clean`; 0 opens a session"""
     clean: _builtins.bytes
     """symbols that the hosts have not read yet"""
+    codec: _builtins.str
+    """of `estimate`: fp32, int8, int4"""
     slots: _builtins.int
     """positions to generate, right after the clean ones"""
     steps: _builtins.int
     """Euler steps in each block"""
-    codec: _builtins.str
-    """of `estimate`: fp32, int8, int4"""
+    sampler: _builtins.str
+    """stochastic, ode; empty: ode"""
     estimate: _builtins.bytes
     """E after the blocks so far; empty before block 0"""
     features: _builtins.bytes
     """clean features of the block before, int8; empty unless the chain is `chained`"""
-    sampler: _builtins.str
-    """stochastic, ode; empty: ode"""
     slot_features: _builtins.bytes
-    """of a grafted chain: what the block before made of the slots, int8"""
-    @_builtins.property
-    def sampling(self) -> Global___Sampling: ...
+    """of a grafted chain: the slots' features from the block before, int8"""
     @_builtins.property
     def reads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """a replay: lengths of the reads in which the first symbols of `clean` came before"""
 
+    @_builtins.property
+    def sampling(self) -> Global___Sampling: ...
     def __init__(
         self,
         *,
         number: _builtins.int = ...,
         block: _builtins.int = ...,
-        clean_start: _builtins.int = ...,
+        start: _builtins.int = ...,
         clean: _builtins.bytes = ...,
+        reads: _abc.Iterable[_builtins.int] | None = ...,
+        codec: _builtins.str = ...,
+        sampling: Global___Sampling | None = ...,
         slots: _builtins.int = ...,
         steps: _builtins.int = ...,
-        sampling: Global___Sampling | None = ...,
-        codec: _builtins.str = ...,
+        sampler: _builtins.str = ...,
         estimate: _builtins.bytes = ...,
         features: _builtins.bytes = ...,
-        sampler: _builtins.str = ...,
-        reads: _abc.Iterable[_builtins.int] | None = ...,
         slot_features: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "clean", b"clean", "clean_start", b"clean_start", "codec", b"codec", "estimate", b"estimate", "features", b"features", "number", b"number", "reads", b"reads", "sampler", b"sampler", "sampling", b"sampling", "slot_features", b"slot_features", "slots", b"slots", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "clean", b"clean", "codec", b"codec", "estimate", b"estimate", "features", b"features", "number", b"number", "reads", b"reads", "sampler", b"sampler", "sampling", b"sampling", "slot_features", b"slot_features", "slots", b"slots", "start", b"start", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Sweep: _TypeAlias = Sweep  # noqa: Y015
 
 @_typing.final
-class Step(_message.Message):
-    """One step of a pipeline, `ar` or `scorer` by the hop's digest: new symbols in, a sampled symbol out. Many of them come
-    in several hops of one number, so that the hosts along the chain work on them at the same time. The last `draft`
-    of the new ones are guesses: the last stage samples at each of them too, and all that it finds right comes out, with
-    one symbol more. With `draws` it draws for each guess whether to accept it, and a Verdict comes out. With `candidates`
-    it samples nothing: Scores come out. With `depths` the guesses are a tree: the last stage goes along the branch that it
-    finds right. Of a tree, only the first branch is remembered.
+class Prefill(_message.Message):
+    """The other four are work for a pipeline, `ar` or `scorer` by the hop's digest. They bring new symbols, and begin alike:
+    number, stage, start, clean, reads, codec, hidden.
+
+    Known symbols of a long Decode, Verify or Score of the same number, which follows in the next hops: hosts along the
+    chain work on its hops at the same time. It has no outcome of its own.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -564,18 +586,10 @@ class Step(_message.Message):
     STAGE_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     CLEAN_FIELD_NUMBER: _builtins.int
-    HIDDEN_FIELD_NUMBER: _builtins.int
-    REMAINING_FIELD_NUMBER: _builtins.int
-    SAMPLING_FIELD_NUMBER: _builtins.int
-    CODEC_FIELD_NUMBER: _builtins.int
-    DRAFT_FIELD_NUMBER: _builtins.int
-    ODDS_FIELD_NUMBER: _builtins.int
-    CANDIDATES_FIELD_NUMBER: _builtins.int
     READS_FIELD_NUMBER: _builtins.int
-    DRAWS_FIELD_NUMBER: _builtins.int
-    DEPTHS_FIELD_NUMBER: _builtins.int
-    MORE_FIELD_NUMBER: _builtins.int
-    AT_ONCE_FIELD_NUMBER: _builtins.int
+    CODEC_FIELD_NUMBER: _builtins.int
+    HIDDEN_FIELD_NUMBER: _builtins.int
+    FOR_SCORE_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """0, 1, 2 ... in a session"""
     stage: _builtins.int
@@ -584,35 +598,15 @@ class Step(_message.Message):
     """position of the first new symbol; 0 opens a session; positions from there on are forgotten"""
     clean: _builtins.bytes
     """the new symbols"""
-    hidden: _builtins.bytes
-    """hidden states of the stage before; empty before stage 0"""
-    remaining: _builtins.int
-    """steps still to make, this one included: the last host starts the next one itself"""
     codec: _builtins.str
     """of `hidden`: fp32, int8"""
-    draft: _builtins.int
-    """only where `remaining` is 1"""
-    odds: _builtins.bytes
-    """what the drafter gave each guess: float32, little-endian; with `draws`"""
-    draws: _builtins.int
-    """which set of draws a Verdict is to bring, from 1; 0: none"""
-    more: _builtins.bool
-    """a piece of known symbols: the step's next hop goes on after it, and nothing comes out of this one"""
-    at_once: _builtins.bool
-    """of such a piece: candidates will follow, so few symbols need not be read as if one by one"""
-    @_builtins.property
-    def sampling(self) -> Global___Sampling: ...
-    @_builtins.property
-    def candidates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """continuations of the new symbols, of one length: scored, not remembered"""
-
+    hidden: _builtins.bytes
+    """hidden states of the stage before; empty before stage 0"""
+    for_score: _builtins.bool
+    """a Score follows, so few symbols need not be read as if one by one"""
     @_builtins.property
     def reads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """as in a Sweep, wherever it starts: rounding depends on what is read together"""
-
-    @_builtins.property
-    def depths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """of each guess, depth first: how many guesses are before it on its branch"""
 
     def __init__(
         self,
@@ -621,30 +615,229 @@ class Step(_message.Message):
         stage: _builtins.int = ...,
         start: _builtins.int = ...,
         clean: _builtins.bytes = ...,
-        hidden: _builtins.bytes = ...,
-        remaining: _builtins.int = ...,
-        sampling: Global___Sampling | None = ...,
-        codec: _builtins.str = ...,
-        draft: _builtins.int = ...,
-        odds: _builtins.bytes = ...,
-        candidates: _abc.Iterable[_builtins.bytes] | None = ...,
         reads: _abc.Iterable[_builtins.int] | None = ...,
-        draws: _builtins.int = ...,
-        depths: _abc.Iterable[_builtins.int] | None = ...,
-        more: _builtins.bool = ...,
-        at_once: _builtins.bool = ...,
+        codec: _builtins.str = ...,
+        hidden: _builtins.bytes = ...,
+        for_score: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_once", b"at_once", "candidates", b"candidates", "clean", b"clean", "codec", b"codec", "depths", b"depths", "draft", b"draft", "draws", b"draws", "hidden", b"hidden", "more", b"more", "number", b"number", "odds", b"odds", "reads", b"reads", "remaining", b"remaining", "sampling", b"sampling", "stage", b"stage", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clean", b"clean", "codec", b"codec", "for_score", b"for_score", "hidden", b"hidden", "number", b"number", "reads", b"reads", "stage", b"stage", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Step: _TypeAlias = Step  # noqa: Y015
+Global___Prefill: _TypeAlias = Prefill  # noqa: Y015
 
 @_typing.final
-class Passage(_message.Message):
-    """What one host did in one hop: the accounting travels with the work."""
+class Decode(_message.Message):
+    """New symbols in, one sampled symbol out. The last host starts the next step itself while `remaining` is above 1."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    CLEAN_FIELD_NUMBER: _builtins.int
+    READS_FIELD_NUMBER: _builtins.int
+    CODEC_FIELD_NUMBER: _builtins.int
+    HIDDEN_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELD_NUMBER: _builtins.int
+    REMAINING_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    stage: _builtins.int
+    start: _builtins.int
+    clean: _builtins.bytes
+    codec: _builtins.str
+    hidden: _builtins.bytes
+    remaining: _builtins.int
+    """steps still to make, this one included"""
+    @_builtins.property
+    def reads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def sampling(self) -> Global___Sampling: ...
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        stage: _builtins.int = ...,
+        start: _builtins.int = ...,
+        clean: _builtins.bytes = ...,
+        reads: _abc.Iterable[_builtins.int] | None = ...,
+        codec: _builtins.str = ...,
+        hidden: _builtins.bytes = ...,
+        sampling: Global___Sampling | None = ...,
+        remaining: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clean", b"clean", "codec", b"codec", "hidden", b"hidden", "number", b"number", "reads", b"reads", "remaining", b"remaining", "sampling", b"sampling", "stage", b"stage", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Decode: _TypeAlias = Decode  # noqa: Y015
+
+@_typing.final
+class Verify(_message.Message):
+    """New symbols, the last `draft` of which are draft tokens. The last stage samples at the place of each, and the drafts
+    that it samples as well come out, with one symbol more; with `rejection`, a Verification comes out.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    CLEAN_FIELD_NUMBER: _builtins.int
+    READS_FIELD_NUMBER: _builtins.int
+    CODEC_FIELD_NUMBER: _builtins.int
+    HIDDEN_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELD_NUMBER: _builtins.int
+    DRAFT_FIELD_NUMBER: _builtins.int
+    TREE_FIELD_NUMBER: _builtins.int
+    REJECTION_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    stage: _builtins.int
+    start: _builtins.int
+    clean: _builtins.bytes
+    codec: _builtins.str
+    hidden: _builtins.bytes
+    draft: _builtins.int
+    @_builtins.property
+    def reads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def sampling(self) -> Global___Sampling: ...
+    @_builtins.property
+    def tree(self) -> Global___DraftTree:
+        """the drafts are a tree, of which the branch that is right comes out"""
+
+    @_builtins.property
+    def rejection(self) -> Global___RejectionSampling: ...
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        stage: _builtins.int = ...,
+        start: _builtins.int = ...,
+        clean: _builtins.bytes = ...,
+        reads: _abc.Iterable[_builtins.int] | None = ...,
+        codec: _builtins.str = ...,
+        hidden: _builtins.bytes = ...,
+        sampling: Global___Sampling | None = ...,
+        draft: _builtins.int = ...,
+        tree: Global___DraftTree | None = ...,
+        rejection: Global___RejectionSampling | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rejection", b"rejection", "rule", b"rule", "sampling", b"sampling", "tree", b"tree"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clean", b"clean", "codec", b"codec", "draft", b"draft", "hidden", b"hidden", "number", b"number", "reads", b"reads", "rejection", b"rejection", "rule", b"rule", "sampling", b"sampling", "stage", b"stage", "start", b"start", "tree", b"tree"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_rule: _TypeAlias = _typing.Literal["tree", "rejection"]  # noqa: Y015
+    _WhichOneofArgType_rule: _TypeAlias = _typing.Literal["rule", b"rule"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_rule) -> _WhichOneofReturnType_rule | None: ...
+
+Global___Verify: _TypeAlias = Verify  # noqa: Y015
+
+@_typing.final
+class DraftTree(_message.Message):
+    """Depth first: how many drafts are before each one on its own branch. Hosts remember only the first branch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEPTHS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def depths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        depths: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["depths", b"depths"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DraftTree: _TypeAlias = DraftTree  # noqa: Y015
+
+@_typing.final
+class RejectionSampling(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ODDS_FIELD_NUMBER: _builtins.int
+    DRAW_SET_FIELD_NUMBER: _builtins.int
+    odds: _builtins.bytes
+    """probability that the drafter gave each draft: float32, little-endian"""
+    draw_set: _builtins.int
+    """of the Verification, from 1"""
+    def __init__(
+        self,
+        *,
+        odds: _builtins.bytes = ...,
+        draw_set: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draw_set", b"draw_set", "odds", b"odds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RejectionSampling: _TypeAlias = RejectionSampling  # noqa: Y015
+
+@_typing.final
+class Score(_message.Message):
+    """New symbols, and continuations of them whose probabilities come out as Scores. The continuations are not remembered."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    CLEAN_FIELD_NUMBER: _builtins.int
+    READS_FIELD_NUMBER: _builtins.int
+    CODEC_FIELD_NUMBER: _builtins.int
+    HIDDEN_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELD_NUMBER: _builtins.int
+    CANDIDATES_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    stage: _builtins.int
+    start: _builtins.int
+    clean: _builtins.bytes
+    codec: _builtins.str
+    hidden: _builtins.bytes
+    @_builtins.property
+    def reads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def sampling(self) -> Global___Sampling:
+        """its temperature only"""
+
+    @_builtins.property
+    def candidates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """of one length"""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        stage: _builtins.int = ...,
+        start: _builtins.int = ...,
+        clean: _builtins.bytes = ...,
+        reads: _abc.Iterable[_builtins.int] | None = ...,
+        codec: _builtins.str = ...,
+        hidden: _builtins.bytes = ...,
+        sampling: Global___Sampling | None = ...,
+        candidates: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "clean", b"clean", "codec", b"codec", "hidden", b"hidden", "number", b"number", "reads", b"reads", "sampling", b"sampling", "stage", b"stage", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Score: _TypeAlias = Score  # noqa: Y015
+
+@_typing.final
+class HopTiming(_message.Message):
+    """Time and bytes of one hop on one host. They travel with the work."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -673,7 +866,7 @@ class Passage(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Passage: _TypeAlias = Passage  # noqa: Y015
+Global___HopTiming: _TypeAlias = HopTiming  # noqa: Y015
 
 @_typing.final
 class SubscribeRequest(_message.Message):
@@ -720,39 +913,39 @@ class Event(_message.Message):
 
     SESSION_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
-    PASSAGES_FIELD_NUMBER: _builtins.int
+    TIMINGS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     FAULT_FIELD_NUMBER: _builtins.int
     SCORES_FIELD_NUMBER: _builtins.int
-    VERDICT_FIELD_NUMBER: _builtins.int
+    VERIFICATION_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     number: _builtins.int
     """of the sweep or step"""
     text: _builtins.bytes
     @_builtins.property
-    def passages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Passage]: ...
+    def timings(self) -> _containers.RepeatedCompositeFieldContainer[Global___HopTiming]: ...
     @_builtins.property
     def fault(self) -> Global___Fault: ...
     @_builtins.property
     def scores(self) -> Global___Scores: ...
     @_builtins.property
-    def verdict(self) -> Global___Verdict: ...
+    def verification(self) -> Global___Verification: ...
     def __init__(
         self,
         *,
         session: _builtins.str = ...,
         number: _builtins.int = ...,
-        passages: _abc.Iterable[Global___Passage] | None = ...,
+        timings: _abc.Iterable[Global___HopTiming] | None = ...,
         text: _builtins.bytes = ...,
         fault: Global___Fault | None = ...,
         scores: Global___Scores | None = ...,
-        verdict: Global___Verdict | None = ...,
+        verification: Global___Verification | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "outcome", b"outcome", "scores", b"scores", "text", b"text", "verdict", b"verdict"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "outcome", b"outcome", "scores", b"scores", "text", b"text", "verification", b"verification"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "number", b"number", "outcome", b"outcome", "passages", b"passages", "scores", b"scores", "session", b"session", "text", b"text", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "number", b"number", "outcome", b"outcome", "scores", b"scores", "session", b"session", "text", b"text", "timings", b"timings", "verification", b"verification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["text", "fault", "scores", "verdict"]  # noqa: Y015
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["text", "fault", "scores", "verification"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
@@ -760,7 +953,7 @@ Global___Event: _TypeAlias = Event  # noqa: Y015
 
 @_typing.final
 class Scores(_message.Message):
-    """ln of the probability, at the step's temperature, of every symbol of every candidate, one candidate after the other:
+    """ln of the probability, at the given temperature, of every symbol of every candidate, one candidate after the other:
     float32, little-endian.
     """
 
@@ -782,9 +975,9 @@ class Scores(_message.Message):
 Global___Scores: _TypeAlias = Scores  # noqa: Y015
 
 @_typing.final
-class Verdict(_message.Message):
-    """How far guesses were accepted (Leviathan et al. 2023, arXiv 2211.17192): guess x with probability min(1, p(x)/q(x)).
-    Where one was not, or there was none: draws from p at its place, at the step's temperature. The first set has 64 of
+class Verification(_message.Message):
+    """How many drafts were accepted (Leviathan et al. 2023, arXiv 2211.17192): draft x with probability min(1, p(x)/q(x)).
+    Where one was not, or there was none: draws from p at its place, at the given temperature. The first set has 64 of
     them, the second 1024, and the third, or one that would have as many as there are symbols, is p itself.
     """
 
@@ -811,7 +1004,7 @@ class Verdict(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
+Global___Verification: _TypeAlias = Verification  # noqa: Y015
 
 @_typing.final
 class Fault(_message.Message):

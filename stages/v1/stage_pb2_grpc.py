@@ -41,8 +41,8 @@ class StageServiceStub:
                 _registered_method=True)
         self.Push = channel.stream_stream(
                 '/stages.v1.StageService/Push',
-                request_serializer=stages_dot_v1_dot_stage__pb2.Parcel.SerializeToString,
-                response_deserializer=stages_dot_v1_dot_stage__pb2.Receipt.FromString,
+                request_serializer=stages_dot_v1_dot_stage__pb2.HopBatch.SerializeToString,
+                response_deserializer=stages_dot_v1_dot_stage__pb2.Ack.FromString,
                 _registered_method=True)
         self.Run = channel.unary_unary(
                 '/stages.v1.StageService/Run',
@@ -97,7 +97,7 @@ class StageServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Push(self, request_iterator, context):
-        """Hands over hops of work, parcel by parcel; each parcel gets a receipt once its hops are checked and queued.
+        """Hands over hops of work, batch by batch; each batch is acknowledged once its hops are checked and queued.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -105,8 +105,7 @@ class StageServiceServicer:
 
     def Run(self, request, context):
         """Does one hop and answers with what follows from it, instead of passing that on; with `onward`, asks the next
-        host in the same way and answers with the end of it. How pipelines without a ring work: a baseline to measure
-        the ring against.
+        host in the same way and answers with the end of it. Audits ask hosts one by one in this way.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -173,8 +172,8 @@ def add_StageServiceServicer_to_server(servicer, server):
             ),
             'Push': grpc.stream_stream_rpc_method_handler(
                     servicer.Push,
-                    request_deserializer=stages_dot_v1_dot_stage__pb2.Parcel.FromString,
-                    response_serializer=stages_dot_v1_dot_stage__pb2.Receipt.SerializeToString,
+                    request_deserializer=stages_dot_v1_dot_stage__pb2.HopBatch.FromString,
+                    response_serializer=stages_dot_v1_dot_stage__pb2.Ack.SerializeToString,
             ),
             'Run': grpc.unary_unary_rpc_method_handler(
                     servicer.Run,
@@ -269,8 +268,8 @@ class StageService:
             request_iterator,
             target,
             '/stages.v1.StageService/Push',
-            stages_dot_v1_dot_stage__pb2.Parcel.SerializeToString,
-            stages_dot_v1_dot_stage__pb2.Receipt.FromString,
+            stages_dot_v1_dot_stage__pb2.HopBatch.SerializeToString,
+            stages_dot_v1_dot_stage__pb2.Ack.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,12 +42,11 @@ class StageServiceStub:
     def __new__(cls, channel: _aio.Channel) -> StageServiceAsyncStub: ...
     Describe: _grpc.UnaryUnaryMultiCallable[_stage_pb2.DescribeRequest, _stage_pb2.DescribeResponse]
     """What this host holds and how it is doing."""
-    Push: _grpc.StreamStreamMultiCallable[_stage_pb2.Parcel, _stage_pb2.Receipt]
-    """Hands over hops of work, parcel by parcel; each parcel gets a receipt once its hops are checked and queued."""
+    Push: _grpc.StreamStreamMultiCallable[_stage_pb2.HopBatch, _stage_pb2.Ack]
+    """Hands over hops of work, batch by batch; each batch is acknowledged once its hops are checked and queued."""
     Run: _grpc.UnaryUnaryMultiCallable[_stage_pb2.RunRequest, _stage_pb2.RunResponse]
     """Does one hop and answers with what follows from it, instead of passing that on; with `onward`, asks the next
-    host in the same way and answers with the end of it. How pipelines without a ring work: a baseline to measure
-    the ring against.
+    host in the same way and answers with the end of it. Audits ask hosts one by one in this way.
     """
     Subscribe: _grpc.UnaryStreamMultiCallable[_stage_pb2.SubscribeRequest, _stage_pb2.Events]
     """Results and faults of one router's requests, as they happen; the first message is empty: it is open."""
@@ -73,12 +72,11 @@ class StageServiceAsyncStub(StageServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Describe: _aio.UnaryUnaryMultiCallable[_stage_pb2.DescribeRequest, _stage_pb2.DescribeResponse]  # type: ignore[assignment]
     """What this host holds and how it is doing."""
-    Push: _aio.StreamStreamMultiCallable[_stage_pb2.Parcel, _stage_pb2.Receipt]  # type: ignore[assignment]
-    """Hands over hops of work, parcel by parcel; each parcel gets a receipt once its hops are checked and queued."""
+    Push: _aio.StreamStreamMultiCallable[_stage_pb2.HopBatch, _stage_pb2.Ack]  # type: ignore[assignment]
+    """Hands over hops of work, batch by batch; each batch is acknowledged once its hops are checked and queued."""
     Run: _aio.UnaryUnaryMultiCallable[_stage_pb2.RunRequest, _stage_pb2.RunResponse]  # type: ignore[assignment]
     """Does one hop and answers with what follows from it, instead of passing that on; with `onward`, asks the next
-    host in the same way and answers with the end of it. How pipelines without a ring work: a baseline to measure
-    the ring against.
+    host in the same way and answers with the end of it. Audits ask hosts one by one in this way.
     """
     Subscribe: _aio.UnaryStreamMultiCallable[_stage_pb2.SubscribeRequest, _stage_pb2.Events]  # type: ignore[assignment]
     """Results and faults of one router's requests, as they happen; the first message is empty: it is open."""
@@ -111,10 +109,10 @@ class StageServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def Push(
         self,
-        request_iterator: _MaybeAsyncIterator[_stage_pb2.Parcel],
+        request_iterator: _MaybeAsyncIterator[_stage_pb2.HopBatch],
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_stage_pb2.Receipt], _abc.AsyncIterator[_stage_pb2.Receipt]]:
-        """Hands over hops of work, parcel by parcel; each parcel gets a receipt once its hops are checked and queued."""
+    ) -> _typing.Union[_abc.Iterator[_stage_pb2.Ack], _abc.AsyncIterator[_stage_pb2.Ack]]:
+        """Hands over hops of work, batch by batch; each batch is acknowledged once its hops are checked and queued."""
 
     @_abc_1.abstractmethod
     def Run(
@@ -123,8 +121,7 @@ class StageServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_stage_pb2.RunResponse, _abc.Awaitable[_stage_pb2.RunResponse]]:
         """Does one hop and answers with what follows from it, instead of passing that on; with `onward`, asks the next
-        host in the same way and answers with the end of it. How pipelines without a ring work: a baseline to measure
-        the ring against.
+        host in the same way and answers with the end of it. Audits ask hosts one by one in this way.
         """
 
     @_abc_1.abstractmethod

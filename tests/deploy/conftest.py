@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stages.transport import DRAIN_S
+from stages.wire.channel import DRAIN_S
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install 'onesweep[dev]'")
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
-from loadtest.random_chain import write_random_chain
-from stages.ar import ArModel
-from stages.architecture import Architecture
-from stages.checkpoint import save_ar, write_manifest
-from stages.manifest import Manifest
-from stages.probe import PROBE_TEXT
+from loadtest.host.memory import write_random_chain
+from stages.checkpoint.checkpoint import save_ar, write_manifest
+from stages.checkpoint.gate import PROBE_TEXT
+from stages.checkpoint.manifest import Manifest
+from stages.model.architecture import Architecture
+from stages.model.pipeline import ArModel
 
 TINY = Architecture(parts=2, layers=1, width=16, heads=2, context_bytes=96, code_dim=8, condition_dim=8)
 
@@ -24,6 +25,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def locust() -> None:
+    if find_spec("locust") is None:
+        pytest.skip("locust is not installed (extra `loadtest`)")
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,9 @@ import torch
 from torch.distributions import Categorical
 from torch.nn import functional as F
 
-from loadtest.pipeline import Pipeline, Surprise
-from loadtest.spelt import continued, spelled, spelling_of
-from stages.checkpoint import load_ar
+from loadtest.workload.pipeline import Pipeline, Surprise
+from loadtest.workload.texts import continued, symbols_of, tokenizer_of
+from stages.checkpoint.checkpoint import load_ar
 from tests.serving.pretrained import ARCHITECTURE, tokenizer, write_model
 
 
@@ -42,9 +42,9 @@ def test_read_in_pieces_or_at_once_a_byte_model_says_the_same(bundle: Path) -> N
 
 def test_what_was_written_is_spelled_with_its_prompt_as_the_model_had_it(tmp_path: Path) -> None:
     write_model(tmp_path)
-    spelling, encode = spelling_of(tmp_path), tokenizer()
+    spelling, encode = tokenizer_of(tmp_path), tokenizer()
     assert spelling.alphabet.size == ARCHITECTURE.vocabulary
-    assert spelled(spelling, b"the sea") == encode.encode("the sea").ids
+    assert symbols_of(spelling, b"the sea") == encode.encode("the sea").ids
     before, after = continued(spelling, b"the sea", b" and the ship")
     assert before == encode.encode("the sea").ids
     assert before + after == encode.encode("the sea and the ship").ids
@@ -54,4 +54,4 @@ def test_what_was_written_is_spelled_with_its_prompt_as_the_model_had_it(tmp_pat
 
 
 def test_bytes_spell_themselves(bundle: Path) -> None:
-    assert continued(spelling_of(bundle / "ar"), b"ab", b"\xff") == ([97, 98], [255])
+    assert continued(tokenizer_of(bundle / "ar"), b"ab", b"\xff") == ([97, 98], [255])

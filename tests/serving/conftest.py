@@ -12,15 +12,15 @@ import grpc
 import pytest
 import torch
 
-from serving.cli import main
-from serving.client import Client
-from serving.deployment import Deployment, temporary_deployment
-from serving.ports import free_port_block
-from serving.topology import local_topology
-from stages.ar import ArModel
-from stages.checkpoint import load_ar
-from stages.transport import open_blocking_channel
+from serving.cli.__main__ import main
+from serving.cli.deployment import Deployment, temporary_deployment
+from serving.cli.ports import free_port_block
+from serving.client.client import Client
+from serving.router.topology import local_topology
+from stages.checkpoint.checkpoint import load_ar
+from stages.model.pipeline import ArModel
 from stages.v1 import stage_pb2, stage_pb2_grpc
+from stages.wire.channel import open_blocking_channel
 from tests.serving.releases import REQUESTS, Texts, answer, composed
 
 

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import torch
 
-from stages.architecture import Architecture
+from stages.model.architecture import Architecture
 from tests.serving.pretrained import write_model
-from trainer.config import PROFILES
-from trainer.data import Corpus
-from trainer.grafting.export import export_chain
+from trainer.blocks.config import PROFILES
+from trainer.blocks.data import Corpus
 from trainer.grafting.model import GraftModel
-from trainer.grafting.settings import GraftSettings
-from trainer.grafting.training import open_graft, train_block
+from trainer.grafting.store import GraftSettings
+from trainer.grafting.training import export_chain, open_graft, train_block
 
 CONFIG = replace(
     PROFILES["graft"],

@@ -12,13 +12,12 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from stages.alphabet import Alphabet
-from stages.checkpoint import update_manifest
-from stages.llama.architecture import LlamaArchitecture
-from stages.llama.stage import LlamaStage
-from stages.manifest import TOKENIZER_NAME
-from stages.randomness import sample_symbols
-from tests.stages.llama.tiny import TINY, write_tiny
+from stages.checkpoint.checkpoint import update_manifest
+from stages.checkpoint.manifest import TOKENIZER_NAME
+from stages.model.llama import LlamaArchitecture, LlamaStage
+from stages.model.randomness import sample_symbols
+from stages.model.vocabulary import Alphabet
+from tests.stages.model.tiny_llama import TINY, write_tiny
 
 ARCHITECTURE: LlamaArchitecture = replace(TINY, vocabulary=300, positions=512)
 ALPHABET = Alphabet(ARCHITECTURE.vocabulary)

@@ -12,15 +12,15 @@ import grpc
 import grpc.aio
 import pytest
 
-from serving import bearer
-from serving.bearer import drop, load, store
-from serving.link import HostLink
-from serving.topology import HostEntry
-from stages.contents import Contents, read_contents
-from stages.refusal import Refusal
+from serving.router import release_push as bearer
+from serving.router.paths import HostLink
+from serving.router.release_push import drop, load, store
+from serving.router.topology import HostEntry
+from stages.checkpoint.release_store import ReleaseManifest, read_release_manifest
 from stages.v1 import stage_pb2_grpc
+from stages.wire.status import StatusError
 
-CONTENTS = Contents({"ar": b"{}"})
+CONTENTS = ReleaseManifest({"ar": b"{}"})
 TAKEN_OUT = "host paris at .* was taken out of the ring meanwhile: deploy again"
 
 
@@ -55,7 +55,7 @@ async def linked() -> AsyncIterator[tuple[HostLink, Silent]]:
 
 @pytest.mark.parametrize("what", ["load", "store", "drop"])
 def test_a_host_that_is_taken_out_is_named(what: str, bundles: Path) -> None:
-    contents = read_contents(bundles / "own")
+    contents = read_release_manifest(bundles / "own")
 
     def call(link: HostLink) -> Any:
         return store(link, contents) if what == "store" else {"load": load, "drop": drop}[what](link, contents.name)
@@ -66,7 +66,7 @@ def test_a_host_that_is_taken_out_is_named(what: str, bundles: Path) -> None:
             await service.called.wait()
             await link.relay.close()
             for refused in (under_way, call(link)):
-                with pytest.raises(Refusal, match=TAKEN_OUT) as caught:
+                with pytest.raises(StatusError, match=TAKEN_OUT) as caught:
                     await refused
                 assert caught.value.code is grpc.StatusCode.UNAVAILABLE
 
@@ -94,7 +94,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     async def loaded(link: object, name: str, keep: object) -> None:
         steps.append("load")
         if "store" not in steps:
-            raise Refusal(codes[0], "no")
+            raise StatusError(codes[0], "no")
 
     async def stored(link: object, contents: object) -> int:
         steps.append("store")
@@ -108,7 +108,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 codes: list[grpc.StatusCode] = []
 
 
-def bring(code: grpc.StatusCode, contents: Contents | None) -> None:
+def bring(code: grpc.StatusCode, contents: ReleaseManifest | None) -> None:
     codes[:] = [code]
     link: Any = None
     asyncio.run(bearer.bring(link, "0" * 16, contents))
@@ -121,7 +121,7 @@ def test_what_is_lacking_or_damaged_is_stored_once(done: list[str], code: grpc.S
 
 
 @pytest.mark.parametrize(("code", "contents"), [(grpc.StatusCode.ABORTED, CONTENTS), (grpc.StatusCode.NOT_FOUND, None)])
-def test_other_refusals_are_passed_on(done: list[str], code: grpc.StatusCode, contents: Contents | None) -> None:
-    with pytest.raises(Refusal):
+def test_other_refusals_are_passed_on(done: list[str], code: grpc.StatusCode, contents: ReleaseManifest | None) -> None:
+    with pytest.raises(StatusError):
         bring(code, contents)
     assert done == ["load"]

@@ -12,15 +12,15 @@ from typing import Any
 import grpc
 import pytest
 
-from serving.client import AsyncClient, Client, RequestRefused, Result, RouterError, Tls
-from serving.deployment import Deployment, temporary_deployment
-from serving.ports import free_port_block
-from serving.quota import AdmissionSettings
-from serving.topology import HostEntry, Topology, local_topology, read_topology
+from serving.cli.deployment import Deployment, temporary_deployment
+from serving.cli.ports import free_port_block
+from serving.client.client import AsyncClient, Client, RequestRefused, Result, RouterError, Tls
+from serving.router.admission import AdmissionSettings
+from serving.router.topology import HostEntry, Topology, local_topology, read_topology
 from stages.errors import InputError
-from stages.identity import CLIENT, HOST, ROUTER
-from stages.security import Security
-from stages.tokens import Key, new_token, token_hash, write_tokens
+from stages.wire.auth import CLIENT, HOST, ROUTER
+from stages.wire.tls import Security
+from stages.wire.tokens import Key, new_token, token_hash, write_tokens
 
 Run = Callable[..., tuple[int, str, str]]
 NewPki = Callable[[str], Any]
@@ -170,7 +170,7 @@ def test_clients_check_the_router(
 def test_clients_see_a_new_authority(
     router: Callable[..., str], pki: Any, new_pki: NewPki, until_ask: Callable[[Client], int], tmp_path: Path
 ) -> None:
-    """A client that was opened with the wrong file goes on once the right one is there."""
+    """A client that was opened with the wrong file continues once the right one is there."""
     token, mine = new_token(), tmp_path / "mine.pem"
     address = router(key(token))
     with Client(address, tls=Tls(pki.authority.directory / "ca.pem"), token=token) as client:

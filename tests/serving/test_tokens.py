@@ -15,9 +15,9 @@ import grpc
 import pytest
 
 from stages.errors import InputError
-from stages.private_files import lock_beside
-from stages.refusal import Refusal
-from stages.tokens import ANYBODY, Key, Keyring, bearer, new_token, read_tokens, token_hash, write_tokens
+from stages.wire.secret_files import lock_beside
+from stages.wire.status import StatusError
+from stages.wire.tokens import ANYBODY, Key, Keyring, new_token, read_tokens, token_hash, token_metadata, write_tokens
 
 Run = Callable[..., tuple[int, str, str]]
 DIGEST = "0" * 64
@@ -41,10 +41,10 @@ def test_a_token_opens_what_its_key_may(path: Path) -> None:
     write_tokens(path, [replace(ALICE, sha256=token_hash(token)), Key("root", token_hash(admin), ("admin",))])
     assert token not in path.read_text()
     keyring = Keyring(path)
-    assert keyring.identify(bearer(token), "generate").name == "alice"
-    assert keyring.identify(bearer(admin), "generate").name == "root"
-    with pytest.raises(Refusal, match="key alice may generate only, not status") as caught:
-        keyring.identify(bearer(token), "status")
+    assert keyring.identify(token_metadata(token), "generate").name == "alice"
+    assert keyring.identify(token_metadata(admin), "generate").name == "root"
+    with pytest.raises(StatusError, match="key alice may generate only, not status") as caught:
+        keyring.identify(token_metadata(token), "status")
     assert caught.value.code is grpc.StatusCode.PERMISSION_DENIED
 
 
@@ -62,7 +62,7 @@ def test_a_token_opens_what_its_key_may(path: Path) -> None:
 )
 def test_who_is_nobody(path: Path, metadata: tuple[tuple[str, str | bytes], ...] | None, says: str) -> None:
     write_tokens(path, [ALICE])
-    with pytest.raises(Refusal, match=says) as caught:
+    with pytest.raises(StatusError, match=says) as caught:
         Keyring(path).identify(metadata, "generate")
     assert caught.value.code is grpc.StatusCode.UNAUTHENTICATED
 
@@ -76,11 +76,11 @@ def test_a_file_that_changes_is_read_again(path: Path, caplog: pytest.LogCapture
     write_tokens(path, [replace(ALICE, sha256=token_hash(token))])
     keyring = Keyring(path)
     path.write_text("broken")
-    assert keyring.identify(bearer(token), "generate").name == "alice", "a mistake in the file locks nobody out"
+    assert keyring.identify(token_metadata(token), "generate").name == "alice", "a mistake in the file locks nobody out"
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     write_tokens(path, [])
-    with pytest.raises(Refusal, match="unknown token"):
-        keyring.identify(bearer(token), "generate")
+    with pytest.raises(StatusError, match="unknown token"):
+        keyring.identify(token_metadata(token), "generate")
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_a_file_that_is_not_there(path: Path) -> None:
 @pytest.mark.parametrize("token", ["é", "a b", "a\nb"])
 def test_what_cannot_be_a_token(token: str) -> None:
     with pytest.raises(InputError, match="the token has characters that no token has"):
-        bearer(token)
+        token_metadata(token)
 
 
 def test_the_commands(onesweep: Run, path: Path) -> None:
@@ -178,10 +178,10 @@ def test_the_commands(onesweep: Run, path: Path) -> None:
     alice, bob = onesweep("token", "list", "--tokens", path)[1].splitlines()
     assert alice.split(maxsplit=2) == ["alice", "generate", "2 a second, 3 at once, 1000 bytes a day"]
     assert bob.split(maxsplit=2) == ["bob", "generate,status", "no limits"]
-    assert Keyring(path).identify(bearer(token), "generate").concurrent == 3
+    assert Keyring(path).identify(token_metadata(token), "generate").concurrent == 3
     assert onesweep("token", "remove", "alice", "--tokens", path)[1] == "removed alice; 1 left\n"
-    with pytest.raises(Refusal, match="unknown token"):
-        Keyring(path).identify(bearer(token), "generate")
+    with pytest.raises(StatusError, match="unknown token"):
+        Keyring(path).identify(token_metadata(token), "generate")
 
 
 @pytest.mark.parametrize(

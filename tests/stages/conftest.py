@@ -15,18 +15,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from serving.ports import free_port_block
-from stages.ar import ArModel
-from stages.architecture import Architecture
-from stages.block import Block
-from stages.checkpoint import save_ar, save_block, write_manifest
-from stages.codes import Codes
-from stages.manifest import MANIFEST_NAME, Manifest
-from stages.partition import NoisePartition
-from stages.parts import HostPlan, Parts, load_parts, plan_host
-from stages.probe import PROBE_TEXT, probe_bytes
-from tests.stages.paced import Watched
-from tests.stages.peer import Peer, peer
+from serving.cli.ports import free_port_block
+from stages.checkpoint.checkpoint import save_ar, save_block, write_manifest
+from stages.checkpoint.gate import PROBE_TEXT, probe_bytes
+from stages.checkpoint.manifest import MANIFEST_NAME, Manifest
+from stages.host.parts import HostPlan, Parts, load_parts, plan_host
+from stages.model.architecture import Architecture
+from stages.model.block import Block, Codes
+from stages.model.partition import NoisePartition
+from stages.model.pipeline import ArModel
+from tests.stages.raw_client import Peer, peer
+from tests.stages.slow_runner import Watched
 
 Module = TypeVar("Module", bound=nn.Module)
 SMALL = {"parts": 2, "layers": 2, "width": 32, "heads": 2, "context_bytes": 96, "code_dim": 8, "condition_dim": 16}

@@ -10,10 +10,34 @@ from typing import Any
 import numpy as np
 
 from stages.v1 import stage_pb2
+from stages.wire.messages import Step, put_work
 
 Hops = Generator[stage_pb2.Hop, stage_pb2.Event, None]
 Make = Callable[[], Hops]
 PROMPT = b"The rain had stopped, and "
+
+
+def step(
+    *,
+    remaining: int = 1,
+    draft: int = 0,
+    depths: Sequence[int] = (),
+    draws: int = 0,
+    odds: bytes = b"",
+    candidates: Sequence[bytes] = (),
+    sampling: stage_pb2.Sampling | None = None,
+    **fields: Any,
+) -> Step:
+    """A step of a pipeline: a Score of `candidates`, a Verify of `draft` symbols or with `draws`, else a Decode."""
+    if candidates:
+        return stage_pb2.Score(candidates=candidates, sampling=sampling, **fields)
+    if draws:
+        rejection = stage_pb2.RejectionSampling(odds=odds, draw_set=draws)
+        return stage_pb2.Verify(draft=draft, rejection=rejection, sampling=sampling, **fields)
+    if draft or depths:
+        tree = stage_pb2.DraftTree(depths=depths) if depths else None
+        return stage_pb2.Verify(draft=draft, tree=tree, sampling=sampling, **fields)
+    return stage_pb2.Decode(remaining=remaining, sampling=sampling, **fields)
 
 
 # Requests: hops, each made of the results before it
@@ -31,7 +55,7 @@ def sweeps(
     hop, start, clean = envelope("chain", len(prompt) + sum(chunks[:-1])), 0, prompt
     sampling = stage_pb2.Sampling(seed=seed, temperature=temperature)
     for number, slots in enumerate(chunks):
-        sweep = {"steps": 2, "codec": "int8", **fields, "clean_start": start, "clean": clean, "slots": slots}
+        sweep = {"steps": 2, "codec": "int8", **fields, "start": start, "clean": clean, "slots": slots}
         hop.sweep.CopyFrom(stage_pb2.Sweep(number=number, sampling=sampling, **sweep))
         event = yield hop
         start, clean = start + len(clean), event.text
@@ -52,8 +76,7 @@ def steps(
     while left := count - len(text):
         guesses = guess(text)[: left - 1]
         clean = (prompt + text)[read:] + guesses
-        step = {"start": read, "clean": clean, "draft": len(guesses), "remaining": 1, "codec": codec}
-        hop.step.CopyFrom(stage_pb2.Step(number=number, sampling=sampling, **step))
+        put_work(hop, step(number=number, start=read, clean=clean, draft=len(guesses), sampling=sampling, codec=codec))
         event = yield hop
         text += event.text
         read, number = len(prompt + text) - 1, number + 1
@@ -72,8 +95,8 @@ def scores(
     sampling, rng = stage_pb2.Sampling(seed=seed, temperature=temperature), np.random.default_rng(seed)
     for number, length in enumerate(chunks):
         candidates = [rng.bytes(length) for _ in range(count)]
-        step = {"start": start, "clean": clean, "candidates": candidates, "remaining": 1, "codec": codec}
-        hop.step.CopyFrom(stage_pb2.Step(number=number, sampling=sampling, **step))
+        fields = {"start": start, "clean": clean, "candidates": candidates, "codec": codec}
+        put_work(hop, step(number=number, sampling=sampling, **fields))
         event = yield hop
         nats = np.frombuffer(event.scores.nats, "<f4").reshape(count, length)
         start, clean = start + len(clean), candidates[int(nats.sum(axis=1).argmax())]

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from stages.checkpoint.manifest import read_manifest
 from stages.errors import CheckpointError
-from stages.manifest import read_manifest
 from tests.stages.checkpoints import ALL, Copy, EditManifest, Forge, load
 
 

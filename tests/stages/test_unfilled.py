@@ -6,14 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from stages.ar import ArModel
-from stages.architecture import Architecture
-from stages.unfilled import without_memory
+from stages.model.architecture import Architecture
+from stages.model.meta_init import without_memory
+from stages.model.pipeline import ArModel
 
 LOAD = """
 import sys
 from pathlib import Path
-from stages.parts import load_parts, plan_host
+from stages.host.parts import load_parts, plan_host
 load_parts(plan_host(Path(sys.argv[1]), (0, 1)))
 sys.exit("torch._dynamo" in sys.modules)
 """

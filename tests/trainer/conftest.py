@@ -12,14 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.architecture import Architecture
-from stages.block import Block
-from stages.codes import Codes
 from stages.errors import OnesweepError
-from stages.partition import NoisePartition, equal_probability
+from stages.model.architecture import Architecture
+from stages.model.block import Block, Codes
+from stages.model.partition import NoisePartition, equal_probability
+from trainer.blocks.config import NoiseConfig, TrainingConfig
+from trainer.blocks.data import Corpus, load_corpus
 from trainer.commands import register
-from trainer.config import NoiseConfig, TrainingConfig
-from trainer.data import Corpus, load_corpus
 
 DRIVER = """
 import argparse, sys
@@ -60,6 +59,14 @@ condition_dim = 8
 def one_thread() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_pictures() -> Iterator[None]:
+    """Drawing takes longer than training a tiny model; tests of pictures call `draw_curves` themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trainer.blocks.train.draw_curves", lambda directory: None)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -14,15 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from stages.manifest import read_manifest
+from stages.checkpoint.manifest import read_manifest
+from stages.errors import InputError
+from trainer.options import set_threads
 
 Command = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.local.draw_curves", lambda directory: None)
 
 
 @pytest.fixture
@@ -224,3 +222,14 @@ def test_a_full_disk_is_one_sentence_and_can_be_gone_on_from(
         assert read_manifest(disk / "chain").complete
     finally:
         subprocess.run(["umount", disk], check=True)
+
+
+def test_the_number_is_set() -> None:
+    assert set_threads(2) == 2 == torch.get_num_threads()
+    assert set_threads(None) == len(os.sched_getaffinity(0)) == torch.get_num_threads()
+
+
+@pytest.mark.parametrize("count", [0, -1, 100_000])
+def test_a_bad_number_is_refused(count: int) -> None:
+    with pytest.raises(InputError, match=f"--threads must be from 1 to 1024, not {count}"):
+        set_threads(count)

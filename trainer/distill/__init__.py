@@ -1,1 +1,1 @@
-"""A small drafter for the router's machine, distilled from what an AR pipeline itself says."""
+"""A small drafter for the router's machine, distilled from an AR pipeline's own outputs."""

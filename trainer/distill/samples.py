@@ -1,8 +1,10 @@
-"""What the teacher has read and written, with what its head was given at each place: kept on disk."""
+"""Samples of a distillation on disk: texts that the teacher read or wrote, with its features at each position."""
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -10,28 +12,29 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from stages.checkpoint import replace_file
-from stages.randomness import Purpose, uniforms
-from trainer.data import Corpus
+from stages.checkpoint.checkpoint import replace_file
+from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
+from stages.errors import CheckpointError, DataError
+from stages.importing.tokenizer import open_tokenizer
+from stages.model.randomness import Purpose, uniforms
+from trainer.blocks.data import Corpus, load_corpus
 from trainer.distill.settings import DistillSettings
 from trainer.distill.teacher import Teacher
 
-ROWS = 32
-"""Windows in a sample: so many are written side by side, which costs little more than one."""
+ROWS = 32  # windows in a sample. They are written side by side, which costs little more than one.
 HELD_OUT_ROWS = 8
-FIRST = 2
-"""Samples before the first step: the lens is fitted to them."""
+FIRST = 2  # samples before the first step: the lens is fitted to them
 MAX_DISK_BYTES = 1 << 30
 SHORTEST_PROMPT = 8
 
 
 class Samples:
-    """Sample n is a pure function of (seed, n), and what step s reads of (seed, s): a run can resume anywhere."""
+    """Sample n is a pure function of (seed, n), and the batch of step s of (seed, s), so a run can resume anywhere."""
 
     def __init__(
         self, teacher: Teacher, corpus: Corpus, settings: DistillSettings, directory: Path, identity: str
     ) -> None:
-        """:param identity: names the run; what another one left behind is not read."""
+        """identity: digest of the run; samples that another run left behind are not read."""
         self.teacher, self.corpus, self.settings, self.directory = teacher, corpus, settings, directory
         self.identity, self.oldest = identity, 0
         width = teacher.stages[0].architecture.width
@@ -46,6 +49,7 @@ class Samples:
         oldest = max(0, newest + 1 - self.kept)
         draws = uniforms(s.seed, Purpose.TRAINING, 0, s.sequences, 2, step)
         chosen = [(oldest + int(u * (newest + 1 - oldest) * (1 - 2**-53)), int(v * ROWS) % ROWS) for u, v in draws]
+        # The oldest samples make room on the disk for new ones.
         for index in range(self.oldest, oldest):
             self._path(index).unlink(missing_ok=True)
         self.oldest = oldest
@@ -55,6 +59,7 @@ class Samples:
     def row(self, index: int, row: int) -> tuple[Tensor, Tensor]:
         """One window of a sample, which is made if it is not there."""
         path = self._path(index)
+        # A sample that is missing or damaged is made again, and then read.
         for _ in range(2):
             try:
                 with safe_open(path, framework="pt") as file:
@@ -73,7 +78,7 @@ class Samples:
         return torch.stack([symbols for symbols, _ in pairs]), torch.stack([features for _, features in pairs])
 
     def drop(self) -> None:
-        """Forget them all: the run is over."""
+        """Delete all samples when the run is over."""
         for path in self.directory.glob("*.safetensors"):
             path.unlink(missing_ok=True)
         self.directory.rmdir()
@@ -107,3 +112,62 @@ def held_out(teacher: Teacher, corpus: Corpus, window: int, seed: int) -> dict[s
         "text": (text, torch.cat([teacher.read(row[None]) for row in text])),
         "written": teacher.write(prompts, window, seed),
     }
+
+
+PIECE_BYTES = 1 << 20
+MAX_TEXT_BYTES = 1 << 30
+
+
+def symbols_corpus(paths: Sequence[Path], directory: Path, manifest: Manifest, window: int) -> Corpus:
+    """The files' text in the symbols of the checkpoint in `directory`, training and held-out apart.
+
+    Each path as `load_corpus` takes it, each half at least `window` symbols long. The corpus' tensors are (symbols,)
+    int32, or uint8 where symbols are bytes. Raises DataError, CheckpointError for a damaged tokenizer.
+    """
+    found = [load_corpus(path) for path in paths]
+    if not found:
+        raise DataError("give some text to distil on, in --text")
+    name = ", ".join(corpus.name for corpus in found)
+    halves = [torch.cat([getattr(corpus, half) for corpus in found]) for half in ("train", "valid")]
+    if sum(map(len, halves)) > MAX_TEXT_BYTES:
+        raise DataError(f"{name}: more than {MAX_TEXT_BYTES >> 20} MB of text; give less of it")
+    return in_symbols(Corpus(name, *halves), directory, manifest, window)
+
+
+def in_symbols(corpus: Corpus, directory: Path, manifest: Manifest, window: int) -> Corpus:
+    """A text of bytes in the symbols of the checkpoint in `directory`; as `symbols_corpus`."""
+    name, halves = corpus.name, [corpus.train, corpus.valid]
+    if manifest.tokenizer == "tokens":
+        halves = [_tokens(half, directory, manifest) for half in halves]
+    for what, half in zip(("training", "held-out"), halves, strict=True):
+        if len(half) < window:
+            raise DataError(
+                f"{name}: the {what} text has {len(half)} {manifest.tokenizer}, and one window needs {window}; "
+                "give more text, or a smaller window"
+            )
+    return Corpus(name, *halves)
+
+
+def _tokens(text: Tensor, directory: Path, manifest: Manifest) -> Tensor:
+    path = directory / TOKENIZER_NAME
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+    if hashlib.sha256(raw).hexdigest() != manifest.files[TOKENIZER_NAME]:
+        raise CheckpointError(f"{path} is damaged: its SHA-256 is not that of the manifest")
+    tokenizer = open_tokenizer(raw.decode())
+    ids = (tokenizer.encode(piece, add_special_tokens=False).ids for piece in _pieces(text))
+    return torch.cat([torch.tensor(piece, dtype=torch.int32) for piece in ids])
+
+
+def _pieces(text: Tensor) -> Iterator[str]:
+    """Text in pieces that end with a line where there are lines: a tokenizer holds many times what it reads."""
+    raw = text.numpy().tobytes()
+    begin = 0
+    while begin < len(raw):
+        end = begin + PIECE_BYTES
+        if end < len(raw):
+            end = raw.rfind(b"\n", begin, end) + 1 or end
+        yield raw[begin:end].decode(errors="ignore")
+        begin = end

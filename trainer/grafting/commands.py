@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.command_options import (
+from trainer.options import (
     add_config_options,
     add_data_options,
     add_device_option,
@@ -19,7 +19,7 @@ from trainer.command_options import (
 if TYPE_CHECKING:
     from trainer.grafting.training import Graft
 
-# What needs torch is imported when a command runs.
+# Modules that need torch are imported when the command runs.
 
 
 def add_graft_options(parser: argparse.ArgumentParser) -> None:
@@ -27,39 +27,44 @@ def add_graft_options(parser: argparse.ArgumentParser) -> None:
     add_config_options(parser)
     add_data_options(parser)
     add_device_option(parser)
-    parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="a model that was imported")
-    parser.add_argument("--out", type=Path, default=Path("runs/graft"), help="what is grafted (default: %(default)s)")
+    parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="an imported model")
+    parser.add_argument("--out", type=Path, default=Path("runs/graft"), help="grafted blocks (default: %(default)s)")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--block", type=int, metavar="N", help="train this one")
-    what.add_argument("--measure", action="store_true", help="train nothing: the whole chain, from noise")
-    what.add_argument("--write", type=int, metavar="N", help="train nothing: what it writes after N held-out prompts")
-    what.add_argument("--export", type=Path, metavar="DIR", help="train nothing: make a checkpoint that hosts serve")
+    what.add_argument("--block", type=int, metavar="N", help="train this block")
+    what.add_argument("--measure", action="store_true", help="train nothing: measure the whole chain, from noise")
+    what.add_argument("--write", type=int, metavar="N", help="train nothing: write after N held-out prompts")
+    what.add_argument("--export", type=Path, metavar="DIR", help="train nothing: export a checkpoint that hosts serve")
     parser.add_argument(
-        "--trains", choices=("slots", "block"), default="slots", help="slots (default): the pretrained weights stay"
+        "--trains", choices=("slots", "block"), default="slots", help="slots (default): pretrained weights stay frozen"
     )
     parser.add_argument(
-        "--anchor-head", choices=("own", "last"), default="last", help="whose next-token loss, where they do not stay"
+        "--anchor-head",
+        choices=("own", "last"),
+        default="last",
+        help="head of the next-token loss of --trains block",
     )
     parser.add_argument("--anchor", type=float, metavar="W", help="weight of that loss (default: 0.3)")
-    parser.add_argument("--rank", type=int, default=32, metavar="R", help="of the slots' own updates (default: 32)")
+    parser.add_argument("--rank", type=int, default=32, metavar="R", help="rank of the slots' updates (default: 32)")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--seed", type=int)
-    parser.add_argument("--euler-steps", type=int, default=4, help="in each block, of what is not trained (default: 4)")
-    parser.add_argument("--windows", type=int, default=4, help="--measure: of held-out text (default: %(default)s)")
-    parser.add_argument("--temperature", type=positive, default=1.0, help="--write: (default: 1)")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument(
+        "--euler-steps", type=int, default=4, help="--measure, --write: Euler steps a block (default: 4)"
+    )
+    parser.add_argument("--windows", type=int, default=4, help="--measure: held-out windows (default: %(default)s)")
+    parser.add_argument("--temperature", type=positive, default=1.0, help="--write: sampling temperature (default: 1)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run_graft(options: argparse.Namespace) -> int:
     """Train a block, or measure the chain."""
-    from trainer.rounds.device import check_device, within_memory
+    from trainer.blocks.device import check_device, within_memory
 
     with within_memory(check_device(options.device), "give fewer sequences in --config, or fewer --windows"):
         return _run(options)
 
 
 def _run(options: argparse.Namespace) -> int:
-    from trainer.grafting.settings import GraftSettings
+    from trainer.grafting.store import GraftSettings
     from trainer.grafting.training import open_graft, train_block
 
     options.profile = options.profile or "graft"
@@ -78,7 +83,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace, graft: Graft) -> None:
-    from trainer.grafting.export import export_chain
+    from trainer.grafting.training import export_chain
 
     manifest = export_chain(graft, options.export)
     mb = sum(part.bytes for part in manifest.parts if part is not None) / 1e6
@@ -102,7 +107,7 @@ def _write(options: argparse.Namespace, graft: Graft) -> None:
     from dataclasses import asdict
 
     from stages.errors import InputError
-    from trainer.grafting.samples import Writing
+    from trainer.grafting.measure import Writing
     from trainer.grafting.training import write_samples
 
     if options.write < 1:

@@ -1,4 +1,8 @@
-"""A whole grafted model in one process: the pretrained stages, what is added to each, the frozen head."""
+"""A whole grafted model in one process: the pretrained stages, their slots, the codes, the frozen head.
+
+Codes are unit vectors, near where the model's own embeddings are near. Features of a middle block reach the head by
+a tuned lens (arXiv 2303.08112), whose best linear start is computed in closed form and saves most of its training.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,58 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from stages.checkpoint import load_stage
+from stages.checkpoint.checkpoint import load_stage
+from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import CheckpointError, InputError
-from stages.families import PipelineStage
-from stages.grafting.architecture import GraftArchitecture, Shape
-from stages.grafting.block import GraftBlock
-from stages.grafting.head import Head
+from stages.grafting.architecture import GraftArchitecture, SlotShape
+from stages.grafting.block import GraftBlock, GraftHead, Slots
 from stages.grafting.part import GraftPart
-from stages.grafting.slots import Slots
-from stages.manifest import Manifest, read_manifest
-from stages.partition import NoisePartition
-from trainer.grafting.codes import decoding
+from stages.model.families import PipelineStage
+from stages.model.partition import NoisePartition
+from trainer.distill.least_squares import LeastSquares
+
+# Power of the standard deviations that the principal directions are divided by: at 0 a few of them decide all, and most
+# symbols share a code; at 1 near symbols are no nearer than others.
+WHITENING = 0.5
+
+
+@dataclass(frozen=True)
+class EmbeddingCodes:
+    """A table of unit-norm codes, one for each symbol."""
+
+    rows: Tensor  # (vocabulary, dim) float32
+
+    @classmethod
+    def of_embedding(cls, embedding: Tensor, dim: int) -> EmbeddingCodes:
+        """From the `dim` largest principal directions of an embedding (vocabulary, width).
+
+        Computed on the CPU: a direction's sign is a matter of the device, and codes are stored once.
+        """
+        points = embedding.cpu().double()
+        centred = points - points.mean(dim=0)
+        variances, directions = torch.linalg.eigh(centred.T @ centred / len(centred))
+        variances, directions = variances.flip(0)[:dim], directions.flip(1)[:, :dim]
+        points = centred @ directions / variances.clamp_min(1e-12) ** (WHITENING / 2)
+        return cls((points / points.norm(dim=1, keepdim=True).clamp_min(1e-12)).float())
+
+    @property
+    def dim(self) -> int:
+        return self.rows.shape[1]
+
+    def table(self) -> Tensor:
+        """(vocabulary, dim) float32, each row of norm 1."""
+        return self.rows
+
+
+def decoding(codes: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
+    """The best linear way back from codes (vocabulary, dim) to embeddings (vocabulary, width), by least squares.
+
+    Returns the matrix (width, dim) and the offset (width,), on the CPU: a training starts alike on every device.
+    """
+    known, wanted = codes.cpu().double(), embedding.cpu().double()
+    centre, target = known.mean(dim=0), wanted.mean(dim=0)
+    solution = torch.linalg.lstsq(known - centre, wanted - target).solution
+    return solution.T.float(), (target - centre @ solution).float()
 
 
 @dataclass(frozen=True)
@@ -27,8 +72,7 @@ class GraftModel:
     architecture: GraftArchitecture
     blocks: Sequence[GraftBlock]
     partition: NoisePartition
-    head: Head
-    """In the precision of training."""
+    head: GraftHead  # in the precision of training
 
     @property
     def device(self) -> torch.device:
@@ -36,7 +80,7 @@ class GraftModel:
 
     @property
     def stages(self) -> list[PipelineStage]:
-        """What the clean stream goes through."""
+        """The pretrained stages, which the clean stream passes."""
         return [block.stage for block in self.blocks]
 
     def parts(self) -> list[GraftPart]:
@@ -69,7 +113,7 @@ def load_stages(directory: Path, device: str = "cpu") -> list[PipelineStage]:
 
 def new_model(
     stages: Sequence[PipelineStage],
-    shape: Shape,
+    shape: SlotShape,
     codes: Tensor,
     partition: NoisePartition,
     lenses: Tensor,
@@ -92,5 +136,32 @@ def new_model(
         meaning = None if stage.embedding is None else decoding(codes, stage.embedding.weight)
         slots.begin(last.norm, lenses[index], meaning)
         blocks.append(GraftBlock(stage, slots.requires_grad_(False).to(device)))
-    head = Head(weight.bfloat16() if bfloat16 else weight, codes.to(device), None if bias is None else bias.detach())
+    head = GraftHead(
+        weight.bfloat16() if bfloat16 else weight, codes.to(device), None if bias is None else bias.detach()
+    )
     return GraftModel(GraftArchitecture(stages[0].architecture, shape), blocks, partition, head)
+
+
+LENS_ROWS = 4  # windows at a time
+
+
+@torch.no_grad()
+def fit_tuned_lenses(stages: Sequence[PipelineStage], text: Tensor) -> Tensor:
+    """A lens to add to each stage's features: (stages, width, width + 1), a matrix and an offset; 0 for the last.
+
+    Only the direction of the last features counts, for the head reads them through a norm: they are fitted at the mean
+    length of the stage's own. text: (windows, length) int64, of which the first position is left out: models park
+    features there that are like no others.
+    """
+    width, device = stages[0].architecture.width, text.device
+    fits = [LeastSquares(width + 1, width, free=1, device=device) for _ in stages[:-1]]
+    for part in text.split(LENS_ROWS):
+        x, features = part, []
+        for stage in stages:
+            x = stage.read(x)
+            features.append(x[:, 1:].flatten(0, 1).double())
+        last = features[-1] / features[-1].norm(dim=1, keepdim=True)
+        for fit, own in zip(fits, features, strict=False):
+            known = torch.cat([own, own.new_ones(len(own), 1)], dim=1)
+            fit.add(known, last * own.norm(dim=1, keepdim=True) - own)
+    return torch.stack([*(fit.solve().T.float() for fit in fits), torch.zeros(width, width + 1, device=device)])

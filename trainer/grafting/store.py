@@ -8,22 +8,38 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from stages.checkpoint import file_digest, replace_file
+from stages.checkpoint.checkpoint import file_digest, replace_file
+from stages.checkpoint.weights import read_weights, write_weights
 from stages.errors import CheckpointError, InputError
-from stages.grafting.architecture import Shape
-from stages.partition import LogNormalPrior, NoisePartition
-from stages.weights import read_weights
-from stages.weights_file import write_weights
-from trainer.grafting.settings import GraftSettings
-from trainer.lock import exclusive
+from stages.grafting.architecture import SlotShape
+from stages.model.partition import LogNormalPrior, NoisePartition
+from stages.settings import check
+from trainer.blocks.state import exclusive
 
 NAME, CODES_NAME, LENSES_NAME = "graft.json", "codes.safetensors", "lenses.safetensors"
 MAX_BYTES = 1 << 20
 TABLE = "table"
+
+# `slots`: only the weights of noisy slots, the pretrained ones stay frozen. `block`: the block's layers, too.
+Trains = Literal["slots", "block"]
+# The clean next-token loss is taken at the block's end, or at the model's, through the frozen stages after it.
+AnchorHead = Literal["own", "last"]
+
+
+@dataclass(frozen=True)
+class GraftSettings:
+    """The block to train, and which of its weights."""
+
+    block: int
+    trains: Trains = "slots"
+    anchor_head: AnchorHead = "last"
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True)
@@ -44,11 +60,10 @@ class StoredBlock:
 
 @dataclass(frozen=True)
 class GraftRecord:
-    """What graft.json holds."""
+    """The contents of graft.json."""
 
-    base: str
-    """Digest of the pretrained checkpoint."""
-    shape: Shape
+    base: str  # digest of the pretrained checkpoint
+    shape: SlotShape
     partition: NoisePartition
     codes: StoredFile
     lenses: StoredFile
@@ -129,7 +144,7 @@ def _parse(record: dict[str, Any]) -> GraftRecord:
     }
     return GraftRecord(
         str(record["base"]),
-        Shape(**record["shape"]),
+        SlotShape(**record["shape"]),
         NoisePartition(
             partition["kind"],
             tuple(partition["boundaries"]),

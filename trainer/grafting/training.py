@@ -4,31 +4,41 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.errors import CheckpointError, ConfigError
-from stages.families import PipelineStage
-from stages.grafting.architecture import Shape
-from stages.manifest import TOKENIZER_NAME, Manifest
-from stages.pretrained.tokens import open_tokenizer
-from trainer.config import TrainingConfig
-from trainer.data import Corpus
-from trainer.distill.text import in_symbols
-from trainer.entropy import make_partition
-from trainer.grafting.codes import EmbeddingCodes
-from trainer.grafting.lens import fit_lenses
-from trainer.grafting.measure import from_noise, next_nats
-from trainer.grafting.model import GraftModel, load_stages, new_model, pretrained
-from trainer.grafting.optimizers import GraftOptimizers
-from trainer.grafting.samples import Row, Writing, panel
-from trainer.grafting.settings import GraftSettings
+import torch
+from torch import Tensor, nn
+
+from stages.checkpoint.checkpoint import save_block, write_manifest
+from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
+from stages.checkpoint.new_directory import new_directory, require_new
+from stages.errors import CheckpointError, ConfigError, InputError
+from stages.grafting.architecture import SlotShape
+from stages.grafting.block import OutputProjection
+from stages.importing.tokenizer import open_tokenizer
+from stages.model.families import PipelineStage
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.data import Corpus
+from trainer.blocks.device import PlacedCorpus
+from trainer.blocks.entropy import make_partition
+from trainer.blocks.optimizer import BETAS, OptimizerSet
+from trainer.blocks.progress import Progress
+from trainer.blocks.run import Run, StepLoss
+from trainer.blocks.state import exclusive
+from trainer.distill.samples import in_symbols
+from trainer.grafting.batch import SlotBatch, head_losses, read, slot_losses
+from trainer.grafting.measure import Writing, WritingRow, from_noise, next_nats, panel, range_nats
+from trainer.grafting.model import EmbeddingCodes, GraftModel, fit_tuned_lenses, load_stages, new_model, pretrained
 from trainer.grafting.store import (
     CODES_NAME,
     LENSES_NAME,
     NAME,
     GraftRecord,
+    GraftSettings,
     add_block,
     load_block_weights,
     read_record,
@@ -36,15 +46,98 @@ from trainer.grafting.store import (
     write_record,
     write_table,
 )
-from trainer.grafting.task import GraftTask, trained_module
-from trainer.lock import exclusive
-from trainer.progress import Progress
-from trainer.rounds.device import PlacedCorpus
-from trainer.run import Run
+
+PRETRAINED = "pretrained"  # name of the pretrained parts in a graft's module
+
+
+class GraftOptimizers(OptimizerSet):
+    """AdamW for all: pretrained weights at the rate of matrices, added weights at the other."""
+
+    def __init__(self, module: nn.Module, config: TrainingConfig) -> None:
+        pretrained = [p for name, p in module.named_parameters() if name.startswith(f"{PRETRAINED}.")]
+        known = {id(p) for p in pretrained}
+        added = [p for p in module.parameters() if id(p) not in known]
+        groups = [
+            (group, rate)
+            for group, rate in ((added, config.learning_rate), (pretrained, config.matrix_learning_rate))
+            if group
+        ]
+        self.config, self.peaks = config, tuple(rate for _, rate in groups)
+        self.optimizers = [
+            torch.optim.AdamW(group, lr=rate, betas=BETAS, weight_decay=config.weight_decay) for group, rate in groups
+        ]
+
+
+class GraftTask:
+    """`module` holds the trained weights only, so that neither a state nor a checkpoint has a frozen one."""
+
+    def __init__(self, model: GraftModel, corpus: Corpus, config: TrainingConfig, settings: GraftSettings) -> None:
+        self.model, self.corpus, self.config, self.settings = model, corpus, config, settings
+        self.block = model.blocks[settings.block]
+        self.name = f"graft-{settings.block}"
+        self.length = config.architecture.context_bytes
+        self.own_head = self._own_head()
+        self.module = trained_module(model, settings, self.own_head)
+        self.module.requires_grad_(True)
+        self.trained = [self.module]
+
+    def loss(self, step: int) -> StepLoss:
+        text = self.corpus.batch(self.config.seed, step, self.config.sequences, self.length + 1)
+        batch = SlotBatch.draw(self.block.index, self.model.partition, self.config, step, len(text), self.model.device)
+        before = self.model.blocks[: self.block.index]
+        reading = read(self.block, before, text[:, :-1])
+        total = slot_losses(self.block, before, self.model.head, batch, reading, text[:, 1:]).mean()
+        parts: dict[str, float | Tensor] = {"denoise_nats": total.detach(), "chunk": batch.chunk}
+        if self.settings.trains == "block" and self.config.anchor:
+            anchor = self._anchor(reading.clean, text[:, 1:])
+            parts["next_nats"] = anchor.detach()
+            total = total + self.config.anchor * anchor
+        return StepLoss(total, parts)
+
+    def evaluate(self) -> dict[str, float]:
+        """On validation text: the next-token loss of the whole pipeline with this block in its place, and the loss of
+        its slots at both ends and in the middle of its noise range."""
+        text = self.corpus.valid_batch(self.config.valid_windows, self.length + 1)
+        found = {"valid_next_nats": next_nats(self.model, text)}
+        with torch.autocast(self.model.device.type, dtype=torch.bfloat16, enabled=self.config.bfloat16):
+            levels = range_nats(self.model, self.block.index, text)
+        return found | {f"valid_{name}": nats for name, nats in levels.items()}
+
+    def _anchor(self, clean: Tensor, target: Tensor) -> Tensor:
+        if self.own_head is not None:
+            hidden = self.own_head(clean)
+        else:
+            for stage in self.model.stages[self.block.index + 1 :]:
+                clean = stage.read(clean)
+            hidden = self.model.final_norm(clean)
+        return head_losses(self.model.head, hidden.flatten(0, 1), target.flatten()).mean()
+
+    def _own_head(self) -> OutputProjection | None:
+        """A head for a block whose anchor is at its own end; None for the last block."""
+        if self.settings.anchor_head == "last" or self.block.stage.is_last:
+            return None
+        norm = self.model.stages[-1].norm
+        assert norm is not None
+        own = OutputProjection(norm.normalized_shape[0], norm.eps)
+        own.norm.load_state_dict(norm.state_dict())
+        return own.to(self.model.device)
+
+
+def trained_module(model: GraftModel, settings: GraftSettings, own_head: OutputProjection | None = None) -> nn.Module:
+    """The contents of a block's file: the slots' weights, and the pretrained ones if those are trained."""
+    block = model.blocks[settings.block]
+    parts: dict[str, nn.Module] = {"slots": block.added}
+    if settings.trains == "block":
+        layers: Sequence[nn.Module] = block.stage.layers
+        final = [block.stage.norm] if block.stage.norm is not None else []
+        parts[PRETRAINED] = nn.ModuleList([*layers, *final])
+    if own_head is not None:
+        parts["own_head"] = own_head
+    return nn.ModuleDict(parts)
+
 
 RUN_FOLDER = "training"
-LENS_WINDOWS = 64
-"""Of training text, for the start of the lenses."""
+LENS_WINDOWS = 64  # windows of training text that the lenses are fitted to
 
 
 @dataclass(frozen=True)
@@ -57,8 +150,7 @@ class Graft:
     manifest: Manifest
     stages: list[PipelineStage]
     record: GraftRecord
-    corpus: PlacedCorpus
-    """In the model's symbols; its batches, and the stages, are on the device."""
+    corpus: PlacedCorpus  # in the model's symbols; its batches, and the stages, are on the device
 
     def spell(self, symbols: list[int]) -> str:
         """Symbols as text."""
@@ -68,7 +160,7 @@ class Graft:
         return str(tokenizer.decode(symbols))
 
     def model(self, but: int | None = None) -> GraftModel:
-        """With every block that is trained, and the others as they start. :param but: a block to leave as it starts."""
+        """The model with all trained blocks, except `but`; the others are as they start."""
         record, config, a = self.record, self.config, self.stages[0].architecture
         codes = read_table(self.out, record.codes, a.vocabulary, record.shape.code_dim)
         lenses = read_table(self.out, record.lenses, a.parts, a.width, a.width + 1)
@@ -83,10 +175,9 @@ class Graft:
 def open_graft(
     checkpoint: Path, out: Path, rank: int, config: TrainingConfig, corpus: Corpus, device: str = "cpu"
 ) -> Graft:
-    """Read the pretrained model, and make `out` or go on with it.
+    """Read the pretrained model, and make `out` or continue it.
 
-    corpus: in bytes. :param device: where all is computed; nothing that is stored says which. Raises OnesweepError with
-        what to do.
+    corpus: in bytes; device: computes everything, and leaves no trace in what is stored. Raises OnesweepError.
     """
     manifest = pretrained(checkpoint)
     a = manifest.architecture
@@ -96,11 +187,12 @@ def open_graft(
     stages = load_stages(checkpoint, device)
     spelled = in_symbols(corpus, checkpoint, manifest, length + 1)
     text = PlacedCorpus(spelled.name, spelled.train, spelled.valid, device)
-    shape = Shape(config.architecture.code_dim, config.architecture.condition_dim, rank)
+    shape = SlotShape(config.architecture.code_dim, config.architecture.condition_dim, rank)
     try:
         (out / RUN_FOLDER).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot train into {out}: {error.strerror}; give another --out") from None
+    # Blocks may be trained by several processes at once; the first one makes the record.
     with exclusive(out / RUN_FOLDER / "new.lock"):
         if not (out / NAME).exists():
             _create(out, manifest.digest(), shape, stages, config, text)
@@ -118,6 +210,7 @@ def train_block(graft: Graft, settings: GraftSettings, progress: Progress | None
     model = graft.model(but=settings.block)
     task = GraftTask(model, graft.corpus, config, settings)
     text = graft.corpus.valid_batch(config.valid_windows, task.length + 1)
+    # The same windows as in the run's evaluations, so that before and after compare.
     before = next_nats(model, text)
     optimizers = GraftOptimizers(task.module, config)
     run = Run(task, config, graft.out / RUN_FOLDER, _identity(graft, settings), progress, optimizers=optimizers)
@@ -139,8 +232,8 @@ def measure_chain(graft: Graft, steps: int, windows: int) -> dict[str, Any]:
     }
 
 
-def write_samples(graft: Graft, writing: Writing) -> tuple[list[Row], list[str]]:
-    """What the chain writes, in figures, and one line for the first prompt of each row."""
+def write_samples(graft: Graft, writing: Writing) -> tuple[list[WritingRow], list[str]]:
+    """Scores of the chain's texts beside others, and the first text of each row."""
     if (length := writing.prompt_symbols + writing.symbols) > graft.stages[0].architecture.positions:
         raise ConfigError(f"{length} symbols of prompt and text are over the model's context")
     judge = load_stages(graft.checkpoint, graft.corpus.device)  # the graft's own may have been trained
@@ -149,7 +242,7 @@ def write_samples(graft: Graft, writing: Writing) -> tuple[list[Row], list[str]]
 
 
 def _create(
-    out: Path, base: str, shape: Shape, stages: list[PipelineStage], config: TrainingConfig, text: Corpus
+    out: Path, base: str, shape: SlotShape, stages: list[PipelineStage], config: TrainingConfig, text: Corpus
 ) -> None:
     embedding = stages[0].embedding
     assert embedding is not None
@@ -161,7 +254,7 @@ def _create(
     windows = text.batch(config.seed, 0, LENS_WINDOWS, config.architecture.context_bytes)
     stored = (
         write_table(out, CODES_NAME, codes.table()),
-        write_table(out, LENSES_NAME, fit_lenses(stages, windows)),
+        write_table(out, LENSES_NAME, fit_tuned_lenses(stages, windows)),
     )
     write_record(out, GraftRecord(base, shape, partition, *stored, data))
 
@@ -169,6 +262,7 @@ def _create(
 def _identity(graft: Graft, settings: GraftSettings) -> str:
     """Everything that decides a block's weights."""
     config = asdict(graft.config)
+    # These do not change a block's weights.
     for name in ("rounds", "lookahead", "log_every", "evaluate_every", "save_every_s"):
         config.pop(name)
     before = [graft.record.blocks[i].weights.sha256 for i in range(settings.block) if i in graft.record.blocks]
@@ -184,3 +278,39 @@ def _identity(graft: Graft, settings: GraftSettings) -> str:
         "config": config,
     }
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def export_chain(graft: Graft, out: Path) -> Manifest:
+    """Write a checkpoint of kind `chain` of the blocks that are trained. Raises OnesweepError with what to do."""
+    missing = [str(i) for i in range(len(graft.stages)) if i not in graft.record.blocks]
+    if missing:
+        raise InputError(f"block {', '.join(missing)} is not trained yet: hosts serve a whole chain")
+    require_new(out)
+    model, features = graft.model(), None
+    with new_directory(out) as directory:
+        for name in graft.manifest.files:
+            shutil.copyfile(graft.checkpoint / name, directory / name)
+        write_manifest(directory, _manifest(graft, model))
+        for part in model.parts():
+            features = save_block(directory, part.cpu(), features)
+    return read_manifest(out)
+
+
+def _manifest(graft: Graft, model: GraftModel) -> Manifest:
+    """Without parts."""
+    source, record = graft.manifest, graft.record
+    blocks = [block for _, block in sorted(record.blocks.items())]
+    settings = [asdict(block.settings) for block in blocks]
+    return Manifest(
+        "chain",
+        model.architecture,
+        (None,) * len(blocks),
+        partition=record.partition,
+        probe_text=source.probe_text,
+        probe_tokens=source.probe_tokens,
+        tokenizer=source.tokenizer,
+        files=source.files,
+        data=record.data,
+        training={"objective": "grafted", "base": record.base, "blocks": settings},
+        metrics={f"block-{block.settings.block}": block.metrics for block in blocks},
+    )

@@ -1,1 +1,1 @@
-"""What rounds would cost: bytes, hours, utilisation and memory of each way of making them, before anybody trains."""
+"""Plans: bytes, hours, utilisation and memory of each variant of a run's rounds, before it starts."""

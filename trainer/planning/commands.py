@@ -6,12 +6,12 @@ import argparse
 import re
 from typing import TYPE_CHECKING
 
-from trainer.command_options import add_config_options, add_data_options, config_of, corpus_of, given, print_json
+from trainer.options import add_config_options, add_data_options, config_of, corpus_of, given, print_json
 
 if TYPE_CHECKING:
-    from trainer.planning.link import Link
+    from trainer.planning.cost import WorkerLink
 
-# What needs torch is imported when a command runs.
+# Modules that need torch are imported when the command runs.
 
 UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
 
@@ -20,12 +20,12 @@ def register_plan(subparsers: argparse._SubParsersAction[argparse.ArgumentParser
     """Add the command to the parser of `onesweep`."""
     plan = subparsers.add_parser(
         "plan",
-        help="what rounds would cost, before anybody trains: bytes, hours, memory of each way",
-        description="Bytes, hours, utilisation and memory of each way of making rounds, for a model and its links.",
+        help="bytes, hours and memory of each variant of a run's rounds, before it starts",
+        description="Bytes, hours, utilisation and memory of each variant of rounds, for a model and its links.",
     )
     add_config_options(plan)
     add_data_options(plan)
-    model = plan.add_argument_group("model", "what is not said is as in the settings")
+    model = plan.add_argument_group("model", "defaults are those of the settings")
     model.add_argument("--params", type=count, metavar="N", help="parameters in all, such as 350M: sets the width")
     model.add_argument("--block-count", type=int, metavar="B", help="parts that are trained apart")
     model.add_argument("--layers", type=int, metavar="L", help="of the whole model")
@@ -34,13 +34,13 @@ def register_plan(subparsers: argparse._SubParsersAction[argparse.ArgumentParser
     model.add_argument("--steps-per-round", type=int, metavar="H")
     link = plan.add_argument_group("link", "between a worker and the coordinator")
     link.add_argument("--link", metavar="NAME", help="lan, links-20, links-60, links-150 or consumer")
-    link.add_argument("--up-mbps", type=float, metavar="M", help="towards the coordinator; wins over --link")
-    link.add_argument("--down-mbps", type=float, metavar="M", help="likewise, from it")
-    link.add_argument("--latency-ms", type=float, metavar="MS", help="likewise, one way")
+    link.add_argument("--up-mbps", type=float, metavar="M", help="to the coordinator; wins over --link")
+    link.add_argument("--down-mbps", type=float, metavar="M", help="from the coordinator; wins over --link")
+    link.add_argument("--latency-ms", type=float, metavar="MS", help="one way; wins over --link")
     step = plan.add_argument_group("machine")
     step.add_argument("--step-s", type=float, metavar="S", help="seconds of a local step of the busiest part")
     step.add_argument("--measure", action="store_true", help="take a few such steps here instead; needs their memory")
-    plan.add_argument("--json", action="store_true", help="for programs")
+    plan.add_argument("--json", action="store_true", help="print JSON")
     plan.set_defaults(run=run_plan)
 
 
@@ -49,9 +49,7 @@ def run_plan(options: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from stages.errors import InputError
-    from trainer.planning.measure import measure_step
-    from trainer.planning.plan import describe, make_plan, shape_model, staff
-    from trainer.planning.table import table
+    from trainer.planning.plan import describe, make_plan, measure_step, shape_model, staff, table
 
     if options.measure == (options.step_s is not None):
         raise InputError("say how long a step takes, --step-s SECONDS, or take some here: --measure; one of the two")
@@ -88,12 +86,12 @@ def count(text: str) -> float:
     return float(match[1]) * UNITS[match[2]]
 
 
-def _link(options: argparse.Namespace) -> Link:
+def _link(options: argparse.Namespace) -> WorkerLink:
     """Raises InputError."""
     from dataclasses import replace
 
     from stages.errors import InputError
-    from trainer.planning.link import LINKS, Link
+    from trainer.planning.cost import LINKS, WorkerLink
 
     own = given({name: getattr(options, name) for name in ("up_mbps", "down_mbps", "latency_ms")})
     if options.link is None:
@@ -102,7 +100,7 @@ def _link(options: argparse.Namespace) -> Link:
                 f"say what a worker's link is: --link with one of {', '.join(LINKS)}, or all of --up-mbps, --down-mbps "
                 "and --latency-ms"
             )
-        return Link(**own)
+        return WorkerLink(**own)
     if options.link not in LINKS:
         raise InputError(f"no link {options.link!r}; there are {', '.join(LINKS)}")
     return replace(LINKS[options.link], **own)

@@ -1,4 +1,4 @@
-"""What each worker holds and sends: the tensors of its part and of its copies, counted without being made."""
+"""Inventory of each worker: the tensors of its part and of its copies, counted on the meta device."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from stages.codes import Codes
 from stages.errors import ConfigError
-from trainer.config import TrainingConfig
-from trainer.cost import FORWARD, FP32_BYTES, THROUGH, TRAINED, trained_bytes
-from trainer.rounds.feature_format import FeatureFormat, is_fed
-from trainer.rounds.frame import Frame
+from stages.model.block import Codes
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.memory import FP32_BYTES, trained_bytes
+from trainer.rounds.features import FeatureFormat, is_fed
 from trainer.rounds.parts import HEAD
+from trainer.rounds.spec import RunSpec
 from trainer.rounds.tensors import Shapes, numel
 
-FITTED = (1, 2, 3)
-"""Heads of the small models whose sizes tell how a model grows with its width."""
+# Passes of a layer that is only read, that a gradient goes through, and that is trained.
+FORWARD, THROUGH, TRAINED = 1, 2, 3
+FITTED = (1, 2, 3)  # heads of the small models whose sizes tell how a model grows with its width
 MAX_WIDTH = 1 << 20
 
 
@@ -28,16 +29,11 @@ class PartInventory:
     """One part, as a worker has it."""
 
     name: str
-    shapes: Shapes
-    """Of what is trained, and travels."""
-    trained_bytes: int
-    """Weights, gradients and optimizer state."""
-    copied: Mapping[str, Shapes]
-    """Of what is published of the parts that it has copies of, by name."""
-    passes: int
-    """Layers times passes of one step, as in trainer/cost.py."""
-    features: FeatureFormat | None = None
-    """What it gets to read in a round, where it is not of copies."""
+    shapes: Shapes  # parameters that are trained, and travel
+    trained_bytes: int  # weights, gradients and optimizer state
+    copied: Mapping[str, Shapes]  # published parameters of the parts that it has copies of, by name
+    passes: int  # layers times passes of one step, a layer counts FORWARD, THROUGH or TRAINED
+    features: FeatureFormat | None = None  # features that it reads in a round, if not those of its copies
 
     @property
     def weight_bytes(self) -> int:
@@ -65,10 +61,10 @@ def take_inventory(config: TrainingConfig) -> tuple[PartInventory, ...]:
     """All parts of a model, made of tensors without memory, so that a model of any size may be asked for."""
     if config.rounds.model != "chain":
         config = replace(config, architecture=replace(config.architecture, context="own"))
-    frame = Frame(config, Codes(config.noise.code_seed, config.architecture.code_dim), None)
-    names = frame.names()
+    spec = RunSpec(config, Codes(config.noise.code_seed, config.architecture.code_dim), None)
+    names = spec.parts
     with torch.device("meta"):
-        modules = [frame.module(index) for index in range(len(names))]
+        modules = [spec.module(index) for index in range(len(names))]
     known = {name: _shapes(module) for name, module in zip(names, modules, strict=True)}
     return tuple(
         PartInventory(

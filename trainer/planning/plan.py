@@ -1,38 +1,105 @@
-"""A plan: one row for each way of making rounds."""
+"""A plan: the cost of each variant of a run's rounds, one row each."""
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from stages.errors import ConfigError
-from trainer.config import TrainingConfig
-from trainer.planning.bounds import Bounds, bounds_of
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.data import Corpus
+from trainer.blocks.memory import saved_for_backward
+from trainer.blocks.round_settings import CodecName, RoundSettings
+from trainer.planning.cost import RunTiming, WorkerLink, WorkerMemory, coordinator_memory, timing_of, worker_memory
 from trainer.planning.inventory import fit_width, numbers_of, take_inventory
-from trainer.planning.link import Link
-from trainer.planning.memory import WorkerMemory, coordinator_memory, worker_memory
-from trainer.planning.timing import Timing, timing_of
-from trainer.planning.traffic import Traffic, traffic_of, wire_bytes
-from trainer.planning.variant import Variant, variants
-from trainer.rounds.feature_format import check_features
-from trainer.rounds.fleet import is_above_zero
-from trainer.rounds.frame import settled
+from trainer.planning.traffic import ByteBounds, WorkerTraffic, bounds_of, traffic_of, wire_bytes
+from trainer.rounds.features import check_features
+from trainer.rounds.parts import Learner
+from trainer.rounds.simulated_workers import is_above_zero
+from trainer.rounds.spec import RunSpec, feed_nothing, settled
+from trainer.rounds.view import size
+
+COARSE: tuple[CodecName, ...] = ("bf16", "int8", "e3m0")
+COPIES: tuple[CodecName, ...] = ("fp32", "int8")
+
+FRAGMENTS = 4  # fragments of the streaming variant, if the settings give no other number
 
 
 @dataclass(frozen=True)
-class Row:
-    """What one way comes to. Of the workers, figures are those of the one that has most."""
+class RoundVariant:
+    """A named variant of the settings."""
 
     name: str
     config: TrainingConfig
-    traffic: Sequence[Traffic]
-    """Part by part."""
-    timing: Timing
+
+
+def variants(config: TrainingConfig, as_set: bool) -> list[RoundVariant]:
+    """Variants from a step-by-step exchange to fragments in four bits, for the model and the H of `config`.
+
+    as_set: begin with the settings as they are.
+    """
+    base = config.rounds
+    plain = replace(
+        base,
+        outer="nesterov",
+        overlap="none",
+        codec="fp32",
+        down_codec="fp32",
+        context_by="copies",
+        fragments=1,
+        lookahead=False,
+    )
+    found = [RoundVariant("as set", config)] if as_set else []
+
+    def add(name: str, rounds: RoundSettings) -> None:
+        found.append(RoundVariant(name, replace(config, rounds=rounds)))
+
+    add("every step", replace(plain, steps_per_round=1))
+    add("whole blocks", replace(plain, outer="mean"))
+    add("diloco", plain)
+    for codec in COARSE:
+        add(codec, _travelling(plain, codec))
+    eager = replace(plain, overlap="eager")
+    add("eager", eager)
+    add("eager e3m0", _travelling(eager, "e3m0"))
+    pieces = min(base.fragments if base.fragments > 1 else FRAGMENTS, base.steps_per_round)
+    add("fragments", replace(_travelling(eager, "e3m0"), fragments=pieces))
+    if base.model == "chain" and config.architecture.context == "chained" and config.architecture.parts > 1:
+        add("features", replace(plain, context_by="features"))
+    if base.model != "ar" and config.architecture.parts > 1:
+        for codec in COPIES:
+            found.append(
+                RoundVariant(f"lookahead {codec}", ahead(replace(config, rounds=replace(plain, copies_codec=codec))))
+            )
+    return found
+
+
+def ahead(config: TrainingConfig) -> TrainingConfig:
+    """The same with lookahead: parts that learn from the last head, through frozen copies of those after them."""
+    if config.rounds.model == "scorer":
+        return replace(config, lookahead=replace(config.lookahead, ahead=True))
+    architecture, rounds = replace(config.architecture, context="chained"), replace(config.rounds, lookahead=True)
+    return replace(config, architecture=architecture, rounds=rounds)
+
+
+def _travelling(rounds: RoundSettings, codec: CodecName) -> RoundSettings:
+    return replace(rounds, codec=codec, down_codec=codec)
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """Cost of one variant. Times and bytes of a worker are those of the worker that has most."""
+
+    name: str
+    config: TrainingConfig
+    traffic: Sequence[WorkerTraffic]  # part by part
+    timing: RunTiming
     memory: WorkerMemory
     coordinator_bytes: int
-    bounds: Bounds
-    """Of `all_bytes`, where rounds do not wait for everybody."""
+    bounds: ByteBounds  # bounds of `all_bytes`, where rounds do not wait for everybody
 
     @property
     def up_bytes(self) -> int:
@@ -44,13 +111,13 @@ class Row:
 
     @property
     def all_bytes(self) -> int:
-        """Of all workers, both ways, as the coordinator counts."""
+        """Bytes of all workers, both ways, as the coordinator counts them."""
         replicas = self.config.rounds.replicas
         return replicas * sum(traffic.up_in_all + traffic.down_in_all for traffic in self.traffic)
 
     @property
     def all_wire_bytes(self) -> float:
-        """The same with the headers of everything that carries it."""
+        """The same with the headers of all protocols."""
         replicas = self.config.rounds.replicas
         return replicas * sum(_wire(traffic) for traffic in self.traffic)
 
@@ -79,9 +146,9 @@ class Row:
 
 
 def shape_model(config: TrainingConfig, params: float | None, blocks: int | None, layers: int | None) -> TrainingConfig:
-    """The model to plan for: the settings' own, cut into `blocks` and as wide as `params` wants it.
+    """The model to plan for: cut into `blocks`, and as wide as `params` parameters need; else as in the settings.
 
-    :param layers: of the whole model. Raises ConfigError.
+    layers: of the whole model. Raises ConfigError.
     """
     architecture = config.architecture
     blocks = architecture.parts if blocks is None else blocks
@@ -99,9 +166,9 @@ def shape_model(config: TrainingConfig, params: float | None, blocks: int | None
 
 
 def staff(config: TrainingConfig, workers: int | None, planned: bool) -> TrainingConfig:
-    """`workers` shared out among the parts. Raises ConfigError where that does not come out even.
+    """`workers` shared equally among the parts. Raises ConfigError if they cannot be.
 
-    :param planned: whether the settings say how many replicas a part may have.
+    planned: the settings say how many replicas a part may have at most.
     """
     parts = 1 if config.rounds.model == "ar" else config.architecture.parts
     if workers is None:
@@ -120,13 +187,13 @@ def staff(config: TrainingConfig, workers: int | None, planned: bool) -> Trainin
 
 
 def make_plan(
-    config: TrainingConfig, link: Link, step_s: float, as_set: bool = False, activations: int | None = None
-) -> list[Row]:
+    config: TrainingConfig, link: WorkerLink, step_s: float, as_set: bool = False, activations: int | None = None
+) -> list[PlanRow]:
     """All rows. Raises ConfigError.
 
-    :param step_s: seconds of a local step as the settings have it, of the worker that computes most; lookahead takes
-        longer by the passes that it makes more.
-    :param as_set: whether the settings themselves are a row; :param activations: bytes of one step, measured.
+    step_s: seconds of a local step of the worker that computes most, with the settings as they are; a step of lookahead
+    takes longer, in proportion to its passes. as_set: add a row for the settings themselves. activations: bytes of one
+    step, measured.
     """
     if not is_above_zero(step_s):
         raise ConfigError(
@@ -135,7 +202,7 @@ def make_plan(
     check_features(config)
     if config.steps < 1 and not config.rounds.rounds:
         raise ConfigError("a run has at least one step: give --steps above 0")
-    # in every variant a worker makes the same steps, in rounds of another length
+    # A worker makes the same steps in every variant, in rounds of different lengths.
     steps = settled(config).steps
     config = replace(config, steps=steps, rounds=replace(config.rounds, rounds=0))
     passes = max(part.passes for part in take_inventory(config))
@@ -143,7 +210,7 @@ def make_plan(
 
 
 def describe(config: TrainingConfig) -> str:
-    """The model in a sentence."""
+    """A sentence about the model."""
     a, rounds = config.architecture, config.rounds
     parts = take_inventory(config)
     return (
@@ -152,8 +219,8 @@ def describe(config: TrainingConfig) -> str:
     )
 
 
-def _row(variant: Variant, link: Link, pass_s: float, passes: int, activations: int | None) -> Row:
-    """:param passes: of the step whose activations were measured."""
+def _row(variant: RoundVariant, link: WorkerLink, pass_s: float, passes: int, activations: int | None) -> PlanRow:
+    """passes: those of the step whose activations were measured."""
     config = settled(variant.config)
     parts, rounds = take_inventory(config), config.rounds
     traffic = [traffic_of(part, rounds) for part in parts]
@@ -161,7 +228,7 @@ def _row(variant: Variant, link: Link, pass_s: float, passes: int, activations: 
     timings = [timing_of(each, rounds, link, pass_s * part.passes) for part, each in pairs]
     memories = [worker_memory(part, each, rounds) for part, each in pairs]
     known = activations if max(part.passes for part in parts) == passes else None
-    return Row(
+    return PlanRow(
         variant.name,
         config,
         traffic,
@@ -172,10 +239,64 @@ def _row(variant: Variant, link: Link, pass_s: float, passes: int, activations: 
     )
 
 
-def _wire(traffic: Traffic) -> float:
+def _wire(traffic: WorkerTraffic) -> float:
     own = sum(
         traffic.rounds * wire_bytes(up) + count * wire_bytes(down)
         for up, down, count in zip(traffic.ups, traffic.downs, traffic.fetched, strict=True)
     )
     own += traffic.rounds * wire_bytes(traffic.features)
     return wire_bytes(traffic.first) + own + traffic.refreshes * sum(map(wire_bytes, traffic.copies))
+
+
+STEPS = 5  # measured steps, after one that warms up. Their median counts, for the chunks differ from step to step.
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """Time and memory of a local step on this machine."""
+
+    seconds: float
+    activations: int  # bytes, the most of all steps
+
+
+def measure_step(config: TrainingConfig, corpus: Corpus) -> MeasuredStep:
+    """Measure a few real steps of the part that computes most. Raises ConfigError, DataError."""
+    spec, parts = RunSpec.of(config, corpus), take_inventory(config)
+    index = max(range(len(parts)), key=lambda i: parts[i].passes)
+    learner = Learner(feed_nothing(spec.task(index, corpus, config.seed), spec), spec.config)
+    weights = {p.untyped_storage().data_ptr() for p in learner.part.module.parameters()}
+    times, activations = [], 0
+    for step in range(STEPS + 1):
+        begin = time.monotonic()
+        with saved_for_backward(weights) as saved:
+            learner.train(step, 1)
+        times.append(time.monotonic() - begin)
+        activations = max(activations, sum(saved.values()))
+    return MeasuredStep(statistics.median(times[1:]), activations)
+
+
+HEAD = ("way", "rounds", "up", "down", "all", "hours", "used", "weights", "gradients", "optimizer", "copies", "rounds'")
+TAIL = ("encoding", "activations", "worker", "coordinator")
+
+
+def table(rows: Sequence[PlanRow]) -> list[str]:
+    """Markdown: bytes of a worker and of all, hours, share used, and memory."""
+    header = [*HEAD, *TAIL]
+    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
+    return [*lines, *(f"| {' | '.join(_cells(row))} |" for row in rows)]
+
+
+def _cells(row: PlanRow) -> list[str]:
+    m, rounds = row.memory, row.config.rounds
+    held = (m.weights, m.gradients, m.optimizer, m.copies, m.rounds, m.encoding)
+    return [
+        row.name,
+        f"{rounds.rounds} x {rounds.steps_per_round}",
+        *map(size, (row.up_bytes, row.down_bytes, row.all_bytes)),
+        f"{row.timing.seconds / 3600:.3g}",
+        f"{row.timing.used:.1%}",
+        *map(size, held),
+        "-" if m.activations is None else size(m.activations),
+        size(m.total),
+        size(row.coordinator_bytes),
+    ]

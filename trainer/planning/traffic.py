@@ -1,45 +1,37 @@
-"""Bytes of one worker: what the codecs say of its tensors, and what travelling adds to them."""
+"""Bytes that one worker sends and fetches: its tensors as codecs encode them, and the headers of the network."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trainer.blocks.round_settings import CodecName, RoundSettings
 from trainer.planning.inventory import PartInventory
-from trainer.rounds.codec import codec_named
-from trainer.rounds.fragments import cut
-from trainer.rounds.publication import WHOLE
-from trainer.rounds.settings import CodecName, RoundSettings
+from trainer.rounds.codecs import WHOLE, codec_named
+from trainer.rounds.ledger import KEPT_VERSIONS
+from trainer.rounds.spec import cut
 from trainer.rounds.tensors import Shapes
 from trainer.rounds.transfer import PIECE_BYTES, pieces
 from trainer.v1 import rounds_pb2
 
+# Payload of a TCP packet of 1500 bytes with time stamps (RFC 9293, RFC 7323), and that packet.
 SEGMENT_BYTES, PACKET_BYTES = 1448, 1500
-"""What TCP carries in a packet of 1500 bytes with time stamps (RFC 9293, RFC 7323), and that packet."""
-HTTP_FRAME_BYTES, HTTP_HEADER_BYTES = 16384, 9
-"""RFC 9113, 4.1 and 4.2: the frame size that nobody asked to change."""
-GRPC_HEADER_BYTES = 5
-"""Of each message: a flag and a length (gRPC over HTTP/2)."""
+HTTP_FRAME_BYTES, HTTP_HEADER_BYTES = 16384, 9  # RFC 9113, 4.1 and 4.2: the default frame size
+GRPC_HEADER_BYTES = 5  # a flag and a length before each message (gRPC over HTTP/2)
 
 
 @dataclass(frozen=True)
-class Traffic:
-    """Bytes of one worker, without headers: what the coordinator counts."""
+class WorkerTraffic:
+    """Bytes of one worker without headers, as the coordinator counts them."""
 
-    first: int
-    """Versions 0, whole: of its part, and of those that it has copies of."""
-    ups: tuple[int, ...]
-    """Its update of one round, fragment by fragment."""
-    downs: tuple[int, ...]
-    """One version of each fragment, as it comes after the first."""
-    copies: tuple[int, ...]
-    """One refresh of each fragment of the parts that it has copies of, likewise."""
+    first: int  # versions 0, whole, of its part and of the parts that it has copies of
+    ups: tuple[int, ...]  # its update of one round, fragment by fragment
+    downs: tuple[int, ...]  # one version of each fragment after the first
+    copies: tuple[int, ...]  # one refresh of each fragment of the parts that it has copies of
     rounds: int
-    versions: int
-    """That it fetches of its last fragment after the first; of those before it one more."""
-    refreshes: int
-    """Of each copy after the first."""
-    features: int = 0
-    """Of one round, where it reads these."""
+    versions: int  # versions that it fetches of its last fragment after the first; of the other fragments one more
+    refreshes: int  # refreshes of each copy after the first
+    features: int = 0  # features of one round, if it reads features
 
     @property
     def up(self) -> int:
@@ -57,7 +49,7 @@ class Traffic:
 
     @property
     def fetched(self) -> tuple[int, ...]:
-        """How many versions it fetches of each fragment after the first."""
+        """Versions that it fetches of each fragment after the first."""
         return (*[self.versions + 1] * (len(self.downs) - 1), self.versions)
 
     @property
@@ -66,19 +58,18 @@ class Traffic:
         return self.first + own + self.refreshes * sum(self.copies) + self.rounds * self.features
 
 
-def traffic_of(part: PartInventory, settings: RoundSettings) -> Traffic:
-    """Where every worker hands in every round, and each round waits for all of them.
+def traffic_of(part: PartInventory, settings: RoundSettings) -> WorkerTraffic:
+    """Traffic of a worker of `part` when every worker submits in every round and each round waits for all of them.
 
-    It begins round n with version n, or where rounds are begun before they are open with version n - 1. The last round
-    ends with the last fragment, from whose last version nobody trains; the other fragments begin one round more, for
-    its weights alone.
+    A worker begins round n with version n, or with version n - 1 where it does not wait. The last round ends with the
+    last fragment, whose last version nobody trains from; the other fragments are fetched once more.
 
-    :param settings: settled, so that `rounds` is a number above 0. Raises ConfigError for too many fragments.
+    settings: settled, so that `rounds` is above 0. Raises ConfigError for too many fragments.
     """
     up, copy = codec_named(settings.codec), settings.copies_codec
     own = fragments_of(part.shapes, settings)
     versions = max(settings.rounds - 1 - settings.ahead, 0)
-    return Traffic(
+    return WorkerTraffic(
         first=sum(map(codec_named(WHOLE).size, [part.shapes, *part.copied.values()])),
         ups=tuple(map(up.size, own)),
         downs=tuple(version_bytes(like, settings.down_codec) for like in own),
@@ -91,7 +82,7 @@ def traffic_of(part: PartInventory, settings: RoundSettings) -> Traffic:
 
 
 def version_bytes(like: Shapes, codec: CodecName) -> int:
-    """One version, for who has the one before: as a difference, or whole where that is not more."""
+    """One version for a worker that has the one before: as a difference, or whole if that is not more."""
     return min(codec_named(codec).size(like), codec_named(WHOLE).size(like))
 
 
@@ -101,7 +92,7 @@ def fragments_of(like: Shapes, settings: RoundSettings) -> list[Shapes]:
 
 
 def wire_bytes(payload: int) -> float:
-    """What a link carries for a file of `payload` bytes: pieces in gRPC messages, HTTP/2 frames and TCP segments.
+    """Bytes on the link for a file of `payload` bytes: pieces in gRPC messages, HTTP/2 frames and TCP segments.
 
     Acknowledgements travel the other way and are not counted.
     """
@@ -116,3 +107,47 @@ def _framed(size: int) -> int:
     (piece,) = pieces(bytes(size))
     message = rounds_pb2.SubmitRequest(piece=piece).ByteSize() + GRPC_HEADER_BYTES
     return message + HTTP_HEADER_BYTES * -(-message // HTTP_FRAME_BYTES)
+
+
+@dataclass(frozen=True)
+class ByteBounds:
+    """Bounds of all workers' bytes, both ways, where rounds do not wait for everybody or parts differ in speed.
+
+    They hold while all workers stay from the first round to the end and nothing is refused, sent twice or too old to be
+    fetched; a worker that joins anew fetches its first versions again.
+    """
+
+    least: int
+    most: int
+
+
+def bounds_of(parts: Sequence[PartInventory], settings: RoundSettings) -> ByteBounds:
+    """Bounds of a whole run. settings: settled."""
+    found = [_of_part(part, settings) for part in parts]
+    return ByteBounds(sum(each.least for each in found), sum(each.most for each in found))
+
+
+def _of_part(part: PartInventory, settings: RoundSettings) -> ByteBounds:
+    """Bounds of the workers of one part.
+
+    Least: all have version 0, and each round has one update. Most: each worker submits in each round and fetches every
+    version that a round may begin with, at its most expensive; the same for the copies, of which one more may be made
+    of the last version if the part that is read is the faster one.
+    """
+    traffic, replicas, rounds = traffic_of(part, settings), settings.replicas, settings.rounds
+    *others, last = fragments_of(part.shapes, settings)
+    own = sum(_most(like, rounds, settings.down_codec) for like in others)
+    own += _most(last, rounds - 1, settings.down_codec)
+    copied = (fragment for like in part.copied.values() for fragment in fragments_of(like, settings))
+    copies = sum(_most(like, rounds // settings.copies_every, settings.copies_codec) for like in copied)
+    return ByteBounds(
+        traffic.up_in_all + replicas * traffic.first,
+        replicas * (traffic.up_in_all + traffic.first + own + copies),
+    )
+
+
+def _most(like: Shapes, versions: int, codec: CodecName) -> int:
+    """Most bytes of `versions` in a row: each as a difference, or whole after more missed versions than are kept."""
+    one, missed = version_bytes(like, codec), KEPT_VERSIONS + 1
+    jumps = versions // missed
+    return versions * one + jumps * max(codec_named(WHOLE).size(like) - missed * one, 0)

@@ -1,6 +1,6 @@
 """The proof that nothing was lost: every accepted update was merged once, or is still there.
 
-It is a proof against faults, not against whoever can write the directory: the log's chain has no secret.
+It is a proof against faults, not against an attacker with access to the directory: the log's chain has no secret.
 """
 
 from __future__ import annotations
@@ -9,20 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stages.errors import ResumeError
-from trainer.rounds.disk import LOG, load_checked, update_path, version_path
-from trainer.rounds.journal import read_journal
-from trainer.rounds.store import Record
+from trainer.rounds.store import LOG, Record, load_checked, read_log, update_path, version_path
 
 
 @dataclass
 class Audit:
-    """What a log says; `problems` has one sentence for each thing that should not be."""
+    """The contents of a log; `problems` has one sentence for each thing that should not be."""
 
     accepted: int = 0
     merged: int = 0
     pending: int = 0
-    dropped: int = 0
-    """Late, and worth nothing by rule."""
+    dropped: int = 0  # late, and worth nothing by rule
     versions: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
@@ -34,13 +31,13 @@ def audit(directory: Path) -> Audit:
         return Audit(problems=[f"{directory} has no {LOG}"])
     while True:
         try:
-            records, size, _ = read_journal(log)
+            records, size, _ = read_log(log)
         except ResumeError as error:
             return Audit(problems=[str(error)])
         reader = _Reader(directory)
         found = reader.read(records)
         # files go when a running coordinator merges them: then the log has grown, and says so
-        if not found.problems or read_journal(log)[1] == size:
+        if not found.problems or read_log(log)[1] == size:
             return found
 
 
@@ -55,7 +52,7 @@ class _Reader:
         self.newest: dict[str, tuple[int, str]] = {}
 
     def read(self, records: list[Record]) -> Audit:
-        """What is wrong, up to a record that makes no sense, behind which nothing is known."""
+        """Follow the records, up to one that makes no sense: nothing is known of those after it."""
         if not records or records[0].get("kind") != "run":
             self._wrong("the log does not begin with its run")
             return self.found

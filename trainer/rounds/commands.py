@@ -11,17 +11,32 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stages.log import LOG_FORMATS, check_log_format, start_log
-from stages.security_options import add_server_options, security_of
-from stages.token_options import add_token_options, token_of
-from trainer.command_options import add_device_option
+from stages.telemetry.logs import LOG_FORMATS, check_log_format, start_log
+from stages.wire.tls import add_server_options, security_of
+from stages.wire.tokens import add_token_options, token_of
+from trainer.options import (
+    add_config_options,
+    add_data_options,
+    add_device_option,
+    assignments,
+    choices,
+    config_of,
+    corpus_of,
+    decimals,
+    given,
+    numbers,
+    print_json,
+    words,
+)
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from trainer.rounds.client import Link
+    from trainer.rounds.client import RoundsClient
+    from trainer.rounds.comparison import ArmResult
 
-# What needs torch is imported when a command runs.
+
+# Modules that need torch are imported when a command runs.
 
 MAX_PATIENCE_S = 1e7
 
@@ -89,34 +104,33 @@ def register_rounds(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
 
 def run_coordinate(options: argparse.Namespace) -> int:
     """Coordinate a run to its end."""
-    from trainer.config import load_config
-    from trainer.data import load_corpus
-    from trainer.rounds.coordinator_settings import CoordinatorSettings
+    from trainer.blocks.config import load_config
+    from trainer.blocks.data import load_corpus
+    from trainer.options import set_threads
+    from trainer.rounds.coordinator import CoordinatorSettings
     from trainer.rounds.server import ServerSettings, coordinate
-    from trainer.threads import set_threads
 
     start_log(check_log_format(options.log_format), "coordinator")
     set_threads(options.threads)
     server = ServerSettings(options.listen, security_of(options), options.tokens, options.page)
     settings = CoordinatorSettings(options.lease, options.publish_every, options.own_data)
     config = load_config(options.config, options.profile)
-    plan = coordinate(config, load_corpus(options.data), options.out, server, settings)
-    print(f"{options.out}: {len(plan.parts)} parts after {plan.rounds} rounds")
+    spec = coordinate(config, load_corpus(options.data), options.out, server, settings)
+    print(f"{options.out}: {len(spec.parts)} parts after {spec.rounds} rounds")
     return 0
 
 
 def run_work(options: argparse.Namespace) -> int:
     """Work to the end of a run."""
     from stages.errors import InputError
-    from stages.transport import check_name
-    from trainer.config import load_config
-    from trainer.data import load_corpus
-    from trainer.rounds.device import check_device
-    from trainer.rounds.fleet import Fleet
-    from trainer.rounds.pace import Pace
-    from trainer.rounds.plan import architecture_digest
+    from stages.wire.channel import check_name
+    from trainer.blocks.config import load_config
+    from trainer.blocks.data import load_corpus
+    from trainer.blocks.device import check_device
+    from trainer.options import set_threads
+    from trainer.rounds.simulated_workers import SimulatedWorkers, Throttle
+    from trainer.rounds.spec import architecture_digest
     from trainer.rounds.worker import WorkerSettings, work
-    from trainer.threads import set_threads
 
     name = check_name(options.name or re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64], "--name")
     if options.block is not None and not 0 <= options.block < 2**32:
@@ -133,7 +147,7 @@ def run_work(options: argparse.Namespace) -> int:
         device=check_device(options.device),
         save_every_s=options.save_every,
         architecture=architecture_digest(load_config(options.config).architecture) if options.config else "",
-        pace=Pace(Fleet(pace_s=options.pace_s)),
+        throttle=Throttle(SimulatedWorkers(pace_s=options.pace_s)),
     )
     corpus, stop = load_corpus(options.data), _stop_on_signals()
     link = _link(options, stop)
@@ -151,14 +165,15 @@ def run_rounds(options: argparse.Namespace) -> int:
     import json
     from collections import deque
 
-    from trainer.rounds.screen import Screen
-    from trainer.rounds.snapshot import snapshot
-    from trainer.rounds.view import RATE_S, duration, lines_of
+    from trainer.rounds.view import RATE_S, TerminalScreen, duration, lines_of, snapshot
     from trainer.v1.rounds_pb2 import WatchUpdate
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode has no bars
-    link, screen = _link(options, threading.Event()), Screen(sys.stdout, sys.stdout.isatty() and not options.once)
+    link, screen = (
+        _link(options, threading.Event()),
+        TerminalScreen(sys.stdout, sys.stdout.isatty() and not options.once),
+    )
     recent, shown = deque[WatchUpdate](), list[str]()
 
     def away(problem: str) -> None:
@@ -192,17 +207,17 @@ def _add_coordinator_options(parser: argparse.ArgumentParser, positional: bool =
     add_token_options(parser)
 
 
-def _link(options: argparse.Namespace, stop: threading.Event) -> Link:
+def _link(options: argparse.Namespace, stop: threading.Event) -> RoundsClient:
     """Raises InputError."""
     from stages.errors import InputError
-    from trainer.rounds.client import Link
+    from trainer.rounds.client import RoundsClient
 
     patience = getattr(options, "patience", 0.0)
     if not 0 <= patience <= MAX_PATIENCE_S:
         raise InputError(f"--patience must be from 0 to {MAX_PATIENCE_S:g} seconds, not {patience:g}")
     security = security_of(options)
     token = token_of(options, options.coordinator, security.tls)
-    return Link(options.coordinator, security, token, patience, stop.is_set)
+    return RoundsClient(options.coordinator, security, token, patience, stop.is_set)
 
 
 def _stop_on_signals() -> threading.Event:
@@ -217,3 +232,94 @@ def _stop_on_signals() -> threading.Event:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, ask)
     return stop
+
+
+_FLEET = ("step_s", "pace_s", "slowness", "latency_s", "up_mbps", "down_mbps", "in_time", "late_rounds", "lost")
+
+
+def add_rounds_options(parser: argparse.ArgumentParser) -> None:
+    """Options of `train rounds`."""
+    add_config_options(parser)
+    add_data_options(parser)
+    parser.add_argument(
+        "--vary", type=choices, action="append", default=[], metavar="NAME=VALUE[,VALUE]", help="of [rounds], or below"
+    )
+    parser.add_argument(
+        "--arm",
+        type=assignments,
+        action="append",
+        metavar="'NAME=VALUE ...'",
+        help="what differs in a way of its own; --vary varies each",
+    )
+    parser.add_argument("--engine", type=words, metavar="NAME[,NAME]", help="inprocess (default), grpc, torchft")
+    parser.add_argument(
+        "--one-place",
+        nargs="?",
+        const="too",
+        choices=("too", "only"),
+        help="and, or only, one worker a part that reads all replicas' text",
+    )
+    parser.add_argument("--seeds", type=numbers, default=[0], metavar="N[,N]")
+    parser.add_argument("--steps", type=int, help="local steps of each worker")
+    fleet = parser.add_argument_group("workers", "of virtual ones, speeds and links; their seconds are not real")
+    fleet.add_argument("--step-s", type=float, help="seconds of a local step (default: 1)")
+    fleet.add_argument("--slowness", type=decimals, metavar="N[,N]", help="times a replica takes longer, one by one")
+    fleet.add_argument("--pace-s", type=float, help="real workers: what a local step takes at least (default: 0)")
+    fleet.add_argument("--latency-s", type=float, help="of a message (default: 0.1)")
+    fleet.add_argument("--up-mbps", type=float, help="of a worker's link (default: 20)")
+    fleet.add_argument("--down-mbps", type=float, help="likewise (default: 100)")
+    fleet.add_argument("--in-time", type=float, metavar="SHARE", help="of the updates; others are late (default: 1)")
+    fleet.add_argument("--late-rounds", type=float, metavar="N", help="by how many rounds (default: 1.5)")
+    fleet.add_argument("--lost", type=float, metavar="SHARE", help="of the updates that never come (default: 0)")
+    parser.add_argument("--out", type=Path, default=Path("runs/rounds"), help="one file an arm and seed")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def run_train_rounds(options: argparse.Namespace) -> int:
+    """Make rounds for every combination of what is varied; what is done already is not done again."""
+    from dataclasses import asdict
+
+    from trainer.rounds.comparison import arms, run_arms, table, tally_table
+    from trainer.rounds.simulated_workers import SimulatedWorkers
+
+    config, fleet = config_of(options), SimulatedWorkers(**given({name: getattr(options, name) for name in _FLEET}))
+    engines, varied = given({"engine": options.engine}), dict(options.vary)
+    ways = [{**engines, **own, **varied} for own in options.arm or [{}]]
+    compared = [
+        arm for i, way in enumerate(ways) for arm in arms(config, fleet, way, bool(options.one_place) and i == 0)
+    ]
+    if options.one_place == "only":
+        compared = [arm for arm in compared if arm.pooled > 1]
+    results = []
+    for result in run_arms(compared, options.seeds, corpus_of(options), options.out):
+        results.append(result)
+        _say(result)
+    if options.json:
+        print_json({"results": [asdict(result) for result in results]})
+    else:
+        print("\n".join([*table(results), *tally_table(results)]))
+    return 0
+
+
+def add_audit_options(parser: argparse.ArgumentParser) -> None:
+    """Options of `train audit`."""
+    parser.add_argument("directory", type=Path, metavar="DIR", help="where the rounds are kept: it has a log.jsonl")
+
+
+def run_audit(options: argparse.Namespace) -> int:
+    """Check the log of rounds against its files; 1 with a line for each thing that should not be."""
+    from trainer.rounds.audit import audit
+
+    found = audit(options.directory)
+    for problem in found.problems:
+        print(f"wrong: {problem}")
+    versions = ", ".join(f"{part} at version {number}" for part, number in found.versions.items())
+    print(
+        f"{found.accepted} updates accepted: {found.merged} merged, {found.pending} pending; {found.dropped} late ones "
+        f"dropped by rule{'; ' if versions else ''}{versions}"
+    )
+    return 1 if found.problems else 0
+
+
+def _say(result: ArmResult) -> None:
+    print(f"{result.arm}, seed {result.seed}: {result.losses['next_byte']:.3f} nats", file=sys.stderr, flush=True)

@@ -1,46 +1,72 @@
-"""Ways of making rounds, compared: one setting or two varied, the others equal, over several seeds."""
+"""Ways of making rounds, compared: one setting or two varied, the others equal, over several seeds, in tables."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from stages.checkpoint import replace_file
-from stages.errors import ConfigError
-from trainer.config import TrainingConfig
-from trainer.data import Corpus
-from trainer.rounds.burden import measure_burden
-from trainer.rounds.engine import INPROCESS, engine_named
-from trainer.rounds.engine.base import Tally
-from trainer.rounds.fleet import Fleet
-from trainer.rounds.frame import Frame
-from trainer.rounds.shards import PooledCorpus
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
+from stages.checkpoint.checkpoint import replace_file
+from stages.errors import ConfigError
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.data import Corpus
+from trainer.blocks.memory import measure
+from trainer.rounds.features import FeatureReader
+from trainer.rounds.processes import GrpcEngine
+from trainer.rounds.simulated_workers import SimulatedWorkers
+from trainer.rounds.simulation import InProcessEngine, RoundsEngine, WorkerTally
+from trainer.rounds.spec import RunSpec, feed_nothing, replica_seed
+from trainer.rounds.torchft import TorchftEngine
+
+INPROCESS = "inprocess"
+ENGINES: dict[str, type[RoundsEngine]] = {INPROCESS: InProcessEngine, "grpc": GrpcEngine, "torchft": TorchftEngine}
 ONE_PLACE = "one place"
 ENGINE = "engine"
-NEVER = "never"
-"""A sync interval: one merge, at the end."""
+NEVER = "never"  # A sync interval: one merge, at the end
 TOP = ("sequences", "learning_rate", "matrix_learning_rate", "warmup_steps", "weight_decay")
 SECTIONS = ("architecture", "noise", "lookahead")
-NOT_DECISIVE = ("log_every", "evaluate_every", "save_every_s")
-"""Settings that change no result."""
+NOT_DECISIVE = ("log_every", "evaluate_every", "save_every_s")  # settings that change no result
 MAX_ARMS = 1000
 
 
+def engine_named(name: str) -> RoundsEngine:
+    """Raises ConfigError for a name that there is not."""
+    if name not in ENGINES:
+        raise ConfigError(f"engine must be one of {', '.join(ENGINES)}, not {name!r}")
+    return ENGINES[name]()
+
+
 @dataclass(frozen=True)
-class Arm:
-    """One way, by what it differs in; none for the training in one place."""
+class PooledCorpus(Corpus):
+    """The text of one place that stands for all replicas: their batches, one after the other, in each step."""
+
+    replicas: int = 1
+
+    def batch(self, seed: int, step: int, sequences: int, length: int) -> Tensor:
+        """sequences: of all replicas together."""
+        each = sequences // self.replicas
+        batches = [Corpus.batch(self, replica_seed(seed, i), step, each, length) for i in range(self.replicas)]
+        return torch.cat(batches)
+
+
+@dataclass(frozen=True)
+class RoundsArm:
+    """One way, by the settings in which it differs; none for the training in one place."""
 
     varied: tuple[tuple[str, str], ...]
     config: TrainingConfig
-    fleet: Fleet
+    fleet: SimulatedWorkers
     engine: str = INPROCESS
-    pooled: int = 1
-    """Replicas whose batches one worker reads together."""
+    pooled: int = 1  # replicas whose batches one worker reads together
 
     @property
     def name(self) -> str:
@@ -48,32 +74,26 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Result:
-    """What one arm came to with one seed."""
+class ArmResult:
+    """Result of one arm with one seed."""
 
     arm: str
     seed: int
-    losses: dict[str, float]
-    """Validation losses in nats; "next_byte" is that of the end."""
+    losses: dict[str, float]  # validation losses in nats; "next_byte" is that of the end
     rounds: int
     workers: int
     up_bytes: int
     down_bytes: int
     copies_bytes: int
     updates: dict[str, int]
-    busy: float
-    """Share of the time in which a worker trained, on average."""
-    seconds: float
-    """Virtual in process; else real."""
+    busy: float  # share of the time in which a worker trained, on average
+    seconds: float  # virtual in process; else real
     memory_bytes: int
     held_copies_bytes: int
-    step_gflop: float
-    """The last three are those of `Burden`."""
-    tallies: Sequence[Tally] = ()
-    """Of real workers."""
+    step_gflop: float  # the last three are those of `StepCost`
+    tallies: Sequence[WorkerTally] = ()  # one for each real worker
     features_bytes: int = 0
-    feeding_gflop: float = 0.0
-    """Of `Burden`."""
+    feeding_gflop: float = 0.0  # from `StepCost`
 
     @property
     def work(self) -> float:
@@ -82,15 +102,15 @@ class Result:
 
 
 def arms(
-    config: TrainingConfig, fleet: Fleet, varied: Mapping[str, Sequence[str]], one_place: bool = False
-) -> list[Arm]:
+    config: TrainingConfig, fleet: SimulatedWorkers, varied: Mapping[str, Sequence[str]], one_place: bool = False
+) -> list[RoundsArm]:
     """Every combination of the values of `varied`: names, as `_with` has them, to values as text.
 
-    Raises ConfigError for a name that there is not, a value that it does not take, what an engine cannot do.
+    Raises ConfigError for a name that there is not, a value that it does not take, settings that an engine lacks.
     """
     found = []
     for values in itertools.product(*varied.values()):
-        arm = Arm(tuple(zip(varied, values, strict=True)), config, fleet)
+        arm = RoundsArm(tuple(zip(varied, values, strict=True)), config, fleet)
         for name, text in arm.varied:
             arm = _with(arm, name, text)
         engine_named(arm.engine).check(arm.config, arm.fleet)
@@ -102,12 +122,12 @@ def arms(
         alone = replace(
             config.rounds, replicas=1, outer="mean", overlap="none", codec="fp32", down_codec="fp32", fragments=1
         )
-        sequences = config.sequences * pooled
-        found.insert(0, Arm((), replace(config, rounds=alone, sequences=sequences), Fleet(), pooled=pooled))
+        pooled_config = replace(config, rounds=alone, sequences=config.sequences * pooled)
+        found.insert(0, RoundsArm((), pooled_config, SimulatedWorkers(), pooled=pooled))
     return found
 
 
-def _with(arm: Arm, name: str, text: str) -> Arm:
+def _with(arm: RoundsArm, name: str, text: str) -> RoundsArm:
     """The arm with one thing changed: a name of [rounds], the fleet or TOP, SECTION.NAME, or the engine."""
     config, settings, fleet = arm.config, arm.config.rounds, arm.fleet
     section, dot, key = name.partition(".")
@@ -129,32 +149,26 @@ def _with(arm: Arm, name: str, text: str) -> Arm:
     )
 
 
-def run_arms(arms: Sequence[Arm], seeds: Sequence[int], corpus: Corpus, out: Path) -> Iterator[Result]:
+def run_arms(arms: Sequence[RoundsArm], seeds: Sequence[int], corpus: Corpus, out: Path) -> Iterator[ArmResult]:
     """Train each arm for each seed, where that is not done yet in `out`, and give results as they come."""
     for arm in arms:
         for seed in seeds:
             yield _run(arm, seed, corpus, out)
 
 
-def finished(arms: Sequence[Arm], seeds: Sequence[int], corpus: Corpus, out: Path) -> list[Result]:
-    """Those results that are there already; trains nothing."""
-    found = (_read(_path(arm, seed, out), _identity(arm, seed, corpus)[2]) for arm in arms for seed in seeds)
-    return [result for result in found if result is not None]
-
-
-def _run(arm: Arm, seed: int, corpus: Corpus, out: Path) -> Result:
-    frame, read, identity = _identity(arm, seed, corpus)
-    path = _path(arm, seed, out)
+def _run(arm: RoundsArm, seed: int, corpus: Corpus, out: Path) -> ArmResult:
+    spec, read, identity = _identity(arm, seed, corpus)
+    path = out / f"{arm.name.replace(' ', '-').replace('/', '-')}-{seed}.json"
     if (done := _read(path, identity)) is not None:
         return done
-    burden = measure_burden(frame, read)
-    trained = engine_named(arm.engine).train(frame, read, replace(arm.fleet, seed=seed))
+    cost = measure_step_cost(spec, read)
+    trained = engine_named(arm.engine).train(spec, read, replace(arm.fleet, seed=seed))
     traffic = trained.traffic
-    result = Result(
+    result = ArmResult(
         arm=arm.name,
         seed=seed,
-        losses=frame.evaluate(trained.weights, read),
-        rounds=frame.config.rounds.rounds,
+        losses=spec.evaluate(trained.weights, read),
+        rounds=spec.rounds,
         workers=trained.workers,
         up_bytes=traffic.up_bytes,
         down_bytes=traffic.down_bytes,
@@ -162,12 +176,12 @@ def _run(arm: Arm, seed: int, corpus: Corpus, out: Path) -> Result:
         updates=dict(traffic.updates),
         busy=traffic.busy_s / (trained.workers * traffic.seconds),
         seconds=traffic.seconds,
-        memory_bytes=burden.memory_bytes,
-        held_copies_bytes=burden.copies_bytes,
-        step_gflop=burden.step_gflop,
+        memory_bytes=cost.memory_bytes,
+        held_copies_bytes=cost.copies_bytes,
+        step_gflop=cost.step_gflop,
         tallies=trained.tallies,
         features_bytes=traffic.features_bytes,
-        feeding_gflop=burden.feeding_gflop,
+        feeding_gflop=cost.feeding_gflop,
     )
     record = json.loads(json.dumps({"identity": identity, "result": asdict(result)}))
     out.mkdir(parents=True, exist_ok=True)
@@ -175,37 +189,32 @@ def _run(arm: Arm, seed: int, corpus: Corpus, out: Path) -> Result:
     return result
 
 
-def _identity(arm: Arm, seed: int, corpus: Corpus) -> tuple[Frame, Corpus, dict[str, Any]]:
-    """The frame, the text as it is read, and all that decides the result."""
+def _identity(arm: RoundsArm, seed: int, corpus: Corpus) -> tuple[RunSpec, Corpus, dict[str, Any]]:
+    """The spec, the text as it is read, and all that decides the result."""
     if arm.pooled > 1:
         corpus = PooledCorpus(corpus.name, corpus.train, corpus.valid, arm.pooled)
-    frame = Frame.of(replace(arm.config, seed=seed), corpus)
-    fleet = asdict(replace(arm.fleet, seed=seed))
-    config = {key: value for key, value in asdict(frame.config).items() if key not in NOT_DECISIVE}
-    identity: dict[str, Any] = {"config": config, "data": corpus.digest(), "fleet": fleet}
-    identity |= {"pooled": arm.pooled, "engine": arm.engine}
-    return frame, corpus, json.loads(json.dumps(identity))
+    spec = RunSpec.of(replace(arm.config, seed=seed), corpus)
+    config = {key: value for key, value in asdict(spec.config).items() if key not in NOT_DECISIVE}
+    identity: dict[str, Any] = {"config": config, "data": corpus.digest()}
+    identity |= {"fleet": asdict(replace(arm.fleet, seed=seed)), "pooled": arm.pooled, "engine": arm.engine}
+    return spec, corpus, json.loads(json.dumps(identity))
 
 
-def _path(arm: Arm, seed: int, out: Path) -> Path:
-    return out / f"{arm.name.replace(' ', '-').replace('/', '-')}-{seed}.json"
-
-
-def _read(path: Path, identity: dict[str, Any]) -> Result | None:
+def _read(path: Path, identity: dict[str, Any]) -> ArmResult | None:
     """A result of the same arm, settings and text; None for any other file, which is then written anew."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        before = json.loads(json.dumps({"config": asdict(TrainingConfig()), "fleet": asdict(Fleet())}))
+        before = json.loads(json.dumps({"config": asdict(TrainingConfig()), "fleet": asdict(SimulatedWorkers())}))
         if _filled(record["identity"], before) != identity:
             return None
         result = record["result"]
-        return Result(**{**result, "tallies": [Tally(**tally) for tally in result["tallies"]]})
+        return ArmResult(**{**result, "tallies": [WorkerTally(**tally) for tally in result["tallies"]]})
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _filled(record: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """What a setting that came later was before it came: its default."""
+    """A record with the defaults of settings that came later, so that old results need not be measured again."""
     filled = {key: value for key, value in defaults.items() if key not in NOT_DECISIVE} | record
     for key, default in defaults.items():
         if isinstance(default, dict) and isinstance(filled.get(key), dict):
@@ -222,7 +231,7 @@ def _changed(settings: Any, name: str, text: str) -> Any:  # noqa: ANN401 - of [
 
 
 def _value(now: object, name: str, text: str) -> object:
-    """Text as what the setting is now. A tuple's numbers are parted by colons."""
+    """Text as a value of the setting's type. A tuple's numbers are parted by colons."""
     try:
         if isinstance(now, bool):
             return {"true": True, "false": False}[text]
@@ -235,3 +244,121 @@ def _value(now: object, name: str, text: str) -> object:
     except (ValueError, KeyError):
         raise ConfigError(f"{name} does not take {text!r}") from None
     return text
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Memory and arithmetic of one step, measured on real steps of the parts of a run."""
+
+    # Of the worker that holds most: weights, gradients, optimizer state, activations and frozen copies.
+    memory_bytes: int
+    copies_bytes: int  # the frozen copies among them
+    step_gflop: float  # matrix products of a local step, forward and backward, in 1e9 operations; the mean over parts
+    feeding_gflop: float  # the coordinator's products for a step, where workers get features; the mean over parts
+
+
+def measure_step_cost(spec: RunSpec, corpus: Corpus) -> StepCost:
+    """Take one step of each part, as it begins."""
+    held, operations = [], 0
+    for index in range(len(spec.parts)):
+        part = feed_nothing(spec.task(index, corpus, spec.config.seed), spec)
+        use = measure(part.module, spec.config, lambda part=part: part.loss(0).total, part.frozen)  # type: ignore[misc]
+        copies = sum(p.numel() * p.element_size() for copy in part.frozen for p in copy.parameters())
+        held.append((use.total, copies))
+        with FlopCounterMode(display=False) as counter:
+            part.loss(1).total.backward()
+        operations += counter.get_total_flops()
+    memory, copies = max(held)
+    return StepCost(memory, copies, operations / len(held) / 1e9, _feeding(spec, corpus) / len(held) / 1e9)
+
+
+def _feeding(spec: RunSpec, corpus: Corpus) -> int:
+    """Operations of a coordinator for one step of a worker of each part."""
+    if spec.config.rounds.context_by != "features":
+        return 0
+    reader = FeatureReader(spec.config, spec.codes, corpus)
+    with FlopCounterMode(display=False) as counter:
+        for index in range(1, len(spec.parts)):
+            reader.payload(index, spec.config.seed, 0)
+    return counter.get_total_flops()
+
+
+Rows = Sequence[ArmResult]  # results of one arm, a seed each
+
+
+def _mean(value: Callable[[ArmResult], float], form: str) -> Callable[[Rows], str]:
+    return lambda rows: format(statistics.mean(map(value, rows)), form)
+
+
+def _share(kind: str) -> Callable[[ArmResult], float]:
+    return lambda row: row.updates.get(kind, 0) / max(sum(row.updates.values()), 1)
+
+
+COLUMNS: Mapping[str, Callable[[Rows], str]] = {
+    "rounds": lambda rows: str(rows[0].rounds),
+    "up MB": _mean(lambda row: row.up_bytes / row.workers / 1e6, ".2f"),
+    "down MB": _mean(lambda row: row.down_bytes / row.workers / 1e6, ".2f"),
+    "copies MB": _mean(lambda row: row.copies_bytes / row.workers / 1e6, ".2f"),
+    "features MB": _mean(lambda row: row.features_bytes / row.workers / 1e6, ".2f"),
+    "in time": _mean(_share("in time"), ".0%"),
+    "late": _mean(_share("late"), ".0%"),
+    "not merged": _mean(lambda row: max(1 - _share("in time")(row) - _share("late")(row), 0.0), ".0%"),
+    "work": _mean(lambda row: row.work, ".0%"),
+    "busy": _mean(lambda row: row.busy, ".0%"),
+    "hours": _mean(lambda row: row.seconds / 3600, ".2f"),
+}
+
+
+def table(results: Rows) -> list[str]:
+    """Markdown rows, one an arm, in means over the seeds: losses in nats of the next byte, of a chain also those of its
+    earlier blocks, and COLUMNS.
+    """
+    blocks = [name for name in results[0].losses if name.endswith(" next_byte")] if results else []
+    losses = ("next_byte", *blocks[:-1])
+    heads = ["arm", "seeds", *losses, *COLUMNS]
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    for arm, rows in _by_arm(results).items():
+        spreads = [_spread([row.losses.get(name, math.nan) for row in rows]) for name in losses]
+        cells = [arm, str(len(rows)), *spreads, *(column(rows) for column in COLUMNS.values())]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def tally_table(results: Rows) -> list[str]:
+    """Markdown rows of real workers' steps, one an arm, in means over the seeds; nothing where all were virtual."""
+    by_arm = _by_arm([result for result in results if result.tallies])
+    if not by_arm:
+        return []
+    return [
+        "",
+        "| arm | next_byte | seconds | steps made, worker by worker | of these merged | trained |",
+        "|---|---|---|---|---|---|",
+        *(_tally_row(arm, rows) for arm, rows in by_arm.items()),
+    ]
+
+
+def _tally_row(arm: str, rows: Rows) -> str:
+    made = _each(rows, lambda tally, row: tally.made, "{:.0f}")
+    merged = _each(rows, lambda tally, row: tally.merged, "{:.0f}")
+    trained = _each(rows, lambda tally, row: min(tally.busy_s / row.seconds, 1.0), "{:.0%}")
+    nats = statistics.mean(row.losses["next_byte"] for row in rows)
+    seconds = statistics.mean(row.seconds for row in rows)
+    return f"| {arm} | {nats:.3f} | {seconds:.1f} | {made} | {merged} | {trained} |"
+
+
+def _each(rows: Rows, value: Callable[[WorkerTally, ArmResult], float], shown: str) -> str:
+    """Means over the seeds, worker by worker."""
+    values = [[value(tally, row) for tally in row.tallies] for row in rows]
+    return " / ".join(shown.format(statistics.mean(column)) for column in zip(*values, strict=True))
+
+
+def _by_arm(results: Rows) -> dict[str, list[ArmResult]]:
+    by_arm: dict[str, list[ArmResult]] = {}
+    for result in results:
+        by_arm.setdefault(result.arm, []).append(result)
+    return by_arm
+
+
+def _spread(values: Sequence[float]) -> str:
+    mean = f"{statistics.mean(values):.3f}"
+    return f"{mean} ± {statistics.stdev(values):.3f}" if len(values) > 1 else mean

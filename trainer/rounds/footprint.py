@@ -1,4 +1,4 @@
-"""What a worker's process holds in memory: a real one, with a coordinator of its own over loopback."""
+"""Memory of a real worker process, with a coordinator of its own over loopback."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from stages.errors import ConfigError, Interrupted, ServiceError
-from trainer.config import TrainingConfig
-from trainer.data import Corpus, load_corpus
-from trainer.rounds.client import Link
-from trainer.rounds.coordinator_settings import CoordinatorSettings
-from trainer.rounds.engine.crew import PRELOADED
-from trainer.rounds.frame import Frame
-from trainer.rounds.learner import Learner
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.data import Corpus, load_corpus
+from trainer.rounds.client import RoundsClient
+from trainer.rounds.coordinator import CoordinatorSettings
+from trainer.rounds.parts import Learner
+from trainer.rounds.processes import PRELOADED
 from trainer.rounds.server import ServerSettings, coordinate
+from trainer.rounds.spec import RunSpec
 from trainer.rounds.worker import WorkerSettings, work
 
+# Enough for everything that is ever held: optimizer state, an update, a version that replaces another.
 ROUNDS, STEPS = 2, 2
-"""Enough for everything that is ever held: optimizer state, an update, a version that replaces another."""
 STATUS = Path("/proc/self/status")
 END_S = 30.0
 PATIENCE_S = 600.0
@@ -33,13 +33,12 @@ PATIENCE_S = 600.0
 class Footprint:
     """Bytes of a process that are in memory, as the kernel counts them."""
 
-    before: int
-    """When it has its text, and all of its program that training uses, but nothing of the model."""
+    before: int  # with its text and all of the program that training uses, but nothing of the model
     peak: int
 
     @property
     def held(self) -> int:
-        """Of the model, at most."""
+        """Bytes of the model, at most."""
         return self.peak - self.before
 
     def to_record(self) -> dict[str, int]:
@@ -102,7 +101,7 @@ def _coordinate(config: TrainingConfig, data: Path | None, directory: Path, port
 def _work(
     config: TrainingConfig, data: Path | None, address: str, directory: Path, part: int, answer: Connection
 ) -> None:
-    corpus, link = load_corpus(data), Link(address, patience_s=PATIENCE_S)
+    corpus, link = load_corpus(data), RoundsClient(address, patience_s=PATIENCE_S)
     _train_small(config, corpus)
     before = _resident("VmRSS")
     work(link, corpus, WorkerSettings("measured", directory / "state", part))
@@ -114,7 +113,7 @@ def _train_small(config: TrainingConfig, corpus: Corpus) -> None:
     """Have all of the program loaded that training uses, which is the same for every size."""
     small = replace(config.architecture, parts=1, layers=1, width=8, heads=1, context_bytes=8)
     config = replace(config, architecture=small)
-    Learner(Frame.of(config, corpus).task(0, corpus, config.seed), config).train(0, 1)
+    Learner(RunSpec.of(config, corpus).task(0, corpus, config.seed), config).train(0, 1)
 
 
 def _resident(name: str) -> int:

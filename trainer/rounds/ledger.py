@@ -1,112 +1,202 @@
-"""Who decides: which updates count, when a round is closed, what the next version is. No network, no clock."""
+"""The ledger decides which updates count, when a round is closed and what the next version is. No network, no clock."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
 from stages.errors import ResumeError
-from trainer.rounds.curve import Curves
-from trainer.rounds.deadline import new_deadline
-from trainer.rounds.late import new_late
-from trainer.rounds.merge import of_all
-from trainer.rounds.outer import new_outer
-from trainer.rounds.publication import publish
-from trainer.rounds.robust import new_robust
-from trainer.rounds.screening import screen
-from trainer.rounds.settings import RoundSettings
-from trainer.rounds.store import Record, Store, Version
+from trainer.blocks.round_settings import RoundSettings
+from trainer.rounds.codecs import publish
+from trainer.rounds.deadlines import new_deadline, new_late
+from trainer.rounds.outer import new_outer, of_all
+from trainer.rounds.robust import new_robust, screen
+from trainer.rounds.store import Record, Share, Store, Update, Version
 from trainer.rounds.tensors import Tensors, digest, norm, shapes
-from trainer.rounds.update import Merged, Share, Update, Verdict
 
-REMEMBERED = 64
-"""Arrivals and norms of the past by which new ones are judged."""
-KEPT_VERSIONS = 4
-"""For workers that fetch the differences they missed."""
+MOST_POINTS = 100  # of a fragment; once there are more rounds, a point stands for 2, 4, 8... of them.
+
+
+@dataclass
+class CurvePoint:
+    """Consecutive closed rounds of a fragment."""
+
+    first: int
+    last: int
+    updates: int = 0  # merged
+    late: int = 0  # of these, handed in for an earlier round
+    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    def add(self, losses: Mapping[str, float]) -> None:
+        for name, nats in losses.items():
+            self.sums[name] += nats
+            self.counts[name] += 1
+
+    def extend(self, other: CurvePoint) -> None:
+        """Stand for the rounds that follow, too."""
+        self.last, self.updates, self.late = other.last, self.updates + other.updates, self.late + other.late
+        for name, total in other.sums.items():
+            self.sums[name] += total
+            self.counts[name] += other.counts[name]
+
+    def losses(self) -> dict[str, float]:
+        """Means over the updates that told them, in nats."""
+        return {name: total / self.counts[name] for name, total in self.sums.items()}
+
+
+class LossCurves:
+    """A curve of losses for each fragment, from the records of a log in their order; a restart does not cut it."""
+
+    def __init__(self) -> None:
+        self._pending: dict[tuple[str, str], Record] = {}
+        self._points: dict[str, list[CurvePoint]] = defaultdict(list)
+        self._span: dict[str, int] = defaultdict(lambda: 1)
+
+    def of(self, fragment: str) -> Sequence[CurvePoint]:
+        """In order, at most MOST_POINTS. Not to be changed."""
+        return self._points[fragment]
+
+    def take(self, record: Record) -> None:
+        if record["kind"] == "accepted":
+            self._pending[record["part"], record["id"]] = record
+        elif record["kind"] == "closed":
+            fragment, round_ = record["part"], record["round"]
+            merged = [self._pending.pop((fragment, name)) for name in record["updates"]]
+            point = CurvePoint(round_, round_, len(merged), sum(update["round"] < round_ for update in merged))
+            for update in merged:
+                point.add(update["losses"])
+            self._append(fragment, point)
+
+    def _append(self, fragment: str, point: CurvePoint) -> None:
+        points = self._points[fragment]
+        if points and points[-1].last - points[-1].first + 1 < self._span[fragment]:
+            points[-1].extend(point)
+            return
+        points.append(point)
+        if len(points) > MOST_POINTS:
+            self._span[fragment] *= 2
+            for left, right in zip(points[::2], points[1::2], strict=False):
+                left.extend(right)
+            del points[1::2]
+
+
+REMEMBERED = 64  # arrivals and norms of the past by which new ones are judged
+KEPT_VERSIONS = 4  # for workers that fetch the differences they missed
+
+
+@dataclass(frozen=True)
+class UpdateVerdict:
+    """`accepted`: will be merged; `duplicate`: is known already; `dropped`: late, and worth nothing by rule;
+    `refused`: wrong, with a sentence for the worker's owner."""
+
+    kind: Literal["accepted", "duplicate", "dropped", "refused"]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A closed round."""
+
+    fragment: str
+    round: int
+    version: int  # round + 1
+    updates: tuple[str, ...]  # ids of what was merged, sorted
+    weights: Tensors = field(repr=False)  # weights of this version as every worker has them
+    # From the version before to this one, in the `down_codec`; empty for `fp32`, where the weights travel whole.
+    difference: bytes = field(repr=False)
 
 
 class Ledger:
-    """The state of all parts. The same calls in the same order give the same weights, bit for bit.
+    """The state of all fragments. The same calls in the same order give the same weights, bit for bit.
 
     Times are seconds on any clock that only goes forward; after a restart it may begin anew.
     """
 
     def __init__(
-        self, settings: RoundSettings, parts: Mapping[str, Tensors], store: Store, identity: str, now_s: float = 0.0
+        self, settings: RoundSettings, fragments: Mapping[str, Tensors], store: Store, identity: str, now_s: float = 0.0
     ) -> None:
-        """:param parts: initial weights by part. What the store has wins, and must have begun as these.
+        """:param fragments: initial weights by fragment. What the store has wins, and must have begun as these.
 
         :param identity: names the run; a store of another is refused with ResumeError.
         """
-        self.settings, self.store, self.curves = settings, store, Curves()
+        self.settings, self.store, self.curves = settings, store, LossCurves()
         self.deadline, self.late, self.robust = new_deadline(settings), new_late(settings), new_robust(settings)
-        self._parts = {name: _Part(name, weights, settings, now_s) for name, weights in parts.items()}
+        self._fragments = {name: _Fragment(name, weights, settings, now_s) for name, weights in fragments.items()}
         records = store.records()
         if not records:
             self._begin(identity)
         else:
             self._resume(identity, records)
 
-    def parts(self) -> tuple[str, ...]:
-        return tuple(self._parts)
+    def fragments(self) -> tuple[str, ...]:
+        return tuple(self._fragments)
 
-    def round(self, part: str) -> int:
-        """The open round of a part; also its newest version."""
-        return self._parts[part].round
+    def round(self, fragment: str) -> int:
+        """The open round of a fragment; also its newest version."""
+        return self._fragments[fragment].round
 
-    def weights(self, part: str) -> Tensors:
+    def weights(self, fragment: str) -> Tensors:
         """The newest version as workers have it. Not to be changed."""
-        return self._parts[part].version.public
+        return self._fragments[fragment].version.public
 
-    def difference(self, part: str, version: int) -> bytes | None:
+    def difference(self, fragment: str, version: int) -> bytes | None:
         """From version - 1 to `version` in the `down_codec`; None where the weights must be sent whole."""
-        p = self._parts[part]
+        p = self._fragments[fragment]
         if version == p.round:
             return p.version.difference or None
         sha256 = p.digests.get(version)
         if sha256 is None:
             return None
-        return self.store.get_version(part, version, sha256).difference or None
+        return self.store.get_version(fragment, version, sha256).difference or None
 
-    def owner(self, part: str, name: str) -> str | None:
+    def owner(self, fragment: str, name: str) -> str | None:
         """The worker whose update has this id; None for one that is not known, or too old to count."""
-        return self._parts[part].ids.get(name)
+        return self._fragments[fragment].ids.get(name)
 
-    def begin(self, part: str, now_s: float) -> None:
+    def begin(self, fragment: str, now_s: float) -> None:
         """The open round begins now, if nothing has come for it. Not stored."""
-        p = self._parts[part]
+        p = self._fragments[fragment]
         if not p.arrivals:
             p.begun_s = now_s
 
-    def expect(self, part: str, workers: int) -> None:
+    def expect(self, fragment: str, workers: int) -> None:
         """So many workers hand in for the open round (at first: settings.replicas). Not stored."""
-        self._parts[part].expected = workers
+        self._fragments[fragment].expected = workers
 
-    def accept(self, update: Update, now_s: float) -> Verdict:
+    def accept(self, update: Update, now_s: float) -> UpdateVerdict:
         """Judge an update; when it is accepted it is durable. Raises CheckpointError when it cannot be stored."""
-        part = self._parts.get(update.part)
-        if part is None:
-            return Verdict("refused", f"there is no part {update.part[:64]!r}; there are {', '.join(self._parts)}")
-        if (owner := part.ids.get(update.id)) is not None:
+        fragment = self._fragments.get(update.fragment)
+        if fragment is None:
+            return UpdateVerdict(
+                "refused", f"there is no part {update.fragment[:64]!r}; there are {', '.join(self._fragments)}"
+            )
+        if (owner := fragment.ids.get(update.id)) is not None:
             if owner == update.worker:
-                return Verdict("duplicate")
-            return Verdict("refused", f"another worker has handed in {update.id} for {part.name}; ids are used once")
+                return UpdateVerdict("duplicate")
+            return UpdateVerdict(
+                "refused", f"another worker has handed in {update.id} for {fragment.name}; ids are used once"
+            )
         length = norm(update.delta)
-        if reason := screen(update, part.like, part.length, length, part.round, part.norms, self.settings):
-            return Verdict("refused", reason)
-        if (other := part.handed_in.get((update.worker, update.round))) is not None:
-            return Verdict(
-                "refused", f"{update.worker} has handed in {other} for round {update.round} of {part.name} already"
+        if reason := screen(
+            update, fragment.like, fragment.length, length, fragment.round, fragment.norms, self.settings
+        ):
+            return UpdateVerdict("refused", reason)
+        if (other := fragment.handed_in.get((update.worker, update.round))) is not None:
+            return UpdateVerdict(
+                "refused", f"{update.worker} has handed in {other} for round {update.round} of {fragment.name} already"
             )
         # names cost nothing: who takes new ones must not fill the disk, nor a merge
-        if sum(number == update.round for _, number in part.handed_in) >= self.settings.replicas:
-            many = f"round {update.round} of {part.name} has the updates of its {self.settings.replicas} workers"
-            return Verdict("refused", f"{many}: somebody else has handed in for your place")
-        staleness = max(part.round - update.round, 0)
+        if sum(number == update.round for _, number in fragment.handed_in) >= self.settings.replicas:
+            many = f"round {update.round} of {fragment.name} has the updates of its {self.settings.replicas} workers"
+            return UpdateVerdict("refused", f"{many}: somebody else has handed in for your place")
+        staleness = max(fragment.round - update.round, 0)
         worth = self.late.worth(staleness) if staleness else 1.0
         record = {
             "kind": "accepted" if worth else "dropped",
-            "part": part.name,
+            "part": fragment.name,
             "id": update.id,
             "worker": update.worker,
             "round": update.round,
@@ -117,20 +207,22 @@ class Ledger:
             "weight": update.steps * worth,
             "norm": length,
             "losses": dict(update.losses),
-            "after_s": round(now_s - part.begun_s, 3),
+            "after_s": round(now_s - fragment.begun_s, 3),
         }
         if not worth:
             self._commit(record)
-            part.take(record)
-            return Verdict("dropped", f"round {update.round} of {part.name} was closed, and late work is dropped")
+            fragment.take(record)
+            return UpdateVerdict(
+                "dropped", f"round {update.round} of {fragment.name} was closed, and late work is dropped"
+            )
         record["sha256"] = self.store.put_update(update)
         self._commit(record)
-        part.take(record)
-        return Verdict("accepted")
+        fragment.take(record)
+        return UpdateVerdict("accepted")
 
-    def due_at(self, part: str) -> float | None:
-        """When the open round is due if nothing else comes; None: not before something comes."""
-        p = self._parts[part]
+    def due_at(self, fragment: str) -> float | None:
+        """Time at which the open round is due if nothing else comes; None: not before something comes."""
+        p = self._fragments[fragment]
         if not p.ready():
             return None
         arrivals = sorted(p.arrivals)
@@ -139,15 +231,15 @@ class Ledger:
         after = self.deadline.closes_at(arrivals, p.expected, tuple(p.past))
         return None if after is None else p.begun_s + after
 
-    def due(self, part: str, now_s: float) -> bool:
-        at = self.due_at(part)
+    def due(self, fragment: str, now_s: float) -> bool:
+        at = self.due_at(fragment)
         return at is not None and now_s >= at
 
-    def close(self, part: str, now_s: float) -> Merged:
+    def close(self, fragment: str, now_s: float) -> Merged:
         """Merge what has come and open the next round. Raises CheckpointError when it cannot be stored."""
-        p = self._parts[part]
+        p = self._fragments[fragment]
         ready = p.ready()
-        assert ready, f"nothing came for round {p.round} of {part}"
+        assert ready, f"nothing came for round {p.round} of {fragment}"
         shares = self.robust.temper([self._share(record) for record in ready])
         if self.late.shares_of_all:
             shares = of_all(shares, p.expected)
@@ -159,18 +251,18 @@ class Ledger:
         number, ids = p.round + 1, tuple(record["id"] for record in ready)
         record = {
             "kind": "closed",
-            "part": part,
+            "part": fragment,
             "round": p.round,
             "updates": list(ids),
             "after_s": round(now_s - p.begun_s, 3),
-            "sha256": self.store.put_version(part, number, version),
+            "sha256": self.store.put_version(fragment, number, version),
             "weights": digest(public),
         }
         self._commit(record)
         p.follow(record)
         p.version, p.begun_s = version, now_s
-        self.store.forget(part, ids, number + 1 - KEPT_VERSIONS)
-        return Merged(part, number - 1, number, ids, public, difference)
+        self.store.forget(fragment, ids, number + 1 - KEPT_VERSIONS)
+        return Merged(fragment, number - 1, number, ids, public, difference)
 
     def _commit(self, record: Record) -> None:
         self.store.commit(record)
@@ -181,10 +273,10 @@ class Ledger:
         return Share(record["weight"], delta, record["staleness"])
 
     def _begin(self, identity: str) -> None:
-        begun = {name: part.digests[0] for name, part in self._parts.items()}
-        for name, part in self._parts.items():
-            part.digests[0] = self.store.put_version(name, 0, part.version)
-        stored = {name: part.digests[0] for name, part in self._parts.items()}
+        begun = {name: fragment.digests[0] for name, fragment in self._fragments.items()}
+        for name, fragment in self._fragments.items():
+            fragment.digests[0] = self.store.put_version(name, 0, fragment.version)
+        stored = {name: fragment.digests[0] for name, fragment in self._fragments.items()}
         self.store.commit({"kind": "run", "identity": identity, "parts": begun, "stored": stored})
 
     def _resume(self, identity: str, records: Sequence[Record]) -> None:
@@ -193,28 +285,28 @@ class Ledger:
             raise ResumeError(
                 "these rounds belong to a run with other settings or data; give the same to go on, or another --out"
             )
-        begun = {name: part.digests[0] for name, part in self._parts.items()}
+        begun = {name: fragment.digests[0] for name, fragment in self._fragments.items()}
         if first["parts"] != begun:
             raise ResumeError("these rounds began with other weights; the same settings on another version?")
         for name, sha256 in first["stored"].items():
-            self._parts[name].digests[0] = sha256
+            self._fragments[name].digests[0] = sha256
         for record in others:
             self.curves.take(record)
-            part = self._parts[record["part"]]
+            fragment = self._fragments[record["part"]]
             if record["kind"] == "closed":
-                part.follow(record)
+                fragment.follow(record)
             else:
-                part.take(record)
-        for part in self._parts.values():
-            part.version = self.store.get_version(part.name, part.round, part.digests[part.round])
+                fragment.take(record)
+        for fragment in self._fragments.values():
+            fragment.version = self.store.get_version(fragment.name, fragment.round, fragment.digests[fragment.round])
         self.store.retain(
-            {(part.name, name) for part in self._parts.values() for name in part.pending},
-            {(part.name, number) for part in self._parts.values() for number in part.digests},
+            {(fragment.name, name) for fragment in self._fragments.values() for name in fragment.pending},
+            {(fragment.name, number) for fragment in self._fragments.values() for number in fragment.digests},
         )
 
 
-class _Part:
-    """What the ledger knows of one part. Only `take` and `follow` change what records decide."""
+class _Fragment:
+    """The ledger's state of one fragment. Only `take` and `follow` change what records decide."""
 
     def __init__(self, name: str, weights: Tensors, settings: RoundSettings, now_s: float) -> None:
         self.name, self.settings = name, settings
@@ -231,7 +323,7 @@ class _Part:
         self.norms: deque[float] = deque(maxlen=REMEMBERED)
 
     def ready(self) -> list[Record]:
-        """What the open round merges, in an order that does not depend on arrival."""
+        """Updates that the open round merges, in an order that does not depend on arrival."""
         return sorted((r for r in self.pending.values() if r["round"] <= self.round), key=lambda r: r["id"])
 
     def take(self, record: Record) -> None:

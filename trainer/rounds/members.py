@@ -1,4 +1,4 @@
-"""Who works on what: the places of a run, and the leases of those who have them."""
+"""Members: the places of a run, and the leases of the workers that have them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 import grpc
 
-from stages.checkpoint import replace_file
+from stages.checkpoint.checkpoint import replace_file
 from stages.errors import ResumeError
-from stages.refusal import Refusal
+from stages.wire.status import StatusError
 from trainer.v1 import rounds_pb2
 
 Record = dict[str, Any]
@@ -31,20 +31,18 @@ class Place:
 
 @dataclass
 class Member:
-    """Who has a place, or had it last."""
+    """The worker that has a place, or had it last."""
 
     worker: str
     place: Place
     lease: str
-    heard_s: float
-    """When it last called."""
+    heard_s: float  # time of its last call
     device: str = ""
+    # The last round for which something was accepted from this place, by fragment.
     finished: dict[str, int] = field(default_factory=dict)
-    """The last round for which something was accepted from this place, by fragment."""
+    # The last round for which nothing more comes from it: what it made was accepted, or refused.
     passed: dict[str, int] = field(default_factory=dict)
-    """The last round for which nothing more comes from it: what it made was accepted, or refused."""
-    beat: rounds_pb2.BeatRequest = field(default_factory=rounds_pb2.BeatRequest)
-    """What it last said of itself."""
+    beat: rounds_pb2.BeatRequest = field(default_factory=rounds_pb2.BeatRequest)  # its last report of itself
     accepted: int = 0
     refused: int = 0
     problem: str = ""
@@ -60,7 +58,7 @@ class Member:
             self.beat.doing = rounds_pb2.DOING_WAITING
 
     def was_told(self, fragment: str, round_: int, verdict: rounds_pb2.Verdict) -> None:
-        """What became of its update."""
+        """Note the verdict on its update."""
         if verdict.outcome == rounds_pb2.OUTCOME_REFUSED:
             self.refused, self.problem = self.refused + 1, verdict.reason
         else:
@@ -72,11 +70,11 @@ class Member:
         return self.finished.get(fragment, -1)
 
     def has_passed(self, fragment: str, round_: int) -> bool:
-        """Whether its update of a round was refused: it is not made again, unless it is asked for."""
+        """True if its update of a round was refused: it is not made again, unless it is asked for."""
         return self.done(fragment) < round_ <= self.passed.get(fragment, -1)
 
     def is_late(self, fragment: str, open_round: int) -> bool:
-        """Whether the round that it is to hand in next is closed: it is slow, or hangs."""
+        """True if the round that it is to hand in next is closed: it is slow, or hangs."""
         known = self.beat.doing != rounds_pb2.DOING_UNSPECIFIED
         return known and max(self.beat.round, self.done(fragment) + 1) < open_round
 
@@ -101,16 +99,16 @@ class Members:
     def join(self, worker: str, part: int | None, now_s: float, device: str = "") -> Member:
         """A place for `worker`: its own, else one that nobody had, else one whose worker is gone. Raises Refusal.
 
-        To be saved before anybody is told.
+        To be saved before anybody learns of it.
         """
         if part is not None and not 0 <= part < self.parts:
             span = f"parts 0 to {self.parts - 1}" if self.parts > 1 else "one part, 0"
-            raise Refusal(grpc.StatusCode.NOT_FOUND, f"there is no part {part}: this run has {span}")
+            raise StatusError(grpc.StatusCode.NOT_FOUND, f"there is no part {part}: this run has {span}")
         place = self._own(worker, part) or self._free(part, now_s)
         if place is None:
             where = f"part {part}" if part is not None else "every part"
             said = f"{where} has its {self.replicas} workers, as many as the run's settings plan"
-            raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{said}; wait until one is gone", RETRY_MS)
+            raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{said}; wait until one is gone", RETRY_MS)
         before = self._members.get(place)
         for other in [m for m in self._members.values() if m.worker == worker and m.place != place]:
             self._give_up(other)
@@ -126,7 +124,7 @@ class Members:
             if member.lease and member.lease == lease and member.worker == worker:
                 member.heard_s = now_s
                 return member
-        raise Refusal(
+        raise StatusError(
             grpc.StatusCode.ABORTED, f"{worker} has no such lease: it ran out and the place went to another; join again"
         )
 
@@ -162,7 +160,7 @@ class Members:
         replace_file(self.path, lambda path: path.write_text(json.dumps(records, indent=1), encoding="utf-8"))
 
     def is_here(self, member: Member, now_s: float) -> bool:
-        """Whether its lease holds."""
+        """True if its lease holds."""
         return now_s - member.heard_s < self.lease_s
 
     def present(self, part: int, now_s: float) -> int:

@@ -1,4 +1,4 @@
-"""The page of a run: one HTML file, and the JSON that it asks for. Whoever looks takes next to nothing from the run."""
+"""The page of a run: one HTML file, and the JSON that it asks for. Viewers cost the run next to nothing."""
 
 from __future__ import annotations
 
@@ -17,24 +17,21 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from stages.aside import in_thread
-from stages.refusal import Refusal
-from stages.security import Security
-from stages.tokens import HEADER, STATUS, Keyring
-from stages.transport import is_loopback
-from stages.web.caller import host_name, is_other_site, is_ours, page_headers
-from stages.web.connection import Connection
-from stages.web.server import WebServer, open_socket
+from stages.threads import in_thread
+from stages.wire.channel import is_loopback
+from stages.wire.status import StatusError
+from stages.wire.tls import Security
+from stages.wire.tokens import HEADER, STATUS, Keyring
+from stages.wire.web_access import host_name, is_other_site, is_ours, page_headers
+from stages.wire.web_server import Connection, WebServer, open_socket
 from trainer.rounds.coordinator import Coordinator
-from trainer.rounds.snapshot import snapshot
-from trainer.rounds.status import status_of
+from trainer.rounds.service import status_of
+from trainer.rounds.view import snapshot
 
 log = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 64
-"""Of all viewers: files are what the run needs, too."""
-FRESH_S = 2.0
-"""A snapshot is shown so long, however many ask."""
+MAX_CONNECTIONS = 64  # for all viewers together: the run needs file handles, too
+FRESH_S = 2.0  # A snapshot is shown so long, however many ask
 STATUSES = {grpc.StatusCode.UNAUTHENTICATED: 401, grpc.StatusCode.PERMISSION_DENIED: 403}
 
 
@@ -92,7 +89,7 @@ class Page:
             return _refusal(404, "there are two paths, / and /status.json")
         try:
             self.keyring.identify([(HEADER, headers[HEADER])] if HEADER in headers else (), STATUS)
-        except Refusal as refusal:
+        except StatusError as refusal:
             return _refusal(STATUSES[refusal.code], refusal.message)
         return Response(await self.snapshots.newest(), media_type="application/json")
 
@@ -101,7 +98,7 @@ class Page:
 async def page_served(
     coordinator: Coordinator, listen: str, security: Security, keyring: Keyring
 ) -> AsyncIterator[int]:
-    """The page, for as long as this lasts; gives its port. Whatever happens to it later, the run goes on.
+    """The page, for as long as this lasts; gives its port. Whatever happens to it later, the run continues.
 
     :param listen: for which `check_page` has nothing to say. Raises InputError, ServiceError where it cannot be served.
     """
@@ -130,11 +127,11 @@ def _refusal(status: int, sentence: str, headers: dict[str, str] | None = None) 
 
 
 def _digest(html: bytes, tag: bytes) -> str:
-    """What a policy calls the one script or style sheet that stands in the page."""
+    """Name of the page's one script or style sheet in a content security policy."""
     (content,) = re.findall(b"<%b>(.*?)</%b>" % (tag, tag), html, re.DOTALL)
     return f"'sha256-{base64.b64encode(hashlib.sha256(content).digest()).decode()}'"
 
 
 def _ended(serving: asyncio.Task[None]) -> None:
     if not serving.cancelled() and (error := serving.exception()):
-        log.error("the page has ended, the run goes on: %s", error)
+        log.error("the page has ended, the run continues: %s", error)

@@ -1,4 +1,4 @@
-"""What a worker trains: one part alone, with frozen copies of the others where it reads them."""
+"""Parts: the training task of one worker, with frozen copies of other parts where it reads them."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from stages.ar import ArModel, ArStage
-from stages.block import Block
-from stages.partition import NoisePartition
-from trainer.chain_lookahead import ahead_loss
-from trainer.config import TrainingConfig
-from trainer.data import Corpus
-from trainer.lookahead import OwnHead, stage_losses
-from trainer.objectives import next_byte_loss
-from trainer.rounds.tensors import Tensors, share
-from trainer.run import StepLoss, Task
-from trainer.tasks import ArTask, BlockTask, Lesson
+from stages.model.block import Block
+from stages.model.partition import NoisePartition
+from stages.model.pipeline import ArModel, ArStage
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.data import Corpus
+from trainer.blocks.lookahead import OwnHead, ahead_loss, stage_losses
+from trainer.blocks.losses import next_byte_loss
+from trainer.blocks.optimizer import OptimizerSet
+from trainer.blocks.run import StepLoss, Task, train_step
+from trainer.blocks.task import ArTask, BlockBatch, BlockTask
+from trainer.rounds.tensors import Tensors, load, share, trainable
 
 BLOCK, STAGE, HEAD, AR = "block", "stage", "head", "ar"
 
 
-class Part(Task, Protocol):
-    """A task that is told what was published of other parts."""
+class PartTask(Task, Protocol):
+    """A task that takes published weights of other parts."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ class AheadPart(BlockPart):
 
     def loss(self, step: int) -> StepLoss:
         text = self.corpus.batch(self.config.seed, step, self.config.sequences, self.length + 1)
-        lesson = Lesson.draw(self.module, self.partition, self.config, step, len(text))
+        lesson = BlockBatch.draw(self.module, self.partition, self.config, step, len(text))
         features = self._features(text[:, :-1])
         total, loss = ahead_loss(self.module, self.later, lesson, text, features, self.config)
         return StepLoss(total, {"denoise_nats": float(loss.denoise), "next_byte_nats": float(loss.next_byte.detach())})
@@ -181,6 +181,41 @@ def stage_name(index: int) -> str:
 
 
 def stage_weights(tensors: Tensors) -> dict[str, Tensor]:
-    """Of what is published of a stage, what a copy needs: not its own head."""
+    """The tensors of a published stage that a copy needs: not its own head."""
     prefix = f"{STAGE}."
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+class Learner:
+    """Keeps the inner optimizer's state from round to round, as DiLoCo does (arXiv 2311.08105)."""
+
+    def __init__(self, part: PartTask, config: TrainingConfig) -> None:
+        """:param config: settled: its `steps` are those of the whole run."""
+        self.part, self.config = part, config
+        self.optimizers = OptimizerSet(part.module, config)
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Take weights, of the whole part or a fragment."""
+        load(self.part.module, weights)
+
+    def train(self, first: int, steps: int) -> dict[str, float]:
+        """Make `steps` local steps, the first of which is number `first` of the run; the last one's losses.
+
+        Raises ConfigError for a gradient that is not finite.
+        """
+        record = dict[str, float]()
+        for step in range(first, first + steps):
+            record = train_step(self.part, self.optimizers, self.config, step)
+        return record
+
+    def weights(self) -> Tensors:
+        """A copy, in float32 on the CPU."""
+        return trainable(self.part.module)
+
+
+def place_on(part: PartTask, device: str) -> PartTask:
+    """Move a part and its frozen copies, before its optimizer is made."""
+    for module in (part.module, *part.frozen):
+        assert isinstance(module, nn.Module)
+        module.to(device)
+    return part

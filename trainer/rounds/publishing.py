@@ -8,28 +8,27 @@ from pathlib import Path
 
 from torch import Tensor
 
-from stages.architecture import VOCABULARY
-from stages.block import Block
-from stages.checkpoint import save_ar, save_block
+from stages.checkpoint.checkpoint import save_ar, save_block
+from stages.checkpoint.gate import Measures, probe_block, probe_stage, probe_symbols
+from stages.checkpoint.manifest import read_manifest
 from stages.errors import CheckpointError
-from stages.manifest import read_manifest
-from stages.probe import Measures, probe_block, probe_stage, probe_symbols
-from trainer.data import Corpus
-from trainer.destination import add_metrics
-from trainer.evaluation import bits
-from trainer.local import diagnose
-from trainer.rounds.plan import RunPlan
+from stages.model.architecture import VOCABULARY
+from stages.model.block import Block
+from trainer.blocks.checkpoint_dir import add_metrics
+from trainer.blocks.data import Corpus
+from trainer.blocks.diagnostics import bits
+from trainer.blocks.train import diagnose
+from trainer.rounds.spec import RunSpec
 from trainer.rounds.tensors import Tensors, load
 
-WORST_NATS = math.log(VOCABULARY) + 1.0
-"""Weights that know nothing have ln 256; what is far above is confidently wrong."""
+WORST_NATS = math.log(VOCABULARY) + 1.0  # weights that know nothing have ln 256; what is far above is confidently wrong
 
 
 class Publisher:
     """Writes the checkpoint in `out`, whose manifest was made when the run began."""
 
-    def __init__(self, plan: RunPlan, out: Path, corpus: Corpus) -> None:
-        self.plan, self.out, self.corpus = plan, out, corpus
+    def __init__(self, spec: RunSpec, out: Path, corpus: Corpus) -> None:
+        self.spec, self.out, self.corpus = spec, out, corpus
         self.published: dict[str, int] = {}
         """Version of each part that is in the checkpoint, as far as this process has put it there."""
 
@@ -41,7 +40,7 @@ class Publisher:
         """
         numbers = {part: number for part, (number, _) in versions.items()}
         weights = {part: tensors for part, (_, tensors) in versions.items()}
-        chain = self.plan.config.rounds.model == "chain"
+        chain = self.spec.config.rounds.model == "chain"
         if self.published != numbers:
             if chain:
                 self._publish_chain(weights)
@@ -50,20 +49,20 @@ class Publisher:
             self.published = numbers
         if not last:
             return
-        losses = self.plan.frame.evaluate(weights, self.corpus)
+        losses = self.spec.evaluate(weights, self.corpus)
         add_metrics(self.out, {"valid": losses, "rounds": numbers})
         if chain and "chain" not in read_manifest(self.out).metrics:
-            diagnose(self.plan.config, self.corpus, self.out, read_manifest(self.out), None)
+            diagnose(self.spec.config, self.corpus, self.out, read_manifest(self.out), None)
         elif not chain:
             nats = losses["next_byte"]
             add_metrics(self.out, {"ar": {"valid_next_byte_nats": nats, "valid_next_byte_bits": bits(nats)}})
 
     def _publish_chain(self, weights: Mapping[str, Tensors]) -> None:
-        manifest, checked = self.plan.manifest, list[tuple[Block, Tensor | None]]()
+        manifest, checked = self.spec.checkpoint, list[tuple[Block, Tensor | None]]()
         assert manifest.partition is not None
         features: Tensor | None = None
-        for index, part in enumerate(self.plan.parts):
-            block = self.plan.frame.module(index)
+        for index, part in enumerate(self.spec.parts):
+            block = self.spec.module(index)
             assert isinstance(block, Block)
             load(block, weights[part])
             given = None if block.reads_bytes else features
@@ -74,10 +73,10 @@ class Publisher:
             save_block(self.out, block, given)
 
     def _publish_pipeline(self, weights: Mapping[str, Tensors]) -> None:
-        model = self.plan.frame.pipeline(weights)
+        model = self.spec.pipeline(weights)
         hidden: Tensor | None = None
         for stage in model.stages:
-            measures, hidden = probe_stage(stage, probe_symbols(self.plan.manifest), hidden)
+            measures, hidden = probe_stage(stage, probe_symbols(self.spec.checkpoint), hidden)
             if stage.is_last:
                 _check("the pipeline", measures)
         save_ar(self.out, model)

@@ -16,45 +16,39 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 
-from stages.errors import Interrupted
-from stages.identity import HOST, ROUTER
-from stages.security import LOOPBACK_ONLY, Security
-from stages.tokens import Keyring
-from stages.transport import bind, new_server, stop_on_signals
-from stages.web import check_framework
-from trainer.config import TrainingConfig
-from trainer.data import Corpus
-from trainer.rounds.access import Access, check_page
-from trainer.rounds.coordinator import Coordinator
-from trainer.rounds.coordinator_settings import CoordinatorSettings
-from trainer.rounds.disk import open_store
+from stages.errors import InputError, Interrupted
+from stages.wire.auth import HOST, ROUTER
+from stages.wire.channel import bind, is_loopback, new_server, parse_address, stop_on_signals
+from stages.wire.tls import LOOPBACK_ONLY, Security
+from stages.wire.tokens import Keyring
+from stages.wire.web_access import check_framework
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.data import Corpus
+from trainer.rounds.coordinator import Coordinator, CoordinatorSettings
 from trainer.rounds.ledger import Ledger
-from trainer.rounds.plan import RunPlan
 from trainer.rounds.publishing import Publisher
-from trainer.rounds.service import RoundsService
-from trainer.rounds.store import Store
+from trainer.rounds.service import RoundsService, WorkerAccess
+from trainer.rounds.spec import RunSpec
+from trainer.rounds.store import Store, open_store
 from trainer.v1 import rounds_pb2, rounds_pb2_grpc
 
 log = logging.getLogger(__name__)
 
 SERVICE = rounds_pb2.DESCRIPTOR.services_by_name["RoundsService"].full_name
 STORE = "rounds"
-FAREWELL_S = 10.0
-"""How long workers have to hear that the run is over."""
-DRAIN_S = 5.0
-"""How long calls that are under way have, when the coordinator is told to stop."""
+FAREWELL_S = 10.0  # time in which workers learn that the run is over
+DRAIN_S = 5.0  # time for calls that are under way, when the coordinator stops
 POLL_S = 0.05
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Where a coordinator listens, and to whom."""
+    """Addresses and access of a coordinator."""
 
     listen: str
     security: Security = LOOPBACK_ONLY
     tokens: Path | None = None
-    page: str | None = None
-    """Where the page of the run is; None = it has none."""
+    page: str | None = None  # address of the run's page; None = it has none
 
 
 @dataclass(frozen=True)
@@ -78,12 +72,12 @@ def coordinate(
     server: ServerSettings,
     settings: CoordinatorSettings,
     listening: Callable[[int], None] = lambda port: None,
-) -> RunPlan:
+) -> RunSpec:
     """Run a coordinator to the end of its run. Raises OnesweepError; Interrupted when it was told to stop.
 
     :param out: the checkpoint; what the rounds need lies in its folder `rounds`.
 
-    :param listening: hears of the port.
+    :param listening: called with the port.
     """
     keyring = Keyring(server.tokens)
     if server.page is not None:
@@ -91,28 +85,30 @@ def coordinate(
         check_page(server.page, server.security, keyring)
     if server.security.tls is not None:
         server.security.tls.own(HOST, ROUTER)
-    plan = RunPlan.begin(config, corpus, out)
+    spec = RunSpec.begin(config, corpus, out)
     with open_store(out / STORE) as store:
-        ledger = ledger_of(plan, store)
+        ledger = ledger_of(spec, store)
 
         async def serve() -> None:
-            coordinator = Coordinator(plan, corpus, ledger, Publisher(plan, out, corpus), out / STORE, settings)
+            coordinator = Coordinator(spec, corpus, ledger, Publisher(spec, out, corpus), out / STORE, settings)
             await _serve(coordinator, server, keyring, listening)
 
         asyncio.run(serve())
-    return plan
+    return spec
 
 
-def ledger_of(plan: RunPlan, store: Store) -> Ledger:
+def ledger_of(spec: RunSpec, store: Store) -> Ledger:
     """The ledger of a run whose open rounds begin now, by the clock that a Coordinator has."""
-    return Ledger(plan.config.rounds, plan.cutting.pieces(plan.frame.initial()), store, plan.run, time.monotonic())
+    return Ledger(spec.config.rounds, spec.fragments.split(spec.initial()), store, spec.run, time.monotonic())
 
 
 async def open_port(coordinator: Coordinator, settings: ServerSettings, keyring: Keyring) -> OpenPort:
     """Answer calls. Raises InputError, ServiceError where it cannot be listened on."""
     mutual = settings.security.tls is not None and keyring.open
     server, checks = new_server(), health.HealthServicer()
-    rounds_pb2_grpc.add_RoundsServiceServicer_to_server(RoundsService(coordinator, Access(keyring, mutual)), server)
+    rounds_pb2_grpc.add_RoundsServiceServicer_to_server(
+        RoundsService(coordinator, WorkerAccess(keyring, mutual)), server
+    )
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
@@ -140,7 +136,7 @@ async def _run(
 ) -> None:
     stop = stop_on_signals()
     open_ = await open_port(coordinator, settings, keyring)
-    log.info("run %s: %d rounds, live on port %d", coordinator.plan.run[:12], coordinator.plan.rounds, open_.port)
+    log.info("run %s: %d rounds, live on port %d", coordinator.spec.run[:12], coordinator.spec.rounds, open_.port)
     listening(open_.port)
     rounds, told = asyncio.create_task(coordinator.run()), asyncio.create_task(stop.wait())
     try:
@@ -160,8 +156,24 @@ async def _run(
 
 
 async def _farewell(coordinator: Coordinator) -> None:
-    """Let the workers that are here hear of the end."""
+    """Wait until the workers that are here know of the end."""
     loop = asyncio.get_running_loop()
     end = loop.time() + FAREWELL_S
     while loop.time() < end and any(coordinator.members.is_here(m, coordinator.clock()) for m in coordinator.members):
         await asyncio.sleep(POLL_S)
+
+
+def check_page(listen: str, security: Security, keyring: Keyring) -> None:
+    """Raise InputError unless the page may be served there: on loopback, else over TLS and to those with tokens."""
+    parse_address(listen, "--page")
+    if is_loopback(listen):
+        return
+    if security.tls is None and not security.insecure:
+        raise InputError(
+            f"--page {listen} can be reached from other machines and traffic is not encrypted: give --tls-ca, "
+            "--tls-cert and --tls-key, serve it on loopback, or accept it with --insecure"
+        )
+    if security.tls is not None and keyring.open:
+        raise InputError(
+            f"--page {listen} can be looked at from other machines by anybody: give --tokens, or serve it on loopback"
+        )

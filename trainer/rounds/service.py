@@ -1,25 +1,25 @@
-"""The gRPC face of a coordinator."""
+"""The gRPC service of a coordinator: access, calls, and the status of the run."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from stages.aside import in_thread
 from stages.errors import CheckpointError, RequestError
-from stages.refusal import Refusal, exhausted, invalid
-from stages.tokens import STATUS, WORK
-from trainer.rounds.access import Access
+from stages.threads import in_thread
+from stages.wire.auth import CLIENT, identity_of
+from stages.wire.status import StatusError, exhausted, invalid
+from stages.wire.tokens import STATUS, WORK, Keyring
 from trainer.rounds.coordinator import Coordinator
-from trainer.rounds.members import Place
-from trainer.rounds.status import status_of
-from trainer.rounds.streams import Streams
-from trainer.rounds.transfer import DamagedError, Intake, piece_at
+from trainer.rounds.ledger import CurvePoint
+from trainer.rounds.members import Member, Place
+from trainer.rounds.transfer import DamagedError, IncomingFile, piece_at
 from trainer.v1 import rounds_pb2, rounds_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -27,16 +27,75 @@ Context = grpc.aio.ServicerContext[Any, Any]
 MAX_WATCHERS = 64
 DEFAULT_INTERVAL_S = 1.0
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.05, 3600.0
-STORE_RETRY_MS = 2000
+RETRY_MS = 2000
+# Calls open at once for one thing. More than one, for a call whose peer is gone lasts until keepalive has noticed.
+MOST_ALIKE = 4
+
+
+class WorkerAccess:
+    """Access by token where there is a token file, else by certificate where callers must show one, else free."""
+
+    def __init__(self, keyring: Keyring, mutual: bool) -> None:
+        """:param mutual: whether every caller has shown a certificate of our authority."""
+        self.keyring, self.mutual = keyring, mutual
+
+    def check_scope(self, context: Context, scope: str) -> str | None:
+        """The caller's name; None where everybody has access. Raises Refusal."""
+        if not self.keyring.open:
+            return self.keyring.identify(context.invocation_metadata(), scope).name
+        if not self.mutual:
+            return None
+        identity = identity_of(context)
+        if identity is None or identity.role != CLIENT:
+            shown = identity.uri if identity else "of nobody that onesweep knows"
+            said = f"your certificate is {shown}: a worker needs one of role client (`onesweep certs client NAME`)"
+            raise StatusError(grpc.StatusCode.PERMISSION_DENIED, said)
+        return identity.name
+
+    def check_worker(self, context: Context, scope: str, worker: str) -> None:
+        """Raise Refusal unless the caller may work as `worker`."""
+        name = self.check_scope(context, scope)
+        if name is not None and worker != name and not worker.startswith(f"{name}."):
+            said = f"you are {name}: you may work as {name} or {name}.SOMETHING only, not as {worker[:80]!r}"
+            raise StatusError(grpc.StatusCode.PERMISSION_DENIED, said)
+
+
+class NewestCalls:
+    """Open calls by subject: of several for one thing the newest counts, and the others end when they notice."""
+
+    def __init__(self) -> None:
+        self._open: dict[Hashable, list[object]] = {}
+
+    @contextmanager
+    def begin(self, what: Hashable) -> Iterator[Callable[[], None]]:
+        """One more, for the length of the block. Raises Refusal where there are too many.
+
+        Yields what is to be called before each step: it raises Refusal once another has begun.
+        """
+        alike, mine = self._open.setdefault(what, []), object()
+        if len(alike) >= MOST_ALIKE:
+            raise exhausted(f"{MOST_ALIKE} calls for the same already: end one, or try again later", RETRY_MS)
+        alike.append(mine)
+
+        def check() -> None:
+            if alike[-1] is not mine:
+                raise StatusError(grpc.StatusCode.UNAVAILABLE, "the same was begun anew: the older call ends")
+
+        try:
+            yield check
+        finally:
+            alike.remove(mine)
+            if not alike:
+                del self._open[what]
 
 
 class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
     """Turns messages into calls of a Coordinator, and Refusals into statuses."""
 
-    def __init__(self, coordinator: Coordinator, access: Access) -> None:
+    def __init__(self, coordinator: Coordinator, access: WorkerAccess) -> None:
         self.coordinator, self.access = coordinator, access
         self.watchers = 0
-        self._sending, self._fetching = Streams(), Streams()
+        self._sending, self._fetching = NewestCalls(), NewestCalls()
         """By place; by place and file."""
         self._judging = set[Place]()
         """Places with a payload in memory."""
@@ -45,14 +104,14 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
         try:
             self.access.check_worker(context, WORK, request.worker)
             return await self.coordinator.join(request)
-        except Refusal as refusal:
+        except StatusError as refusal:
             await refusal.abort(context)
 
     async def Next(self, request: rounds_pb2.NextRequest, context: Context) -> rounds_pb2.NextResponse:
         try:
             self.access.check_worker(context, WORK, request.worker)
             return await self.coordinator.next(request, partial(context.send_initial_metadata, ()))
-        except Refusal as refusal:
+        except StatusError as refusal:
             await refusal.abort(context)
 
     async def Fetch(self, request: rounds_pb2.FetchRequest, context: Context) -> AsyncIterator[rounds_pb2.Piece]:
@@ -60,7 +119,7 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
             self.access.check_worker(context, WORK, request.worker)
             member, offset = self.coordinator.called(request.worker, request.lease), request.offset
             with self._fetching.begin((member.place, request.name)) as check:
-                # looked up for each piece, and not kept: who reads slowly keeps no file that is not offered any more
+                # looked up for each piece, and not kept: a slow reader keeps no file that is not offered any more
                 while (piece := piece_at(await self.coordinator.read(request), offset)) is not None:
                     check()
                     offset += len(piece.data)
@@ -68,7 +127,7 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
                     yield piece
         except RequestError as error:
             await invalid(str(error)).abort(context)
-        except Refusal as refusal:
+        except StatusError as refusal:
             await refusal.abort(context)
 
     async def Submit(
@@ -78,35 +137,35 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
             submission = await self._submission(requests)
             self.access.check_worker(context, WORK, submission.worker)
             member = self.coordinator.called(submission.worker, submission.lease)
-            self.coordinator.reception.check(member, submission)
-            if (verdict := self.coordinator.reception.known(member, submission)) is None:
+            self.coordinator.intake.check(member, submission)
+            if (verdict := self.coordinator.intake.known(member, submission)) is None:
                 with self._sending.begin(member.place) as check:
-                    intake = await in_thread(self.coordinator.reception.begin, member, submission)
+                    intake = await in_thread(self.coordinator.intake.begin, member, submission)
                     yield rounds_pb2.SubmitResponse(offset=intake.offset)
                     await self._receive(requests, intake, submission, check)
                     verdict = await self._judge(intake, member.place, submission, check)
             yield rounds_pb2.SubmitResponse(verdict=verdict)
         except DamagedError as error:
-            await Refusal(grpc.StatusCode.DATA_LOSS, str(error)).abort(context)
+            await StatusError(grpc.StatusCode.DATA_LOSS, str(error)).abort(context)
         except RequestError as error:
             await invalid(str(error)).abort(context)
         except CheckpointError as error:
-            await exhausted(str(error), STORE_RETRY_MS).abort(context)
-        except Refusal as refusal:
+            await exhausted(str(error), RETRY_MS).abort(context)
+        except StatusError as refusal:
             await refusal.abort(context)
 
     async def Beat(self, request: rounds_pb2.BeatRequest, context: Context) -> rounds_pb2.BeatResponse:
         try:
             self.access.check_worker(context, WORK, request.worker)
             return await self.coordinator.beat(request)
-        except Refusal as refusal:
+        except StatusError as refusal:
             await refusal.abort(context)
 
     async def Leave(self, request: rounds_pb2.LeaveRequest, context: Context) -> rounds_pb2.LeaveResponse:
         try:
             self.access.check_worker(context, WORK, request.worker)
             return await self.coordinator.leave(request)
-        except Refusal as refusal:
+        except StatusError as refusal:
             await refusal.abort(context)
 
     async def Watch(self, request: rounds_pb2.WatchRequest, context: Context) -> AsyncIterator[rounds_pb2.WatchUpdate]:
@@ -116,8 +175,8 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
             if not MIN_INTERVAL_S <= interval <= MAX_INTERVAL_S:
                 raise invalid(f"interval_seconds must be from {MIN_INTERVAL_S} to {MAX_INTERVAL_S:.0f}, not {interval}")
             if self.watchers >= MAX_WATCHERS:
-                raise exhausted(f"{MAX_WATCHERS} watchers already; try again later", STORE_RETRY_MS)
-        except Refusal as refusal:
+                raise exhausted(f"{MAX_WATCHERS} watchers already; try again later", RETRY_MS)
+        except StatusError as refusal:
             await refusal.abort(context)
         self.watchers += 1
         try:
@@ -141,11 +200,11 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
     async def _receive(
         self,
         requests: AsyncIterator[rounds_pb2.SubmitRequest],
-        intake: Intake,
+        intake: IncomingFile,
         submission: rounds_pb2.Submission,
         check: Callable[[], None],
     ) -> None:
-        """Until the last piece of the payload has come. Raises Refusal, RequestError, CheckpointError."""
+        """Store the pieces of the payload until all have come. Raises Refusal, RequestError, CheckpointError."""
         while not intake.whole:
             request = await anext(aiter(requests), None)
             if request is None:
@@ -158,12 +217,12 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
             self.coordinator.received_bytes += len(request.piece.data)
 
     async def _judge(
-        self, intake: Intake, place: Place, submission: rounds_pb2.Submission, check: Callable[[], None]
+        self, intake: IncomingFile, place: Place, submission: rounds_pb2.Submission, check: Callable[[], None]
     ) -> rounds_pb2.Verdict:
-        """One at a time for each place: however many calls it begins, one payload is in memory."""
+        """One at a time for each place, so that one payload is in memory for any number of calls."""
         check()
         if place in self._judging:
-            raise exhausted("an update of this place is being judged; try again", STORE_RETRY_MS)
+            raise exhausted("an update of this place is being judged; try again", RETRY_MS)
         self._judging.add(place)
         try:
             verdict = await self.coordinator.judge(submission, await in_thread(intake.read))
@@ -171,3 +230,79 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
         finally:
             self._judging.remove(place)
         return verdict
+
+
+def status_of(coordinator: Coordinator) -> rounds_pb2.WatchUpdate:
+    """The run now."""
+    state = rounds_pb2.RUN_STATE_STOPPING if coordinator.stopping else rounds_pb2.RUN_STATE_RUNNING
+    return rounds_pb2.WatchUpdate(
+        run=coordinator.spec.run,
+        state=rounds_pb2.RUN_STATE_FINISHED if coordinator.ended else state,
+        rounds=coordinator.spec.rounds,
+        parts=[_part(coordinator, index) for index in range(len(coordinator.spec.parts))],
+        workers=[_worker(coordinator, member) for member in coordinator.members],
+        received_bytes=coordinator.received_bytes,
+        sent_bytes=coordinator.sent_bytes,
+        problem=coordinator.problem or coordinator.features.problem,
+        seconds=coordinator.clock() - coordinator.begun_s,
+    )
+
+
+def _part(coordinator: Coordinator, index: int) -> rounds_pb2.PartStatus:
+    name, now = coordinator.spec.parts[index], coordinator.clock()
+    first = min(coordinator.spec.fragments.parts[name], key=coordinator.ledger.round)
+    round_, due = coordinator.ledger.round(first), coordinator.ledger.due_at(first)
+    members = [member for member in coordinator.members if member.place.part == index]
+    return rounds_pb2.PartStatus(
+        part=index,
+        name=name,
+        round=round_,
+        seconds_left=None if due is None else max(due - now, 0.0),
+        replicas=coordinator.members.replicas,
+        present=coordinator.members.present(index, now),
+        arrived=sum(member.done(first) >= round_ for member in members),
+        losses=_mean([dict(member.beat.losses) for member in members]),
+        published=coordinator.publisher.published.get(name),
+        closed=map(_closed, coordinator.ledger.curves.of(coordinator.spec.fragments.parts[name][-1])),
+    )
+
+
+def _worker(coordinator: Coordinator, member: Member) -> rounds_pb2.WorkerStatus:
+    now, beat = coordinator.clock(), member.beat
+    gone = not coordinator.members.is_here(member, now)
+    first = min(coordinator.fragments(member), key=coordinator.ledger.round)
+    return rounds_pb2.WorkerStatus(
+        worker=member.worker,
+        part=member.place.part,
+        replica=member.place.replica,
+        device=member.device,
+        doing=beat.doing,
+        round=beat.round,
+        steps=beat.steps,
+        silent_seconds=max(now - member.heard_s, 0.0) if member.lease else 0.0,
+        gone=gone,
+        late=not gone and member.is_late(first, coordinator.ledger.round(first)),
+        accepted=member.accepted,
+        refused=member.refused,
+        losses=beat.losses,
+        sent_bytes=beat.sent_bytes,
+        received_bytes=beat.received_bytes,
+        busy_seconds=beat.busy_seconds,
+        lived_seconds=beat.lived_seconds,
+        problem=member.problem,
+    )
+
+
+def _closed(point: CurvePoint) -> rounds_pb2.ClosedRounds:
+    return rounds_pb2.ClosedRounds(
+        first=point.first, last=point.last, updates=point.updates, late=point.late, losses=point.losses()
+    )
+
+
+def _mean(losses: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean of each loss, over the workers that have it."""
+    found = defaultdict[str, list[float]](list)
+    for each in losses:
+        for name, nats in each.items():
+            found[name].append(nats)
+    return {name: sum(values) / len(values) for name, values in found.items()}

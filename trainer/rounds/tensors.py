@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-Tensors = dict[str, Tensor]
-"""float32 tensors of one part, by the names of its parameters."""
+Tensors = dict[str, Tensor]  # float32 tensors of one part, by the names of its parameters
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -45,13 +44,18 @@ def share(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def shapes(tensors: Mapping[str, Tensor]) -> Shapes:
-    """What a codec needs to know to decode."""
+    """Shapes by name, which a codec needs to decode."""
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def numel(like: Shapes) -> int:
     """Numbers in tensors of these shapes."""
     return sum(math.prod(shape) for shape in like.values())
+
+
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
+    """Tensors whose names begin with `prefix`, by the rest of their names."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def zeros_like(tensors: Tensors) -> Tensors:

@@ -1,6 +1,6 @@
 """Files in pieces: each piece has a checksum, the whole has another, and a cut costs only what was under way.
 
-Both ways use the same: who receives says from which offset on, and who sends goes on from there.
+Both ways use the same: the receiver asks for an offset, and the sender begins there.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ DIGEST_BYTES = 32
 
 
 class DamagedError(RequestError):
-    """What has come is not what was announced; what is stored of it is dropped, and it must be sent anew."""
+    """A file came with other bytes than announced; it is dropped, and must be sent anew."""
 
 
 @dataclass(frozen=True)
 class Parcel:
-    """What is to come: its size in bytes and SHA-256."""
+    """Size in bytes and SHA-256 of a file to come."""
 
     size: int
     sha256: bytes
@@ -38,7 +38,7 @@ class Parcel:
 
     @classmethod
     def at(cls, path: Path) -> Parcel:
-        """Of a file that need not be in memory at once. Raises CheckpointError."""
+        """Reader of a file that is never in memory at once. Raises CheckpointError."""
         try:
             with path.open("rb") as file:
                 return cls(os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").digest())
@@ -69,7 +69,7 @@ def piece_at(data: bytes | mmap, offset: int) -> rounds_pb2.Piece | None:
     return rounds_pb2.Piece(offset=offset, data=part, crc32=zlib.crc32(part)) if part else None
 
 
-class Intake:
+class IncomingFile:
     """One file that comes in, and stays on the disk until it is dropped, so that it can be gone on with."""
 
     def __init__(self, path: Path, parcel: Parcel) -> None:
@@ -77,7 +77,7 @@ class Intake:
 
         :param parcel: checked already.
         """
-        # the digest is part of the name: what came of another file is never gone on with
+        # the digest is part of the name: the rest of another file is never appended
         self.path, self.parcel = path.with_name(f"{path.name}.{parcel.sha256.hex()[:32]}"), parcel
         for other in path.parent.glob(f"{path.name}.*"):
             if other != self.path:

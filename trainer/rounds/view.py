@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, TextIO
 
-from trainer.rounds.spark import spark
+from google.protobuf.message import Message
+
 from trainer.v1 import rounds_pb2
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def spark(values: Sequence[float], width: int) -> str:
+    """At most `width` bars from the least to the greatest value; with more values than bars, each stands for a mean."""
+    count = min(len(values), width)
+    edges = [len(values) * i // count for i in range(count + 1)] if count else []
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, span = min(means, default=0.0), max(means, default=0.0) - min(means, default=0.0)
+    return "".join(BARS[round((mean - low) / span * (len(BARS) - 1)) if span else 0] for mean in means)
+
 
 DOING = {
     rounds_pb2.DOING_WAITING: "waits",
@@ -21,8 +38,7 @@ STATES = {
 PART_HEAD = ("part", "round", "left", "here", "in", "published", "losses in nats")
 WORKER_HEAD = ("worker", "part", "device", "does", "round", "step", "busy", "up", "down", "silent", "taken", "")
 CURVE_WIDTH = 12
-RATE_S = 30.0
-"""Bytes come in bursts, one a round: a rate over less would jump."""
+RATE_S = 30.0  # bytes come in bursts, one a round: a rate over less would jump
 MAX_TEXT = 200
 
 
@@ -128,3 +144,50 @@ def duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+HOME, CLEAR, END_OF_LINE, END_OF_SCREEN = "\x1b[H", "\x1b[2J", "\x1b[K", "\x1b[J"
+
+
+class TerminalScreen:
+    """One page of text, shown again and again."""
+
+    def __init__(self, out: TextIO, in_place: bool) -> None:
+        """:param in_place: whether `out` is a terminal whose lines may be written over."""
+        self.out, self.in_place = out, in_place
+        self._begun = False
+
+    def show(self, lines: Sequence[str]) -> None:
+        if self.in_place:
+            text = framed(lines, shutil.get_terminal_size())
+            self.out.write((HOME if self._begun else HOME + CLEAR) + text)
+            self._begun = True
+        else:
+            self.out.write("\n".join(lines) + "\n\n")
+        self.out.flush()
+
+
+def framed(lines: Sequence[str], size: os.terminal_size) -> str:
+    """The lines that fit, with the rests of older lines wiped: nothing flickers, nothing scrolls."""
+    room = max(size.lines - 1, 1)
+    if len(lines) > room:
+        lines = [*lines[: room - 1], f"... {len(lines) - room + 1} more lines"]
+    return "".join(f"{line[: size.columns]}{END_OF_LINE}\n" for line in lines) + END_OF_SCREEN
+
+
+def snapshot(message: Message) -> dict[str, Any]:
+    """A message as a dict by field names. (Protobuf's own JSON has texts for 64-bit numbers, and leaves out zeros.)"""
+    return {field.name: _value(message, field) for field in message.DESCRIPTOR.fields}
+
+
+def _value(message: Message, field: Any) -> Any:  # noqa: ANN401 - a descriptor has two types, a value any
+    if field.has_presence and not message.HasField(field.name):
+        return None
+    value = getattr(message, field.name)
+    if field.enum_type is not None:
+        return field.enum_type.values_by_number[value].name
+    if field.message_type is None:
+        return list(value) if field.is_repeated else value
+    if field.message_type.GetOptions().map_entry:
+        return dict(value)
+    return [snapshot(each) for each in value] if field.is_repeated else snapshot(value)

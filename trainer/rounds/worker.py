@@ -1,7 +1,7 @@
-"""A worker: trains one part, hands in what it learned at the end of each round, and goes on.
+"""A worker: trains one part, round after round, and hands in an update at the end of each round.
 
-Its main thread trains, one beats, and where the settings let it go on while its update travels, one sends. All that it
-needs to go on after a kill is in one file; see trainer/rounds/worker_state.py.
+Its main thread trains, one sends heartbeats, and where the settings let it train while its update travels, one sends.
+All that it needs to resume after a kill is in one file; see trainer/rounds/worker_state.py.
 """
 
 from __future__ import annotations
@@ -15,53 +15,45 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from stages.checkpoint import replace_file
+from stages.checkpoint.checkpoint import replace_file
+from stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from stages.errors import ConfigError, Interrupted, ResumeError, ServiceError
-from stages.manifest import MANIFEST_NAME, read_manifest
-from trainer.config import parse_config
-from trainer.data import Corpus
-from trainer.lock import exclusive
-from trainer.rounds.client import FileGoneError, LeaseLostError, Link
-from trainer.rounds.device import PlacedCorpus, place_on
-from trainer.rounds.feed import Feed
-from trainer.rounds.fragments import boundaries
-from trainer.rounds.holdings import Holdings
-from trainer.rounds.learner import Learner
-from trainer.rounds.pace import Pace
-from trainer.rounds.piece import Piece
-from trainer.rounds.plan import DATA_KIND, RunPlan
-from trainer.rounds.pulse import Pulse
-from trainer.rounds.shards import replica_seed
+from trainer.blocks.config import parse_config
+from trainer.blocks.data import Corpus
+from trainer.blocks.device import PlacedCorpus
+from trainer.blocks.state import exclusive
+from trainer.rounds.cache import FeatureClient, WeightCache
+from trainer.rounds.client import FileGoneError, Heartbeat, LeaseLostError, RoundsClient
+from trainer.rounds.parts import Learner, place_on
+from trainer.rounds.simulated_workers import Throttle
+from trainer.rounds.spec import DATA_KIND, RunSpec, boundaries, replica_seed
 from trainer.rounds.tensors import Tensors
-from trainer.rounds.worker_state import STATE_NAME, Pending, Standing, load_worker, save_worker
+from trainer.rounds.worker_state import STATE_NAME, Fragment, PendingUpdate, WorkerProgress, load_worker, save_worker
 from trainer.v1 import rounds_pb2
 
 log = logging.getLogger(__name__)
 
+# Groups of a worker's state, beside those of its fragments: weights and inner optimizer.
 MODULE, OPTIMIZER = "module", "optimizer"
-"""Groups of a worker's state, beside those of its pieces: weights and inner optimizer."""
 AGAIN_S = 0.2
 LOCK_NAME = "worker.lock"
 
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """What `onesweep work` is told."""
+    """Settings of `onesweep work`."""
 
     name: str
-    state: Path
-    """A directory of this worker alone."""
+    state: Path  # A directory of this worker alone
     part: int | None = None
-    wait: bool = False
-    """Whether to wait for a place."""
+    wait: bool = False  # whether to wait for a place
     device: str = "cpu"
     save_every_s: float = 60.0
-    architecture: str = ""
-    """Digest of the one that the run must have; empty = any."""
-    pace: Pace = field(default_factory=Pace)
+    architecture: str = ""  # digest of the one that the run must have; empty = any
+    throttle: Throttle = field(default_factory=Throttle)
 
 
-def work(link: Link, corpus: Corpus, settings: WorkerSettings) -> int:
+def work(client: RoundsClient, corpus: Corpus, settings: WorkerSettings) -> int:
     """Work until the run is over; returns how many rounds were trained. Raises OnesweepError."""
     try:
         settings.state.mkdir(parents=True, exist_ok=True)
@@ -70,21 +62,21 @@ def work(link: Link, corpus: Corpus, settings: WorkerSettings) -> int:
     with exclusive(
         settings.state / LOCK_NAME, f"another worker has its state in {settings.state}: give another --state"
     ):
-        run, standing, groups = "", Standing(""), dict[str, Tensors]()
+        run, progress, groups = "", WorkerProgress(""), dict[str, Tensors]()
         if (path := settings.state / STATE_NAME).exists():
-            run, standing, groups = load_worker(path)
+            run, progress, groups = load_worker(path)
         trained = 0
         while True:
-            place = link.join(_request(corpus, settings, run), settings.wait)
-            worker = Worker(link, corpus, settings, place)
-            worker.restore(run, standing, groups)
-            groups = {}  # what came of it is the worker's; there is no room for both
+            place = client.join(_join_request(corpus, settings, run), settings.wait)
+            worker = Worker(client, corpus, settings, place)
+            worker.restore(run, progress, groups)
+            groups = {}  # the worker has them now, and there is no room for both
             try:
                 worker.work()
                 return trained + worker.trained
             except LeaseLostError as error:
                 log.warning("%s", error)
-                run, standing, groups, trained = worker.run, worker.standing, worker.state(), trained + worker.trained
+                run, progress, groups, trained = worker.run, worker.progress, worker.state(), trained + worker.trained
             except Interrupted:
                 worker.save()
                 worker.leave()
@@ -96,17 +88,19 @@ def work(link: Link, corpus: Corpus, settings: WorkerSettings) -> int:
 class Worker:
     """One place of a run, for as long as this process has it."""
 
-    def __init__(self, link: Link, corpus: Corpus, settings: WorkerSettings, place: rounds_pb2.JoinResponse) -> None:
+    def __init__(
+        self, client: RoundsClient, corpus: Corpus, settings: WorkerSettings, place: rounds_pb2.JoinResponse
+    ) -> None:
         """Raises OnesweepError where the coordinator's settings make no sense here."""
-        self.link, self.settings, self.place, self.run = link, settings, place, place.run
-        self.standing, self.doing = Standing(""), rounds_pb2.DOING_WAITING
+        self.client, self.settings, self.place, self.run = client, settings, place, place.run
+        self.progress, self.doing = WorkerProgress(""), rounds_pb2.DOING_WAITING
         self.losses: dict[str, float] = {}
         self.joined_s, self.busy_s = time.monotonic(), 0.0
         self.trained = 0
         self._saved_at = time.monotonic()
         self._sender = ThreadPoolExecutor(1, "sender")
         # before the model is built: on a busy machine that can take longer than a lease
-        self.pulse = Pulse(link, place.lease_seconds, self._report)
+        self.heartbeat = Heartbeat(client, place.lease_seconds, self._report)
         try:
             self._build(corpus)
         except BaseException:
@@ -115,61 +109,61 @@ class Worker:
         log.info("%s: %s, replica %d of run %s", settings.name, self.part, place.replica, self.run[:12])
 
     def _build(self, corpus: Corpus) -> None:
-        place, link, settings = self.place, self.link, self.settings
-        self.plan = _plan(place, settings.state, corpus)
-        if place.part >= len(self.plan.parts):
-            raise ServiceError(f"{link.address} gives part {place.part} of {len(self.plan.parts)}: it is damaged")
-        self.part = self.plan.parts[place.part]
-        rounds, cutting = self.plan.config.rounds, self.plan.cutting
-        seed = replica_seed(self.plan.config.seed, place.replica)
+        place, client, settings = self.place, self.client, self.settings
+        self.spec = _spec_of(place, settings.state, corpus)
+        self.rounds = self.spec.config.rounds
+        if place.part >= len(self.spec.parts):
+            raise ServiceError(f"{client.address} gives part {place.part} of {len(self.spec.parts)}: it is damaged")
+        self.part = self.spec.parts[place.part]
+        seed = replica_seed(self.spec.config.seed, place.replica)
         placed = PlacedCorpus(corpus.name, corpus.train, corpus.valid, settings.device)
-        task = place_on(self.plan.frame.task(place.part, placed, seed), settings.device)
-        self.learner = Learner(task, self.plan.config)
-        names = cutting.parts[self.part]
-        self.pieces = [Piece(i, name, cutting.like[name], rounds) for i, name in enumerate(names)]
-        self.after = [0, *boundaries(rounds.steps_per_round, rounds.fragments)]
-        self.standing = Standing(self.part, pieces=[piece.standing for piece in self.pieces])
-        self.holdings = Holdings(link, settings.name, place.lease, settings.state, cutting.like)
-        self.feed = Feed(link, settings.name, place, settings.state, task, self.plan.config)
+        task = place_on(self.spec.task(place.part, placed, seed), settings.device)
+        self.learner = Learner(task, self.spec.config)
+        names, like = self.spec.fragments.parts[self.part], self.spec.fragments.like
+        self.fragments = [Fragment(i, name, like[name], self.rounds) for i, name in enumerate(names)]
+        self.after = [0, *boundaries(self.rounds.steps_per_round, self.rounds.fragments)]
+        self.progress = WorkerProgress(self.part, fragments=[fragment.progress for fragment in self.fragments])
+        self.cache = WeightCache(client, settings.name, place.lease, settings.state, like)
+        self.features = FeatureClient(client, settings.name, place, settings.state, task, self.spec.config)
 
     # State
 
-    def restore(self, run: str, standing: Standing, groups: dict[str, Tensors]) -> None:
-        """Go on from an earlier state, if it is of this part. Raises ResumeError."""
-        if run != self.run or standing.part != self.part:
-            if standing.part:
-                log.warning("what was saved is of %s, not %s: it is left behind", standing.part, self.part)
+    def restore(self, run: str, progress: WorkerProgress, groups: dict[str, Tensors]) -> None:
+        """Resume an earlier state, if it is of this part. Raises ResumeError."""
+        if run != self.run or progress.part != self.part:
+            if progress.part:
+                log.warning("what was saved is of %s, not %s: it is left behind", progress.part, self.part)
             return
         try:
             self.learner.load(groups[MODULE])
             self.learner.optimizers.restore(groups.get(OPTIMIZER, {}))
-            for piece, saved in zip(self.pieces, standing.pieces, strict=True):
-                if (held := piece.restore(saved, groups)) is not None:
-                    self.holdings.held[piece.name] = held
+            for fragment, saved in zip(self.fragments, progress.fragments, strict=True):
+                if (held := fragment.restore(saved, groups)) is not None:
+                    self.cache.held[fragment.name] = held
         except (KeyError, ValueError, RuntimeError) as error:
             raise ResumeError(f"the state in {self.settings.state} does not fit this run ({error})") from None
-        self.standing = standing
+        self.progress = progress
 
     def state(self) -> dict[str, Tensors]:
         groups = {MODULE: self.learner.weights(), OPTIMIZER: self.learner.optimizers.tensors()}
-        for piece in self.pieces:
-            for name, tensors in piece.state(self.holdings.held.get(piece.name)).items():
+        for fragment in self.fragments:
+            for name, tensors in fragment.state(self.cache.held.get(fragment.name)).items():
                 groups[name] = groups.get(name, {}) | tensors
         return {name: tensors for name, tensors in groups.items() if tensors}
 
     def save(self) -> None:
         """Raises CheckpointError, with the last state whole."""
         groups = self.state()
-        save_worker(self.settings.state / STATE_NAME, self.run, self.standing, groups)
+        save_worker(self.settings.state / STATE_NAME, self.run, self.progress, groups)
         self._saved_at = time.monotonic()
 
     def leave(self) -> None:
         """Give the place back."""
-        self.pulse.stop()
-        self.link.leave(rounds_pb2.LeaveRequest(worker=self.settings.name, lease=self.place.lease))
+        self.heartbeat.stop()
+        self.client.leave(rounds_pb2.LeaveRequest(worker=self.settings.name, lease=self.place.lease))
 
     def close(self) -> None:
-        self.pulse.stop()
+        self.heartbeat.stop()
         self._sender.shutdown(wait=False, cancel_futures=True)
 
     # Rounds
@@ -177,159 +171,159 @@ class Worker:
     def work(self) -> None:
         """Round after round, to the end of the run. Raises OnesweepError; LeaseLostError when the place is gone."""
         while True:
-            for piece in self.pieces:
-                if not piece.standing.over and not (piece.oriented and piece.standing.round is not None):
-                    self._begin(piece)
-            if all(piece.standing.over for piece in self.pieces):
+            for fragment in self.fragments:
+                if not fragment.progress.over and not (fragment.oriented and fragment.progress.round is not None):
+                    self._begin(fragment)
+            if all(fragment.progress.over for fragment in self.fragments):
                 break
-            piece = self.pieces[self.standing.turn]
-            if piece.standing.over:
+            fragment = self.fragments[self.progress.turn]
+            if fragment.progress.over:
                 self._next_turn()
-            elif self._train(piece):
-                self._exchange(piece)
-        for piece in self.pieces:
-            self._settle(piece)
+            elif self._train(fragment):
+                self._finish(fragment)
+        for fragment in self.fragments:
+            self._settle(fragment)
         self.leave()
 
-    def _begin(self, piece: Piece) -> None:
-        """Hand in what a fragment has learned, and begin its next round, or go on with the one that it is in."""
-        if piece.overlap.waits:
-            self._hand_in(piece)
-            self._settle(piece)
-        while not piece.oriented or (piece.standing.round is None and not piece.standing.over):
+    def _begin(self, fragment: Fragment) -> None:
+        """Hand in a pending update, and begin the fragment's next round or resume the one that it is in."""
+        progress = fragment.progress
+        if fragment.overlap.waits:
+            self._hand_in(fragment)
+            self._settle(fragment)
+        while not fragment.oriented or (progress.round is None and not progress.over):
             self.doing = rounds_pb2.DOING_WAITING
             request = rounds_pb2.NextRequest(
                 worker=self.settings.name,
                 lease=self.place.lease,
-                fragment=piece.index,
-                after=piece.standing.finished if piece.standing.finished >= 0 else None,
-                held=self.holdings.told(),
+                fragment=fragment.index,
+                after=progress.finished if progress.finished >= 0 else None,
+                held=self.cache.summary(),
             )
-            # who goes on at once does so from what there is before its own update comes
-            answer = self.link.next(request, partial(self._hand_in, piece))
+            # without waiting, the next round is made of what was there before our own update comes
+            answer = self.client.next(request, partial(self._hand_in, fragment))
             if answer.WhichOneof("next") != "pause":
-                piece.oriented = self._take(piece, answer)
+                fragment.oriented = self._take(fragment, answer)
 
-    def _take(self, piece: Piece, answer: rounds_pb2.NextResponse) -> bool:
-        """Do as the coordinator says; False where it has to be asked again."""
+    def _take(self, fragment: Fragment, answer: rounds_pb2.NextResponse) -> bool:
+        """Follow the coordinator's answer; False where it has to be asked again."""
         if answer.WhichOneof("next") == "end":
-            piece.standing.over = True
+            fragment.progress.over = True
             return True
         self.doing, order = rounds_pb2.DOING_FETCHING, answer.order
         try:
-            self._see(piece, order)
-            if not (piece.goes_on(order.round) and self.feed.resumes(piece.standing.round)):
-                self._start(piece, order)
+            self._take_copies(fragment, order)
+            if not (fragment.is_current(order.round) and self.features.resumes(fragment.progress.round)):
+                self._start(fragment, order)
         except FileGoneError as error:  # most likely a newer version is there
             log.info("%s", error)
             time.sleep(AGAIN_S)
             return False
         return True
 
-    def _start(self, piece: Piece, order: rounds_pb2.Order) -> None:
+    def _start(self, fragment: Fragment, order: rounds_pb2.Order) -> None:
         """Raises ServiceError for an order that makes no sense, FileGoneError."""
-        rounds = self.plan.config.rounds
-        due = rounds.steps_per_round if order.round < rounds.rounds else 0
-        if order.base.part != piece.name or order.steps != due:
+        due = self.rounds.steps_per_round if order.round < self.rounds.rounds else 0
+        if order.base.part != fragment.name or order.steps != due:
             raise ServiceError(
-                f"{self.link.address} orders {order.steps} steps of {order.base.part[:40]!r}: it is damaged"
+                f"{self.client.address} orders {order.steps} steps of {order.base.part[:40]!r}: it is damaged"
             )
-        self.feed.take(order)
-        weights = self.holdings.fetch(order.base, rounds.down_codec)
-        if piece.sending is not None and piece.sending.done():  # who is patient asked for the order meanwhile
-            self._settle(piece)  # it may be part of these weights
-        self.learner.load(piece.begin(order.round, order.base.version, weights))
-        if piece.index == self.standing.turn:
-            self.standing.steps = 0
-        if not due:  # the last weights of a fragment, with which the others are trained on
-            piece.give_up()
-            piece.standing.over = True
+        self.features.take(order)
+        weights = self.cache.fetch(order.base, self.rounds.down_codec)
+        if fragment.sending is not None and fragment.sending.done():
+            self._settle(fragment)  # sent while the order was awaited, as `patient` does: these weights may have it
+        self.learner.load(fragment.begin(order.round, order.base.version, weights))
+        if fragment.index == self.progress.turn:
+            self.progress.steps = 0
+        if not due:  # the last weights of a fragment, with which the others are trained to their end
+            fragment.give_up()
+            fragment.progress.over = True
 
-    def _see(self, piece: Piece, order: rounds_pb2.Order) -> None:
+    def _take_copies(self, fragment: Fragment, order: rounds_pb2.Order) -> None:
         """Take newer copies of other parts, which come with the last fragment. Raises ServiceError, FileGoneError."""
-        cutting, needs = self.plan.cutting, self.learner.part.needs
-        due = {fragment for part in needs for fragment in cutting.parts[part]} if piece is self.pieces[-1] else set()
+        every, needs = self.spec.fragments, self.learner.part.needs
+        due = {name for part in needs for name in every.parts[part]} if fragment is self.fragments[-1] else set()
         if {wanted.part for wanted in order.copies} != due:
-            raise ServiceError(f"{self.link.address} does not send what {self.part} is trained with: it is damaged")
-        codec = self.plan.config.rounds.copies_codec
-        copies = {wanted.part: self.holdings.fetch(wanted, codec) for wanted in order.copies}
+            raise ServiceError(f"{self.client.address} does not send what {self.part} is trained with: it is damaged")
+        copies = {wanted.part: self.cache.fetch(wanted, self.rounds.copies_codec) for wanted in order.copies}
         if copies:
-            self.learner.part.see({part: cutting.whole(part, copies.__getitem__) for part in needs})
+            self.learner.part.see({part: every.whole(part, copies.__getitem__) for part in needs})
 
-    def _train(self, piece: Piece) -> bool:
+    def _train(self, fragment: Fragment) -> bool:
         """The steps up to a fragment's exchange; False where its round is given up."""
-        begin, end = self.after[piece.index : piece.index + 2]
-        while self.standing.steps < end - begin:
-            if not self._may_go_on(piece):
+        begin, end = self.after[fragment.index : fragment.index + 2]
+        while self.progress.steps < end - begin:
+            if not self._may_continue(fragment):
                 return False
-            assert piece.standing.round is not None
-            self._step(piece.standing.round * self.plan.config.rounds.steps_per_round + begin + self.standing.steps)
+            assert fragment.progress.round is not None
+            self._step(fragment.progress.round * self.rounds.steps_per_round + begin + self.progress.steps)
         return True
 
-    def _may_go_on(self, piece: Piece) -> bool:
-        """Whether its round is still worth training. Raises Interrupted, LeaseLostError."""
-        if self.link.asked_to_stop():
-            raise Interrupted(f"{self.part}: stopped in round {piece.standing.round}; run again to go on")
-        if self.pulse.lost:
+    def _may_continue(self, fragment: Fragment) -> bool:
+        """True if its round is still worth training. Raises Interrupted, LeaseLostError."""
+        round_, heartbeat = fragment.progress.round, self.heartbeat
+        if self.client.asked_to_stop():
+            raise Interrupted(f"{self.part}: stopped in round {round_}; run again to go on")
+        if heartbeat.lost:
             raise LeaseLostError(f"{self.part} went to another worker, or the coordinator began anew; joining again")
-        open_round = self.pulse.open_rounds[piece.index] if self.pulse.open_rounds else -1
-        if self.pulse.ended or not piece.goes_on(open_round):
-            log.warning("round %d of %s was closed without us: it is given up", piece.standing.round, piece.name)
-            piece.give_up()
-            self.standing.steps = 0
+        open_round = heartbeat.open_rounds[fragment.index] if heartbeat.open_rounds else -1
+        if heartbeat.ended or not fragment.is_current(open_round):
+            log.warning("round %d of %s was closed without us: it is given up", round_, fragment.name)
+            fragment.give_up()
+            self.progress.steps = 0
             return False
         return True
 
     def _step(self, number: int) -> None:
         self.doing, begin = rounds_pb2.DOING_TRAINING, time.monotonic()
-        with self.settings.pace.step(self.place.replica):
+        with self.settings.throttle.step(self.place.replica):
             record = self.learner.train(number, 1)
         self.losses = {name: nats for name, nats in record.items() if name.endswith("nats")}
-        self.standing.steps += 1
-        for piece in self.pieces:
-            piece.standing.steps += 1
+        self.progress.steps += 1
+        for fragment in self.fragments:
+            fragment.progress.steps += 1
         self.busy_s += time.monotonic() - begin
         if time.monotonic() - self._saved_at > self.settings.save_every_s:
             self.save()
 
-    def _exchange(self, piece: Piece) -> None:
-        """A round's update, safe on the disk before anybody hears of it; then it is the next fragment's turn."""
-        self._settle(piece)
+    def _finish(self, fragment: Fragment) -> None:
+        """Save a round's update before it is sent; then it is the next fragment's turn."""
+        self._settle(fragment)
         author = f"{self.run} {self.settings.name}"
-        piece.finish(self.learner.weights(), self.plan.config.sequences, self.losses, author)
-        self.trained += piece is self.pieces[-1]
+        fragment.finish(self.learner.weights(), self.spec.config.sequences, self.losses, author)
+        self.trained += fragment is self.fragments[-1]
         self._next_turn()
         self.save()
 
     def _next_turn(self) -> None:
-        self.standing.turn, self.standing.steps = (self.standing.turn + 1) % len(self.pieces), 0
+        self.progress.turn, self.progress.steps = (self.progress.turn + 1) % len(self.fragments), 0
 
     # Handing in
 
-    def _hand_in(self, piece: Piece) -> None:
-        """Let what is pending be sent."""
-        if piece.standing.pending is None or piece.sending is not None:
+    def _hand_in(self, fragment: Fragment) -> None:
+        """Begin to send a pending update."""
+        if fragment.progress.pending is None or fragment.sending is not None:
             return
         self.doing = rounds_pb2.DOING_SENDING
-        piece.sending = self._sender.submit(self._submit, piece.index, piece.standing.pending)
+        fragment.sending = self._sender.submit(self._submit, fragment.index, fragment.progress.pending)
 
-    def _settle(self, piece: Piece) -> None:
-        """Wait until what is being sent was judged. Raises LeaseLostError, Interrupted, ServiceError."""
-        if piece.sending is None:
+    def _settle(self, fragment: Fragment) -> None:
+        """Wait until the update that is being sent was judged. Raises LeaseLostError, Interrupted, ServiceError."""
+        if fragment.sending is None:
             return
         try:
-            verdict = piece.sending.result()
+            verdict = fragment.sending.result()
         finally:
-            piece.sending = None
-        pending, piece.standing.pending = piece.standing.pending, None
+            fragment.sending = None
+        pending, fragment.progress.pending = fragment.progress.pending, None
         assert pending is not None
         if verdict.outcome == rounds_pb2.OUTCOME_REFUSED:
-            log.warning("round %d of %s was not taken: %s", pending.round, piece.name, verdict.reason)
+            log.warning("round %d of %s was not taken: %s", pending.round, fragment.name, verdict.reason)
         else:
-            log.info("round %d of %s is handed in", pending.round, piece.name)
-            piece.standing.own_in = verdict.version or None
+            log.info("round %d of %s is handed in", pending.round, fragment.name)
+            fragment.progress.own_in = verdict.version or None
 
-    def _submit(self, fragment: int, pending: Pending) -> rounds_pb2.Verdict:
+    def _submit(self, fragment: int, pending: PendingUpdate) -> rounds_pb2.Verdict:
         submission = rounds_pb2.Submission(
             worker=self.settings.name,
             lease=self.place.lease,
@@ -340,27 +334,27 @@ class Worker:
             steps=pending.steps,
             sequences=pending.sequences,
             losses=pending.losses,
-            codec=self.plan.config.rounds.codec,
+            codec=self.rounds.codec,
             size=len(pending.payload),
             sha256=hashlib.sha256(pending.payload).digest(),
         )
-        return self.link.submit(submission, pending.payload)
+        return self.client.submit(submission, pending.payload)
 
     def _report(self) -> rounds_pb2.BeatRequest:
-        piece = self.standing.pieces[self.standing.turn]
+        fragment = self.progress.fragments[self.progress.turn]
         return rounds_pb2.BeatRequest(
             worker=self.settings.name,
             lease=self.place.lease,
             doing=self.doing,
-            round=max(piece.finished, 0) if piece.round is None else piece.round,
-            steps=piece.steps,
+            round=max(fragment.finished, 0) if fragment.round is None else fragment.round,
+            steps=fragment.steps,
             losses=self.losses,
             busy_seconds=self.busy_s,
             lived_seconds=time.monotonic() - self.joined_s,
         )
 
 
-def _request(corpus: Corpus, settings: WorkerSettings, run: str) -> rounds_pb2.JoinRequest:
+def _join_request(corpus: Corpus, settings: WorkerSettings, run: str) -> rounds_pb2.JoinRequest:
     return rounds_pb2.JoinRequest(
         worker=settings.name,
         version=version("onesweep"),
@@ -373,11 +367,11 @@ def _request(corpus: Corpus, settings: WorkerSettings, run: str) -> rounds_pb2.J
     )
 
 
-def _plan(place: rounds_pb2.JoinResponse, directory: Path, corpus: Corpus) -> RunPlan:
-    """What the coordinator says that the run is. Raises OnesweepError."""
+def _spec_of(place: rounds_pb2.JoinResponse, directory: Path, corpus: Corpus) -> RunSpec:
+    """The run that the coordinator describes. Raises OnesweepError."""
     replace_file(directory / MANIFEST_NAME, lambda path: path.write_text(place.manifest, encoding="utf-8"))
-    config = parse_config(place.config, "the coordinator's settings")
-    plan = RunPlan.told(config, read_manifest(directory), corpus)
-    if plan.run != place.run:
+    config, manifest = parse_config(place.config, "the coordinator's settings"), read_manifest(directory)
+    spec = RunSpec.of(config, corpus, manifest.partition, manifest)
+    if spec.run != place.run:
         raise ServiceError("the coordinator's settings are not those of the run that it names: another version?")
-    return plan
+    return spec

@@ -1,9 +1,11 @@
-"""What a worker has on its disk, to go on after a kill at any instruction: one file, which is replaced whole."""
+"""A worker's state: progress with each fragment, in one file from which it resumes after a kill at any instruction."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,80 +13,162 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 
-from stages.checkpoint import replace_file
-from stages.errors import ResumeError
-from trainer.rounds.tensors import Tensors, digest
+from stages.checkpoint.checkpoint import replace_file
+from stages.errors import ConfigError, ResumeError
+from trainer.blocks.round_settings import RoundSettings
+from trainer.rounds.cache import CachedWeights
+from trainer.rounds.codecs import ErrorFeedback, codec_named
+from trainer.rounds.outer import new_overlap
+from trainer.rounds.tensors import Shapes, Tensors, digest, norm, subtract
+from trainer.v1 import rounds_pb2
 
 STATE_NAME = "worker.safetensors"
 PAYLOAD = "payload"
+FRAGMENTS = "pieces"  # key of the fragments in the record
+# Groups of tensors: the begin of a round, the version held, the last pseudo-gradient, what the codec rounded away, and
+# the state of the overlap.
+BASE, HELD, OWN, CARRIED, OVERLAP = "base", "held", "own", "carried", "overlap"
 
 
 @dataclass(frozen=True)
-class Pending:
-    """An update that nobody has judged yet."""
+class PendingUpdate:
+    """An update that the coordinator has not judged yet."""
 
     id: str
     round: int
     base_version: int
     steps: int
     sequences: int
-    losses: dict[str, float]
-    """Of the last step, in nats."""
+    losses: dict[str, float]  # of the last step, in nats
     payload: bytes = field(repr=False)
 
 
 @dataclass
-class PieceStanding:
-    """How far a worker is with one fragment."""
+class FragmentProgress:
+    """A worker's progress with one fragment."""
 
-    finished: int = -1
-    """The last round that it has trained, or gave up."""
-    round: int | None = None
-    """The round that it is in; None between two."""
+    finished: int = -1  # the last round that it has trained, or gave up
+    round: int | None = None  # the round that it is in; None between two
     base_version: int = 0
-    steps: int = 0
-    """Done in this round."""
-    held_version: int = 0
-    """Of the fragment, among the tensors."""
-    own_in: int | None = None
-    """The version that has our last update in it; None while that is not known."""
-    over: bool = False
-    """Whether its last round is made."""
-    pending: Pending | None = None
+    steps: int = 0  # done in this round
+    held_version: int = 0  # of the fragment, among the tensors
+    own_in: int | None = None  # the version that has our last update in it; None while that is not known
+    over: bool = False  # whether its last round is made
+    pending: PendingUpdate | None = None
 
 
 @dataclass
-class Standing:
-    """How far a worker is."""
+class WorkerProgress:
+    """A worker's progress with its part."""
 
     part: str
-    turn: int = 0
-    """The fragment that is exchanged next."""
-    steps: int = 0
-    """Done since the last exchange."""
-    pieces: list[PieceStanding] = field(default_factory=lambda: [PieceStanding()])
+    turn: int = 0  # the fragment that is exchanged next
+    steps: int = 0  # done since the last exchange
+    fragments: list[FragmentProgress] = field(default_factory=lambda: [FragmentProgress()])
 
 
-def save_worker(path: Path, run: str, standing: Standing, groups: dict[str, Tensors]) -> None:
+class Fragment:
+    """One fragment of a worker's part, with rounds of its own; a part that travels whole is a single one."""
+
+    def __init__(self, index: int, name: str, like: Shapes, settings: RoundSettings) -> None:
+        """:param name: in the ledger; :param like: shapes of its tensors."""
+        self.index, self.name, self.like, self.settings = index, name, like, settings
+        self.feedback, self.overlap = ErrorFeedback(codec_named(settings.codec)), new_overlap(settings)
+        self.progress = FragmentProgress()
+        self.base, self.own = Tensors(), Tensors()
+        self.sending: Future[rounds_pb2.Verdict] | None = None
+        self.oriented = False
+        """True if this process knows that its round is worth finishing."""
+
+    def is_current(self, open_round: int) -> bool:
+        """True if the round that it is in is still worth finishing."""
+        if self.progress.round is None:
+            return False
+        behind = open_round - self.progress.round
+        return behind <= 0 or (self.settings.late != "drop" and behind <= self.settings.max_staleness)
+
+    def begin(self, round_: int, version: int, weights: Tensors) -> Tensors:
+        """The weights with which this round begins, made of the newest version."""
+        progress = self.progress
+        merged = progress.own_in is not None and version >= progress.own_in
+        # the overlap counts each of our rounds once, whether or not this one is finished
+        self.base, self.own = self.overlap.start(weights, self.own or None, merged), {}
+        progress.round, progress.base_version, progress.steps = round_, version, 0
+        return self.base
+
+    def give_up(self) -> None:
+        """End a round that is no longer worth finishing."""
+        assert self.progress.round is not None
+        self.progress.finished, self.progress.round = self.progress.round, None
+
+    def finish(self, weights: Tensors, sequences: int, losses: dict[str, float], author: str) -> None:
+        """Make the round's update, to be handed in. Raises ConfigError for weights that are not finite.
+
+        :param weights: of the whole part; :param sequences: in a batch; :param losses: of the last step; :param author:
+        run and worker.
+        """
+        progress = self.progress
+        assert progress.round is not None
+        delta = subtract(self.base, {key: weights[key] for key in self.like})
+        if not norm(delta) < float("inf"):
+            raise ConfigError(f"{self.name}: weights are not finite after round {progress.round}; lower the rates")
+        payload = self.feedback.encode(delta)
+        steps = min(progress.steps, self.settings.steps_per_round)
+        progress.pending = PendingUpdate(
+            id=_submission_id(f"{author} {self.name}", progress.round, payload),
+            round=progress.round,
+            base_version=progress.base_version,
+            steps=steps,
+            sequences=steps * sequences,
+            losses=losses,
+            payload=payload,
+        )
+        if not self.overlap.waits:  # as the others get it
+            self.own = self.feedback.codec.decode(payload, self.like)
+        progress.own_in = None
+        progress.finished, progress.round = progress.round, None
+
+    def state(self, held: CachedWeights | None) -> dict[str, Tensors]:
+        """Tensors by group; :param held: the version that is held of it."""
+        groups = {OWN: self.own, CARRIED: self.feedback.carried, OVERLAP: self.overlap.state()}
+        if held is not None:
+            groups[HELD] = held.tensors
+            self.progress.held_version = held.version
+        if self.progress.round is not None and (held is None or self.base is not held.tensors):
+            groups[BASE] = self.base
+        return groups
+
+    def restore(self, progress: FragmentProgress, groups: Mapping[str, Tensors]) -> CachedWeights | None:
+        """Take what `state` returned, from the groups of the whole part; returns the version that is held."""
+        mine = {name: {key: group[key] for key in self.like if key in group} for name, group in groups.items()}
+        self.progress = progress
+        held = mine.get(HELD) or None
+        self.base, self.own = mine.get(BASE) or held or {}, mine.get(OWN, {})
+        self.feedback.carried = mine.get(CARRIED, {})
+        self.overlap.restore(mine.get(OVERLAP, {}))
+        return CachedWeights(progress.held_version, digest(held), held) if held else None
+
+
+def save_worker(path: Path, run: str, progress: WorkerProgress, groups: dict[str, Tensors]) -> None:
     """Replace the state. Raises CheckpointError, with the old one whole, when it cannot be written.
 
     :param groups: tensors by group and name.
     """
     tensors = {f"{group}/{name}": tensor for group, named in groups.items() for name, tensor in named.items()}
-    record: dict[str, Any] = {**asdict(standing), "run": run}
-    for number, piece in enumerate(standing.pieces):
-        if piece.pending is not None:
-            tensors[f"{PAYLOAD}{number}"] = torch.frombuffer(bytearray(piece.pending.payload), dtype=torch.uint8)
-            del record["pieces"][number]["pending"]["payload"]
+    record: dict[str, Any] = {**asdict(progress), "run": run}
+    record[FRAGMENTS] = record.pop("fragments")
+    for number, fragment in enumerate(progress.fragments):
+        if fragment.pending is not None:
+            tensors[f"{PAYLOAD}{number}"] = torch.frombuffer(bytearray(fragment.pending.payload), dtype=torch.uint8)
+            del record[FRAGMENTS][number]["pending"]["payload"]
     text = json.dumps(record, sort_keys=True)
     metadata = {"record": text, "sha256": _digest(text, tensors)}
     replace_file(path, lambda temporary: save_file(tensors, temporary, metadata))
 
 
-def load_worker(path: Path) -> tuple[str, Standing, dict[str, Tensors]]:
-    """Run, standing and groups of a state. Raises ResumeError when it is damaged."""
+def load_worker(path: Path) -> tuple[str, WorkerProgress, dict[str, Tensors]]:
+    """Run, progress and groups of a state. Raises ResumeError when it is damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -93,19 +177,25 @@ def load_worker(path: Path) -> tuple[str, Standing, dict[str, Tensors]]:
         if metadata["sha256"] != _digest(text, tensors):
             raise ValueError("it does not have the recorded SHA-256")
         record = json.loads(text)
-        run, pieces = record.pop("run"), list[PieceStanding]()
-        for number, piece in enumerate(record.pop("pieces")):
-            if (pending := piece.pop("pending")) is not None:
-                pending = Pending(**pending, payload=tensors.pop(f"{PAYLOAD}{number}").numpy().tobytes())
-            pieces.append(PieceStanding(**piece, pending=pending))
-        groups: dict[str, dict[str, Tensor]] = {}
+        run, fragments = record.pop("run"), list[FragmentProgress]()
+        for number, fragment in enumerate(record.pop(FRAGMENTS)):
+            if (pending := fragment.pop("pending")) is not None:
+                pending = PendingUpdate(**pending, payload=tensors.pop(f"{PAYLOAD}{number}").numpy().tobytes())
+            fragments.append(FragmentProgress(**fragment, pending=pending))
+        groups: dict[str, Tensors] = {}
         for key, tensor in tensors.items():
             group, _, name = key.partition("/")
             groups.setdefault(group, {})[name] = tensor
-        return run, Standing(**record, pieces=pieces), groups
+        return run, WorkerProgress(**record, fragments=fragments), groups
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise ResumeError(f"{path} is damaged ({error}); delete it to begin anew") from None
 
 
-def _digest(record: str, tensors: dict[str, Tensor]) -> str:
+def _digest(record: str, tensors: Tensors) -> str:
     return hashlib.sha256(f"{record}\n{digest(tensors)}".encode()).hexdigest()
+
+
+def _submission_id(author: str, round_: int, payload: bytes) -> str:
+    """The same in every try; another for other work."""
+    word = hashlib.sha256(f"{author} {round_} {hashlib.sha256(payload).hexdigest()}".encode())
+    return f"r{round_}-{word.hexdigest()[:32]}"

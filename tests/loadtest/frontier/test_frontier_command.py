@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from loadtest.lab.lab import lab_problem
 from loadtest.quality.intervals import Estimate
-from loadtest.quality.row import JUDGED, QualityRow
-from loadtest.wan.lab import lab_problem
-from serving.cli import main
-from serving.frontier import read_frontier
-from stages.manifest import read_manifest
+from loadtest.quality.panel import JUDGED, QualityRow
+from serving.cli.__main__ import main
+from serving.modes.frontier import read_frontier
+from stages.checkpoint.manifest import read_manifest
 
 needs_a_lab = pytest.mark.skipif(bool(lab_problem()), reason=lab_problem() or "there is one")
 
@@ -60,8 +60,8 @@ def test_refused_with_a_sentence(
     options: tuple[object, ...],
     says: str,
 ) -> None:
-    monkeypatch.setattr("loadtest.frontier.run.temporary_lab", lambda *_: pytest.fail("a lab was made"))
-    monkeypatch.setattr("loadtest.frontier.settings.lab_problem", lambda: "")
+    monkeypatch.setattr("loadtest.workload.testbed.temporary_lab", lambda *_: pytest.fail("a lab was made"))
+    monkeypatch.setattr("loadtest.frontier.run.lab_problem", lambda: "")
     given = () if "--quality" in options else ("--quality", quality(tmp_path / "q.json", bundle))
     assert main(frontier(bundle, *given, *options)) == 2
     out, err = capsys.readouterr()
@@ -84,7 +84,7 @@ def test_other_weights(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_no_lab_can_be_made(
     bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loadtest.frontier.settings.lab_problem", lambda: "there is no /dev/net/tun")
+    monkeypatch.setattr("loadtest.frontier.run.lab_problem", lambda: "there is no /dev/net/tun")
     assert main(frontier(bundle, "--quality", quality(tmp_path / "q.json", bundle))) == 1
     assert capsys.readouterr().err == "onesweep: there is no /dev/net/tun\n"
 

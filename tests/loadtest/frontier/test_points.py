@@ -7,8 +7,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from loadtest.frontier.measuring import Answer
-from loadtest.frontier.picture import frontier_picture
 from loadtest.frontier.points import (
     AutoPoint,
     Point,
@@ -18,16 +16,17 @@ from loadtest.frontier.points import (
     usual_budgets_ms,
     with_pareto,
 )
-from loadtest.frontier.table import auto_table, failures, points_table
+from loadtest.frontier.report import auto_table, failures, frontier_picture, points_table
 from loadtest.frontier.worth import Worth
-from loadtest.quality.arm import parse_arm
-from loadtest.quality.row import JUDGED
+from loadtest.latency.interleave import Sample
+from loadtest.quality.generation import parse_arm
+from loadtest.quality.panel import JUDGED
 from serving.modes import MODES
 
 PROFILE = "links-60"
 
 
-def answer(latency_ms: float, reason: str = "", **changes: Any) -> Answer:
+def answer(latency_ms: float, reason: str = "", **changes: Any) -> Sample:
     account = {
         "sweeps": 4,
         "output_bytes": 100,
@@ -38,11 +37,11 @@ def answer(latency_ms: float, reason: str = "", **changes: Any) -> Answer:
         "reason": reason,
         **changes,
     }
-    return Answer(latency_ms, account)
+    return Sample(0, 0, latency_ms, account=account)
 
 
 def point(spec: str, bits: float, *seconds: float, error: str = "") -> Point:
-    answers = [answer(1000 * s) for s in seconds] + ([Answer(error=error)] if error else [])
+    answers = [answer(1000 * s) for s in seconds] + ([Sample(0, error=error)] if error else [])
     return point_of(PROFILE, Worth(parse_arm(spec, MODES), bits, bits - 0.1, bits + 0.1), answers)
 
 
@@ -93,7 +92,7 @@ def test_a_budget_that_was_not_kept_and_a_worse_text() -> None:
     made = auto_point_of(PROFILE, 1000, [answer(900, "local with"), answer(1200, reason)], points())
     assert (made.kept, made.hurried, made.as_good) == (False, 1, False)
     assert made.bits == pytest.approx((3 * 100 + 4 * 50 + 3 * 50) / 200)
-    refused = auto_point_of(PROFILE, 1, [Answer(error="below one sweep")], points())
+    refused = auto_point_of(PROFILE, 1, [Sample(0, error="below one sweep")], points())
     assert (refused.kept, refused.as_good, refused.best_fixed) == (None, None, None)
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from loadtest.frontier.costs import frontier_of, option_of
-from loadtest.frontier.measuring import Answer
+from loadtest.frontier.points import frontier_of, option_of
 from loadtest.frontier.worth import Ranking, ranking_of, read_ranking
-from loadtest.quality.arm import parse_arms
+from loadtest.latency.interleave import Sample
+from loadtest.quality.generation import parse_arms
 from loadtest.quality.intervals import Estimate
-from loadtest.quality.row import AT_HUMAN_ENTROPY, GRAMS, JUDGED, QualityRow
+from loadtest.quality.panel import AT_HUMAN_ENTROPY, GRAMS, JUDGED, QualityRow
 from serving.modes import MODES
 from stages.errors import InputError
 
@@ -79,7 +79,7 @@ def test_a_frontier_is_a_ranking_too(tmp_path: Path) -> None:
         "ahead_ms": 0.0,
         "wire_bytes_total": 5000,
     }
-    options = [option_of(worth, [Answer(100.0, account)], 256) for worth in ranking.worths]
+    options = [option_of(worth, [Sample(0, 0, 100.0, account=account)], 256) for worth in ranking.worths]
     assert (options[1].host_ms, options[1].router_ms, options[1].sweeps) == (60.0, 20.0, 8.0)
     path = tmp_path / "frontier.json"
     path.write_text(json.dumps(frontier_of(ranking, options).to_record()))

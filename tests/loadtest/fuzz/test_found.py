@@ -13,17 +13,19 @@ import grpc
 import grpc.aio
 import pytest
 
-from serving.frontier import read_frontier
-from serving.link import HostLink
-from serving.topology import HostEntry, local_topology, read_topology
-from stages.admission import MAX_NUMBER, check_hop, check_passages
+from serving.modes.frontier import read_frontier
+from serving.router.paths import HostLink
+from serving.router.topology import HostEntry, local_topology, read_topology
 from stages.errors import InputError
-from stages.parts import HostPlan, plan_host
-from stages.refusal import RETRY_AFTER, Refusal, retry_after_ms
-from stages.relay import Relay
-from stages.tokens import read_tokens
-from stages.transport import new_server, open_channel
+from stages.host.parts import HostPlan, plan_host
+from stages.host.validation import MAX_NUMBER, check_timings, parse_hop
 from stages.v1 import stage_pb2, stage_pb2_grpc
+from stages.wire.channel import new_server, open_channel
+from stages.wire.hop_stream import Relay
+from stages.wire.messages import PROTOCOL, put_work, work_of
+from stages.wire.status import RETRY_AFTER, StatusError, retry_after_ms
+from stages.wire.tokens import read_tokens
+from tests.stages.hops import step
 
 NO_MESSAGE = b"\xff\xff\xff"
 LONG = "9" * 5000
@@ -40,11 +42,11 @@ def own(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
 
 class Honest(stage_pb2_grpc.StageServiceServicer):
     async def Describe(self, request: Any, context: Any) -> stage_pb2.DescribeResponse:
-        return stage_pb2.DescribeResponse(name="h")
+        return stage_pb2.DescribeResponse(name="h", protocol=PROTOCOL)
 
     async def Push(self, parcels: Any, context: Any) -> Any:
         async for parcel in parcels:
-            yield stage_pb2.Receipt(number=parcel.number)
+            yield stage_pb2.Ack(number=parcel.number)
 
     async def Subscribe(self, request: Any, context: Any) -> Any:
         yield stage_pb2.Events()
@@ -96,7 +98,7 @@ async def raw_call(address: str, method: str, data: bytes) -> tuple[grpc.StatusC
                 async for _ in channel.unary_stream(path)(data, timeout=CALL_S):
                     count += 1
             else:
-                good = stage_pb2.Parcel(number=1).SerializeToString()
+                good = stage_pb2.HopBatch(number=1).SerializeToString()
                 async for _ in channel.stream_stream(path)(iter([good, data]), timeout=CALL_S):
                     count += 1
         except grpc.aio.AioRpcError as error:
@@ -119,10 +121,10 @@ def test_an_answer_that_is_no_message_is_a_refusal(caplog: pytest.LogCaptureFixt
         relay = Relay(address, 1 << 20, CALL_S)
         try:
             for call in (relay.describe(CALL_S), relay.warm(0)):
-                with pytest.raises(Refusal, match="the answer is no message"):
+                with pytest.raises(StatusError, match="the answer is no message"):
                     await call
             hop = stage_pb2.Hop(session="s", deadline_unix_ms=1 << 42)
-            with pytest.raises(Refusal, match="the answer is no message"):
+            with pytest.raises(StatusError, match="the answer is no message"):
                 await relay.push(hop)
         finally:
             await relay.close()
@@ -154,11 +156,11 @@ def test_the_number_of_a_step_leaves_room_for_those_that_follow(plan: HostPlan) 
     """The step after number 2^64 - 1 broke the host's loop, and with it hops of others in the same pass."""
     assert plan.ar is not None
     hop = stage_pb2.Hop(router="r", session="s", digest=plan.ar.digest, capacity=9, deadline_unix_ms=1 << 42)
-    hop.step.CopyFrom(stage_pb2.Step(clean=b"a", remaining=2, codec="int8", number=MAX_NUMBER))
-    assert check_hop(hop, plan) == "ar"
-    hop.step.number = (1 << 64) - 1
-    with pytest.raises(Refusal, match="the largest number is"):
-        check_hop(hop, plan)
+    put_work(hop, step(clean=b"a", remaining=2, codec="int8", number=MAX_NUMBER))
+    assert parse_hop(hop, plan).kind == "ar"
+    work_of(hop).number = (1 << 64) - 1
+    with pytest.raises(StatusError, match="the largest number is"):
+        parse_hop(hop, plan)
 
 
 @pytest.mark.parametrize(
@@ -166,16 +168,16 @@ def test_the_number_of_a_step_leaves_room_for_those_that_follow(plan: HostPlan) 
 )
 def test_what_a_host_says_that_it_did_can_be_added_up(wrong: dict[str, Any]) -> None:
     """Two of the largest numbers did not fit the account's field; NaN stayed in a mean for ever."""
-    with pytest.raises(Refusal, match="the passage of h has"):
-        check_passages([stage_pb2.Passage(host="h", **wrong)])
-    check_passages([stage_pb2.Passage(host="h", queue_ms=1.0, compute_ms=2.0, received_bytes=1 << 30)])
+    with pytest.raises(StatusError, match="the timing of h has"):
+        check_timings([stage_pb2.HopTiming(host="h", **wrong)])
+    check_timings([stage_pb2.HopTiming(host="h", queue_ms=1.0, compute_ms=2.0, received_bytes=1 << 30)])
 
 
 def test_nobody_refuses_with_ok() -> None:
     """A call cannot be ended with it."""
-    assert Refusal.numbered(0, "x").code is grpc.StatusCode.UNKNOWN
-    assert Refusal.numbered(-7, "x").code is grpc.StatusCode.UNKNOWN
-    assert Refusal.numbered(3, "x").code is grpc.StatusCode.INVALID_ARGUMENT
+    assert StatusError.numbered(0, "x").code is grpc.StatusCode.UNKNOWN
+    assert StatusError.numbered(-7, "x").code is grpc.StatusCode.UNKNOWN
+    assert StatusError.numbered(3, "x").code is grpc.StatusCode.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize(("said", "due"), [("250", 250), ("", None), ("soon", None), ("-1", None), ("9" * 5000, None)])
@@ -232,9 +234,9 @@ def test_a_number_larger_than_any_float_is_a_mistake_in_a_frontier(tmp_path: Pat
 @pytest.fixture
 def gateway(servers: Any) -> int:
     pytest.importorskip("fastapi", reason="the extra `http` is not installed")
-    from serving.http.server import run_gateway
-    from serving.http.settings import HttpSettings
-    from serving.ports import free_port_block
+    from serving.cli.ports import free_port_block
+    from serving.gateway.app import run_gateway
+    from serving.gateway.commands import HttpSettings
 
     port = free_port_block(2)
     servers.run(lambda stop: run_gateway(HttpSettings(f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"), stop))
@@ -263,9 +265,9 @@ def test_stop_may_be_null(gateway: int) -> None:
 
 
 def test_a_head_that_never_ends_is_not_waited_for(gateway: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stages.web import connection
+    from stages.wire import web_server
 
-    monkeypatch.setattr(connection, "HEAD_S", 0.2)
+    monkeypatch.setattr(web_server, "HEAD_S", 0.2)
     live = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
     assert asyncio.run(exchange(gateway, live)) == b""
     assert asyncio.run(exchange(gateway, b"")) == b""

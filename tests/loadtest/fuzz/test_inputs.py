@@ -7,20 +7,20 @@ import random
 
 import pytest
 
-from loadtest.fuzz.inputs import Inputs
-from loadtest.fuzz.mutation import changed, damaged
-from loadtest.fuzz.settings import TARGETS, FuzzSettings
-from loadtest.fuzz.strategies import drawn, messages
+from loadtest.fuzz.commands import TARGETS, FuzzSettings
+from loadtest.fuzz.inputs import Inputs, changed, damaged, drawn, messages
+from serving.cli.__main__ import main
 from serving.v1 import router_pb2
-from stages.errors import InputError
 from stages.v1 import stage_pb2
+from stages.wire.messages import put_work, work_of
+from tests.stages.hops import step
 
 
 def hop() -> stage_pb2.Hop:
     made = stage_pb2.Hop(router="r", session="s", digest="d" * 64, capacity=9, deadline_unix_ms=1)
-    made.passages.add(host="h", queue_ms=1.5)
-    made.step.CopyFrom(stage_pb2.Step(number=3, clean=b"abc", hidden=bytes(range(64)), remaining=2, codec="int8"))
-    made.step.sampling.temperature = 0.8
+    made.timings.add(host="h", queue_ms=1.5)
+    put_work(made, step(number=3, clean=b"abc", hidden=bytes(range(64)), remaining=2, codec="int8"))
+    work_of(made).sampling.temperature = 0.8
     return made
 
 
@@ -45,10 +45,10 @@ def test_changes_reach_every_field_and_its_extremes() -> None:
         message = hop()
         changed(rng, message, [hop()])
         touched |= {field.name for field, value in message.ListFields() if value != getattr(hop(), field.name)}
-        numbers.add(message.step.number)
-        temperatures.append(message.step.sampling.temperature)
+        numbers.add(message.decode.number)
+        temperatures.append(message.decode.sampling.temperature)
         assert stage_pb2.Hop.FromString(message.SerializeToString()) is not None
-    assert touched >= {"router", "session", "digest", "capacity", "passages", "path", "place", "step", "request"}
+    assert touched >= {"router", "session", "digest", "capacity", "timings", "path", "place", "decode", "request"}
     assert {0, (1 << 64) - 1} <= numbers
     assert any(math.isnan(t) for t in temperatures)
     assert math.inf in temperatures
@@ -64,16 +64,16 @@ def test_any_message_type_can_be_drawn(kind: type) -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"inputs": 0}, "--inputs must be 1 to"),
-        ({"seconds": 0.0}, "--seconds must be above 0"),
-        ({"seconds": math.nan}, "--seconds must be above 0"),
-        ({"seed": -1}, "--seed must be from 0"),
-        ({"targets": ("stage", "moon")}, "there is no target 'moon'; choose from stage, router"),
-        ({"targets": ("http", "http")}, "names one twice"),
-        ({"targets": ("",)}, "there is no target ''"),
+        ("--inputs 0", "--inputs must be from 1 to"),
+        ("--seconds 0", "--seconds must be above 0"),
+        ("--seconds nan", "--seconds must be above 0"),
+        ("--seed -1", "--seed must be from 0"),
+        ("--targets stage,moon", "there is no target 'moon'; choose from stage, router"),
+        ("--targets http,http", "names one twice"),
+        ("--targets ,", "there is no target ''"),
     ],
 )
-def test_wrong_settings_are_told(wrong: dict[str, object], says: str) -> None:
-    with pytest.raises(InputError, match=says):
-        FuzzSettings(**wrong)  # type: ignore[arg-type]
+def test_wrong_settings_are_refused(wrong: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fuzz", *wrong.split()]) == 2
+    assert says in capsys.readouterr().err
     assert FuzzSettings().targets == TARGETS

@@ -1,8 +1,10 @@
-"""`onesweep fuzz` itself: a short run with real processes, and the watch that would tell."""
+"""`onesweep fuzz`: a short run with real processes, and the checks that would find something."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,16 +13,18 @@ from typing import Any
 import psutil
 import pytest
 
-from loadtest.fuzz.findings import Tally
-from loadtest.fuzz.watch import Watch
-from serving.cli import main
-
-pytest.importorskip("fastapi", reason="the extra `http` is not installed")
+from loadtest.fuzz import answers, healthy
+from loadtest.fuzz.run import check_empty
+from loadtest.fuzz.target import SAMPLE_BYTES, TargetTally
+from loadtest.fuzz.testbed import ProcessWatch
+from serving.cli.__main__ import main
+from serving.cli.ports import free_port_block
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_short_run_finds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("fastapi", reason="the extra `http` is not installed")
     path = tmp_path / "run.json"
     targets = "stage,router,http"
     assert main(["fuzz", "--inputs", "300", "--seed", "7", "--targets", targets, "--json", str(path)]) == 0
@@ -38,28 +42,87 @@ def test_a_short_run_finds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("flags", [["--inputs", "0"], ["--targets", "moon"], ["--json", "/nowhere/x.json"]])
 def test_a_mistake_is_told_before_anything_starts(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("fastapi", reason="the extra `http` is not installed")
     assert main(["fuzz", *flags]) == 2
     assert flags[1] in capsys.readouterr().err
 
 
 @pytest.fixture
-def watched(tmp_path: Path) -> Callable[[str, psutil.Process | None], Tally]:
+def watched(tmp_path: Path) -> Callable[[str, psutil.Process | None], TargetTally]:
     """What a watch finds where one process has such a log."""
 
-    def look(log: str, process: psutil.Process | None) -> Tally:
-        path, tally = tmp_path / "host.log", Tally("stage")
+    def look(log: str, process: psutil.Process | None) -> TargetTally:
+        path, tally = tmp_path / "host.log", TargetTally("stage")
         path.write_text(log)
-        scene: Any = SimpleNamespace(processes=lambda: {"host": process}, log=lambda name: path)
-        Watch(scene).look(tally)
+        testbed: Any = SimpleNamespace(processes=lambda: {"host": process}, log=lambda name: path)
+        ProcessWatch(testbed).look(tally)
         return tally
 
     return look
 
 
-def test_the_watch_sees_tracebacks_and_ends(watched: Callable[[str, psutil.Process | None], Tally]) -> None:
+def test_the_watch_sees_tracebacks_and_ends(watched: Callable[[str, psutil.Process | None], TargetTally]) -> None:
     alive = psutil.Process()
     assert watched("INFO ready\nWARNING request x ends here: refused\n", alive).findings == []
     (found,) = watched("INFO ready\nTraceback (most recent call last):\n  File x\nKeyError: 7\n", alive).findings
     assert found.what == "host logs: KeyError: 0"
     (found,) = watched("out of memory\n", None).findings
     assert found.what.startswith("host ended: out of memory")
+
+
+class OddClient:
+    """Answers, and once it is broken raises what no client should."""
+
+    broken = False
+
+    def __init__(self, address: str) -> None:
+        return
+
+    def __enter__(self) -> OddClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def generate(self, prompt: str, **settings: Any) -> Any:
+        if self.broken:
+            raise KeyError("who")
+        return SimpleNamespace(output=b"a")
+
+
+def test_a_witness_that_breaks_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(healthy, "Client", OddClient)
+    witness = healthy.Healthy("router", "gateway")
+    monkeypatch.setattr(OddClient, "broken", True)
+    witness.start()
+    witness.stop()
+    assert witness.trouble == ["the thread ended: KeyError: 'who'", "no healthy request was answered"]
+
+
+def test_a_dead_host_is_a_finding() -> None:
+    tally = TargetTally("all")
+    asyncio.run(check_empty([f"127.0.0.1:{free_port_block(1)}"], tally))
+    assert [finding.what for finding in tally.findings] == ["a host does not say what it holds: UNAVAILABLE"]
+
+
+def test_who_is_answered_nothing_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "SILENT_S", 0.5)
+    dead = f"127.0.0.1:{free_port_block(1)}"
+    testbed: Any = SimpleNamespace(deceived=dead, between=[])
+    captures: Any = SimpleNamespace(answers={method.name: [] for method in answers.STAGE.methods})
+
+    async def send() -> answers.AnswersTarget:
+        target = answers.AnswersTarget(testbed, captures, random.Random(1))
+        await target.send(5)
+        await target.close()
+        return target
+
+    target = asyncio.run(send())
+    assert [finding.what for finding in target.tally.findings] == ["nothing was answered for 0.5 s"]
+
+
+def test_a_long_input_is_kept_in_part_and_its_length_in_full() -> None:
+    tally = TargetTally("stage")
+    tally.finding("it broke", bytes(SAMPLE_BYTES + 1))
+    record = tally.findings[0].to_record()
+    assert (len(str(record["sample_hex"])), record["sample_bytes"]) == (2 * SAMPLE_BYTES, SAMPLE_BYTES + 1)

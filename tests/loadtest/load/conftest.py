@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from loadtest.load.access import Access
-from loadtest.load.prompts import Case, make_cases
-from loadtest.load.run import LoadSettings
-from loadtest.load.target import Target, TargetSettings
-from loadtest.load.texts import Texts
-from serving.deployment import Deployment, temporary_deployment
-from serving.ports import free_port_block
-from serving.topology import local_topology
+from loadtest.load.plan import LoadSettings
+from loadtest.workload.caller import Access
+from loadtest.workload.prompts import SeededPrompt, seeded_prompts
+from loadtest.workload.testbed import Network, Testbed, TestbedSettings
+from loadtest.workload.texts import Texts
+from serving.cli.deployment import Deployment, temporary_deployment
+from serving.cli.ports import free_port_block
+from serving.router.topology import local_topology
 
 MAX_BYTES = 16
 CONTEXT_BYTES = 96
-
-
-@pytest.fixture(scope="session")
-def locust() -> None:
-    if find_spec("locust") is None:
-        pytest.skip("locust is not installed (extra `loadtest`)")
 
 
 @pytest.fixture(scope="session")
@@ -34,8 +27,8 @@ def request_limit() -> int:
 
 
 @pytest.fixture(scope="session")
-def cases() -> tuple[Case, ...]:
-    return make_cases(6, 0, MAX_BYTES, CONTEXT_BYTES)
+def cases() -> tuple[SeededPrompt, ...]:
+    return seeded_prompts(6, 0, MAX_BYTES, CONTEXT_BYTES)
 
 
 @pytest.fixture(scope="session")
@@ -48,12 +41,12 @@ def deployment(bundle: Path, request_limit: int) -> Iterator[Deployment]:
 
 
 @pytest.fixture
-def target(deployment: Deployment, bundle: Path, locust: None) -> Target:
-    return Target(Access(deployment.topology.router), "loopback", bundle)
+def target(deployment: Deployment, bundle: Path, locust: None) -> Testbed:
+    return Testbed(Access(deployment.topology.router), Network("loopback", 2, 0), bundle, deployment)
 
 
 @pytest.fixture
-def texts(target: Target, cases: tuple[Case, ...]) -> Texts:
+def texts(target: Testbed, cases: tuple[SeededPrompt, ...]) -> Texts:
     return Texts(target, cases, MAX_BYTES)
 
 
@@ -63,6 +56,6 @@ def settings(bundle: Path) -> Callable[..., LoadSettings]:
 
     def make(**changes: object) -> LoadSettings:
         chosen = {"seconds": 1.5, "warm_up_s": 0.3, "max_bytes": MAX_BYTES, "cases": 6, "timeout_s": 20.0, **changes}
-        return LoadSettings(TargetSettings(checkpoint=bundle), **chosen)
+        return LoadSettings(TestbedSettings(checkpoint=bundle), **chosen)
 
     return make

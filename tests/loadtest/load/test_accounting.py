@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.load.accounting import Counts, count, figures_of, judge, percentile
-from loadtest.load.plan import Window
-from loadtest.load.sample import CUT, OK, OPEN, Outcome, Sample, outcome_of
+from loadtest.load.accounting import Counts, count, figures_of, judge
+from loadtest.load.plan import CUT, OK, OPEN, LoadSample, Outcome, Window, outcome_of
+from loadtest.report.table import percentile
 
 TEXTS = {0: b"right", 1: b"other"}
 WINDOW = Window(100.0, 110.0, 0.5)
@@ -19,7 +19,7 @@ CODES = [code.name for code in grpc.StatusCode] + [OPEN, CUT]
 
 moments = st.floats(90, 120, allow_nan=False)
 samples = st.builds(
-    lambda case, begin_s, latency_s, status, own, retry, output: Sample(
+    lambda case, begin_s, latency_s, status, own, retry, output: LoadSample(
         case, begin_s, begin_s + latency_s, status, own, retry, "", output.hex()
     ),
     st.sampled_from([0, 1]),
@@ -33,7 +33,7 @@ samples = st.builds(
 
 
 @given(samples)
-def test_every_request_falls_into_the_class_that_its_definition_says(sample: Sample) -> None:
+def test_every_request_falls_into_the_class_that_its_definition_says(sample: LoadSample) -> None:
     answered = sample.status == "OK"
     right = bytes.fromhex(sample.output) == TEXTS[sample.case]
     refused = sample.status == "RESOURCE_EXHAUSTED" and sample.retry_after_ms is not None
@@ -50,7 +50,7 @@ def test_every_request_falls_into_the_class_that_its_definition_says(sample: Sam
 
 
 @given(st.lists(samples))
-def test_no_request_is_dropped_and_none_counts_twice(run: list[Sample]) -> None:
+def test_no_request_is_dropped_and_none_counts_twice(run: list[LoadSample]) -> None:
     figures = figures_of(judge(run, WINDOW, TEXTS), WINDOW, 4)
     for counts in (figures.counts, figures.outside):
         classes = [getattr(counts, outcome.value) for outcome in Outcome]
@@ -60,7 +60,7 @@ def test_no_request_is_dropped_and_none_counts_twice(run: list[Sample]) -> None:
 
 
 @given(st.lists(samples))
-def test_latencies_and_rates_are_those_of_right_answers(run: list[Sample]) -> None:
+def test_latencies_and_rates_are_those_of_right_answers(run: list[LoadSample]) -> None:
     figures = figures_of(judge(run, WINDOW, TEXTS), WINDOW, 4)
     right = [s for s in run if s.status == OK and bytes.fromhex(s.output) == TEXTS[s.case]]
     latencies = sorted(s.latency_ms for s in right if 100 <= s.begin_s < 110)
@@ -83,7 +83,7 @@ def test_a_percentile_is_the_smallest_value_that_enough_others_do_not_exceed(val
 
 
 def test_refusals_have_latencies_and_a_moment_to_come_back() -> None:
-    refusals = [Sample(0, 101.0, 101.0 + i / 1000, "RESOURCE_EXHAUSTED", False, 1000) for i in (1, 2, 3)]
+    refusals = [LoadSample(0, 101.0, 101.0 + i / 1000, "RESOURCE_EXHAUSTED", False, 1000) for i in (1, 2, 3)]
     figures = figures_of(judge(refusals, WINDOW, {}), WINDOW, 4)
     assert (figures.refusal_p50_ms, figures.refusal_p95_ms) == pytest.approx((2.0, 3.0))
     assert figures.retry_after_ms == 1000
@@ -92,8 +92,8 @@ def test_refusals_have_latencies_and_a_moment_to_come_back() -> None:
 
 
 def test_failures_are_shown_with_their_sentences_the_most_frequent_first() -> None:
-    failed = [Sample(0, 101.0, 102.0, "UNAVAILABLE", message=m) for m in ("host-1 is lost", "x", "host-1 is lost")]
-    failed.append(Sample(0, 101.0, 102.0, "INTERNAL"))
+    failed = [LoadSample(0, 101.0, 102.0, "UNAVAILABLE", message=m) for m in ("host-1 is lost", "x", "host-1 is lost")]
+    failed.append(LoadSample(0, 101.0, 102.0, "INTERNAL"))
     failures = figures_of(judge(failed, WINDOW, {}), WINDOW, 4).failures
     assert next(iter(failures.items())) == ("UNAVAILABLE: host-1 is lost", 2)
     assert set(failures) == {"UNAVAILABLE: host-1 is lost", "UNAVAILABLE: x", "INTERNAL"}
@@ -101,7 +101,7 @@ def test_failures_are_shown_with_their_sentences_the_most_frequent_first() -> No
 
 def test_a_window_of_no_length_has_no_rate() -> None:
     window = dataclasses.replace(WINDOW, end_s=WINDOW.begin_s)
-    figures = figures_of(judge([Sample(0, 99.0, 100.0, OK)], window, TEXTS), window, 4)
+    figures = figures_of(judge([LoadSample(0, 99.0, 100.0, OK)], window, TEXTS), window, 4)
     assert (figures.throughput_rps, figures.generator_cores) == (0.0, 0.0)
 
 

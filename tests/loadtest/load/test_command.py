@@ -18,10 +18,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from loadtest.wan.lab import lab_problem
-from serving.cli import main
-from serving.deployment import MODULE, Deployment
-from serving.ports import free_port_block
+from loadtest.lab.lab import lab_problem
+from serving.cli.__main__ import main
+from serving.cli.deployment import MODULE, Deployment
+from serving.cli.ports import free_port_block
 
 QUICK = ["--seconds", "1", "--warm-up-s", "0.2", "--bytes", "16", "--texts", "4"]
 
@@ -126,7 +126,7 @@ def test_ctrl_c_prints_the_results_so_far_and_takes_everything_down(bundle: Path
     assert process.returncode == 130
     assert err == "onesweep: stopped early: the figures are those of the requests until then\n"
     assert re.search(r"^sweep +8 +\d+ +\d+ +0 +0 +0 +0 ", out, re.MULTILINE)
-    assert len(children) == 3
+    assert len(children) == 4  # host, router, load generator, client beside the router
     assert not [child for child in children if child.is_running()]
 
 
@@ -192,7 +192,11 @@ def test_a_port_of_the_page_that_is_taken(router: str, capsys: pytest.CaptureFix
     ("missing", "option", "sentence"),
     [
         ("locust", [], "the load test needs locust: pip install 'onesweep[loadtest]'"),
-        ("matplotlib", ["--html", "report.html"], "--html needs matplotlib: pip install 'onesweep[plots]'"),
+        (
+            "matplotlib",
+            ["--html", "report.html"],
+            "--html draws with matplotlib, which is not installed: pip install 'onesweep[plots]'",
+        ),
     ],
 )
 def test_a_package_that_is_missing(
@@ -204,7 +208,7 @@ def test_a_package_that_is_missing(
     sentence: str,
 ) -> None:
     real = importlib.util.find_spec
-    for module in ("loadtest.load.generator", "loadtest.load.pictures"):
+    for module in ("loadtest.load.generator", "loadtest.report.chart"):
         monkeypatch.setattr(f"{module}.find_spec", lambda name: None if name == missing else real("json"), raising=True)
     assert main(["loadtest", "--checkpoint", str(bundle), *option]) == 2
     assert sentence in capsys.readouterr().err
@@ -213,6 +217,6 @@ def test_a_package_that_is_missing(
 def test_no_lab_without_root(
     bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, locust: None
 ) -> None:
-    monkeypatch.setattr("loadtest.wan.lab.lab_problem", lambda: "a lab needs root")
+    monkeypatch.setattr("loadtest.workload.testbed.lab_problem", lambda: "a lab needs root")
     assert main(["loadtest", "--checkpoint", str(bundle), "--profile", "lan"]) == 1
     assert capsys.readouterr().err == "onesweep: a lab needs root; --profile loopback needs no lab\n"

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from loadtest.load.accounting import Counts, LoadFigures
-from loadtest.load.knee import climb, levels
-from loadtest.load.run import LoadResult
-from loadtest.load.table import knee_notes
+from loadtest.load.report import knee_notes
+from loadtest.load.run import LoadResult, climb, levels
 
 FIGURES = LoadFigures(
     *(Counts(requests=10, right=10), Counts()),

@@ -8,28 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.load.access import Access
 from loadtest.load.accounting import Counts, LoadFigures, figures_of, judge
-from loadtest.load.knee import Climb
-from loadtest.load.page import knee_page, load_page
-from loadtest.load.plan import Window
-from loadtest.load.record import knee_record, load_record
-from loadtest.load.run import LoadResult, LoadSettings
-from loadtest.load.sample import Sample
-from loadtest.load.scene import Scene
-from loadtest.load.table import row, run_notes
-from loadtest.load.target import RouterFacts, Target, TargetSettings
-from loadtest.machine import this_machine
-from loadtest.page import write_page
+from loadtest.load.plan import LoadSample, LoadSettings, Window
+from loadtest.load.report import knee_page, knee_record, load_page, load_record, load_row, run_notes
+from loadtest.load.run import Climb, LoadResult, LoadRun
+from loadtest.report.record import this_machine
+from loadtest.workload.caller import Access, RouterState
+from loadtest.workload.testbed import Network, Testbed, TestbedSettings
 from stages.errors import OnesweepError
+from stages.settings import write_destination
 
 WINDOW = Window(0.0, 10.0, 0.5)
 SAMPLES = [
-    *(Sample(0, i / 10, i / 10 + 0.2 + i / 1000, "OK", output=b"x".hex()) for i in range(90)),
-    Sample(0, 3.0, 3.002, "RESOURCE_EXHAUSTED", False, 1000),
-    Sample(0, 4.0, 4.5, "UNAVAILABLE", message="<b>host-2</b> is lost"),
-    Sample(0, 5.0, 9.0, "OPEN"),
-    Sample(0, 6.0, 6.3, "OK", output=b"y".hex()),
+    *(LoadSample(0, i / 10, i / 10 + 0.2 + i / 1000, "OK", output=b"x".hex()) for i in range(90)),
+    LoadSample(0, 3.0, 3.002, "RESOURCE_EXHAUSTED", False, 1000),
+    LoadSample(0, 4.0, 4.5, "UNAVAILABLE", message="<b>host-2</b> is lost"),
+    LoadSample(0, 5.0, 9.0, "OPEN"),
+    LoadSample(0, 6.0, 6.3, "OK", output=b"y".hex()),
 ]
 
 
@@ -39,11 +34,15 @@ def needs_matplotlib() -> None:
 
 
 @pytest.fixture
-def scene() -> Scene:
-    facts = RouterFacts(True, "", ["sweep"], 3, 512, 64)
-    settings = LoadSettings(TargetSettings())
-    return Scene(
-        settings, Target(Access("127.0.0.1:7700"), "lan", None), facts, this_machine(), "onesweep loadtest --users 8"
+def scene() -> LoadRun:
+    facts = RouterState(True, "", ["sweep"], 3, 512, 64)
+    settings = LoadSettings(TestbedSettings())
+    return LoadRun(
+        settings,
+        Testbed(Access("127.0.0.1:7700"), Network("lan", 3, 7700)),
+        facts,
+        this_machine(),
+        "onesweep loadtest --users 8",
     )
 
 
@@ -58,9 +57,9 @@ def picture_of(page: str) -> str:
     return "".join(ET.fromstring(picture).itertext())
 
 
-def test_the_page_of_a_run(scene: Scene) -> None:
+def test_the_page_of_a_run(scene: LoadRun) -> None:
     page, words = load_page(scene, result()), picture_of(load_page(scene, result()))
-    assert all(f"<td>{cell}</td>" in page for cell in row(result()))
+    assert all(f">{cell}</td>" in page for cell in load_row(result()))
     assert all(label in words for label in ("p50", "p95", "p99 289 ms", "refused", "failed", "lost", "wrong"))
     assert "onesweep loadtest --users 8" in page
     assert scene.machine.sentence in page
@@ -69,7 +68,7 @@ def test_the_page_of_a_run(scene: Scene) -> None:
     assert "prompt &#x27;x&#x27;" in page
 
 
-def test_the_page_of_a_climb_has_every_mode_in_one_picture(scene: Scene) -> None:
+def test_the_page_of_a_climb_has_every_mode_in_one_picture(scene: LoadRun) -> None:
     def level(mode: str, users: int, rate: float, p95_ms: float) -> LoadResult:
         figures = replace(result().figures, throughput_rps=rate, p95_ms=p95_ms, p50_ms=p95_ms / 2)
         return LoadResult(mode, users, figures, [], "")
@@ -93,12 +92,12 @@ def nothing() -> LoadFigures:
     return LoadFigures(Counts(), Counts(), 10.0, 0.0, 0.0, None, None, None, None, None, None, 0.1, {})
 
 
-def test_a_run_without_answers_has_a_page(scene: Scene) -> None:
+def test_a_run_without_answers_has_a_page(scene: LoadRun) -> None:
     empty = LoadResult("sweep", 1, nothing(), [], "")
     assert "<td>-</td>" in load_page(scene, empty)
 
 
-def test_the_record_has_the_keys_that_are_promised(scene: Scene) -> None:
+def test_the_record_has_the_keys_that_are_promised(scene: LoadRun) -> None:
     record = load_record(scene, result())
     counts = {"requests": 94, "right": 90, "refused": 1, "failed": 1, "lost": 1, "wrong": 1, "cut": 0}
     assert {key: record[key] for key in counts} == counts
@@ -109,13 +108,13 @@ def test_the_record_has_the_keys_that_are_promised(scene: Scene) -> None:
 
 def test_notes_say_what_the_table_has_no_room_for() -> None:
     notes = "\n".join(run_notes(result()))
-    assert "refusals came after 2.0 ms (p50), 2.0 ms (p95) and said to come back in 1000.0 ms" in notes
+    assert "refusals came after 2.0 ms (p50), 2.0 ms (p95) and said to come back in 1,000.0 ms" in notes
     assert "failed 1 x: UNAVAILABLE: <b>host-2</b> is lost" in notes
     assert "the load generator took 0.05 of one of" in notes
 
 
 def test_a_page_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
-    write_page(tmp_path / "page.html", "text")
+    write_destination(tmp_path / "page.html", "text")
     assert (tmp_path / "page.html").read_text() == "text"
     with pytest.raises(OnesweepError, match="the figures above are complete"):
-        write_page(tmp_path, "text")
+        write_destination(tmp_path, "text")

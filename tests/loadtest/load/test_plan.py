@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.load.access import Access
-from loadtest.load.plan import Drained, LoadPlan, Message, Window, from_line, to_line
-from loadtest.load.prompts import Case, make_cases
-from loadtest.load.sample import Sample
+from loadtest.load.plan import Drained, LoadPlan, LoadSample, Message, Window, from_line, to_line
+from loadtest.workload.caller import Access
+from loadtest.workload.prompts import SeededPrompt, seeded_prompts
 from stages.errors import InputError
 
 
 def test_a_plan_goes_through_json() -> None:
-    plan = LoadPlan(Access("127.0.0.1:1"), "sweep", 8, (Case("a", 1), Case("b", 2)), 3, 1.5, 0.5, 2.0, 9.0, web_fd=7)
+    plan = LoadPlan(
+        Access("127.0.0.1:1"), "sweep", 8, (SeededPrompt("a", 1), SeededPrompt("b", 2)), 3, 1.5, 0.5, 2.0, 9.0, web_fd=7
+    )
     assert LoadPlan.from_json(plan.to_json()) == plan
     assert plan.patience_s == 14.0
 
 
 @pytest.mark.parametrize(
     "message",
-    [Sample(1, 2.0, 3.0, "UNAVAILABLE", True, 5, "why\nso", "00ff"), Window(1.0, 2.0, 0.25, True), Drained()],
+    [LoadSample(1, 2.0, 3.0, "UNAVAILABLE", True, 5, "why\nso", "00ff"), Window(1.0, 2.0, 0.25, True), Drained()],
 )
 def test_a_message_is_one_line(message: Message) -> None:
     line = to_line(message)
@@ -34,13 +35,13 @@ def test_what_is_no_message_is_found_out(line: str) -> None:
 
 
 def test_cases_have_seeds_of_their_own_and_prompts_of_different_lengths() -> None:
-    cases = make_cases(64, 10, 128, 512)
+    cases = seeded_prompts(64, 10, 128, 512)
     assert [case.seed for case in cases] == list(range(10, 74))
     assert len({case.prompt for case in cases}) > 20
     assert min(len(case.prompt) for case in cases) < 20 < 80 < max(len(case.prompt) for case in cases)
 
 
 def test_prompts_are_cut_to_what_the_context_leaves() -> None:
-    assert max(len(case.prompt.encode()) for case in make_cases(64, 0, 80, 96)) == 16
+    assert max(len(case.prompt.encode()) for case in seeded_prompts(64, 0, 80, 96)) == 16
     with pytest.raises(InputError, match="--bytes must be 1 to 88, what the context of 96 leaves: not 89"):
-        make_cases(64, 0, 89, 96)
+        seeded_prompts(64, 0, 89, 96)

@@ -14,17 +14,16 @@ from typing import Any
 import grpc
 import pytest
 
-from loadtest.load.access import Access
 from loadtest.load.generator import Generator, Recording, start_generator
-from loadtest.load.plan import Drained, LoadPlan, Window, to_line
-from loadtest.load.prompts import Case
-from loadtest.load.run import LoadSettings, result_of, run_load
-from loadtest.load.sample import Sample
-from loadtest.load.target import AS_FOUND, Target
-from loadtest.load.texts import Texts
-from serving.client import Client, RouterError
-from serving.deployment import Deployment
-from serving.ports import free_port_block
+from loadtest.load.plan import Drained, LoadPlan, LoadSample, LoadSettings, Window, to_line
+from loadtest.load.run import result_of, run_load
+from loadtest.workload.caller import Access
+from loadtest.workload.prompts import SeededPrompt
+from loadtest.workload.testbed import AS_FOUND, Network, Testbed
+from loadtest.workload.texts import Texts
+from serving.cli.deployment import Deployment
+from serving.cli.ports import free_port_block
+from serving.client.client import Client, RouterError
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.errors import Interrupted, ServiceError
 
@@ -59,7 +58,7 @@ def wordless(silence: Wordless, locust: None) -> Iterator[str]:
     server.stop(None).wait()
 
 
-def test_a_text_that_is_not_the_expected_one_is_wrong(settings: Settings, target: Target, texts: Texts) -> None:
+def test_a_text_that_is_not_the_expected_one_is_wrong(settings: Settings, target: Testbed, texts: Texts) -> None:
     texts.of("ar", [2])
     texts._known["ar", 2] = b"something else"
     result = run_load(settings(), target, texts, "ar", 2)
@@ -70,7 +69,21 @@ def test_a_text_that_is_not_the_expected_one_is_wrong(settings: Settings, target
     assert "alone:      b'something else'" in result.wrong
 
 
-def test_the_idle_deployment_gives_the_texts_of_the_models_alone(target: Target, texts: Texts) -> None:
+class Scripted(Network):
+    """Runs one command in place of every other."""
+
+    script: tuple[str, ...] = ()
+
+    def command(self, node: str, argv: list[str]) -> list[str]:
+        return list(self.script) or argv
+
+
+def somewhere(router: str, *script: str) -> Testbed:
+    network = type("_", (Scripted,), {"script": script})(AS_FOUND, 0, 0)
+    return Testbed(Access(router), network)
+
+
+def test_the_idle_deployment_gives_the_texts_of_the_models_alone(target: Testbed, texts: Texts) -> None:
     asked = Texts(replace(target, checkpoint=None), texts.cases, texts.max_bytes)
     for mode in ("sweep", "ar", "ar-speculative"):
         assert asked.of(mode, [0, 3]) == texts.of(mode, [0, 3])
@@ -78,7 +91,7 @@ def test_the_idle_deployment_gives_the_texts_of_the_models_alone(target: Target,
 
 
 def test_over_the_limit_refusals_are_quick_and_say_when_to_come_back(
-    settings: Settings, target: Target, texts: Texts, request_limit: int
+    settings: Settings, target: Testbed, texts: Texts, request_limit: int
 ) -> None:
     result = run_load(settings(seconds=2.0), target, texts, "ar", 3 * request_limit)
     f = result.figures
@@ -93,7 +106,7 @@ def test_over_the_limit_refusals_are_quick_and_say_when_to_come_back(
 
 
 def test_a_host_that_dies_fails_requests_and_loses_none(
-    settings: Settings, deployment: Deployment, target: Target, texts: Texts, until: Callable[..., Any]
+    settings: Settings, deployment: Deployment, target: Testbed, texts: Texts, until: Callable[..., Any]
 ) -> None:
     def kill(generator: Generator) -> None:
         until(lambda: len(generator.recording.samples) > 5, 20)
@@ -118,12 +131,12 @@ def test_a_host_that_dies_fails_requests_and_loses_none(
 
 
 def plan(address: str, **changes: Any) -> LoadPlan:
-    few = (Case("The sea was calm.", 0),)
+    few = (SeededPrompt("The sea was calm.", 0),)
     return replace(LoadPlan(Access(address), "sweep", 8, few, 2, 10.0, 0.1, 0.5, 0.5, grace_s=0.5), **changes)
 
 
 def test_a_request_without_answer_and_status_is_lost(wordless: str) -> None:
-    nowhere = Target(Access(wordless), AS_FOUND, None)
+    nowhere = somewhere(wordless)
     with start_generator(nowhere, plan(wordless, warm_up_s=0.0, seconds=1.5)) as generator:
         recording = generator.drain()
     result = result_of(recording, Texts(nowhere, plan(wordless).cases, 8), "sweep", 2)
@@ -138,7 +151,7 @@ def test_open_requests_of_a_run_that_is_stopped_are_cut_and_not_lost(wordless: s
         time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGINT)
 
-    nowhere = Target(Access(wordless), AS_FOUND, None)
+    nowhere = somewhere(wordless)
     with start_generator(nowhere, plan(wordless, warm_up_s=0.0, seconds=60.0, timeout_s=60.0)) as generator:
         presser = threading.Thread(target=press_ctrl_c)
         presser.start()
@@ -151,7 +164,7 @@ def test_open_requests_of_a_run_that_is_stopped_are_cut_and_not_lost(wordless: s
 
 
 def test_a_run_that_is_stopped_before_the_measurement_has_no_figures(wordless: str) -> None:
-    nowhere = Target(Access(wordless), AS_FOUND, None, lambda command: ["echo", to_line(Drained()).strip()])
+    nowhere = somewhere(wordless, "echo", to_line(Drained()).strip())
     with start_generator(nowhere, plan(wordless)) as generator:
         recording = generator.drain()
     with pytest.raises(Interrupted, match="stopped before the measurement began"):
@@ -159,17 +172,17 @@ def test_a_run_that_is_stopped_before_the_measurement_has_no_figures(wordless: s
 
 
 def test_answers_that_cannot_be_checked_are_an_error_that_says_what_is_known(
-    cases: tuple[Case, ...], locust: None
+    cases: tuple[SeededPrompt, ...], locust: None
 ) -> None:
-    gone = Target(Access(f"127.0.0.1:{free_port_block(1)}"), AS_FOUND, None)
-    answers = [Sample(0, 1.0, 2.0, "OK", output="00"), Sample(1, 1.0, 2.0, "UNAVAILABLE")]
+    gone = somewhere(f"127.0.0.1:{free_port_block(1)}")
+    answers = [LoadSample(0, 1.0, 2.0, "OK", output="00"), LoadSample(1, 1.0, 2.0, "UNAVAILABLE")]
     recording = Recording(answers, Window(0.0, 3.0, 0.1))
     with pytest.raises(ServiceError, match=r"\(1 OK, 1 UNAVAILABLE\) cannot be checked: no router answers"):
         result_of(recording, Texts(gone, cases, 8), "local", 2)
 
 
 def test_a_generator_that_dies_is_an_error_and_no_figure(wordless: str) -> None:
-    nowhere = Target(Access(wordless), AS_FOUND, None, lambda command: ["sh", "-c", "echo broken >&2; exit 3"])
+    nowhere = somewhere(wordless, "sh", "-c", "echo broken >&2; exit 3")
     with (
         start_generator(nowhere, plan(wordless)) as generator,
         pytest.raises(ServiceError, match=r"the load generator ended \(exit code 3\): broken"),

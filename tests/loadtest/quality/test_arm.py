@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.quality.arm import QualityArm, at_temperatures, parse_arm, parse_arms, parse_temperatures
+from loadtest.quality.generation import QualityArm, at_temperatures, parse_arm, parse_arms
+from loadtest.quality.settings import parse_temperatures
 from stages.errors import InputError
 
 MODES = ("sweep", "chunked", "ar", "resample")

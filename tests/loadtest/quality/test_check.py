@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.quality.cheats import CHEATS, cheat_texts
+from loadtest.quality.check import CHEATS, cheat_texts
 from loadtest.quality.judge import Judge
 from loadtest.quality.prompts import Passage
-from serving.cli import main
+from serving.cli.__main__ import main
 
 PASSAGE = Passage(b"It was late when ", "she opened the door and said that she – well".encode())
 
@@ -47,6 +47,7 @@ def test_human_text_wins_with_the_ngram_judge(
     assert all(name in page for name in CHEATS)
 
 
+@pytest.mark.xdist_group("smollm2")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_human_text_wins_with_smollm2(smollm2: Judge, python_docs: Path, capsys: pytest.CaptureFixture[str]) -> None:

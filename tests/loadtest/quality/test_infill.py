@@ -10,14 +10,14 @@ from pydoc_data.topics import topics
 import pytest
 import torch
 
-from loadtest.page import shown
 from loadtest.quality.infill import FIGURES
-from serving.cli import main
-from stages.ar import ArModel
-from stages.architecture import Architecture
-from stages.checkpoint import save_ar, write_manifest
-from stages.manifest import Manifest
-from stages.probe import PROBE_TEXT
+from loadtest.report.page import shown
+from serving.cli.__main__ import main
+from stages.checkpoint.checkpoint import save_ar, write_manifest
+from stages.checkpoint.gate import PROBE_TEXT
+from stages.checkpoint.manifest import Manifest
+from stages.model.architecture import Architecture
+from stages.model.pipeline import ArModel
 
 
 @pytest.fixture(scope="module")

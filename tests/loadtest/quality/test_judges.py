@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from loadtest.quality import judge
-from loadtest.quality.judge import Judge, check_judge, open_judge
-from loadtest.quality.ngram import ORDER, NgramModel
+from loadtest.quality.judge import ORDER, Judge, NgramModel, check_judge, open_judge
 from stages.errors import InputError
 
 
@@ -70,6 +69,7 @@ def test_judges_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert judge.default_judge() == "ngram"
 
 
+@pytest.mark.xdist_group("smollm2")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_smollm2_knows_english(smollm2: Judge) -> None:
@@ -83,6 +83,7 @@ def test_smollm2_knows_english(smollm2: Judge) -> None:
     assert found.features.shape == (3, 576)
 
 
+@pytest.mark.xdist_group("smollm2")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_smollm2_does_not_mind_where_the_prompt_ends(smollm2: Judge) -> None:
@@ -94,10 +95,15 @@ def test_smollm2_does_not_mind_where_the_prompt_ends(smollm2: Judge) -> None:
     assert inside < space
 
 
+@pytest.mark.xdist_group("smollm2")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_smollm2_is_the_same_alone_and_in_company(smollm2: Judge) -> None:
-    texts = [b" a short one", b" one that is much longer than the others, and goes on for a while", b" 12345 \xc3\xa9"]
+    texts = [
+        b" a short one",
+        b" one that is much longer than the others, and lasts for a while",
+        b" 12345 \xc3\xa9",
+    ]
     together = smollm2.judge([b"This is"] * 3, texts, silent)
     alone = [smollm2.judge([b"This is"], [text], silent).bits[0] for text in texts]
     assert together.bits == pytest.approx(alone, rel=0.02)

@@ -7,12 +7,22 @@ import math
 import numpy as np
 import pytest
 
-from loadtest.quality.classifier import auc, classifier_auc
-from loadtest.quality.entropy import gram_counts, pooled_entropy, symbol_counts, word_counts
 from loadtest.quality.intervals import difference_of_ratios, ratio_of_sums
-from loadtest.quality.mauve import divergence_area, mauve
-from loadtest.quality.novelty import SPAN, TrainingText
-from loadtest.quality.words import distinct_pairs, whole_words, words_of
+from loadtest.quality.measures import (
+    SPAN,
+    TrainingText,
+    auc,
+    classifier_auc,
+    distinct_pairs,
+    divergence_area,
+    gram_counts,
+    mauve,
+    pooled_entropy,
+    symbol_counts,
+    whole_words,
+    word_counts,
+    words_of,
+)
 
 NUMBERS = np.random.default_rng(0)
 

@@ -1,4 +1,4 @@
-"""Where prompts come from: files, places, characters."""
+"""Prompts and their files, places, characters."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.quality.prompts import cut_prompts
-from loadtest.quality.text import Document, held_out_documents, training_documents
+from loadtest.quality.prompts import Document, cut_prompts, held_out_documents, training_documents
 from stages.errors import InputError
 
 TEXT = "".join(f"{i:05d}äöü–" for i in range(3000)).encode()

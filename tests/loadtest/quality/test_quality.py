@@ -15,12 +15,12 @@ from typing import Any
 import psutil
 import pytest
 
-from loadtest.quality.row import QualityRow
-from serving.cli import main
-from serving.client import Client
-from serving.deployment import Deployment, temporary_deployment
-from serving.ports import free_port_block
-from serving.topology import local_topology
+from loadtest.quality.panel import QualityRow
+from serving.cli.__main__ import main
+from serving.cli.deployment import Deployment, temporary_deployment
+from serving.cli.ports import free_port_block
+from serving.client.client import Client
+from serving.router.topology import local_topology
 
 SIZES = ["--count", "4", "--bytes", "20", "--prompt-bytes", "16", "--judge", "ngram"]
 
@@ -116,7 +116,7 @@ def test_what_a_router_refuses_is_said_once(
         (["--count", "0"], "--count must be at least 1, not 0"),
         (["--bytes", "0"], "--bytes must be at least 1, not 0"),
         (["--count", "1000000"], "the text has room for"),
-        (["--seed", "-1"], "--seed must be 0 to"),
+        (["--seed", "-1"], "--seed must be from 0 to"),
         (["--router", "127.0.0.1:1", "--weights", "x"], "leave out --weights"),
         (["--temperatures", "a"], "--temperatures 'a' must be numbers"),
         (["--json", "/no/such/folder.json"], "cannot write /no/such/folder.json"),
@@ -135,12 +135,20 @@ def test_no_router_there(python_docs: Path, capsys: pytest.CaptureFixture[str]) 
     assert "no router answers at 127.0.0.1:1" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", [b"", b"bad \xff text" * 1000])
-def test_prompts_that_are_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: bytes) -> None:
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (b"", "is empty: --prompts needs text to cut prompts from"),
+        (b"bad \xff text" * 1000, "is not UTF-8 (byte 4): convert it, or leave it out"),
+    ],
+)
+def test_prompts_that_are_no_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: bytes, sentence: str
+) -> None:
     path = tmp_path / "prompts.txt"
     path.write_bytes(text)
     assert main(["quality", "--prompts", str(path), *SIZES]) == 2
-    assert re.search("is empty: --prompts needs text|is not UTF-8", capsys.readouterr().err)
+    assert capsys.readouterr().err == f"onesweep: {path} {sentence}\n"
 
 
 def interrupted(arguments: list[str], ready: Callable[[psutil.Process], bool]) -> tuple[int, str]:

@@ -7,10 +7,17 @@ import json
 import pytest
 
 from loadtest.quality.intervals import Estimate
-from loadtest.quality.matched import at_human_entropy
-from loadtest.quality.row import AT_HUMAN_ENTROPY, FIGURES, GRAMS, HUMAN, JUDGED, QualityRow
-from loadtest.quality.table import interval_table, quality_table, reasons
-from loadtest.quality.verdict import verdict
+from loadtest.quality.panel import (
+    AT_HUMAN_ENTROPY,
+    FIGURES,
+    GRAMS,
+    HUMAN,
+    JUDGED,
+    QualityRow,
+    at_human_entropy,
+    verdict,
+)
+from loadtest.quality.report import interval_table, quality_table, reasons
 
 
 def row(mode: str, temperature: float | None = None, **figures: float) -> QualityRow:

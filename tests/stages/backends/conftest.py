@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from stages.ar import ArStage, new_caches
-from stages.architecture import VOCABULARY
 from stages.backends.base import BranchPiece, CleanPiece, NoisyPiece
-from stages.block import Block
-from stages.layers import LayerCache
+from stages.model.architecture import VOCABULARY
+from stages.model.block import Block
+from stages.model.layers import LayerCache
+from stages.model.pipeline import ArStage, new_caches
 
 
 def filled(part: Block | ArStage, past: int, room: int, generator: torch.Generator) -> list[LayerCache]:

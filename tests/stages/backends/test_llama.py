@@ -13,16 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stages.ar import new_caches
 from stages.backends import BACKENDS, attention, backend_named
-from stages.backends.agreement import StageProbe
 from stages.backends.base import BranchPiece, CleanPiece, DraftingRunner, StageRunner
-from stages.backends.independence import OneStageAtATime
-from stages.backends.product import Product
+from stages.backends.batch_invariance import OneStageAtATime
+from stages.backends.packed_llama import Product
+from stages.backends.parity import StageProbe
 from stages.backends.rows import independent_rows
-from stages.llama.architecture import LlamaArchitecture
-from stages.llama.stage import LlamaStage
-from tests.stages.llama.tiny import TINY, random_stages
+from stages.model.llama import LlamaArchitecture, LlamaStage
+from stages.model.pipeline import new_caches
+from tests.stages.model.tiny_llama import TINY, random_stages
 
 SHAPES: tuple[LlamaArchitecture, ...] = (
     TINY,

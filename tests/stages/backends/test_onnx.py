@@ -10,17 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.ar import ArModel, new_caches
-from stages.architecture import Architecture
 from stages.backends import BACKENDS, DEFAULT_BACKEND, backend_named
 from stages.backends.base import Backend, CleanPiece
 from stages.backends.eager import TorchBackend
-from stages.checkpoint import load_ar, load_chain
-from stages.codec import codec_named
+from stages.backends.sweep import BlockWork, SweepPlan, run_unbatched
+from stages.checkpoint.checkpoint import load_ar, load_chain
+from stages.checkpoint.manifest import read_manifest
 from stages.errors import CheckpointError, InputError
-from stages.manifest import read_manifest
-from stages.randomness import sample_symbols
-from stages.sweep import BlockWork, SweepPlan, run_alone
+from stages.model.architecture import Architecture
+from stages.model.codec import codec_named
+from stages.model.pipeline import ArModel, new_caches
+from stages.model.randomness import sample_symbols
+from stages.model.vocabulary import BYTES
 
 WEIGHTS = Path(__file__).resolve().parents[3] / "weights"
 PROMPTS = (b"The old man looked at the sea and said that ", b"It was late when ")
@@ -107,7 +108,7 @@ def test_guesses_are_read_as_if_they_came_byte_by_byte(backend, clean_piece, wid
 
 def test_matrices_stay_outside_the_graph(make_ar) -> None:
     pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
-    graphs = importlib.import_module("stages.backends.layer_graphs")
+    graphs = importlib.import_module("stages.backends.onnx_graphs")
     stage = make_ar().stages[0]
     graph = graphs.after_graph(stage, stage.layers[0])
     assert sum(x.numel() for x in graph.matrices.values()) == 9 * stage.architecture.width**2
@@ -143,8 +144,8 @@ def _sweep_text(backend: Backend, prompt: bytes, count: int = 32) -> bytes:
     for block in load_chain(WEIGHTS / "chain"):
         a = block.architecture
         caches = new_caches(a.layers, a, len(prompt))
-        work = BlockWork(a, block.index, partition, caches, plan, codec_named("int8"), prompt, boundary)
-        boundary = run_alone(work, backend.block(block))
+        work = BlockWork(a, block.index, partition, caches, plan, codec_named("int8"), BYTES.decode(prompt), boundary)
+        boundary = run_unbatched(work, backend.block(block))
     assert isinstance(boundary, bytes)
     return boundary
 
@@ -153,7 +154,7 @@ def _sweep_text(backend: Backend, prompt: bytes, count: int = 32) -> bytes:
 
 
 def test_an_export_that_does_not_match_is_refused(exact, make_block, make_ar, monkeypatch) -> None:
-    graph = importlib.import_module("stages.backends.graph")
+    graph = importlib.import_module("stages.backends.onnx_graphs")
     monkeypatch.setattr(graph.Graph, "norm", lambda self, x, norm, weight=None: x)
     for make in (lambda: exact.block(make_block()), lambda: exact.stage(make_ar().stages[1])):
         with pytest.raises(CheckpointError, match="an ONNX export that does not match") as caught:

@@ -14,15 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stages.ar import ArModel, ArStage
-from stages.architecture import Architecture
-from stages.backends import independence
+from stages.backends import batch_invariance as independence
 from stages.backends.base import BlockRunner, CleanPiece, NoisyPiece, StageRunner
+from stages.backends.batch_invariance import OneBlockAtATime, OneStageAtATime, check_rows
 from stages.backends.eager import TorchBackend
-from stages.backends.independence import OneBlockAtATime, OneStageAtATime, check_rows
 from stages.backends.packed import PackedBlock, PackedStage
-from stages.block import Block
-from stages.codes import Codes
+from stages.model.architecture import Architecture
+from stages.model.block import Block, Codes
+from stages.model.pipeline import ArModel, ArStage
 
 TOLERANCE = 1e-4
 SHAPES = ((24, 2), (36, 3), (6, 1), (64, 4), (128, 4))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stages.backends.product import Product
+from stages.backends.packed_llama import Product
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -20,9 +20,9 @@ def test_a_large_matrix_is_laid_out_in_blocks(monkeypatch: pytest.MonkeyPatch, s
         return made
 
     whole = Product(linear(weight.clone()))(x)
-    monkeypatch.setattr("stages.backends.product.BLOCK_BYTES", 1 << 18)
+    monkeypatch.setattr("stages.backends.packed_llama.BLOCK_BYTES", 1 << 18)
     given, backs = list[int](), weight.clone()
-    monkeypatch.setattr("stages.backends.product.give_back", lambda block: given.append(len(block)))
+    monkeypatch.setattr("stages.backends.packed_llama.give_back", lambda block: given.append(len(block)))
     product = Product(linear(backs if shared else weight.clone()))
     assert product(x).equal(whole)
     if Product.is_packed:

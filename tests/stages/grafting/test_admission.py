@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.admission import check_hop
-from stages.alphabet import Alphabet
-from stages.grafting.architecture import GraftArchitecture, Shape
-from stages.llama.architecture import LlamaArchitecture
-from stages.manifest import Manifest
-from stages.partition import equal_probability
-from stages.parts import HostPlan, ModelSource
-from stages.refusal import Refusal
-from stages.scoring import MAX_LOGITS
-from stages.sweep import FEATURES
+from stages.backends.sweep import FEATURES
+from stages.checkpoint.manifest import Manifest
+from stages.grafting.architecture import GraftArchitecture, SlotShape
+from stages.host.parts import HostPlan, ModelSource
+from stages.host.validation import parse_hop
+from stages.model.llama import LlamaArchitecture
+from stages.model.partition import equal_probability
+from stages.model.scoring import MAX_LOGITS
+from stages.model.vocabulary import Alphabet
 from stages.v1 import stage_pb2
+from stages.wire.status import StatusError
 
 WIDTH, CODE_DIM, SLOTS = 16, 4, 6
 ALPHABET = Alphabet(1 << 17)
@@ -28,7 +28,7 @@ Change = Callable[[stage_pb2.Sweep], object]
 
 def plan(block: int) -> HostPlan:
     base = LlamaArchitecture((1, 1), WIDTH, 2, 1, 8, 24, 400, ALPHABET.size)
-    architecture = GraftArchitecture(base, Shape(CODE_DIM, 4, 2))
+    architecture = GraftArchitecture(base, SlotShape(CODE_DIM, 4, 2))
     manifest = Manifest("chain", architecture, (None, None), partition=equal_probability(2, 0.1, 3.0))
     return HostPlan((block,), 2, chain=ModelSource(Path("nowhere"), manifest, "d" * 64))
 
@@ -48,7 +48,7 @@ def hop(block: int) -> stage_pb2.Hop:
 
 @pytest.mark.parametrize("block", [0, 1])
 def test_a_good_hop_is_taken(block: int) -> None:
-    assert check_hop(hop(block), plan(block)) == "chain"
+    assert parse_hop(hop(block), plan(block)).kind == "chain"
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_good_hop_is_taken(block: int) -> None:
     [
         (0, lambda s: setattr(s, "clean", s.clean[:-1]), "not whole symbols"),
         (0, lambda s: setattr(s, "clean", (1 << 17).to_bytes(4, "little")), "symbol 131072 does not exist"),
-        (0, lambda s: (setattr(s, "clean", b""), setattr(s, "clean_start", 3)), "at least one known symbol"),
+        (0, lambda s: (setattr(s, "clean", b""), setattr(s, "start", 3)), "at least one known symbol"),
         (0, lambda s: setattr(s, "slots", MAX_LOGITS // ALPHABET.size + 1), "there are at most 128"),
         (0, lambda s: setattr(s, "slot_features", b"x"), "no features of theirs"),
         (1, lambda s: setattr(s, "slot_features", b""), "bytes"),
@@ -67,8 +67,8 @@ def test_a_good_hop_is_taken(block: int) -> None:
 def test_a_bad_one_is_refused_with_a_sentence(block: int, change: Change, message: str) -> None:
     request = hop(block)
     change(request.sweep)
-    with pytest.raises(Refusal, match=message):
-        check_hop(request, plan(block))
+    with pytest.raises(StatusError, match=message):
+        parse_hop(request, plan(block))
 
 
 def test_a_message_has_room_for_the_features_of_a_full_context() -> None:

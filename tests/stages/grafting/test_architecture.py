@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from stages.architecture import Architecture
-from stages.checkpoint import write_manifest
+from stages.checkpoint.checkpoint import write_manifest
+from stages.checkpoint.gate import PROBE_TEXT
+from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
 from stages.errors import CheckpointError, ShapeError
-from stages.grafting.architecture import GraftArchitecture, Shape
-from stages.manifest import MANIFEST_NAME, Manifest, read_manifest
-from stages.partition import equal_probability
-from stages.probe import PROBE_TEXT
-from tests.stages.llama.tiny import TINY
+from stages.grafting.architecture import GraftArchitecture, SlotShape
+from stages.model.architecture import Architecture
+from stages.model.partition import equal_probability
+from tests.stages.model.tiny_llama import TINY
 
-SHAPE = Shape(code_dim=8, condition_dim=8, rank=2)
+SHAPE = SlotShape(code_dim=8, condition_dim=8, rank=2)
 BYTES = Architecture(3, 1, 16, 2, 32)
 
 
@@ -31,7 +31,7 @@ def test_a_record_gives_the_architecture_back(base: Architecture) -> None:
 @pytest.mark.parametrize("value", [-1, 1.5, True, 1 << 20])
 def test_sizes_that_cannot_be_are_refused(field: str, value: object) -> None:
     with pytest.raises(ShapeError, match=f"{field} must be a whole number"):
-        Shape(**{**asdict(SHAPE), field: value})
+        SlotShape(**{**asdict(SHAPE), field: value})
 
 
 def manifest() -> Manifest:

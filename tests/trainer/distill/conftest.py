@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.manifest import read_manifest
-from tests.stages.llama.tiny import write_tiny
-from trainer.data import Corpus
+from stages.checkpoint.manifest import read_manifest
+from tests.stages.model.tiny_llama import write_tiny
+from trainer.blocks.data import Corpus
+from trainer.distill.samples import symbols_corpus
 from trainer.distill.settings import DistillSettings
 from trainer.distill.teacher import Teacher
-from trainer.distill.text import symbols_corpus
 
 
 @pytest.fixture(scope="session")

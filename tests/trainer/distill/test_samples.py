@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer.data import Corpus
+from trainer.blocks.data import Corpus
 from trainer.distill.samples import FIRST, ROWS, Samples, held_out
 from trainer.distill.settings import DistillSettings
 from trainer.distill.teacher import Teacher

@@ -7,14 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from stages.architecture import Architecture
+from stages.checkpoint.manifest import read_manifest
 from stages.errors import ConfigError
-from stages.manifest import read_manifest
-from tests.stages.llama.tiny import TINY, write_tiny
-from trainer.data import Corpus
-from trainer.distill.odds import distance
+from stages.model.architecture import Architecture
+from tests.stages.model.tiny_llama import TINY, write_tiny
+from trainer.blocks.data import Corpus
 from trainer.distill.student import Student, fitting_layers, numbers_in, one_stage
-from trainer.distill.teacher import Teacher
+from trainer.distill.teacher import Teacher, distance
 
 
 @pytest.fixture(scope="module")

@@ -9,18 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.architecture import Architecture
-from stages.grafting.architecture import Shape
-from stages.partition import NoisePartition, equal_probability
-from tests.stages.llama.tiny import TINY, random_stages, write_tiny
-from trainer.config import PROFILES, TrainingConfig
-from trainer.data import Corpus
-from trainer.grafting.codes import EmbeddingCodes
-from trainer.grafting.model import GraftModel, load_stages, new_model
+from stages.grafting.architecture import SlotShape
+from stages.model.architecture import Architecture
+from stages.model.partition import NoisePartition, equal_probability
+from tests.stages.model.tiny_llama import TINY, random_stages, write_tiny
+from trainer.blocks.checkpoint_dir import create_untrained
+from trainer.blocks.config import PROFILES, TrainingConfig
+from trainer.blocks.data import Corpus
+from trainer.grafting.model import EmbeddingCodes, GraftModel, load_stages, new_model
 from trainer.grafting.training import Graft, open_graft
-from trainer.untrained import create_untrained
 
-SHAPE = Shape(code_dim=8, condition_dim=8, rank=2)
+SHAPE = SlotShape(code_dim=8, condition_dim=8, rank=2)
 
 
 @pytest.fixture

@@ -18,12 +18,11 @@ import torch
 from safetensors.torch import load_file
 
 from stages.errors import Interrupted
-from stages.grafting.head import ROWS, rows_at_once
-from trainer.grafting.samples import Writing
-from trainer.grafting.settings import GraftSettings
-from trainer.grafting.task import GraftTask
-from trainer.grafting.training import Graft, measure_chain, train_block, write_samples
-from trainer.run import StepLoss
+from stages.grafting.block import CPU_ROWS, rows_at_once
+from trainer.blocks.run import StepLoss
+from trainer.grafting.measure import Writing
+from trainer.grafting.store import GraftSettings
+from trainer.grafting.training import Graft, GraftTask, measure_chain, train_block, write_samples
 
 ROOT = Path(__file__).parents[3]
 CONFIG = """
@@ -70,7 +69,7 @@ class Commands:
 
     def there(self, out: Path, *commands: tuple[object, ...], stop_at: int = -1) -> subprocess.CompletedProcess[str]:
         lines = [json.dumps(self.words(out, *more, "--device", "pretend")) for more in commands]
-        program = [sys.executable, "-m", "tests.trainer.grafting.pretend", str(stop_at), *lines]
+        program = [sys.executable, "-m", "tests.trainer.grafting.fake_gpu", str(stop_at), *lines]
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         return subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
@@ -162,9 +161,9 @@ def test_a_device_that_is_not_there_is_a_sentence(commands: Commands, tmp_path: 
 
 
 def test_a_gpu_holds_the_odds_of_more_positions() -> None:
-    assert rows_at_once(torch.device("cpu"), 49_152) == ROWS
-    assert 10 * ROWS < rows_at_once(torch.device("cuda"), 49_152) < 32 * 128
-    assert rows_at_once(torch.device("cuda"), 1 << 30) == ROWS
+    assert rows_at_once(torch.device("cpu"), 49_152) == CPU_ROWS
+    assert 10 * CPU_ROWS < rows_at_once(torch.device("cuda"), 49_152) < 32 * 128
+    assert rows_at_once(torch.device("cuda"), 1 << 30) == CPU_ROWS
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU that PyTorch can use")

@@ -7,15 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from stages.architecture import Architecture
 from stages.errors import ConfigError
-from trainer.config import TrainingConfig
-from trainer.data import Corpus
-from trainer.optimizer import state_bytes
+from stages.model.architecture import Architecture
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.data import Corpus
+from trainer.blocks.optimizer import state_bytes
 from trainer.planning.inventory import fit_width, numbers_of, take_inventory
-from trainer.rounds.frame import Frame
-from trainer.rounds.learner import Learner
-from trainer.rounds.parts import StagePart
+from trainer.rounds.parts import Learner, StagePart
+from trainer.rounds.spec import RunSpec
 from trainer.rounds.tensors import shapes, trainable
 
 MODELS = ["own chain", "chained chain", "chain ahead", "scorer", "ar"]
@@ -39,15 +38,15 @@ def test_the_inventory_is_that_of_real_workers(
     model: Callable[[str], TrainingConfig], corpus: Corpus, name: str
 ) -> None:
     config = model(name)
-    frame = Frame.of(config, corpus)
+    frame = RunSpec.of(config, corpus)
     for index, part in enumerate(take_inventory(config)):
         task = frame.task(index, corpus, 0)
-        assert part.name == frame.names()[index]
+        assert part.name == frame.parts[index]
         assert part.shapes == shapes(trainable(task.module))
         assert tuple(part.copied) == task.needs
         frozen = [*getattr(task, "before", ()), *getattr(task, "later", ())]
         modules = sum(state_bytes(module.parameters()) for module in frozen)
-        fetched = sum(state_bytes(trainable(frame.module(frame.names().index(other))).values()) for other in task.needs)
+        fetched = sum(state_bytes(trainable(frame.module(frame.parts.index(other))).values()) for other in task.needs)
         assert part.copied_bytes == modules + fetched
         assert isinstance(task, StagePart) or part.copied_bytes == 2 * fetched
 
@@ -55,7 +54,7 @@ def test_the_inventory_is_that_of_real_workers(
 def test_what_a_step_leaves_is_what_was_counted(model: Callable[[str], TrainingConfig], corpus: Corpus) -> None:
     config = model("own chain")
     part = take_inventory(config)[1]
-    learner = Learner(Frame.of(config, corpus).task(1, corpus, 0), replace(config, steps=1))
+    learner = Learner(RunSpec.of(config, corpus).task(1, corpus, 0), replace(config, steps=1))
     learner.train(0, 1)
     assert part.weight_bytes == state_bytes(learner.weights().values())
     steps = [tensor for name, tensor in learner.optimizers.tensors().items() if name.endswith(".step")]

@@ -6,15 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from trainer.config import TrainingConfig
-from trainer.data import Corpus
-from trainer.planning.bounds import Bounds, bounds_of
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.data import Corpus
+from trainer.blocks.round_settings import RoundSettings
 from trainer.planning.inventory import PartInventory, take_inventory
-from trainer.planning.traffic import traffic_of, wire_bytes
-from trainer.rounds.fleet import Fleet
-from trainer.rounds.frame import Frame, settled
-from trainer.rounds.inprocess import Engine
-from trainer.rounds.settings import RoundSettings
+from trainer.planning.traffic import ByteBounds, bounds_of, traffic_of, wire_bytes
+from trainer.rounds.simulated_workers import SimulatedWorkers
+from trainer.rounds.simulation import Simulation
+from trainer.rounds.spec import RunSpec, settled
 from trainer.rounds.store import MemoryStore
 from trainer.rounds.transfer import PIECE_BYTES
 
@@ -60,7 +59,7 @@ def test_bounds_are_those_counted_by_hand() -> None:
     """Of 128 numbers, twelve rounds and three workers, which miss five versions twice, and fetch the sixth whole."""
     part = PartInventory("block-0", {"a": (128,)}, 0, {}, 3)
     settings = RoundSettings(rounds=12, replicas=3, codec="int8", down_codec="e3m0")
-    assert bounds_of([part], settings) == Bounds(12 * 132 + 3 * 512, 3 * (12 * 132 + 512 + 2 * 512 + 1 * 68))
+    assert bounds_of([part], settings) == ByteBounds(12 * 132 + 3 * 512, 3 * (12 * 132 + 512 + 2 * 512 + 1 * 68))
     settings = replace(settings, down_codec="fp32", overlap="naive")
     assert bounds_of([part], settings).most == 3 * (12 * 132 + 12 * 512), "whole each time: nothing is dearer"
 
@@ -74,8 +73,8 @@ def test_the_engine_in_one_process_counts_the_same(
     rounds = replace(tiny.rounds, steps_per_round=1, rounds=3, replicas=2, deadline="lockstep", overlap=overlap)
     rounds = replace(rounds, codec=codecs[0], down_codec=codecs[1], copies_codec=codecs[1])
     config = replace(tiny, rounds=rounds, architecture=replace(tiny.architecture, context="chained"))
-    frame = Frame.of(config, corpus)
-    counted = Engine(frame, corpus, MemoryStore(), Fleet()).run()
+    frame = RunSpec.of(config, corpus)
+    counted = Simulation(frame, corpus, MemoryStore(), SimulatedWorkers()).run()
     parts = take_inventory(config)
     traffic = [traffic_of(part, settled(config).rounds) for part in parts]
     assert counted.up_bytes == 2 * sum(each.up_in_all for each in traffic)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from trainer.rounds.store import Update
 from trainer.rounds.tensors import Tensors
-from trainer.rounds.update import Update
 
 
 def make_tensors(seed: int, scale: float = 1.0) -> Tensors:
@@ -34,7 +34,7 @@ def update() -> Callable[..., Update]:
         fields: dict[str, object] = {
             "id": f"w{worker}-{number}",
             "worker": f"w{worker}",
-            "part": "p",
+            "fragment": "p",
             "base_version": number,
             "round": number,
             "steps": 4,

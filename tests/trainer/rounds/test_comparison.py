@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from stages.errors import ConfigError
-from trainer.config import TrainingConfig
-from trainer.rounds.comparison import arms
-from trainer.rounds.fleet import Fleet
-from trainer.rounds.fragments import boundaries, cut, fragment_name
-from trainer.rounds.inprocess import Engine
-from trainer.rounds.settings import RoundSettings
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.data import Corpus
+from trainer.blocks.round_settings import RoundSettings
+from trainer.rounds.comparison import arms, measure_step_cost
+from trainer.rounds.simulated_workers import SimulatedWorkers
+from trainer.rounds.simulation import Simulation
+from trainer.rounds.spec import RunSpec, boundaries, cut, fragment_name
+from trainer.rounds.store import MemoryStore
 
 Command = Callable[..., Any]
 SETTINGS = """
@@ -57,7 +59,7 @@ def test_every_combination_is_a_row(onesweep: Command, flags: list[object], monk
     ]
     assert all("±" in row for row in rows)
 
-    monkeypatch.setattr(Engine, "run", lambda self: pytest.fail("this is done already"))
+    monkeypatch.setattr(Simulation, "run", lambda self: pytest.fail("this is done already"))
     again = onesweep("train", "rounds", *flags, *vary, "--json")
     results = json.loads(again.out)["results"]
     assert len(results) == 10
@@ -95,12 +97,12 @@ def test_a_way_of_its_own_differs_in_more_than_one_thing(onesweep: Command, flag
 )
 def test_what_cannot_be_varied_is_said(tiny: TrainingConfig, vary: dict[str, list[str]], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        arms(tiny, Fleet(), vary)
+        arms(tiny, SimulatedWorkers(), vary)
 
 
 def test_one_place_reads_what_all_replicas_read(tiny: TrainingConfig) -> None:
     config = replace(tiny, rounds=RoundSettings(replicas=3, codec="int8", overlap="eager"))
-    alone, rounds = arms(config, Fleet(), {}, one_place=True)
+    alone, rounds = arms(config, SimulatedWorkers(), {}, one_place=True)
     assert (alone.name, alone.pooled, alone.config.sequences) == ("one place", 3, 3 * tiny.sequences)
     assert (alone.config.rounds.replicas, alone.config.rounds.codec, alone.config.rounds.overlap) == (1, "fp32", "none")
     assert rounds.config == config
@@ -109,17 +111,17 @@ def test_one_place_reads_what_all_replicas_read(tiny: TrainingConfig) -> None:
 @pytest.mark.parametrize("changes", [{"up_mbps": 0}, {"step_s": float("nan")}, {"lost": 1}, {"slowness": ()}])
 def test_a_fleet_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
-        Fleet(**changes)
+        SimulatedWorkers(**changes)
 
 
 def test_fates_are_drawn_in_the_shares_that_were_asked_for() -> None:
-    fleet = Fleet(in_time=0.6, lost=0.2)
+    fleet = SimulatedWorkers(in_time=0.6, lost=0.2)
     fates = [fleet.fate("p", f"w-{i}") for i in range(2000)]
     assert fates == [fleet.fate("p", f"w-{i}") for i in range(2000)]
     assert abs(fates.count("lost") / 2000 - 0.2) < 0.05
     assert abs(fates.count("in time") / 2000 - 0.8 * 0.6) < 0.05
-    assert Fleet(slowness=(1.0, 3.0)).training_s(3, 10) == 30.0
-    assert Fleet(latency_s=0.5, up_mbps=8.0).up_s(1_000_000) == 1.5
+    assert SimulatedWorkers(slowness=(1.0, 3.0)).training_s(3, 10) == 30.0
+    assert SimulatedWorkers(latency_s=0.5, up_mbps=8.0).up_s(1_000_000) == 1.5
 
 
 def test_fragments_cut_a_part_in_order_and_about_evenly() -> None:
@@ -139,3 +141,39 @@ def test_one_place_may_be_all_that_is_trained(onesweep: Command, flags: list[obj
     found = onesweep("train", "rounds", *flags, "--one-place", "only")
     assert found.code == 0, found.message
     assert [row.split(" | ")[0] for row in found.out.splitlines()[2:]] == ["| one place"]
+
+
+@pytest.fixture
+def chained(tiny: TrainingConfig) -> TrainingConfig:
+    architecture = replace(tiny.architecture, context="chained")
+    rounds = RoundSettings(model="chain", replicas=1, outer="mean", steps_per_round=2, codec="fp32", down_codec="fp32")
+    return replace(tiny, architecture=architecture, rounds=rounds, steps=4)
+
+
+def test_other_sections_and_the_engine_can_be_varied(chained: TrainingConfig) -> None:
+    vary = {"architecture.layers": ["2"], "noise.partition": ["uniform"], "engine": ["grpc", "inprocess"]}
+    real, virtual = arms(chained, SimulatedWorkers(), vary)
+    assert (real.config.architecture.layers, real.config.noise.partition) == (2, "uniform")
+    assert (real.engine, virtual.engine) == ("grpc", "inprocess")
+    for wrong in ({"engine": ["random"]}, {"noise.partitions": ["uniform"]}, {"rounds.model": ["ar"]}):
+        with pytest.raises(ConfigError):
+            arms(chained, SimulatedWorkers(), wrong)
+
+
+def test_copies_are_refreshed_as_often_as_is_asked(chained: TrainingConfig, corpus: Corpus) -> None:
+    moved = {}
+    for every in (1, 2):
+        spec = RunSpec.of(replace(chained, rounds=replace(chained.rounds, copies_every=every)), corpus)
+        moved[every] = Simulation(spec, corpus, MemoryStore(), SimulatedWorkers()).run().copies_bytes
+    assert moved[1] == 2 * moved[2] > 0
+
+
+def test_the_burden_counts_copies_and_products(chained: TrainingConfig, corpus: Corpus) -> None:
+    spec = RunSpec.of(chained, corpus)
+    alone = replace(chained, architecture=replace(chained.architecture, context="own"))
+    burden, own = measure_step_cost(spec, corpus), measure_step_cost(RunSpec.of(alone, corpus), corpus)
+    module = spec.module(0)
+    copies = (chained.architecture.parts - 1) * sum(p.numel() * 4 for p in module.parameters())
+    assert (burden.copies_bytes, own.copies_bytes) == (copies, 0)
+    assert burden.memory_bytes > burden.copies_bytes + 3 * sum(p.numel() * 4 for p in module.parameters())
+    assert burden.step_gflop > own.step_gflop > 0

@@ -9,23 +9,18 @@ import pytest
 import torch
 
 from stages.errors import CodecError, ConfigError
-from trainer.config import TrainingConfig
-from trainer.data import Corpus
-from trainer.evaluation import clean_features
-from trainer.planning.link import LINKS
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.data import Corpus
+from trainer.blocks.diagnostics import clean_features
+from trainer.blocks.round_settings import RoundSettings
+from trainer.planning.cost import LINKS
 from trainer.planning.plan import make_plan
-from trainer.rounds.burden import measure_burden
-from trainer.rounds.comparison import arms
-from trainer.rounds.engine import engine_named
-from trainer.rounds.feature_format import FeatureFormat
-from trainer.rounds.feature_reader import FeatureReader, names_before
-from trainer.rounds.fleet import Fleet
-from trainer.rounds.frame import Frame
-from trainer.rounds.inprocess import Engine
-from trainer.rounds.learner import Learner
-from trainer.rounds.parts import FedPart
-from trainer.rounds.settings import RoundSettings
-from trainer.rounds.shards import replica_seed
+from trainer.rounds.comparison import arms, measure_step_cost
+from trainer.rounds.features import FeatureFormat, FeatureReader, names_before
+from trainer.rounds.parts import FedPart, Learner
+from trainer.rounds.simulated_workers import SimulatedWorkers
+from trainer.rounds.simulation import Simulation
+from trainer.rounds.spec import RunSpec, replica_seed
 from trainer.rounds.store import MemoryStore
 from trainer.rounds.tensors import load, subtract
 
@@ -45,10 +40,10 @@ def fed(tiny: TrainingConfig) -> TrainingConfig:
 
 def test_what_travels_is_what_the_blocks_before_make(fed: TrainingConfig, corpus: Corpus) -> None:
     """Up to the codec: half a step of int8 of the largest number of each position."""
-    frame = Frame.of(fed, corpus)
-    blocks = [frame.module(index) for index in range(2)]
-    reader = FeatureReader(frame, corpus)
-    reader.take({name: frame.initial()[name] for name in names_before(2)})
+    spec = RunSpec.of(fed, corpus)
+    blocks = [spec.module(index) for index in range(2)]
+    reader = FeatureReader(spec.config, spec.codes, corpus)
+    reader.take({name: spec.initial()[name] for name in names_before(2)})
     seed = replica_seed(fed.seed, 1)
     text = corpus.batch(seed, 7, fed.sequences, fed.architecture.context_bytes + 1)
     with torch.no_grad():
@@ -65,20 +60,20 @@ def test_what_travels_is_what_the_blocks_before_make(fed: TrainingConfig, corpus
 
 def test_the_engine_is_a_loop_written_out_by_hand(fed: TrainingConfig, corpus: Corpus) -> None:
     """Round r of a block is trained on features that versions r of those before it make."""
-    frame = Frame.of(fed, corpus)
-    engine = Engine(frame, corpus, MemoryStore(), Fleet())
+    spec = RunSpec.of(fed, corpus)
+    engine = Simulation(spec, corpus, MemoryStore(), SimulatedWorkers())
     engine.run()
-    learners = [Learner(frame.task(index, corpus, frame.config.seed), frame.config) for index in range(3)]
-    versions, form = frame.initial(), FeatureFormat.of(frame.config)
+    learners = [Learner(spec.task(index, corpus, spec.config.seed), spec.config) for index in range(3)]
+    versions, form = spec.initial(), FeatureFormat.of(spec.config)
     for number in range(ROUNDS):
         trained = {}
         for index, learner in enumerate(learners):
-            blocks = [frame.module(i) for i in range(index)]
+            blocks = [spec.module(i) for i in range(index)]
             for block, name in zip(blocks, names_before(index), strict=True):
                 load(block, versions[name])
 
             def made(step: int, blocks: list[Any] = blocks) -> torch.Tensor:
-                text = corpus.batch(frame.config.seed, step, fed.sequences, fed.architecture.context_bytes + 1)
+                text = corpus.batch(spec.config.seed, step, fed.sequences, fed.architecture.context_bytes + 1)
                 with torch.no_grad():
                     features, _ = clean_features(blocks, text[:, :-1])[-1]
                 return form.decode(form.encode(features))
@@ -86,7 +81,7 @@ def test_the_engine_is_a_loop_written_out_by_hand(fed: TrainingConfig, corpus: C
             if index:
                 assert isinstance(learner.part, FedPart)
                 learner.part.feed(made)
-            name = frame.names()[index]
+            name = spec.parts[index]
             learner.load(versions[name])
             learner.train(number * STEPS, STEPS)
             # the outer step of `mean`: the base minus the way that was made, in float32
@@ -99,20 +94,20 @@ def test_the_engine_is_a_loop_written_out_by_hand(fed: TrainingConfig, corpus: C
 
 def test_features_cost_what_copies_do_not(fed: TrainingConfig, corpus: Corpus) -> None:
     copies = replace(fed, rounds=replace(fed.rounds, context_by="copies"))
-    ours, theirs = (Frame.of(config, corpus) for config in (fed, copies))
-    traffic = Engine(ours, corpus, MemoryStore(), Fleet()).run()
+    ours, theirs = (RunSpec.of(config, corpus) for config in (fed, copies))
+    traffic = Simulation(ours, corpus, MemoryStore(), SimulatedWorkers()).run()
     assert traffic.copies_bytes == 0
     assert traffic.features_bytes == 2 * ROUNDS * STEPS * fed.sequences * 32 * (fed.architecture.width + 4)
-    fed_burden, burden = measure_burden(ours, corpus), measure_burden(theirs, corpus)
+    fed_burden, burden = measure_step_cost(ours, corpus), measure_step_cost(theirs, corpus)
     assert (fed_burden.copies_bytes, burden.feeding_gflop) == (0, 0.0)
     assert fed_burden.memory_bytes < burden.memory_bytes
     assert fed_burden.step_gflop + fed_burden.feeding_gflop == pytest.approx(burden.step_gflop)
 
 
 def test_who_measures_has_all_blocks(fed: TrainingConfig, corpus: Corpus) -> None:
-    frame = Frame.of(fed, corpus)
-    copies = Frame.of(replace(fed, rounds=replace(fed.rounds, context_by="copies")), corpus)
-    assert frame.evaluate(frame.initial(), corpus) == copies.evaluate(frame.initial(), corpus)
+    spec = RunSpec.of(fed, corpus)
+    copies = RunSpec.of(replace(fed, rounds=replace(fed.rounds, context_by="copies")), corpus)
+    assert spec.evaluate(spec.initial(), corpus) == copies.evaluate(spec.initial(), corpus)
 
 
 @pytest.mark.parametrize("changes", [{"model": "scorer"}, {"model": "ar"}, {"lookahead": True}, {"fragments": 2}])
@@ -124,18 +119,16 @@ def test_only_blocks_that_go_whole_get_features(changes: dict[str, Any]) -> None
 def test_features_that_cannot_be_are_refused(fed: TrainingConfig, corpus: Corpus) -> None:
     own = replace(fed, architecture=replace(fed.architecture, context="own"))
     with pytest.raises(ConfigError, match='give context = "chained" in'):
-        Frame.of(own, corpus)
+        RunSpec.of(own, corpus)
     with pytest.raises(ConfigError, match='give context = "chained" in'):
         make_plan(own, LINKS["lan"], 1.0, as_set=True)
     huge = replace(fed, rounds=replace(fed.rounds, steps_per_round=2**31))
     with pytest.raises(ConfigError, match="the features of a round are 2,748,779,069,440 bytes, above 68,719,476,736"):
-        Frame.of(huge, corpus)
-    with pytest.raises(ConfigError, match="in order, a block reads those before it in the same place"):
-        engine_named("in-order").check(fed, Fleet())
+        RunSpec.of(huge, corpus)
 
 
 def test_features_can_be_varied_and_planned(fed: TrainingConfig) -> None:
-    found = arms(fed, Fleet(), {"context_by": ["copies", "features"]})
+    found = arms(fed, SimulatedWorkers(), {"context_by": ["copies", "features"]})
     assert [arm.config.rounds.context_by for arm in found] == ["copies", "features"]
     rows = {row.name: row for row in make_plan(fed, LINKS["consumer"], 1.0, as_set=True)}
     assert rows["as set"].down_bytes == rows["features"].down_bytes

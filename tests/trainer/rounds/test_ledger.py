@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from trainer.rounds.ledger import REMEMBERED, Ledger
-from trainer.rounds.publication import receive
-from trainer.rounds.settings import RoundSettings
-from trainer.rounds.store import MemoryStore
+from trainer.blocks.round_settings import RoundSettings
+from trainer.rounds.codecs import receive
+from trainer.rounds.ledger import MOST_POINTS, REMEMBERED, Ledger, LossCurves
+from trainer.rounds.store import MemoryStore, Update, open_store
 from trainer.rounds.tensors import Tensors, digest, norm, scale
-from trainer.rounds.update import Update
 
 Make = Callable[..., Tensors]
 MakeUpdate = Callable[..., Update]
@@ -76,7 +76,7 @@ def test_the_same_update_counts_once(ledger: Callable[..., Ledger], update: Make
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"part": "q"}, "there is no part 'q'; there are p"),
+        ({"fragment": "q"}, "there is no part 'q'; there are p"),
         ({"id": "../x"}, "the id must be 1 to 128 letters"),
         ({"worker": ""}, "the worker must be 1 to 128 letters"),
         ({"round": 1}, "round 1 of p is not open; the open one is 0"),
@@ -234,5 +234,43 @@ def test_workers_that_follow_the_differences_have_what_was_published(
         mine = receive(mine, difference, codec) if difference else merged.weights  # type: ignore[arg-type]
         assert digest(mine) == digest(ours.weights("p"))
     assert ours.difference("p", 1) is None
-    exact = ours._parts["p"].version.weights
+    exact = ours._fragments["p"].version.weights
     assert sum(float((exact[n] - mine[n]).norm()) for n in exact) < 0.2
+
+
+SETTINGS = RoundSettings(outer="mean", late="keep")
+
+
+def test_a_restart_does_not_cut_it(tmp_path: Path, update: Callable[..., Update], tensors: Callable[..., Any]) -> None:
+    def run(begin: int, end: int) -> list[tuple[Any, ...]]:
+        with open_store(tmp_path) as store:
+            ledger = Ledger(SETTINGS, {"p": tensors(0)}, store, "run")
+            for number in range(begin, end):
+                ledger.accept(update(number, 0, losses={"a_nats": 3.0 - number}), 1.0)
+                if number:
+                    ledger.accept(update(number - 1, 1, losses={"a_nats": 4.0 - number, "b_nats": 1.0}), 1.0)
+                ledger.close("p", 2.0)
+            return [(p.first, p.last, p.updates, p.late, p.losses()) for p in ledger.curves.of("p")]
+
+    whole = [
+        (0, 0, 1, 0, {"a_nats": 3.0}),
+        (1, 1, 2, 1, {"a_nats": 2.5, "b_nats": 1.0}),
+        (2, 2, 2, 1, {"a_nats": 1.5, "b_nats": 1.0}),
+    ]
+    assert run(0, 2) == whole[:2]
+    assert run(2, 3) == whole
+
+
+@pytest.mark.parametrize("rounds", [1, MOST_POINTS, MOST_POINTS + 1, 777])
+def test_it_is_bounded_and_forgets_nothing(rounds: int) -> None:
+    curves = LossCurves()
+    for number in range(rounds):
+        name = f"u{number}"
+        curves.take({"kind": "accepted", "part": "p", "id": name, "round": number, "losses": {"a_nats": number}})
+        curves.take({"kind": "closed", "part": "p", "round": number, "updates": [name]})
+    points = curves.of("p")
+    assert len(points) <= MOST_POINTS
+    assert [p.first for p in points] == [0, *(p.last + 1 for p in points[:-1])]
+    assert points[-1].last == rounds - 1
+    assert all(p.losses() == {"a_nats": (p.first + p.last) / 2} for p in points)
+    assert len({p.last - p.first for p in points[:-1]}) <= 1, "all but the last stand for as many"

@@ -16,21 +16,21 @@ from typing import Any
 import grpc
 import pytest
 
-from stages.security import LOOPBACK_ONLY, Security
-from stages.tokens import Keyring
-from stages.transport import is_loopback
-from trainer.config import TrainingConfig
-from trainer.data import Corpus
-from trainer.rounds.client import Link
-from trainer.rounds.codec import codec_named
-from trainer.rounds.coordinator import Coordinator
-from trainer.rounds.coordinator_settings import CoordinatorSettings
-from trainer.rounds.disk import open_store
+from stages.wire.channel import is_loopback
+from stages.wire.tls import LOOPBACK_ONLY, Security
+from stages.wire.tokens import Keyring
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.data import Corpus
+from trainer.blocks.round_settings import RoundSettings
+from trainer.rounds.client import RoundsClient
+from trainer.rounds.codecs import codec_named
+from trainer.rounds.coordinator import Coordinator, CoordinatorSettings
+from trainer.rounds.features import FeatureReader
 from trainer.rounds.page import page_served
-from trainer.rounds.plan import RunPlan
 from trainer.rounds.publishing import Publisher
 from trainer.rounds.server import STORE, OpenPort, ServerSettings, ledger_of, open_port
-from trainer.rounds.settings import RoundSettings
+from trainer.rounds.spec import RunSpec
+from trainer.rounds.store import open_store
 from trainer.rounds.tensors import Tensors, scale, shapes
 from trainer.rounds.worker import WorkerSettings, work
 from trainer.v1 import rounds_pb2, rounds_pb2_grpc
@@ -47,6 +47,9 @@ class Network:
         self.security: Security = settings.pop("security", LOOPBACK_ONLY)
         self.tokens: Path | None = settings.pop("tokens", None)
         self.page: str = settings.pop("page", "")
+        self.together: bool = settings.pop("together", False)
+        """Whether rounds of all parts are closed together, as they are in one process."""
+        self.reader: type[FeatureReader] = settings.pop("reader", FeatureReader)
         self.settings = CoordinatorSettings(**settings)
         self.stop = threading.Event()
         self._opened: Future[int] = Future()
@@ -83,10 +86,12 @@ class Network:
                     self._opened.set_exception(error)
 
     async def _serve(self, store: Any) -> None:
-        self.plan = RunPlan.begin(self.config, self.corpus, self.out)
-        self.ledger = ledger_of(self.plan, store)
-        publisher = Publisher(self.plan, self.out, self.corpus)
-        self.coordinator = Coordinator(self.plan, self.corpus, self.ledger, publisher, self.out / STORE, self.settings)
+        self.spec = RunSpec.begin(self.config, self.corpus, self.out)
+        self.ledger = ledger_of(self.spec, store)
+        publisher = Publisher(self.spec, self.out, self.corpus)
+        self.coordinator = Coordinator(
+            self.spec, self.corpus, self.ledger, publisher, self.out / STORE, self.settings, reader=self.reader
+        )
         settings = ServerSettings("127.0.0.1:0", self.security, self.tokens)
         keyring = Keyring(self.tokens)
         opened = await open_port(self.coordinator, settings, keyring)
@@ -98,7 +103,7 @@ class Network:
             await self._until_ended(opened)
 
     async def _until_ended(self, opened: OpenPort) -> None:
-        self.rounds = rounds = asyncio.create_task(self.coordinator.run())
+        self.rounds = rounds = asyncio.create_task(self._close_together() if self.together else self.coordinator.run())
         self._opened.set_result(opened.port)
         await asyncio.to_thread(self._ended.wait)
         self.coordinator.stop()
@@ -106,10 +111,20 @@ class Network:
         await asyncio.gather(rounds, return_exceptions=True)
         await opened.close()
 
+    async def _close_together(self) -> None:
+        ledger, now = self.ledger, self.coordinator.clock
+        while not self.coordinator.ended:
+            async with self.coordinator.ledger_lock:
+                due = all(ledger.due(fragment, now()) for fragment in ledger.fragments())
+            if due:
+                await self.coordinator.step()
+            await asyncio.sleep(0.01)
+        await self.coordinator.run()
+
     # As a worker
 
-    def link(self, **settings: Any) -> Link:
-        return Link(self.address, asked_to_stop=self.stop.is_set, **settings)
+    def link(self, **settings: Any) -> RoundsClient:
+        return RoundsClient(self.address, asked_to_stop=self.stop.is_set, **settings)
 
     def work(self, name: str, **changes: Any) -> int:
         link = self.link(patience_s=60.0)
@@ -176,11 +191,11 @@ def network(rounds_config: TrainingConfig, corpus: Corpus, tmp_path: Path) -> It
     with contextlib.ExitStack() as stack:
 
         def start(
-            config: TrainingConfig | None = None, coordinator: dict[str, Any] | None = None, **rounds: Any
+            config: TrainingConfig | None = None, coordinator: dict[str, Any] | None = None, **changes: Any
         ) -> Network:
-            config = config or rounds_config
-            config = replace(config, rounds=replace(config.rounds, **rounds))
-            started = Network(config, corpus, tmp_path / "out", **(coordinator or {}))
+            config, own = config or rounds_config, {k: changes.pop(k) for k in ("together", "reader") if k in changes}
+            config = replace(config, rounds=replace(config.rounds, **changes))
+            started = Network(config, corpus, tmp_path / "out", **own, **(coordinator or {}))
             stack.callback(started.end)
             return started.opened()
 

@@ -9,7 +9,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from stages.errors import OnesweepError
-from trainer.rounds.engine.crew import PRELOADED
+from trainer.rounds.processes import PRELOADED
 
 
 def launched(log: Path, *arguments: object) -> BaseProcess:

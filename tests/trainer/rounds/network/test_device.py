@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from stages.errors import CheckpointError, ConfigError
-from trainer.config import TrainingConfig
-from trainer.data import Corpus
-from trainer.rounds.device import PlacedCorpus, check_device, place_on, within_memory
-from trainer.rounds.fleet import Fleet
-from trainer.rounds.frame import Frame
-from trainer.rounds.inprocess import Engine
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.data import Corpus
+from trainer.blocks.device import PlacedCorpus, check_device, within_memory
+from trainer.rounds.parts import place_on
+from trainer.rounds.simulated_workers import SimulatedWorkers
+from trainer.rounds.simulation import Simulation
+from trainer.rounds.spec import RunSpec
 from trainer.rounds.store import MemoryStore
 from trainer.rounds.tensors import norm, subtract
 
@@ -58,9 +59,9 @@ def test_nothing_of_a_lesson_stays_behind(
     """On a device without numbers, arithmetic with a tensor of the CPU fails; reading a number is what comes last."""
     architecture = replace(rounds_config.architecture, context=context)
     config = replace(rounds_config, architecture=architecture, rounds=replace(rounds_config.rounds, **rounds))
-    frame = Frame.of(config, corpus)
-    task = place_on(frame.task(0, PlacedCorpus(corpus.name, corpus.train, corpus.valid, "meta"), 0), "meta")
-    task.see(frame.initial())
+    spec = RunSpec.of(config, corpus)
+    task = place_on(spec.task(0, PlacedCorpus(corpus.name, corpus.train, corpus.valid, "meta"), 0), "meta")
+    task.see(spec.initial())
     with pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta tensors"):
         task.loss(0)
 
@@ -75,9 +76,9 @@ def test_a_cpu_and_a_gpu_make_the_weights_of_one_device(
         jobs = [pool.submit(net.work, f"{d}-{part}", part=part, device=d) for part, d in places]
         assert [job.result(100) for job in jobs] == [3] * len(places)
     until(lambda: net.over, 60)
-    engine = Engine(net.plan.frame, corpus, MemoryStore(), Fleet())
+    engine = Simulation(net.spec, corpus, MemoryStore(), SimulatedWorkers())
     engine.run()
-    for part, begin in engine.frame.initial().items():
+    for part, begin in engine.spec.initial().items():
         expected = engine.published()[part]
         missed, way = subtract(net.ledger.weights(part), expected), subtract(expected, begin)
         assert norm(missed) <= MIXED_TOLERANCE * norm(way)

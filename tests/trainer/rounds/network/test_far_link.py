@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from trainer.rounds.client import Link
+from trainer.rounds.client import RoundsClient
 from trainer.v1 import rounds_pb2, rounds_pb2_grpc
 
 ROUND_TRIPS_S = 0.5
@@ -71,7 +71,7 @@ def door() -> Iterator[FarDoor]:
 
 
 def test_the_first_connection_is_not_given_up(door: FarDoor) -> None:
-    link = Link(door.address)
+    link = RoundsClient(door.address)
     assert link.join(rounds_pb2.JoinRequest()).lease == "given"
     assert door.connections == 1
     link.close()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from stages.errors import ConfigError
-from trainer.config import TrainingConfig
+from trainer.blocks.config import TrainingConfig
 from trainer.rounds.footprint import STATUS, measure_worker, measure_workers
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
+import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,9 +18,19 @@ import numpy as np
 import pytest
 
 from stages.errors import CheckpointError
+from stages.wire.status import StatusError
 from tests.trainer.rounds.network.calls import Start, refused, submit
-from trainer.config import TrainingConfig
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.data import Corpus
 from trainer.rounds.audit import audit
+from trainer.rounds.codecs import codec_named
+from trainer.rounds.coordinator import Coordinator, CoordinatorSettings
+from trainer.rounds.publishing import Publisher
+from trainer.rounds.server import ledger_of
+from trainer.rounds.service import MOST_ALIKE, NewestCalls
+from trainer.rounds.spec import RunSpec
+from trainer.rounds.store import MemoryStore, Update
+from trainer.rounds.tensors import scale
 from trainer.rounds.transfer import pieces
 from trainer.v1 import rounds_pb2
 
@@ -145,3 +160,90 @@ def test_a_full_disk_loses_nothing(network: Start, until: Callable[..., Any], mo
     assert failures == []
     found = audit(net.out / "rounds")
     assert (found.problems, found.accepted, found.merged) == ([], 6, 6)
+
+
+class WatchedStore(MemoryStore):
+    """Notices whether two updates are put at once, and gives the second one time to come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.second = 0, threading.Event()
+
+    def put_update(self, update: Update) -> str:
+        self.inside += 1
+        if self.inside > 1:
+            self.second.set()
+        self.second.wait(0.5)
+        self.inside -= 1
+        return super().put_update(update)
+
+
+def test_two_updates_at_once_are_judged_one_after_the_other(
+    rounds_config: TrainingConfig, corpus: Corpus, tmp_path: Path
+) -> None:
+    spec, store = RunSpec.begin(rounds_config, corpus, tmp_path / "out"), WatchedStore()
+    ledger = ledger_of(spec, store)
+    payload = codec_named("fp32").encode(scale(ledger.weights("block-0"), 0.01))
+
+    async def hand_in(coordinator: Coordinator, worker: str) -> rounds_pb2.Verdict:
+        place = await coordinator.join(
+            rounds_pb2.JoinRequest(
+                worker=worker, version=version("onesweep"), data_kind="bytes", data=corpus.digest(), part=0
+            )
+        )
+        update = rounds_pb2.Submission(worker=worker, lease=place.lease, id=worker, steps=2, sequences=4)
+        return await coordinator.judge(update, payload)
+
+    async def both() -> list[rounds_pb2.Verdict]:
+        publisher = Publisher(spec, tmp_path / "out", corpus)
+        coordinator = Coordinator(spec, corpus, ledger, publisher, tmp_path, CoordinatorSettings())
+        return await asyncio.gather(hand_in(coordinator, "a"), hand_in(coordinator, "b"))
+
+    assert [verdict.outcome for verdict in asyncio.run(both())] == 2 * [rounds_pb2.OUTCOME_ACCEPTED]
+    assert not store.second.is_set()
+
+
+# Rounds for which an update was refused: nobody waits for another that will not come.
+
+
+def test_a_round_does_not_wait_for_who_has_passed_it(network: Start, until: Callable[..., Any]) -> None:
+    """What was refused is not made again: without its worker a lockstep round would never end."""
+    net = network()
+    one, two = net.join("one", part=0), net.join("two", part=0)
+    good = net.payload("block-0")
+    assert submit(net, net.submission(one, good, worker="one"), good).outcome == rounds_pb2.OUTCOME_ACCEPTED
+    bad = np.full(len(good) // 4, math.nan, np.float32).tobytes()
+    assert submit(net, net.submission(two, bad, worker="two"), bad).outcome == rounds_pb2.OUTCOME_REFUSED
+    net.stub.Next(rounds_pb2.NextRequest(worker="two", lease=two.lease, after=0), timeout=30)
+    until(lambda: net.ledger.round("block-0") == 1, 30)
+
+
+def test_a_round_that_all_have_passed_is_given_out_again(network: Start) -> None:
+    """Nothing else would ever come for it."""
+    net = network(replicas=1)
+    place, good = net.join(part=0), net.payload("block-0")
+    bad = np.full(len(good) // 4, math.nan, np.float32).tobytes()
+    assert submit(net, net.submission(place, bad), bad).outcome == rounds_pb2.OUTCOME_REFUSED
+    again = net.stub.Next(
+        rounds_pb2.NextRequest(worker="hand", lease=place.lease, after=0, wait_seconds=30), timeout=60
+    )
+    assert again.order.round == 0
+    assert submit(net, net.submission(place, good), good).outcome == rounds_pb2.OUTCOME_ACCEPTED
+
+
+def test_the_newest_counts_and_too_many_are_refused() -> None:
+    streams = NewestCalls()
+    with ExitStack() as stack:
+        first = stack.enter_context(streams.begin("a"))
+        other = stack.enter_context(streams.begin("b"))
+        first()
+        newest = [stack.enter_context(streams.begin("a")) for _ in range(MOST_ALIKE - 1)][-1]
+        newest(), other()
+        with pytest.raises(StatusError, match="the same was begun anew") as caught:
+            first()
+        assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+        with pytest.raises(StatusError, match=f"{MOST_ALIKE} calls for the same already"), streams.begin("a"):
+            pass
+        newest()
+    with streams.begin("a") as again:
+        again()

@@ -1,13 +1,21 @@
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
-from stages.errors import ResumeError
-from stages.refusal import Refusal
+from stages.errors import ResumeError, ServiceError
+from stages.wire.status import StatusError
+from stages.wire.tls import LOOPBACK_ONLY, Security
+from stages.wire.tokens import Key, new_token, token_hash, write_tokens
+from tests.trainer.rounds.network.calls import Start, refused
+from trainer.blocks.config import TrainingConfig
 from trainer.rounds.members import Members, Place
+from trainer.rounds.spec import architecture_digest
 from trainer.v1 import rounds_pb2
 
 
@@ -16,8 +24,8 @@ def members(tmp_path: Path) -> Members:
     return Members(tmp_path / "members.json", 2, 2, 10.0, 0.0)
 
 
-def refusal(job: object, *args: object) -> Refusal:
-    with pytest.raises(Refusal) as caught:
+def refusal(job: object, *args: object) -> StatusError:
+    with pytest.raises(StatusError) as caught:
         job(*args)  # type: ignore[operator]
     return caught.value
 
@@ -143,3 +151,80 @@ def test_who_works_on_a_closed_round_is_late_until_its_update_has_come(members: 
     member.begins(4)
     member.has_finished("p", 3)  # told again
     assert member.beat.doing == rounds_pb2.DOING_FETCHING
+
+
+# Who may work, and who is told why not.
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "sentence"),
+    [
+        ({"part": 2}, "NOT_FOUND", "there is no part 2: this run has parts 0 to 1"),
+        ({"version": "0.0.1"}, "FAILED_PRECONDITION", "you have version '0.0.1' of onesweep"),
+        ({"architecture": "5" * 64}, "FAILED_PRECONDITION", "another architecture than this run"),
+        ({"run": "5" * 64}, "FAILED_PRECONDITION", "your state is of the run 555555555555"),
+        ({"data_kind": "pictures"}, "FAILED_PRECONDITION", "this run learns from bytes, not 'pictures'"),
+        ({"data": "5" * 64}, "FAILED_PRECONDITION", "is not that of this run, words.txt"),
+        ({"data": ""}, "FAILED_PRECONDITION", r"your training text \(none\) is not that of this run"),
+        ({"worker": "../x"}, "INVALID_ARGUMENT", "worker '../x' must be 1 to 64 letters"),
+    ],
+)
+def test_who_does_not_fit_is_told_why(network: Start, changes: dict[str, Any], code: str, sentence: str) -> None:
+    found, details = refused(lambda: network().join(**changes))
+    assert found.name == code
+    assert re.search(sentence, details)
+
+
+def test_more_workers_than_planned_are_told(network: Start) -> None:
+    net = network(replicas=1)
+    net.join("a"), net.join("b")
+    with pytest.raises(ServiceError, match="every part has its 1 workers, as many as the run's settings plan"):
+        net.work("c")
+
+
+def test_own_data_may_be_allowed(network: Start, rounds_config: TrainingConfig) -> None:
+    net = network(coordinator={"own_data": True})
+    place = net.join(data="5" * 64, architecture=architecture_digest(net.spec.config.architecture))
+    assert (place.part, place.replica, place.codec) == (0, 0, "fp32")
+
+
+def test_tokens_say_who_may_work_and_as_whom(network: Start, tmp_path: Path) -> None:
+    token, other = new_token(), new_token()
+    keys = [Key("ann", token_hash(token), ("work",)), Key("bob", token_hash(other), ("status",))]
+    write_tokens(tmp_path / "tokens", keys)
+    net = network(coordinator={"tokens": tmp_path / "tokens"})
+    request = rounds_pb2.JoinRequest(worker="ann.2")
+
+    def code_of(worker: str, shown: str) -> str:
+        request.worker = worker
+        link = net.link(token=shown)
+        with pytest.raises(ServiceError) as caught:
+            link.join(request)
+        link.close()
+        return str(caught.value)
+
+    assert "a token is wanted here" in code_of("ann", "")
+    assert "key bob may status only, not work" in code_of("bob", other)
+    assert "you are ann: you may work as ann or ann.SOMETHING only, not as 'eve'" in code_of("eve", token)
+    assert "of onesweep" in code_of("ann.2", token), "who may work hears of the next problem"
+    watcher = net.link(token=other)
+    assert next(watcher.watch(1.0)).rounds == 3
+    watcher.close()
+
+
+def test_certificates_say_who_may_work(network: Start, new_pki: Callable[[str], Any]) -> None:
+    pki = new_pki("pki")
+    server, worker, host = pki.issue("router", "hub"), pki.issue("client", "ann"), pki.issue("host", "h")
+    net = network(coordinator={"security": Security(server)}, replicas=1)
+
+    def problem(name: str, security: Security) -> str:
+        link = net.link(security=security, patience_s=1.0)
+        with pytest.raises(ServiceError) as caught:
+            link.join(rounds_pb2.JoinRequest(worker=name))
+        link.close()
+        return str(caught.value)
+
+    assert "of onesweep" in problem("ann", Security(worker)), "who may work hears of the next problem"
+    assert "you are ann: you may work as ann" in problem("eve", Security(worker))
+    assert "a worker needs one of role client" in problem("h", Security(host))
+    assert "closed the connection" in problem("ann", LOOPBACK_ONLY)

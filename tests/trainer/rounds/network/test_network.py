@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer.rounds.network.calls import Start
-from trainer.config import TrainingConfig
-from trainer.data import Corpus
-from trainer.planning.bounds import bounds_of
+from stages.checkpoint.checkpoint import load_chain
+from stages.checkpoint.manifest import read_manifest
+from stages.errors import CheckpointError
+from tests.trainer.rounds.network.calls import Start, submit
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.data import Corpus
 from trainer.planning.inventory import take_inventory
-from trainer.planning.traffic import traffic_of
+from trainer.planning.traffic import bounds_of, traffic_of
 from trainer.rounds.audit import audit
-from trainer.rounds.fleet import Fleet
-from trainer.rounds.inprocess import Engine
+from trainer.rounds.simulated_workers import SimulatedWorkers
+from trainer.rounds.simulation import Simulation
 from trainer.rounds.store import MemoryStore
 
 
@@ -40,17 +42,17 @@ def test_four_workers_make_the_weights_of_one_process(
     net = network(**rounds)
     assert net.work_together(None, None, None, None) == [3, 3, 3, 3]
     until(lambda: net.over, 60)  # modules are drawn from one generator: nobody else may draw meanwhile
-    engine = Engine(net.plan.frame, corpus, MemoryStore(), Fleet())
+    engine = Simulation(net.spec, corpus, MemoryStore(), SimulatedWorkers())
     engine.run()
     for part, expected in engine.published().items():
-        found = net.plan.cutting.whole(part, net.ledger.weights)
+        found = net.spec.fragments.whole(part, net.ledger.weights)
         assert found.keys() == expected.keys()
         assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
-    assert [net.ledger.round(fragment) for fragment in net.ledger.parts()] == [3] * len(net.ledger.parts())
-    merged = 12 * net.plan.config.rounds.fragments
+    assert [net.ledger.round(fragment) for fragment in net.ledger.fragments()] == [3] * len(net.ledger.fragments())
+    merged = 12 * net.spec.config.rounds.fragments
     found = audit(net.out / "rounds")
     assert (found.problems, found.accepted, found.merged) == ([], merged, merged)
-    planned = [traffic_of(part, net.plan.config.rounds) for part in take_inventory(net.plan.config)]
+    planned = [traffic_of(part, net.spec.config.rounds) for part in take_inventory(net.spec.config)]
     assert net.coordinator.received_bytes == 2 * sum(each.up_in_all for each in planned)
     assert net.coordinator.sent_bytes == 2 * sum(each.down_in_all for each in planned)
 
@@ -61,7 +63,7 @@ def test_rounds_that_wait_for_nobody_carry_bytes_within_their_bounds(network: St
     hasty = {"deadline": "fixed", "deadline_s": 0.001, "norm_limit": 1e6, "rounds": 6}
     net = network(fragments=2, codec="int8", down_codec="e3m0", overlap=overlap, **hasty)
     net.work_together(None, None, None, None)
-    bounds = bounds_of(take_inventory(net.plan.config), net.plan.config.rounds)
+    bounds = bounds_of(take_inventory(net.spec.config), net.spec.config.rounds)
     assert bounds.least <= net.coordinator.received_bytes + net.coordinator.sent_bytes <= bounds.most
 
 
@@ -82,9 +84,48 @@ def test_every_kind_of_run_comes_to_its_end(
 ) -> None:
     config = replace(rounds_config, architecture=replace(rounds_config.architecture, context=context))
     net = network(config, **{"replicas": 1, "rounds": 2, **rounds})
-    trained = net.work_together(*[None] * len(net.plan.parts))
-    assert trained == [2] * len(net.plan.parts)
+    trained = net.work_together(*[None] * len(net.spec.parts))
+    assert trained == [2] * len(net.spec.parts)
     until(lambda: net.coordinator.ended, 30)
     found = audit(net.out / "rounds")
     assert found.problems == []
-    assert found.merged == 2 * len(net.ledger.parts())
+    assert found.merged == 2 * len(net.ledger.fragments())
+
+
+# What a run publishes, and when.
+
+
+def test_the_end_is_a_checkpoint_that_loads(network: Start, until: Callable[..., Any]) -> None:
+    net = network(replicas=1)
+    net.work_together(None, None)
+    until(lambda: "chain" in read_manifest(net.out).metrics, 60)
+    for block, part in zip(load_chain(net.out), net.spec.parts, strict=True):
+        weights = net.ledger.weights(part)
+        assert all(torch.equal(tensor, weights[name]) for name, tensor in block.named_parameters())
+
+
+def test_checkpoints_are_published_while_the_run_goes_on(network: Start, until: Callable[..., Any]) -> None:
+    net = network(replicas=1, rounds=2, coordinator={"publish_every": 1})
+    place, payload = net.join(part=0), net.payload("block-0")
+    submit(net, net.submission(place, payload), payload)
+    other = net.join("other", part=1)
+    payload = net.payload("block-1")
+    submit(net, net.submission(other, payload, worker="other"), payload)
+    until(lambda: net.coordinator.publisher.published == {"block-0": 1, "block-1": 1}, 30)
+    assert not net.coordinator.ended
+    weights = net.ledger.weights("block-0")
+    block, _ = load_chain(net.out)
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in block.named_parameters())
+
+
+def test_weights_that_are_confidently_wrong_are_not_published(network: Start) -> None:
+    net = network(replicas=1)
+    publisher, weights = net.coordinator.publisher, {part: net.ledger.weights(part) for part in net.spec.parts}
+    publisher.publish({part: (0, tensors) for part, tensors in weights.items()}, last=False)
+    before = read_manifest(net.out)
+    newer = {name: 1.01 * tensor for name, tensor in weights["block-0"].items()}
+    wrong = {name: 100 * tensor for name, tensor in weights["block-1"].items()}
+    wrong["clean_head.bias"] = torch.arange(256.0)
+    with pytest.raises(CheckpointError, match=r"block-1 is not published: .* the checkpoint stays as it was"):
+        publisher.publish({"block-0": (1, newer), "block-1": (1, wrong)}, last=False)
+    assert read_manifest(net.out) == before

@@ -16,7 +16,7 @@ from stages.errors import Interrupted
 from tests.trainer.rounds.network.calls import Start, refused, submit
 from trainer.rounds.audit import audit
 from trainer.rounds.client import LeaseLostError
-from trainer.rounds.update import Update
+from trainer.rounds.store import Update
 from trainer.v1 import rounds_pb2
 
 
@@ -77,7 +77,7 @@ def test_an_order_is_of_the_round_that_is_open_when_it_is_made(network: Start, m
 def test_who_asks_hears_that_the_question_has_come_before_the_answer(
     network: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else who goes on at once would hand in only after it has waited."""
+    """Else who continues at once would hand in only after it has waited."""
     monkeypatch.setattr(trainer.rounds.client, "LONG_POLL_S", 60.0)
     net, asked = network(overlap="patient"), threading.Event()
     place, link = net.join(part=0), net.link()

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from tests.trainer.rounds.network.calls import Start, refused, submit
-from trainer.config import TrainingConfig
+from trainer.blocks.config import TrainingConfig
 from trainer.rounds.audit import audit
 from trainer.rounds.transfer import PIECE_BYTES
 from trainer.v1 import rounds_pb2
@@ -96,14 +96,14 @@ def test_a_slow_reader_keeps_nothing_that_is_not_offered_any_more(network: Start
     order = net.stub.Next(rounds_pb2.NextRequest(worker="hand", lease=place.lease), timeout=30).order
     (file,) = order.base.files
     size = 40 * PIECE_BYTES  # more than a connection holds of what nobody reads
-    (key,) = [key for key in net.coordinator.offers._files if key[2] == "whole"]
-    parcel = net.coordinator.offers._files[key][1]
-    net.coordinator.offers._files[key] = bytes(size), parcel
+    (key,) = [key for key in net.coordinator.weights._files if key[2] == "whole"]
+    parcel = net.coordinator.weights._files[key][1]
+    net.coordinator.weights._files[key] = bytes(size), parcel
     request = rounds_pb2.FetchRequest(worker="hand", lease=place.lease, name=file.name)
     older, newer = (net.stub.Fetch(request, timeout=60) for _ in range(2))
     assert [len(next(call).data) for call in (older, newer)] == [PIECE_BYTES, PIECE_BYTES]
     assert refused(lambda: older)[0] is grpc.StatusCode.UNAVAILABLE
-    del net.coordinator.offers._files[key]
+    del net.coordinator.weights._files[key]
     code, details = refused(lambda: newer)
     assert (code, details.endswith("ask for the next order")) == (grpc.StatusCode.NOT_FOUND, True)
 

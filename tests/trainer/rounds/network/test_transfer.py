@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from stages.errors import RequestError
 from trainer.rounds import transfer
-from trainer.rounds.transfer import PIECE_BYTES, DamagedError, Intake, Parcel, pieces
+from trainer.rounds.transfer import PIECE_BYTES, DamagedError, IncomingFile, Parcel, pieces
 from trainer.v1 import rounds_pb2
 
 DATA = bytes(range(256)) * 2500
 
 
-def taken(intake: Intake, data: bytes) -> bytes:
+def taken(intake: IncomingFile, data: bytes) -> bytes:
     for piece in pieces(data, intake.offset):
         intake.write(piece)
     return intake.read()
@@ -32,7 +32,7 @@ def test_pieces_are_the_file_from_an_offset_on(size: int, offset: int, most: int
 
 
 def test_a_file_comes_in_whole(tmp_path: Path) -> None:
-    intake = Intake(tmp_path / "x", Parcel.of(DATA))
+    intake = IncomingFile(tmp_path / "x", Parcel.of(DATA))
     assert taken(intake, DATA) == DATA
     assert intake.whole
     intake.drop()
@@ -41,8 +41,8 @@ def test_a_file_comes_in_whole(tmp_path: Path) -> None:
 
 def test_what_was_cut_goes_on_where_it_ended(tmp_path: Path) -> None:
     first, *others = pieces(DATA)
-    Intake(tmp_path / "x", Parcel.of(DATA)).write(first)
-    again = Intake(tmp_path / "x", Parcel.of(DATA))
+    IncomingFile(tmp_path / "x", Parcel.of(DATA)).write(first)
+    again = IncomingFile(tmp_path / "x", Parcel.of(DATA))
     assert again.offset == PIECE_BYTES
     for piece in others:
         again.write(piece)
@@ -50,24 +50,24 @@ def test_what_was_cut_goes_on_where_it_ended(tmp_path: Path) -> None:
 
 
 def test_half_a_piece_is_gone_on_with(tmp_path: Path) -> None:
-    intake = Intake(tmp_path / "x", Parcel.of(DATA))
+    intake = IncomingFile(tmp_path / "x", Parcel.of(DATA))
     intake.path.write_bytes(DATA[:1000])
-    again = Intake(tmp_path / "x", Parcel.of(DATA))
+    again = IncomingFile(tmp_path / "x", Parcel.of(DATA))
     assert again.offset == 1000
     assert taken(again, DATA) == DATA
 
 
 def test_another_file_makes_room(tmp_path: Path) -> None:
     first, *_ = pieces(DATA)
-    Intake(tmp_path / "x", Parcel.of(DATA)).write(first)
-    other = Intake(tmp_path / "x", Parcel.of(b"other"))
+    IncomingFile(tmp_path / "x", Parcel.of(DATA)).write(first)
+    other = IncomingFile(tmp_path / "x", Parcel.of(b"other"))
     assert other.offset == 0
     assert taken(other, b"other") == b"other"
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_what_is_not_what_was_announced_is_dropped(tmp_path: Path) -> None:
-    intake = Intake(tmp_path / "x", Parcel(len(DATA), hashlib.sha256(b"else").digest()))
+    intake = IncomingFile(tmp_path / "x", Parcel(len(DATA), hashlib.sha256(b"else").digest()))
     with pytest.raises(DamagedError, match="send it anew"):
         taken(intake, DATA)
     assert list(tmp_path.iterdir()) == []
@@ -84,7 +84,7 @@ def test_what_is_not_what_was_announced_is_dropped(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_piece_is_refused_and_not_stored(tmp_path: Path, changes: dict[str, object], sentence: str) -> None:
-    intake = Intake(tmp_path / "x", Parcel.of(DATA))
+    intake = IncomingFile(tmp_path / "x", Parcel.of(DATA))
     piece = next(pieces(DATA))
     piece.MergeFrom(rounds_pb2.Piece(**changes))
     if "data" in changes:
@@ -95,7 +95,7 @@ def test_a_wrong_piece_is_refused_and_not_stored(tmp_path: Path, changes: dict[s
 
 
 def test_pieces_end_with_the_announced_size(tmp_path: Path) -> None:
-    intake = Intake(tmp_path / "x", Parcel(10, bytes(32)))
+    intake = IncomingFile(tmp_path / "x", Parcel(10, bytes(32)))
     with pytest.raises(RequestError, match="beyond the announced size of 10 bytes"):
         intake.write(next(pieces(DATA)))
 

@@ -8,19 +8,30 @@ import itertools
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from stages.errors import CheckpointError, Interrupted
-from trainer.data import Corpus
+from stages.errors import CheckpointError, Interrupted, ResumeError
+from trainer.blocks.data import Corpus
+from trainer.blocks.round_settings import RoundSettings
 from trainer.rounds import worker_state
 from trainer.rounds.audit import audit
-from trainer.rounds.fleet import Fleet
-from trainer.rounds.inprocess import Engine
+from trainer.rounds.simulated_workers import SimulatedWorkers
+from trainer.rounds.simulation import Simulation
 from trainer.rounds.store import MemoryStore
-from trainer.rounds.worker_state import STATE_NAME, load_worker
+from trainer.rounds.tensors import Tensors, scale, shapes, subtract
+from trainer.rounds.worker_state import (
+    STATE_NAME,
+    Fragment,
+    FragmentProgress,
+    PendingUpdate,
+    WorkerProgress,
+    load_worker,
+    save_worker,
+)
 
 Start = Callable[..., Any]
 
@@ -48,7 +59,7 @@ def test_who_is_told_to_stop_does_not_wait_for_a_frozen_coordinator(
     monkeypatch.setattr(net.coordinator, call, real)
     if call == "judge":
         _, standing, _ = load_worker(net.out.parent / "state-w0" / STATE_NAME)
-        assert standing.pieces[0].pending is not None, "what was learned is not lost"
+        assert standing.fragments[0].pending is not None, "what was learned is not lost"
     net.stop.clear()
     net.work("w0")
     until(lambda: net.coordinator.ended, 30)
@@ -71,9 +82,9 @@ def test_who_is_stopped_between_two_fragments_goes_on_from_its_state(
         net.stop.clear()
     net.work("w0")
     until(lambda: net.over, 60)
-    engine = Engine(net.plan.frame, corpus, MemoryStore(), Fleet())
+    engine = Simulation(net.spec, corpus, MemoryStore(), SimulatedWorkers())
     engine.run()
-    found = net.plan.cutting.whole("ar", net.ledger.weights)
+    found = net.spec.fragments.whole("ar", net.ledger.weights)
     assert all(torch.equal(found[name], tensor) for name, tensor in engine.published()["ar"].items())
     merged = audit(net.out / "rounds")
     assert (merged.problems, merged.accepted, merged.merged) == ([], 9, 9)
@@ -104,8 +115,59 @@ def test_a_worker_whose_disk_is_full_says_so_and_has_its_last_state(
     with pytest.raises(CheckpointError, match=r"No space left on device; what was saved before is untouched"):
         net.work("w0")
     _, standing, _ = load_worker(net.out.parent / "state-w0" / STATE_NAME)
-    assert standing.pieces[0].finished == 0
+    assert standing.fragments[0].finished == 0
     net.work("w0")
     until(lambda: net.coordinator.ended, 30)
     found = audit(net.out / "rounds")
     assert (found.problems, found.accepted, found.merged) == ([], 3, 3)
+
+
+# A worker's fragment: what its overlap is told.
+
+
+def test_a_round_that_is_given_up_does_not_count_the_one_before_twice(tensors: Callable[..., Tensors]) -> None:
+    base, learned = tensors(0), scale(tensors(1), 0.1)
+    piece = Fragment(0, "p", shapes(base), RoundSettings(overlap="eager", outer_momentum=0.5, codec="fp32"))
+    piece.begin(0, 0, base)
+    piece.finish(subtract(base, learned), 2, {}, "run w")
+    piece.begin(1, 0, base)
+    momentum = piece.overlap.state()
+    assert all(torch.allclose(momentum[name], tensor, atol=1e-6) for name, tensor in learned.items())
+    piece.give_up()
+    begun = piece.begin(5, 5, base)
+    assert all(torch.equal(piece.overlap.state()[name], tensor) for name, tensor in momentum.items())
+    assert all(torch.equal(begun[name], tensor) for name, tensor in base.items())
+
+
+def test_a_state_comes_back_whole(tmp_path: Path) -> None:
+    pending = PendingUpdate("r4-x", 4, 3, 2, 8, {"denoise_nats": 2.5}, b"payload" * 9)
+    piece = FragmentProgress(finished=4, round=5, base_version=4, steps=1, held_version=4, own_in=5)
+    standing = WorkerProgress("block-1", turn=1, steps=1, fragments=[FragmentProgress(over=True), piece])
+    groups = {"module": {"a.weight": torch.randn(3, 2), "b": torch.randn(())}, "own": {"b": torch.ones(2)}}
+    for pending_ in (pending, None):
+        piece.pending = pending_
+        save_worker(tmp_path / "s", "run", standing, groups)
+        run, found, tensors = load_worker(tmp_path / "s")
+        assert (run, found) == ("run", standing)
+        assert tensors.keys() == groups.keys()
+        for name, named in groups.items():
+            assert all(torch.equal(tensors[name][key], tensor) for key, tensor in named.items())
+
+
+@pytest.mark.parametrize("where", [-1, 60, 20])
+def test_a_damaged_state_is_told(tmp_path: Path, where: int) -> None:
+    path = tmp_path / "s"
+    save_worker(path, "run", WorkerProgress("block-0"), {"module": {"a": torch.randn(8)}})
+    raw = bytearray(path.read_bytes())
+    raw[where] ^= 0x55
+    path.write_bytes(raw)
+    with pytest.raises(ResumeError, match="is damaged"):
+        load_worker(path)
+
+
+def test_half_a_state_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    save_worker(path, "run", WorkerProgress("block-0"), {"module": {"a": torch.randn(8)}})
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(ResumeError, match="delete it to begin anew"):
+        load_worker(path)

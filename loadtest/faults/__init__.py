@@ -1,0 +1,3 @@
+"""Faults against a real deployment under load, and what they cost: nothing may be lost, and no text may change."""
+
+from __future__ import annotations

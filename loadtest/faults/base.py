@@ -1,0 +1,213 @@
+"""Faults under load: one framework for a deployment that serves and for a training.
+
+A target has a testbed and a table of `Fault`s that can be done to it. `select` keeps those that its network and its
+weights allow, `make_schedule` draws when each comes from a seed, and `inflict` does one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from loadtest.faults.settings import FaultSettings
+from loadtest.lab.lab import lab_problem
+from loadtest.lab.profile import Profile, profile_named
+from loadtest.workload.testbed import LOOPBACK
+from stages.errors import InputError, ServiceError
+
+T = TypeVar("T")
+POLL_S = 0.1
+QUIET = 0.2  # share of a turn within which its fault begins
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """The circumstances that allow a kind of fault or forbid it."""
+
+    profile: str
+    checkpoint: Path = Path()  # bundle that is served
+    audit: float = 0.0
+    codec: str = ""  # of the updates of a training
+
+
+@dataclass(frozen=True)
+class Fault(Generic[T]):
+    """A kind of fault, done to a testbed of type T: it begins, lasts, and ends."""
+
+    name: str
+    length_s: tuple[float, float]  # shortest and longest
+    begin: Callable[[T, str], object]
+    end: Callable[[T, str], object]
+    targets: Callable[[T], Sequence[str]]  # names of what it can be done to
+    weight: int = 1  # how often it comes, beside the others
+    # In the time line.
+    colour: str = "#777777"
+    absent: Callable[[Conditions], str] = lambda conditions: ""  # why it cannot be done; empty when it can
+    # Waits for the right moment. Not a part of the fault's time.
+    prepare: Callable[[T, str], object] = lambda testbed, target: None
+    # Called again and again while the fault lasts, for what would not last by itself.
+    hold: Callable[[T, str], object] = lambda testbed, target: None
+    over: Callable[[T, str], bool] = lambda testbed, target: False  # True when it need not last any longer
+    in_leases: bool = False  # its length is in leases of the run, not in seconds
+    # Its length counts from when the router uses the target again: what stands in there needs time to start.
+    stands_in: bool = False
+
+
+def no_link(conditions: Conditions) -> str:
+    """Why a link cannot be cut."""
+    return "" if conditions.profile != LOOPBACK else "loopback has no link to cut: --profile names one that has"
+
+
+@dataclass(frozen=True)
+class FaultRecord:
+    """A fault that was done. Times are seconds of the monotonic clock."""
+
+    kind: str
+    target: str
+    begin_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Selection(Generic[T]):
+    """The kinds of faults that a run asks for."""
+
+    able: tuple[Fault[T], ...]
+    absent: dict[str, str]  # kinds that cannot be done here, and why
+    count: int  # faults of the whole run
+
+    def has(self, name: str) -> bool:
+        return any(fault.name == name for fault in self.able)
+
+    def kinds(self, testbed: T) -> list[Kind]:
+        """As the schedule wants them."""
+        return [Kind(f.name, f.weight, f.length_s, tuple(f.targets(testbed))) for f in self.able]
+
+    @property
+    def left_out(self) -> list[str]:
+        return [f"fault {name}: {why}" for name, why in self.absent.items()]
+
+
+def select(
+    faults: Mapping[str, Fault[T]], settings: FaultSettings, conditions: Conditions, each_minute: float
+) -> Selection[T]:
+    """:param each_minute: faults, where `settings` has no count. Raises InputError."""
+    names = tuple(faults) if settings.faults is None else settings.faults
+    check_names("--faults", names, tuple(faults))
+    absent = {name: why for name in names if (why := faults[name].absent(conditions))}
+    able = tuple(faults[name] for name in names if name not in absent)
+    if names and not able:
+        raise InputError("; ".join(absent.values()))
+    if settings.count is not None and settings.count < len(able):
+        raise InputError(f"--count {settings.count} is less than the {len(able)} kinds of --faults")
+    usual = max(len(able), round(settings.minutes * each_minute)) if able else 0
+    return Selection(able, absent, usual if settings.count is None else settings.count)
+
+
+def check_names(flag: str, given: Sequence[str], known: Sequence[str]) -> None:
+    """Raise InputError for a name that is not known or comes twice."""
+    for name in given:
+        if name not in known:
+            raise InputError(f"{flag} has no {name!r}; choose from {', '.join(known)}")
+    if len(set(given)) < len(given):
+        raise InputError(f"{flag} names something twice: {', '.join(given)}")
+
+
+def links_of(profile: str, profiles: Path | None = None) -> Profile | None:
+    """The emulated links of a profile; None on loopback. Raises InputError."""
+    return None if profile == LOOPBACK else profile_named(profile, profiles)
+
+
+def check_links(profile: str, profiles: Path | None, hosts: int) -> None:
+    """Raise OnesweepError where the links of a profile cannot be emulated between so many hosts."""
+    if (links := links_of(profile, profiles)) is None:
+        return
+    links.check_hosts(hosts)
+    if problem := lab_problem():
+        raise ServiceError(f"{problem}; --profile {LOOPBACK} needs no lab, and has no links to cut")
+
+
+# The schedule
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of fault as the schedule sees it."""
+
+    name: str
+    weight: int
+    length_s: tuple[float, float]
+    targets: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One fault that is to come."""
+
+    at_s: float  # since the run began
+    kind: str
+    target: str
+    length_s: float
+
+
+def make_schedule(kinds: Sequence[Kind], seconds: float, count: int, seed: int) -> list[Planned]:
+    """`count` faults, one in each equal turn of the time, drawn beforehand from a seed.
+
+    Kinds come by their weights, and every kind at least once where `count` allows; the targets of a kind take turns
+    in a shuffled order.
+    """
+    chance = random.Random(seed)
+    drawn = [kind.name for kind in kinds][:count]
+    while len(drawn) < count:
+        # the kind that is furthest behind its weight
+        drawn.append(min(kinds, key=lambda kind: (drawn.count(kind.name) / kind.weight, kind.name)).name)
+    chance.shuffle(drawn)
+    by_name = {kind.name: kind for kind in kinds}
+    orders = {kind.name: chance.sample(kind.targets, len(kind.targets)) for kind in kinds}
+    turn_s = seconds / max(count, 1)
+    plan = []
+    for i, name in enumerate(drawn):
+        kind, order = by_name[name], orders[name]
+        order.append(target := order.pop(0))
+        length_s = round(chance.uniform(*kind.length_s), 2)
+        plan.append(Planned(round((i + chance.uniform(0, QUIET)) * turn_s, 2), name, target, length_s))
+    return plan
+
+
+def inflict(
+    fault: Fault[T],
+    testbed: T,
+    target: str,
+    length_s: float,
+    tick: Callable[[], Any],
+    used_again: Callable[[str], Any] = lambda target: None,
+) -> FaultRecord:
+    """Do a fault, from its begin to its end.
+
+    Faults come one at a time: with two hosts for each block, two at once may leave no way through, and then a request
+    that fails is right to fail. No run could ask for zero losses.
+
+    :param tick: waits a moment, and looks after the run meanwhile.
+    :param used_again: waits until a target that another process stands in for is used again.
+    """
+    fault.prepare(testbed, target)
+    begin_s = lasts_from_s = time.monotonic()
+    fault.begin(testbed, target)
+    try:
+        if fault.stands_in:
+            used_again(target)
+            lasts_from_s = time.monotonic()
+        while time.monotonic() < lasts_from_s + length_s and not fault.over(testbed, target):
+            fault.hold(testbed, target)
+            tick()
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
+            fault.end(testbed, target)
+    return FaultRecord(fault.name, target, begin_s, time.monotonic())

@@ -1,0 +1,157 @@
+"""A byzantine worker: `python -m loadtest.faults.byzantine_worker --coordinator HOST:PORT --name w0 --lie flipped`.
+
+It takes a worker's place, waits until it has seen how its part moves, and hands in that movement, made false. It
+speaks the real protocol, without the training's own client. A line of JSON for each update that it handed in goes to
+its standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import json
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
+from typing import Any
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.v1 import rounds_pb2
+from trainer.v1.rounds_pb2_grpc import RoundsServiceStub
+
+Row = NDArray[np.float32]
+Lie = Callable[[Row, float], Row]  # makes a false update from a direction and the norm of an honest update
+
+PIECE_BYTES = 256 << 10
+CALL_S, TRANSFER_S, WAIT_S, RETRY_S = 30.0, 120.0, 10.0, 0.5
+TRIES = 60
+# Statuses worth another try, if need be with a new lease.
+PASSING = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.NOT_FOUND,
+)
+
+
+def stretched(direction: Row, norm: float) -> Row:
+    """A vector in this direction, of this norm."""
+    length = float(np.linalg.norm(direction.astype(np.float64)))
+    return (direction * (norm / length) if length else direction).astype(np.float32)
+
+
+LIES: Mapping[str, Lie] = {
+    "nan": lambda direction, norm: np.full_like(direction, np.nan),
+    "absurd": lambda direction, norm: stretched(direction, norm) * np.float32(1000.0),
+    "scaled": lambda direction, norm: stretched(direction, norm) * np.float32(5.0),
+    "flipped": lambda direction, norm: -stretched(direction, norm),
+}
+
+
+class ByzantineWorker:
+    """One place of a run, misused."""
+
+    def __init__(self, stub: RoundsServiceStub, options: argparse.Namespace) -> None:
+        self.stub, self.options = stub, options
+        self.after: int | None = None
+        self.seen: list[tuple[int, Row]] = []
+        """The last two versions, with their numbers."""
+        request = rounds_pb2.JoinRequest(
+            worker=options.name,
+            version=version("onesweep"),
+            part=options.part,
+            data_kind="bytes",
+            data=options.digest,
+        )
+        self.lease = stub.Join(request, timeout=CALL_S).lease
+
+    def work(self) -> bool:
+        """One turn; True when an update was handed in."""
+        o = self.options
+        request = rounds_pb2.NextRequest(worker=o.name, lease=self.lease, after=self.after, wait_seconds=WAIT_S)
+        answer = self.stub.Next(request, timeout=WAIT_S + CALL_S)
+        if answer.WhichOneof("next") == "end":
+            raise SystemExit(0)
+        if answer.WhichOneof("next") != "order":
+            return False
+        order = answer.order
+        if not self.seen or self.seen[-1][0] != order.base.version:
+            self.seen = [*self.seen[-1:], (order.base.version, self._weights(order))]
+        self.after = order.round
+        if len(self.seen) < 2:
+            return False  # the next order shows how the part moves
+        print(json.dumps({"round": order.round, "lie": o.lie, **self._hand_in(order)}), flush=True)
+        return True
+
+    def _weights(self, order: rounds_pb2.Order) -> Row:
+        """All tensors in one row: shapes need not be known to lie."""
+        (file,) = order.base.files  # whole, for this worker reports that it holds nothing
+        request = rounds_pb2.FetchRequest(worker=self.options.name, lease=self.lease, name=file.name)
+        pieces = self.stub.Fetch(request, timeout=TRANSFER_S)
+        return np.frombuffer(b"".join(piece.data for piece in pieces), "<f4")
+
+    def _hand_in(self, order: rounds_pb2.Order) -> dict[str, Any]:
+        (_, before), (_, now) = self.seen
+        payload = LIES[self.options.lie](before - now, self.options.norm).astype("<f4").tobytes()
+        digest = hashlib.sha256(payload)
+        submission = rounds_pb2.Submission(
+            worker=self.options.name,
+            lease=self.lease,
+            id=f"false-{order.round}-{digest.hexdigest()[:16]}",
+            round=order.round,
+            base_version=order.base.version,
+            steps=order.steps,
+            sequences=order.steps * self.options.sequences,
+            codec="fp32",
+            size=len(payload),
+            sha256=digest.digest(),
+        )
+        for answer in self.stub.Submit(_requests(submission, payload), timeout=TRANSFER_S):
+            if answer.WhichOneof("step") == "verdict":
+                outcome = rounds_pb2.Outcome.Name(answer.verdict.outcome).removeprefix("OUTCOME_").lower()
+                return {"id": submission.id, "outcome": outcome, "reason": answer.verdict.reason}
+        return {"id": submission.id, "outcome": "unknown", "reason": "no verdict came"}
+
+
+def _requests(submission: rounds_pb2.Submission, payload: bytes) -> Iterator[rounds_pb2.SubmitRequest]:
+    """The whole transfer: one that broke off is not resumed."""
+    yield rounds_pb2.SubmitRequest(submission=submission)
+    for offset in range(0, len(payload), PIECE_BYTES):
+        data = payload[offset : offset + PIECE_BYTES]
+        yield rounds_pb2.SubmitRequest(piece=rounds_pb2.Piece(offset=offset, data=data, crc32=zlib.crc32(data)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--coordinator", required=True)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--part", type=int, required=True)
+    parser.add_argument("--digest", required=True, help="SHA-256 of the training text")
+    parser.add_argument("--lie", choices=LIES, required=True)
+    parser.add_argument("--norm", type=float, required=True, help="of an honest update")
+    parser.add_argument("--sequences", type=int, required=True, help="of a step")
+    parser.add_argument("--count", type=int, default=1, help="updates to hand in")
+    options = parser.parse_args()
+    with grpc.insecure_channel(options.coordinator) as channel:
+        left, worker = options.count, None
+        for _ in itertools.repeat(None, TRIES):
+            try:
+                worker = worker or ByzantineWorker(RoundsServiceStub(channel), options)
+                left -= worker.work()
+                if not left:
+                    return
+            except grpc.RpcError as error:
+                if error.code() not in PASSING:
+                    raise
+                worker = None if error.code() is grpc.StatusCode.ABORTED else worker
+                time.sleep(RETRY_S)
+
+
+if __name__ == "__main__":
+    main()

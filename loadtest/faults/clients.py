@@ -1,0 +1,359 @@
+"""Clients that want their text whatever happens, in a process beside the router: `python -m loadtest.faults.clients`.
+
+The process reads an Order from its standard input, asks until that closes, then lets what is under way end. Answers
+and what the router says of its hosts go to its standard output, a JSON message a line. `Clients` is that process as
+its parent sees it. Times are seconds of the machine's monotonic clock, which all processes share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import math
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from loadtest.workload.prompts import SENTENCES
+from serving.client.client import AsyncClient, RequestRefused, Result, RouterError
+from stages.errors import ServiceError
+
+OK = "OK"
+LATE = "LATE"  # no whole answer within the request's patience, however often it was tried
+# Statuses after which the same request may be sent again.
+AGAIN = {"UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED", "ABORTED"}
+PAUSE_S = 0.25  # before another call, where a refusal names no time
+HEALTH_S = 0.5
+SETTLE_S = 60.0  # how long after the last answer hosts may be lost, or hold sessions
+GRACE_S = SETTLE_S + 10.0  # how long the process may take beyond its requests' patience
+COMMAND = [sys.executable, "-P", "-m", "loadtest.faults.clients"]
+
+PROMPTS = 3  # of each mode
+# Settings of a request, by its mode.
+REQUESTS: dict[str, dict[str, Any]] = {
+    "sweep": {"max_bytes": 96},
+    "chunked": {"max_bytes": 96, "chunk": 16},
+    "resample": {"max_bytes": 64, "chunk": 16, "candidates": 8},
+    "verified": {"max_bytes": 64},
+    "infill": {"max_bytes": 24, "chunk": 8, "candidates": 8, "suffix": " and so on"},
+    "ar": {"max_bytes": 48},
+    "ar-speculative": {"max_bytes": 64},
+    "local": {"max_bytes": 48},
+    "auto": {"max_bytes": 48},  # without a budget it takes the best setting, whatever the links are like
+}
+PROMPT_BYTES = 48
+ROOM_BYTES = PROMPT_BYTES + 96 + 16
+
+Beside = Callable[[list[str]], list[str]]  # turns a command into one that runs where the router does
+
+
+@dataclass(frozen=True)
+class SeededRequest:
+    """A request that has one text."""
+
+    mode: str
+    prompt: str
+    seed: int
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def seeded_requests(modes: Collection[str], first_seed: int, context_bytes: int) -> tuple[SeededRequest, ...]:
+    """Requests of all modes in turn, each with a seed of its own; shorter where the context has no room."""
+    scale = min(1.0, context_bytes / ROOM_BYTES)
+    cases: list[SeededRequest] = []
+    for turn, (mode, settings) in itertools.product(range(PROMPTS), REQUESTS.items()):
+        if mode in modes:
+            number = len(cases)
+            prompt = SENTENCES[number % len(SENTENCES)][: int(PROMPT_BYTES * scale)]
+            shorter = {**settings, "max_bytes": max(1, int(settings["max_bytes"] * scale))}
+            cases.append(SeededRequest(mode, prompt, first_seed + 100 * turn + number, shorter))
+    return tuple(cases)
+
+
+@dataclass(frozen=True)
+class Order:
+    """The requests of one process."""
+
+    router: str
+    cases: tuple[SeededRequest, ...]
+    at_once: int
+    patience_s: float
+    once: bool = False  # each case once, and no more
+    health: bool = False  # report what the router says of its hosts, too
+    first: bool = True  # this is the steady load, not a flood
+
+    @property
+    def turns(self) -> int:
+        """Requests that one client may still have to make after the standard input closes."""
+        return math.ceil(len(self.cases) / self.at_once) if self.once else 1
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Order:
+        table: dict[str, Any] = json.loads(text)
+        return cls(**{**table, "cases": tuple(SeededRequest(**case) for case in table["cases"])})
+
+
+# Messages
+
+
+@dataclass(frozen=True)
+class Try:
+    """One call that brought no whole answer."""
+
+    begin_s: float
+    end_s: float
+    code: str
+    message: str
+    retry_after_ms: int | None = None
+    output: str = ""  # the text until then, in hex
+
+    @property
+    def refused(self) -> bool:
+        """True of a refusal that names a time to come back."""
+        return self.code == "RESOURCE_EXHAUSTED" and self.retry_after_ms is not None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A request from its first call to its end."""
+
+    case: int
+    begin_s: float
+    end_s: float
+    status: str  # OK, LATE, or the name of a gRPC status that another call would not change
+    output: str = ""  # of the last call, in hex
+    arrivals_s: list[float] = field(default_factory=list)  # when pieces of text came, in all calls
+    tries: list[Try] = field(default_factory=list)  # calls before the last one, and the last one too where it failed
+    replays: int = 0  # times that the router moved the work to other hosts
+    first: bool = True  # of the steady load; not of a flood
+
+    @property
+    def text(self) -> bytes:
+        return bytes.fromhex(self.output)
+
+    @property
+    def texts(self) -> list[bytes]:
+        """The text of each call before the last one, and of the last one where it failed."""
+        return [bytes.fromhex(each.output) for each in self.tries]
+
+
+@dataclass(frozen=True)
+class RouterHealth:
+    """The hosts as the router sees them."""
+
+    at_s: float
+    # Why a host, or a link of it, cannot be used, by the host's name; `router` where that does not answer.
+    problems: dict[str, str]
+    sessions: int = 0  # open on all hosts
+    modes: list[str] = field(default_factory=list)  # that are served
+    context_bytes: int = 0
+    audited: int = 0  # sweeps that were computed again since the router started
+    liars: int = 0  # hosts that audits took out
+
+
+Message = Answer | RouterHealth
+
+
+def to_line(message: Message) -> str:
+    kind = "answer" if isinstance(message, Answer) else "health"
+    return json.dumps({"kind": kind, **asdict(message)}) + "\n"
+
+
+def from_line(line: str) -> Message:
+    """Raises ValueError for a line that is no message."""
+    table: dict[str, Any] = json.loads(line)
+    try:
+        if table.pop("kind") == "health":
+            return RouterHealth(**table)
+        return Answer(**{**table, "tries": [Try(**each) for each in table["tries"]]})
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"no message of the clients: {line!r}") from error
+
+
+# The parent's side
+
+
+class Clients:
+    """A running process of clients."""
+
+    def __init__(self, order: Order, beside: Beside) -> None:
+        self.order = order
+        self.answers: list[Answer] = []
+        self.health: list[RouterHealth] = []
+        self._process = subprocess.Popen(
+            beside(COMMAND), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # its end says more
+            self._process.stdin.write(order.to_json() + "\n")
+            self._process.stdin.flush()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def sound_since(self, moment_s: float) -> bool:
+        """True when the router's last word is from after that moment, and every host and link can be used."""
+        return bool(self.health) and self.health[-1].at_s > moment_s and not self.health[-1].problems
+
+    def misses(self, host: str) -> bool:
+        """True when the router's last word is that it cannot use a host."""
+        return bool(self.health) and host in self.health[-1].problems
+
+    def check_alive(self) -> None:
+        """Raises ServiceError when the process has ended."""
+        if self._process.poll() is not None:
+            raise ServiceError(f"the clients' process ended with exit code {self._process.returncode}")
+
+    def stop(self) -> None:
+        """Begin no more requests."""
+        stdin, self._process.stdin = self._process.stdin, None
+        if stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                stdin.close()
+
+    def wait(self) -> None:
+        """Wait until what is under way has ended. Raises ServiceError when the process failed."""
+        try:
+            code = self._process.wait(self.order.turns * self.order.patience_s + GRACE_S)
+        except subprocess.TimeoutExpired:
+            raise ServiceError("the clients did not end: their requests are past every deadline") from None
+        self._reader.join(GRACE_S)
+        if code:
+            raise ServiceError(f"the clients' process ended with exit code {code}; its words are above")
+
+    def close(self) -> None:
+        self.stop()
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        self._reader.join(GRACE_S)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in iter(self._process.stdout.readline, ""):
+            message = from_line(line)
+            if isinstance(message, Answer):
+                self.answers.append(message)
+            else:
+                self.health.append(message)
+
+
+@contextlib.contextmanager
+def open_clients(order: Order, beside: Beside) -> Iterator[Clients]:
+    """Clients for the length of a `with` block."""
+    clients = Clients(order, beside)
+    try:
+        yield clients
+    finally:
+        clients.close()
+
+
+# The process
+
+
+async def run_order(order: Order) -> None:
+    """Carry an order out; answers go to the standard output as they come."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        loop.remove_reader(sys.stdin.fileno())
+        stop.set()
+
+    async def ask_all(numbers: Iterator[int]) -> None:
+        for number in numbers:
+            if stop.is_set():
+                return
+            _report(await ask(client, order, number))
+
+    loop.add_reader(sys.stdin.fileno(), end)  # nothing more is written there: it closes
+    async with AsyncClient(order.router, insecure=True) as client:
+        watcher = asyncio.create_task(_watch(client)) if order.health else None
+        numbers = iter(range(len(order.cases))) if order.once else itertools.cycle(range(len(order.cases)))
+        async with asyncio.TaskGroup() as group:
+            for _ in range(order.at_once):
+                group.create_task(ask_all(numbers))
+        if watcher is not None:
+            await _settle(client)
+            watcher.cancel()
+
+
+async def ask(client: AsyncClient, order: Order, number: int) -> Answer:
+    """One request, with as many calls as it takes."""
+    case, begin_s = order.cases[number], time.monotonic()
+    arrivals_s: list[float] = []
+    tries: list[Try] = []
+    output, status, replays = b"", LATE, 0
+    while (left_s := begin_s + order.patience_s - time.monotonic()) > 0:
+        output, called_s = b"", time.monotonic()
+        try:
+            stream = client.stream(case.prompt, mode=case.mode, seed=case.seed, timeout_s=left_s, **case.settings)
+            async for item in stream:
+                if isinstance(item, Result):
+                    replays = item.replays
+                else:
+                    output += item
+                    arrivals_s.append(time.monotonic())
+            status = OK
+            break
+        except (RouterError, RequestRefused) as error:
+            retry_ms = error.retry_after_ms if isinstance(error, RouterError) else None
+            tries.append(Try(called_s, time.monotonic(), error.code.name, str(error), retry_ms, output.hex()))
+            if error.code.name not in AGAIN:
+                status = LATE if error.code.name == "DEADLINE_EXCEEDED" else error.code.name
+                break
+            await asyncio.sleep(PAUSE_S if retry_ms is None else retry_ms / 1000)
+    end_s = time.monotonic()
+    return Answer(number, begin_s, end_s, status, output.hex(), arrivals_s, tries, replays, order.first)
+
+
+async def _watch(client: AsyncClient) -> None:
+    while True:
+        _report(await _health(client))
+        await asyncio.sleep(HEALTH_S)
+
+
+async def _health(client: AsyncClient) -> RouterHealth:
+    try:
+        status = await client.status(timeout_s=2.0)
+    except RouterError as error:
+        return RouterHealth(time.monotonic(), {"router": str(error)})
+    links = {host.name: [link.problem for link in host.links if link.problem] for host in status.hosts}
+    problems = {host.name: host.reason or next(iter(links[host.name]), "") for host in status.hosts}
+    sessions = sum(host.sessions for host in status.hosts)
+    bad = {name: problem for name, problem in problems.items() if problem}
+    modes, audits = list(status.modes), status.audits
+    return RouterHealth(
+        time.monotonic(), bad, sessions, modes, status.context_tokens, audits.audited, audits.faulty_hosts
+    )
+
+
+async def _settle(client: AsyncClient) -> None:
+    """Wait for all hosts to be there, and to have freed what requests held; report what is left."""
+    deadline = time.monotonic() + SETTLE_S
+    while ((health := await _health(client)).sessions or health.problems) and time.monotonic() < deadline:
+        await asyncio.sleep(HEALTH_S)
+    _report(health)
+
+
+def _report(message: Message) -> None:
+    sys.stdout.write(to_line(message))
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    asyncio.run(run_order(Order.from_json(sys.stdin.readline())))

@@ -1,0 +1,207 @@
+"""The commands `chaos`, `chaos training`, `soak`, `flood` and `bench rounds`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import shlex
+import sys
+from typing import TYPE_CHECKING
+
+from loadtest.faults.settings import (
+    ChaosSettings,
+    FloodFlags,
+    ReportFiles,
+    RoundsBenchSettings,
+    TrainingChaosSettings,
+)
+from stages.errors import InputError, Interrupted, OnesweepError
+from stages.settings import add_flags, from_flags
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from loadtest.faults.flood import FloodSettings
+    from loadtest.faults.report import FaultReport
+
+    Subparsers = _SubParsersAction[argparse.ArgumentParser]
+
+SOAK = ("minutes", "profile", "profiles", "seed", "checkpoint", "requests_at_once", "patience_s", "modes")
+SOAK_MINUTES = 30.0
+
+
+def register(subparsers: Subparsers) -> None:
+    from loadtest.workload.caller import add_access_options
+
+    chaos = subparsers.add_parser("chaos", help="faults under load: nothing may be lost, no text may change")
+    add_flags(chaos, ChaosSettings)
+    chaos.set_defaults(run=run_chaos_command)
+    targets = chaos.add_subparsers(title="what", metavar="WHAT")
+    training = targets.add_parser("training", help="faults under a training: no accepted update may be lost")
+    add_flags(training, TrainingChaosSettings)
+    training.set_defaults(run=run_training_command)
+    soak = subparsers.add_parser("soak", help="steady load for a long time: memory and descriptors must stay")
+    add_flags(soak, ChaosSettings, SOAK)
+    soak.set_defaults(run=run_soak_command)
+    for parser in (chaos, training, soak):
+        add_flags(parser, ReportFiles)
+    flood = subparsers.add_parser("flood", help="many times more users than the knee: what is still answered")
+    add_flags(flood, FloodFlags)
+    add_access_options(flood)
+    add_flags(flood, ReportFiles, ("json",))
+    flood.set_defaults(run=run_flood_command)
+
+
+def register_rounds_bench(benches: Subparsers) -> None:
+    rounds = benches.add_parser(
+        "rounds",
+        help="rounds over emulated far links against one place, and against what `plan` said",
+        description="Workers over emulated far links against one place with as many samples, and against the plan.",
+    )
+    add_flags(rounds, RoundsBenchSettings)
+    add_flags(rounds, ReportFiles, ("json",))
+    rounds.set_defaults(run=run_rounds_bench)
+
+
+def run_chaos_command(options: argparse.Namespace) -> int:
+    return _run_chaos(options, from_flags(ChaosSettings, options))
+
+
+def run_soak_command(options: argparse.Namespace) -> int:
+    base = ChaosSettings(minutes=SOAK_MINUTES)
+    return _run_chaos(options, from_flags(ChaosSettings, options, base, faults=(), count=None, audit=0.0))
+
+
+def _run_chaos(options: argparse.Namespace, settings: ChaosSettings) -> int:
+    from loadtest.faults.report import check_files
+    from loadtest.faults.serving_report import serving_report
+    from loadtest.faults.serving_run import check_chaos, run_chaos
+    from serving.cli.deployment import ends_cleanly
+
+    check_chaos(settings)
+    check_files(files := from_flags(ReportFiles, options))
+    with ends_cleanly():
+        result = run_chaos(settings, _say)
+    return _finish(serving_report(result), files, "something was lost, wrong, left behind or growing: see above")
+
+
+def run_training_command(options: argparse.Namespace) -> int:
+    from loadtest.faults.report import check_files
+    from loadtest.faults.training_report import training_report
+    from loadtest.faults.training_run import check_training_chaos, run_training_chaos
+    from serving.cli.deployment import ends_cleanly
+    from stages.settings import check_destination
+
+    settings = from_flags(TrainingChaosSettings, options)
+    check_training_chaos(settings)
+    check_files(files := from_flags(ReportFiles, options))
+    if settings.reference is not None:
+        check_destination(settings.reference, "--reference")
+    with ends_cleanly():
+        result = run_training_chaos(settings, _say)
+    words = "something was lost or counted twice, had no end, or is worse than it may be: see above"
+    return _finish(training_report(result), files, words)
+
+
+def _finish(report: FaultReport, files: ReportFiles, trouble: str) -> int:
+    from loadtest.report.record import commit, this_machine
+
+    _say(report.terminal())
+    report.write(files, _command(), commit(), this_machine())
+    if report.trouble:
+        raise OnesweepError(trouble)
+    return 0
+
+
+def run_flood_command(options: argparse.Namespace) -> int:
+    from loadtest.faults.flood import flood_notes, flood_record, run_flood, two_keys
+    from loadtest.load.generator import check_locust
+    from loadtest.load.plan import check_settings
+    from loadtest.load.report import run_line, run_table
+    from loadtest.report.record import commit, this_machine, write_json
+    from loadtest.workload.prompts import seeded_prompts
+    from loadtest.workload.testbed import check_testbed, open_testbed
+    from loadtest.workload.texts import Texts
+    from serving.cli.deployment import ends_cleanly
+    from serving.modes import MODES
+    from stages.settings import check_destination
+
+    flags, files = from_flags(FloodFlags, options), from_flags(ReportFiles, options)
+    settings = _flood_settings(flags, options)
+    load = settings.load
+    check_settings(load)
+    if load.mode not in MODES:
+        raise InputError(f"unknown mode {load.mode!r}; choose from {', '.join(MODES)}")
+    check_testbed(load.target)
+    check_locust()
+    if files.json:
+        check_destination(files.json)
+    machine = this_machine()
+    with ends_cleanly(), contextlib.ExitStack() as stack:
+        if flags.keys:
+            settings = stack.enter_context(two_keys(settings))
+        target = stack.enter_context(open_testbed(settings.load.target))
+        cases = seeded_prompts(load.cases, load.first_seed, load.max_bytes, target.facts().context_bytes)
+        texts = Texts(target, cases, load.max_bytes)
+        result = run_flood(settings, target, texts, lambda done: _say(run_line(done)))
+    _say("\n" + run_table(result.results) + "\n\n" + "\n".join(flood_notes(result)))
+    if files.json:
+        write_json(files.json, flood_record(result, _command(), commit(), machine))
+    if result.trouble:
+        raise OnesweepError(f"{result.trouble} requests failed, were lost or wrong")
+    if any(each.interrupted for each in result.results):
+        raise Interrupted("stopped early: the figures are those of the requests until then")
+    if result.missed:
+        raise OnesweepError("; ".join(result.missed))
+    return 0
+
+
+def _flood_settings(flags: FloodFlags, options: argparse.Namespace) -> FloodSettings:
+    from loadtest.faults.flood import FloodSettings
+    from loadtest.load.plan import LoadSettings
+    from loadtest.workload.caller import Access
+    from loadtest.workload.testbed import LOOPBACK, TestbedSettings
+
+    profile, access = flags.profile or LOOPBACK, Access.of(options)
+    if flags.keys and (options.router is not None or profile != LOOPBACK):
+        raise InputError("--keys is for hosts on loopback that are started here: leave out --router and --profile")
+    limit = ("--max-requests", str(flags.max_requests)) if flags.max_requests is not None else ()
+    if limit and options.router is not None:
+        raise InputError("--router names a deployment that is there, as it is: leave out --max-requests")
+    load = LoadSettings(
+        TestbedSettings(profile, access, flags.checkpoint, router_options=limit),
+        flags.mode,
+        flags.knee or 1,
+        flags.seconds,
+        max_bytes=flags.max_bytes,
+        timeout_s=flags.timeout_s,
+    )
+    return FloodSettings(load, flags.at, flags.knee, flags.polite)
+
+
+def run_rounds_bench(options: argparse.Namespace) -> int:
+    from loadtest.faults.rounds_bench import check_bench, measure_rounds, rounds_record, rounds_table
+    from loadtest.report.record import write_json
+    from serving.cli.deployment import ends_cleanly
+    from stages.settings import check_destination
+
+    settings, files = from_flags(RoundsBenchSettings, options), from_flags(ReportFiles, options)
+    settings = dataclasses.replace(settings, config=settings.config.resolve())
+    check_bench(settings)
+    if files.json:
+        check_destination(files.json)
+    with ends_cleanly():
+        figures = measure_rounds(settings, lambda words: print(words, file=sys.stderr, flush=True))
+    print(rounds_table(figures))
+    if files.json:
+        write_json(files.json, rounds_record(settings, figures, _command()))
+    return 0
+
+
+def _say(words: str) -> None:
+    print(words, flush=True)
+
+
+def _command() -> str:
+    return shlex.join(["onesweep", *sys.argv[1:]])

@@ -1,0 +1,99 @@
+"""Stage servers that spoil their own answers: `python -m loadtest.faults.faulty_host garbage stage ...`.
+
+`garbage` breaks the protocol in one way after the other, as the next host or the router must notice. `wrong` keeps to
+it: shapes, sizes and ranges are right and only the numbers are not, so that nothing short of an audit can tell. What
+follows the kind are the options of `onesweep stage`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+
+from serving.cli.__main__ import main
+from stages.host.host import Host
+from stages.host.scheduler import ScheduledHop
+from stages.host.server import StageServer
+from stages.model.codec import FEATURE_LIMIT, StateCodec, codec_named, hidden_codec
+from stages.v1 import stage_pb2
+from stages.wire.messages import Outcome, hidden_rows, work_of
+
+SPOILS = ("length", "scales", "number", "unparsable")
+
+
+class GarbageHost(Host):
+    """Breaks the protocol with every outcome, in each of SPOILS in turn."""
+
+    _turns = itertools.cycle(SPOILS)
+
+    def _hand_over(self, job: ScheduledHop, outcome: Outcome) -> None:
+        spoil(outcome, next(self._turns))
+        if isinstance(outcome, stage_pb2.Hop):
+            super()._hand_over(job, outcome)
+        else:
+            # not the step that follows: it would be computed from what is no text
+            self.subscribers.publish(job.hop.router, outcome)
+
+
+class WrongHost(Host):
+    """Puts every number in its neighbour's place."""
+
+    def _go_on(self, job: ScheduledHop, outcome: Outcome) -> None:
+        if isinstance(outcome, stage_pb2.Event):
+            if outcome.WhichOneof("outcome") == "text":
+                alphabet = job.session.alphabet
+                outcome.text = alphabet.encode([(symbol + 1) % 128 for symbol in alphabet.symbols(outcome.text)])
+        elif outcome.WhichOneof("work") == "sweep":
+            sweep = outcome.sweep
+            sweep.estimate = turned(sweep.estimate, codec_named(sweep.codec), sweep.slots)
+        else:
+            step = work_of(outcome)
+            assert not isinstance(step, stage_pb2.Sweep)
+            rows = hidden_rows(step, job.session.alphabet)
+            step.hidden = turned(step.hidden, hidden_codec(step.codec), rows)
+        super()._go_on(job, outcome)
+
+
+HOSTS: dict[str, type[Host]] = {"garbage": GarbageHost, "wrong": WrongHost}
+
+
+def turned(payload: bytes, codec: StateCodec, rows: int) -> bytes:
+    """Every row of a payload, turned by one place."""
+    matrix = codec.decode(payload, rows, codec.dim(len(payload), rows), FEATURE_LIMIT)
+    return codec.encode(matrix.roll(1, dims=1))
+
+
+def spoil(outcome: Outcome, way: str) -> None:
+    """Break a host's outcome in one of SPOILS."""
+    if way == "number":
+        numbered = outcome if isinstance(outcome, stage_pb2.Event) else work_of(outcome)
+        numbered.number += 7
+    elif isinstance(outcome, stage_pb2.Hop):
+        work, name = work_of(outcome), "estimate" if outcome.HasField("sweep") else "hidden"
+        states = getattr(work, name)
+        spoiled = {
+            "length": states[:-1],
+            "scales": b"\xff" * len(states),  # NaN, in scales or in numbers
+            "unparsable": os.urandom(len(states) // 2 + 1),
+        }
+        setattr(work, name, spoiled[way])
+    else:
+        _spoil_event(outcome, way)
+
+
+def _spoil_event(event: stage_pb2.Event, way: str) -> None:
+    match event.WhichOneof("outcome"):
+        case "text":
+            event.text = {"length": event.text * 64, "scales": b"", "unparsable": os.urandom(4096)}[way]
+        case "scores":
+            nats = event.scores.nats
+            event.scores.nats = {"length": nats[:-1], "scales": b"\xff" * len(nats), "unparsable": b"?"}[way]
+        case "verification":
+            odds = event.verification.odds
+            event.verification.odds = {"length": odds[:-4], "scales": b"\xff" * len(odds), "unparsable": b"?"}[way]
+
+
+if __name__ == "__main__":
+    StageServer.host_type = HOSTS[sys.argv[1]]
+    sys.exit(main(sys.argv[2:]))

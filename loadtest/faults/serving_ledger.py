@@ -1,0 +1,200 @@
+"""The ledger of a deployment under faults: each request has one fate, and each fault kept bytes away for a while."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from loadtest.faults.base import FaultRecord
+from loadtest.faults.clients import LATE, OK, Answer, RouterHealth, SeededRequest
+from loadtest.report.table import percentile
+
+AFTERMATH_S = 1.0  # a fault may still be felt for so long after it ended
+
+
+class Fate(StrEnum):
+    """The class that a request falls into."""
+
+    RIGHT = "right"
+    # A byte differs from the text without faults: in the answer, or in what a call brought before it failed.
+    WRONG = "wrong"
+    LOST = "lost"  # no whole answer, within its patience and with all its calls
+    # Of a flood, each of its calls refused with a time to come back: that is what a deployment that is full does.
+    TURNED_AWAY = "turned away"
+    LATE = "late"  # of a flood, taken at least once, and no whole answer within its patience
+
+
+@dataclass(frozen=True)
+class ServingFaultRecord(FaultRecord):
+    """A fault that was done to a deployment."""
+
+    # When every host and link was usable again, and stayed so; None where that was not before the next fault.
+    sound_s: float | None = None
+
+    def meets(self, answer: Answer, after_s: float = 0.0) -> bool:
+        """True where any of a request lies in its time, or so long after."""
+        return answer.begin_s < self.end_s + after_s and self.begin_s < answer.end_s
+
+
+def with_recoveries(faults: Sequence[FaultRecord], health: Sequence[RouterHealth]) -> list[ServingFaultRecord]:
+    """Faults with the moment from which on everything was usable again, until the next one."""
+
+    def sound_s(heard: list[RouterHealth]) -> float | None:
+        # what has just happened is not known at once: only good words that nothing bad comes after count
+        good = itertools.takewhile(lambda h: not h.problems, reversed(heard))
+        return min((h.at_s for h in good), default=None)
+
+    limits = [*(fault.begin_s for fault in faults), float("inf")][1:]
+    return [
+        ServingFaultRecord(**vars(fault), sound_s=sound_s([h for h in health if fault.end_s < h.at_s < limit]))
+        for fault, limit in zip(faults, limits, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class RightTexts:
+    """The texts that the deployment wrote before any fault, by case."""
+
+    first: Sequence[bytes]
+    second: Sequence[bytes] = ()  # of the release that swaps deploy, where there is one
+    swaps: Sequence[ServingFaultRecord] = ()
+
+    def of(self, answer: Answer) -> tuple[bytes, ...]:
+        """The texts that are right for a request: one, or that of either release where it met a swap."""
+        texts = (self.first, self.second) if any(swap.meets(answer) for swap in self.swaps) else (self.first,)
+        return tuple(each[answer.case] for each in texts)
+
+
+@dataclass(frozen=True)
+class RequestCounts:
+    """Requests of one mode, or of all."""
+
+    requests: int = 0
+    right: int = 0
+    wrong: int = 0
+    lost: int = 0
+    turned_away: int = 0
+    late: int = 0
+    replays: int = 0
+    refused: int = 0  # calls whose refusal named a time to come back
+    repeated: int = 0  # calls that failed in another way and were made again, or given up
+    p50_s: float | None = None
+    p95_s: float | None = None
+    most_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Stalls:
+    """The waits for the next byte of the requests that one kind of fault hit."""
+
+    kind: str
+    faults: int
+    waits_s: list[float] = field(default_factory=list)
+
+    def percentile_s(self, percent: int) -> float | None:
+        return percentile(sorted(self.waits_s), percent)
+
+
+def fate_of(answer: Answer, texts: RightTexts) -> Fate:
+    right = texts.of(answer)
+    if not all(any(text.startswith(piece) for text in right) for piece in answer.texts):
+        return Fate.WRONG
+    if answer.status == OK:
+        return Fate.RIGHT if answer.text in right else Fate.WRONG
+    if answer.first or answer.status != LATE:
+        return Fate.LOST
+    return Fate.TURNED_AWAY if all(each.refused for each in answer.tries) else Fate.LATE
+
+
+def count_requests(answers: Iterable[Answer], texts: RightTexts) -> RequestCounts:
+    chosen = list(answers)
+    fates = Counter(fate_of(answer, texts) for answer in chosen)
+    seconds = sorted(answer.end_s - answer.begin_s for answer in chosen if answer.status == OK)
+    failed = [each for answer in chosen for each in answer.tries]
+    refused = sum(each.refused for each in failed)
+    return RequestCounts(
+        requests=len(chosen),
+        right=fates[Fate.RIGHT],
+        wrong=fates[Fate.WRONG],
+        lost=fates[Fate.LOST],
+        turned_away=fates[Fate.TURNED_AWAY],
+        late=fates[Fate.LATE],
+        replays=sum(answer.replays for answer in chosen),
+        refused=refused,
+        repeated=len(failed) - refused,
+        p50_s=percentile(seconds, 50),
+        p95_s=percentile(seconds, 95),
+        most_s=seconds[-1] if seconds else None,
+    )
+
+
+def counts_by_mode(
+    answers: Sequence[Answer], cases: Sequence[SeededRequest], texts: RightTexts
+) -> dict[str, RequestCounts]:
+    """By mode, and `all`."""
+    modes = list(dict.fromkeys(case.mode for case in cases))
+    found = {mode: count_requests((a for a in answers if cases[a.case].mode == mode), texts) for mode in modes}
+    return found | {"all": count_requests(answers, texts)}
+
+
+def stalls(answers: Sequence[Answer], faults: Sequence[FaultRecord]) -> list[Stalls]:
+    """By kind of fault: the longest wait for a byte of each request that was under way and had to be done again."""
+    # a killed host has about half of six requests: waits of the others would make any percentile look good
+    found: dict[str, list[float]] = {}
+    for fault in faults:
+        waits_s = found.setdefault(fault.kind, [])
+        for answer in answers:
+            if answer.first and answer.begin_s < fault.begin_s < answer.end_s and (answer.replays or answer.tries):
+                waits_s.append(stall_s(answer, fault))
+    counts = Counter(fault.kind for fault in faults)
+    return [Stalls(kind, counts[kind], waits_s) for kind, waits_s in found.items()]
+
+
+def undisturbed(answers: Iterable[Answer], faults: Sequence[ServingFaultRecord]) -> Stalls:
+    """The longest wait for a byte in each request that met no fault: the figure to compare faults with."""
+    chosen = [answer for answer in answers if answer.first and not (answer.replays or answer.tries)]
+    unharmed = [answer for answer in chosen if not any(fault.meets(answer, AFTERMATH_S) for fault in faults)]
+    return Stalls("none", 0, [longest_wait(answer)[1] for answer in unharmed if answer.arrivals_s])
+
+
+def longest_wait(answer: Answer) -> tuple[float, float]:
+    """When the longest wait for a byte ended, and how long it was; only of an answer with arrivals."""
+    gaps = itertools.pairwise([answer.begin_s, *answer.arrivals_s])
+    begin_s, end_s = max(gaps, key=lambda gap: gap[1] - gap[0])
+    return end_s, end_s - begin_s
+
+
+def stall_s(answer: Answer, fault: FaultRecord) -> float:
+    """The longest wait for a byte that a fault may have made longer, counted from the fault's begin at the earliest."""
+    gaps = itertools.pairwise([answer.begin_s, *answer.arrivals_s, answer.end_s])
+    waits_s = [
+        end_s - max(begin_s, fault.begin_s)
+        for begin_s, end_s in gaps
+        if end_s > fault.begin_s and begin_s < fault.end_s + AFTERMATH_S
+    ]
+    return max(waits_s, default=0.0)
+
+
+def wrong_words(answers: Iterable[Answer], cases: Sequence[SeededRequest], texts: RightTexts) -> list[str]:
+    """A sentence for each request that was lost or wrong."""
+    words = []
+    for answer in answers:
+        case, fate = cases[answer.case], fate_of(answer, texts)
+        if fate is Fate.WRONG:
+            found = [*answer.texts, answer.text]
+            words.append(f"{case.mode}, seed {case.seed}: wrong text {found!r}, right is {texts.of(answer)!r}")
+        elif fate is Fate.LOST:
+            last = answer.tries[-1].message if answer.tries else "it said nothing"
+            seconds = answer.end_s - answer.begin_s
+            words.append(f"{case.mode}, seed {case.seed}: lost after {seconds:.1f} s, {answer.status}: {last}")
+    return words
+
+
+def reasons(answers: Iterable[Answer]) -> Counter[str]:
+    """Why calls were made again, without what differs from one to the next."""
+    return Counter(
+        f"{each.code}: {each.message[:120]}" for answer in answers for each in answer.tries if not each.refused
+    )

@@ -1,0 +1,302 @@
+"""A deployment to break, with every block on two hosts, in a lab or on loopback; and the faults it knows."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import psutil
+
+from loadtest.faults.base import Conditions, Fault, no_link
+from loadtest.faults.clients import Clients, Order
+from loadtest.faults.process import Program
+from loadtest.lab.profile import ROUTER
+from loadtest.workload.testbed import INSECURE, Network, open_network
+from serving.cli.deployment import MODULE, Deployment, temporary_deployment
+from serving.modes.frontier import read_frontier
+from serving.router.topology import HostEntry, Topology
+from stages.checkpoint.bundle import FRONTIER_NAME, find_bundle
+from stages.errors import ServiceError
+from stages.host.parts import plan_host
+
+REPLICAS = 2
+LETTERS = "ab"
+MOST_HOSTS = REPLICAS * len(LETTERS)
+GARBAGE_HOST = ("loadtest.faults.faulty_host", "garbage")
+STOP_S = 30.0
+COMMAND_S = 120.0
+EXCHANGED = {"ar": "scorer", "scorer": "ar"}
+
+
+@dataclass
+class ServingTestbed:
+    """A running deployment, and what takes the place of its parts for a while."""
+
+    deployment: Deployment
+    network: Network
+    flood_order: Order | None = None  # what a flood asks for
+    impostors: dict[str, Program] = field(default_factory=dict)
+    floods: list[Clients] = field(default_factory=list)
+    second: Path | None = None  # another release, once it was made
+
+    @property
+    def router(self) -> str:
+        return self.deployment.topology.router
+
+    @property
+    def hosts(self) -> list[str]:
+        return [host.name for host in self.deployment.topology.hosts]
+
+    @property
+    def links(self) -> list[str]:
+        """The links that a request can take, by the names of both ends."""
+        topology, first = self.deployment.topology, self.deployment.topology.hosts[0].blocks
+        ends = [(ROUTER, host.name) for host in topology.hosts]
+        ends += [(a.name, b.name) for a in topology.hosts for b in topology.hosts if a.blocks == first != b.blocks]
+        return [f"{one} - {other}" for one, other in ends]
+
+    def beside(self, command: list[str]) -> list[str]:
+        """A command that runs where the router does, and ends with this process."""
+        return self.network.command(ROUTER, command)
+
+    def kill(self, name: str) -> None:
+        self.deployment.kill(name)
+
+    def revive(self, name: str) -> None:
+        self.deployment.revive(name)
+
+    def freeze(self, name: str) -> None:
+        self._signal(name, signal.SIGSTOP)
+
+    def thaw(self, name: str) -> None:
+        self._signal(name, signal.SIGCONT)
+
+    def drain(self, name: str) -> None:
+        """Ask a host to end: it lets its sessions end first."""
+        self._signal(name, signal.SIGTERM)
+
+    def revive_drained(self, name: str) -> None:
+        with contextlib.suppress(psutil.Error):
+            psutil.Process(self.deployment.processes[name]).wait(STOP_S)
+        self.deployment.revive(name)
+
+    def cut(self, link: str) -> None:
+        """Drop every packet of one of `links`, both ways."""
+        self._set_cut(link, True)
+
+    def mend(self, link: str) -> None:
+        self._set_cut(link, False)
+
+    def put_impostor(self, name: str) -> None:
+        """Put a host that answers nonsense in another's place."""
+        self.deployment.kill(name)
+        command = self.deployment.commands[name]
+        at = command.index(MODULE[-1])
+        impostor = [*command[:at], *GARBAGE_HOST, *command[at + 1 :]]
+        self.impostors[name] = Program(name, impostor, self.deployment.directory / f"{name}-liar.log")
+        self.impostors[name].start()
+
+    def end_impostor(self, name: str) -> None:
+        """Put the host in its place again."""
+        self.impostors.pop(name).kill()
+        self.deployment.revive(name)
+
+    def start_flood(self, name: str) -> None:
+        """Start many more clients, whose answers are checked as well."""
+        assert self.flood_order is not None
+        self.floods.append(Clients(self.flood_order, self.beside))
+
+    def end_flood(self, name: str) -> None:
+        """Have the last flood begin no more requests."""
+        self.floods[-1].stop()
+
+    def deploy(self, name: str = ROUTER) -> None:
+        """Exchange the weights for those of a second release. Raises ServiceError."""
+        if self.second is None:
+            checkpoint = self.deployment.topology.checkpoint
+            assert checkpoint is not None
+            self.second = make_second(checkpoint, self.deployment.directory / "second")
+        self._onesweep("deploy", str(self.second))
+
+    def roll_back(self, name: str = ROUTER) -> None:
+        """Go back to the first release. Raises ServiceError."""
+        self._onesweep("deploy", "--rollback")
+
+    def close(self) -> None:
+        for clients in self.floods:
+            clients.close()
+        for impostor in self.impostors.values():
+            impostor.kill()
+
+    def _signal(self, name: str, number: int) -> None:
+        """Send a signal to a process of the deployment, if it still is the one that has this number."""
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(self.deployment.processes[name])
+            if name in process.cmdline():
+                process.send_signal(number)
+
+    def _set_cut(self, link: str, cut: bool) -> None:
+        one, other = (node_of(name, self.hosts) for name in link.split(" - "))
+        self.network.set_cut(one, other, cut)
+
+    def _onesweep(self, *arguments: str) -> None:
+        """Run a command beside the router. Raises ServiceError when it fails."""
+        command = [sys.executable, *MODULE, *arguments, "--router", self.router, INSECURE]
+        done = subprocess.run(self.beside(command), capture_output=True, text=True, timeout=COMMAND_S)
+        if done.returncode:
+            raise ServiceError(f"`onesweep {' '.join(arguments)}` failed: {done.stderr.strip()}")
+
+
+def replicated(checkpoint: Path, addresses: Sequence[str], router: str) -> Topology:
+    """The blocks cut in two where there are two or more, and every part on two hosts: a-1, a-2, b-1, b-2."""
+    parts = plan_host(checkpoint, (0,)).parts
+    middle = -(-parts // 2)
+    spans = [span for span in (tuple(range(middle)), tuple(range(middle, parts))) if span]
+    names = [(f"{letter}-{i + 1}", span) for letter, span in zip(LETTERS, spans, strict=False) for i in range(REPLICAS)]
+    hosts = [HostEntry(name, address, span, address) for (name, span), address in zip(names, addresses, strict=False)]
+    return Topology(tuple(hosts), router, checkpoint)
+
+
+def node_of(name: str, hosts: Sequence[str]) -> str:
+    """The lab's node for a process of the deployment: the router's, or that of the host's place among `hosts`."""
+    return ROUTER if name == ROUTER else f"host-{hosts.index(name) + 1}"
+
+
+@contextlib.contextmanager
+def open_serving_testbed(
+    profile: str, checkpoint: Path, request_limit: int, profiles: Path | None = None, audit: float = 0.0
+) -> Iterator[ServingTestbed]:
+    """A ready deployment with two hosts for every block. Raises OnesweepError.
+
+    :param request_limit: requests that the router takes at once.
+    :param audit: share of sweeps that it has computed again.
+    """
+    router_options = ("--max-requests", str(request_limit), "--audit", str(audit))
+    with contextlib.ExitStack() as stack:
+        network = stack.enter_context(open_network(profile, MOST_HOSTS, profiles))
+        addresses = [network.address(node) for node in network.nodes[1:]]
+        topology = replicated(checkpoint, addresses, network.address(ROUTER))
+        names = [host.name for host in topology.hosts]
+
+        def place(name: str, command: list[str]) -> list[str]:
+            return network.command(node_of(name, names), command)
+
+        deployment = temporary_deployment(
+            topology,
+            checkpoint,
+            place=place if network.lab else None,
+            host_options=network.options,
+            router_options=(*network.options, *router_options),
+        )
+        testbed = ServingTestbed(stack.enter_context(deployment), network)
+        stack.callback(testbed.close)
+        yield testbed
+
+
+# A second release for swaps, from the models of the first: no training, and other texts in most modes
+
+
+def second_problem(checkpoint: Path) -> str:
+    """Why no second release can be made of a bundle; empty when one can."""
+    bundle = find_bundle(checkpoint)
+    return "" if bundle.ar and bundle.scorer else "a swap needs a bundle with ar/ and scorer/: they change places"
+
+
+def make_second(checkpoint: Path, directory: Path) -> Path:
+    """The bundle with its two pipelines in each other's place. Raises InputError for a damaged frontier."""
+    bundle = find_bundle(checkpoint)
+    folders = {"chain": bundle.chain, "ar": bundle.ar, "scorer": bundle.scorer, "local": bundle.local}
+    for name, source in folders.items():
+        if source is not None:
+            shutil.copytree(source, directory / EXCHANGED.get(name, name))
+    if (path := checkpoint / FRONTIER_NAME).exists():
+        # its figures are not those of the exchanged weights, but `auto` chooses by them all the same
+        frontier = read_frontier(path)
+        weights = {EXCHANGED.get(name, name): digest for name, digest in frontier.weights.items()}
+        record = json.dumps(replace(frontier, weights=weights).to_record())
+        (directory / FRONTIER_NAME).write_text(record, encoding="utf-8")
+    return directory
+
+
+# The faults
+
+
+def _the_hosts(testbed: ServingTestbed) -> list[str]:
+    return testbed.hosts
+
+
+def _the_links(testbed: ServingTestbed) -> list[str]:
+    return testbed.links
+
+
+def _the_router(testbed: ServingTestbed) -> list[str]:
+    return [ROUTER]
+
+
+def _no_impostor(conditions: Conditions) -> str:
+    return "a host that an audit caught gets no more work: --audit leaves it out" if conditions.audit else ""
+
+
+def _no_second(conditions: Conditions) -> str:
+    return second_problem(conditions.checkpoint)
+
+
+SERVING_WORDS = {
+    "kill": "a host gets SIGKILL, and starts again later",
+    "freeze": "a host gets SIGSTOP, and SIGCONT later",
+    "cut": "every packet between two machines is dropped",
+    "garbage": "a host that answers nonsense stands in for another",
+    "restart": "a host gets SIGTERM: it drains, ends, starts again",
+    "router": "the router gets SIGKILL, and starts again",
+    "flood": "another crowd, of ten times the clients, asks as well",
+    "swap": "other weights are deployed, and rolled back later",
+}
+_ALL: tuple[Fault[ServingTestbed], ...] = (
+    Fault("kill", (2.0, 4.0), ServingTestbed.kill, ServingTestbed.revive, _the_hosts, weight=4, colour="#d55e00"),
+    # connections stay open, and no answer comes
+    Fault("freeze", (2.0, 5.0), ServingTestbed.freeze, ServingTestbed.thaw, _the_hosts, weight=2, colour="#0072b2"),
+    Fault(
+        "cut",
+        (3.0, 6.0),
+        ServingTestbed.cut,
+        ServingTestbed.mend,
+        _the_links,
+        weight=3,
+        colour="#cc79a7",
+        absent=no_link,
+    ),
+    Fault(
+        "garbage",
+        (4.0, 6.0),
+        ServingTestbed.put_impostor,
+        ServingTestbed.end_impostor,
+        _the_hosts,
+        weight=2,
+        colour="#e69f00",
+        absent=_no_impostor,
+        stands_in=True,
+    ),
+    # as for new software
+    Fault(
+        "restart",
+        (6.0, 8.0),
+        ServingTestbed.drain,
+        ServingTestbed.revive_drained,
+        _the_hosts,
+        weight=2,
+        colour="#009e73",
+    ),
+    # every request is cut off, and clients call again
+    Fault("router", (0.5, 1.5), ServingTestbed.kill, ServingTestbed.revive, _the_router, weight=2, colour="#222222"),
+    Fault("flood", (10.0, 12.0), ServingTestbed.start_flood, ServingTestbed.end_flood, _the_router, colour="#56b4e9"),
+    # each text must be of the one release or of the other, and never of both
+    Fault("swap", (6.0, 10.0), ServingTestbed.deploy, ServingTestbed.roll_back, _the_router, absent=_no_second),
+)
+SERVING_FAULTS: Mapping[str, Fault[ServingTestbed]] = {fault.name: fault for fault in _ALL}

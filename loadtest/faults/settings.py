@@ -1,0 +1,191 @@
+"""Settings of the commands `chaos`, `chaos training`, `soak`, `wan train` and `bench rounds`, and their flags."""
+
+# ruff: noqa: RUF009 - `setting` makes a field
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stages.errors import InputError
+from stages.settings import flag
+
+T = TypeVar("T")
+ROUNDS_A_MINUTE = 10  # of the run that ships: about what two cores make, faults included
+SHIPPED_RUN = Path(__file__).with_name("run.toml")
+SIX_WORKERS = Path(__file__).with_name("six.toml")
+
+
+def setting(default: T, help: str, **more: Any) -> T:  # noqa: ANN401 - of `flag`
+    """A field with a flag."""
+    made: T = field(default=default, metadata=flag(help, **more))
+    return made
+
+
+ABLE = "all that can be done"
+LINKS = "Links between the machines; loopback needs no root, and cannot be cut"
+PROFILES = "File with more profiles"
+USERS: dict[str, Any] = {"metavar": "U", "most": 64}
+OWN_RUN: dict[str, Any] = {
+    "help": "Settings of a run of your own, which ends when it ends",
+    "shown": "the run that ships",
+    "metavar": "FILE",
+}
+DATA: dict[str, Any] = {"help": "UTF-8 text", "shown": "Python's docs", "metavar": "PATH"}
+MINUTES: dict[str, Any] = {"metavar": "M", "above": 0, "most": 7 * 24 * 60}
+COUNT: dict[str, Any] = {"metavar": "N", "above": 0, "most": 10_000}
+BUNDLE: dict[str, Any] = {"help": "Bundle to serve", "shown": "the shipped weights", "metavar": "DIR"}
+SEED: dict[str, Any] = {"metavar": "S", "least": 0, "most": (1 << 32) - 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultSettings:
+    """A run, and what happens to it."""
+
+    minutes: float = setting(10.0, "Minutes of load", **MINUTES)
+    profile: str = setting("links-60", LINKS, metavar="P")
+    profiles: Path | None = setting(None, PROFILES)
+    seed: int = setting(0, "Seed for the fault schedule and the prompts", **SEED)
+    faults: tuple[str, ...] | None = setting(None, "Kinds, such as kill,freeze", shown=ABLE, metavar="F[,F]")
+    count: int | None = setting(None, "Number of faults", shown="2.4 a minute, each kind at least once", **COUNT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChaosSettings(FaultSettings):
+    """A deployment, a load, and what happens to them."""
+
+    checkpoint: Path | None = setting(None, **BUNDLE)
+    requests_at_once: int = setting(4, "Requests under way at any time", above=0, most=1000)
+    patience_s: float = setting(60.0, "Seconds after which a client gives a request up", above=0, most=3600)
+    modes: tuple[str, ...] | None = setting(None, "Modes to ask for", shown="all that are served", metavar="M[,M]")
+    audit: float = setting(0.0, "Share of sweeps that the router has computed again", metavar="S", least=0, most=1)
+
+    @property
+    def seconds(self) -> float:
+        return self.minutes * 60
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """The settings of a training that a testbed must know."""
+
+    text: str
+    parts: int
+    replicas: int
+    sequences: int
+    codec: str
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """The part of each."""
+        return tuple(part for part in range(self.parts) for _ in range(self.replicas))
+
+    @classmethod
+    def read(cls, path: Path | None, minutes: float) -> RunFile:
+        """A file, or the run that ships with as many rounds as `minutes` have room for. Raises InputError."""
+        from trainer.blocks.config import load_config
+
+        config = load_config(path or SHIPPED_RUN)
+        if config.rounds.model != "chain":
+            raise InputError(f"{path}: faults are for the training of a chain, not of {config.rounds.model!r}")
+        if config.rounds.fragments != 1:
+            raise InputError(
+                f"{path}: faults are for parts that travel whole, not in {config.rounds.fragments} fragments"
+            )
+        text = (path or SHIPPED_RUN).read_text(encoding="utf-8")
+        if path is None:
+            # the section [rounds] is the last of the run that ships
+            text = f"{text.rstrip()}\nrounds = {max(round(minutes * ROUNDS_A_MINUTE), 2)}\n"
+        rounds = config.rounds
+        return cls(text, config.architecture.parts, rounds.replicas, config.sequences, rounds.codec)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingChaosSettings(FaultSettings):
+    """A training, and what happens to it."""
+
+    minutes: float = setting(20.0, "Minutes that the run that ships is to take", **MINUTES)
+    seed: int = setting(0, "Seed for the fault schedule", **SEED)
+    faults: tuple[str, ...] | None = setting(None, "Kinds, such as kill,twin", shown=ABLE, metavar="F[,F]")
+    count: int | None = setting(None, "Number of faults", shown="1.2 a minute, each kind at least once", **COUNT)
+    config: Path | None = setting(None, **OWN_RUN)
+    data: Path | None = setting(None, **DATA)
+    reference: Path | None = setting(None, "Losses of the run without faults: kept there for the next time")
+    lease_s: float = 6.0
+    patience_s: float = 300.0  # seconds without progress after which the run is given up
+
+    def run_file(self) -> RunFile:
+        """Raises InputError."""
+        return RunFile.read(self.config, self.minutes)
+
+    def reference_key(self, text: str) -> str:
+        """Names the run without faults: its settings, text and links."""
+        return hashlib.sha256(f"{text}\n{self.data}\n{self.profile}".encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoSettings:
+    """Settings of `onesweep wan train`. Raises InputError."""
+
+    # about how long six workers of the run that ships take on two cores
+    minutes: float = setting(3.0, "Minutes that the run that ships takes, about", metavar="M", above=0, most=1440)
+    config: Path | None = setting(None, **OWN_RUN)
+    profile: str = setting("links-60", "Links; loopback needs no root", metavar="P")
+    profiles: Path | None = setting(None, PROFILES)
+    data: Path | None = setting(None, **DATA)
+    prompt: str = setting("The ", "Text that the served chain continues")
+    max_bytes: int = 64
+
+    def __post_init__(self) -> None:
+        check_text(self.data)
+
+
+def check_text(data: Path | None) -> None:
+    """Raise InputError for training text that is not there."""
+    if data is not None and not data.exists():
+        raise InputError(f"no text at {data}: give a file or a folder of UTF-8 text")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundsBenchSettings:
+    """The training of `onesweep bench rounds`, its links, and its repetitions."""
+
+    config: Path = setting(SIX_WORKERS, "Settings of the run", shown="a small model, 3 blocks")
+    data: Path | None = setting(None, **DATA)
+    profile: str = setting("links-60", "Links between workers and coordinator, or loopback", metavar="P")
+    profiles: Path | None = setting(None, PROFILES)
+    up_mbps: float | None = setting(20.0, "Rate of each worker's uplink", metavar="M", above=0, most=1e5)
+    # workers that share cores rest until then, as slower machines would compute
+    pace_s: float = setting(0.4, "Seconds of a local step, at least", least=0, most=3600)
+    seeds: tuple[int, ...] = setting((0,), "Seeds: a run over the links and one here for each", metavar="N[,N]")
+    within_s: float = setting(3600.0, "Give a run up after that", least=1, most=1e6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FloodFlags:
+    """Settings of `onesweep flood`."""
+
+    at: float = setting(10.0, "Users of the flood, in those of the knee", metavar="X", above=1, most=1000)
+    knee: int | None = setting(None, "Users of the knee", shown="found: 1, 2, 4 ... users", **USERS, least=1)
+    polite: int = setting(1, "Users of a second crowd beside the flood; 0 = none", **USERS, least=0)
+    keys: bool = setting(False, "Give each crowd a token of its own, so that their quotas are apart")
+    mode: str = setting("sweep", "Mode to ask for", metavar="M")
+    max_bytes: int = setting(128, "Bytes to generate", name="--bytes")
+    seconds: float = setting(15.0, "Length of each measurement", metavar="S")
+    timeout_s: float = setting(60.0, "Deadline of a request")
+    profile: str | None = setting(
+        None, "Links between the hosts; loopback needs no root", shown="loopback", metavar="P"
+    )
+    checkpoint: Path | None = setting(None, **BUNDLE)
+    max_requests: int | None = setting(None, "Requests that the router takes at once", shown="the router's default")
+
+
+@dataclass(frozen=True)
+class ReportFiles:
+    """Files that a run is written to."""
+
+    json: Path | None = setting(None, "Write the figures there, too")
+    html: Path | None = setting(None, "Write a report with a time line")
+    svg: Path | None = setting(None, "Write the time line alone")

@@ -1,0 +1,87 @@
+"""`onesweep wan train`: a small chain is trained over far links, and the result is served."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtest.faults.base import Say
+from loadtest.faults.settings import DemoSettings, RunFile
+from loadtest.faults.training_observer import RunView
+from loadtest.faults.training_run import evaluate, final_nats
+from loadtest.faults.training_testbed import TrainingSetup, TrainingTestbed, open_training_testbed
+from loadtest.workload.testbed import LOOPBACK
+from serving.cli.deployment import temporary_deployment
+from serving.cli.ports import free_port_block
+from serving.client.client import Client
+from serving.router.topology import local_topology
+from stages.errors import OnesweepError, ServiceError
+
+PATIENCE_S = 300.0
+MEGABYTE = 1e6
+LOSS = "next_byte_nats"
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """The run's cost, the loss of its checkpoint, and a text of it."""
+
+    rounds: int
+    moved_bytes: int  # payload, both ways, as the coordinator counts it
+    next_byte_nats: float  # of the published checkpoint, on validation text
+    text: str
+    sweeps: int
+
+
+def train_and_serve(settings: DemoSettings, say: Say) -> DemoResult:
+    """Raises OnesweepError."""
+    run = RunFile.read(settings.config, settings.minutes)
+    setup = (settings.data, run.workers, settings.profile, settings.profiles)
+    with tempfile.TemporaryDirectory(prefix="onesweep-demo-") as folder:
+        config = Path(folder) / "run.toml"
+        config.write_text(run.text, encoding="utf-8")
+        over = settings.profile if settings.profile == LOOPBACK else f"emulated links, {settings.profile}"
+        say(f"{run.parts} blocks, {len(run.workers)} workers, one coordinator ({over}) ...")
+        with open_training_testbed(TrainingSetup(config, *setup)) as testbed:
+            last = _follow(testbed, say)
+            nats = final_nats(evaluate(testbed.out, settings.data))
+            say(f"published, next byte {nats:.3f} nats on text that nobody trained on; now it is served ...")
+            text, sweeps = _generate(testbed.out, run.parts, settings)
+    return DemoResult(last.rounds, last.received_bytes + last.sent_bytes, nats, text, sweeps)
+
+
+def _follow(testbed: TrainingTestbed, say: Say) -> RunView:
+    """The last view of the run; a line whenever every block has made a few rounds more."""
+    testbed.start()
+    told = 0
+
+    def ended() -> bool:
+        nonlocal told
+        testbed.check()
+        view = testbed.view
+        if view is not None and view.least_round >= told + max(view.rounds // 6, 1):
+            told = view.least_round
+            losses = ", ".join(f"{part.name} {part.losses.get(LOSS, '-'):.4}" for part in view.parts)
+            moved = (view.received_bytes + view.sent_bytes) / MEGABYTE
+            say(f"  round {told} of {view.rounds}: {losses} nats; {moved:.1f} MB moved")
+        return view is not None and view.finished
+
+    known = -1
+    while not testbed.wait_until(ended, PATIENCE_S):
+        if known == (known := len(testbed.log.entries)):
+            raise ServiceError(f"nothing happened for {PATIENCE_S:.0f} s: {testbed.coordinator.last_words()}")
+    if not testbed.wait_end(PATIENCE_S):
+        raise ServiceError("the run is over, and its processes do not end")
+    assert testbed.view is not None
+    return testbed.view
+
+
+def _generate(checkpoint: Path, parts: int, settings: DemoSettings) -> tuple[str, int]:
+    """The text that hosts of the checkpoint, one a block, write after the prompt, and its sweeps."""
+    topology = local_topology(parts, parts, checkpoint, free_port_block(parts + 1) + 1)
+    with temporary_deployment(topology, checkpoint) as deployment, Client(deployment.topology.router) as client:
+        result = client.generate(settings.prompt, mode="sweep", max_bytes=settings.max_bytes, seed=1)
+    if result.output_bytes != settings.max_bytes:
+        raise OnesweepError(f"{result.output_bytes} bytes came instead of {settings.max_bytes}")
+    return result.text, result.sweeps

@@ -1,0 +1,193 @@
+"""A training as it is seen from outside: its coordinator's log and views of the run."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import subprocess
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stages.errors import ServiceError
+
+LOG_NAME = "log.jsonl"
+FIRST_DIGEST = "0" * 64  # in the first line, in place of the digest of the line before
+FINISHED = "RUN_STATE_FINISHED"
+AGAIN_S = 0.5  # between two tries to reach a coordinator
+
+
+@dataclass(frozen=True)
+class LogEntry:
+    """One line of the log: the run, an update that was `accepted` or `dropped`, or a round that was `closed`."""
+
+    at_s: float  # when it was first seen, seconds of the monotonic clock
+    record: dict[str, Any]
+
+    @property
+    def kind(self) -> str:
+        return str(self.record["kind"])
+
+    @property
+    def part(self) -> str:
+        return str(self.record.get("part", ""))
+
+
+class LogFollower:
+    """The log of a run's rounds, read while the coordinator writes it. A line counts when its end is there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.entries: list[LogEntry] = []
+        self._size, self._last = 0, FIRST_DIGEST
+
+    def look(self) -> list[LogEntry]:
+        """The lines since the last look. Raises ServiceError where a line that was there has changed or gone."""
+        try:
+            with self.path.open("rb") as file:
+                if file.seek(0, 2) < self._size:
+                    raise ServiceError(f"{self.path} has become shorter than what was committed to it")
+                file.seek(self._size)
+                lines = file.read().splitlines(keepends=True)
+        except FileNotFoundError:
+            return []
+        now, new = time.monotonic(), []
+        for line in lines:
+            if not line.endswith(b"\n"):
+                break
+            new.append(LogEntry(now, self._read(line)))
+        self.entries += new
+        return new
+
+    def closed(self, part: str) -> int:
+        """Rounds of a part that were closed."""
+        return sum(entry.kind == "closed" and entry.part == part for entry in self.entries)
+
+    @property
+    def accepted(self) -> int:
+        return sum(entry.kind == "accepted" for entry in self.entries)
+
+    def _read(self, line: bytes) -> dict[str, Any]:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict) or record.get("before") != self._last:
+            raise ServiceError(f"{self.path} does not go on from the line that was its last: {line[:80]!r}")
+        self._size, self._last = self._size + len(line), hashlib.sha256(line).hexdigest()
+        return record
+
+
+@dataclass(frozen=True)
+class PartView:
+    """A part of the model."""
+
+    name: str
+    round: int  # that is open; also the number of merges
+    losses: dict[str, float]
+
+
+@dataclass(frozen=True)
+class WorkerView:
+    """A worker's place; its figures are of its last process, as that reported them."""
+
+    name: str
+    replica: int
+    round: int
+    steps: int
+    busy_s: float
+
+
+@dataclass(frozen=True)
+class RunView:
+    """The run at one moment, from a line of `onesweep rounds --json`."""
+
+    at_s: float  # when it was heard, seconds of the monotonic clock
+    finished: bool
+    rounds: int  # in all
+    received_bytes: int
+    sent_bytes: int
+    parts: tuple[PartView, ...]
+    workers: tuple[WorkerView, ...]
+
+    @property
+    def least_round(self) -> int:
+        """Rounds that every part has made."""
+        return min((part.round for part in self.parts), default=0)
+
+    def worker(self, name: str) -> WorkerView | None:
+        return next((worker for worker in self.workers if worker.name == name), None)
+
+    @classmethod
+    def parse(cls, line: str, at_s: float) -> RunView:
+        """JSON in which what is 0, false or empty may be missing. Raises ValueError for another line."""
+        record = json.loads(line)
+        if not isinstance(record, dict):
+            raise ValueError(f"{line[:80]!r} is not a look at a run")
+        return cls(
+            at_s,
+            record.get("state") == FINISHED,
+            int(record.get("rounds", 0)),
+            int(record.get("received_bytes", 0)),
+            int(record.get("sent_bytes", 0)),
+            tuple(
+                PartView(part.get("name", ""), int(part.get("round", 0)), dict(part.get("losses", {})))
+                for part in record.get("parts", [])
+            ),
+            tuple(
+                WorkerView(
+                    worker.get("worker", ""),
+                    int(worker.get("replica", 0)),
+                    int(worker.get("round", 0)),
+                    int(worker.get("steps", 0)),
+                    float(worker.get("busy_seconds", 0.0)),
+                )
+                for worker in record.get("workers", [])
+            ),
+        )
+
+
+class RunWatcher:
+    """Keeps the last view of a run, and asks again when its coordinator was away.
+
+    Runs `onesweep rounds --json` beside the coordinator until it is closed.
+    """
+
+    def __init__(self, command: list[str], log: Path) -> None:
+        self.last: RunView | None = None
+        self._command, self._log = command, log
+        self._closed = threading.Event()
+        self._process: subprocess.Popen[str] | None = None
+        self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed.set()
+        while self._thread.is_alive():  # it may just be starting another
+            if self._process is not None:
+                self._process.kill()
+            self._thread.join(AGAIN_S)
+
+    def _look(self) -> None:
+        while not self._closed.is_set():
+            with self._log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    start_new_session=True,
+                )
+            with self._process as process:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    if self._closed.is_set():
+                        break
+                    with contextlib.suppress(ValueError):  # a line that its end cut off
+                        self.last = RunView.parse(line, time.monotonic())
+                process.kill()
+            self._closed.wait(AGAIN_S)

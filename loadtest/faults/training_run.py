@@ -1,0 +1,320 @@
+"""One run of `chaos training`: without faults, then with them, then the proof."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from loadtest.faults.base import (
+    Conditions,
+    Planned,
+    Say,
+    Selection,
+    check_links,
+    inflict,
+    make_schedule,
+    select,
+)
+from loadtest.faults.process import answer_of
+from loadtest.faults.proof import Proof, StateReader, handed_in, prove
+from loadtest.faults.settings import RunFile, TrainingChaosSettings, check_text
+from loadtest.faults.training_faults import COORDINATOR, TRAINING_FAULTS, FaultyTraining
+from loadtest.faults.training_ledger import TrainingFaultRecord, refusals, with_waits
+from loadtest.faults.training_observer import LogEntry
+from loadtest.faults.training_testbed import POLL_S, TrainingSetup, TrainingTestbed, open_training_testbed
+from loadtest.report.record import write_json
+from serving.cli.deployment import MODULE
+from stages.errors import InputError, OnesweepError, ServiceError
+
+FAULTS_A_MINUTE = 1.2
+MOST_WORKERS = 60
+AIM_NATS = 0.03  # how much worse than undisturbed the end may be
+FIRST_ROUNDS = 2  # rounds of every part before the first fault: by then every worker has something to lose
+FIRST_SHARE, LAST_SHARE = 0.02, 0.9  # of the run's merges, between which faults begin
+SOUND_S = 60.0  # how long the next fault waits until the part that the last one hit has merged again
+LEAVE_S = 40.0  # how long workers have to hear that the run is over
+THOUSANDTHS = 1000.0
+WINDOWS, MIN_CONTEXT = 32, 1
+EVALUATE_S = 600.0
+NEXT_BYTE = "next byte"
+
+Scores = dict[str, float]  # nats a byte of validation text, by the names that `onesweep evaluate` gives them
+
+
+@dataclass(frozen=True)
+class UndisturbedRun:
+    """The end of the same run without faults."""
+
+    key: str
+    scores: Scores
+    seconds: float
+
+    @classmethod
+    def read(cls, path: Path, key: str) -> UndisturbedRun | None:
+        """The figures in a file, if they are of this run."""
+        try:
+            found = cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+        return found if found.key == key else None
+
+    def write(self, path: Path) -> None:
+        """Raises OnesweepError."""
+        write_json(path, asdict(self))
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """A run's log, proof and scores. Times are seconds of the monotonic clock."""
+
+    settings: TrainingChaosSettings
+    run: RunFile
+    rounds: int
+    reference: UndisturbedRun
+    scores: Scores
+    faults: list[TrainingFaultRecord]
+    entries: list[LogEntry]
+    proof: Proof
+    audit: str  # the words of `onesweep train audit`
+    sound: bool  # the audit found nothing wrong
+    finished: bool
+    ended: dict[str, str]  # processes that had ended without a fault's doing, and their last words
+    verdicts: list[dict[str, Any]]  # on the updates of byzantine workers
+    refused: Counter[str]  # why rounds of honest workers did not count
+    left_out: tuple[str, ...]
+    begin_s: float
+    end_s: float
+
+    @property
+    def gap_nats(self) -> float | None:
+        """The distance to the undisturbed loss; None where there is nothing to compare."""
+        return final_nats(self.scores) - final_nats(self.reference.scores) if self.scores else None
+
+    @property
+    def trouble(self) -> int:
+        """The number of things that no run may have."""
+        off = self.gap_nats is None or not self.gap_nats <= AIM_NATS
+        return len(self.proof.problems) + len(self.ended) + (not self.sound) + (not self.finished) + off
+
+
+def check_training_chaos(settings: TrainingChaosSettings) -> tuple[RunFile, Selection[FaultyTraining]]:
+    """The run and its faults. Raises OnesweepError for what can be refused before anything is started."""
+    run = settings.run_file()
+    if not 1 <= len(run.workers) <= MOST_WORKERS:
+        raise InputError(f"{run.parts} parts of {run.replicas} workers; at most {MOST_WORKERS} find room here")
+    selection = select(TRAINING_FAULTS, settings, Conditions(settings.profile, codec=run.codec), FAULTS_A_MINUTE)
+    check_text(settings.data)
+    check_links(settings.profile, settings.profiles, len(run.workers))
+    return run, selection
+
+
+def run_training_chaos(settings: TrainingChaosSettings, say: Say) -> TrainingResult:
+    """Raises OnesweepError when no training can be set up."""
+    run, selection = check_training_chaos(settings)
+    with tempfile.TemporaryDirectory(prefix="onesweep-run-") as folder:
+        config = Path(folder) / "run.toml"
+        config.write_text(run.text, encoding="utf-8")
+        setup = TrainingSetup(
+            config,
+            settings.data,
+            run.workers,
+            settings.profile,
+            settings.profiles,
+            lease_s=settings.lease_s,
+            publish_every=5,
+            save_every_s=1.0,
+            own_disk=selection.has("disk"),
+        )
+        reference = _undisturbed(settings, run, setup, say)
+        with open_training_testbed(setup) as testbed:
+            return _DisturbedRun(settings, run, selection, testbed, reference, say).result()
+
+
+def evaluate(checkpoint: Path, data: Path | None) -> Scores:
+    """The losses of each block's next-byte head. Raises ServiceError."""
+    text = () if data is None else ("--data", str(data))
+    command = ["evaluate", str(checkpoint), "--steps", "1", *text, "--windows", str(WINDOWS)]
+    try:
+        answer = answer_of([*command, "--min-context", str(MIN_CONTEXT)], EVALUATE_S)
+    except OnesweepError as error:
+        raise ServiceError(f"`onesweep evaluate` failed: {error}") from None
+    scores = answer["checkpoints"][0]["scores"]
+    return {s["name"]: s["bits_per_byte"] * math.log(2) for s in scores if s["name"].startswith(NEXT_BYTE)}
+
+
+def final_nats(scores: Scores) -> float:
+    """The loss at the end of the model: that of the last block."""
+    return scores[max(scores, key=lambda name: int(name.rpartition(" ")[2]))]
+
+
+def _undisturbed(settings: TrainingChaosSettings, run: RunFile, setup: TrainingSetup, say: Say) -> UndisturbedRun:
+    """Raises ServiceError when the run has no end."""
+    key = settings.reference_key(run.text)
+    if settings.reference is not None and (known := UndisturbedRun.read(settings.reference, key)):
+        return known
+    say("the same run without faults ...")
+    begin_s = time.monotonic()
+    with open_training_testbed(setup) as testbed:
+        testbed.start()
+        if not testbed.wait_end(settings.patience_s):
+            raise ServiceError(f"the run without faults made no progress for {settings.patience_s:.0f} s")
+        made = UndisturbedRun(key, evaluate(testbed.out, settings.data), time.monotonic() - begin_s)
+    say(f"  {made.seconds:.0f} s, {final_nats(made.scores):.3f} nats")
+    if settings.reference is not None:
+        made.write(settings.reference)
+    return made
+
+
+class _DisturbedRun:
+    """The run with faults. On one thread: processes in a lab end with the thread that started them."""
+
+    def __init__(
+        self,
+        settings: TrainingChaosSettings,
+        run: RunFile,
+        selection: Selection[FaultyTraining],
+        testbed: TrainingTestbed,
+        reference: UndisturbedRun,
+        say: Say,
+    ) -> None:
+        self.settings, self.run, self.selection = settings, run, selection
+        self.testbed, self.reference, self.say = testbed, reference, say
+        self.training = FaultyTraining(testbed, run.sequences, StateReader(run.codec))
+        self.faults: list[TrainingFaultRecord] = []
+        self.ended: dict[str, str] = {}
+        self.rounds = 0
+        self.away = ""
+        """The program that a fault has taken away for now."""
+        self.moved_s, self._entries = time.monotonic(), 0
+
+    def result(self) -> TrainingResult:
+        """Raises ServiceError when the run does not even begin."""
+        testbed, begin_s = self.testbed, time.monotonic()
+        # moments are thousandths of the time in which faults begin
+        kinds, count = self.selection.kinds(self.training), self.selection.count
+        schedule = make_schedule(kinds, THOUSANDTHS, count, self.settings.seed)
+        self.say(f"the run with {len(schedule)} faults ...")
+        try:
+            testbed.start()
+            self._begin()
+            done = self._go_through(schedule, begin_s)
+            finished = self._wait_end()
+        finally:
+            self.training.close()
+        end_s = time.monotonic()
+        self.training.look()
+        entries, directory = testbed.log.entries, testbed.out / "rounds"
+        logs = {name: [testbed.workers[name].log, *self.training.logs.get(name, [])] for name in testbed.names}
+        proof = prove(
+            [entry.record for entry in entries],
+            self.rounds,
+            self.training.states.statements.values(),
+            {name: handed_in(files) for name, files in logs.items()},
+            directory,
+        )
+        command = [sys.executable, *MODULE, "train", "audit", str(directory)]
+        audit = subprocess.run(command, capture_output=True, text=True)
+        over = [f"{planned.kind} of {planned.target}: the run was over" for planned in schedule[done:]]
+        return TrainingResult(
+            settings=self.settings,
+            run=self.run,
+            rounds=self.rounds,
+            reference=self.reference,
+            scores=evaluate(testbed.out, self.settings.data) if finished else {},
+            faults=[with_waits(fault, entries) for fault in self.faults],
+            entries=entries,
+            proof=proof,
+            audit=(audit.stdout + audit.stderr).strip(),
+            sound=audit.returncode == 0,
+            finished=finished,
+            ended=self.ended,
+            verdicts=self.training.verdicts(),
+            refused=refusals(file for files in logs.values() for file in files),
+            left_out=(*self.selection.left_out, *over),
+            begin_s=begin_s,
+            end_s=end_s,
+        )
+
+    def _begin(self) -> None:
+        """Wait until every worker trains, and has a state to be kept. Raises ServiceError."""
+        testbed = self.testbed
+        while not testbed.log.entries or testbed.view is None:
+            self._tick()
+            if not self._alive():
+                raise ServiceError(f"the run does not begin: {testbed.coordinator.last_words()}")
+        self.rounds = testbed.view.rounds
+        parts = testbed.log.entries[0].record["parts"]
+        self._wait(lambda: all(testbed.log.closed(part) >= FIRST_ROUNDS for part in parts))
+        for name in testbed.names:
+            self.training.keep_state(name)
+
+    def _go_through(self, schedule: Sequence[Planned], begin_s: float) -> int:
+        """Every fault when the run has come so far; returns how many there were."""
+        for number, planned in enumerate(schedule):
+            share = FIRST_SHARE + (LAST_SHARE - FIRST_SHARE) * planned.at_s / THOUSANDTHS
+            self._wait(lambda share=share: self._progress() >= share)  # type: ignore[misc]
+            if self.testbed.coordinator.ended is not None or not self._alive():
+                return number
+            self._inflict(planned, begin_s)
+            last, deadline = self.faults[-1], time.monotonic() + SOUND_S
+            self._wait(
+                lambda last=last, deadline=deadline: (  # type: ignore[misc]
+                    time.monotonic() >= deadline or with_waits(last, self.testbed.log.entries).back_s is not None
+                )
+            )
+        return len(schedule)
+
+    def _inflict(self, planned: Planned, begin_s: float) -> None:
+        fault, target = TRAINING_FAULTS[planned.kind], planned.target
+        length_s = planned.length_s * (self.settings.lease_s if fault.in_leases else 1)
+        part = "" if target == COORDINATOR else f"block-{self.testbed.part(target)}"
+        at_s = time.monotonic() - begin_s
+        self.say(f"  {at_s:6.1f} s  {planned.kind} {target}, {100 * self._progress():.0f} % done")
+        self.training.notes.clear()
+        self.away = target
+        done = inflict(fault, self.training, target, length_s, self._tick)
+        self.away = ""
+        note = "; ".join(self.training.notes)
+        self.faults.append(TrainingFaultRecord(**vars(done), part=part, note=note))
+
+    def _progress(self) -> float:
+        """Share of the run's merges that are made."""
+        closed = sum(entry.kind == "closed" for entry in self.testbed.log.entries)
+        return closed / (self.rounds * self.run.parts)
+
+    def _alive(self) -> bool:
+        """True while anything happened lately, or may yet."""
+        return time.monotonic() - self.moved_s < self.settings.patience_s
+
+    def _wait(self, happened: Callable[[], bool]) -> None:
+        while not happened() and self._alive():
+            self._tick()
+
+    def _tick(self) -> None:
+        time.sleep(POLL_S)
+        self.training.look()
+        if len(self.testbed.log.entries) != self._entries:
+            self._entries, self.moved_s = len(self.testbed.log.entries), time.monotonic()
+        for program in self.testbed.programs:
+            if program.name != self.away and program.ended and self.testbed.coordinator.ended != 0:
+                self.ended[f"{program.name}, start {program.starts}"] = program.last_words()
+                program.start()
+
+    def _wait_end(self) -> bool:
+        """False where the run comes to no end."""
+        self._wait(lambda: self.testbed.coordinator.ended == 0)
+        if self.testbed.coordinator.ended != 0:
+            return False
+        deadline = time.monotonic() + LEAVE_S
+        while any(worker.ended is None for worker in self.testbed.workers.values()) and time.monotonic() < deadline:
+            self._tick()
+        return True

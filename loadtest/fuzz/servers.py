@@ -1,0 +1,259 @@
+"""Targets `stage`, `router` and `training`: every call of the three servers, and their ports themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Awaitable, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from loadtest.fuzz.healthy import Captures
+from loadtest.fuzz.inputs import Inputs
+from loadtest.fuzz.inside import Refresh
+from loadtest.fuzz.target import FuzzTarget, RawCaller, all_of, garbage
+from loadtest.fuzz.testbed import FuzzTestbed
+from serving.cli.ports import free_port_block
+from serving.v1 import router_pb2
+from stages.errors import ServiceError
+from stages.v1 import stage_pb2
+from stages.wire.messages import PROTOCOL
+from trainer.v1 import training_pb2
+
+STAGE_SERVICE = "/stages.v1.StageService"
+ROUTER_SERVICE = "/serving.v1.RouterService"
+TRAINING_SERVICE = "trainer.v1.TrainingService"
+HEALTH = ("/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch")
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+MOST_HOPS = 8
+EVENTS_S = 600.0
+BRIEF_S = 2.0
+ROUTER_BRIEF_S = 2.5
+AUTHORIZATIONS = ("", "Bearer", "Bearer ", "Basic x", "bearer y", "Bearer " + "z" * 3000)
+PATIENT = 50  # messages of an answer; the rest is left
+PROGRESS = f"/{TRAINING_SERVICE}/Progress"
+SMALL = "steps = 1000000\n[architecture]\nlayers = 1\nwidth = 32\nheads = 2\n"
+READY_S = 120.0
+PROGRESS_S = 0.3
+TRAINING = "training"
+
+
+class StageTarget(FuzzTarget):
+    """Every call of a stage server."""
+
+    name = "stage"
+
+    def __init__(self, testbed: FuzzTestbed, captures: Captures, rng: random.Random) -> None:
+        super().__init__()
+        self.testbed, self.rng = testbed, rng
+        self.callers = [RawCaller(address, self.tally) for address in testbed.hosts]
+        self.refresh = Refresh(rng, "", testbed.hosts)
+
+        def inputs(kind: type, method: str) -> Inputs:
+            return Inputs(kind, captures.requests[method], rng, self.refresh)
+
+        self.hops = Inputs(stage_pb2.Hop, captures.hops, rng, self.refresh)
+        runs = [
+            stage_pb2.RunRequest(hop=stage_pb2.Hop.FromString(hop), protocol=PROTOCOL).SerializeToString()
+            for hop in captures.hops
+        ]
+        self.runs = Inputs(stage_pb2.RunRequest, runs, rng, self.refresh)
+        self.others = {
+            method: inputs(kind, method)
+            for method, kind in (
+                ("Describe", stage_pb2.DescribeRequest),
+                ("Release", stage_pb2.ReleaseRequest),
+                ("Warm", stage_pb2.WarmRequest),
+                ("Probe", stage_pb2.ProbeRequest),
+            )
+        }
+        self.subscriptions = inputs(stage_pb2.SubscribeRequest, "Subscribe")
+
+    async def send(self, count: int) -> None:
+        # a name for each batch: when it stops listening, hosts forget what was its
+        self.refresh.router = f"fuzz.{secrets.token_hex(8)}"
+        listening = [asyncio.create_task(self._listen(caller)) for caller in self.callers]
+        await asyncio.sleep(0.1)
+        try:
+            for caller in self.callers:
+                await self._send_to(caller, max(count // len(self.callers), 1))
+        finally:
+            for task in listening:
+                task.cancel()
+            await asyncio.gather(*listening, return_exceptions=True)
+
+    async def close(self) -> None:
+        for caller in self.callers:
+            await caller.close()
+
+    async def _send_to(self, caller: RawCaller, count: int) -> None:
+        pushed, run, few = count * 13 // 20, count // 10, max(count // 50, 1)
+        calls: list[Awaitable[object]] = [
+            self._push(caller, parcels) for parcels in self._streams(self.hops.take(pushed))
+        ]
+        calls += [caller.unary(f"{STAGE_SERVICE}/Run", data) for data in self.runs.take(run)]
+        for method, inputs in self.others.items():
+            calls += [
+                caller.unary(f"{STAGE_SERVICE}/{method}", data)
+                for data in inputs.take(few * (1 if method == "Probe" else 2))
+            ]
+        calls += [caller.read(f"{STAGE_SERVICE}/Subscribe", data, 1, BRIEF_S) for data in self.subscriptions.take(few)]
+        calls += [caller.unary(HEALTH[0], self.rng.randbytes(self.rng.randrange(20))) for _ in range(few)]
+        calls += [caller.read(HEALTH[1], self.rng.randbytes(self.rng.randrange(9)), 1, BRIEF_S) for _ in range(few)]
+        calls += [caller.stream(REFLECTION, [self.rng.randbytes(12)], 1) for _ in range(few)]
+        calls += [garbage(self.testbed.hosts[self.callers.index(caller)], self.rng, self.tally) for _ in range(few)]
+        self.tally.inputs += pushed + len(calls)
+        self.rng.shuffle(calls)
+        await all_of(calls)
+
+    def _streams(self, hops: list[bytes]) -> list[list[bytes]]:
+        """Parcels of some hops each, and some parcels to a stream; a hop that cannot be parsed goes by itself."""
+        streams: list[list[bytes]] = []
+        parcels: list[bytes] = []
+        parcel = stage_pb2.HopBatch(number=1, protocol=PROTOCOL)
+        for data in hops:
+            try:
+                parcel.hops.add().ParseFromString(data)
+            except DecodeError:
+                del parcel.hops[-1]
+                streams.append([data])
+                continue
+            if len(parcel.hops) >= self.rng.randint(1, MOST_HOPS):
+                parcels.append(parcel.SerializeToString())
+                number = self.rng.choice((parcel.number + 1, parcel.number, (1 << 64) - 1)) % (1 << 64)
+                parcel = stage_pb2.HopBatch(number=number, protocol=PROTOCOL)
+            if len(parcels) >= self.rng.randint(1, 6):
+                streams.append(parcels)
+                parcels = []
+        return [*streams, [*parcels, parcel.SerializeToString()]]
+
+    async def _push(self, caller: RawCaller, parcels: list[bytes]) -> None:
+        """Most read all receipts; some leave them, and some never end their stream."""
+        way = self.rng.random()
+        most = len(parcels) if way < 0.8 else self.rng.randrange(len(parcels) + 1)
+        for data in await caller.stream(f"{STAGE_SERVICE}/Push", parcels, most, is_half=way > 0.9):
+            self.tally.rejections(stage_pb2.Ack.FromString(data), parcels[0])
+
+    async def _listen(self, caller: RawCaller) -> None:
+        request = stage_pb2.SubscribeRequest(router=self.refresh.router).SerializeToString()
+        call: Any = caller.channel.unary_stream(f"{STAGE_SERVICE}/Subscribe")
+        async for data in call(request, timeout=EVENTS_S):
+            self.tally.events(stage_pb2.Events.FromString(data))
+
+
+class RouterTarget(FuzzTarget):
+    """Every call of the router, with metadata of all sorts."""
+
+    name = "router"
+
+    def __init__(self, testbed: FuzzTestbed, captures: Captures, rng: random.Random) -> None:
+        super().__init__()
+        self.testbed, self.rng = testbed, rng
+        self.caller = RawCaller(testbed.router, self.tally)
+        self.generate = Inputs(router_pb2.GenerateRequest, captures.requests["Generate"], rng, self._small)
+        self.status = Inputs(router_pb2.StatusRequest, captures.requests["Status"], rng)
+
+    async def send(self, count: int) -> None:
+        few = max(count // 20, 1)
+        requests = self.generate.take(count - 2 * few)
+        calls: list[Awaitable[object]] = [
+            self.caller.read(
+                f"{ROUTER_SERVICE}/Generate",
+                data,
+                self.rng.choice((0, 1, PATIENT, PATIENT)),
+                self.rng.choice((0.001, 0.3, ROUTER_BRIEF_S)),
+                self._metadata(),
+            )
+            for data in requests
+        ]
+        calls += [self.caller.unary(f"{ROUTER_SERVICE}/Status", data) for data in self.status.take(few)]
+        ports = [garbage(self.testbed.router, self.rng, self.tally) for _ in range(few)]
+        self.tally.inputs += len(calls) + len(ports)
+        await all_of([*calls, *ports])
+
+    async def close(self) -> None:
+        await self.caller.close()
+
+    def _small(self, message: Message) -> None:
+        """Keep a request that is still right after its mutation from taking seconds."""
+        assert isinstance(message, router_pb2.GenerateRequest)
+        message.max_bytes = min(message.max_bytes, self.rng.randint(1, 8))
+
+    def _metadata(self) -> Sequence[tuple[str, str | bytes]]:
+        rng = self.rng
+        return rng.choice(
+            (
+                (),
+                (),
+                (("authorization", rng.choice(AUTHORIZATIONS)),),
+                (("x-bin", rng.randbytes(rng.randrange(64))), ("onesweep-request", "other")),
+                tuple((f"k{n}", "v" * 10) for n in range(rng.randrange(60))),
+            )
+        )
+
+
+class TrainingTarget(FuzzTarget):
+    """The service of a running training."""
+
+    name = "training"
+
+    def __init__(self, testbed: FuzzTestbed, rng: random.Random) -> None:
+        super().__init__()
+        self.testbed, self.rng = testbed, rng
+        self.address = f"127.0.0.1:{free_port_block(1)}"
+        self.directory = Path(tempfile.mkdtemp(prefix="onesweep-fuzz-"))
+        request = training_pb2.ProgressRequest
+        self.inputs = Inputs(request, [request(interval_seconds=1.0).SerializeToString()], rng)
+
+    async def send(self, count: int) -> None:
+        # the training runs only meanwhile: it would take a processor
+        if TRAINING not in self.testbed.extra:
+            self._begin()
+            await asyncio.to_thread(self._wait_up)
+        self.testbed.extra[TRAINING].thaw()
+        caller = RawCaller(self.address, self.tally)
+        try:
+            calls: list[Awaitable[object]] = [
+                caller.read(PROGRESS, data, 1, PROGRESS_S) for data in self.inputs.take(count)
+            ]
+            calls += [garbage(self.address, self.rng, self.tally) for _ in range(max(count // 20, 1))]
+            self.tally.inputs += len(calls)
+            await all_of(calls)
+        finally:
+            await caller.close()
+            self.testbed.extra[TRAINING].freeze()
+
+    async def close(self) -> None:
+        if TRAINING in self.testbed.extra:
+            await asyncio.to_thread(self.testbed.extra.pop(TRAINING).stop)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _begin(self) -> None:
+        text = self.directory / "text.txt"
+        text.write_text("The sea was calm. " * 5000)
+        config = self.directory / "small.toml"
+        config.write_text(SMALL)
+        files = ("--out", str(self.directory / "chain"), "--data", str(text), "--config", str(config))
+        self.testbed.spawn(
+            TRAINING, "train", "blocks", *files, "--listen", self.address, "--threads", "1", "--block", "0"
+        )
+
+    def _wait_up(self) -> None:
+        """Raises ServiceError when the service does not come up."""
+        deadline = time.monotonic() + READY_S
+        with grpc.insecure_channel(self.address) as channel:
+            while True:
+                try:
+                    grpc.channel_ready_future(channel).result(timeout=1.0)
+                    return
+                except grpc.FutureTimeoutError:
+                    if time.monotonic() > deadline or self.testbed.processes()[TRAINING] is None:
+                        words = self.testbed.log(TRAINING).read_text()[-300:]
+                        raise ServiceError(f"the training to be fuzzed does not come up: {words}") from None

@@ -1,0 +1,1 @@
+"""Benchmarks of one machine: what serving costs in time, memory and arithmetic."""

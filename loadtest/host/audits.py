@@ -1,0 +1,193 @@
+"""The benchmark `audit`: sweeps until a host that computes wrongly is found, and the cost of audits on honest hosts."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from loadtest.host.benchmark import PROMPT, Benchmark, TextDiffers, check_modes, ring_of
+from loadtest.host.settings import AuditSettings
+from loadtest.report.table import aligned
+from serving.cli.deployment import MODULE, Deployment, temporary_deployment
+from serving.client.client import Client, Result
+from serving.v1 import router_pb2
+from stages.errors import ServiceError
+from stages.host.parts import plan_host
+
+WRONG_HOST = ("loadtest.faults.faulty_host", "wrong")
+STOP_S = 10.0
+READY_S = 60.0
+POLL_S = 0.1
+REPLICAS = 2
+
+
+@dataclass(frozen=True)
+class CatchResult:
+    """One router that searches for one faulty host."""
+
+    sweeps: int  # until the faulty host was taken out, or all that were tried
+    name: str  # the host that was taken out; empty if none was
+
+
+@dataclass(frozen=True)
+class AuditCost:
+    """A mode with and without audits, on honest hosts."""
+
+    mode: str
+    audited: int  # sweeps that were computed again
+    plain_p50_ms: float
+    plain_p95_ms: float
+    audited_p50_ms: float
+    audited_p95_ms: float
+    compute_share: float  # arithmetic for audits over arithmetic for requests
+
+
+@dataclass(frozen=True)
+class AuditFigures:
+    found: list[CatchResult]
+    costs: list[AuditCost]
+
+
+class AuditBench(Benchmark[AuditSettings, AuditFigures]):
+    """`onesweep bench audit`: faulty hosts that have to be found, then honest ones for the cost."""
+
+    @property
+    def announcement(self) -> str:
+        s = self.settings
+        return f"{s.rounds} routers look for a liar, then {s.requests} requests of each mode ..."
+
+    def check(self) -> None:
+        check_modes(self.settings.modes)
+
+    def measure(self) -> AuditFigures:
+        s = self.settings
+        found = [_find(s, seed) for seed in range(s.rounds)]
+        with (
+            _deployed(s, 0.0) as plain,
+            _deployed(s, s.share) as audited,
+            Client(plain.topology.router) as first,
+            Client(audited.topology.router) as second,
+        ):
+            return AuditFigures(found, [cost_of(s, mode, first, second) for mode in s.modes])
+
+    def table(self, result: AuditFigures) -> str:
+        share, sweeps = self.settings.share, self.settings.sweeps
+        counts = ", ".join(f"{each.sweeps} ({each.name or 'not found'})" for each in result.found)
+        head = ["mode", "audited sweeps", "p50 ms", "audited", "p95 ms", "audited", "arithmetic more"]
+        rows = [
+            [
+                *(cost.mode, str(cost.audited), f"{cost.plain_p50_ms:.1f}", f"{cost.audited_p50_ms:.1f}"),
+                *(f"{cost.plain_p95_ms:.1f}", f"{cost.audited_p95_ms:.1f}", f"{cost.compute_share:.3f}"),
+            ]
+            for cost in result.costs
+        ]
+        return (
+            f"a host that computes wrongly, sweeps until it was taken out at --audit {share:g}: {counts}\n"
+            f"a run misses it in {sweeps} sweeps with probability {(1 - share) ** sweeps:.4f}\n\n" + aligned(head, rows)
+        )
+
+    def record(self, result: AuditFigures) -> dict[str, Any]:
+        return {"settings": asdict(self.settings) | {"checkpoint": self.settings.checkpoint.name}} | asdict(result)
+
+
+def _deployed(settings: AuditSettings, share: float) -> AbstractContextManager[Deployment]:
+    ring = ring_of(settings.checkpoint, min(2, plan_host(settings.checkpoint, (0,)).parts), REPLICAS)
+    return temporary_deployment(ring, settings.checkpoint, router_options=("--audit", str(share)))
+
+
+def _find(settings: AuditSettings, seed: int) -> CatchResult:
+    """Sweeps until a faulty host in the place of the first one is taken out."""
+    with _deployed(settings, settings.share) as deployment:
+        name = deployment.topology.hosts[0].name
+        with (
+            Client(deployment.topology.router) as client,
+            _false(deployment, client, name),
+            ThreadPoolExecutor(REPLICAS) as threads,  # as many at once, so that every replica has work
+        ):
+            for number in range(0, settings.sweeps, REPLICAS):
+                seeds = range(1000 * seed + number, 1000 * seed + number + REPLICAS)
+                list(threads.map(lambda each: _ask(client, "sweep", 8, each), seeds))
+                if is_caught(client.status().hosts, name):
+                    return CatchResult(number + REPLICAS, name)
+        return CatchResult(settings.sweeps, "")
+
+
+def is_caught(hosts: Iterable[router_pb2.HostStatus], liar: str) -> bool:
+    """True when the faulty host was taken out. Raises ServiceError when an honest one was."""
+    accused = {host.name: host.reason for host in hosts if "is quarantined" in host.reason}
+    for name in accused.keys() - {liar}:
+        raise ServiceError(f"{name} is honest, and was accused: {accused[name]}")
+    return liar in accused
+
+
+def _ask(client: Client, mode: str, max_bytes: int, seed: int) -> Result:
+    return client.generate(PROMPT, mode=mode, max_bytes=max_bytes, seed=seed)
+
+
+@contextmanager
+def _false(deployment: Deployment, client: Client, name: str) -> Iterator[None]:
+    """A deployment in which one host computes wrongly."""
+    deployment.kill(name)
+    _await_hosts(client, "miss the one that ended", lambda hosts: not all(map(_usable, hosts)))
+    command = deployment.commands[name]
+    at = command.index(MODULE[-1])
+    log = deployment.directory / f"{name}-false.log"
+    with (
+        log.open("wb") as output,
+        subprocess.Popen([*command[:at], *WRONG_HOST, *command[at + 1 :]], stdout=output, stderr=output) as process,
+    ):
+        try:
+            _await_hosts(client, "are ready", lambda hosts: all(map(_usable, hosts)))
+            yield
+        finally:
+            process.terminate()
+            process.wait(STOP_S)
+
+
+def _await_hosts(client: Client, what: str, holds: Callable[[list[router_pb2.HostStatus]], bool]) -> None:
+    """Return when `holds` is true of the hosts' status. Raises ServiceError after READY_S."""
+    deadline = time.monotonic() + READY_S
+    while not holds(list(client.status().hosts)):
+        if time.monotonic() > deadline:
+            raise ServiceError(f"after {READY_S:.0f} s the router does not say that its hosts {what}")
+        time.sleep(POLL_S)
+
+
+def _usable(host: router_pb2.HostStatus) -> bool:
+    return host.ready and not any(link.problem for link in host.links)
+
+
+def cost_of(settings: AuditSettings, mode: str, plain: Client, audited: Client) -> AuditCost:
+    """Requests to the two deployments in turns, each first in every other one; one before them to warm up.
+
+    Raises TextDiffers when audits change a text, ServiceError when an honest host is accused.
+    """
+    plain_ms: list[float] = []
+    audited_ms: list[float] = []
+    compute_ms = 0.0
+    for client in (plain, audited):
+        _ask(client, mode, settings.max_bytes, settings.requests)
+    before = audited.status().audits
+    for seed in range(settings.requests):
+        order = (plain, audited) if seed % 2 else (audited, plain)
+        results = {client: _ask(client, mode, settings.max_bytes, seed) for client in order}
+        if results[plain].output != results[audited].output:
+            raise TextDiffers(f"mode {mode}, seed {seed}: with audits the text is another")
+        plain_ms.append(results[plain].latency_ms)
+        audited_ms.append(results[audited].latency_ms)
+        compute_ms += sum(host.compute_ms for host in results[audited].hosts)
+    status = audited.status()
+    is_caught(status.hosts, "")
+    spent_ms, count = status.audits.compute_ms - before.compute_ms, status.audits.audited - before.audited
+    (plain_50, plain_95), (audited_50, audited_95) = (
+        (each[9], each[18]) for each in (statistics.quantiles(times, n=20) for times in (plain_ms, audited_ms))
+    )
+    return AuditCost(
+        mode, count, plain_50, plain_95, audited_50, audited_95, spent_ms / compute_ms if compute_ms else 0.0
+    )

@@ -1,0 +1,136 @@
+"""The command `bench idle`: processor time and wakes of servers that have nothing to do."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loadtest.report.record import add_report_options, check_report_options, origin, write_report
+from stages.settings import add_flags, flag, from_flags
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from loadtest.workload.testbed import Testbed
+
+    Subparsers = _SubParsersAction[argparse.ArgumentParser]
+
+AIM_PERCENT = 0.5  # of a core: a host that waits for work must not cost its owner anything
+REQUEST = {"prompt": "The sea was calm.", "mode": "sweep", "max_bytes": 16, "seed": 0}
+
+
+@dataclass(frozen=True)
+class IdleSettings:
+    """Settings of `bench idle`."""
+
+    checkpoint: Path | None = field(
+        default=None, metadata=flag("bundle to serve", metavar="DIR", shown="the shipped weights")
+    )
+    hosts: int | None = field(default=None, metadata=flag("hosts that share the blocks", least=1, shown="3"))
+    settle_s: float = field(default=5.0, metadata=flag("wait between the last request and the measurement", least=0))
+    seconds: float = field(default=20.0, metadata=flag("length of the measurement", metavar="S", above=0))
+
+
+@dataclass(frozen=True)
+class ProcessUsage:
+    """Resources that a process has taken since its start."""
+
+    processor_s: float
+    wakes: int  # voluntary context switches: each ends a wait
+
+    @classmethod
+    def of(cls, process: Path) -> ProcessUsage:
+        """ProcessUsage of all threads of the process with this folder under /proc. Raises OSError when it has ended."""
+        # after the name, which may hold blanks and brackets, user and system time are words 12 and 13
+        ticks = (process / "stat").read_text().rpartition(")")[2].split()[11:13]
+        processor_s = sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+        return cls(processor_s, sum(_wakes(task) for task in (process / "task").iterdir()))
+
+
+def _wakes(task: Path) -> int:
+    for line in (task / "status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "voluntary_ctxt_switches":
+            return int(value)
+    return 0
+
+
+@dataclass(frozen=True)
+class IdleRow:
+    """An idle process."""
+
+    process: str
+    processor_percent: float  # of one core
+    wakes_per_s: float
+    aim_percent: float = AIM_PERCENT
+
+
+def measure_idle(settings: IdleSettings) -> list[IdleRow]:
+    """A row for each host and the router of a deployment on loopback. Raises OnesweepError."""
+    from loadtest.workload.testbed import TestbedSettings, open_testbed
+
+    with open_testbed(TestbedSettings(checkpoint=settings.checkpoint, hosts=settings.hosts)) as testbed:
+        testbed.caller.ask([REQUEST])  # connections are open and kernels loaded, as after a day of work
+        testbed.caller.close()
+        time.sleep(settings.settle_s)
+        return _rows(testbed, settings.seconds)
+
+
+def _rows(testbed: Testbed, seconds: float) -> list[IdleRow]:
+    assert testbed.deployment is not None
+    processes = {name: Path("/proc") / str(pid) for name, pid in testbed.deployment.processes.items()}
+    begin_s, before = time.monotonic(), {name: ProcessUsage.of(process) for name, process in processes.items()}
+    time.sleep(seconds)
+    took_s, after = time.monotonic() - begin_s, {name: ProcessUsage.of(process) for name, process in processes.items()}
+    return [
+        IdleRow(
+            name,
+            100 * (after[name].processor_s - before[name].processor_s) / took_s,
+            (after[name].wakes - before[name].wakes) / took_s,
+        )
+        for name in processes
+    ]
+
+
+def idle_table(rows: list[IdleRow]) -> str:
+    from loadtest.report.table import aligned
+
+    header = ("process", "% of a core", "aim %", "within", "wakes/s")
+    return aligned(
+        header,
+        [
+            (
+                row.process,
+                f"{row.processor_percent:.2f}",
+                f"{row.aim_percent:g}",
+                "yes" if row.processor_percent <= row.aim_percent else "no",
+                f"{row.wakes_per_s:.1f}",
+            )
+            for row in rows
+        ],
+    )
+
+
+def register_idle(benches: Subparsers) -> None:
+    idle = benches.add_parser("idle", help="processor time and wakes of hosts and a router without requests")
+    add_flags(idle, IdleSettings)
+    add_report_options(idle)
+    idle.set_defaults(run=run_idle)
+
+
+def run_idle(options: argparse.Namespace) -> int:
+    from serving.cli.deployment import ends_cleanly
+
+    settings = from_flags(IdleSettings, options)
+    check_report_options(options)
+    print(f"{settings.seconds:g} s without requests, {settings.settle_s:g} s after the last one ...", flush=True)
+    with ends_cleanly():
+        rows = measure_idle(settings)
+    print(idle_table(rows))
+    record: dict[str, Any] = {"bench": "idle", **origin(), "seconds": settings.seconds}
+    write_report(options, record | {"rows": [asdict(row) for row in rows]})
+    return 0

@@ -1,0 +1,234 @@
+"""The benchmark `parity`: an imported model over hosts writes what `transformers` writes from its source."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loadtest.host.benchmark import RING, Benchmark, ring_of
+from loadtest.host.settings import ParitySettings
+from loadtest.report.record import commit, this_machine
+from loadtest.workload.pipeline import Pipeline
+from loadtest.workload.prompts import NOVEL
+from loadtest.workload.texts import symbols_of, tokenizer_of
+from serving.cli.deployment import temporary_deployment
+from serving.client.client import AsyncClient, Result
+from serving.modes.tokenizer import Tokenizer
+from stages.checkpoint.bundle import find_bundle
+from stages.checkpoint.manifest import read_manifest
+from stages.errors import InputError, OnesweepError
+from stages.model.llama import LlamaArchitecture
+
+TOLERANCE = 1e-3  # most that a logit may differ: float32 has some 1e-6 of the largest, and layers add up
+TIMEOUT_S = 3600.0
+
+
+class TransformersReference:
+    """One text at a time, read on token by token."""
+
+    def __init__(self, source: Path) -> None:
+        """:param source: a Hugging Face folder, or a .gguf file. float32. Raises OnesweepError."""
+        try:
+            from transformers import AutoModelForCausalLM, logging
+        except ImportError as error:
+            raise InputError(f"the package transformers does not work here: {error}") from None
+        logging.set_verbosity_error()
+        file = {"gguf_file": source.name} if source.is_file() else {}
+        directory = source.parent if source.is_file() else source
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):  # progress bars
+                self._model = AutoModelForCausalLM.from_pretrained(
+                    str(directory), **file, local_files_only=True, dtype=torch.float32
+                ).eval()
+        except Exception as error:  # of any type: the package has none of its own for it
+            reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+            raise OnesweepError(f"transformers cannot read {source}: {reason}") from None
+        self._cache: Any = None
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self._model.config.vocab_size)
+
+    def begin(self) -> None:
+        """Forget what was read."""
+        self._cache = None
+
+    @torch.inference_mode()
+    def read(self, tokens: list[int]) -> Tensor:
+        """Read on; logits (vocabulary,) of what follows."""
+        out = self._model(torch.tensor([tokens]), past_key_values=self._cache, use_cache=True)
+        self._cache = out.past_key_values
+        logits: Tensor = out.logits[0, -1]
+        return logits
+
+
+@dataclass(frozen=True)
+class PromptFigures:
+    """One prompt, and the text that the reference writes after it."""
+
+    prompt: str
+    text: str
+    hosts_text: str
+    same_text: bool  # the hosts wrote the same bytes in as many tokens
+    tokens: int
+    same_tokens: int  # places at which the pipeline finds the reference's token the likeliest
+    largest_difference: float  # of a logit, over all places
+    ours_ms: list[float]  # processor time of each step of one token, milliseconds
+    theirs_ms: list[float]
+
+    @property
+    def holds(self) -> bool:
+        return self.same_text and self.same_tokens == self.tokens and self.largest_difference <= TOLERANCE
+
+
+class ParityBench(Benchmark[ParitySettings, list[PromptFigures]]):
+    """`onesweep bench parity`: an imported model over real hosts writes, greedily, what `transformers` writes.
+
+    Hosts send text, not logits. So the pipeline runs a second time, in this process, beside the reference: there both
+    say what follows at every place of the reference's own text.
+    """
+
+    @property
+    def announcement(self) -> str:
+        s = self.settings
+        hosts = min(RING, read_manifest(self._directory()).architecture.parts)
+        return f"{hosts} hosts write {s.tokens} tokens after each of {s.prompts} prompts ..."
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return NOVEL.texts[: self.settings.prompts]
+
+    def check(self) -> None:
+        s = self.settings
+        if find_spec("transformers") is None:
+            raise InputError("bench parity needs the package transformers: pip install 'onesweep[quality]'")
+        directory = self._directory()
+        if not s.source.exists():
+            raise InputError(f"no model at {s.source}: --source is what was imported, a folder or a .gguf file")
+        if not 1 <= s.prompts <= len(NOVEL.texts):
+            raise InputError(f"--prompts must be 1 to {len(NOVEL.texts)}, not {s.prompts}")
+        spelling = tokenizer_of(directory)
+        longest = max(len(symbols_of(spelling, text.encode())) for text in self.texts)
+        room = read_manifest(directory).architecture.positions - longest
+        if not 1 <= s.tokens <= room:
+            raise InputError(f"--tokens must be 1 to {room}, what the context leaves after the prompt")
+
+    def _directory(self) -> Path:
+        """The folder of the AR model. Raises InputError where it was not imported."""
+        directory = find_bundle(self.settings.checkpoint).ar
+        if directory is None or not isinstance(read_manifest(directory).architecture, LlamaArchitecture):
+            raise InputError(
+                f"{self.settings.checkpoint} has no imported model: bench parity is for what `onesweep import` makes"
+            )
+        return directory
+
+    def measure(self) -> list[PromptFigures]:
+        s, directory = self.settings, self._directory()
+        torch.set_num_threads(1)  # as a host
+        reference, spelling = TransformersReference(s.source), tokenizer_of(directory)
+        if reference.vocabulary != spelling.alphabet.size:
+            raise InputError(
+                f"{s.source} has {reference.vocabulary} tokens, {directory} {spelling.alphabet.size}: "
+                "the checkpoint was not imported from it"
+            )
+        ring = ring_of(s.checkpoint)
+        with temporary_deployment(ring, s.checkpoint):
+            written = asyncio.run(_written(ring.router, self.texts, s.tokens))
+        print("transformers writes, and the pipeline says what it would have written ...", flush=True)
+        pipeline = Pipeline(directory)
+        return [
+            _compare(text, result, s.tokens, reference, pipeline, spelling)
+            for text, result in zip(self.texts, written, strict=True)
+        ]
+
+    def table(self, result: list[PromptFigures]) -> str:
+        """Sentences: how much is the same, and where the two differ."""
+        tokens, same = sum(f.tokens for f in result), sum(f.same_tokens for f in result)
+        lines = [
+            f"{same} of {tokens} tokens are the same, largest difference of a logit "
+            f"{max(f.largest_difference for f in result):.1e} (at most {TOLERANCE:.0e}); "
+            f"{sum(f.same_text for f in result)} of {len(result)} texts of the hosts are those of transformers"
+        ]
+        ours, theirs = [ms for f in result for ms in f.ours_ms], [ms for f in result for ms in f.theirs_ms]
+        if ours and theirs:
+            medians = (statistics.median(ours), statistics.median(theirs))
+            lines.append("processor time for a token, median: {:.1f} ms, transformers {:.1f} ms".format(*medians))
+        for f in result:
+            if not f.holds:
+                lines.append(f"not the same: {f.prompt!r}: {f.hosts_text!r}, transformers {f.text!r}")
+        return "\n".join(lines)
+
+    def record(self, result: list[PromptFigures]) -> dict[str, Any]:
+        settings = {name: str(v) if isinstance(v, Path) else v for name, v in asdict(self.settings).items()}
+        return {
+            "bench": "parity",
+            "commit": commit(),
+            "machine": asdict(this_machine()),
+            "settings": settings,
+            "holds": self.holds(result),
+            "prompts": [asdict(f) for f in result],
+        }
+
+    def holds(self, result: list[PromptFigures]) -> bool:
+        return all(f.holds for f in result)
+
+
+async def _written(router: str, texts: Sequence[str], tokens: int) -> list[Result]:
+    """All at once: what a request writes does not depend on its company."""
+    async with AsyncClient(router) as client:
+        requests = [
+            client.generate(text, mode="ar", max_tokens=tokens, temperature=0.0, timeout_s=TIMEOUT_S) for text in texts
+        ]
+        return list(await asyncio.gather(*requests))
+
+
+def _compare(
+    prompt: str, result: Result, most: int, reference: TransformersReference, pipeline: Pipeline, spelling: Tokenizer
+) -> PromptFigures:
+    """The reference writes greedily; the pipeline reads along."""
+    before = symbols_of(spelling, prompt.encode())
+    caches = pipeline.open(len(before) + most)
+    reference.begin()
+    tokens, new, same, largest = list[int](), before, 0, 0.0
+    ours_ms, theirs_ms = list[float](), list[float]()
+    while len(tokens) < most and not spelling.ends.intersection(tokens):
+        their_logits, their_ms = _timed(lambda new=new: reference.read(new))  # type: ignore[misc]
+        our_logits, our_ms = _timed(lambda new=new: pipeline.logits(new, caches)[-1])  # type: ignore[misc]
+        if tokens:  # the prompt is no step of one token
+            ours_ms.append(our_ms)
+            theirs_ms.append(their_ms)
+        tokens.append(int(their_logits.argmax()))
+        same += int(our_logits.argmax()) == tokens[-1]
+        largest = max(largest, float((our_logits - their_logits).abs().max()))
+        new = tokens[-1:]
+    reader = spelling.detokenizer(spelling.alphabet.encode(before))
+    text = reader.feed(spelling.alphabet.encode(tokens)) + reader.end()
+    return PromptFigures(
+        prompt,
+        text.decode(errors="replace"),
+        result.text,
+        result.output == text and result.output_tokens == len(tokens),
+        len(tokens),
+        same,
+        largest,
+        ours_ms,
+        theirs_ms,
+    )
+
+
+def _timed(read: Callable[[], Tensor]) -> tuple[Tensor, float]:
+    """Its logits, and milliseconds of processor time."""
+    begin = time.process_time()
+    logits = read()
+    return logits, (time.process_time() - begin) * 1000

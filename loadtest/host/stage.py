@@ -1,0 +1,386 @@
+"""The benchmark `stage`: one step of one part with each backend, against this machine's rate of multiply-adds.
+
+Each backend is measured in a process of its own, so that its memory can be told and libraries do not share threads.
+"""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from loadtest.host.benchmark import Benchmark
+from loadtest.host.settings import StageSettings
+from loadtest.report.table import aligned
+from stages.backends import BACKENDS, backend_named
+from stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, StageRunner
+from stages.checkpoint.bundle import find_bundle
+from stages.checkpoint.checkpoint import load_block, load_stage
+from stages.checkpoint.manifest import read_manifest
+from stages.errors import InputError
+from stages.memory import return_large_buffers, trim
+from stages.model.architecture import VOCABULARY, Architecture
+from stages.model.block import Block
+from stages.model.llama import LlamaStage
+from stages.model.pipeline import ArStage, new_caches
+from stages.model.randomness import Purpose, normals
+
+PREFIX = 128  # clean positions before the slots or before the new position, where the context has room for them
+SIGMA = 1.0
+MEASURE_S = 1.0  # time spent on each figure
+LARGE = 1024
+TARGET_RATIO = 2.0
+PLAIN = "plain"  # no backend: the modules themselves
+WINDOWS = 32
+WINDOW_BYTES = 256
+
+
+@dataclass(frozen=True)
+class BlockLosses:
+    """Means over the text, nats a byte."""
+
+    backend: str
+    part: str
+    next_byte_nats: float
+    # At the geometric mean of the block's noise range, of the second half of each window given the first.
+    denoise_nats: float
+
+
+@dataclass(frozen=True)
+class StageFigure:
+    """One operation of one backend. ms: the fastest of all calls; floor: as many multiply-adds."""
+
+    backend: str
+    dtype: str
+    what: str
+    batch: int
+    ms: float
+    median_ms: float
+    floor_ms: float
+    ratio: float
+    positions_per_s: float
+    memory_mb: float  # added by the runner and its use, without the weights of the loaded part
+
+
+@dataclass(frozen=True)
+class StageReport:
+    gflops: float  # the best rate of a float32 matrix product on this machine, with that many threads
+    figures: list[StageFigure]
+    losses: list[BlockLosses]
+    left_out: list[str]  # backends that are not installed
+
+
+class StageBench(Benchmark[StageSettings, StageReport]):
+    """`onesweep bench stage`: every backend that is installed, and the modules themselves."""
+
+    @property
+    def announcement(self) -> str:
+        return f"one part of {self.settings.checkpoint.name}, each backend in a process of its own ..."
+
+    def check(self) -> None:
+        s = self.settings
+        if min(s.slots, s.threads, *s.batches) < 1:
+            raise InputError("--slots, --batch and --threads must be at least 1")
+        block, _ = _parts(s.checkpoint)
+        if s.slots > block.architecture.context_bytes:
+            raise InputError(f"--slots {s.slots}: the context has {block.architecture.context_bytes} positions")
+        if s.text is not None and not s.text.is_file():
+            raise InputError(f"--text {s.text} is not a file")
+
+    def measure(self) -> StageReport:
+        s, losses = self.settings, list[BlockLosses]()
+        installed = [name for name in BACKENDS if is_installed(name)]
+        rate = alone(best_rate, s)
+        figures: list[StageFigure] = alone(_measure_plain, s, rate)
+        for name in installed:
+            figures += alone(_measure_backend, s, name, rate)
+            losses += alone(chain_losses, s.checkpoint, name, s.text)
+        return StageReport(rate / 1e9, figures, losses, [name for name in BACKENDS if name not in installed])
+
+    def table(self, result: StageReport) -> str:
+        header = ("backend", "dtype", "what", "batch", "ms", "median", "floor ms", "x floor", "positions/s", "MB")
+        rows = [
+            (
+                *(f.backend, f.dtype, f.what, str(f.batch), f"{f.ms:.3f}", f"{f.median_ms:.3f}"),
+                *(f"{f.floor_ms:.3f}", f"{f.ratio:.2f}", f"{f.positions_per_s:.0f}", f"{f.memory_mb:.1f}"),
+            )
+            for f in result.figures
+        ]
+        losses = [(x.backend, x.part, f"{x.next_byte_nats:.4f}", f"{x.denoise_nats:.4f}") for x in result.losses]
+        return "\n".join(
+            [
+                f"multiply-adds: {result.gflops:.1f} GFLOP/s with {self.settings.threads} thread(s)",
+                aligned(header, rows),
+                "",
+                aligned(("backend", "part", "next-byte nats", "denoising nats"), losses),
+                *(f"left out, as it is not installed: {name}" for name in result.left_out),
+            ]
+        )
+
+    def record(self, result: StageReport) -> dict[str, Any]:
+        return {
+            "bench": "stage",
+            "slots": self.settings.slots,
+            "threads": self.settings.threads,
+            "gflops": result.gflops,
+            "target_ratio": TARGET_RATIO,
+            "rows": [asdict(figure) for figure in result.figures],
+            "losses": [asdict(losses) for losses in result.losses],
+            "left_out": result.left_out,
+        }
+
+
+def denoise_flops(a: Architecture, slots: int, start: int) -> int:
+    """Multiplications and additions of one evaluation; AdaLN's are left out, as they are kept from step to step."""
+    ends = 2 * a.code_dim * a.width + a.width * VOCABULARY + 2 * a.code_dim * VOCABULARY
+    return 2 * slots * (a.layers * _layer_products(a, start + slots) + ends)
+
+
+def step_flops(a: Architecture, past: int) -> int:
+    """Multiplications and additions of one new position of an AR stage, heads left out."""
+    return 2 * a.layers * _layer_products(a, past + 1)
+
+
+def best_rate(settings: StageSettings) -> float:
+    """FLOP/s of the fastest matrix product: the shapes of a step, and a large one."""
+    torch.set_num_threads(settings.threads)
+    width, rows = _parts(settings.checkpoint)[0].architecture.width, settings.slots
+    shapes = ((rows, width, 3 * width), (rows, width, 4 * width), (rows, 4 * width, width), (LARGE, LARGE, LARGE))
+    rates = []
+    for m, k, n in shapes:
+        x, y, out = torch.rand(m, k), torch.rand(k, n), torch.empty(m, n)
+        rates.append(2 * m * k * n / min(times_of(partial(torch.mm, x, y, out=out))))
+    return max(rates)
+
+
+def _layer_products(a: Architecture, keys: int) -> int:
+    return 12 * a.width**2 + 2 * keys * a.width
+
+
+def _parts(checkpoint: Path) -> tuple[Block, ArStage | None]:
+    """The first block and the first stage."""
+    bundle = find_bundle(checkpoint)
+    if bundle.chain is None:
+        raise InputError(f"{checkpoint} has no chain of blocks, which this bench measures")
+    block = load_block(bundle.chain, 0)
+    stage = load_stage(bundle.ar, 0) if bundle.ar else None
+    if isinstance(stage, LlamaStage):
+        raise InputError(f"{bundle.ar} holds a pretrained model; this bench measures models of bytes")
+    return block, stage
+
+
+def is_installed(backend: str) -> bool:
+    try:
+        backend_named(backend)
+    except InputError:
+        return False
+    return True
+
+
+def alone(function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401
+    """Call it in a new process."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), return_large_buffers) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def _measure_backend(settings: StageSettings, name: str, rate: float) -> list[StageFigure]:
+    torch.set_num_threads(settings.threads)
+    block, stage = _parts(settings.checkpoint)
+    backend, dtype = backend_named(name), "int8" if name.endswith("int8") else "float32"
+    trim()
+    before = resident()
+    runner = backend.block(block)
+    figures = list(_denoise_figures(settings, runner, block, (name, dtype), rate, before))
+    if stage is not None:
+        before = resident()
+        figures += _step_figures(settings, backend.stage(stage), stage, (name, dtype), rate, before)
+    return figures
+
+
+def _measure_plain(settings: StageSettings, rate: float) -> list[StageFigure]:
+    """The modules without a backend, and the block in bfloat16."""
+    torch.set_num_threads(settings.threads)
+    block, stage = _parts(settings.checkpoint)
+    before = resident()
+    figures = list(_denoise_figures(settings, PlainBlock(block), block, (PLAIN, "float32"), rate, before))
+    if stage is not None:
+        figures += _step_figures(settings, PlainStage(stage), stage, (PLAIN, "float32"), rate, before)
+    runner = PlainBlock(block, bfloat16=True)
+    return figures + list(_denoise_figures(settings, runner, block, (PLAIN, "bfloat16"), rate, before))
+
+
+def _denoise_figures(
+    settings: StageSettings, runner: BlockRunner, block: Block, labels: tuple[str, str], rate: float, before: int
+) -> Iterator[StageFigure]:
+    a, slots = block.architecture, settings.slots
+    start = min(PREFIX, a.context_bytes - slots)
+    flops = denoise_flops(a, slots, start)
+    for batch in settings.batches:
+        pieces = []
+        for _ in range(batch):
+            z, estimate = torch.randn(2, slots, a.code_dim)
+            pieces.append(NoisyPiece(z, estimate * block.data_std, SIGMA, start, _caches(block, start)))
+        times = times_of(partial(runner.denoise, pieces))
+        yield _figure(labels, "denoise", batch, times, batch * flops / rate, batch * slots, before)
+
+
+def _step_figures(
+    settings: StageSettings, runner: StageRunner, stage: ArStage, labels: tuple[str, str], rate: float, before: int
+) -> Iterator[StageFigure]:
+    a = stage.architecture
+    past = min(PREFIX, a.context_bytes - 1)
+    for batch in settings.batches:
+        pieces = [CleanPiece(_new_position(stage), _caches(stage, past)) for _ in range(batch)]
+
+        def step(pieces: Sequence[CleanPiece] = pieces) -> None:
+            for piece in pieces:
+                for cache in piece.caches:
+                    cache.length = past
+            runner.read(pieces)
+
+        yield _figure(labels, "ar step", batch, times_of(step), batch * step_flops(a, past) / rate, batch, before)
+
+
+def _figure(
+    labels: tuple[str, str], what: str, batch: int, times: list[float], floor_s: float, positions: int, before: int
+) -> StageFigure:
+    best, (backend, dtype) = min(times), labels
+    trim()
+    memory_mb = max(resident() - before, 0) / 1e6
+    median_ms = statistics.median(times) * 1000
+    return StageFigure(
+        *(backend, dtype, what, batch, best * 1000, median_ms, floor_s * 1000, best / floor_s, positions / best),
+        memory_mb,
+    )
+
+
+def times_of(function: Callable[[], object]) -> list[float]:
+    """Seconds of each call, for about MEASURE_S; with one thread its processor time, which others do not share."""
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    function()
+    function()
+    end = time.perf_counter() + MEASURE_S
+    times: list[float] = []
+    while not times or time.perf_counter() < end:
+        begin = clock()
+        function()
+        times.append(clock() - begin)
+    return times
+
+
+def _new_position(stage: ArStage) -> torch.Tensor:
+    return torch.randint(VOCABULARY, (1,)) if stage.is_first else torch.randn(1, stage.architecture.width)
+
+
+def _caches(part: Block | ArStage, length: int) -> list[Any]:
+    caches = new_caches(part.architecture.layers, part.architecture, part.architecture.context_bytes)
+    for cache in caches:
+        cache.keys.normal_()
+        cache.values.normal_()
+        cache.length = length
+    return caches
+
+
+def resident() -> int:
+    return int(psutil.Process().memory_info().rss)
+
+
+class PlainBlock(BlockRunner):
+    """:param bfloat16: under torch's autocast, with caches in bfloat16: measured, not served."""
+
+    def __init__(self, block: Block, bfloat16: bool = False) -> None:
+        self.block, self.bfloat16 = block, bfloat16
+
+    @torch.inference_mode()
+    def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
+        return [self.block.read(piece.source[None], piece.caches)[0][0] for piece in pieces]
+
+    @torch.inference_mode()
+    def denoise(self, pieces: Sequence[NoisyPiece]) -> list[Denoised]:
+        return [self._denoise(piece) for piece in pieces]
+
+    def _denoise(self, piece: NoisyPiece) -> Denoised:
+        memory = [cache.stored() for cache in piece.caches]
+        if self.bfloat16:
+            memory = [(keys.bfloat16(), values.bfloat16()) for keys, values in memory]
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16):
+            sigma = torch.full((1, 1), piece.sigma)
+            logits = self.block.denoise(piece.z[None], piece.estimate[None], sigma, memory, piece.start)
+        return Denoised(logits[0], self.block.point(logits / piece.divisor)[0])
+
+
+class PlainStage(StageRunner):
+    def __init__(self, stage: ArStage) -> None:
+        self.stage = stage
+
+    @torch.inference_mode()
+    def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
+        return [self.stage.read(piece.source[None], piece.caches)[0] for piece in pieces]
+
+    @torch.inference_mode()
+    def branch(self, pieces: Sequence[BranchPiece]) -> list[Tensor]:
+        return [
+            torch.cat([self.stage.read(branch[None], copy.deepcopy(piece.caches)) for branch in piece.source])
+            for piece in pieces
+        ]
+
+    @torch.inference_mode()
+    def next_byte(self, hidden: Sequence[Tensor]) -> list[Tensor]:
+        return [self.stage.next_byte(piece[None])[0] for piece in hidden]
+
+
+def chain_losses(checkpoint: Path, backend: str, text: Path | None) -> list[BlockLosses]:
+    """:param text: windows spread over this file; the manifest's probe text if None."""
+    directory = find_bundle(checkpoint).chain
+    assert directory is not None
+    manifest = read_manifest(directory)
+    assert manifest.partition is not None
+    windows = _windows(manifest.probe_text.encode() if text is None else text.read_bytes())
+    losses = []
+    for index in range(manifest.architecture.parts):
+        block = load_block(directory, index)
+        if not block.reads_bytes:
+            continue
+        high, low = manifest.partition.range(index)
+        runner = backend_named(backend).block(block)
+        sums = torch.tensor([_losses(runner, block, window, (high * low) ** 0.5) for window in windows])
+        losses.append(BlockLosses(backend, f"block {index}", *sums.mean(dim=0).tolist()))
+    return losses
+
+
+def _windows(text: bytes) -> list[Tensor]:
+    """Up to WINDOWS windows, spread evenly."""
+    size = min(WINDOW_BYTES, len(text))
+    if size < 2:
+        raise InputError("the text for losses is shorter than two bytes; choose another --text FILE")
+    count = min(WINDOWS, len(text) // size)
+    starts = [i * (len(text) - size) // max(count - 1, 1) for i in range(count)]
+    return [torch.frombuffer(bytearray(text[at : at + size]), dtype=torch.uint8).long() for at in starts]
+
+
+@torch.inference_mode()
+def _losses(runner: BlockRunner, block: Block, window: Tensor, sigma: float) -> tuple[float, float]:
+    a = block.architecture
+    window = window[: a.context_bytes]
+    half = len(window) // 2
+    caches = new_caches(a.layers, a, len(window))
+    (first,) = runner.read([CleanPiece(window[:half], caches)])
+    target = window[half:]
+    noise = normals(0, Purpose.INITIAL_NOISE, half, len(target), a.code_dim)
+    z = block.codes[target] + sigma * noise
+    (denoised,) = runner.denoise([NoisyPiece(z, torch.zeros_like(z), sigma, half, caches)])
+    (second,) = runner.read([CleanPiece(target, caches)])
+    logits = block.next_byte(torch.cat([first, second])[None])[0, :-1]
+    return float(F.cross_entropy(logits, window[1:])), float(F.cross_entropy(denoised.logits, target))

@@ -1,0 +1,151 @@
+"""`onesweep wan ...`: an emulated wide-area network that stays up until it is taken down."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from loadtest.faults.settings import DemoSettings
+from stages.errors import InputError
+from stages.settings import add_flags, from_flags
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from loadtest.lab.lab import Lab
+    from loadtest.lab.profile import Link
+
+    Subparsers = _SubParsersAction[argparse.ArgumentParser]
+
+
+def register(subparsers: Subparsers) -> None:
+    wan = subparsers.add_parser("wan", help="emulate hosts that are far apart, on this machine")
+    commands = wan.add_subparsers(title="commands", metavar="WHAT", required=True)
+
+    up = commands.add_parser("up", help="make the network; it stays until `wan down`")
+    up.add_argument("--profile", required=True, metavar="P", help="one of `wan profiles`")
+    up.add_argument("--hosts", type=int, default=3, metavar="N", help="hosts beside the router (3)")
+    up.add_argument("--congestion", metavar="C", help="TCP congestion control of every node (the profile's: cubic)")
+    _add_profiles(up)
+    up.set_defaults(run=run_up)
+
+    status = commands.add_parser("status", help="nodes, addresses, links and what they carried")
+    status.set_defaults(run=run_status)
+
+    down = commands.add_parser("down", help="end the network and every program in it")
+    down.set_defaults(run=run_down)
+
+    execute = commands.add_parser("exec", help="run a program inside a node", usage="%(prog)s NODE -- COMMAND ...")
+    execute.add_argument("node", metavar="NODE", help="router, host-1, ...")
+    execute.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="and its arguments")
+    execute.set_defaults(run=run_exec)
+
+    train = commands.add_parser("train", help="six workers train a small chain over such links; then it is served")
+    add_flags(train, DemoSettings)
+    train.set_defaults(run=run_train)
+
+    profiles = commands.add_parser("profiles", help="list the profiles")
+    _add_profiles(profiles)
+    profiles.set_defaults(run=run_profiles)
+
+
+def run_up(options: argparse.Namespace) -> int:
+    from loadtest.lab.lab import start_lab
+    from loadtest.lab.profile import profile_named
+
+    profile = profile_named(options.profile, options.profiles)
+    if options.congestion is not None:
+        profile = replace(profile, congestion=options.congestion)
+    lab = start_lab(profile, options.hosts, _state_directory())
+    print(f"{profile.name} is up ({lab.kind}): {', '.join(f'{node} {lab.address(node)}' for node in lab.nodes)}")
+    print("`onesweep wan exec NODE -- COMMAND` runs a program inside, `onesweep wan down` ends it")
+    return 0
+
+
+def run_status(options: argparse.Namespace) -> int:
+    from loadtest.lab.lab import require_lab
+
+    lab = require_lab(_state_directory())
+    print(
+        f"{lab.profile.name} ({lab.kind}), process {lab.pid}, TCP {lab.profile.congestion}, "
+        f"slow start after idle {'on' if lab.profile.slow_start_after_idle else 'off'}, "
+        f"{len(lab.programs())} programs inside\n"
+    )
+    print(_links_table(lab))
+    return 0
+
+
+def run_down(options: argparse.Namespace) -> int:
+    from loadtest.lab.lab import stop_lab
+
+    print(f"{stop_lab(_state_directory()).profile.name} is down")
+    return 0
+
+
+def run_exec(options: argparse.Namespace) -> NoReturn:
+    from loadtest.lab.lab import require_lab
+
+    argv = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not argv:
+        raise InputError("say what to run: onesweep wan exec NODE -- COMMAND ...")
+    # It runs in this process's place: signals, terminal and exit code are its own.
+    command = require_lab(_state_directory()).command(options.node, argv, outlives_parent=True)
+    os.execvp(command[0], command)
+
+
+def run_train(options: argparse.Namespace) -> int:
+    from loadtest.faults.training_demo import MEGABYTE, train_and_serve
+    from serving.cli.deployment import ends_cleanly
+
+    settings = from_flags(DemoSettings, options)
+    with ends_cleanly():
+        made = train_and_serve(settings, lambda words: print(words, flush=True))
+    print(f"\n  {settings.prompt}|{made.text.replace(chr(10), '⏎')}\n")
+    print(
+        f"{made.rounds} rounds, {made.moved_bytes / MEGABYTE:.1f} MB moved, next byte {made.next_byte_nats:.3f} nats; "
+        f"{len(made.text.encode())} bytes in {made.sweeps} sweep: a training so short writes no words"
+    )
+    return 0
+
+
+def run_profiles(options: argparse.Namespace) -> int:
+    from loadtest.lab.profile import read_profiles
+
+    profiles = read_profiles(options.profiles)
+    width = max(map(len, profiles))
+    for name in sorted(profiles):
+        print(f"{name:{width}}  {profiles[name].description}".rstrip())
+    return 0
+
+
+def _links_table(lab: Lab) -> str:
+    from loadtest.report.table import aligned
+
+    header = ["link", "delay ms", "jitter ms", "Mbit/s", "queue KB", "loss", "packets", "lost", "overflowed"]
+    counters, rows = lab.counters(), []
+    for source in lab.nodes:
+        rows.append([f"{source} ({lab.address(source)})"])
+        for destination in (node for node in lab.nodes if node != source):
+            counts = counters.get((source, destination), {})
+            figures = [str(counts.get(name, "-")) for name in ("carried", "lost", "overflowed")]
+            rows.append([f"  to {destination}", *_link_words(lab.profile.link(source, destination)), *figures])
+    return aligned(header, [row + [""] * (len(header) - len(row)) for row in rows])
+
+
+def _link_words(link: Link) -> list[str]:
+    rate = "no limit" if link.rate_mbps is None else f"{link.rate_mbps:g}"
+    queue = "-" if link.queue_bytes is None else f"{link.queue_bytes / 1000:g}"
+    return [f"{link.delay_ms:g}", f"{link.jitter_ms:g}", rate, queue, f"{link.loss:g}"]
+
+
+def _state_directory() -> Path:
+    from serving.cli.deployment import state_directory
+
+    return state_directory()
+
+
+def _add_profiles(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--profiles", type=Path, metavar="FILE", help="a TOML file with profiles of yours")

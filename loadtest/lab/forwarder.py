@@ -1,0 +1,254 @@
+"""Links where the kernel has none: one process reads every node's packets and writes each when it is due."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import heapq
+import json
+import os
+import random
+import select
+import socket
+import struct
+import time
+from collections.abc import Mapping, Sequence
+
+from loadtest.lab.namespaces import LabError, prctl
+from loadtest.lab.profile import Link
+
+# The arithmetic of a directed link: when a packet that comes now is delivered, or that it is dropped.
+
+
+DROPPED = -1
+
+
+class Channel:
+    """A link in use: a queue that empties at the link's rate, then a delay. Times are nanoseconds of one clock.
+
+    A packet leaves when all before it have left and its own bits are out; it is delivered a delay later, never before
+    one that was sent earlier.
+    """
+
+    __slots__ = (
+        "carried",
+        "carried_bytes",
+        "delay_ns",
+        "free_ns",
+        "jitter_ns",
+        "last_ns",
+        "link",
+        "loss",
+        "lost",
+        "ns_per_byte",
+        "overflowed",
+        "queue_ns",
+        "random",
+    )
+
+    def __init__(self, link: Link, seed: str) -> None:
+        self.link = link
+        self.ns_per_byte = 8000 / link.rate_mbps if link.rate_mbps else 0.0
+        self.queue_ns = round((link.queue_bytes or 0) * self.ns_per_byte)
+        self.delay_ns = round(link.delay_ms * 1e6)
+        self.jitter_ns = round(link.jitter_ms * 1e6)
+        self.loss = link.loss
+        self.random = random.Random(seed).random
+        self.free_ns = 0
+        self.last_ns = 0
+        self.carried = self.carried_bytes = self.lost = self.overflowed = 0
+
+    def admit(self, now_ns: int, size: int) -> int:
+        """Delivery time of a packet of `size` bytes that comes at `now_ns`, or DROPPED."""
+        if self.loss and self.random() < self.loss:
+            self.lost += 1
+            return DROPPED
+        start_ns = self.free_ns if self.free_ns > now_ns else now_ns
+        departure_ns = start_ns + round(size * self.ns_per_byte)
+        if departure_ns - now_ns > self.queue_ns and start_ns > now_ns:
+            self.overflowed += 1
+            return DROPPED
+        self.free_ns = departure_ns
+        delivery_ns = departure_ns + self.delay_ns
+        if self.jitter_ns:
+            delivery_ns += round((2 * self.random() - 1) * self.jitter_ns)
+        if delivery_ns < self.last_ns:
+            delivery_ns = self.last_ns
+        self.last_ns = delivery_ns
+        self.carried += 1
+        self.carried_bytes += size
+        return delivery_ns
+
+    def counters(self) -> dict[str, int]:
+        """Packets so far: `carried` (and their bytes), `lost` at random, `overflowed` a full queue."""
+        return {
+            "carried": self.carried,
+            "carried_bytes": self.carried_bytes,
+            "lost": self.lost,
+            "overflowed": self.overflowed,
+        }
+
+
+# Cutting and mending links of a lab while it is up: datagrams to the process that carries its packets.
+
+
+ANSWER_S = 5.0
+MOST_BYTES = 4096
+CREDENTIALS = struct.Struct("3i")  # process, user and group of a sender, as the kernel vouches for them
+
+Ends = tuple[str, str]  # addresses of a directed link's source and destination
+
+
+def open_orders(pid: int) -> socket.socket:
+    """The socket on which a lab process receives orders. Its name has no file and ends with the process."""
+    orders = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    orders.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    orders.bind(_name(pid))
+    orders.setblocking(False)
+    return orders
+
+
+def take_order(orders: socket.socket, channels: Mapping[Ends, Channel]) -> None:
+    """Cut or mend the links named in a datagram of this user, and confirm."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        order, ancillary, _, sender = orders.recvmsg(MOST_BYTES, socket.CMSG_SPACE(CREDENTIALS.size))
+        users = [CREDENTIALS.unpack(data)[1] for _, kind, data in ancillary if kind == socket.SCM_CREDENTIALS]
+        if users != [os.geteuid()]:
+            return
+        table = json.loads(order)
+        for source, destination in table["links"]:
+            channel = channels[source, destination]
+            channel.loss = 1.0 if table["cut"] else channel.link.loss
+        orders.sendto(b"done", sender)
+
+
+def give_order(pid: int, links: Sequence[Ends], cut: bool) -> None:
+    """Have the process of a lab drop every packet of these links, or carry them again. Raises LabError."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:
+        own.settimeout(ANSWER_S)
+        own.bind("")  # the kernel finds a name for the answer
+        try:
+            own.sendto(json.dumps({"links": links, "cut": cut}).encode(), _name(pid))
+            own.recv(16)
+        except OSError as error:
+            raise LabError(f"the lab process {pid} does not answer: {error}") from None
+
+
+def control_name(pid: int) -> str:
+    """Name of the socket on which a lab process answers with its counters."""
+    return f"\0onesweep-wan-{pid}"
+
+
+def _name(pid: int) -> str:
+    return f"{control_name(pid)}-orders"
+
+
+PR_SET_TIMERSLACK = 29
+SO_SNDBUFFORCE = 32
+BATCH = 64  # packets read from one node before the others, and what is due, have their turn
+# A wait ends some 20 to 30 microseconds late, so what is due that soon goes at once: as far from right, with fewer
+# waits.
+EARLY_NS = 20_000
+
+# Under load, packets are gathered for a nap of that share of the shortest link's delay: a wake-up costs several times
+# what a packet does, and the programs under test compute on the same cores.
+LONGEST_NAP_S, SHORTEST_NAP_S, NAP_SHARE = 200e-6, 50e-6, 0.02
+LOAD_TURNS, LOAD_TURN_NS = 32, 500_000  # load is that many turns in a row that took less each
+
+
+class Forwarder:
+    """Reads TUN devices and delivers packets by their destination address until the process ends."""
+
+    def __init__(
+        self,
+        devices: dict[str, int],
+        channels: dict[tuple[str, str], Channel],
+        control: socket.socket,
+        orders: socket.socket,
+    ) -> None:
+        """`devices`: TUN descriptors by node address; `channels`: links by addresses of source and destination.
+
+        `control`: for clients that read counters; `orders`: receives links to cut or mend.
+        """
+        self.channels = channels
+        self.control, self.orders = control, orders
+        self.undelivered = 0
+        nap_s = min((channel.delay_ns for channel in channels.values()), default=0) * 1e-9 * NAP_SHARE
+        self.nap_s = min(nap_s, LONGEST_NAP_S) if nap_s >= SHORTEST_NAP_S else 0.0
+        self.ways = {
+            tun: {
+                socket.inet_aton(destination): (channels[source, destination], other)
+                for destination, other in devices.items()
+                if destination != source
+            }
+            for source, tun in devices.items()
+        }
+
+    def run(self) -> None:
+        """Never returns. Raises OSError when a device has gone."""
+        hurry()
+        flying: list[tuple[int, int, int, bytes]] = []
+        number = 0  # keeps packets of one delivery time in order
+        waiting = [*self.ways, self.control.fileno(), self.orders.fileno()]
+        # Names of this function are found faster than those of modules and objects.
+        turns, since_ns, loaded = 0, 0, False
+        clock, read, write, push, pop = time.monotonic_ns, os.read, os.write, heapq.heappush, heapq.heappop
+        ways, control, wait, sleep, nap_s = self.ways, self.control.fileno(), select.select, time.sleep, self.nap_s
+        orders = self.orders.fileno()
+        while True:
+            timeout_s = max(0, flying[0][0] - clock() - EARLY_NS) / 1e9 if flying else None
+            ready = wait(waiting, (), (), timeout_s)[0]
+            for tun in ready:
+                if tun == control:
+                    self._tell()
+                    continue
+                if tun == orders:
+                    take_order(self.orders, self.channels)
+                    continue
+                links = ways[tun]
+                try:
+                    for _ in range(BATCH):
+                        packet = read(tun, 2048)
+                        way = links.get(packet[16:20])
+                        if way is None:  # not IPv4, or for no node of the lab
+                            continue
+                        due_ns = way[0].admit(clock(), len(packet))
+                        if due_ns != DROPPED:
+                            number += 1
+                            push(flying, (due_ns, number, way[1], packet))
+                except BlockingIOError:
+                    pass
+            limit_ns = clock() + EARLY_NS
+            while flying and flying[0][0] <= limit_ns:
+                _, _, tun, packet = pop(flying)
+                try:
+                    write(tun, packet)
+                except OSError:  # the node's device was taken down
+                    self.undelivered += 1
+            turns += 1
+            if turns == LOAD_TURNS:
+                loaded = limit_ns - since_ns < LOAD_TURNS * LOAD_TURN_NS
+                turns, since_ns = 0, limit_ns
+            if loaded and nap_s:
+                sleep(nap_s)
+
+    def _tell(self) -> None:
+        """Send the counters of every link to a client."""
+        with contextlib.suppress(OSError):
+            connection, _ = self.control.accept()
+            with connection:
+                # All of it fits, so that packets never wait for a client that reads slowly.
+                connection.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, 4_000_000)
+                connection.setblocking(False)
+                counters = [[*ends, channel.counters()] for ends, channel in self.channels.items()]
+                connection.sendall(json.dumps(counters).encode())
+
+
+def hurry() -> None:
+    """Wake this process as soon as it is due: real-time priority, exact timers, no pauses of its own."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    prctl(PR_SET_TIMERSLACK, 1)
+    with contextlib.suppress(PermissionError):  # still right, but late when other programs compute
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))

@@ -1,0 +1,318 @@
+"""A lab: one node `router` and some hosts, joined by a profile's links, for as long as its process lives."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from loadtest.lab.forwarder import control_name, give_order
+from loadtest.lab.namespaces import TUN, LabError, end_processes, processes_in, start_ticks
+from loadtest.lab.netem import device_name, netem_works, shape_line
+from loadtest.lab.profile import Profile
+from serving.cli.deployment import check_private
+from stages.errors import InputError
+
+# The record of a detached lab: one JSON file in a directory that is the user's alone.
+
+
+RECORD, LOCK, LOG = "wan.json", "wan.lock", "wan.log"
+
+
+def write_record(directory: Path, record: dict[str, Any]) -> None:
+    """Whole or not at all. Raises LabError when the disk is full."""
+    unfinished = directory / f"{RECORD}.new"
+    try:
+        unfinished.write_text(json.dumps(record), encoding="utf-8")
+        unfinished.replace(directory / RECORD)
+    except OSError as error:
+        raise LabError(f"cannot write {directory / RECORD}: {error.strerror}") from None
+
+
+def read_record(directory: Path) -> dict[str, Any] | None:
+    """The record, if there is one. Raises LabError when it is damaged, or others could have written it."""
+    check_private(directory)
+    try:
+        record = json.loads((directory / RECORD).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise damaged(directory, error) from None
+    if not isinstance(record, dict):
+        raise damaged(directory, TypeError("not an object"))
+    return record
+
+
+def remove_record(directory: Path) -> None:
+    (directory / RECORD).unlink(missing_ok=True)
+
+
+def damaged(directory: Path, error: Exception) -> LabError:
+    return LabError(
+        f"{directory / RECORD} is damaged ({error}): remove it and end the processes `python -m loadtest.lab.process`"
+    )
+
+
+def prepare(directory: Path) -> None:
+    """Make the directory. Raises ServiceError when that fails, or when it is not this user's alone."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise LabError(f"cannot make {directory}: {error.strerror}; name another in ONESWEEP_STATE") from None
+    check_private(directory)
+
+
+STOP_S = 15.0
+ANSWER_S = 5.0
+PACKAGES = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", "setpriv": "util-linux"}
+
+
+class NoLab(LabError):
+    """No lab is up."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A place of a lab: its address, and the file and number of its network namespace."""
+
+    name: str
+    address: str
+    namespace: str
+    inode: int
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A lab that was made."""
+
+    profile: Profile
+    nodes: tuple[str, ...]  # `router`, `host-1`, ..
+    kind: str  # `netem`, or `user space` where the kernel has no netem
+    pid: int  # the lab process
+    places: dict[str, Node]
+    # Id and start of the lab process (`lab`) and of the one that cleans up after it (`keeper`).
+    processes: dict[str, tuple[int, int]]
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Lab:
+        """Raises KeyError, TypeError, ValueError or OnesweepError for what is no record of a lab."""
+        places = {node["name"]: Node(**node) for node in record["nodes"]}
+        processes = {str(name): (int(pid), int(ticks)) for name, (pid, ticks) in record["processes"].items()}
+        profile = Profile.from_record(record["profile"])
+        return cls(profile, tuple(places), str(record["kind"]), processes["lab"][0], places, processes)
+
+    def address(self, node: str) -> str:
+        """IP address of a node. Raises InputError."""
+        return self._place(node).address
+
+    def command(self, node: str, argv: list[str], *, outlives_parent: bool = False) -> list[str]:
+        """The command that runs `argv` inside a node and is killed when its parent ends. Raises InputError."""
+        inside = ["nsenter", f"--net={self._place(node).namespace}", "--"]
+        return [*inside, *([] if outlives_parent else ["setpriv", "--pdeathsig", "KILL", "--"]), *argv]
+
+    def problem(self) -> str:
+        """The lab's fault in a sentence; "" for none."""
+        gone = {name for name, (pid, ticks) in self.processes.items() if start_ticks(pid) != ticks}
+        if "lab" in gone:
+            return f"the lab process {self.pid} has ended, so the network is gone"
+        return "the process that cleans up after the lab has ended" if gone else ""
+
+    def counters(self) -> dict[tuple[str, str], dict[str, int]]:
+        """Packets of every directed link: carried, carried_bytes, lost, overflowed. {} where netem counts them.
+
+        Raises LabError when the lab does not answer.
+        """
+        if self.kind != "user space":
+            return {}
+        names = {node.address: node.name for node in self.places.values()}
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(ANSWER_S)
+                connection.connect(control_name(self.pid))
+                with connection.makefile("rb") as answer:
+                    counters = json.loads(answer.read())
+        except (OSError, ValueError) as error:
+            raise LabError(f"the lab process {self.pid} does not answer: {error}") from None
+        return {(names[source], names[destination]): counts for source, destination, counts in counters}
+
+    def set_cut(self, one: str, other: str, cut: bool) -> None:
+        """Drop every packet between two nodes from now on, or carry them again. Raises InputError or LabError."""
+        ways = [(self._place(source), self._place(target)) for source, target in ((one, other), (other, one))]
+        if self.kind == "user space":
+            give_order(self.pid, [(source.address, target.address) for source, target in ways], cut)
+            return
+        for source, target in ways:
+            device = device_name(self.nodes.index(source.name), self.nodes.index(target.name))
+            line = shape_line(device, self.profile.link(source.name, target.name), cut)
+            done = subprocess.run(self.command(source.name, ["tc", *line.split()]), capture_output=True, text=True)
+            if done.returncode:
+                raise LabError(f"tc could not change {device}: {' '.join(done.stderr.split())}")
+
+    def stop(self) -> None:
+        """End the lab, what is left of it, and every program in it."""
+        for name in ("lab", "keeper"):
+            self._end(*self.processes[name])
+        address_of = {node.inode: node.address for node in self.places.values()}
+        end_processes(set(address_of), address_of)
+
+    def programs(self) -> list[int]:
+        """Ids of the processes that run in the lab."""
+        address_of = {node.inode: node.address for node in self.places.values()}
+        return processes_in(set(address_of), address_of)
+
+    def _place(self, node: str) -> Node:
+        if node not in self.places:
+            raise InputError(f"no node {node!r} in the lab; there are {', '.join(self.nodes)}")
+        return self.places[node]
+
+    def _end(self, pid: int, ticks: int) -> None:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            deadline = time.monotonic() + STOP_S
+            if start_ticks(pid) == ticks:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            while start_ticks(pid) == ticks and time.monotonic() < deadline:
+                time.sleep(0.01)
+
+
+def lab_problem() -> str:
+    """Why no lab can be made on this machine, in a sentence; "" when one can."""
+    if sys.platform != "linux":
+        return "a lab needs Linux: network namespaces are its nodes"
+    if os.geteuid() != 0:
+        return "a lab needs root: it makes network namespaces (sudo, or a container with --privileged)"
+    for program, package in PACKAGES.items():
+        if shutil.which(program) is None:
+            return f"the program {program} is missing: install the package {package}"
+    if netem_works():
+        return ""
+    if not TUN.exists():
+        return f"there is neither netem (modprobe sch_netem) nor {TUN} (modprobe tun) on this machine"
+    trial = ["unshare", "--net", "ip", "tuntap", "add", "dev", "wan", "mode", "tun"]
+    done = subprocess.run(trial, capture_output=True, text=True)
+    if done.returncode:
+        said = " ".join(done.stderr.split())
+        return (
+            f"this user may not make network namespaces with devices ({said}): a lab needs CAP_SYS_ADMIN, CAP_NET_ADMIN"
+        )
+    return ""
+
+
+@contextlib.contextmanager
+def temporary_lab(profile: Profile, hosts: int, kind: str = "") -> Iterator[Lab]:
+    """A lab of this process's own for the length of a `with` block; it dies with the thread that made it.
+
+    `kind`: "netem" or "user space"; "" takes netem where the kernel has it. Raises LabError or ProfileError.
+    """
+    with tempfile.TemporaryFile() as log:
+        process, record = _spawn(profile, hosts, kind, None, log)
+        lab = Lab.from_record(record)
+        try:
+            yield lab
+        finally:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_S)
+            lab.stop()
+            process.wait()
+
+
+def start_lab(profile: Profile, hosts: int, directory: Path, kind: str = "") -> Lab:
+    """A lab that outlives this process; its record lies in `directory`. Raises LabError or ProfileError."""
+    prepare(directory)
+    previous = find_lab(directory)
+    if previous is not None:
+        problem = previous.problem()
+        state = f"a lab is half up ({problem})" if problem else f"a lab is up already ({previous.profile.name})"
+        raise LabError(f"{state}; `onesweep wan down` first")
+    with (directory / LOG).open("wb") as log:
+        _, record = _spawn(profile, hosts, kind, directory, log)
+    return Lab.from_record(record)
+
+
+def find_lab(directory: Path) -> Lab | None:
+    """The lab that was started from `directory` and not stopped, whole or half. Raises LabError."""
+    record = read_record(directory)
+    if record is None:
+        return None
+    try:
+        return Lab.from_record(record)
+    except (KeyError, TypeError, ValueError, AttributeError, InputError) as error:
+        raise damaged(directory, error) from None
+
+
+def require_lab(directory: Path) -> Lab:
+    """Like `find_lab`, and whole. Raises LabError; NoLab if there is none."""
+    lab = find_lab(directory)
+    if lab is None:
+        raise NoLab("no lab is up; start one with `onesweep wan up --profile links-60`")
+    problem = lab.problem()
+    if problem:
+        raise LabError(f"the lab is half up: {problem}; `onesweep wan down` clears what is left")
+    return lab
+
+
+def stop_lab(directory: Path) -> Lab:
+    """Stop a lab, whole or half, and all that runs in it. Raises LabError; NoLab if there is none."""
+    lab = find_lab(directory)
+    if lab is None:
+        raise NoLab("no lab is up")
+    lab.stop()
+    remove_record(directory)
+    return lab
+
+
+def _spawn(
+    profile: Profile, hosts: int, kind: str, directory: Path | None, log: IO[bytes]
+) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+    profile.check_hosts(hosts)
+    problem = lab_problem()
+    if problem:
+        raise LabError(problem)
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "loadtest.lab.process"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+        start_new_session=True,
+        cwd="/",
+    )
+    request = {
+        "profile": profile.as_record(),
+        "hosts": hosts,
+        "kind": kind,
+        "directory": str(directory.absolute()) if directory else "",
+        "owner": 0 if directory else os.getpid(),
+    }
+    try:
+        return process, _answer(process, request)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+
+
+def _answer(process: subprocess.Popen[str], request: dict[str, Any]) -> dict[str, Any]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    line = ""
+    with contextlib.suppress(BrokenPipeError), process.stdin, process.stdout:
+        process.stdin.write(json.dumps(request) + "\n")
+        process.stdin.flush()
+        line = process.stdout.readline()
+    record = json.loads(line) if line else {"error": "the lab process ended before it was ready"}
+    if "error" in record:
+        raise LabError(record["error"])
+    return dict(record)

@@ -1,0 +1,182 @@
+"""Network namespaces: made, entered and configured by one process, and the programs that run in them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import signal
+import struct
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from loadtest.lab.profile import MTU
+from stages.errors import ServiceError
+
+CLONE_NEWNET = 0x40000000
+TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
+PR_SET_PDEATHSIG = 1
+TUN = Path("/dev/net/tun")
+DEVICE = "wan"
+# Packets that wait in the device for the forwarder: more than it ever leaves there, for queues belong to links.
+DEVICE_QUEUE = 10_000
+SUBNET = "10.77.0.0/24"
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class LabError(ServiceError):
+    """An emulated network that cannot be made, or is not as it should be."""
+
+
+def system_call(result: int) -> None:
+    """Raises OSError for a libc call that returned -1."""
+    if result == -1:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def prctl(option: int, value: int) -> None:
+    system_call(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0))
+
+
+def node_address(index: int) -> str:
+    return f"10.77.0.{index + 1}"
+
+
+@contextlib.contextmanager
+def own_namespace() -> Iterator[int]:
+    """A fresh network namespace around this thread for the length of a `with` block; its descriptor outlives that."""
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        system_call(_libc.unshare(CLONE_NEWNET))
+        yield os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        system_call(_libc.setns(home, CLONE_NEWNET))
+        os.close(home)
+
+
+@contextlib.contextmanager
+def inside(namespace: int) -> Iterator[None]:
+    """This thread in another namespace for the length of a `with` block."""
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        system_call(_libc.setns(namespace, CLONE_NEWNET))
+        yield
+    finally:
+        system_call(_libc.setns(home, CLONE_NEWNET))
+        os.close(home)
+
+
+def open_tun() -> int:
+    """The node's end of every link: a device that goes with its descriptor. Called inside the namespace."""
+    tun = os.open(TUN, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    fcntl.ioctl(tun, TUNSETIFF, struct.pack("16sH22x", DEVICE.encode(), IFF_TUN | IFF_NO_PI))
+    return tun
+
+
+def tun_lines(address: str) -> list[str]:
+    """Lines for `ip -batch` that give a node its address and the way to the others."""
+    return [
+        *address_lines(address),
+        f"link set {DEVICE} mtu {MTU} txqueuelen {DEVICE_QUEUE} addrgenmode none up",
+        f"route add {SUBNET} dev {DEVICE} src {address}",
+    ]
+
+
+def address_lines(address: str) -> list[str]:
+    return ["link set lo up", f"address add {address}/32 dev lo"]
+
+
+def batch(program: str, lines: list[str]) -> None:
+    """Run lines of `ip` or `tc` in this namespace. Raises LabError with what the program said."""
+    done = subprocess.run([program, "-batch", "-"], input="\n".join(lines) + "\n", capture_output=True, text=True)
+    if done.returncode:
+        raise LabError(f"{program} could not set the lab's network: {' '.join(done.stderr.split())}")
+
+
+def processes_in(inodes: set[int], address_of: dict[int, str] | None = None) -> list[int]:
+    """Ids of the processes in the namespaces with these inodes.
+
+    `address_of`: each must have this address, too. A kernel gives the inode of a namespace that has gone to a new one,
+    so where nothing keeps the lab's namespaces alive, the inode alone proves nothing.
+    """
+    found = []
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdecimal():
+            continue
+        with contextlib.suppress(OSError):
+            inode = os.stat(f"{entry.path}/ns/net").st_ino
+            if inode in inodes and (address_of is None or _has_address(entry.path, address_of[inode])):
+                found.append(int(entry.name))
+    return found
+
+
+def end_processes(inodes: set[int], address_of: dict[int, str] | None = None, within_s: float = 5.0) -> None:
+    """Kill what runs in these namespaces, and what that starts meanwhile."""
+    deadline = time.monotonic() + within_s
+    while (running := processes_in(inodes, address_of)) and time.monotonic() < deadline:
+        for pid in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def start_ticks(pid: int) -> int:
+    """When a process started, which with its id names it for good; 0 for one that has ended."""
+    try:
+        state, *others = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if state in "ZX" else int(others[18])
+
+
+def _has_address(process: str, address: str) -> bool:
+    return f" {address}\n" in Path(f"{process}/net/fib_trie").read_text()
+
+
+# TCP's congestion control of a namespace.
+
+
+IPV4 = Path("/proc/sys/net/ipv4")
+
+
+def set_tcp(congestion: str, slow_start_after_idle: bool) -> None:
+    """Set the namespace that this thread is in. Raises LabError for a congestion control that cannot be had."""
+    available: list[str] = []
+    try:
+        (IPV4 / "tcp_slow_start_after_idle").write_text(f"{int(slow_start_after_idle)}\n")
+        available = (IPV4 / "tcp_available_congestion_control").read_text().split()
+        (IPV4 / "tcp_congestion_control").write_text(f"{congestion}\n")
+    except FileNotFoundError:  # what the kernel says of a name it does not know
+        raise LabError(
+            f"this kernel has no congestion control {congestion!r}; it has {', '.join(sorted(available))} "
+            f"(others are modules: modprobe tcp_{congestion})"
+        ) from None
+    except OSError as error:
+        raise LabError(
+            f"cannot set congestion control {congestion!r} under {IPV4}: {error.strerror}; a lab needs /proc/sys "
+            f"writable, and {congestion} in net.ipv4.tcp_allowed_congestion_control"
+        ) from None
+
+
+@contextlib.contextmanager
+def allowed(congestion: str) -> Iterator[None]:
+    """Let new namespaces use it for the length of a `with` block, in the machine's own namespace.
+
+    Elsewhere a kernel refuses what is not on this list, and one that was built for BBR does not have cubic there. The
+    list is read when a namespace is set, not later. Where it cannot be written, `set_tcp` says what is the matter.
+    """
+    path = IPV4 / "tcp_allowed_congestion_control"
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            lock = stack.enter_context(path.open())
+            fcntl.flock(lock, fcntl.LOCK_EX)  # two labs must not take each other's change for the machine's own
+            before = lock.read()
+            if congestion not in before.split():
+                path.write_text(f"{before.strip()} {congestion}\n")
+                stack.callback(path.write_text, before)
+        yield

@@ -1,0 +1,248 @@
+"""Profiles: a name for the links of a whole network, read from TOML."""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from stages.errors import InputError
+
+# One directed link between two nodes, as a user describes it.
+
+
+MTU = 1500  # bytes of the largest IP packet on every link
+DEFAULT_QUEUE_MS = 100.0
+MAX_MS = 60_000.0
+MAX_RATE_MBPS = 100_000.0
+
+
+class ProfileError(InputError):
+    """A profile, or a link in one, that cannot be emulated."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """Delay, rate, queue and loss of packets from one node to another. Raises ProfileError for impossible values."""
+
+    delay_ms: float = 0.0  # propagation, one way
+    rate_mbps: float | None = None  # Megabits (10^6) of IP packets a second; None for no limit
+    # What waits for the rate before packets are dropped, as time (100 ms unless queue_kb is given).
+    queue_ms: float | None = None
+    queue_kb: float | None = None  # the same in kilobytes (10^3). One of the two.
+    jitter_ms: float = 0.0  # each packet's delay is drawn evenly from delay_ms +/- jitter_ms; order is kept
+    loss: float = 0.0  # probability that a packet vanishes before the queue
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            check_number(field.name, getattr(self, field.name), optional=field.default is None)
+        if not 0 <= self.delay_ms <= MAX_MS:
+            raise ProfileError(f"delay_ms must be 0 to {MAX_MS:.0f}, not {self.delay_ms:g}")
+        if not 0 <= self.jitter_ms <= self.delay_ms:
+            raise ProfileError(f"jitter_ms must be 0 to delay_ms ({self.delay_ms:g}), not {self.jitter_ms:g}")
+        if self.rate_mbps is not None and not 0 < self.rate_mbps <= MAX_RATE_MBPS:
+            raise ProfileError(
+                f"rate_mbps must be more than 0 and at most {MAX_RATE_MBPS:.0f}, not {self.rate_mbps:g}; "
+                "leave it out for no limit"
+            )
+        if not 0 <= self.loss < 1:
+            raise ProfileError(f"loss is a probability, 0 or more and less than 1, not {self.loss:g}")
+        self._check_queue()
+
+    @property
+    def queue_bytes(self) -> int | None:
+        """Bytes that wait for the rate at most; None where no rate makes them wait."""
+        if self.rate_mbps is None:
+            return None
+        if self.queue_kb is not None:
+            return int(self.queue_kb * 1000)
+        queue_ms = DEFAULT_QUEUE_MS if self.queue_ms is None else self.queue_ms
+        return max(MTU, int(queue_ms * self.rate_mbps * 125))
+
+    def _check_queue(self) -> None:
+        for name, value in (("queue_ms", self.queue_ms), ("queue_kb", self.queue_kb)):
+            if value is not None and value <= 0:
+                raise ProfileError(f"{name} must be more than 0, not {value:g}")
+            if value is not None and self.rate_mbps is None:
+                raise ProfileError(f"{name} says what waits for the rate: give rate_mbps, too, or leave it out")
+        if self.queue_ms is not None and self.queue_kb is not None:
+            raise ProfileError("give the queue as queue_ms or as queue_kb, not both")
+        if self.queue_kb is not None and self.queue_kb * 1000 < MTU:
+            raise ProfileError(f"queue_kb = {self.queue_kb:g} does not hold one packet of {MTU} bytes")
+
+
+def check_number(name: str, value: object, optional: bool = False) -> None:
+    """Raises ProfileError unless `value` is a finite number (or None, if that will do)."""
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ProfileError(f"{name} must be a number, not {value!r}")
+
+
+SHIPPED = Path(__file__).with_name("profiles.toml")
+DEFAULT_CONGESTION = "cubic"
+MAX_HOSTS = 64
+ROUTER = "router"
+
+LINK_KEYS = {field.name for field in fields(Link)}
+PROFILE_KEYS = {"description", "congestion", "slow_start_after_idle", "links"} | LINK_KEYS
+OVERRIDE_KEYS = {"between", "source", "destination"} | LINK_KEYS
+
+
+@dataclass(frozen=True)
+class Override:
+    """One directed link that differs from the profile's other links."""
+
+    source: str
+    destination: str
+    link: Link
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The links of a network and how its nodes' TCP is set."""
+
+    name: str
+    description: str
+    default: Link
+    overrides: tuple[Override, ...] = ()  # the last one that fits counts
+    congestion: str = DEFAULT_CONGESTION  # congestion control of every node; the kernel must have it
+    # Linux' default: a connection that was idle for a retransmission timeout starts with a small window again.
+    slow_start_after_idle: bool = True
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z0-9_-]{1,15}", self.congestion):
+            raise ProfileError(f"congestion must be a name such as {DEFAULT_CONGESTION!r}, not {self.congestion!r}")
+
+    def link(self, source: str, destination: str) -> Link:
+        """The link from one node to another."""
+        for override in reversed(self.overrides):
+            if (override.source, override.destination) == (source, destination):
+                return override.link
+        return self.default
+
+    def check_hosts(self, hosts: int) -> None:
+        """Raises ProfileError unless a lab of `hosts` hosts has every node that the profile names."""
+        if not 1 <= hosts <= MAX_HOSTS:
+            raise ProfileError(f"a lab has 1 to {MAX_HOSTS} hosts, not {hosts}")
+        nodes = node_names(hosts)
+        for override in self.overrides:
+            for name in (override.source, override.destination):
+                if name not in nodes:
+                    raise ProfileError(
+                        f"profile {self.name!r} has a link of {name}, which a lab of {hosts} hosts does not have: "
+                        f"take {name.removeprefix('host-')} hosts or more, or another profile"
+                    )
+
+    def as_record(self) -> dict[str, Any]:
+        """JSON values that `from_record` reads."""
+        return asdict(self)
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Profile:
+        """The inverse of `as_record`. Raises KeyError, TypeError or ProfileError for anything else."""
+        overrides = tuple(Override(o["source"], o["destination"], Link(**o["link"])) for o in record["overrides"])
+        return cls(**{**record, "default": Link(**record["default"]), "overrides": overrides})
+
+
+def node_names(hosts: int) -> tuple[str, ...]:
+    """`router`, `host-1`, ..."""
+    return (ROUTER, *(f"host-{i + 1}" for i in range(hosts)))
+
+
+def read_profiles(path: Path | None = None) -> dict[str, Profile]:
+    """The shipped profiles, and those of a file, which win. Raises ProfileError that names the file and the key."""
+    profiles = _read(SHIPPED)
+    if path is not None:
+        profiles.update(_read(path))
+    return profiles
+
+
+def profile_named(name: str, path: Path | None = None) -> Profile:
+    """One of `read_profiles`. Raises ProfileError that lists them."""
+    profiles = read_profiles(path)
+    if name not in profiles:
+        raise ProfileError(f"no profile {name!r}; there are {', '.join(sorted(profiles))}")
+    return profiles[name]
+
+
+def _read(path: Path) -> dict[str, Profile]:
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ProfileError(f"cannot read the profiles {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ProfileError(f"{path} is not TOML: {error}") from None
+    try:
+        return {name: _profile(name, table) for name, table in tables.items()}
+    except ProfileError as error:
+        raise ProfileError(f"{path}: {error}") from None
+
+
+def _profile(name: str, table: object) -> Profile:
+    where = f"profile {name!r}"
+    settings = _section(table, PROFILE_KEYS, where)
+    description = settings.get("description", "")
+    if not isinstance(description, str):
+        raise ProfileError(f"{where}: description must be text in quotes, not {description!r}")
+    congestion = settings.get("congestion", DEFAULT_CONGESTION)
+    if not isinstance(congestion, str):
+        raise ProfileError(f"{where}: congestion must be text in quotes, not {congestion!r}")
+    slow_start = settings.get("slow_start_after_idle", 1)
+    if slow_start not in (0, 1):
+        raise ProfileError(f"{where}: slow_start_after_idle must be 0 or 1, not {slow_start!r}")
+    entries = settings.get("links", [])
+    if not isinstance(entries, list):
+        raise ProfileError(f"{where}: links must be sections [[{name}.links]]")
+    values = {key: value for key, value in settings.items() if key in LINK_KEYS}
+    overrides = [o for i, entry in enumerate(entries) for o in _overrides(entry, values, f"{where}, link {i + 1}")]
+    try:
+        return Profile(name, description, Link(**values), tuple(overrides), congestion, bool(slow_start))
+    except ProfileError as error:
+        raise ProfileError(f"{where}: {error}") from None
+
+
+def _overrides(entry: object, defaults: dict[str, Any], where: str) -> list[Override]:
+    """One or two directed links; what an entry does not say is as in the rest of its profile."""
+    settings = _section(entry, OVERRIDE_KEYS, where)
+    values = {key: value for key, value in settings.items() if key in LINK_KEYS}
+    # A queue replaces a queue, whatever the units of the two.
+    replaced = {"queue_ms", "queue_kb"} if {"queue_ms", "queue_kb"} & values.keys() else set()
+    kept = {key: value for key, value in defaults.items() if key not in replaced}
+    try:
+        link = Link(**{**kept, **values})
+    except ProfileError as error:
+        raise ProfileError(f"{where}: {error}") from None
+    return [Override(source, destination, link) for source, destination in _ends(settings, where)]
+
+
+def _ends(settings: dict[str, Any], where: str) -> list[tuple[str, str]]:
+    both = settings.get("between")
+    one = [settings[key] for key in ("source", "destination") if key in settings]
+    if (both is None) == (not one) or (one and len(one) != 2):
+        raise ProfileError(f'{where}: say between = ["router", "host-1"], or source = and destination =')
+    ends = both if one == [] else one
+    if not isinstance(ends, list) or len(ends) != 2 or ends[0] == ends[1]:
+        raise ProfileError(f"{where}: a link has two different ends, not {ends!r}")
+    for name in ends:
+        if not isinstance(name, str) or name not in node_names(MAX_HOSTS):
+            raise ProfileError(f"{where}: there is no node {name!r}; nodes are {ROUTER}, host-1 to host-{MAX_HOSTS}")
+    first, second = ends
+    return [(first, second)] if one else [(first, second), (second, first)]
+
+
+def _section(table: object, known: set[str], where: str) -> dict[str, Any]:
+    if not isinstance(table, dict):
+        raise ProfileError(f"{where} must be a section")
+    unknown = sorted(set(table) - known)
+    if unknown:
+        raise ProfileError(f"{where} has an unknown key {unknown[0]!r}; there are {', '.join(sorted(known))}")
+    for key in sorted(LINK_KEYS & table.keys()):
+        try:
+            check_number(key, table[key])
+        except ProfileError as error:
+            raise ProfileError(f"{where}: {error}") from None
+    return table

@@ -1,0 +1,330 @@
+"""A long prompt over far links: prefill in pieces against prefill in one hop, and the floor of each.
+
+Beside the router of a deployment stands a second one over the same hosts, which sends every prompt in one hop
+(`python -m loadtest.latency.first_token TOPOLOGY LISTEN`); requests to the two take turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from loadtest.lab.lab import lab_problem
+from loadtest.lab.profile import ROUTER, Link, Profile
+from loadtest.latency.floor import course_of
+from loadtest.latency.interleave import Sample, Seat, ask_once, collect
+from loadtest.report.record import origin, this_machine
+from loadtest.report.table import aligned
+from loadtest.workload.caller import Access
+from loadtest.workload.testbed import Testbed, default_hosts, deployed, open_network
+from loadtest.workload.texts import symbols_of, tokenizer_of
+from serving.modes.ar import ArMode
+from serving.modes.tokenizer import Tokenizer
+from serving.router.ring import RingSettings
+from serving.router.server import RouterSettings, serve
+from serving.router.topology import read_topology
+from stages.checkpoint.bundle import find_bundle
+from stages.checkpoint.manifest import read_manifest
+from stages.errors import InputError, OnesweepError
+from stages.model.prefill import MAX_PREFILL_CHUNKS, READ_POSITIONS, max_new_symbols
+from stages.model.vocabulary import Alphabet
+from stages.telemetry.logs import start_log
+from stages.v1 import stage_pb2
+from stages.wire.channel import parse_address
+from stages.wire.messages import prefill_hops, work_of
+from stages.wire.tls import Security
+
+WHOLE_ROUTER = [sys.executable, "-P", "-m", "loadtest.latency.first_token"]
+PORTS_APART = 50
+READY_S, POLL_S, STOP_S = 120.0, 0.5, 15.0
+# Places of a text where a prompt of exactly the wanted length is looked for: a cut may change the last symbols.
+TRIES = 200
+
+Tell = Callable[[str], None]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class FirstTokenSettings:
+    """Settings of `onesweep bench first-token`."""
+
+    profile: Profile
+    checkpoint: Path
+    prompt_symbols: int = 1000
+    text: Path | None = None  # where the prompt is from; None = text that comes with Python
+    requests: int = 5  # of each arm, after one that warms up
+    codecs: tuple[str, ...] = (ArMode.default_codec,)
+
+    @property
+    def hosts(self) -> int:
+        """Three, or one for each stage where there are fewer."""
+        return default_hosts(self.checkpoint)
+
+    def arms(self) -> list[PieceArm]:
+        return [PieceArm(codec, most) for codec in self.codecs for most in (MAX_PREFILL_CHUNKS, 1)]
+
+
+@dataclass(frozen=True)
+class PieceArm:
+    """Requests that differ in nothing but their turn."""
+
+    codec: str
+    most_pieces: int  # hops that a prompt travels in at most
+
+
+def prompt_for(settings: FirstTokenSettings) -> tuple[str, Alphabet]:
+    """The prompt, and the symbols that it is counted in. Raises OnesweepError for what cannot be measured."""
+    if settings.requests < 1:
+        raise InputError(f"--requests must be at least 1, not {settings.requests}")
+    for codec in settings.codecs:
+        if codec not in ArMode.codecs:
+            raise InputError(f"unknown codec {codec!r}; choose from {', '.join(ArMode.codecs)}")
+    directory = find_bundle(settings.checkpoint).ar
+    if directory is None:
+        raise InputError(f"{settings.checkpoint} has no AR model: prompts of other modes travel in one sweep")
+    positions = read_manifest(directory).architecture.positions
+    most = min(positions - 1, max_new_symbols(positions))
+    if not READ_POSITIONS < settings.prompt_symbols <= most:
+        raise InputError(
+            f"--prompt-tokens must be {READ_POSITIONS + 1} to {most}, not {settings.prompt_symbols}: "
+            "shorter ones are one piece, longer ones do not fit one hop"
+        )
+    settings.profile.check_hosts(settings.hosts)
+    tokenizer = tokenizer_of(directory)
+    prompt = _cut(_text(settings.text), settings.prompt_symbols, tokenizer)
+    if problem := lab_problem():
+        raise OnesweepError(problem)
+    return prompt, tokenizer.alphabet
+
+
+def _text(path: Path | None) -> str:
+    if path is None:
+        from pydoc_data.topics import topics
+
+        return "\n".join(topics.values())
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {error}") from None
+
+
+def _cut(text: str, count: int, tokenizer: Tokenizer) -> str:
+    """A part of `text` that is `count` symbols long. Raises InputError where none was found."""
+    if len(symbols_of(tokenizer, text[: 64 * count].encode())) < count:
+        raise InputError(f"the text is shorter than {count} {tokenizer.noun}: give a longer one with --text")
+    for start in range(TRIES):
+        low, high = 0, min(64 * count, len(text) - start)
+        while low < high:  # the shortest part with at least so many
+            middle = (low + high) // 2
+            if len(symbols_of(tokenizer, text[start : start + middle].encode())) < count:
+                low = middle + 1
+            else:
+                high = middle
+        prompt = text[start : start + low]
+        if len(symbols_of(tokenizer, prompt.encode())) == count:
+            return prompt
+    raise InputError(f"found no part of the text with exactly {count} {tokenizer.noun}: give another one with --text")
+
+
+# The least time to a first token that the booked bytes and arithmetic allow, for the best schedule of the pieces.
+#
+# Booked are sums over all pieces, so each piece is given the share of its symbols. That is a little less than the
+# truth
+# for the last ones, which attend to more.
+
+
+@dataclass(frozen=True)
+class Booked:
+    """Cost of one request, as the servers booked it."""
+
+    wire_bytes: tuple[int, ...]  # payload to each host, and of the result
+    host_ms: tuple[float, ...]  # arithmetic of each host
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> Booked:
+        """From `Result.as_json()`."""
+        return cls(tuple(record["wire_bytes"]), tuple(host["compute_ms"] for host in record["hosts"]))
+
+
+def floor_ms(booked: Booked, links: Sequence[Link], shares: Sequence[float]) -> float:
+    """Time of the best schedule where every host is a machine of its own.
+
+    Pieces go in order through link, host, link, host ..., each of which serves one at a time (a permutation flow shop);
+    a piece is at the next as soon as it is done here, on a link after its delay. What comes back is one message.
+
+    :param links: to each host, and back to the router.
+    :param shares: of the whole that each piece is; (1.0,) for a prompt in one hop.
+    """
+    ready = [0.0] * len(shares)
+    for link, size, host_ms in zip(links, booked.wire_bytes, booked.host_ms, strict=False):
+        ready = [end + _delay_ms(link) for end in _one_at_a_time(ready, [_wire_ms(size, link) * s for s in shares])]
+        ready = _one_at_a_time(ready, [host_ms * share for share in shares])
+    return ready[-1] + _wire_ms(booked.wire_bytes[-1], links[-1]) + _delay_ms(links[-1])
+
+
+def shared_floor_ms(booked: Booked, links: Sequence[Link], cores: int) -> float:
+    """Lower bound for any schedule where all hosts share `cores` of one machine.
+
+    No host computes before the first piece is there, and none after the result has left.
+    """
+    return _delay_ms(links[0]) + sum(booked.host_ms) / cores + _delay_ms(links[-1])
+
+
+def _one_at_a_time(ready: Sequence[float], takes: Sequence[float]) -> list[float]:
+    ends, free = list[float](), 0.0
+    for begin, took in zip(ready, takes, strict=True):
+        free = max(begin, free) + took
+        ends.append(free)
+    return ends
+
+
+def _delay_ms(link: Link) -> float:
+    return link.delay_ms - link.jitter_ms
+
+
+def _wire_ms(size: int, link: Link) -> float:
+    return size * 8 / ((math.inf if link.rate_mbps is None else link.rate_mbps) * 1000)
+
+
+def measure_first_token(settings: FirstTokenSettings, prompt: str, alphabet: Alphabet, tell: Tell) -> list[Row]:
+    """A row for each arm. Raises OnesweepError."""
+    with (
+        open_network(settings.profile, settings.hosts) as network,
+        deployed(network, settings.checkpoint) as testbed,
+        _whole_router(testbed) as whole,
+    ):
+        course = course_of(network)
+        links = [course.link(*pair) for pair in course.sweep_path()]
+        seats = {
+            arm: Seat(testbed if arm.most_pieces > 1 else whole, PromptRequest(prompt, arm.codec))
+            for arm in settings.arms()
+        }
+        tell(f"{settings.requests} requests of each of {len(seats)} arms, after one that warms up ...")
+        samples = collect(list(seats.values()), settings.requests, 1)
+    return [
+        _row(arm, samples[seat], links, _shares(settings.prompt_symbols, alphabet, arm)) for arm, seat in seats.items()
+    ]
+
+
+@dataclass(frozen=True)
+class PromptRequest:
+    """Requests for the first token after a prompt."""
+
+    prompt: str
+    codec: str
+    idle_s: float = 0.0
+
+    def call(self, number: int, seed: int) -> dict[str, Any]:
+        call = {"prompt": self.prompt, "mode": "ar", "max_tokens": 1, "temperature": 0.0, "seed": seed}
+        return call | ({"codec": self.codec} if self.codec else {})
+
+
+@contextlib.contextmanager
+def _whole_router(testbed: Testbed) -> Iterator[Testbed]:
+    """A second router over the hosts of a testbed, ready. Raises OnesweepError."""
+    assert testbed.deployment is not None
+    host, port = parse_address(testbed.network.address(ROUTER))
+    address, directory = f"{host}:{port + PORTS_APART}", testbed.deployment.directory
+    command = testbed.beside([*WHOLE_ROUTER, str(directory / "topology.toml"), address])
+    with (
+        (directory / "whole.log").open("wb") as log,
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True) as router,
+    ):
+        whole = Testbed(Access(address, insecure=True), testbed.network)
+        try:
+            _wait_for(whole)
+            yield whole
+        finally:
+            whole.close()
+            router.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                router.wait(STOP_S)
+            router.kill()
+
+
+def _wait_for(whole: Testbed) -> None:
+    """Return when its router serves. Raises OnesweepError."""
+    deadline = time.monotonic() + READY_S
+    while error := ask_once(whole, PromptRequest("a", ""), 0, 0).error:
+        if time.monotonic() > deadline:
+            raise OnesweepError(f"the second router does not serve: {error}")
+        time.sleep(POLL_S)
+
+
+def _shares(count: int, alphabet: Alphabet, arm: PieceArm) -> list[float]:
+    """Share of the prompt in each piece."""
+    whole = stage_pb2.Hop(decode=stage_pb2.Decode(clean=alphabet.encode([0] * count)))
+    return [alphabet.count(work_of(hop).clean) / count for hop in prefill_hops(whole, alphabet, arm.most_pieces)]
+
+
+def _row(arm: PieceArm, samples: Sequence[Sample], links: Sequence[Link], shares: Sequence[float]) -> Row:
+    """Medians over the requests that ended well."""
+    good = [sample for sample in samples if not sample.error]
+    row: Row = {"codec": arm.codec, "pieces": len(shares), "requests": len(samples), "failed": len(samples) - len(good)}
+    row["error"] = next((sample.error for sample in samples if sample.error), None)
+    if not good:
+        return row
+    cores, booked = this_machine().cores, [Booked.of(sample.booked) for sample in good]
+    own = [floor_ms(each, links, shares) for each in booked]
+    times = [sample.latency_ms for sample in good]
+    return row | {
+        "p50_ms": statistics.median(times),
+        "floor_ms": statistics.median(own),
+        "ratio": statistics.median(time_ms / floor for time_ms, floor in zip(times, own, strict=True)),
+        "shared_floor_ms": statistics.median(shared_floor_ms(each, links, cores) for each in booked),
+        "host_s": statistics.median(sum(each.host_ms) for each in booked) / 1000,
+        "wire_bytes": statistics.median_low(sum(each.wire_bytes) for each in booked),
+        "samples": [{"latency_ms": t, **asdict(each)} for t, each in zip(times, booked, strict=True)],
+    }
+
+
+def first_token_table(rows: list[Row]) -> str:
+    """For a terminal; below it, why requests failed."""
+    header = ("codec", "pieces", "p50 ms", "floor ms", "x floor", "shared cores ms", "host-s", "bytes", "failed")
+    cells = []
+    for row in rows:
+        figures = (
+            (
+                *(f"{row[key]:,.0f}" for key in ("p50_ms", "floor_ms")),
+                f"{row['ratio']:.2f}",
+                *(f"{row['shared_floor_ms']:,.0f}", f"{row['host_s']:.2f}", f"{row['wire_bytes']:,}"),
+            )
+            if "p50_ms" in row
+            else ("-",) * 6
+        )
+        cells.append((row["codec"], str(row["pieces"]), *figures, str(row["failed"])))
+    errors = [f"{row['codec']}, {row['pieces']} pieces: {row['error']}" for row in rows if row["error"]]
+    return "\n".join([aligned(header, cells), *errors])
+
+
+def first_token_record(settings: FirstTokenSettings, rows: list[Row]) -> dict[str, Any]:
+    """Figures, and what they were measured on, for a JSON file."""
+    return {
+        "bench": "first-token",
+        **origin(),
+        "profile": settings.profile.name,
+        "prompt_symbols": settings.prompt_symbols,
+        "rows": rows,
+    }
+
+
+# A router that sends every prompt in one hop: what pieces are held against. `python -m ... TOPOLOGY LISTEN`
+
+
+def serve_whole(topology: str, listen: str) -> None:
+    start_log("text", "router")
+    found = read_topology(Path(topology))
+    whole = RingSettings(pieces=1)
+    serve(RouterSettings(found, listen, found.checkpoint, ring=whole, threads=1, security=Security(insecure=True)))
+
+
+if __name__ == "__main__":
+    serve_whole(*sys.argv[1:])

@@ -1,0 +1,141 @@
+"""The floor of a request: the time that these links and these hosts take whatever serves on them.
+
+    floor = one-way delays on the critical path + serialisation of the payload on it + compute that was booked
+
+What is not in it: TCP/IP and HTTP/2 headers, queues, gRPC, protobuf, Python, waiting for a processor. Delay and
+serialisation are what the profile promises, a delay with jitter the least that it can be; compute is what the hosts
+booked for this very request.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from loadtest.lab.profile import ROUTER, Link
+from loadtest.workload.testbed import Network
+
+Pair = tuple[str, str]  # the two ends of a hop: source, destination
+
+
+@dataclass(frozen=True)
+class BookedCost:
+    """Cost of one request, as the servers booked it."""
+
+    mode: str
+    sweeps: int
+    wire_bytes: tuple[int, ...]  # payload of each hop of a sweep; where sweeps differ, the largest
+    wire_bytes_total: int
+    host_ms: float  # arithmetic on the hosts
+    local_ms: float = 0.0  # arithmetic on the router that was waited for: a drafter's, or the local model's
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> BookedCost:
+        """From `Result.as_json()`."""
+        host_ms = sum(host["compute_ms"] for host in record["hosts"])
+        return cls(
+            record["mode"],
+            record["sweeps"],
+            tuple(record["wire_bytes"]),
+            record["wire_bytes_total"],
+            host_ms,
+            max(record["compute_ms"] - host_ms - record["ahead_ms"], 0.0),
+        )
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Milliseconds that cannot be saved without other links, another schedule or faster arithmetic."""
+
+    delay_ms: float
+    serialisation_ms: float
+    compute_ms: float
+
+    @property
+    def total_ms(self) -> float:
+        return self.delay_ms + self.serialisation_ms + self.compute_ms
+
+
+@dataclass(frozen=True)
+class Course:
+    """The hosts in ring order, and the links between them."""
+
+    hosts: tuple[str, ...]
+    link: Callable[[str, str], Link]
+
+    def floor(self, account: BookedCost) -> Floor:
+        """The floor of one request, from its own account."""
+        if not account.sweeps:
+            return Floor(0.0, 0.0, account.host_ms + account.local_ms)
+        if account.mode == "ar":
+            delay_ms, serialisation_ms = self._bytes_round_the_ring(account)
+        else:
+            delay_ms, serialisation_ms = self._sweeps(account)
+        return Floor(delay_ms, serialisation_ms, account.host_ms + account.local_ms)
+
+    def sweep_path(self) -> list[Pair]:
+        """Hops of one sweep, all of them on the critical path."""
+        return [(ROUTER, self.hosts[0]), *itertools.pairwise(self.hosts), (self.hosts[-1], ROUTER)]
+
+    def _sweeps(self, account: BookedCost) -> tuple[float, float]:
+        wires = [self.link(*pair) for pair in self.sweep_path()]
+        delay_ms = account.sweeps * sum(map(_least_delay_ms, wires))
+        return delay_ms, least_serialisation_ms(account, [_rate_mbps(wire) for wire in wires])
+
+    def _bytes_round_the_ring(self, account: BookedCost) -> tuple[float, float]:
+        """`ar`: the last host hands a byte to the first host and to the router at once, so only the last byte's way
+        to the router is waited for."""
+        out, *inner, home = (self.link(*pair) for pair in self.sweep_path())
+        # a ring of one host hands the byte to itself
+        back = self.link(self.hosts[-1], self.hosts[0]) if len(self.hosts) > 1 else Link()
+        steps = account.sweeps
+        within_ms = sum(map(_least_delay_ms, inner))
+        ends_ms = _least_delay_ms(out) + _least_delay_ms(home)
+        delay_ms = ends_ms + steps * within_ms + (steps - 1) * _least_delay_ms(back)
+        # at most the largest event came back beside each further step; what was left went round, at best on the
+        # fastest link, but for one message of the largest size that each inner link carried for certain
+        beside = (steps - 1) * account.wire_bytes[-1] if account.wire_bytes else 0
+        certain = account.wire_bytes[1:-1] if len(account.wire_bytes) == len(inner) + 2 else ()
+        serialisation_ms = sum(_wire_ms(size, _rate_mbps(wire)) for size, wire in zip(certain, inner, strict=False))
+        rest = max(account.wire_bytes_total - beside - sum(certain), 0)
+        fastest = max(_rate_mbps(wire) for wire in (out, *inner, home, *([back] if len(self.hosts) > 1 else [])))
+        return delay_ms, serialisation_ms + _wire_ms(rest, fastest)
+
+
+def course_of(network: Network) -> Course:
+    """The ring of all hosts of a network."""
+    return Course(network.nodes[1:], network.link)
+
+
+def least_serialisation_ms(account: BookedCost, rates_mbps: Sequence[float]) -> float:
+    """The least time that the booked payload can take on hops of these rates, one after the other.
+
+    The account has the largest payload of each hop and the sum over all sweeps. Where one sweep was made, or all rates
+    are equal, that settles the time; else what is not settled is taken to have gone over the fastest hops.
+    """
+    if len(account.wire_bytes) != len(rates_mbps):
+        return _wire_ms(account.wire_bytes_total, max(rates_mbps))
+    left = account.wire_bytes_total - sum(account.wire_bytes)
+    time_ms = sum(_wire_ms(size, rate) for size, rate in zip(account.wire_bytes, rates_mbps, strict=True))
+    by_rate = sorted(zip(rates_mbps, account.wire_bytes, strict=True), reverse=True)
+    for rate, largest in by_rate:
+        more = min(left, (account.sweeps - 1) * largest)
+        time_ms += _wire_ms(more, rate)
+        left -= more
+    return time_ms
+
+
+def _least_delay_ms(wire: Link) -> float:
+    return wire.delay_ms - wire.jitter_ms
+
+
+def _rate_mbps(wire: Link) -> float:
+    return math.inf if wire.rate_mbps is None else wire.rate_mbps
+
+
+def _wire_ms(size: int, rate_mbps: float) -> float:
+    """Milliseconds that `size` bytes take at a rate in Mbit/s."""
+    return max(size, 0) * 8 / (rate_mbps * 1000)

@@ -1,0 +1,160 @@
+"""Round trips over the lab's links on plain sockets, compared with the profile."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from loadtest.lab.lab import Lab
+from loadtest.lab.profile import Link
+from loadtest.latency.floor import Course, Pair
+from loadtest.report.table import aligned
+from stages.errors import OnesweepError
+
+ECHO = [sys.executable, "-P", "-m", "loadtest.latency.links"]
+PORT = 7600
+ROUND_TRIPS = 10
+TIMEOUT_S = 120.0
+
+_HEADER = ("link", "profile", "nominal ms", "p50 ms", "least ms", "most ms", "over nominal ms")
+
+
+@dataclass(frozen=True)
+class LinkFigures:
+    """Round trips of one pair of nodes, milliseconds. Nominal: both one-way delays; 64 bytes add next to nothing."""
+
+    profile: str
+    source: str
+    destination: str
+    nominal_ms: float
+    p50_ms: float
+    least_ms: float
+    most_ms: float
+
+
+def ring_pairs(course: Course) -> list[Pair]:
+    """Every pair of nodes that a ring uses, once."""
+    pairs = course.sweep_path()
+    if len(course.hosts) > 1:
+        pairs.append((course.hosts[-1], course.hosts[0]))
+    return list({tuple(sorted(pair)): pair for pair in pairs}.values())
+
+
+def measure_links(lab: Lab, course: Course) -> list[LinkFigures]:
+    """Round trips between the nodes of the ring. Raises OnesweepError when one does not reach the other."""
+    pairs = ring_pairs(course)
+    with contextlib.ExitStack() as servers:
+        for node in sorted({destination for _, destination in pairs}):
+            servers.enter_context(_echo_server(lab, node))
+        return [_measure(lab, pair, course.link) for pair in pairs]
+
+
+def links_table(figures: Sequence[LinkFigures]) -> str:
+    rows = [
+        (
+            *(f"{f.source} - {f.destination}", f.profile),
+            *(f"{value:.2f}" for value in (f.nominal_ms, f.p50_ms, f.least_ms, f.most_ms, f.p50_ms - f.nominal_ms)),
+        )
+        for f in figures
+    ]
+    return aligned(_HEADER, rows)
+
+
+def links_record(figures: Sequence[LinkFigures]) -> list[dict[str, Any]]:
+    return [asdict(f) for f in figures]
+
+
+def _measure(lab: Lab, pair: Pair, link: Callable[[str, str], Link]) -> LinkFigures:
+    source, destination = pair
+    ping = lab.command(source, [*ECHO, "ping", lab.address(destination), str(PORT), str(ROUND_TRIPS)])
+    try:
+        done = subprocess.run(ping, capture_output=True, text=True, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise OnesweepError(f"{source} gets no answer from {destination} over the emulated links") from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise OnesweepError(f"{source} does not reach {destination} over the emulated links: {last}")
+    times: list[float] = json.loads(done.stdout)
+    nominal_ms = link(*pair).delay_ms + link(destination, source).delay_ms
+    return LinkFigures(
+        lab.profile.name, source, destination, nominal_ms, statistics.median(times), min(times), max(times)
+    )
+
+
+@contextlib.contextmanager
+def _echo_server(lab: Lab, node: str) -> Iterator[None]:
+    command = lab.command(node, [*ECHO, "serve", lab.address(node), str(PORT)])
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as server:
+        try:
+            assert server.stdout is not None
+            if not server.stdout.readline():
+                raise OnesweepError(f"cannot listen in {node} of the emulated network")
+            yield
+        finally:
+            server.kill()
+
+
+# Plain sockets: a server that sends back what it gets, and a client that times the round trips.
+
+
+SIZE = 64  # bytes of a message: one small packet
+DISCARDED = 3
+CONNECT_S = 10.0
+
+
+def serve_echo(host: str, port: int) -> None:
+    """Answer connections for ever; says `listening` when it does."""
+    with socket.create_server((host, port)) as server:
+        try:
+            os.write(sys.stdout.fileno(), b"listening\n")  # unbuffered: nothing is left to be written at the end
+        except BrokenPipeError:
+            return  # the parent has ended
+        while True:
+            connection, _ = server.accept()
+            threading.Thread(target=_answer, args=(connection,), daemon=True).start()
+
+
+def round_trips_ms(host: str, port: int, count: int) -> list[float]:
+    """`count` round trips on one connection, after a few that are thrown away."""
+    with socket.create_connection((host, port), timeout=CONNECT_S) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        times = []
+        for _ in range(DISCARDED + count):
+            begin = time.perf_counter()
+            connection.sendall(bytes(SIZE))
+            _receive(connection)
+            times.append((time.perf_counter() - begin) * 1000)
+        return times[DISCARDED:]
+
+
+def _answer(connection: socket.socket) -> None:
+    with connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while piece := connection.recv(SIZE):
+            connection.sendall(piece)
+
+
+def _receive(connection: socket.socket) -> None:
+    left = SIZE
+    while left:
+        piece = connection.recv(left)
+        if not piece:
+            raise ConnectionResetError("the other end closed the connection")
+        left -= len(piece)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "serve":
+        serve_echo(sys.argv[2], int(sys.argv[3]))
+    else:
+        print(json.dumps(round_trips_ms(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))))

@@ -1,0 +1,215 @@
+"""The users, as locust runs them. Imported by worker.py only: importing locust changes the whole process."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+import time
+from collections.abc import Callable
+from typing import ClassVar
+
+import gevent
+import gevent.event
+import gevent.socket
+import grpc
+from gevent import pywsgi
+from locust import User, task
+from locust.env import Environment
+from locust.exception import StopUser
+from locust.runners import LocalRunner
+
+from loadtest.load.plan import CUT, OK, OPEN, Drained, LoadPlan, LoadSample, Message, Window, to_line
+from serving.client.client import Client, Result
+from serving.client.errors import RequestRefused, RouterError
+from stages.wire.status import STATUS_MARK, trailing_metadata
+
+# A user whose request failed tries again after this: a dead host must not be counted thousands of times a second.
+FAILURE_PAUSE_S = 1.0
+FLUSH_S = 0.5
+POLL_S = 0.05
+INTERRUPT_DRAIN_S = 2.0  # how long requests may go on after Ctrl-C
+
+
+class RequestLog:
+    """Every request of the run: those that are open here, those that ended on the standard output."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, tuple[int, float]] = {}
+        self.closed = False
+        """True if users begin no more requests: locust may kill a user that is between two, a moment late."""
+        self._numbers = itertools.count()
+
+    def begin(self, cases: int) -> tuple[int, int]:
+        """(number, case) of a new request; the cases take turns."""
+        number = next(self._numbers)
+        self.open[number] = (number % cases, time.perf_counter())
+        return number, number % cases
+
+    def end(
+        self, number: int, status: str, output: bytes = b"", error: RouterError | RequestRefused | None = None
+    ) -> LoadSample:
+        case, begin_s = self.open.pop(number)
+        sample = LoadSample(
+            case,
+            begin_s,
+            time.perf_counter(),
+            status,
+            own_status=error is not None and _own_status(error),
+            retry_after_ms=error.retry_after_ms if isinstance(error, RouterError) else None,
+            message=str(error or ""),
+            output=output.hex(),
+        )
+        self.write(sample)
+        return sample
+
+    def open_before(self, moment_s: float) -> bool:
+        """True while a request that began before this is open."""
+        return any(begin_s < moment_s for _, begin_s in self.open.values())
+
+    def give_up(self, number: int, patience_s: float) -> None:
+        """End a request that its user was torn from: lost if it had its time, else no fault of the deployment's."""
+        _, begin_s = self.open[number]
+        self.end(number, OPEN if time.perf_counter() - begin_s >= patience_s else CUT)
+
+    def close(self, **_: object) -> None:
+        self.closed = True
+
+    def reopen(self, **_: object) -> None:
+        self.closed = False
+
+    def write(self, message: Message) -> None:
+        sys.stdout.write(to_line(message))
+
+
+class Asker(User):
+    """Asks for a text, waits for it, asks for the next."""
+
+    abstract = True
+    plan: ClassVar[LoadPlan]
+    ledger: ClassVar[RequestLog]
+    client: ClassVar[Client]
+    pause_s = 0.0
+
+    def wait_time(self) -> float:
+        """Seconds until the next request: none, unless the last one was refused or failed."""
+        return self.pause_s
+
+    @task
+    def ask(self) -> None:
+        if self.ledger.closed:
+            raise StopUser
+        number, case = self.ledger.begin(len(self.plan.cases))
+        error: Exception | None = None
+        try:
+            result = self._generate(case)
+            sample = self.ledger.end(number, OK, result.output)
+        except (RouterError, RequestRefused) as caught:
+            error = caught
+            sample = self.ledger.end(number, caught.code.name, error=caught)
+        except gevent.GreenletExit:
+            self.ledger.give_up(number, self.plan.patience_s)
+            raise
+        self.pause_s = 0.0 if error is None else (sample.retry_after_ms or FAILURE_PAUSE_S * 1000) / 1000
+        self.environment.events.request.fire(
+            request_type=self.plan.mode,
+            name="generate",
+            response_time=sample.latency_ms,
+            response_length=len(sample.output) // 2,
+            exception=error,
+            context={},
+        )
+
+    def _generate(self, case: int) -> Result:
+        chosen = self.plan.cases[case]
+        return self.client.generate(
+            chosen.prompt,
+            mode=self.plan.mode,
+            max_bytes=self.plan.max_bytes,
+            seed=chosen.seed,
+            timeout_s=self.plan.patience_s,
+        )
+
+
+def run_crowd(plan: LoadPlan) -> None:
+    """Run the plan to its end, or until the standard input closes."""
+    ledger, stop = RequestLog(), gevent.event.Event()
+    gevent.spawn(_stop_when_input_ends, stop)
+    gevent.spawn(_flush_for_ever)
+    with Client(plan.access.router, **plan.access.who(plan.token)) as client:
+        kind = type("GenerateUser", (Asker,), {"abstract": False, "plan": plan, "ledger": ledger, "client": client})
+        environment = Environment(user_classes=[kind], stop_timeout=plan.patience_s + FLUSH_S)
+        environment.events.test_start.add_listener(ledger.reopen)  # from the page, too
+        environment.events.test_stopping.add_listener(ledger.close)
+        runner = environment.create_local_runner()
+        page = None if plan.web_fd is None else _open_page(environment, plan, plan.web_fd)
+        runner.start(plan.users, spawn_rate=plan.spawn_rate)
+        _wait_until(lambda: runner.user_count >= plan.users, stop)
+        stop.wait(plan.warm_up_s)
+        if not stop.is_set():
+            _measure(plan, ledger, stop)
+        _drain(runner, ledger, plan.patience_s, stop)
+        if page is not None:
+            stop.wait()
+            _drain(runner, ledger, plan.patience_s, stop)
+            page.stop(timeout=1)
+        runner.quit()
+
+
+def _measure(plan: LoadPlan, ledger: RequestLog, stop: gevent.event.Event) -> None:
+    begin_s, processor_s = time.perf_counter(), time.process_time()
+    stop.wait(plan.seconds)
+    window = Window(begin_s, time.perf_counter(), time.process_time() - processor_s, stop.is_set())
+    ledger.write(window)
+    # the load stays on until the window's own requests have ended: else the last of them would have it easier
+    _wait_until(lambda: not ledger.open_before(window.end_s), stop, plan.patience_s)
+
+
+def _drain(runner: LocalRunner, ledger: RequestLog, patience_s: float, stop: gevent.event.Event) -> None:
+    """Let every user finish its request; what is open after a request's patience is given up as such."""
+    if runner.user_count:
+        stopping = gevent.spawn(runner.stop)
+        while not stopping.ready() and not stop.is_set():
+            stopping.join(POLL_S)
+        if not stopping.ready():
+            stopping.join(INTERRUPT_DRAIN_S)
+            runner.environment.stop_timeout = 0
+            runner.user_greenlets.kill(block=True, timeout=INTERRUPT_DRAIN_S)
+            stopping.join(INTERRUPT_DRAIN_S)
+    for number in list(ledger.open):  # a user that could not even be killed
+        ledger.give_up(number, patience_s)
+    ledger.write(Drained())
+    sys.stdout.flush()
+
+
+def _open_page(environment: Environment, plan: LoadPlan, listener_fd: int) -> pywsgi.WSGIServer:
+    """Locust's page on a socket that the parent opened: this process may live in a network of its own."""
+    ui = environment.create_web_ui("127.0.0.1", 0, delayed_start=True)
+    listener = gevent.socket.socket(fileno=listener_fd)
+    server = pywsgi.WSGIServer(listener, ui.app, log=None, error_log=None)
+    ui.server = server
+    server.start()
+    return server
+
+
+def _own_status(error: RouterError | RequestRefused) -> bool:
+    """True where the user's own gRPC made the status: it lacks the mark that a router sets."""
+    cause = error.__context__  # kept by Python although the client raises its errors `from None`
+    return not (isinstance(cause, grpc.RpcError) and STATUS_MARK in trailing_metadata(cause))
+
+
+def _stop_when_input_ends(stop: gevent.event.Event) -> None:
+    gevent.socket.wait_read(sys.stdin.fileno())
+    stop.set()
+
+
+def _flush_for_ever() -> None:
+    while True:
+        gevent.sleep(FLUSH_S)
+        sys.stdout.flush()
+
+
+def _wait_until(check: Callable[[], bool], stop: gevent.event.Event, most_s: float = math.inf) -> None:
+    deadline = time.perf_counter() + most_s
+    while not check() and not stop.is_set() and time.perf_counter() < deadline:
+        gevent.sleep(POLL_S)

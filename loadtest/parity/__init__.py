@@ -1,1 +1,0 @@
-"""What hosts write, held against `transformers` in one process."""

@@ -1,0 +1,1 @@
+"""Results: tables for a terminal, charts, HTML pages and JSON records."""

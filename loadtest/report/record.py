@@ -1,0 +1,131 @@
+"""The record of a run as JSON: the figures, and the command, code and machine that they were measured with."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from stages.settings import check_destination, write_destination
+
+GIT_S = 10.0
+
+
+@dataclass(frozen=True)
+class MachineFacts:
+    """The machine of a run: without it a figure means little."""
+
+    processor: str
+    cores: int
+    system: str
+    python: str
+    torch: str
+    grpcio: str
+    onnxruntime: str | None
+    load_average: float  # of the minute before the run: others were busy here
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"{self.processor}, {self.cores} cores, {self.system}, Python {self.python}, torch {self.torch}, "
+            f"grpcio {self.grpcio}, load average {self.load_average:.1f} before the run"
+        )
+
+
+def origin(command: str = "", seed: int | None = None) -> dict[str, Any]:
+    """The head of every record: command, commit, machine, and the seed where there is one.
+
+    :param command: empty = the command line of this process.
+    """
+    head = {"command": command or this_command(), "commit": commit(), "machine": asdict(this_machine())}
+    return head if seed is None else head | {"seed": seed}
+
+
+def this_command() -> str:
+    return shlex.join(["onesweep", *sys.argv[1:]])
+
+
+def this_machine() -> MachineFacts:
+    return MachineFacts(
+        processor=_processor(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        system=f"{platform.system()} {platform.release()}",
+        python=platform.python_version(),
+        torch=version("torch"),
+        grpcio=version("grpcio"),
+        onnxruntime=_version("onnxruntime"),
+        load_average=round(os.getloadavg()[0], 2),
+    )
+
+
+def commit() -> str:
+    """The commit of the code that runs, `+changes` where files differ from it; `unknown` outside a checkout."""
+    head, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--untracked-files=no")
+    if head is None:
+        return "unknown"
+    return head + ("+changes" if changes else "")
+
+
+def add_report_options(parser: argparse.ArgumentParser, *, html: bool = False) -> None:
+    """Add `--json`, and `--html` where a command has a report with charts."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures as JSON")
+    if html:
+        parser.add_argument("--html", type=Path, metavar="FILE", help="also write a report with charts")
+
+
+def check_report_options(options: argparse.Namespace) -> None:
+    """Raises InputError, before anything is measured, for a file that could not be written afterwards."""
+    if options.json:
+        check_destination(options.json)
+    if getattr(options, "html", None):
+        from loadtest.report.chart import check_plotting
+
+        check_plotting()
+        check_destination(options.html, "--html")
+
+
+def write_report(options: argparse.Namespace, record: dict[str, Any], page: Callable[[], str] | None = None) -> None:
+    """Write the files that the options name. Raises OnesweepError when a file cannot be written after all."""
+    if options.json:
+        write_json(options.json, record)
+    if page is not None and options.html:
+        write_destination(options.html, page())
+
+
+def write_json(path: Path, record: dict[str, Any]) -> None:
+    """Raises OnesweepError when the disk is full or the folder has gone meanwhile."""
+    write_destination(path, json.dumps(record, indent=2) + "\n")
+
+
+def _git(*arguments: str) -> str | None:
+    root = Path(__file__).resolve().parents[2]
+    try:
+        done = subprocess.run(["git", "-C", root, *arguments], capture_output=True, text=True, timeout=GIT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

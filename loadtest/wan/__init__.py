@@ -1,1 +1,0 @@
-"""An emulated wide-area network on one machine: namespaces, the links between them, and what runs inside."""

@@ -1,1 +1,0 @@
-"""The WAN benchmark: every mode on the same emulated links, held against a computed floor."""

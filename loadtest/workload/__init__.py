@@ -1,0 +1,1 @@
+"""The deployment under test and its requests: testbeds, prompts, arms, expected texts."""

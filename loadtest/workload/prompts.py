@@ -1,0 +1,179 @@
+"""Prompts of the benchmarks: built-in texts, or a user's files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from serving.router.request import MAX_PROMPT_BYTES
+from stages.errors import InputError
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts of one kind; requests take them in turn, and begin again after the last."""
+
+    name: str
+    texts: tuple[str, ...]
+
+    def text(self, number: int) -> str:
+        """The prompt of the request with this number."""
+        return self.texts[number % len(self.texts)]
+
+
+# No opening ends with a blank: the tokens of most models begin with theirs.
+# Openings of what the model has to make up.
+NOVEL = Prompts(
+    "novel",
+    (
+        "The old man looked at the sea and said that",
+        "It was late when the last guests",
+        "On the third day the wind turned, and",
+        "She opened the letter, read it twice and",
+        "A train left the station at noon, but",
+        "Nobody in the village had ever seen",
+        "Before you plant a tree, you should",
+        "The main reason why bread rises is",
+        "In the year 1912 a young engineer",
+        "My grandmother used to tell us about",
+        "The two teams met again in the final, where",
+        "If you follow the road to the north,",
+        "Scientists have found a new kind of",
+        "The captain wrote in his book that",
+        "There are three things that a good teacher",
+        "When the lamp went out, the children",
+        "The price of corn had fallen so low that",
+        "Dear Sir, I am writing to you because",
+        "Most people believe that cats",
+        "The museum opens at nine. Visitors",
+        "To mend a broken chair, first",
+        "He had walked the whole night through,",
+        "The river rises in the hills and",
+        "Our plan for the next winter is to",
+    ),
+)
+
+# Texts that are repeated, edited or gone on with: most of what follows stands in the prompt.
+COPYING = Prompts(
+    "copying",
+    (
+        "The ferry leaves the north pier at seven, calls at both islands and is back before noon. In winter it waits "
+        "for the mail. Dogs travel free, bicycles cost two crowns, and nobody may smoke below deck. If you have lost a "
+        "ticket, you pay again; if you find one, hand it to the mate.\n\n"
+        "The ferry leaves the north pier at seven, calls at both islands",
+        "Packing list:\n- two blankets\n- a tin of tea\n- matches in a dry bag\n- twenty metres of rope\n"
+        "- the blue lantern\n- bread for three days\n- a map of the coast\n- salt and pepper\n- a spare pair of boots\n"
+        "- needle and thread\n- the letters for the harbour master\n\n"
+        "The same list, in the same order:\n- two blankets\n- a tin of tea\n- matches in a dry bag\n-",
+        "def north(place):\n    x, y = place\n    return checked((x, y + 1))\n\n\n"
+        "def south(place):\n    x, y = place\n    return checked((x, y - 1))\n\n\n"
+        "def east(place):\n    x, y = place\n    return checked((x + 1, y))\n\n\n"
+        "def west(place):\n    x, y = place\n    return checked((x - 1, y))\n\n\n# in three dimensions\n\n\n"
+        "def north(place):\n    x, y, z = place\n",
+        "name,address,port,state\nparis,10.8.0.1,7701,ready\ntokyo,10.8.0.2,7701,ready\naustin,10.8.0.3,7701,ready\n"
+        "lagos,10.8.0.4,7701,ready\nquito,10.8.0.5,7701,ready\nperth,10.8.0.6,7701,ready\ndelhi,10.8.0.7,7701,ready\n"
+        "sofia,10.8.0.8,7701,ready\n\nThe same table, one hour later:\n\n"
+        "name,address,port,state\nparis,10.8.0.1,7701,ready\ntokyo,",
+        'Before: "The committe met on monday and it was agreed that the bridge should be repared before winter, that '
+        "the toll should stay as it is, and that a second lamp should be put up at the northern end, where carts have "
+        'to wait."\n\nAfter: "The committee met on Monday and it was agreed that the bridge',
+        "One key is for the gate, one for the cellar, and one for the chest that nobody opens. "
+        "The first hangs by the door, the second by the stove, and the third is at the bottom of the well.\n\n"
+        "One key is for the gate, one for the cellar, and one for the chest that nobody opens. The first hangs",
+    ),
+)
+
+SUFFIX = " Then everybody went home."  # what follows the gap in mode `infill`, whatever the prompt
+
+BUILT_IN = {prompts.name: prompts for prompts in (NOVEL, COPYING)}
+FILES = "files"  # what the prompts of a user's files are called
+
+
+def parse_prompts(names: str, files: Sequence[Path]) -> tuple[Prompts, ...]:
+    """The built-in kinds of "T,T", and the files' prompts, a file each. Raises InputError.
+
+    :param names: empty: `novel` where there are no files.
+    """
+    wanted = [name.strip() for name in (names or ("" if files else NOVEL.name)).split(",") if name.strip()]
+    for name in wanted:
+        if name not in BUILT_IN:
+            raise InputError(f"unknown text {name!r} in --text; choose from {', '.join(BUILT_IN)}, or give --prompt")
+        if wanted.count(name) > 1:
+            raise InputError(f"--text names {name!r} twice")
+    found = [BUILT_IN[name] for name in wanted]
+    if files:
+        found.append(Prompts(FILES, tuple(_read(path) for path in files)))
+    if not found:
+        raise InputError("--text is empty: name one or more, such as novel,copying")
+    return tuple(found)
+
+
+def _read(path: Path) -> str:
+    """A file's text without the line ends after it."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_PROMPT_BYTES + 1)
+        text = raw.decode().rstrip("\n")
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 (byte {error.start}): --prompt takes files of text") from None
+    if len(raw) > MAX_PROMPT_BYTES:
+        raise InputError(f"{path} has more than {MAX_PROMPT_BYTES} bytes, the most that a prompt can have")
+    if not text:
+        raise InputError(f"{path} is empty: --prompt takes files of text")
+    return text
+
+
+# What the users ask for: a bounded set of prompts and seeds, so that each text can be checked.
+
+
+MIN_PROMPT_BYTES = 8  # less room than this before the output is no load to speak of
+
+SENTENCES = (
+    "The sea was calm.",
+    "It was late when ",
+    "She opened the door and said, ",
+    "The old man looked at the sea and said that ",
+    "In the morning ",
+    "Nobody in the village had ever seen such a winter, and so ",
+    "He had walked the whole night through the rain before he came to the house where his brother lived, and ",
+    "The letter began with the words ",
+    "On the third day the wind turned, the fog lifted from the hills, and for the first time we saw ",
+    "A train left the station at noon; ",
+    "They talked about the price of corn, ",
+    "The captain wrote in his book that ",
+    "When the lamp went out ",
+    "There were three keys on the table: one for the gate, one for the cellar, and one that ",
+    "The teacher asked the children why ",
+    "Far away, behind the last houses of the town, a dog began to bark, and then another, until ",
+    "Her answer was short. ",
+    "Of all the stories that my grandmother used to tell us by the fire, the one that I remember best is about ",
+    "The river ",
+    "We had bread, cheese and a little wine, and ",
+    "The doctor shook his head and ",
+    "If you follow the road to the north ",
+    "The clock struck ",
+)
+
+
+@dataclass(frozen=True)
+class SeededPrompt:
+    """A prompt and a seed: with the run's settings, one text."""
+
+    prompt: str
+    seed: int
+
+
+def seeded_prompts(count: int, first_seed: int, max_bytes: int, context_bytes: int) -> tuple[SeededPrompt, ...]:
+    """`count` cases with seeds of their own and prompts of different lengths, cut to what the context leaves.
+
+    :param context_bytes: most bytes of prompt and output together.
+    Raises InputError when there is no room for a prompt.
+    """
+    room = context_bytes - max_bytes
+    if room < MIN_PROMPT_BYTES:
+        most = context_bytes - MIN_PROMPT_BYTES
+        raise InputError(f"--bytes must be 1 to {most}, what the context of {context_bytes} leaves: not {max_bytes}")
+    return tuple(SeededPrompt(SENTENCES[i % len(SENTENCES)][:room], first_seed + i) for i in range(count))

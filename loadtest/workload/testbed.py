@@ -1,0 +1,262 @@
+"""The deployment under test: started on loopback, started in an emulated network, or found running.
+
+    with open_network("links-60", 3) as network, deployed(network, checkpoint) as testbed:
+        testbed.caller.ask([{"prompt": "The sea ", "mode": "sweep", "max_bytes": 32}])
+
+Every benchmark and every fault test starts its processes here, so that each has the same guarantee: what it started
+ends with it, even when it is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+from loadtest.lab.lab import Lab, lab_problem, temporary_lab
+from loadtest.lab.profile import ROUTER, Link, Profile, node_names, profile_named
+from loadtest.workload.caller import COMMAND, Access, Caller, RouterState
+from serving.cli.deployment import SHIPPED, Deployment, temporary_deployment
+from serving.cli.ports import free_port_block
+from serving.router.topology import DEFAULT_ROUTER, Topology, local_topology
+from stages.errors import InputError, OnesweepError, ServiceError
+from stages.settings import flag
+from stages.wire.channel import parse_address
+
+LOOPBACK = "loopback"  # the profile without a lab: every process on this machine, no link emulated
+AS_FOUND = "as found"
+DEFAULT_HOSTS = 3
+FIRST_PORT = parse_address(DEFAULT_ROUTER)[1]
+INSECURE = "--insecure"  # a lab's addresses are not loopback, and nobody else can reach them
+# Before a command on loopback: the process ends with the thread that started it, as everything in a lab does.
+MORTAL = ("setpriv", "--pdeathsig", "KILL", "--")
+
+
+@dataclass(frozen=True)
+class Network:
+    """Nodes to run processes in: those of a lab, or this machine as it is."""
+
+    profile: str
+    hosts: int
+    first_port: int  # of the node `router`; host i listens on the i-th port after it
+    lab: Lab | None = None
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """`router`, `host-1`, ..."""
+        return node_names(self.hosts)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Options that servers and clients need to call each other here."""
+        return (INSECURE,) if self.lab else ()
+
+    def address(self, node: str) -> str:
+        """Address at which the server of a node listens."""
+        host = self.lab.address(node) if self.lab else "127.0.0.1"
+        return f"{host}:{self.first_port + self.nodes.index(node)}"
+
+    def command(self, node: str, argv: list[str]) -> list[str]:
+        """The command that runs `argv` in a node and ends with the thread that starts it."""
+        if self.lab:
+            return self.lab.command(node, argv)
+        return [*MORTAL, *argv] if shutil.which(MORTAL[0]) else argv
+
+    def link(self, source: str, destination: str) -> Link:
+        """The directed link between two nodes; loopback takes no time."""
+        return self.lab.profile.link(source, destination) if self.lab else Link()
+
+    def set_cut(self, one: str, other: str, cut: bool) -> None:
+        """Drop every packet between two nodes, or carry them again. Raises LabError."""
+        assert self.lab is not None, "loopback has no link to cut"
+        self.lab.set_cut(one, other, cut)
+
+
+@contextlib.contextmanager
+def open_network(profile: str | Profile, hosts: int, profiles: Path | None = None) -> Iterator[Network]:
+    """Nodes for a router and `hosts` hosts, for the length of a `with` block. Raises OnesweepError.
+
+    :param profile: of the links; LOOPBACK needs no lab.
+    :param profiles: file with more profiles than those that ship.
+    """
+    if profile == LOOPBACK:
+        yield Network(LOOPBACK, hosts, free_port_block(hosts + 1))
+        return
+    found = profile_named(profile, profiles) if isinstance(profile, str) else profile
+    with temporary_lab(found, hosts) as lab:
+        yield Network(found.name, hosts, FIRST_PORT, lab)
+
+
+@dataclass
+class Testbed:
+    """A router under test, its hosts, and the means to start programs beside it."""
+
+    __test__ = False  # no test class, whatever pytest makes of its name
+
+    access: Access
+    network: Network
+    checkpoint: Path | None = None  # served bundle; None where it is not known
+    deployment: Deployment | None = None  # None for a deployment that was found running
+    given_up: str = field(default="", init=False)  # why this deployment can serve no more; empty while it can
+
+    @property
+    def profile(self) -> str:
+        return self.network.profile
+
+    @property
+    def router(self) -> str:
+        return self.access.router
+
+    def beside(self, argv: list[str]) -> list[str]:
+        """The command that runs `argv` where it can reach the router."""
+        return self.network.command(ROUTER, argv)
+
+    @cached_property
+    def caller(self) -> Caller:
+        """A client process beside the router, started when it is first used."""
+        return Caller(self.beside(COMMAND), self.access)
+
+    def facts(self) -> RouterState:
+        """Raises ServiceError when no router answers, or its hosts are not ready."""
+        facts = self.caller.facts()
+        if not facts.ready:
+            raise ServiceError(f"the router at {self.router} is not ready: {facts.problem}")
+        return facts
+
+    def mend(self) -> str:
+        """Restart processes that ended. Returns a sentence about them; empty when every process runs."""
+        ended = self.deployment.ended() if self.deployment else {}
+        if self.deployment is None or not ended:
+            return ""
+        what = "; ".join(f"{name} ended ({words})" for name, words in ended.items())
+        try:
+            for name in ended:
+                self.deployment.revive(name)
+            self.deployment.wait_ready()
+        except OnesweepError as error:
+            self.given_up = f"{what}; not ready again: {error}"
+            return self.given_up
+        return f"{what}; started again"
+
+    def close(self) -> None:
+        if "caller" in vars(self):
+            self.caller.close()
+
+
+def ring_topology(network: Network, checkpoint: Path) -> Topology:
+    """A ring of all hosts of the network in their order. Raises InputError when there are more hosts than blocks."""
+    plain = local_topology(network.hosts, block_count(checkpoint), checkpoint, network.first_port + 1)
+    addresses = {host.name: network.address(host.name) for host in plain.hosts}
+    hosts = [replace(host, address=addresses[host.name], listen=addresses[host.name]) for host in plain.hosts]
+    return Topology(tuple(hosts), network.address(ROUTER), checkpoint)
+
+
+@contextlib.contextmanager
+def deployed(
+    network: Network,
+    checkpoint: Path,
+    topology: Topology | None = None,
+    *,
+    host_options: Sequence[str] = (),
+    router_options: Sequence[str] = (),
+    threads: int = 1,
+) -> Iterator[Testbed]:
+    """A ready deployment in a network, for the length of a `with` block.
+
+    :param topology: None = a ring. Host i of it runs in the network's i-th host node, whatever its name is.
+
+    Raises OnesweepError with the last log lines of a process that ended.
+    """
+    topology = topology or ring_topology(network, checkpoint)
+    nodes = dict(zip((host.name for host in topology.hosts), network.nodes[1:], strict=False))
+    with temporary_deployment(
+        topology,
+        checkpoint,
+        threads,
+        place=lambda name, argv: network.command(nodes.get(name, ROUTER), argv),
+        host_options=(*network.options, *host_options),
+        router_options=(*network.options, *router_options),
+    ) as deployment:
+        access = Access(topology.router, insecure=network.lab is not None)
+        testbed = Testbed(access, network, checkpoint, deployment)
+        try:
+            yield testbed
+        finally:
+            testbed.close()
+
+
+@dataclass(frozen=True)
+class TestbedSettings:
+    """Choice of the deployment under test."""
+
+    __test__ = False
+
+    profile: str = field(
+        default=LOOPBACK,
+        metadata=flag("links between the hosts; loopback needs no root", metavar="P"),
+    )
+    access: Access | None = None  # to a running deployment; None = start one
+    checkpoint: Path | None = field(
+        default=None, metadata=flag("bundle to serve", metavar="DIR", shown="the shipped weights")
+    )
+    hosts: int | None = field(default=None, metadata=flag("hosts that share the blocks", shown="3"))
+    profiles: Path | None = field(default=None, metadata=flag("a file with more profiles"))
+    router_options: tuple[str, ...] = ()  # more options of the router that is started
+
+    @property
+    def bundle(self) -> Path:
+        return (self.checkpoint or SHIPPED).resolve()
+
+    @property
+    def host_count(self) -> int:
+        return default_hosts(self.bundle) if self.hosts is None else self.hosts
+
+
+def block_count(checkpoint: Path) -> int:
+    """Blocks or AR stages of a checkpoint. Raises CheckpointError."""
+    from stages.host.parts import plan_host  # imports torch, which `onesweep --help` can do without
+
+    return plan_host(checkpoint, (0,)).parts
+
+
+def default_hosts(checkpoint: Path) -> int:
+    """Three, or one for each block where there are fewer."""
+    return min(DEFAULT_HOSTS, block_count(checkpoint))
+
+
+@contextlib.contextmanager
+def open_testbed(settings: TestbedSettings) -> Iterator[Testbed]:
+    """The deployment, ready; what was started is stopped at the end. Raises OnesweepError."""
+    if settings.access is not None:
+        testbed = Testbed(settings.access, Network(AS_FOUND, 0, 0))
+        try:
+            yield testbed
+        finally:
+            testbed.close()
+        return
+    with (
+        open_network(settings.profile, settings.host_count, settings.profiles) as network,
+        deployed(network, settings.bundle, router_options=settings.router_options) as testbed,
+    ):
+        yield testbed
+
+
+def check_testbed(settings: TestbedSettings) -> None:
+    """Refuse settings that cannot work before anything is started. Raises OnesweepError."""
+    if settings.access is not None:
+        for flag, given in (
+            ("--hosts", settings.hosts),
+            ("--checkpoint", settings.checkpoint),
+            ("--profile", None if settings.profile == LOOPBACK else settings.profile),
+        ):
+            if given is not None:
+                raise InputError(f"--router names a deployment that is there, as it is: leave out {flag}")
+        return
+    if settings.profile != LOOPBACK:
+        profile_named(settings.profile, settings.profiles).check_hosts(settings.host_count)
+        if problem := lab_problem():
+            raise ServiceError(f"{problem}; --profile {LOOPBACK} needs no lab")
+    local_topology(settings.host_count, block_count(settings.bundle), settings.bundle)

@@ -1,0 +1,197 @@
+"""`onesweep certs`: an authority, and the certificates that it gives."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stages.errors import InputError, OnesweepError
+from stages.wire.auth import CLIENT, HOST, ROUTER, Identity
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from stages.wire.certificates import Leaf
+
+    Subparsers = _SubParsersAction[argparse.ArgumentParser]
+
+DEFAULT_DIRECTORY = Path("certs")
+AUTHORITY_DAYS, LEAF_DAYS = 5 * 365, 30
+
+
+def register_certs(subparsers: Subparsers) -> None:
+    certs = subparsers.add_parser(
+        "certs", help="certificates of hosts, routers and clients, from an authority of yours"
+    )
+    actions = certs.add_subparsers(title="actions", metavar="ACTION", required=True)
+
+    init = actions.add_parser("init", help="make the authority")
+    _add_common(init, AUTHORITY_DAYS)
+    init.add_argument("--domain", action="append", default=[], metavar="D", help="certify names in D only (any)")
+    init.add_argument("--force", action="store_true", help="replace the one that is there")
+    init.set_defaults(run=run_init)
+
+    for role, default in ((HOST, None), (ROUTER, ROUTER), (CLIENT, None)):
+        action = actions.add_parser(role, help=f"make the certificate of a {role}")
+        action.add_argument("name", metavar="NAME", nargs="?" if default else None, default=default)
+        _add_common(action, LEAF_DAYS)
+        action.add_argument(
+            "--address", action="append", default=[], metavar="HOST", help="IP address or name that others dial"
+        )
+        action.add_argument("--force", action="store_true", help="replace the one that is there, with a new key")
+        action.set_defaults(run=run_issue, role=role)
+
+    renew = actions.add_parser("renew", help="certificates for another while, with the same keys and addresses")
+    renew.add_argument("names", metavar="NAME", nargs="*", help="default: all that are there")
+    _add_common(renew, LEAF_DAYS)
+    renew.set_defaults(run=run_renew)
+
+
+def run_init(options: argparse.Namespace) -> int:
+    _check_installed()
+    from stages.wire.certificates import Authority, expiry
+
+    authority = Authority.create(options.dir, options.days, options.domain, options.force)
+    print(f"{options.dir / 'ca.pem'}: {expiry(authority.until)}; give it to everybody")
+    print(f"{options.dir / 'ca.key'}: signs certificates; keep it here, and nowhere else")
+    return 0
+
+
+def run_issue(options: argparse.Namespace) -> int:
+    _check_installed()
+    from stages.wire.certificates import Authority
+
+    authority = Authority.open(options.dir)
+    identity = Identity(options.role, options.name)
+    leaf = authority.issue(identity, options.address, options.days, options.force)
+    _print_leaf(leaf)
+    print(f"{leaf.path.with_suffix('.key')}: its key; take both, and ca.pem, to where {options.name} runs")
+    return 0
+
+
+def run_renew(options: argparse.Namespace) -> int:
+    _check_installed()
+    from stages.wire.certificates import Authority, expiry
+
+    authority = Authority.open(options.dir)
+    names = options.names or authority.names()
+    if not names:
+        raise InputError(f"there is nothing to renew in {options.dir}")
+    failed = 0
+    for name in names:
+        try:
+            _print_leaf(authority.renew(name, options.days))
+        except OnesweepError as error:
+            if len(names) == 1:
+                raise
+            print(f"{name}: not renewed: {error}")
+            failed += 1
+    print(f"authority: {expiry(authority.until)}")
+    return 1 if failed else 0
+
+
+def _print_leaf(leaf: Leaf) -> None:
+    from stages.wire.certificates import expiry
+
+    addresses = f" at {', '.join(leaf.addresses)}" if leaf.addresses else ""
+    print(f"{leaf.path}: {leaf.identity.role} {leaf.identity.name}{addresses}, {expiry(leaf.until)}")
+
+
+def _add_common(parser: argparse.ArgumentParser, days: int) -> None:
+    parser.add_argument("--dir", type=Path, default=DEFAULT_DIRECTORY, metavar="DIR", help="where they are (certs)")
+    parser.add_argument("--days", type=int, default=days, metavar="N", help=f"how long it is valid ({days})")
+
+
+def _check_installed() -> None:
+    try:
+        import cryptography  # noqa: F401
+    except ImportError:
+        raise InputError("`onesweep certs` needs cryptography: pip install 'onesweep[tls]'") from None
+
+
+# `onesweep token`: who may ask a router.
+
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    TokenSubparsers = _SubParsersAction[argparse.ArgumentParser]
+
+DEFAULT_SCOPES = "generate,status"
+
+
+def register_token(subparsers: TokenSubparsers) -> None:
+    token = subparsers.add_parser("token", help="tokens of those who may ask a router, or work for a coordinator")
+    actions = token.add_subparsers(title="actions", metavar="ACTION", required=True)
+
+    add = actions.add_parser("add", help="make a token, and print it once")
+    add.add_argument("name", metavar="NAME")
+    add.add_argument(
+        "--scope", default=DEFAULT_SCOPES, metavar="S[,S]", help=f"generate, status, work, admin ({DEFAULT_SCOPES})"
+    )
+    add.add_argument("--rate", type=float, metavar="R", help="requests a second (any)")
+    add.add_argument("--concurrent", type=int, metavar="N", help="requests at once (any)")
+    add.add_argument("--bytes-per-day", type=int, metavar="B", help="bytes generated a day (any)")
+    _add_file(add)
+    add.set_defaults(run=run_add)
+
+    show = actions.add_parser("list", help="who has one, and what each may do")
+    _add_file(show)
+    show.set_defaults(run=run_list)
+
+    remove = actions.add_parser("remove", help="take it back: it is forgotten at the next request")
+    remove.add_argument("name", metavar="NAME")
+    _add_file(remove)
+    remove.set_defaults(run=run_remove)
+
+
+def run_add(options: argparse.Namespace) -> int:
+    from stages.wire.secret_files import lock_beside
+    from stages.wire.tokens import Key, new_token, read_tokens, token_hash, write_tokens
+
+    scopes = tuple(dict.fromkeys(part.strip() for part in options.scope.split(",") if part.strip()))
+    key = Key(options.name, "", scopes, options.rate, options.concurrent, options.bytes_per_day)
+    token = new_token()
+    with lock_beside(options.tokens):
+        keys = read_tokens(options.tokens) if options.tokens.exists() else ()
+        if any(other.name == key.name for other in keys):
+            raise InputError(f"{options.tokens} has a key {key.name} already: remove it first, or take another name")
+        write_tokens(options.tokens, [*keys, replace(key, sha256=token_hash(token))])
+    print(token)
+    return 0
+
+
+def run_list(options: argparse.Namespace) -> int:
+    from stages.wire.tokens import read_tokens
+
+    for key in read_tokens(options.tokens):
+        limits = [
+            f"{key.rate:g} a second" if key.rate else "",
+            f"{key.concurrent} at once" if key.concurrent else "",
+            f"{key.bytes_per_day} bytes a day" if key.bytes_per_day else "",
+        ]
+        said = ", ".join(limit for limit in limits if limit) or "no limits"
+        print(f"{key.name:16} {','.join(key.scopes):24} {said}")
+    return 0
+
+
+def run_remove(options: argparse.Namespace) -> int:
+    from stages.wire.secret_files import lock_beside
+    from stages.wire.tokens import read_tokens, write_tokens
+
+    with lock_beside(options.tokens):
+        keys = read_tokens(options.tokens)
+        left = [key for key in keys if key.name != options.name]
+        if len(left) == len(keys):
+            names = ", ".join(key.name for key in keys) or "none"
+            raise InputError(f"{options.tokens} has no key {options.name!r}; there are: {names}")
+        write_tokens(options.tokens, left)
+    print(f"removed {options.name}; {len(left)} left")
+    return 0
+
+
+def _add_file(parser: argparse.ArgumentParser) -> None:
+    what = "what `onesweep router` or `onesweep coordinate` is given"
+    parser.add_argument("--tokens", type=Path, required=True, metavar="FILE", help=what)

@@ -1,0 +1,271 @@
+"""Commands that ask a router: `generate` and `compare`, and the options of every command that does."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from serving.client.client import Result
+from serving.client.comparison import printable, titled
+from serving.modes import MODES
+from serving.router.request import DEFAULT_TIMEOUT_S, SETTINGS, Request
+from serving.router.topology import DEFAULT_ROUTER
+from stages.settings import add_flags
+from stages.wire.tls import add_client_options, security_of
+from stages.wire.tokens import add_token_options, token_of
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from serving.client.client import AsyncClient, Client
+    from stages.wire.tls import Tls
+
+    Subparsers = _SubParsersAction[argparse.ArgumentParser]
+
+
+class Credentials(TypedDict):
+    """Settings of a client."""
+
+    tls: Tls | None
+    token: str
+    insecure: bool
+
+
+def add_router_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--router", metavar="HOST:PORT", help="default: what is up here, else " + DEFAULT_ROUTER)
+    add_client_options(parser)
+    add_token_options(parser)
+
+
+def client_of(options: argparse.Namespace) -> Client:
+    """A client of the router that the options name. Raises InputError."""
+    from serving.client.client import Client
+
+    address, who = _connection(options)
+    return Client(address, **who)
+
+
+def async_client_of(options: argparse.Namespace) -> AsyncClient:
+    """Like `client_of`, where an event loop runs."""
+    from serving.client.client import AsyncClient
+
+    address, who = _connection(options)
+    return AsyncClient(address, **who)
+
+
+def _connection(options: argparse.Namespace) -> tuple[str, Credentials]:
+    from serving.cli.deployment import find_deployment, state_directory
+
+    deployment = None if options.router else find_deployment(state_directory())
+    topology = deployment.topology if deployment else None
+    security = security_of(options, topology.client_tls if topology else None)
+    address = options.router or (topology.router if topology else DEFAULT_ROUTER)
+    token = token_of(options, address, security.tls)
+    return address, {"tls": security.tls, "token": token, "insecure": security.insecure}
+
+
+def register_generate(subparsers: Subparsers) -> None:
+    generate = subparsers.add_parser("generate", help="generate text")
+    _add_request(generate)
+    generate.add_argument("--mode", default="sweep", metavar="M", help=", ".join(MODES) + " (sweep)")
+    generate.add_argument("--stream", action="store_true", help="print pieces as they arrive")
+    generate.add_argument("--json", action="store_true")
+    generate.set_defaults(run=run_generate)
+
+    compare = subparsers.add_parser("compare", help="run modes side by side on one prompt")
+    _add_request(compare)
+    compare.add_argument("--modes", metavar="M[,M]", help="such as ar,resample:chain (those that the router can serve)")
+    compare.add_argument("--json", action="store_true")
+    compare.add_argument("--html", type=Path, metavar="FILE", help="write the texts and figures there, too")
+    compare.set_defaults(run=run_compare)
+
+
+def _add_request(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", metavar="PROMPT")
+    add_router_options(parser)
+    add_flags(parser, Request)
+    parser.set_defaults(seed=0, suffix="")
+    parser.add_argument("--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, metavar="S")
+
+
+def run_generate(options: argparse.Namespace) -> int:
+    from serving.client.client import Result, TextDecoder
+    from serving.client.comparison import printable
+
+    settings = _request_settings(options)
+    with client_of(options) as client:
+        if options.stream and not options.json:
+            decoder = TextDecoder()
+            for item in client.stream(options.prompt, mode=options.mode, **settings):
+                if isinstance(item, Result):
+                    print(printable(decoder.end(), newline="\n"), flush=True)
+                    _print_cost(item)
+                else:
+                    print(printable(decoder.feed(item), newline="\n"), end="", flush=True)
+            return 0
+        result = client.generate(options.prompt, mode=options.mode, **settings)
+    if options.json:
+        print(json.dumps(result.as_json()))
+    else:
+        print(printable(result.text, newline="\n"))
+        _print_cost(result)
+    return 0
+
+
+def run_compare(options: argparse.Namespace) -> int:
+    from serving.client.comparison import all_entrants, named_entrants, run_entrants
+    from stages.settings import check_destination, write_destination
+
+    entrants = None if options.modes is None else named_entrants(options.modes)
+    settings = _request_settings(options)
+    Request(prompt=options.prompt, suffix=options.suffix).message()
+    if options.html:
+        check_destination(options.html, "--html")
+    with client_of(options) as client:
+        entrants = entrants or all_entrants(client.status().modes, options.scorer, options.suffix)
+        outcomes = run_entrants(client, options.prompt, entrants, settings)
+    print_outcomes(options.prompt, options.suffix, outcomes, options.json)
+    if options.html:
+        write_destination(options.html, comparison_page(options.prompt, options.suffix, outcomes, settings))
+    return 0 if all(not isinstance(outcome, str) for outcome in outcomes.values()) else 1
+
+
+def _request_settings(options: argparse.Namespace) -> dict[str, Any]:
+    names = [f.name for f in SETTINGS if "flag" in f.metadata]
+    return {name: getattr(options, name) for name in (*names, "timeout_s")}
+
+
+def print_outcomes(prompt: str, suffix: str, outcomes: dict[str, Result | str], as_json: bool) -> None:
+    from serving.client.comparison import comparison
+
+    if as_json:
+        rows = {m: {"mode": m, "error": o} if isinstance(o, str) else o.as_json() for m, o in outcomes.items()}
+        print(json.dumps(list(rows.values())))
+    else:
+        print(comparison(prompt, outcomes, suffix))
+
+
+def _tokens(result: Result) -> str:
+    """Nothing where tokens are bytes."""
+    return f" in {result.output_tokens} tokens" if result.output_tokens != result.output_bytes else ""
+
+
+def _print_cost(result: Result) -> None:
+    print(
+        f"[{result.mode}, seed {result.seed}: {result.output_bytes} bytes{_tokens(result)}, "
+        f"{result.sweeps} sweeps, {result.hops} hops, {result.wire_bytes_total} bytes on the wire, "
+        f"{result.latency_ms:.0f} ms, {result.compute_ms:.0f} ms of compute]",
+        file=sys.stderr,
+    )
+    if result.reason:
+        print(f"[{result.reason}]", file=sys.stderr)
+
+
+# Results side by side: one HTML file that needs no other.
+
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #8a93a055; --bad: #c0392b; }
+@media (prefers-color-scheme: dark) { :root { --bad: #ff8a7a; } }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 80rem; margin: 2rem auto; padding: 0 1rem;
+  background: Canvas; color: CanvasText; }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin: 0 0 .4rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; white-space: nowrap; }
+th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid var(--line); }
+th:first-child, td:first-child { text-align: left; }
+.texts { display: grid; grid-template-columns: repeat(auto-fill, minmax(22rem, 1fr)); gap: 1rem; margin: 1.5rem 0; }
+article { border: 1px solid var(--line); border-radius: .4rem; padding: .8rem; }
+p.text { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; font: .85rem/1.45 ui-monospace, monospace; }
+.given { opacity: .55; } .bad { color: var(--bad); } .small { font-size: .82rem; opacity: .8; }
+code { font: .85rem ui-monospace, monospace; overflow-wrap: anywhere; }
+"""
+
+_COLUMNS = (
+    "mode", "latency ms", "first byte ms", "sweeps", "hops", "wire bytes", "host-seconds", "compute ms", "scorer",
+    "chunk", "candidates", "effective", "accepted", "KL bits a byte",
+)  # fmt: skip
+
+_READING = """Latency is the router's, from admission to the last byte. Wire bytes are the payload of all hops of all
+sweeps. Host-seconds and compute are arithmetic, on the hosts and in all. Effective: of the candidates, as their weights
+leave them. Accepted: share of the guesses that counted. KL: of drafter and scorer. The sign &#xFFFD; stands for bytes
+that are no UTF-8, and for control characters."""
+
+
+def comparison_page(prompt: str, suffix: str, outcomes: dict[str, Result | str], settings: dict[str, Any]) -> str:
+    """The whole page.
+
+    :param outcomes: for each mode its Result, or the sentence that says why there is none.
+    :param settings: of the requests; those that are None were the router's to choose.
+    """
+    results = {label: outcome for label, outcome in outcomes.items() if isinstance(outcome, Result)}
+    given = {name: value for name, value in settings.items() if value is not None and value != ""}
+    parts = [
+        "<h1>onesweep: one prompt, several modes</h1>",
+        f"<p>Given: <code>{_shown(prompt)}</code>" + (f" … <code>{_shown(suffix)}</code>" if suffix else "") + "</p>",
+        _table(_COLUMNS, [_row(label, result) for label, result in results.items()]),
+        '<div class="texts">' + "".join(_card(prompt, suffix, *pair) for pair in outcomes.items()) + "</div>",
+        f'<p class="small">{_READING}</p>',
+        _table(("setting", "value"), [(name, _plain(str(value))) for name, value in given.items()]),
+    ]
+    return (
+        '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>onesweep compare</title><style>{_STYLE}</style></head>\n<body>\n"
+        + "\n".join(parts)
+        + "\n</body>\n</html>\n"
+    )
+
+
+def _row(label: str, result: Result) -> tuple[str, ...]:
+    acceptance = result.acceptance
+    return (
+        titled(label, result),
+        f"{result.latency_ms:.1f}",
+        f"{result.first_byte_ms:.1f}",
+        str(result.sweeps),
+        str(result.hops),
+        f"{result.wire_bytes_total:,}",
+        f"{result.host_seconds:.3f}",
+        f"{result.compute_ms:.1f}",
+        result.scorer or "-",
+        str(result.chunk or "-"),
+        str(result.candidates or "-"),
+        f"{result.effective_samples:.1f}" if result.effective_samples else "-",
+        "-" if acceptance is None else f"{acceptance:.2f}",
+        f"{result.divergence_bits:.3f}" if result.divergence_bits else "-",
+    )
+
+
+def _card(prompt: str, suffix: str, label: str, outcome: Result | str) -> str:
+    if isinstance(outcome, str):
+        return f'<article><h2>{_shown(label)}</h2><p class="bad">{_shown(outcome)}</p></article>'
+    after = f'<span class="given">{_shown(suffix)}</span>' if outcome.mode == "infill" else ""
+    reason = f'<p class="small">{_shown(outcome.reason)}</p>' if outcome.reason else ""
+    return (
+        f'<article><h2>{_shown(titled(label, outcome))}</h2><p class="text"><span class="given">{_shown(prompt)}</span>'
+        f'{_shown(outcome.text)}{after}</p>{reason}<p class="small">seed {outcome.seed}, {outcome.output_bytes} bytes'
+        f"</p></article>"
+    )
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    def line(cells: Sequence[str], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+    body = "\n".join(line(cells, "td") for cells in rows)
+    return f'<div class="wide"><table><thead>{line(header, "th")}</thead><tbody>\n{body}\n</tbody></table></div>'
+
+
+def _plain(text: str) -> str:
+    return printable(text, newline="\n")
+
+
+def _shown(text: str) -> str:
+    """Text that is safe in HTML."""
+    return escape(_plain(text))

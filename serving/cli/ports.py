@@ -1,0 +1,46 @@
+"""Free ports of this machine, reserved between processes."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+from collections import deque
+
+from stages.errors import ServiceError
+
+# Below those that systems give to outgoing connections, above most that services are known by.
+PORTS = range(20_000, 32_000)
+MOST_BLOCKS = 32
+TRIES = 10_000
+
+_kept: deque[contextlib.ExitStack] = deque()
+
+
+def free_port_block(count: int) -> int:
+    """The first of `count` neighbouring loopback ports that are free and reserved. Raises ServiceError if none is."""
+    # a datagram socket of the same number reserves a port between processes: it is in no server's way, and ends with
+    # this process, or after MOST_BLOCKS further calls
+
+    for _ in range(TRIES):
+        first = PORTS.start + secrets.randbelow(len(PORTS) - count)
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.socket(type=socket.SOCK_DGRAM)).bind(("127.0.0.1", port))
+            if all(port_free("127.0.0.1", port) for port in range(first, first + count)):
+                _kept.append(stack.pop_all())
+                if len(_kept) > MOST_BLOCKS:
+                    _kept.popleft().close()
+                return first
+    raise ServiceError(f"no {count} neighbouring loopback ports are free: end what listens on so many")
+
+
+def port_free(host: str, port: int) -> bool:
+    """True if a server could listen there now."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,365 @@
+"""Commands of those who run a service: `router`, `host`, `doctor`, `up`, `down`, `deploy`, `status` and `demo`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from serving.cli.deployment import SHIPPED
+from serving.cli.generate import add_router_options, async_client_of, client_of
+from serving.gateway.commands import DEFAULT_LISTEN
+from serving.router.topology import DEFAULT_ROUTER
+from stages.errors import InputError
+from stages.host.commands import (
+    add_drain_flag,
+    add_health_flag,
+    add_host_options,
+    add_shelf,
+    check_positive,
+    host_settings,
+    keep_warm_s,
+)
+from stages.telemetry.logs import start_log
+from stages.telemetry.observability import add_observability, observability_of
+from stages.wire.registry import add_registry_flags, registry_settings
+from stages.wire.tls import add_server_options, security_of
+from stages.wire.web_access import check_framework
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from serving.cli.deployment import Deployment
+    from serving.router.topology import Topology
+
+    Subparsers = _SubParsersAction[argparse.ArgumentParser]
+
+DEMO_PROMPT = "The old man looked at the sea and said that "
+DEMO_BYTES = 128
+REGISTERED_S = 10.0  # how long the doctor waits for hosts to register
+
+
+def register_servers(subparsers: Subparsers) -> None:
+    router = subparsers.add_parser("router", help="run the router of a topology")
+    router.add_argument("--topology", type=Path, metavar="FILE", help="the hosts; or where they register: --registry")
+    add_registry_flags(router)
+    router.add_argument("--listen", metavar="HOST:PORT", help=f"default: the topology's, else {DEFAULT_ROUTER}")
+    router.add_argument("--checkpoint", type=Path, metavar="DIR", help="bundle with the local model, for mode `local`")
+    router.add_argument(
+        "--frontier", type=Path, metavar="FILE", help="what mode `auto` chooses from (the bundle's frontier.json)"
+    )
+    add_shelf(router)
+    router.add_argument("--threads", type=int, metavar="N", help="processor threads (default: all cores)")
+    router.add_argument("--max-requests", type=int, default=64, metavar="N", help="requests in flight (64)")
+    router.add_argument("--max-rate", type=int, default=1000, metavar="R", help="requests started a second (1000)")
+    router.add_argument("--hop-timeout-s", type=float, default=5.0, metavar="S", help="wait for a host (5)")
+    router.add_argument("--keep-warm-ms", type=int, default=150, metavar="MS", help="pace on idle links, 0 = off (150)")
+    router.add_argument(
+        "--audit", type=float, default=0.0, metavar="SHARE", help="sweeps that replicas compute again, 0 to 1 (0)"
+    )
+    router.add_argument("--max-waiting", type=int, default=16, metavar="N", help="requests that wait for a place (16)")
+    router.add_argument("--max-wait-s", type=float, default=2.0, metavar="S", help="longest wait for a place (2)")
+    router.add_argument("--tokens", type=Path, metavar="FILE", help="who may ask, from `onesweep token`")
+    add_server_options(router)
+    add_health_flag(router)
+    add_drain_flag(router)
+    add_observability(router, share=True)
+    router.set_defaults(run=run_router_command)
+
+    host = subparsers.add_parser("host", help="run one host of a topology on this machine")
+    host.add_argument("name", metavar="NAME")
+    host.add_argument("--topology", type=Path, required=True, metavar="FILE")
+    host.add_argument("--checkpoint", type=Path, metavar="DIR", help="default: the topology's")
+    add_host_options(host)
+    host.set_defaults(run=run_host)
+
+
+def register_doctor(subparsers: Subparsers) -> None:
+    doctor = subparsers.add_parser("doctor", help="measure every hop, and say what to do about those that are bad")
+    doctor.add_argument("--topology", type=Path, metavar="FILE", help="the hosts; or where they register: --registry")
+    add_registry_flags(doctor)
+    doctor.add_argument("--json", action="store_true")
+    add_server_options(doctor)
+    doctor.set_defaults(run=run_doctor_command)
+
+
+def register_up(subparsers: Subparsers) -> None:
+    up = subparsers.add_parser("up", help="start hosts and router on this machine")
+    up.add_argument("--detach", action="store_true", help="return when ready, leave them running")
+    where = up.add_mutually_exclusive_group()
+    where.add_argument("--hosts", type=int, metavar="N", help="hosts that share the blocks (3)")
+    where.add_argument("--topology", type=Path, metavar="FILE")
+    up.add_argument(
+        "--replicas", type=int, default=1, metavar="N", help="of each host: requests survive the loss of one (1)"
+    )
+    up.add_argument("--checkpoint", type=Path, metavar="DIR", help="bundle to serve (default: the shipped weights)")
+    up.add_argument(
+        "--port", type=int, default=7700, metavar="P", help="the router's; hosts take those after it (7700)"
+    )
+    up.add_argument(
+        "--http",
+        nargs="?",
+        const=DEFAULT_LISTEN,
+        metavar="HOST:PORT",
+        help=f"an API and a page, too ({DEFAULT_LISTEN})",
+    )
+    up.add_argument("--threads", type=int, default=1, metavar="N", help="processor threads of each process (1)")
+    up.set_defaults(run=run_up)
+
+    subparsers.add_parser("down", help="stop what `up --detach` started").set_defaults(run=run_down)
+
+
+def register_deploy(subparsers: Subparsers) -> None:
+    deploy = subparsers.add_parser("deploy", help="exchange the weights under a running service, or take that back")
+    deploy.add_argument("checkpoint", type=Path, nargs="?", metavar="DIR", help="bundle to serve from now on")
+    deploy.add_argument("--rollback", action="store_true", help="go back to the release before")
+    deploy.add_argument(
+        "--without", default="", metavar="NAME[,NAME]", help="hosts that are down and need not take part"
+    )
+    add_router_options(deploy)
+    deploy.add_argument("--timeout-s", type=float, default=600.0, metavar="S", help="give it up after (600)")
+    deploy.add_argument("--json", action="store_true")
+    deploy.set_defaults(run=run_deploy)
+
+    status = subparsers.add_parser("status", help="hosts, readiness, sessions")
+    add_router_options(status)
+    status.add_argument("--json", action="store_true")
+    status.set_defaults(run=run_status)
+
+
+def register_demo(subparsers: Subparsers) -> None:
+    demo = subparsers.add_parser("demo", help="three hosts here, one prompt in every mode, then stop")
+    demo.add_argument("--prompt", default=DEMO_PROMPT)
+    demo.add_argument("--checkpoint", type=Path, default=SHIPPED, metavar="DIR")
+    demo.set_defaults(run=run_demo)
+
+
+def run_router_command(options: argparse.Namespace) -> int:
+    from serving.router.admission import AdmissionSettings
+    from serving.router.ring import RingSettings
+    from serving.router.server import RouterSettings, serve
+
+    check_positive(options, "threads", "max_requests", "max_rate", "max_wait_s", "hop_timeout_s", "drain_s")
+    seeing = observability_of(options)
+    start_log(seeing.log_format, "router")
+    topology = _topology_of(options)
+    if options.max_waiting < 0:
+        raise InputError(f"--max-waiting must be 0 or more, not {options.max_waiting}")
+    settings = RouterSettings(
+        topology=topology,
+        listen=options.listen or topology.router,
+        checkpoint=options.checkpoint or topology.checkpoint,
+        admission=AdmissionSettings(
+            request_limit=options.max_requests,
+            requests_per_s=options.max_rate,
+            queue_limit=options.max_waiting,
+            queue_wait_s=options.max_wait_s,
+        ),
+        ring=RingSettings(
+            hop_timeout_s=options.hop_timeout_s,
+            keep_warm_s=keep_warm_s(options.keep_warm_ms),
+            audit_share=_audit_share(options.audit),
+        ),
+        threads=options.threads,
+        security=security_of(options, topology.tls_of("router")),
+        tokens=options.tokens,
+        shelf=options.shelf,
+        frontier=options.frontier,
+        health=options.health,
+        registry=registry_settings(options),
+        seeing=seeing,
+        drain_s=options.drain_s,
+    )
+    serve(settings)
+    return 0
+
+
+def _topology_of(options: argparse.Namespace, within_s: float | None = None) -> Topology:
+    """The hosts that a file names, or those that are registered. Raises OnesweepError."""
+    from serving.router.discovery import await_topology
+    from serving.router.topology import read_topology
+
+    registry = registry_settings(options)
+    if (registry is None) == (options.topology is None):
+        raise InputError("give either --topology FILE, or --registry URL where hosts register")
+    return await_topology(registry, DEFAULT_ROUTER, within_s) if registry else read_topology(options.topology)
+
+
+def _audit_share(share: float) -> float:
+    if not 0 <= share <= 1:
+        raise InputError(f"--audit must be 0 (off) to 1 (every sweep), not {share}")
+    return share
+
+
+def run_host(options: argparse.Namespace) -> int:
+    from serving.router.topology import read_topology
+    from stages.host.server import StageSettings, serve
+
+    topology = read_topology(options.topology)
+    host = topology.host(options.name)
+    checkpoint = options.checkpoint or topology.checkpoint
+    if checkpoint is None:
+        raise InputError(f"{options.topology} names no checkpoint: add one, or give --checkpoint")
+    settings = host_settings(options, host.name)
+    seeing = observability_of(options)
+    start_log(seeing.log_format, host.name)
+    serve(
+        StageSettings(
+            checkpoint,
+            host.blocks,
+            host.listen,
+            tuple(topology.successors(host)),
+            settings,
+            options.threads,
+            security=security_of(options, topology.tls_of(host.name)),
+            shelf=options.shelf,
+            health=options.health,
+            seeing=seeing,
+            drain_s=options.drain_s,
+        )
+    )
+    return 0
+
+
+def run_doctor_command(options: argparse.Namespace) -> int:
+    from serving.router.doctor import report_text, run_doctor
+
+    topology = _topology_of(options, within_s=REGISTERED_S)
+    report = run_doctor(topology, security_of(options, topology.tls_of("router")))
+    print(json.dumps(report.as_json()) if options.json else report_text(report))
+    return 0 if report.healthy else 1
+
+
+def run_up(options: argparse.Namespace) -> int:
+    from serving.cli.deployment import Deployment, ends_cleanly, state_directory
+    from serving.router.topology import local_topology, read_topology
+    from stages.host.parts import plan_host
+
+    if options.http:
+        check_framework("--http")
+    check_positive(options, "hosts", "threads")
+    topology = read_topology(options.topology) if options.topology else None
+    checkpoint = options.checkpoint or (topology.checkpoint if topology else None) or SHIPPED
+    parts = plan_host(checkpoint, (0,)).parts
+    if topology is None:
+        topology = local_topology(
+            options.hosts or min(3, parts), parts, checkpoint.resolve(), options.port + 1, options.replicas
+        )
+    elif options.replicas != 1:
+        raise InputError("--replicas is for hosts that `up` lays out itself: name replicas in the topology")
+    elif topology.blocks != parts:
+        raise InputError(f"the topology has {topology.blocks} blocks, the checkpoint {parts}: make them agree")
+    with ends_cleanly():
+        deployment = Deployment.start(
+            topology, checkpoint.resolve(), state_directory(), options.threads, http=options.http
+        )
+        try:
+            deployment.wait_ready()
+            for host in topology.hosts:
+                print(f"{host.name:10} {host.address:22} blocks {host.span}")
+            print(f"{'router':10} {topology.router:22} ready; logs in {deployment.directory}", flush=True)
+            if options.http:
+                deployment.wait_listening(options.http)
+                print(f"{'http':10} http://{options.http}", flush=True)
+            if not options.detach:
+                _watch(deployment)
+        except BaseException:
+            deployment.stop()
+            raise
+    return 0
+
+
+def _watch(deployment: Deployment) -> None:
+    """Return at Ctrl-C, with everything stopped. A host that ends by itself is started again if others hold its blocks
+    meanwhile; for any other process, raises ServiceError."""
+    replicated = deployment.topology.replicated
+    with contextlib.suppress(KeyboardInterrupt):
+        print("Ctrl-C stops them.", flush=True)
+        while True:
+            time.sleep(1)
+            for name in set(deployment.ended()) & replicated:
+                print(f"{name} ended and is started again; see its log", flush=True)
+                deployment.revive(name)
+            deployment.check_alive()
+    deployment.stop()
+
+
+def run_down(options: argparse.Namespace) -> int:
+    from serving.cli.deployment import require_deployment, state_directory
+
+    deployment = require_deployment(state_directory())
+    deployment.stop()
+    print(f"stopped {len(deployment.processes)} processes")
+    return 0
+
+
+def run_deploy(options: argparse.Namespace) -> int:
+    from serving.cli.deploy import deploy, lines_of, read_release, record_of, roll_back
+
+    if options.rollback == (options.checkpoint is not None):
+        raise InputError("give the directory of a checkpoint to deploy, or --rollback to go back to the one before")
+    if options.rollback and options.without:
+        raise InputError("--without is for a deployment: a rollback leaves hosts out that are down")
+    check_positive(options, "timeout_s")
+    show = partial(print, file=sys.stderr if options.json else sys.stdout, flush=True)
+    client, without = partial(async_client_of, options), [name for name in options.without.split(",") if name]
+    if options.rollback:
+        switch = roll_back(client, show, options.timeout_s)
+    else:
+        switch = deploy(client, read_release(options.checkpoint), without, show, options.timeout_s)
+    print(json.dumps(record_of(switch)) if options.json else "\n".join(lines_of(switch)))
+    return 0
+
+
+def run_status(options: argparse.Namespace) -> int:
+    from google.protobuf.json_format import MessageToDict
+
+    with client_of(options) as client:
+        status = client.status()
+    if options.json:
+        print(
+            json.dumps(
+                MessageToDict(status, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+            )
+        )
+        return 0
+    state = "ready" if status.ready else "not ready"
+    print(f"router {state}; modes {', '.join(status.modes)}; {status.requests} of {status.request_limit} requests")
+    for host in status.hosts:
+        blocks = ",".join(map(str, host.blocks))
+        state = f"ready, {host.rtt_ms:.1f} ms, {host.sessions} sessions" if host.ready else host.reason
+        if status.release and host.releases and status.release not in host.releases:
+            state += f"; it has release {host.releases[-1]}"
+        print(f"{host.name:10} {host.address:22} blocks {blocks:6} {state}")
+    release = f"release {status.release}" if status.release else "no release yet"
+    print(f"{release}; before: {status.previous}" if status.previous else release)
+    if status.audits.audited:
+        shown = f"{status.audits.audited} of {status.audits.sweeps} sweeps, {status.audits.faulty_hosts} found faulty"
+        print(f"audits: {shown}, {status.audits.compute_ms / 1000:.1f} s of hosts' arithmetic")
+    return 0 if status.ready else 1
+
+
+def run_demo(options: argparse.Namespace) -> int:
+    from serving.cli.deployment import ends_cleanly, temporary_deployment
+    from serving.cli.generate import print_outcomes
+    from serving.cli.ports import free_port_block
+    from serving.client.client import Client
+    from serving.client.comparison import all_entrants, run_entrants
+    from serving.router.topology import local_topology
+    from stages.host.parts import plan_host
+
+    parts = plan_host(options.checkpoint, (0,)).parts
+    topology = local_topology(min(3, parts), parts, options.checkpoint.resolve(), free_port_block(4) + 1)
+    print(f"starting {len(topology.hosts)} hosts and a router on this machine ...", flush=True)
+    with ends_cleanly(), temporary_deployment(topology, options.checkpoint.resolve()) as deployment:
+        with Client(deployment.topology.router) as client:
+            entrants = all_entrants(client.status().modes, scorer=None, suffix="")
+            outcomes = run_entrants(client, options.prompt, entrants, {"max_bytes": DEMO_BYTES, "seed": 1})
+        print_outcomes(options.prompt, "", outcomes, as_json=False)
+    print("\nstopped. `onesweep up --detach` keeps such hosts running; the README continues from here.")
+    return 0

@@ -1,0 +1,308 @@
+"""The client: `Client` for plain code, `AsyncClient` for asyncio.
+
+with Client() as client:
+    result = client.generate("Once upon a time", mode="sweep", max_bytes=256, seed=1)
+    print(result.text, result.latency_ms)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, suppress
+from typing import Any, Self
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from serving.client.errors import RequestRefused, RouterError, error_of, is_unreachable
+from serving.client.result import Result, result_of
+from serving.router.request import DEFAULT_TIMEOUT_S, Request
+from serving.router.topology import DEFAULT_ROUTER
+from serving.v1 import router_pb2, router_pb2_grpc
+from stages.errors import InputError
+from stages.wire.channel import check_target, is_loopback, open_blocking_channel, open_channel
+from stages.wire.status import REQUEST_KEY
+from stages.wire.tls import Security, Tls
+from stages.wire.tokens import token_metadata
+
+# The client's public surface.
+__all__ = ["AsyncClient", "Client", "RequestRefused", "Result", "RouterError", "TextDecoder", "Tls"]
+
+SERVICE = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
+
+
+class _Connection:
+    """Common part of the two clients: address, certificates and token, and how calls end."""
+
+    def __init__(
+        self, address: str = DEFAULT_ROUTER, *, tls: Tls | None = None, token: str = "", insecure: bool = False
+    ) -> None:
+        """:param tls: the authority that the router's certificate must be signed by; None = plain text.
+        :param token: sent with every call, for routers that ask for one.
+        :param insecure: accept plain text to another machine, without a token.
+
+        Raises InputError for a connection that would not be safe.
+        """
+        self.address, self._security = address, checked_security(address, tls, token, insecure)
+        self._metadata = token_metadata(token)
+        self._open()
+
+    @property
+    def is_private(self) -> bool:
+        """True where a token that is sent cannot be read on its way."""
+        return _is_private(self.address, self._security.tls)
+
+    def _open(self) -> None:
+        """Connect with the certificates as they are now."""
+        stamp = self._security.stamp()
+        self._dial()
+        self._stamp = stamp
+
+    def _dial(self) -> None:
+        raise NotImplementedError
+
+    def _failed(self, error: grpc.RpcError | grpc.aio.AioRpcError, timeout_s: float) -> Exception:
+        """The exception to raise for a call that failed; the next call uses certificates that were renewed."""
+        if is_unreachable(error) and self._security.stamp() != self._stamp:
+            with suppress(InputError):  # half of it may be replaced yet
+                self._open()
+        return error_of(error, self.address, timeout_s, self._security)
+
+
+class _Answer:
+    """The responses to one request, as clients hand them out."""
+
+    def __init__(self) -> None:
+        self._output = b""
+
+    def read(self, response: router_pb2.GenerateResponse) -> bytes | router_pb2.Trip | Result:
+        """A piece of text, a sweep that came back, or the result, which is last."""
+        match response.WhichOneof("kind"):
+            case "summary":
+                return result_of(response.summary, self._output)
+            case "trip":
+                return response.trip
+        self._output += response.text
+        return response.text
+
+
+class AsyncClient(_Connection):
+    """Talks to a router from asyncio code."""
+
+    def _dial(self) -> None:
+        # calls under way end on the channel that they began on
+        self._channels = [*getattr(self, "_channels", ()), open_channel(self.address, security=self._security)]
+        self._stub: router_pb2_grpc.RouterServiceAsyncStub = router_pb2_grpc.RouterServiceStub(self._channels[-1])
+
+    async def generate(self, prompt: str | bytes, **settings: Any) -> Result:  # noqa: ANN401
+        """Generate a whole text; `settings` are those of `Request`, and timeout_s.
+
+        Raises RequestRefused or RouterError.
+        """
+        result: Result | None = None
+        async for item in self.events(prompt, whole=True, **settings):
+            result = item if isinstance(item, Result) else result
+        if result is not None:
+            return result
+        raise RouterError("the router ended the answer without an account", grpc.StatusCode.INTERNAL)
+
+    async def stream(self, prompt: str | bytes, **settings: Any) -> AsyncIterator[bytes | Result]:  # noqa: ANN401
+        """Pieces of text as they arrive, then the Result. Leaving early cancels the request on every host."""
+        async with aclosing(self.events(prompt, **settings)) as events:
+            async for event in events:
+                if not isinstance(event, router_pb2.Trip):
+                    yield event
+
+    async def events(
+        self,
+        prompt: str | bytes,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        whole: bool = False,
+        trips: bool = False,
+        authorization: str | None = None,
+        named: Callable[[str], object] | None = None,
+        **settings: Any,  # noqa: ANN401
+    ) -> AsyncGenerator[bytes | router_pb2.Trip | Result, None]:
+        """Like `stream`, with a Trip for each sweep that came back.
+
+        :param whole: the text in one piece at the end.
+        :param authorization: sent to the router as metadata of this name, such as "Bearer TOKEN".
+        :param named: called first, with the router's name of the request, where it tells one.
+        """
+        request = Request(prompt=prompt, **settings).message(whole, trips)
+        timeout_s = _checked_timeout(timeout_s)
+        call = self._stub.Generate(request, timeout=timeout_s, metadata=self._credentials(authorization))
+        answer = _Answer()
+        try:
+            if named is not None and (name := dict(await call.initial_metadata()).get(REQUEST_KEY)):
+                named(str(name))
+            async for response in call:
+                yield answer.read(response)
+        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+            raise self._ended(error, timeout_s) from None
+        finally:
+            call.cancel()
+
+    async def status(self, timeout_s: float = 5.0, authorization: str | None = None) -> router_pb2.StatusResponse:
+        """The hosts as the router sees them. Raises RouterError."""
+        metadata = self._credentials(authorization)
+        try:
+            return await self._stub.Status(router_pb2.StatusRequest(), timeout=timeout_s, metadata=metadata)
+        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+            raise self._ended(error, timeout_s) from None
+
+    async def serves(self, timeout_s: float = 5.0) -> bool:
+        """True where the router can take requests; no token is needed. Raises RouterError."""
+        health = health_pb2_grpc.HealthStub(self._channels[-1])
+        try:
+            answer = await health.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=timeout_s)
+        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+            raise self._ended(error, timeout_s) from None
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+    async def exchange(
+        self, requests: AsyncIterator[router_pb2.DeployRequest] | None, timeout_s: float
+    ) -> AsyncGenerator[router_pb2.DeployProgress, None]:
+        """The router's progress while it exchanges its weights for those that `requests` bring (`onesweep deploy`).
+
+        :param requests: None = it goes back to the release before. Raises RequestRefused or RouterError.
+        """
+        call: (
+            grpc.aio.UnaryStreamCall[router_pb2.RollbackRequest, router_pb2.DeployProgress]
+            | grpc.aio.StreamStreamCall[router_pb2.DeployRequest, router_pb2.DeployProgress]
+        )
+        if requests is None:
+            call = self._stub.Rollback(router_pb2.RollbackRequest(), timeout=timeout_s, metadata=self._metadata)
+        else:
+            call = self._stub.Deploy(requests, timeout=timeout_s, metadata=self._metadata)
+        try:
+            async for progress in call:
+                yield progress
+        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+            raise self._ended(error, timeout_s) from None
+        finally:
+            call.cancel()
+
+    def _credentials(self, authorization: str | None) -> tuple[tuple[str, str], ...]:
+        """Metadata with the caller's token, or this client's. Raises InputError for plain text to another machine."""
+        if authorization is None:
+            return self._metadata
+        checked_security(self.address, self._security.tls, authorization, self._security.insecure)
+        return (("authorization", authorization),)
+
+    def _ended(self, error: grpc.aio.AioRpcError | asyncio.CancelledError, timeout_s: float) -> BaseException:
+        if isinstance(error, asyncio.CancelledError):
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                return error
+            # gRPC raises it, too, where it was the connection that ended
+            return RouterError(f"the connection to {self.address} was closed", grpc.StatusCode.UNAVAILABLE)
+        return self._failed(error, timeout_s)
+
+    async def close(self) -> None:
+        for channel in self._channels:
+            await channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+
+class Client(_Connection):
+    """Talks to a router from plain code; see `AsyncClient` for what its methods do."""
+
+    def _dial(self) -> None:
+        self._channels = [*getattr(self, "_channels", ()), open_blocking_channel(self.address, security=self._security)]
+        self._stub = router_pb2_grpc.RouterServiceStub(self._channels[-1])
+
+    def generate(self, prompt: str | bytes, **settings: Any) -> Result:  # noqa: ANN401
+        """Generate a whole text; `settings` are those of `Request`, and timeout_s.
+
+        Raises RequestRefused or RouterError.
+        """
+        result: Result | None = None
+        for item in self._items(prompt, whole=True, **settings):
+            result = item if isinstance(item, Result) else result
+        if result is not None:
+            return result
+        raise RouterError("the router ended the answer without an account", grpc.StatusCode.INTERNAL)
+
+    def stream(self, prompt: str | bytes, **settings: Any) -> Iterator[bytes | Result]:  # noqa: ANN401
+        """Pieces of text as they arrive, then the Result. Leaving early cancels the request on every host."""
+        yield from self._items(prompt, **settings)
+
+    def _items(
+        self,
+        prompt: str | bytes,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        whole: bool = False,
+        **settings: Any,  # noqa: ANN401
+    ) -> Iterator[bytes | Result]:
+        request, answer = Request(prompt=prompt, **settings).message(whole), _Answer()
+        call = self._stub.Generate(request, timeout=_checked_timeout(timeout_s), metadata=self._metadata)
+        try:
+            for response in call:
+                item = answer.read(response)
+                assert not isinstance(item, router_pb2.Trip)
+                yield item
+        except grpc.RpcError as error:
+            raise self._failed(error, timeout_s) from None
+        finally:
+            call.cancel()
+
+    def status(self, timeout_s: float = 5.0) -> router_pb2.StatusResponse:
+        """The hosts as the router sees them. Raises RouterError."""
+        try:
+            return self._stub.Status(router_pb2.StatusRequest(), timeout=timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise self._failed(error, timeout_s) from None
+
+    def close(self) -> None:
+        for channel in self._channels:
+            channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class TextDecoder:
+    """Shows bytes as they arrive without cutting a UTF-8 character in two."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def feed(self, piece: bytes) -> str:
+        return self._decoder.decode(piece)
+
+    def end(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+def checked_security(address: str, tls: Tls | None, token: str, insecure: bool) -> Security:
+    """TLS or plain text for a router. Raises InputError; a token never leaves the machine in plain text."""
+    security = Security(tls, insecure)
+    check_target(address, security, "router address")
+    if token and not _is_private(address, tls):
+        raise InputError(f"a token is not sent to {address} in plain text: give --tls-ca")
+    return security
+
+
+def _is_private(address: str, tls: Tls | None) -> bool:
+    return tls is not None or is_loopback(address)
+
+
+def _checked_timeout(timeout_s: float) -> float:
+    if not 0 < timeout_s < math.inf:
+        raise InputError(f"timeout_s must be above 0, not {timeout_s}")
+    return timeout_s

@@ -1,0 +1,140 @@
+"""One prompt through several modes: what `compare` and `demo` run."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from serving.client.client import Client, Result
+from serving.client.errors import RequestRefused
+from serving.modes import SCORERS
+from stages.errors import InputError, OnesweepError
+
+# Modes that are run with each scorer.
+SCORED = ("resample", "verified", "infill")
+INFILL, AUTO = "infill", "auto"
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A mode, and the scorer that it is to use where it uses one."""
+
+    mode: str
+    scorer: str | None = None
+    # Whether the user named it: what nobody named, and has no weights, is left out without a word.
+    named: bool = True
+
+    @property
+    def label(self) -> str:
+        return f"{self.mode}:{self.scorer}" if self.scorer else self.mode
+
+
+def named_entrants(text: str) -> list[Entrant]:
+    """The entrants of "M,M:SCORER". Raises InputError."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise InputError("--modes is empty: name one or more, such as sweep,ar")
+    entrants = []
+    for part in parts:
+        mode, colon, scorer = part.partition(":")
+        if colon and scorer not in SCORERS:
+            raise InputError(f"unknown scorer {scorer!r} in {part!r}; choose from {', '.join(SCORERS)}")
+        entrants.append(Entrant(mode, scorer or None))
+    return list(dict.fromkeys(entrants))
+
+
+def all_entrants(modes: Sequence[str], scorer: str | None, suffix: str) -> list[Entrant]:
+    """Every mode that is served, with each scorer where it uses one; `infill` where there is a suffix.
+
+    :param scorer: the user's choice, or None.
+    """
+    return [
+        Entrant(mode, chosen, named=False)
+        for mode in modes
+        if suffix or mode != INFILL
+        for chosen in (SCORERS if mode in SCORED and scorer is None else (None,))
+    ]
+
+
+def run_entrants(
+    client: Client, prompt: str, entrants: Sequence[Entrant], settings: dict[str, Any]
+) -> dict[str, Result | str]:
+    """Each one's Result, or the sentence that says why there is none. The first error of an only one is raised."""
+    outcomes: dict[str, Result | str] = {}
+    for entrant in entrants:
+        try:
+            outcomes[entrant.label] = client.generate(prompt, **entrant_settings(entrant, settings))
+        except OnesweepError as error:
+            lacks_weights = isinstance(error, RequestRefused) and error.code is grpc.StatusCode.FAILED_PRECONDITION
+            if entrant.scorer and lacks_weights and not entrant.named:
+                continue
+            if len(entrants) == 1:
+                raise
+            outcomes[entrant.label] = str(error)
+    return outcomes
+
+
+def entrant_settings(entrant: Entrant, settings: dict[str, Any]) -> dict[str, Any]:
+    """`settings` without those that other modes refuse."""
+    own = {**settings, "mode": entrant.mode}
+    if entrant.scorer:
+        own["scorer"] = entrant.scorer
+    if entrant.mode != INFILL:
+        own["suffix"] = ""
+    if entrant.mode != AUTO:
+        own["budget_ms"] = None
+    return own
+
+
+# Results side by side, for a terminal.
+
+
+TEXT_WIDTH = 100
+
+_COLUMNS = ("mode", "latency", "first byte", "sweeps", "hops", "wire bytes", "compute", "host-seconds")
+
+
+def comparison(prompt: str, outcomes: dict[str, Result | str], suffix: str = "") -> str:
+    """A table of what each mode cost, and its text; a mode that failed has its error in place of figures."""
+    rows: list[tuple[str, ...]] = [_COLUMNS]
+    for mode, outcome in outcomes.items():
+        rows.append(_row(mode, outcome) if isinstance(outcome, Result) else (mode, outcome))
+    widths = [max(len(row[i]) for row in rows if len(row) == len(_COLUMNS)) for i in range(len(_COLUMNS))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in rows]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    for mode, outcome in outcomes.items():
+        if isinstance(outcome, Result):
+            lines += ["", f"{mode}:", _wrapped(prompt, outcome.text, suffix if outcome.mode == "infill" else "")]
+    return "\n".join(lines)
+
+
+def titled(label: str, result: Result) -> str:
+    """The label, and the mode that ran where that is another."""
+    return label if label.partition(":")[0] == result.mode else f"{label}: {result.mode}"
+
+
+def _row(mode: str, result: Result) -> tuple[str, ...]:
+    return (
+        titled(mode, result),
+        f"{result.latency_ms:.0f} ms",
+        f"{result.first_byte_ms:.0f} ms",
+        str(result.sweeps),
+        str(result.hops),
+        f"{result.wire_bytes_total:,}",
+        f"{result.compute_ms:.0f} ms",
+        f"{result.host_seconds:.3f}",
+    )
+
+
+def _wrapped(prompt: str, text: str, suffix: str) -> str:
+    shown = "|".join(printable(part) for part in (prompt, text, *([suffix] if suffix else [])))
+    return textwrap.indent("\n".join(textwrap.wrap(shown, TEXT_WIDTH, drop_whitespace=False)), "  ")
+
+
+def printable(text: str, newline: str = "⏎") -> str:
+    """Text that cannot move the cursor or colour the screen: control characters are shown as symbols."""
+    return "".join(newline if c == "\n" else c if c.isprintable() else "�" for c in text)

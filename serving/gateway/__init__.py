@@ -1,0 +1,3 @@
+"""The HTTP face: an OpenAI-compatible API and two pages, in front of a router."""
+
+from __future__ import annotations

@@ -1,0 +1,74 @@
+"""Dependencies of the handlers: the router's client, the settings, the caller's token, and strict parsing of bodies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any
+
+import pydantic_core
+from fastapi import Depends, Header, Request, Response
+from fastapi.routing import APIRoute
+
+from serving.client.client import AsyncClient
+from serving.gateway.commands import HttpSettings
+from serving.gateway.errors import ApiError
+
+MAX_TOKEN_CHARACTERS = 4096
+
+
+def _client(request: Request) -> AsyncClient:
+    client: AsyncClient = request.app.state.client
+    return client
+
+
+def _settings(request: Request) -> HttpSettings:
+    settings: HttpSettings = request.app.state.settings
+    return settings
+
+
+RouterClient = Annotated[AsyncClient, Depends(_client)]
+Settings = Annotated[HttpSettings, Depends(_settings)]
+
+
+def _authorization(
+    client: RouterClient,
+    authorization: Annotated[str | None, Header(description="Bearer TOKEN: passed on to the router")] = None,
+) -> str | None:
+    """The header as gRPC metadata; None where the way to the router is not private. Raises ApiError."""
+    if not authorization:
+        return None
+    match = re.fullmatch(r"[Bb]earer +([\x21-\x7e]+)", authorization)
+    if match is None or len(match[1]) > MAX_TOKEN_CHARACTERS:
+        raise ApiError(
+            401,
+            "the Authorization header must be 'Bearer TOKEN', a token of printable ASCII characters",
+            headers={"www-authenticate": "Bearer"},
+        )
+    # OpenAI's clients always send a token, so a missing private way is no error: the router decides without it
+    return f"Bearer {match[1]}" if client.is_private else None
+
+
+Authorization = Annotated[str | None, Depends(_authorization)]
+
+
+class _StrictRequest(Request):
+    async def json(self) -> object:
+        """Parsed without NaN, halves of surrogate pairs or deep nesting. Raises ApiError."""
+        try:
+            parsed: object = pydantic_core.from_json(await self.body(), allow_inf_nan=False)
+        except ValueError as error:
+            raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
+        return parsed
+
+
+class StrictRoute(APIRoute):
+    """A route whose body is parsed strictly."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def strict(request: Request) -> Response:
+            return await handle(_StrictRequest(request.scope, request.receive))
+
+        return strict

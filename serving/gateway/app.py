@@ -1,0 +1,100 @@
+"""The gateway: an ASGI application in front of one router, and the process that serves it.
+
+It is no part of the router: it needs no weights, can run on another machine or several times, and web traffic cannot
+slow the router's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from importlib.metadata import version
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException as FrameworkError
+from starlette.types import ASGIApp
+
+from serving.client.client import AsyncClient
+from serving.gateway.commands import HttpSettings
+from serving.gateway.errors import ApiError, api_error_of, error_response, invalid_fields, plain_error
+from serving.gateway.middleware import HTTP_METRICS, HttpCounters, RequestBounds, RequestLog, SiteGuard
+from serving.gateway.openai import routes as openai_routes
+from serving.gateway.pages import host_routes, page_routes, race_routes
+from stages.errors import OnesweepError
+from stages.telemetry.observability import Telemetry
+from stages.wire.channel import stop_on_signals
+from stages.wire.web_access import host_name
+from stages.wire.web_server import WebServer, open_socket
+
+log = logging.getLogger(__name__)
+
+_ABOUT = """OpenAI-compatible completions over a ring of far-apart hosts. A byte model's tokens are bytes. Requests may
+have an object `onesweep` with settings of ours; answers have `onesweep.accounting`: what the text cost."""
+
+
+def make_app(settings: HttpSettings, client: AsyncClient, figures: HttpCounters) -> ASGIApp:
+    """An app that talks to one router."""
+    # no docs_url, no redoc_url: those pages load scripts from other servers
+    app = FastAPI(
+        title="onesweep",
+        version=version("onesweep"),
+        description=_ABOUT,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.client, app.state.settings = client, settings
+    for routes in (openai_routes, race_routes, host_routes, page_routes()):
+        app.include_router(routes)
+    names = {host_name(settings.listen), *settings.allow_hosts} - {None}
+    app.add_exception_handler(RequestValidationError, _wrong_fields)
+    app.add_exception_handler(FrameworkError, _framework_error)
+    app.add_exception_handler(OnesweepError, _our_error)
+    app.add_exception_handler(Exception, _our_error)
+    return RequestLog(RequestBounds(app, SiteGuard(frozenset(name.lower() for name in names if name))), figures)
+
+
+async def _wrong_fields(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return error_response(invalid_fields(error.errors()))
+
+
+async def _framework_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, ApiError):
+        return error_response(error)
+    assert isinstance(error, FrameworkError)
+    return error_response(plain_error(error))
+
+
+async def _our_error(request: Request, error: Exception) -> Response:
+    return error_response(api_error_of(error))
+
+
+async def run_gateway(settings: HttpSettings, stop: asyncio.Event) -> None:
+    """Serve until `stop` is set and running answers have ended. Raises OnesweepError."""
+    lookout = Telemetry(settings.seeing, "onesweep-http", "http", settings.insecure)
+    client = AsyncClient(settings.router, tls=settings.router_tls, insecure=settings.insecure)
+    figures = HttpCounters()
+    app = make_app(settings, client, figures)
+    server = WebServer(app, settings.tls_cert, settings.tls_key, drain_s=settings.drain_s)
+    with open_socket(settings.listen) as listener:
+        if settings.seeing.metrics is not None:
+            lookout.serve(HTTP_METRICS, figures.read)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        log.info("http: live on %s, router %s", settings.url, settings.router)
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        server.should_exit = True
+        await serving
+    await client.close()
+    await lookout.close()
+
+
+def serve(settings: HttpSettings) -> None:
+    """Run a gateway to its end. Raises OnesweepError."""
+
+    async def until_signal() -> None:
+        await run_gateway(settings, stop_on_signals())
+
+    asyncio.run(until_signal())

@@ -1,0 +1,103 @@
+"""The command `http`, and the settings of the gateway that it starts."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from serving.router.request import MAX_TIMEOUT_S
+from serving.router.topology import DEFAULT_ROUTER
+from stages.errors import InputError
+from stages.host.commands import add_drain_flag, check_positive
+from stages.settings import add_flags, flag, from_flags
+from stages.telemetry.logs import start_log
+from stages.telemetry.observability import UNOBSERVED, ObservabilitySettings, add_observability, observability_of
+from stages.wire.channel import DRAIN_S, is_loopback, parse_address
+from stages.wire.tls import Tls
+from stages.wire.web_access import check_framework
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    Subparsers = _SubParsersAction[argparse.ArgumentParser]
+
+DEFAULT_LISTEN = "127.0.0.1:7780"
+
+
+@dataclass(frozen=True)
+class HttpSettings:
+    """Settings of a gateway. Raises InputError when made with bad ones."""
+
+    listen: str = field(default=DEFAULT_LISTEN, metadata=flag("", metavar="HOST:PORT"))
+    router: str = field(
+        default=DEFAULT_ROUTER,
+        metadata=flag("default: what is up here, else 127.0.0.1:7700", shown="", metavar="HOST:PORT"),
+    )
+    tls_cert: Path | None = field(default=None, metadata=flag("serve https: certificate chain, PEM"))
+    tls_key: Path | None = field(default=None, metadata=flag("its key, PEM"))
+    # None: the router speaks plain text.
+    router_tls: Tls | None = field(
+        default=None,
+        metadata=flag(
+            "whose certificate of the router is believed",
+            name="--tls-ca",
+            metavar="FILE",
+            type=lambda path: Tls(Path(path)),
+        ),
+    )
+    insecure: bool = field(default=False, metadata=flag("accept an address that others can reach, unencrypted"))
+    # Names in a request's Host header, beside `localhost` and addresses.
+    allow_hosts: tuple[str, ...] = field(
+        default=(),
+        metadata=flag(
+            "a name that this server is called by; repeat", name="--allow-host", metavar="NAME", action="append"
+        ),
+    )
+    timeout_s: float = field(default=120.0, metadata=flag("of requests that name none", above=0, most=MAX_TIMEOUT_S))
+    seeing: ObservabilitySettings = UNOBSERVED
+    drain_s: float = DRAIN_S  # time for running answers to end after SIGTERM
+
+    def __post_init__(self) -> None:
+        parse_address(self.listen, "listen address")
+        parse_address(self.router, "router address")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise InputError("--tls-cert and --tls-key go together: give both, or neither")
+        if not is_loopback(self.listen) and not self.insecure and self.tls_cert is None:
+            raise InputError(
+                f"{self.listen} can be reached from other machines and traffic is not encrypted: give --tls-cert and "
+                "--tls-key, listen on a loopback or tunnel address, or accept it with --insecure"
+            )
+        for name in self.allow_hosts:
+            if not re.fullmatch(r"[A-Za-z0-9._-]{1,253}", name):
+                raise InputError(f"--allow-host {name!r} must be a name without port, such as onesweep.example.org")
+
+    @property
+    def url(self) -> str:
+        """The address for a browser on this machine."""
+        return f"{'https' if self.tls_cert else 'http'}://{self.listen}"
+
+
+def register(subparsers: Subparsers) -> None:
+    http = subparsers.add_parser("http", help="an OpenAI-compatible API and a page, in front of a router")
+    add_flags(http, HttpSettings)
+    add_observability(http, traces=False)
+    add_drain_flag(http)
+    http.set_defaults(run=run_http)
+
+
+def run_http(options: argparse.Namespace) -> int:
+    from serving.cli.deployment import router_address
+
+    check_framework("`onesweep http`")
+    check_positive(options, "drain_s")
+    from serving.gateway.app import serve
+
+    seeing = observability_of(options)
+    options.router = router_address(options.router)
+    settings = from_flags(HttpSettings, options, seeing=seeing, drain_s=options.drain_s)
+    start_log(seeing.log_format, "http")
+    serve(settings)
+    return 0

@@ -1,0 +1,218 @@
+"""Completions: a request's settings for the router, its choices as they are generated, and OpenAI's answer objects."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from serving.client.client import AsyncClient, Result, RouterError, TextDecoder
+from serving.gateway.fields import DEFAULT_MAX_TOKENS, OF_REQUESTS, ChatRequest, CompletionRequest, TextRequest
+from serving.router.request import MAX_SEED
+
+
+def costs_of(result: Result) -> dict[str, Any]:
+    """The account of a text, for the answer's `onesweep.accounting`."""
+    record = result.as_json()
+    del record["text"]
+    return {**record, "host_seconds": result.host_seconds}
+
+
+# readers that take JSON's numbers for doubles keep seeds below this
+RANDOM_SEEDS = 1 << 53
+
+
+@dataclass(frozen=True)
+class CompletionOrder:
+    """A request to the router: one prompt, one or more choices."""
+
+    prompt: str  # empty where the settings have messages
+    seeds: tuple[int, ...]  # one for each choice
+    timeout_s: float
+    settings: dict[str, Any]  # with the seed of the first choice
+    authorization: str | None = field(default=None, repr=False)
+
+
+def order_of(
+    request: TextRequest, prompt: str, suffix: str, mode: str, timeout_s: float, authorization: str | None
+) -> CompletionOrder:
+    """:param timeout_s: where the request names none."""
+    own = request.onesweep
+    seed = secrets.randbelow(RANDOM_SEEDS) if request.seed is None else request.seed
+    settings: dict[str, Any] = {
+        "mode": mode,
+        "max_tokens": max_tokens_of(request),
+        "seed": seed,
+        "temperature": request.temperature,
+        "suffix": suffix,
+        "stops": request.stop or (),
+        "messages": messages_of(request),
+        **{f.name: getattr(own, f.name) for f in OF_REQUESTS},
+    }
+    return CompletionOrder(
+        prompt,
+        tuple((seed + index) % (MAX_SEED + 1) for index in range(request.n or 1)),
+        own.timeout_s or timeout_s,
+        settings,
+        authorization,
+    )
+
+
+def max_tokens_of(request: TextRequest) -> int:
+    newer = request.max_completion_tokens if isinstance(request, ChatRequest) else None
+    return newer or request.max_tokens or DEFAULT_MAX_TOKENS
+
+
+def suffix_of(request: TextRequest) -> str:
+    """OpenAI's field of completions, or ours."""
+    return (request.suffix if isinstance(request, CompletionRequest) else None) or request.onesweep.suffix or ""
+
+
+def messages_of(request: TextRequest) -> list[tuple[str, str]]:
+    """Role and content of each; none where there is a prompt."""
+    return [(each.role, each.content) for each in request.messages] if isinstance(request, ChatRequest) else []
+
+
+@dataclass(frozen=True)
+class ChoiceText:
+    """A piece of a choice's text."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True)
+class ChoiceEnd:
+    """The end of a choice."""
+
+    index: int
+    result: Result
+
+    @property
+    def reason(self) -> str:
+        return "stop" if self.result.stopped else "length"
+
+    @property
+    def costs(self) -> dict[str, Any]:
+        return {"index": self.index, **costs_of(self.result)}
+
+
+async def run_choice(
+    client: AsyncClient, order: CompletionOrder, index: int, named: Callable[[str], object], whole: bool
+) -> AsyncGenerator[ChoiceText | ChoiceEnd, None]:
+    """Texts of one choice, then its end.
+
+    :param named: hears first what the router calls the request.
+    :param whole: in one piece.
+    Raises OnesweepError.
+    """
+    decoder, result = TextDecoder(), None
+    settings: dict[str, Any] = {**order.settings, "seed": order.seeds[index]}
+    events = client.events(
+        order.prompt,
+        timeout_s=order.timeout_s,
+        whole=whole,
+        authorization=order.authorization,
+        named=named,
+        **settings,
+    )
+    async with aclosing(events):
+        async for event in events:
+            if isinstance(event, Result):
+                result = event
+            elif isinstance(event, bytes) and (text := decoder.feed(event)):
+                yield ChoiceText(index, text)
+    if result is None:
+        raise RouterError("the router ended the answer without an account", grpc.StatusCode.INTERNAL)
+    if text := decoder.end():
+        yield ChoiceText(index, text)
+    yield ChoiceEnd(index, result)
+
+
+# OpenAI's objects: what a completion and a chat look like, whole and in chunks.
+
+
+class AnswerFormat(ABC):
+    """The objects of one answer, which share id, time and model."""
+
+    whole_name: str
+    chunk_name: str
+    id_prefix: str
+
+    def __init__(self, model: str) -> None:
+        self.model, self.created = model, int(time.time())
+        self.id = f"{self.id_prefix}-{secrets.token_hex(12)}"
+
+    @abstractmethod
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """The first choice object of a stream, if the API has one."""
+
+    @abstractmethod
+    def part(self, index: int, text: str, reason: str | None) -> dict[str, Any]:
+        """A choice with its next text."""
+
+    @abstractmethod
+    def choice(self, index: int, text: str, reason: str) -> dict[str, Any]:
+        """A whole choice."""
+
+    def chunk(self, choices: Sequence[dict[str, Any]], **more: object) -> dict[str, Any]:
+        return self._object(self.chunk_name, choices, more)
+
+    def piece_chunk(self, piece: ChoiceText, **more: object) -> dict[str, Any]:
+        return self.chunk([self.part(piece.index, piece.text, None)], **more)
+
+    def end_chunk(self, end: ChoiceEnd, **more: object) -> dict[str, Any]:
+        return self.chunk([self.part(end.index, "", end.reason)], onesweep={"accounting": [end.costs]}, **more)
+
+    def whole(self, texts: Sequence[str], ends: Sequence[ChoiceEnd]) -> dict[str, Any]:
+        choices = [self.choice(end.index, text, end.reason) for text, end in zip(texts, ends, strict=True)]
+        more = {"usage": usage(ends), "onesweep": {"accounting": [end.costs for end in ends]}}
+        return self._object(self.whole_name, choices, more)
+
+    def _object(self, name: str, choices: Sequence[dict[str, Any]], more: Mapping[str, object]) -> dict[str, Any]:
+        head = {"id": self.id, "object": name, "created": self.created, "model": self.model}
+        return {**head, "choices": list(choices), **more}
+
+
+class CompletionFormat(AnswerFormat):
+    whole_name = chunk_name = "text_completion"
+    id_prefix = "cmpl"
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        return None
+
+    def part(self, index: int, text: str, reason: str | None) -> dict[str, Any]:
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
+
+    def choice(self, index: int, text: str, reason: str) -> dict[str, Any]:
+        return self.part(index, text, reason)
+
+
+class ChatFormat(AnswerFormat):
+    whole_name, chunk_name = "chat.completion", "chat.completion.chunk"
+    id_prefix = "chatcmpl"
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        return self._part(index, {"role": "assistant", "content": ""}, None)
+
+    def part(self, index: int, text: str, reason: str | None) -> dict[str, Any]:
+        return self._part(index, {"content": text} if text else {}, reason)
+
+    def choice(self, index: int, text: str, reason: str) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"index": index, "message": message, "logprobs": None, "finish_reason": reason}
+
+    def _part(self, index: int, delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+
+
+def usage(ends: Sequence[ChoiceEnd]) -> dict[str, int]:
+    """Counts in the model's tokens. The prompt counts once for all choices."""
+    prompt, output = ends[0].result.prompt_tokens, sum(end.result.output_tokens for end in ends)
+    return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}

@@ -1,0 +1,100 @@
+"""Errors in the form of OpenAI's API: one JSON object, and the HTTP status that clients act on."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import grpc
+from fastapi import HTTPException
+from starlette.exceptions import HTTPException as FrameworkError
+from starlette.responses import Response
+
+from serving.client.client import RequestRefused, RouterError
+from stages.errors import InputError, OnesweepError
+
+REQUEST_ID = "x-request-id"
+_KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+# All other codes are faults of the router or a host: 502.
+_STATUSES = {
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.FAILED_PRECONDITION: 400,
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
+    grpc.StatusCode.UNAVAILABLE: 503,
+    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
+}
+
+
+class ApiError(HTTPException):
+    """An error answer: a sentence, and the field that it is about."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, dict(headers or {}))
+        self.param, self.code = param, code
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = _KINDS.get(self.status_code, "server_error" if self.status_code >= 500 else "invalid_request_error")
+        return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
+
+
+def api_error_of(error: Exception) -> ApiError:
+    """The answer to an exception of ours."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestRefused | RouterError):
+        status, code = _STATUSES.get(error.code, 502), error.code.name.lower()
+        headers = named([error.request] if error.request else [])
+        if isinstance(error, RouterError) and error.retry_after_ms is not None:
+            headers["retry-after"] = str(math.ceil(error.retry_after_ms / 1000))
+            headers["retry-after-ms"] = str(error.retry_after_ms)
+        if status == 401:
+            headers["www-authenticate"] = "Bearer"
+        if status == 504:
+            headers["x-should-retry"] = "false"  # OpenAI's client would have it computed twice more
+        return ApiError(status, str(error), code=code, headers=headers)
+    if isinstance(error, OnesweepError):
+        return ApiError(400 if isinstance(error, InputError) else 502, str(error))
+    return ApiError(500, "the gateway failed: its log says why")
+
+
+def named(requests: Sequence[str]) -> dict[str, str]:
+    """The header with a request's name in the router's log; of several requests the first one's."""
+    return {REQUEST_ID: requests[0]} if requests else {}
+
+
+def invalid_fields(errors: Sequence[Mapping[str, Any]]) -> ApiError:
+    """The answer to the first wrong field in pydantic's list."""
+    first = errors[0]
+    param = ".".join(str(part) for part in first["loc"] if part != "body") or None
+    if first["type"] == "extra_forbidden":
+        return ApiError(400, f"unknown or unsupported field {param!r}: leave it out", param=param, code="unknown_field")
+    words = str(first["msg"]).removeprefix("Value error, ")
+    return ApiError(400, f"{param}: {words}" if param else f"the body is wrong: {words}", param=param)
+
+
+def plain_error(error: FrameworkError) -> ApiError:
+    """The answer to the framework's own errors: no such path, no such method."""
+    return ApiError(error.status_code, f"{error.detail or HTTPStatus(error.status_code).phrase}", headers=error.headers)
+
+
+def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A JSON answer in ASCII, so that no text can make the answer itself fail."""
+    return Response(json.dumps(content), status, {"cache-control": "no-store", **(headers or {})}, "application/json")
+
+
+def error_response(error: ApiError) -> Response:
+    return json_response(error.body, error.status_code, error.headers)

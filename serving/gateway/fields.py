@@ -1,0 +1,187 @@
+"""The fields of requests: those of OpenAI's API that our models support, and ours."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    create_model,
+    model_validator,
+)
+
+from serving.router.request import (
+    DEFAULT_MAX_BYTES,
+    MAX_COUNT,
+    MAX_MESSAGES,
+    MAX_SEED,
+    MAX_STOP_BYTES,
+    MAX_STOPS,
+    MAX_TIMEOUT_S,
+    SETTINGS,
+)
+
+MAX_FIELDS = 64
+MAX_CHOICES = 8
+MAX_ENTRANTS = 16
+DEFAULT_MAX_TOKENS = 128
+
+
+class Fields(BaseModel):
+    """A strict model: unknown fields and values of another type are errors."""
+
+    # a client that sends `tools` and gets an answer without them would not notice
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_number(cls, value: object) -> object:
+        """Raise ValueError for too many fields: pydantic makes an error of each unknown one."""
+        if isinstance(value, dict) and len(value) > MAX_FIELDS:
+            raise ValueError(f"an object has at most {MAX_FIELDS} fields")
+        return value
+
+
+def _neutral(*values: object) -> AfterValidator:
+    """A field that clients send out of habit: only values without effect are taken."""
+
+    def check(value: object, info: ValidationInfo) -> object:
+        if value is not None and value not in values:
+            raise ValueError(f"{info.field_name} is not supported: leave it out")
+        return value
+
+    return AfterValidator(check)
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _check_stop(stop: str) -> str:
+    if not 0 < len(stop.encode()) <= MAX_STOP_BYTES:
+        raise ValueError(f"a stop string has 1 to {MAX_STOP_BYTES} bytes")
+    return stop
+
+
+def _text_of_parts(value: object) -> object:
+    if not isinstance(value, list):
+        return value
+    if not all(isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in value):
+        raise ValueError('the parts of a message must be {"type": "text", "text": ...}: the model reads text only')
+    return "".join(part["text"] for part in value)
+
+
+def _one_text(value: object) -> object:
+    match value:
+        case str(text) | [str(text)]:
+            return text
+    raise ValueError("the prompt must be one string: for several texts send several requests")
+
+
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Stop = Annotated[str, AfterValidator(_check_stop)]
+Stops = Annotated[
+    Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None,  # the limit is the list's: None has no length
+    BeforeValidator(_as_list, json_schema_input_type=str | list[str] | None),
+    Field(description="Up to four strings; the text ends before the first of them."),
+]
+
+
+# Settings of a request that OpenAI's API does not have.
+OF_REQUESTS = tuple(f for f in SETTINGS if f.metadata.get("http"))
+_Settings = create_model(  # type: ignore[call-overload]
+    "_Settings",
+    __base__=Fields,
+    **{
+        f.name: (str | None if f.metadata.get("name") else Count | None, Field(None, description=f.metadata["http"]))
+        for f in OF_REQUESTS
+    },
+)
+
+
+class Extension(_Settings):  # type: ignore[misc, valid-type]
+    """Settings that onesweep has and OpenAI's API does not. The router chooses those that are left out."""
+
+    mode: str | None = Field(default=None, description="sweep, chunked, resample, ...: where the model is `onesweep`")
+    suffix: str | None = Field(default=None, description="what follows the text: infill")
+    timeout_s: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] | None = Field(
+        default=None, description="deadline of the whole request"
+    )
+
+
+class StreamOptions(Fields):
+    include_usage: bool | None = Field(default=None, description="one more chunk at the end, with the usage")
+    include_obfuscation: Annotated[bool | None, _neutral(False)] = None
+
+
+class TextRequest(Fields):
+    """The common fields of completions and chats."""
+
+    model: str = Field(description="`onesweep`, or `onesweep-MODE`; GET /v1/models lists them")
+    max_tokens: Count | None = Field(
+        default=None, description=f"to generate; a byte model's tokens are bytes ({DEFAULT_MAX_TOKENS})"
+    )
+    temperature: float | None = Field(default=None, allow_inf_nan=False, description="0 = most likely (0.8)")
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = Field(
+        default=None,
+        description="the same seed and settings give the same text; left out: a random one, told in the answer",
+    )
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(
+        default=None, description="choices; choice i is what seed + i gives by itself"
+    )
+    stop: Stops = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = Field(default=None, description="ignored")
+    top_p: Annotated[float | None, _neutral(1)] = None
+    presence_penalty: Annotated[float | None, _neutral(0)] = None
+    frequency_penalty: Annotated[float | None, _neutral(0)] = None
+    logit_bias: Annotated[dict[str, Any] | None, _neutral({})] = None
+    onesweep: Extension = Field(default=Extension(), description="settings of ours")
+
+
+class CompletionRequest(TextRequest):
+    """POST /v1/completions"""
+
+    prompt: Annotated[str, BeforeValidator(_one_text, json_schema_input_type=str | list[str])]
+    suffix: str | None = Field(default=None, description="what follows the text: mode infill")
+    echo: bool | None = Field(default=None, description="the prompt before the text")
+    best_of: Annotated[int | None, _neutral(1)] = None
+    logprobs: Annotated[int | None, _neutral()] = None
+
+
+class ChatMessage(Fields):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[
+        str, BeforeValidator(_text_of_parts, json_schema_input_type=str | list[dict[Literal["type", "text"], str]])
+    ]
+    name: str | None = Field(default=None, description="ignored")
+
+
+class ChatRequest(TextRequest):
+    """POST /v1/chat/completions: the messages in the model's own chat template. A byte model, which has no roles,
+    continues their texts, one line each."""
+
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    max_completion_tokens: Count | None = Field(default=None, description="as max_tokens")
+    logprobs: Annotated[bool | None, _neutral(False)] = None
+
+
+class RaceRequest(Fields):
+    """POST /api/race: one prompt in several modes."""
+
+    prompt: str
+    suffix: str = ""
+    entrants: list[Annotated[str, Field(pattern=r"^[a-z-]{1,32}(:[a-z]{1,16})?$")]] = Field(
+        min_length=1, max_length=MAX_ENTRANTS, description="MODE or MODE:SCORER, such as sweep or resample:chain"
+    )
+    max_bytes: Count = DEFAULT_MAX_BYTES
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = 1
+    temperature: float | None = Field(default=None, allow_inf_nan=False)
+    budget_ms: Count | None = Field(default=None, description="of mode auto")
+    together: bool = Field(default=True, description="all at once; else one after another, undisturbed by each other")

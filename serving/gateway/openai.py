@@ -1,0 +1,187 @@
+"""/v1: the part of OpenAI's API that a text model can serve; each mode is a model, and `onesweep` chooses one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from serving.client.client import AsyncClient
+from serving.client.comparison import AUTO, INFILL
+from serving.gateway.access import Authorization, RouterClient, Settings, StrictRoute
+from serving.gateway.completions import (
+    AnswerFormat,
+    ChatFormat,
+    ChoiceEnd,
+    ChoiceText,
+    CompletionFormat,
+    CompletionOrder,
+    order_of,
+    run_choice,
+    suffix_of,
+    usage,
+)
+from serving.gateway.errors import ApiError, json_response, named
+from serving.gateway.fields import ChatRequest, CompletionRequest, TextRequest
+from serving.gateway.streaming import DONE, EventStream, merged, sse
+from serving.modes import MODES
+
+# A mode is a model: every tool that speaks OpenAI's API can choose a model, few can set a field of ours.
+MODEL = "onesweep"
+PREFERRED = (AUTO, "ar")  # modes of the model `onesweep`: the first of these that is served, else the first served one
+
+
+async def mode_of(client: AsyncClient, model: str, asked: str | None, suffix: str, authorization: str | None) -> str:
+    """The mode that a request is for. Raises ApiError.
+
+    :param asked: the request's own field `onesweep.mode`.
+    """
+    named = model.removeprefix(f"{MODEL}-") if model != MODEL else None
+    if named is not None and (named == model or named not in MODES):
+        raise ApiError(
+            404,
+            f"no model {model!r}: choose {MODEL} or one of {', '.join(f'{MODEL}-{mode}' for mode in MODES)}",
+            param="model",
+            code="model_not_found",
+        )
+    if named and asked and named != asked:
+        raise ApiError(
+            400,
+            f"the model is {model}, but onesweep.mode is {asked!r}: name the mode in one of them",
+            param="onesweep.mode",
+        )
+    if named or asked:
+        return named or asked or ""
+    if suffix:
+        return INFILL
+    return default_mode((await client.status(authorization=authorization)).modes)
+
+
+def default_mode(served: Sequence[str]) -> str:
+    """The mode of the model `onesweep`: the best of the served modes."""
+    return next((mode for mode in (*PREFERRED, *served) if mode in served), AUTO)
+
+
+def catalogue(served: Sequence[str], context_tokens: int, created: int) -> list[dict[str, Any]]:
+    """The entries of /v1/models: `onesweep`, then a model for each mode that is served."""
+    modes = {MODEL: default_mode(served)} if served else {}
+    modes |= {f"{MODEL}-{mode}": mode for mode in served}
+    return [
+        {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "onesweep",
+            "onesweep": {"mode": mode, "context_tokens": context_tokens},
+        }
+        for name, mode in modes.items()
+    ]
+
+
+routes = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["OpenAI"])
+_STARTED = int(time.time())
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {}}, "description": "The answer, or its chunks as they come"}
+}
+
+
+@routes.post("/completions", response_class=Response, responses=_STREAM)
+async def completions(
+    request: CompletionRequest, client: RouterClient, settings: Settings, authorization: Authorization
+) -> Response:
+    """Continue a prompt, or fill the gap before `suffix`."""
+    order = await _order(client, request, request.prompt, settings.timeout_s, authorization)
+    return await _answer(
+        client, order, request, CompletionFormat(request.model), request.prompt if request.echo else ""
+    )
+
+
+@routes.post("/chat/completions", response_class=Response, responses=_STREAM)
+async def chat_completions(
+    request: ChatRequest, client: RouterClient, settings: Settings, authorization: Authorization
+) -> Response:
+    """Continue the messages in the model's chat template; a byte model continues their texts, one line each."""
+    order = await _order(client, request, "", settings.timeout_s, authorization)
+    return await _answer(client, order, request, ChatFormat(request.model), "")
+
+
+@routes.get("/models", response_class=Response)
+async def models(client: RouterClient, authorization: Authorization) -> Response:
+    """A model for each served mode, and `onesweep`, which chooses the best of them."""
+    status = await client.status(authorization=authorization)
+    return json_response({"object": "list", "data": catalogue(status.modes, status.context_tokens, _STARTED)})
+
+
+@routes.get("/models/{model}", response_class=Response)
+async def one_model(model: str, client: RouterClient, authorization: Authorization) -> Response:
+    status = await client.status(authorization=authorization)
+    for entry in catalogue(status.modes, status.context_tokens, _STARTED):
+        if entry["id"] == model:
+            return json_response(entry)
+    raise ApiError(
+        404, f"no model {model!r} is served; GET /v1/models lists them", param="model", code="model_not_found"
+    )
+
+
+async def _order(
+    client: AsyncClient, request: TextRequest, prompt: str, timeout_s: float, authorization: str | None
+) -> CompletionOrder:
+    if request.stream_options is not None and not request.stream:
+        raise ApiError(400, "stream_options needs stream: true", param="stream_options")
+    suffix = suffix_of(request)
+    mode = await mode_of(client, request.model, request.onesweep.mode, suffix, authorization)
+    return order_of(request, prompt, suffix, mode, timeout_s, authorization)
+
+
+async def _answer(
+    client: AsyncClient, order: CompletionOrder, request: TextRequest, shape: AnswerFormat, echo: str
+) -> Response:
+    """:param echo: stands before the text of every choice."""
+    names: list[str] = []
+    if request.stream:
+        with_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
+        chunks = _chunks(_choices(client, order, names, whole=False), shape, echo, with_usage)
+        return EventStream(await anext(chunks), chunks, named(names))
+    texts = [echo] * len(order.seeds)
+    ends: dict[int, ChoiceEnd] = {}
+    async with aclosing(_choices(client, order, names, whole=True)) as items:
+        async for item in items:
+            if isinstance(item, ChoiceText):
+                texts[item.index] += item.text
+            else:
+                ends[item.index] = item
+    return json_response(shape.whole(texts, [ends[index] for index in sorted(ends)]), headers=named(names))
+
+
+def _choices(
+    client: AsyncClient, order: CompletionOrder, names: list[str], whole: bool
+) -> AsyncGenerator[ChoiceText | ChoiceEnd, None]:
+    return merged([run_choice(client, order, index, names.append, whole) for index in range(len(order.seeds))])
+
+
+async def _chunks(
+    items: AsyncGenerator[ChoiceText | ChoiceEnd, None], shape: AnswerFormat, echo: str, with_usage: bool
+) -> AsyncGenerator[bytes, None]:
+    # with usage every chunk has the field, null in all but the last: OpenAI's own rule
+    more = {"usage": None} if with_usage else {}
+    begun_choices: set[int] = set()
+    ends: list[ChoiceEnd] = []
+    async with aclosing(items):
+        async for item in items:
+            if item.index not in begun_choices:
+                begun_choices.add(item.index)
+                if opening := shape.opening(item.index):
+                    yield sse(shape.chunk([opening], **more))
+                if echo:
+                    yield sse(shape.piece_chunk(ChoiceText(item.index, echo), **more))
+            if isinstance(item, ChoiceText):
+                yield sse(shape.piece_chunk(item, **more))
+            else:
+                ends.append(item)
+                yield sse(shape.end_chunk(item, **more))
+    if with_usage:
+        yield sse(shape.chunk([], usage=usage(ends)))
+    yield DONE

@@ -1,0 +1,189 @@
+"""The pages, their files, and their API: /api/race with one prompt in several modes, /api/hosts, health checks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from fastapi import APIRouter, Response
+from google.protobuf.json_format import MessageToDict
+
+from serving.client.client import AsyncClient, RequestRefused, Result, RouterError, TextDecoder
+from serving.client.comparison import Entrant, all_entrants, entrant_settings, named_entrants
+from serving.gateway.access import Authorization, RouterClient, Settings, StrictRoute
+from serving.gateway.completions import costs_of
+from serving.gateway.errors import ApiError, api_error_of, json_response
+from serving.gateway.fields import RaceRequest
+from serving.gateway.streaming import DONE, EventStream, merged, sse
+from serving.v1 import router_pb2
+from stages.errors import OnesweepError
+
+_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+
+
+@dataclass(frozen=True)
+class _File:
+    content: bytes
+    media_type: str
+
+
+def _read() -> dict[str, _File]:
+    folder = files("serving.gateway").joinpath("static")
+    return {f.name: _File(f.read_bytes(), _TYPES[f.name.rpartition(".")[2]]) for f in folder.iterdir() if f.is_file()}
+
+
+# The pages have no build step and no library: a reader can open them, and the policy can forbid all other scripts.
+def page_routes() -> APIRouter:
+    """Routes to the files of `static/`, which are read once."""
+    held, routes = _read(), APIRouter(include_in_schema=False)
+
+    @routes.get("/static/{name}", response_class=Response)
+    async def asset(name: str) -> Response:
+        if name not in held:
+            raise ApiError(404, "no such file")
+        return _response(held[name])
+
+    @routes.get("/", response_class=Response)
+    async def race() -> Response:
+        return _response(held["race.html"])
+
+    @routes.get("/hosts", response_class=Response)
+    async def hosts() -> Response:
+        return _response(held["hosts.html"])
+
+    return routes
+
+
+def _response(file: _File) -> Response:
+    # never cached: a page must match the server that it talks to
+    return Response(file.content, media_type=file.media_type, headers={"cache-control": "no-cache"})
+
+
+race_routes = APIRouter(route_class=StrictRoute, tags=["pages"])
+
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {}}, "description": "Events, each with its `lane`"}
+}
+
+
+@race_routes.post("/api/race", response_class=Response, responses=_STREAM)
+async def race(
+    request: RaceRequest, client: RouterClient, settings: Settings, authorization: Authorization
+) -> Response:
+    """Events with a `lane` and one of: `started`, `trip`, `text`, `result`, `error`; then [DONE]."""
+    entrants = named_entrants(",".join(request.entrants))
+    lanes = [_lane(client, entrant, request, settings.timeout_s, authorization) for entrant in entrants]
+    events = _events(merged(lanes) if request.together else _in_turn(lanes))
+    return EventStream(await anext(events), events)
+
+
+async def _events(items: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(items):
+        async for item in items:
+            yield sse(item)
+    yield DONE
+
+
+async def _in_turn(lanes: Sequence[AsyncGenerator[dict[str, Any], None]]) -> AsyncGenerator[dict[str, Any], None]:
+    for lane in lanes:
+        async with aclosing(lane):
+            async for item in lane:
+                yield item
+
+
+async def _lane(
+    client: AsyncClient, entrant: Entrant, request: RaceRequest, timeout_s: float, authorization: str | None
+) -> AsyncGenerator[dict[str, Any], None]:
+    """The events of one entrant. Its error ends no other lane."""
+    decoder = TextDecoder()
+    asked = {
+        "suffix": request.suffix,
+        "max_bytes": request.max_bytes,
+        "seed": request.seed,
+        "temperature": request.temperature,
+        "budget_ms": request.budget_ms,
+    }
+    yield {"lane": entrant.label, "started": True}
+    events = client.events(
+        request.prompt,
+        timeout_s=timeout_s,
+        trips=True,
+        authorization=authorization,
+        **entrant_settings(entrant, asked),
+    )
+    try:
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, router_pb2.Trip):
+                    yield {"lane": entrant.label, "trip": _trip(event)}
+                elif isinstance(event, Result):
+                    text = decoder.end()
+                    yield {"lane": entrant.label, "text": text, "result": costs_of(event)}
+                elif text := decoder.feed(event):
+                    yield {"lane": entrant.label, "text": text}
+    except OnesweepError as error:
+        yield {"lane": entrant.label, "error": str(error), "status": api_error_of(error).status_code}
+
+
+def _trip(trip: router_pb2.Trip) -> dict[str, Any]:
+    return {
+        "number": trip.number,
+        "begin_ms": round(trip.begin_ms, 3),
+        "end_ms": round(trip.end_ms, 3),
+        "wire_bytes": trip.wire_bytes,
+        "hosts": [{"name": host.name, "compute_ms": round(host.compute_ms, 3)} for host in trip.hosts],
+    }
+
+
+READY_TIMEOUT_S = 2.0
+
+host_routes = APIRouter()
+
+
+@host_routes.get("/api/hosts", response_class=Response, tags=["pages"])
+async def hosts(client: RouterClient, authorization: Authorization) -> Response:
+    """The router's Status, with the entrants that a race may have."""
+    return json_response(_shown(await client.status(authorization=authorization)))
+
+
+@host_routes.get("/healthz", response_class=Response, tags=["health"])
+async def healthz() -> Response:
+    """This process lives."""
+    return json_response({"status": "live"})
+
+
+@host_routes.get("/readyz", response_class=Response, tags=["health"])
+async def readyz(client: RouterClient) -> Response:
+    """200 when the router can serve; else 503 with the reason."""
+    reasons: list[str] = []
+    try:
+        if await client.serves(READY_TIMEOUT_S):
+            return json_response({"status": "ready"})
+        status = await client.status(READY_TIMEOUT_S)
+        reasons = [host.reason for host in status.hosts if host.reason]
+    except RequestRefused:  # without a token the router tells no more
+        pass
+    except RouterError as error:
+        reasons = [str(error)]
+    return json_response({"status": "not ready", "reason": "; ".join(reasons) or "the hosts are not ready"}, 503)
+
+
+def _shown(status: router_pb2.StatusResponse) -> dict[str, Any]:
+    shown: dict[str, Any] = MessageToDict(
+        status, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    for host in shown["hosts"]:
+        # 64-bit numbers are strings in protobuf's JSON
+        host |= {name: int(host[name]) for name in ("sessions", "session_bytes", "queued", "queue_limit")}
+    scorers = {"chain": status.scorer_digest, "ar": status.ar_digest, None: "none needed"}
+    entrants = all_entrants(status.modes, scorer=None, suffix="any")
+    shown["entrants"] = [entrant.label for entrant in entrants if scorers[entrant.scorer]]
+    return shown

@@ -1,1 +1,0 @@
-"""The HTTP face: an OpenAI-compatible API and two pages, in front of a router."""

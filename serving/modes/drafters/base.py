@@ -1,0 +1,150 @@
+"""Models on the router's own machine: what drafts, whatever it is and whatever its symbols are."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stages.model.randomness import sample_symbols
+from stages.model.vocabulary import Alphabet
+from stages.wire.status import StatusError
+
+# Written before other requests get a turn.
+SYMBOLS_PER_TURN = 8
+
+
+class Forks(ABC):
+    """Continuations of one text that grow together, a symbol of each at a time. On the compute thread only."""
+
+    @abstractmethod
+    def read(self, symbols: NDArray[np.int64]) -> Tensor:
+        """The next symbol of each (count,); logits (count, vocabulary) of what follows it."""
+
+    @abstractmethod
+    def select(self, branches: NDArray[np.int64]) -> None:
+        """Go on with these: any of them, any number of times. branches: indices."""
+
+
+class LocalText(ABC):
+    """One text that a model reads. On the compute thread only."""
+
+    @abstractmethod
+    def logits_after(self, text: bytes) -> Tensor:
+        """Logits (1, vocabulary) float32 of what follows `text`: symbols in their encoding, one at least.
+
+        It may differ from what was read before, which costs no more than reading on from where they part.
+        """
+
+    @abstractmethod
+    def fork(self, count: int, room: int) -> Forks:
+        """Begin `count` continuations, of at most `room` symbols, of the text that `logits_after` was asked for last.
+
+        They are good until it is asked again.
+        """
+
+
+class LocalModel(ABC):
+    """Says what follows a text, without the hosts. It computes on a thread of its own."""
+
+    def __init__(self, alphabet: Alphabet, tokenizer_id: str, digest: str, positions: int) -> None:
+        """:param tokenizer_id: the `Tokenizer.id` of its symbols.
+        :param digest: names the model.
+        :param positions: most symbols of a text."""
+        self.alphabet, self.tokenizer_id, self.digest, self.positions = alphabet, tokenizer_id, digest, positions
+        self.compute = ThreadPoolExecutor(1, thread_name_prefix="local")
+
+    @abstractmethod
+    def open(self, capacity: int) -> LocalText:
+        """Begin a text. capacity: most symbols of it that are read."""
+
+    async def generate(
+        self, prompt: bytes, max_symbols: int, temperature: float, seed: int, deadline_unix_ms: int
+    ) -> AsyncGenerator[tuple[bytes, float], None]:
+        """(symbols, compute milliseconds) pieces. Raises Refusal when the deadline passes."""
+        sequence = LocalSequence(self, self.alphabet.count(prompt) + max_symbols, temperature, seed)
+        text, left = prompt, max_symbols
+        while left:
+            if deadline_unix_ms <= time.time() * 1000:
+                raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed")
+            count = min(SYMBOLS_PER_TURN, left)
+            piece, compute_ms = await sequence.after(text, count)
+            yield piece, compute_ms
+            text, left = text + piece, left - count
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """Symbols that a local model drew, and by what odds."""
+
+    text: bytes
+    # Of each guess: (guesses,), above 0.
+    odds: NDArray[np.float32]
+    # Of each place: (1, vocabulary).
+    logits: Sequence[Tensor]
+    temperature: float
+    compute_ms: float
+
+    def odds_at(self, place: int) -> NDArray[np.float64]:
+        """Odds of all symbols at a place: (vocabulary,)."""
+        return odds_of(self.logits[place], self.temperature)[0]
+
+
+class LocalSequence:
+    """One text that a local model writes on, with the numbers of one request."""
+
+    def __init__(self, model: LocalModel, capacity: int, temperature: float, seed: int) -> None:
+        """:param capacity: most symbols that are read."""
+        self.model, self.temperature, self.seed = model, temperature, seed
+        self.text = model.open(capacity)
+
+    async def after(self, text: bytes, count: int) -> tuple[bytes, float]:
+        """`count` symbols sampled after `text`, and the milliseconds that they took."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.model.compute, self._write, text, count)
+
+    async def guess(self, text: bytes, count: int) -> Guesses:
+        """The same symbols as `after`, with their odds."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.model.compute, self._guess, text, count)
+
+    def _write(self, text: bytes, count: int) -> tuple[bytes, float]:
+        begin = time.perf_counter()
+        written, _ = self._draw(text, count)
+        return written, (time.perf_counter() - begin) * 1000
+
+    def _guess(self, text: bytes, count: int) -> Guesses:
+        begin = time.perf_counter()
+        written, logits = self._draw(text, count)
+        drawn = zip(logits, self.model.alphabet.symbols(written), strict=True)
+        odds = [odds_of(row, self.temperature)[0, symbol] for row, symbol in drawn]
+        least = np.maximum(np.array(odds, dtype=np.float32), np.finfo(np.float32).tiny)
+        return Guesses(written, least, logits, self.temperature, (time.perf_counter() - begin) * 1000)
+
+    def _draw(self, text: bytes, count: int) -> tuple[bytes, list[Tensor]]:
+        whole, logits, alphabet = text, list[Tensor](), self.model.alphabet
+        for position in range(alphabet.count(text), alphabet.count(text) + count):
+            logits.append(self.text.logits_after(whole))
+            whole += sample_symbols(logits[-1], self.temperature, self.seed, position)
+        return whole[len(text) :], logits
+
+
+def odds_of(logits: Tensor, temperature: float) -> NDArray[np.float64]:
+    """Probabilities at a temperature; at 0 the likeliest has 1. logits: (rows, vocabulary), as the result."""
+    scores: NDArray[np.float64] = logits.double().numpy()
+    scores = scores - scores.max(axis=1, keepdims=True)
+    if temperature == 0:
+        odds = np.zeros_like(scores)
+        np.put_along_axis(odds, scores.argmax(axis=1)[:, None], 1.0, axis=1)
+        return odds
+    with np.errstate(over="ignore"):
+        odds = np.exp(scores / temperature)
+    return np.asarray(odds / odds.sum(axis=1, keepdims=True))

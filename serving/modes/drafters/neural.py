@@ -1,0 +1,84 @@
+"""A small AR model as the router's own: the same weights and the same code as those of a host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from serving.modes.drafters.base import Forks, LocalModel, LocalText
+from serving.modes.tokenizer import tokenizer_id
+from stages.backends import drafting_runner
+from stages.backends.base import CleanPiece, Continuations, DraftingRunner
+from stages.checkpoint.checkpoint import load_stage
+from stages.checkpoint.manifest import read_manifest
+from stages.model.pipeline import new_caches
+from stages.model.prefill import split_reads
+from stages.model.vocabulary import Alphabet
+
+
+class NeuralModel(LocalModel):
+    """An AR model of any family, in one stage or several."""
+
+    def __init__(self, directory: Path) -> None:
+        """Load and gate the weights. Raises CheckpointError."""
+        manifest = read_manifest(directory)
+        self.architecture = a = manifest.architecture
+        self.stages = [drafting_runner(load_stage(directory, i)) for i in range(a.parts)]
+        super().__init__(Alphabet(a.vocabulary), tokenizer_id(manifest), manifest.digest(), a.positions)
+
+    def open(self, capacity: int) -> LocalText:
+        return _NeuralText(self, capacity)
+
+
+class _NeuralText(LocalText):
+    """Its caches hold what was read."""
+
+    def __init__(self, model: NeuralModel, capacity: int) -> None:
+        a, self.model = model.architecture, model
+        self._caches = [new_caches(a.layers_in(part), a, capacity) for part in range(a.parts)]
+        self._read = b""
+
+    def logits_after(self, text: bytes) -> Tensor:
+        alphabet, stages = self.model.alphabet, self.model.stages
+        kept = self._go_back(text)
+        for piece in split_reads(alphabet.decode(alphabet.cut(text, kept))):
+            x = piece
+            for stage, caches in zip(stages, self._caches, strict=True):
+                x = stage.read([CleanPiece(x, caches)])[0]
+        self._read = text
+        return stages[-1].next_byte([x[-1:]])[0]
+
+    def fork(self, count: int, room: int) -> Forks:
+        grown = [stage.grow(caches, room, count) for stage, caches in zip(self.model.stages, self._caches, strict=True)]
+        return _NeuralForks(grown, self.model.stages[-1])
+
+    def _go_back(self, text: bytes) -> int:
+        """Forget what is not the beginning of `text`, and its last symbol: that one is read to go on. How many stay."""
+        alphabet = self.model.alphabet
+        kept = min(alphabet.count(self._read), alphabet.count(text) - 1)
+        ours, theirs = (np.frombuffer(alphabet.cut(each, 0, kept), np.uint8) for each in (self._read, text))
+        if len(differ := np.flatnonzero(ours != theirs)):
+            kept = int(differ[0]) // alphabet.symbol_bytes
+        for caches in self._caches:
+            for cache in caches:
+                cache.length = kept
+        return kept
+
+
+class _NeuralForks(Forks):
+    def __init__(self, grown: list[Continuations], last: DraftingRunner) -> None:
+        self.grown, self.last = grown, last
+
+    def read(self, symbols: NDArray[np.int64]) -> Tensor:
+        x = torch.from_numpy(symbols)
+        for part in self.grown:
+            x = part.read(x)
+        return self.last.next_byte([x])[0]
+
+    def select(self, branches: NDArray[np.int64]) -> None:
+        for part in self.grown:
+            part.select(torch.from_numpy(branches))

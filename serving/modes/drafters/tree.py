@@ -1,0 +1,243 @@
+"""Grows guesses after a text: one chain of them, or a tree of the likeliest few."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from serving.modes.drafters.base import LocalText
+from stages.model.randomness import gumbels
+from stages.model.speculation import MAX_DRAFT_TREE
+from stages.model.vocabulary import Alphabet
+
+# What guesses are worth: how likely they stand, against what a sweep, a guess in it and its drafting take.
+
+
+MAX_DRAFT = 32
+# Weight of what was measured, at each further round.
+FORGET = 0.98
+# Weight of the last sweep among those whose times are known.
+RECENT = 0.1
+# What a guess adds to a sweep, as long as sweeps with more and with fewer were not compared.
+A_GUESS_MS = 1.0
+# And how much comparing it takes to believe otherwise, as a variance of guesses.
+SPREAD = 4.0
+MOST_SURE = 0.99
+
+
+class SweepTime:
+    """Time of a sweep: a line over its guesses, for every host reads them all. Milliseconds."""
+
+    def __init__(self) -> None:
+        self._guesses, self._ms = 8.0, 100.0
+        self._variance = self._covariance = 0.0
+
+    def learn(self, guesses: int, ms: float) -> None:
+        """Book a sweep."""
+        apart, longer = guesses - self._guesses, ms - self._ms
+        self._guesses += RECENT * apart
+        self._ms += RECENT * longer
+        self._variance = (1 - RECENT) * (self._variance + RECENT * apart * apart)
+        self._covariance = (1 - RECENT) * (self._covariance + RECENT * apart * longer)
+
+    @property
+    def guess_ms(self) -> float:
+        """Time that one more guess adds."""
+        return max((self._covariance + SPREAD * A_GUESS_MS) / (self._variance + SPREAD), 0.0)
+
+    def ms(self, guesses: int) -> float:
+        """That of a sweep with so many."""
+        return max(self._ms + self.guess_ms * (guesses - self._guesses), self._ms / 10)
+
+
+class DraftLength:
+    """Number of guesses that pays, from what was accepted and how long sweeps and drafting took so far.
+
+    A round of guesses brings one symbol and those that stand, in the time of the drafting and of the sweep: what is
+    guessed maximises the quotient (Leviathan et al. 2023, arXiv 2211.17192, equation 1; of trees: Li et al. 2024, arXiv
+    2406.16858, who take the guesses that are likeliest with all before them).
+    """
+
+    def __init__(self, sweeps: SweepTime) -> None:
+        self.sweeps = sweeps
+        self._right, self._tried, self._told = 3.0, 4.0, 3.0  # as if 3 of 4 guesses had been right so far
+        # What drafting one symbol after another takes for each of them.
+        self.level_ms = 1.0
+
+    @property
+    def acceptance(self) -> float:
+        """Share of guesses found right, of those whose place was reached."""
+        return self._right / self._tried
+
+    @property
+    def trust(self) -> float:
+        """Frequency of right guesses, as a multiple of what their drafter said."""
+        return self._right / max(self._told, 1e-9)
+
+    def learn(self, guesses: int, accepted: int, told: float, levels: int, draft_ms: float) -> None:
+        """Book a round.
+
+        :param accepted: of the first branch, that is of `guesses` one after the other.
+        :param told: sum of the odds that the drafter gave those whose place was reached.
+        :param levels: symbols drafted one after the other.
+        """
+        if guesses:
+            self._right = FORGET * self._right + accepted
+            self._tried = FORGET * self._tried + accepted + (accepted < guesses)
+            self._told = FORGET * self._told + told
+        if levels:
+            self.level_ms += 0.2 * (draft_ms / levels - self.level_ms)
+
+    def length(self) -> int:
+        """Guesses of a chain of which no more is known than `acceptance`."""
+        a = min(self.acceptance, MOST_SURE)
+        return self.best([a ** (i + 1) for i in range(MAX_DRAFT)], self.level_ms) or 1
+
+    def best(self, chances: Sequence[float], each_ms: float = 0.0, draft_ms: float = 0.0) -> int:
+        """Number of guesses to send.
+
+        :param chances: that each stands with all before it, the likeliest first.
+        :param each_ms: that drafting each one takes.
+        :param draft_ms: that it took already.
+        """
+        symbols = accumulate(chances, initial=1.0)
+        rates = [n / (draft_ms + i * each_ms + self.sweeps.ms(i)) for i, n in enumerate(symbols)]
+        return max(range(len(rates)), key=rates.__getitem__)
+
+    def another_level(self, chances: Sequence[float], ends: float, draft_ms: float) -> bool:
+        """True where one symbol more pays.
+
+        :param chances: of the guesses so far, and :param ends: of those that it would come after, in all.
+        """
+        count = self.best(sorted(chances, reverse=True), draft_ms=draft_ms)
+        symbols = 1.0 + sum(sorted(chances, reverse=True)[:count])
+        return ends * min(self.acceptance, MOST_SURE) / symbols > self.level_ms / (draft_ms + self.sweeps.ms(count))
+
+
+MAX_BRANCHES = 8
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class DraftPlan:
+    """Length, number and breadth of the drafts to make."""
+
+    # Places, one after the other.
+    most: int
+    # In all; None = as many as pay.
+    guesses: int | None = None
+    # Alternatives of one place, and branches that are gone on with.
+    branches: int = 1
+    # Once it is set, nobody wants the guesses any more.
+    given_up: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass
+class Growth:
+    """Guesses, each with the one that it comes after: `above`, -1 at the first place."""
+
+    symbols: list[int] = field(default_factory=list)
+    above: list[int] = field(default_factory=list)
+    # That each stands if those before it on its branch do, as the drafter has it.
+    odds: list[float] = field(default_factory=list)
+    # That each stands with those before it, by what the drafter was found to be worth.
+    chances: list[float] = field(default_factory=list)
+    levels: int = 0
+    compute_ms: float = 0.0
+
+    def likeliest(self, count: int) -> list[int]:
+        """So many of them, none without those before it, depth first: likelier branches first."""
+        kept = sorted(range(len(self.chances)), key=lambda i: -self.chances[i])[:count]  # stable: above comes before
+        ordered, waiting = list[int](), [-1]
+        while waiting:
+            if (at := waiting.pop()) >= 0:
+                ordered.append(at)
+            waiting += [i for i in reversed(kept) if self.above[i] == at]
+        return ordered
+
+    def depth(self, at: int) -> int:
+        """Number of guesses before it on its branch."""
+        depth = 0
+        while (at := self.above[at]) >= 0:
+            depth += 1
+        return depth
+
+
+class TreeGrower:
+    """Grows guesses for one request, with its own random numbers.
+
+    The hosts add the request's Gumbel numbers to the logits of a place and take the largest sum. The drafter does the
+    same with the same numbers (Daliri et al. 2024, arXiv 2408.07978): where both models agree they pick the same
+    symbol, however random it is. The softmax of these sums tells how sure it is: as if the hosts' sums were its own
+    with noise of the same kind. Of all guesses those are sent that are likeliest with all before them (Li et al. 2024,
+    arXiv 2406.16858).
+    """
+
+    def __init__(self, text: LocalText, alphabet: Alphabet, temperature: float, seed: int, worth: DraftLength) -> None:
+        self.text, self.alphabet, self.worth = text, alphabet, worth
+        self.temperature, self.seed = temperature, seed
+
+    @torch.inference_mode()
+    def grow(self, known: bytes, plan: DraftPlan) -> Growth:
+        """Guesses after `known`, more of them than will be sent. On the drafter's compute thread."""
+        begin, growth, position = time.perf_counter(), Growth(), self.alphabet.count(known)
+        nodes, forks = np.array([-1]), None
+        logits = self.text.logits_after(known)
+        while True:
+            rows, nodes = self._add(growth, nodes, logits, position + growth.levels, plan.branches)
+            growth.levels += 1
+            growth.compute_ms = (time.perf_counter() - begin) * 1000
+            if plan.given_up.is_set() or not self._goes_on(growth, nodes, plan):
+                return growth
+            if forks is None:
+                forks = self.text.fork(len(nodes), plan.most - 1)
+            else:
+                forks.select(rows)
+            logits = forks.read(np.array([growth.symbols[node] for node in nodes]))
+
+    def _add(
+        self, growth: Growth, nodes: Indices, logits: Tensor, position: int, width: int
+    ) -> tuple[Indices, Indices]:
+        """The likeliest few after each of `nodes`. Returns those to go on with: the rows that they follow, and they."""
+        sums = logits.double().numpy()
+        sums = sums - sums.max(axis=1, keepdims=True)
+        if self.temperature > 0:
+            with np.errstate(over="ignore"):
+                sums = sums / self.temperature + gumbels(self.seed, position, 1, sums.shape[1])
+            sums -= sums.max(axis=1, keepdims=True)
+        width = min(width, sums.shape[1])
+        symbols = np.argpartition(-sums, width - 1, axis=1)[:, :width]
+        odds = np.take_along_axis(np.exp(sums), symbols, axis=1) / np.exp(sums).sum(axis=1, keepdims=True)
+        before = np.array([growth.chances[node] if node >= 0 else 1.0 for node in nodes])
+        chances = (np.minimum(odds * self.worth.trust, MOST_SURE) * before[:, None]).flatten()
+        first = len(growth.symbols)
+        growth.symbols += symbols.flatten().tolist()
+        growth.above += nodes.repeat(width).tolist()
+        growth.odds += odds.flatten().tolist()
+        growth.chances += chances.tolist()
+        best = np.argsort(-chances, kind="stable")[:width]
+        return best // width, first + best
+
+    def _goes_on(self, growth: Growth, nodes: Indices, plan: DraftPlan) -> bool:
+        if growth.levels >= plan.most:
+            return False
+        ends = [growth.chances[node] for node in nodes]
+        if plan.guesses is None:
+            return self.worth.another_level(growth.chances, sum(ends), growth.compute_ms)
+        among = sorted(growth.chances, reverse=True)[: plan.guesses]
+        return len(among) < plan.guesses or max(ends) > among[-1]
+
+
+def chosen(growth: Growth, plan: DraftPlan, worth: DraftLength) -> list[int]:
+    """The guesses to send: at least one, so that it is seen whether they stand."""
+    paying = worth.best(sorted(growth.chances, reverse=True)[:MAX_DRAFT_TREE], draft_ms=growth.compute_ms)
+    return growth.likeliest(min(plan.guesses or max(paying, 1), MAX_DRAFT_TREE))

@@ -1,0 +1,200 @@
+"""The frontier: what the text of each mode and setting is worth, and what it costs. Measured once, `auto` reads it."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from serving.modes.resample import ChunkSchedule
+from stages.errors import InputError
+
+VERSION = 1
+WRITTEN_BY = "onesweep frontier --write FILE"
+# Modes that can be chosen for any prompt.
+MODES = ("sweep", "chunked", "resample", "verified", "ar", "ar-speculative", "local")
+# What an option can say about a request.
+SETTINGS: Mapping[str, type] = {
+    "scorer": str,
+    "chunk": int,
+    "candidates": int,
+    "steps": int,
+    "temperature": float,
+    "codec": str,
+    "sampler": str,
+    "drafter": str,
+    "draft": int,
+    "branches": int,
+}
+
+
+@dataclass(frozen=True)
+class Option:
+    """A mode with its settings. What it costs is for a text of `output_bytes`."""
+
+    mode: str
+    settings: tuple[tuple[str, Any], ...]
+    # Judge bits for a byte: fewer are better.
+    bits: float
+    output_bytes: int
+    # Mean over texts; likewise those below.
+    sweeps: float
+    # As many as most texts need: a high quantile.
+    sweeps_high: float
+    # Arithmetic on all hosts together.
+    host_ms: float
+    router_ms: float
+    # Payload of all hops.
+    wire_bytes: float
+    bits_low: float | None = None
+    bits_high: float | None = None
+
+    @property
+    def label(self) -> str:
+        """As on a command line: `resample:ar:chunk=32`."""
+        values = {name: self.setting(name) for name in SETTINGS if self.setting(name) is not None}
+        scorer = [values.pop("scorer")] if "scorer" in values else []
+        return ":".join([self.mode, *scorer, *(f"{name}={value}" for name, value in values.items())])
+
+    def setting(self, name: str) -> Any:  # noqa: ANN401
+        return dict(self.settings).get(name)
+
+    @property
+    def sweeps_vary(self) -> bool:
+        """True where the text decides how many sweeps it takes."""
+        return self.mode in ("verified", "ar-speculative") or (self.mode == "resample" and not self.setting("chunk"))
+
+    def sweeps_for(self, count: int) -> tuple[float, float]:
+        """Sweeps for `count` bytes: expected, and as many as most texts need."""
+        if self.mode == "local":
+            return 0, 0
+        if self.mode == "sweep":
+            return 1, 1
+        if self.mode == "ar":
+            return count, count
+        chunk = self.setting("chunk")
+        if chunk and self.mode in ("chunked", "resample"):
+            return (exact := math.ceil(count / chunk)), exact
+        share = count / self.output_bytes
+        mean = max(self.sweeps * share, 1.0)  # no setting says how many
+        if self.mode == "resample":  # its chunks grow, and are never shorter than the first
+            most = math.ceil(count / ChunkSchedule(count, None, self.setting("candidates")).chunk)
+            return min(mean, most), most
+        # a sum over fewer bytes varies more for its length; whatever the text, each sweep brings a byte
+        high = mean + (self.sweeps_high - self.sweeps) * max(share, math.sqrt(share))
+        return min(mean, count), min(max(high, mean), count)
+
+    def to_record(self) -> dict[str, Any]:
+        return {**vars(self), "settings": dict(self.settings)}
+
+    @classmethod
+    def from_record(cls, record: object) -> Self:
+        """Raises InputError that says which key is wrong."""
+        table = _table(record, "an option")
+        mode, settings = table.get("mode"), _table(table.get("settings", {}), "settings")
+        if mode not in MODES:
+            raise InputError(f"there is no mode {mode!r}; there are {', '.join(MODES)}")
+        for name, value in settings.items():
+            kind = SETTINGS.get(name)
+            fits = isinstance(value, str) if kind is str else _is_number(value)
+            if kind is None or not fits:
+                raise InputError(f"{mode}: {name} = {value!r} is not a setting; there are {', '.join(SETTINGS)}")
+        whole = tuple((name, int(v) if SETTINGS[name] is int else v) for name, v in settings.items())
+        numbers = {key: _number(table, key, mode) for key in COSTS}
+        count = int(numbers.pop("output_bytes"))
+        if count < 1:
+            raise InputError(f"{mode}: output_bytes must be at least 1, not {count}")
+        ends = {key: table[key] for key in ("bits_low", "bits_high") if _is_number(table.get(key))}
+        return cls(mode=mode, settings=whole, output_bytes=count, **numbers, **ends)
+
+
+COSTS = ("bits", "output_bytes", "sweeps", "sweeps_high", "host_ms", "router_ms", "wire_bytes")
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """Options that can be compared: one judge, one set of prompts, one set of weights."""
+
+    options: tuple[Option, ...]
+    # Digests of the weights that were measured, by the name of their folder in the bundle.
+    weights: Mapping[str, str]
+    judge: str
+    # What `bits` are: the name of the ruler's figure.
+    basis: str
+    human_bits: float | None = None
+
+    def problem(self, digests: Mapping[str, str]) -> str:
+        """Why this frontier says nothing of the weights that are served; empty when it does.
+
+        :param digests: of the weights that are served, by the name of their folder; empty where one is not.
+        """
+        for name, digest in digests.items():
+            measured = self.weights.get(name, "")
+            if digest and measured and digest != measured:
+                return (
+                    f"its frontier was measured with other weights ({name}/ {measured[:12]}, "
+                    f"served are {digest[:12]}): measure these with {WRITTEN_BY!r}"
+                )
+        return ""
+
+    def to_record(self) -> dict[str, Any]:
+        """JSON values that `from_record` reads."""
+        options = [option.to_record() for option in self.options]
+        return {"frontier": VERSION, **vars(self), "weights": dict(self.weights), "options": options}
+
+    @classmethod
+    def from_record(cls, record: object) -> Self:
+        """Keys that it does not know are left out. Raises InputError that says which key is wrong."""
+        table = _table(record, "a frontier")
+        if table.get("frontier") != VERSION:
+            raise InputError(f"'frontier' must be {VERSION}, the version of the file, not {table.get('frontier')!r}")
+        options = table.get("options")
+        if not isinstance(options, list) or not options:
+            raise InputError("'options' must be a list with one entry or more")
+        weights = _table(table.get("weights"), "weights")
+        for key in ("judge", "basis"):
+            if not isinstance(table.get(key), str):
+                raise InputError(f"'{key}' must be text, not {table.get(key)!r}")
+        human: Any = table.get("human_bits")
+        return cls(
+            tuple(map(Option.from_record, options)),
+            {str(name): str(digest) for name, digest in weights.items()},
+            table["judge"],
+            table["basis"],
+            float(human) if _is_number(human) else None,
+        )
+
+
+def read_frontier(path: Path) -> Frontier:
+    """Raises InputError that names the file, what is wrong with it, and what writes another."""
+    try:
+        return Frontier.from_record(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise InputError(f"cannot read the frontier {path}: {error.strerror}; {WRITTEN_BY!r} writes one") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"the frontier {path} is not JSON ({error}): write it again with {WRITTEN_BY!r}") from None
+    except InputError as error:
+        raise InputError(f"the frontier {path}: {error}; write it again with {WRITTEN_BY!r}") from None
+
+
+def _table(value: object, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InputError(f"{what} must be a JSON object, not {type(value).__name__}")
+    return value
+
+
+def _number(table: dict[str, Any], key: str, where: str) -> float:
+    if key not in table:
+        raise InputError(f"{where}: {key!r} is missing")
+    if not _is_number(table[key]) or table[key] < 0:
+        raise InputError(f"{where}: {key!r} must be a number from 0, not {table[key]!r}")
+    return float(table[key])
+
+
+def _is_number(value: object) -> bool:
+    # not isfinite: a whole number can be larger than any float
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

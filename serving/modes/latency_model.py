@@ -1,0 +1,176 @@
+"""Links and machines as they are now, and how long an option takes on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+
+from serving.modes.frontier import Option
+from serving.router.accounting import Account
+
+# Weight of what was measured, at each further request: links change.
+FORGET = 0.8
+LEARN = 0.3
+# Of a link that was not measured (keep-warm messages are off).
+UNKNOWN_RTT_MS = 100.0
+# What a trip takes besides the links' delay, before one was seen.
+HANDLING_MS = 4.0
+UNIT_BYTES = 100_000
+# What a unit of payload takes on 100 Mbit/s, before any was seen to travel.
+UNIT_MS = 8.0
+# How many requests the two are worth.
+PRIOR, UNIT_PRIOR = 0.1, 0.2
+
+
+class TripOverhead:
+    """Time of trips besides the delay of the links: `fixed` and `unit` for each UNIT_BYTES of payload.
+
+    Least squares over the requests so far, later ones weighing more, towards the values that are assumed before any.
+    """
+
+    def __init__(self) -> None:
+        self._n = self._x = self._xx = self._y = self._xy = 0.0
+
+    def learn(self, extra_ms: float, payload: float) -> None:
+        x = payload / UNIT_BYTES
+        for name, value in (("_n", 1.0), ("_x", x), ("_xx", x * x), ("_y", extra_ms), ("_xy", x * extra_ms)):
+            setattr(self, name, FORGET * getattr(self, name) + value)
+
+    def ms(self, payload: float) -> float:
+        n, xx = self._n + PRIOR, self._xx + UNIT_PRIOR
+        y, xy = self._y + PRIOR * HANDLING_MS, self._xy + UNIT_PRIOR * UNIT_MS
+        unit = max((n * xy - self._x * y) / (n * xx - self._x**2), 0.0)
+        return (y - unit * self._x) / n + unit * payload / UNIT_BYTES
+
+
+class CostRatio:
+    """Measured cost over the frontier's. A mode not seen yet is as the others."""
+
+    def __init__(self) -> None:
+        self._all, self._modes = 1.0, dict[str, float]()
+
+    def learn(self, mode: str, took: float, expected: float) -> None:
+        if expected > 0:
+            ratio = took / expected
+            self._modes[mode] = self.of(mode) + LEARN * (ratio - self.of(mode))
+            self._all += LEARN * (ratio - self._all)
+
+    def of(self, mode: str) -> float:
+        return self._modes.get(mode, self._all)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Cost of a part of a request."""
+
+    output_tokens: int
+    sweeps: int
+    host_ms: float
+    router_ms: float
+
+    @classmethod
+    def of(cls, account: Account) -> Spent:
+        """All of a request so far."""
+        return cls(account.output_tokens, account.sweeps, sum(account.compute_ms.values()), account.local_compute_ms)
+
+    def since(self, before: Spent) -> Spent:
+        return Spent(*(getattr(self, field.name) - getattr(before, field.name) for field in fields(self)))
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Expected cost of an option now."""
+
+    option: Option
+    # Expected.
+    ms: float
+    # With as many sweeps as most texts need.
+    high_ms: float
+    sweeps: float
+    # Of one sweep, without arithmetic; 0 where there is none.
+    trip_ms: float
+    compute_ms: float
+
+    @property
+    def sweep_ms(self) -> float:
+        """One sweep with its share of the arithmetic."""
+        return self.ms / max(self.sweeps, 1.0)
+
+
+class LatencyModel:
+    """Running estimates for one ring, fed by the links' round trips and by every request's account."""
+
+    def __init__(self, rtts: Callable[[], Sequence[float | None]]) -> None:
+        """:param rtts: last round trips of the router to each host in ring order, milliseconds; None = not known."""
+        self.rtts = rtts
+        self._extra = {"sweep": TripOverhead(), "step": TripOverhead()}
+        self._hosts, self._router, self._sweeps = CostRatio(), CostRatio(), CostRatio()
+
+    def trip_ms(self, payload: float = 0.0) -> float:
+        """One sweep from the router round the hosts and back, without arithmetic.
+
+        :param payload: bytes of all its hops.
+        """
+        return self._delays()[0] + self._extra["sweep"].ms(payload)
+
+    def step_ms(self, payload: float = 0.0) -> float:
+        """One further byte of `ar`, which goes from the last host to the first."""
+        return self._delays()[1] + self._extra["step"].ms(payload)
+
+    def forecast(self, option: Option, count: int) -> Forecast:
+        """`option` for a text of `count` bytes."""
+        mean, high = option.sweeps_for(count)
+        more = self._sweeps.of(option.mode) if option.sweeps_vary else 1.0
+        mean, high = (min(sweeps * more, max(count, 1.0)) for sweeps in (mean, high))
+        share = count / option.output_bytes
+        host_ms = option.host_ms * share * more * self._hosts.of(option.mode)
+        router_ms = option.router_ms * share * more * self._router.of(option.mode)
+        compute_ms, payload = host_ms + router_ms, option.wire_bytes * share / max(mean, 1.0)
+        if not mean:
+            return Forecast(option, compute_ms, compute_ms, 0, 0.0, compute_ms)
+        trips_ms = self._trips_ms(option.mode, mean, payload)
+        expected_ms = trips_ms + compute_ms
+        return Forecast(option, expected_ms, expected_ms * (high / mean), mean, trips_ms / mean, compute_ms)
+
+    def learn(self, mode: str, account: Account, latency_ms: float) -> None:
+        """Book the trips of a request; those of two modes in one request cannot be told apart."""
+        mode, *others = account.modes or [mode]
+        # a sweep that was given up took its time all the same
+        sweeps = max(account.sweeps, 1) if others else account.sweeps
+        if not sweeps or any(other != "local" for other in others):
+            return
+        rest_ms = latency_ms - account.local_compute_ms - sum(account.compute_ms.values())
+        payload = account.wire_bytes_total / sweeps
+        sweep_ms, step_ms = self._delays()
+        if mode != "ar":
+            self._extra["sweep"].learn(rest_ms / sweeps - sweep_ms, payload)
+        elif sweeps > 1:
+            self._extra["step"].learn((rest_ms - self.trip_ms(payload)) / (sweeps - 1) - step_ms, payload)
+
+    def learn_option(self, option: Option, spent: Spent) -> None:
+        """Book the sweeps and the arithmetic of a text, or a part of one, that `option` wrote."""
+        if not spent.output_tokens:
+            return
+        share, more = spent.output_tokens / option.output_bytes, 1.0
+        if option.sweeps_vary:
+            more = spent.sweeps / max(option.sweeps * share, 1.0)
+            self._sweeps.learn(option.mode, more, 1.0)
+        self._hosts.learn(option.mode, spent.host_ms, option.host_ms * share * more)
+        self._router.learn(option.mode, spent.router_ms, option.router_ms * share * more)
+
+    def _trips_ms(self, mode: str, sweeps: float, payload: float) -> float:
+        if mode == "ar":
+            return self.trip_ms(payload) + (sweeps - 1) * self.step_ms(payload)
+        return sweeps * self.trip_ms(payload)
+
+    def _delays(self) -> tuple[float, float]:
+        """Delay of one sweep, and of one step of `ar`, from the router's own links.
+
+        Two hosts are taken to be as far apart as the farther of them is from the router; what that is wrong by is
+        learned with the first requests.
+        """
+        rtts = [UNKNOWN_RTT_MS if rtt is None else rtt for rtt in self.rtts()]
+        within_ms = sum(max(pair) for pair in pairwise(rtts)) / 2
+        back_ms = max(rtts[0], rtts[-1]) / 2 if len(rtts) > 1 else 0.0
+        return within_ms + (rtts[0] + rtts[-1]) / 2, within_ms + back_ms

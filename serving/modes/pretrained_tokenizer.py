@@ -1,0 +1,255 @@
+"""Text in the tokens of a pretrained model: its own tokenizer and chat template."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from serving.modes.tokenizer import Detokenizer, Message, Tokenizer
+from stages.checkpoint.checkpoint import read_companion
+from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
+from stages.errors import CheckpointError, InputError
+from stages.model.vocabulary import Alphabet
+from stages.wire.status import failed_precondition, invalid
+
+if TYPE_CHECKING:
+    from jinja2.nodes import Node
+    from jinja2.parser import Parser
+
+
+# A model's own chat template: how a conversation is written as one text.
+#
+# Templates come with models, so they run in a sandbox: nothing of this process can be reached or changed from there.
+
+
+try:
+    from jinja2 import TemplateError, TemplateSyntaxError
+    from jinja2.exceptions import SecurityError
+    from jinja2.ext import Extension
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+except ImportError as error:
+    raise InputError(
+        f"a chat template needs the jinja2 package, which is not installed here ({error}): "
+        "pip install 'onesweep[pretrained]'"
+    ) from None
+
+
+# OpenAI's newer name of a role, and the one that templates know.
+ROLES = {"developer": "system"}
+# Characters of a conversation as one text.
+MAX_RENDERED = 4 << 20
+
+
+class _Unfit(TemplateError):
+    """Raised by a template for messages that it does not take."""
+
+
+class _Generation(Extension):
+    """`{% generation %}`: marks for training what the model wrote, and stands for what is in it."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """One template, as `transformers` renders such: blocks leave no blank lines, and the model's turn is begun."""
+
+    def __init__(self, source: str, bos_token: str, eos_token: str) -> None:
+        """Raises CheckpointError for what is no template."""
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+        )
+        environment.globals.update(raise_exception=_unfit, strftime_now=_now)
+        environment.filters["tojson"] = _json
+        try:
+            self._template = environment.from_string(source)
+        except TemplateSyntaxError as error:
+            raise CheckpointError(f"the chat template is damaged (line {error.lineno}): {error.message}") from None
+        self._given = {"bos_token": bos_token, "eos_token": eos_token, "tools": None, "documents": None}
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The conversation so far, and the beginning of the model's turn. Raises Refusal."""
+        told = [{"role": ROLES.get(message.role, message.role), "content": message.content} for message in messages]
+        pieces, length = [], 0
+        try:
+            for piece in self._template.generate(messages=told, add_generation_prompt=True, **self._given):
+                pieces.append(piece)
+                length += len(piece)
+                if length > MAX_RENDERED:
+                    raise invalid(f"the messages take more than {MAX_RENDERED} characters in the model's chat template")
+        except SecurityError as error:
+            raise invalid(f"the model's chat template does what it may not: {error}") from None
+        except _Unfit as error:
+            raise invalid(f"the model's chat template does not take these messages: {error.message}") from None
+        except (RecursionError, MemoryError) as error:
+            raise invalid(f"the model's chat template does not end: {error}") from None
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+            raise invalid(f"the model's chat template fails with these messages: {error}") from None
+        return "".join(pieces)
+
+
+def _unfit(message: object) -> NoReturn:
+    raise _Unfit(str(message)[:200])
+
+
+def _json(value: object, ensure_ascii: bool = False, **options: Any) -> str:  # noqa: ANN401
+    """Jinja's own spells `<`, `>`, `&` and `'` in numbers, for pages."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def _now(form: str) -> str:
+    return datetime.now(UTC).strftime(form)
+
+
+try:
+    import tokenizers
+except ImportError as error:
+    raise InputError(
+        f"a token model needs the tokenizers package, which is not installed here ({error}): "
+        "pip install 'onesweep[pretrained]'"
+    ) from None
+
+TEMPLATE_NAME, SPECIALS_NAME = "chat_template.jinja", "special_tokens.json"
+MAX_ENDS = 64
+# A longer text is tokenized on another thread: requests go on meanwhile.
+INLINE_BYTES = 4096
+# Tokens of a prompt that a reader looks at: whether a word begins with a space is seen from the one before.
+CONTEXT = 8
+# Tokens without a whole character at their end, after which they are told as they are.
+MOST_HELD = 64
+# What stands for bytes that are no character, or none yet.
+UNKNOWN = "\ufffd"
+
+
+class PretrainedTokenizer(Tokenizer):
+    """The tokens of one model."""
+
+    noun = "tokens"
+
+    def __init__(
+        self,
+        encoding: tokenizers.Tokenizer,
+        alphabet: Alphabet,
+        ends: frozenset[int] = frozenset(),
+        template: ChatTemplate | None = None,
+        id: str = "",
+    ) -> None:
+        """:param id: as `Tokenizer.id`."""
+        self.encoding, self.alphabet, self.ends, self.template = encoding, alphabet, ends, template
+        self.id = id
+
+    async def encode_text(self, text: bytes) -> bytes:
+        return await self._encoded(text.decode(), specials=True)
+
+    def encode_piece(self, text: str) -> bytes:
+        return self._encode(text, specials=False)
+
+    async def encode_chat(self, messages: Sequence[Message]) -> tuple[bytes, int]:
+        if self.template is None:
+            raise failed_precondition("this model has no chat template: send a prompt in place of messages")
+        text = await asyncio.to_thread(self.template.render, messages)
+        return await self._encoded(text, specials=False), len(text.encode())
+
+    def detokenizer(self, prompt: bytes) -> Detokenizer:
+        known = self.alphabet.symbols(self.alphabet.cut(prompt, max(self.alphabet.count(prompt) - CONTEXT, 0)))
+        return _Tokens(self.encoding, self.alphabet, known)
+
+    async def _encoded(self, text: str, specials: bool) -> bytes:
+        """:param specials: with the tokens that a text begins with, where the tokenizer has such."""
+        if len(text) < INLINE_BYTES:
+            return self._encode(text, specials)
+        return await asyncio.to_thread(self._encode, text, specials)
+
+    def _encode(self, text: str, specials: bool) -> bytes:
+        ids: list[int] = self.encoding.encode(text, add_special_tokens=specials).ids
+        return self.alphabet.encode(ids)
+
+
+class _Tokens(Detokenizer):
+    """Tells a token's text as what it adds to that of the tokens before it, once no character is cut at its end."""
+
+    def __init__(self, encoding: tokenizers.Tokenizer, alphabet: Alphabet, prompt: list[int]) -> None:
+        """:param prompt: its last tokens."""
+        self.encoding, self.alphabet = encoding, alphabet
+        endings = (prompt[at:] for at in range(len(prompt)))
+        # one that begins in the middle of a character would spoil what follows it
+        self._known = next((each for each in endings if UNKNOWN not in self._text(each)), [])
+        self._held = list[int]()
+
+    def feed(self, symbols: bytes) -> bytes:
+        return "".join(self._told(symbol) for symbol in self.alphabet.symbols(symbols)).encode()
+
+    def end(self) -> bytes:
+        return self._added().rstrip(UNKNOWN).encode()
+
+    def _told(self, symbol: int) -> str:
+        self._held.append(symbol)
+        text = self._added()
+        if text.endswith(UNKNOWN) and len(self._held) <= MOST_HELD:
+            return ""
+        self._known, self._held = self._held if text else (self._known + self._held)[-CONTEXT:], []
+        return text
+
+    def _added(self) -> str:
+        """Text that the held tokens add."""
+        return self._text(self._known + self._held)[len(self._text(self._known)) :]
+
+    def _text(self, tokens: list[int]) -> str:
+        text: str = self.encoding.decode(tokens)  # leaves special tokens out
+        return text
+
+
+def read_pretrained_tokenizer(directory: Path, manifest: Manifest) -> PretrainedTokenizer:
+    """That of the checkpoint in `directory`. Blocks. Raises CheckpointError for a file that is missing or damaged."""
+    raw = read_companion(directory, manifest, TOKENIZER_NAME)
+    try:
+        tokenizer = tokenizers.Tokenizer.from_str(raw.decode())
+    except Exception as error:  # the library has no type of its own for it
+        raise CheckpointError(f"{directory / TOKENIZER_NAME} is no tokenizer: {error}") from None
+    size = manifest.architecture.vocabulary
+    if tokenizer.get_vocab_size() > size:
+        raise CheckpointError(
+            f"the tokenizer of {directory} has {tokenizer.get_vocab_size()} tokens, the model {size}: "
+            "it belongs to another one"
+        )
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    specials = _specials(directory, manifest)
+    template = None
+    if TEMPLATE_NAME in manifest.files:
+        source = read_companion(directory, manifest, TEMPLATE_NAME).decode(errors="replace")
+        template = ChatTemplate(source, specials.bos, specials.eos)
+    return PretrainedTokenizer(tokenizer, Alphabet(size), specials.ends, template, manifest.files[TOKENIZER_NAME])
+
+
+@dataclass(frozen=True)
+class _Specials:
+    """Tokens with a meaning of their own."""
+
+    bos: str = ""
+    eos: str = ""
+    ends: frozenset[int] = frozenset()
+
+
+def _specials(directory: Path, manifest: Manifest) -> _Specials:
+    if SPECIALS_NAME not in manifest.files:
+        return _Specials()
+    try:
+        record = json.loads(read_companion(directory, manifest, SPECIALS_NAME))
+        bos, eos, ends = (record.get(name) for name in ("bos_token", "eos_token", "end_tokens"))
+        most = manifest.architecture.vocabulary
+        if not all(isinstance(each, str | None) for each in (bos, eos)) or not isinstance(ends or [], list):
+            raise ValueError("its tokens must be texts, and end_tokens a list")
+        if len(ends or []) > MAX_ENDS or not all(type(end) is int and 0 <= end < most for end in ends or []):
+            raise ValueError(f"end_tokens must be at most {MAX_ENDS} whole numbers from 0 to {most - 1}")
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{directory / SPECIALS_NAME} is damaged: {error}") from None
+    return _Specials(bos or "", eos or "", frozenset(ends or []))

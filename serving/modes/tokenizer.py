@@ -1,0 +1,228 @@
+"""Tokenizers and detokenizers: text in the symbols of a model, and back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from stages.checkpoint.bundle import find_bundle
+from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
+from stages.model.vocabulary import BYTES, Alphabet
+from stages.v1 import stage_pb2
+
+# What a manifest calls the tokenizer of a byte model.
+BYTES_NAME = "bytes"
+
+
+@dataclass(frozen=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+
+class Detokenizer(ABC):
+    """Makes text of the symbols that come, piece by piece, after a prompt."""
+
+    @abstractmethod
+    def feed(self, symbols: bytes) -> bytes:
+        """The text of the symbols so far that was not told yet, as far as it cannot change any more: UTF-8."""
+
+    @abstractmethod
+    def end(self) -> bytes:
+        """The rest."""
+
+
+class Tokenizer(ABC):
+    """The symbols of one model."""
+
+    # What sentences call them.
+    noun: ClassVar[str]
+    alphabet: Alphabet
+    # Which symbols they are: `bytes`, or the SHA-256 of a tokenizer's file.
+    id: str
+    # Symbols that say that a text ends.
+    ends: frozenset[int] = frozenset()
+
+    @abstractmethod
+    async def encode_text(self, text: bytes) -> bytes:
+        """A text in symbols. text: UTF-8."""
+
+    @abstractmethod
+    def encode_piece(self, text: str) -> bytes:
+        """A piece of a text in symbols, without those that texts begin with. Blocks."""
+
+    @abstractmethod
+    async def encode_chat(self, messages: Sequence[Message]) -> tuple[bytes, int]:
+        """A conversation that the model is to go on with, in symbols, and how many bytes of text that is.
+
+        Raises Refusal for one that the model's template does not take.
+        """
+
+    @abstractmethod
+    def detokenizer(self, prompt: bytes) -> Detokenizer:
+        """For what is written after `prompt`, given in symbols."""
+
+
+class _Bytes(Detokenizer):
+    """Bytes as they come. A character may come in two pieces; `TextDecoder` joins them."""
+
+    def feed(self, symbols: bytes) -> bytes:
+        return symbols
+
+    def end(self) -> bytes:
+        return b""
+
+
+class ByteTokenizer(Tokenizer):
+    """A text is its own symbols. The model continues with texts and knows no roles: messages are a line each."""
+
+    noun = "bytes"
+    alphabet, id = BYTES, BYTES_NAME
+
+    async def encode_text(self, text: bytes) -> bytes:
+        return text
+
+    def encode_piece(self, text: str) -> bytes:
+        return text.encode()
+
+    async def encode_chat(self, messages: Sequence[Message]) -> tuple[bytes, int]:
+        text = "\n".join(message.content for message in messages).encode()
+        return text, len(text)
+
+    def detokenizer(self, prompt: bytes) -> Detokenizer:
+        return _Bytes()
+
+
+BYTE_TOKENIZER = ByteTokenizer()
+
+
+# The tokenizers of the models that a router can serve.
+
+
+class Tokenizers:
+    """Tokenizers of token models by the models' digests, which say which tokenizer belongs to them."""
+
+    def __init__(self, of_tokens: Mapping[str, Tokenizer]) -> None:
+        self._of_tokens = of_tokens
+
+    def of(self, model: stage_pb2.ModelInfo) -> Tokenizer:
+        """That of a model of the hosts, for which there is no `problem`."""
+        return self.named(model.digest)
+
+    def named(self, digest: str) -> Tokenizer:
+        """That of the model with this digest, here or on the hosts."""
+        return self._of_tokens.get(digest, BYTE_TOKENIZER)
+
+    def problem(self, model: stage_pb2.ModelInfo) -> str:
+        """Why texts for a model of the hosts cannot be tokenized; empty when they can."""
+        if model.tokenizer == BYTES_NAME or model.digest in self._of_tokens:
+            return ""
+        return (
+            f"the hosts' model {model.digest[:12]} reads tokens, and the router has no tokenizer of it: start it with "
+            "--checkpoint DIR, the same checkpoint"
+        )
+
+
+NO_TOKENIZERS = Tokenizers({})
+
+
+def tokenizer_id(manifest: Manifest) -> str:
+    """Which symbols a model reads, as `Tokenizer.id` has it."""
+    return BYTES_NAME if manifest.tokenizer == BYTES_NAME else manifest.files[TOKENIZER_NAME]
+
+
+def read_tokenizers(directory: Path) -> Tokenizers:
+    """Read the tokenizers of a bundle's token models. Blocks. Raises OnesweepError for one missing or damaged."""
+    of_tokens: dict[str, Tokenizer] = {}
+    for path in vars(find_bundle(directory)).values():
+        if path is None or (manifest := read_manifest(path)).tokenizer == BYTES_NAME:
+            continue
+        from serving.modes.pretrained_tokenizer import read_pretrained_tokenizer  # byte models do without its libraries
+
+        of_tokens[manifest.digest()] = read_pretrained_tokenizer(path, manifest)
+    return Tokenizers(of_tokens)
+
+
+# Stop strings: where a text ends before its time.
+
+
+class StopCutter:
+    """Cuts a text that comes in pieces before the first stop string that is complete in it.
+
+    The cut does not depend on the pieces: it is the one of a text that comes byte by byte. Where two stop strings end
+    with the same byte, the longer one counts.
+    """
+
+    def __init__(self, stops: Sequence[bytes]) -> None:
+        self.stops = [stop for stop in stops if stop]
+        self.stopped = False
+        self._held = b""
+
+    def feed(self, piece: bytes) -> bytes:
+        """The text that is sure to stand before any stop string; nothing more once `stopped`."""
+        if self.stopped:
+            return b""
+        text = self._held + piece
+        found = [(at + len(stop), at) for stop in self.stops if (at := text.find(stop)) >= 0]
+        if found:
+            _, cut = min(found)
+            self.stopped, self._held = True, b""
+            return text[:cut]
+        keep = max((_begun(text, stop) for stop in self.stops), default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def end(self) -> bytes:
+        """The text that was held back because a stop string could have begun there."""
+        held, self._held = self._held, b""
+        return held
+
+
+def _begun(text: bytes, stop: bytes) -> int:
+    """Bytes at the end of `text` that `stop` begins with."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
+
+
+# A text on its way to who asked for it: read from symbols, cut where the request says.
+
+
+class OutputText:
+    """Feeds a reader's text through stop strings and a limit of bytes. The text does not depend on its pieces."""
+
+    def __init__(self, reader: Detokenizer, stops: Sequence[bytes], most_bytes: int | None) -> None:
+        """:param most_bytes: None = no limit but that of symbols. No character is cut in two for it."""
+        self._reader, self._cutter, self._left = reader, StopCutter(stops), most_bytes
+
+    @property
+    def stopped(self) -> bool:
+        """True once a stop string came."""
+        return self._cutter.stopped
+
+    @property
+    def over(self) -> bool:
+        """True once the text is complete."""
+        return self.stopped or self._left == 0
+
+    def feed(self, symbols: bytes) -> bytes:
+        """Text that can be handed out now."""
+        return self._within(self._cutter.feed(self._reader.feed(symbols)))
+
+    def end(self) -> bytes:
+        """Text that was held back until the end."""
+        return self._within(self._cutter.feed(self._reader.end()) + self._cutter.end())
+
+    def _within(self, text: bytes) -> bytes:
+        if self._left is None:
+            return text
+        if len(text) <= self._left:
+            self._left -= len(text)
+            return text
+        end, self._left = self._left, 0
+        while end and text[end] & 0xC0 == 0x80:  # in the middle of a character
+            end -= 1
+        return text[:end]

@@ -1,0 +1,161 @@
+"""The cost of a request, added up from the accounts that travel with its sweeps."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, fields
+
+from serving.modes.candidates import Candidates, Floats, ImportanceWeights, effective
+from serving.router.topology import HostEntry
+from serving.v1 import router_pb2
+from stages.model.vocabulary import BYTES, Alphabet
+from stages.v1 import stage_pb2
+
+
+@dataclass
+class Account:
+    """One request's account: sweeps, hops, bytes and milliseconds, as the servers measured them."""
+
+    begin: float = field(default_factory=time.perf_counter)
+    # Of what is written.
+    alphabet: Alphabet = BYTES
+    first_byte_ms: float = 0.0
+    prompt_bytes: int = 0
+    prompt_tokens: int = 0
+    # Of text, as far as it was handed out.
+    output_bytes: int = 0
+    # Symbols that were written.
+    output_tokens: int = 0
+    # Whether the text ended before it had the length asked for.
+    stopped: bool = False
+    sweeps: int = 0
+    hops: int = 0
+    wire_bytes: list[int] = field(default_factory=list)
+    wire_bytes_total: int = 0
+    local_compute_ms: float = 0.0
+    drafted: int = 0
+    accepted: int = 0
+    reached: int = 0
+    # The router's arithmetic for guesses while the sweep before was under way, and how many sweeps had such ones.
+    ahead_ms: float = 0.0
+    ahead_used: int = 0
+    scorer: str = ""
+    reason: str = ""
+    # Times that work moved to other hosts.
+    replays: int = 0
+    # Those that `auto` took, in their order.
+    modes: list[str] = field(default_factory=list)
+    chunk: int = 0
+    candidates: int = 0
+    effective_samples: list[float] = field(default_factory=list)
+    # For a byte, and how many bytes it was measured on.
+    divergence_bits: list[tuple[float, int]] = field(default_factory=list)
+    # Of the sweeps since `take_trips`.
+    trips: list[router_pb2.Trip] = field(default_factory=list)
+    trip_begin_ms: float = 0.0
+    # Those of the last sweep, by the name that a host has in its own account.
+    hosts: dict[str, HostEntry] = field(default_factory=dict)
+    compute_ms: dict[HostEntry, float] = field(default_factory=dict)
+    queue_ms: dict[HostEntry, float] = field(default_factory=dict)
+
+    def begin_again(self) -> None:
+        """The text is written anew; what it cost so far stays."""
+        self.output_tokens = 0
+        self.replays += 1
+        self.modes.clear()
+        self.trip_begin_ms = self.elapsed_ms()
+
+    def add_sweep(self, event: stage_pb2.Event) -> None:
+        """Book one sweep: a payload for each message that brought work to a host, and the one with the result."""
+        payloads = [p.received_bytes for p in event.timings if p.received_bytes] + [event.ByteSize()]
+        self.sweeps += 1
+        self.hops += len(payloads)
+        self.wire_bytes_total += sum(payloads)
+        longest = max(len(payloads), len(self.wire_bytes))
+        # a later step of a ring of one host has no message that brings work: its result is still the last hop
+        padded = [[0] * (longest - len(row)) + row for row in (payloads, self.wire_bytes)]
+        self.wire_bytes = [max(pair) for pair in zip(*padded, strict=True)]
+        for timing in event.timings:
+            if (host := self.hosts.get(timing.host)) is not None:
+                self.compute_ms[host] = self.compute_ms.get(host, 0.0) + timing.compute_ms
+                self.queue_ms[host] = self.queue_ms.get(host, 0.0) + timing.queue_ms
+        self._add_trip(event, sum(payloads))
+
+    def take_trips(self) -> list[router_pb2.Trip]:
+        """The trips that came back since the last call."""
+        taken, self.trips = self.trips, []
+        return taken
+
+    def add_draft(self, drafted: int, accepted: int, compute_ms: float) -> None:
+        """Book guesses: how many, how many were right, and the router's arithmetic for them."""
+        self.drafted += drafted
+        self.accepted += accepted
+        self.reached += accepted + (accepted < drafted)
+        self.local_compute_ms += compute_ms
+
+    def add_candidates(self, drafted: Candidates, weights: ImportanceWeights) -> None:
+        """Book the candidates of a sweep, and what the scorer made of them."""
+        count, length = drafted.nats.shape
+        self.add_choice(length, weights.shares, drafted.compute_ms)
+        self.divergence_bits.append((weights.divergence_bits, count * length))
+
+    def add_choice(self, length: int, shares: Floats, compute_ms: float) -> None:
+        """Book a choice among candidates of `length` bytes by their shares, and the router's arithmetic for them."""
+        self.chunk, self.candidates = max(self.chunk, length), max(self.candidates, len(shares))
+        self.effective_samples.append(effective(shares))
+        self.local_compute_ms += compute_ms
+
+    def add_text(self, symbols: bytes) -> None:
+        """Book what was written."""
+        if not self.output_tokens:
+            self.first_byte_ms = self.elapsed_ms()
+        self.output_tokens += self.alphabet.count(symbols)
+
+    def summary(self, mode: str, seed: int) -> router_pb2.Summary:
+        """All of it, for who asked."""
+        return router_pb2.Summary(
+            **{name: getattr(self, name) for name in COPIED},
+            mode=self.modes[0] if self.modes else mode,
+            seed=seed,
+            latency_ms=self.elapsed_ms(),
+            compute_ms=self.local_compute_ms + sum(self.compute_ms.values()),
+            hosts=[
+                router_pb2.HostShare(
+                    name=host.name, blocks=host.blocks, compute_ms=compute_ms, queue_ms=self.queue_ms[host]
+                )
+                for host, compute_ms in self.compute_ms.items()
+            ],
+            effective_samples=_mean([(each, 1) for each in self.effective_samples]),
+            divergence_bits=_mean(self.divergence_bits),
+        )
+
+    def _add_trip(self, event: stage_pb2.Event, wire_bytes: int) -> None:
+        now_ms = self.elapsed_ms()
+        hosts = [
+            router_pb2.TripHost(
+                name=self.hosts[p.host].name if p.host in self.hosts else p.host,
+                queue_ms=p.queue_ms,
+                compute_ms=p.compute_ms,
+                received_bytes=p.received_bytes,
+            )
+            for p in event.timings
+        ]
+        trip = router_pb2.Trip(
+            number=self.sweeps - 1, begin_ms=self.trip_begin_ms, end_ms=now_ms, hosts=hosts, wire_bytes=wire_bytes
+        )
+        self.trips.append(trip)
+        self.trip_begin_ms = now_ms
+
+    def elapsed_ms(self) -> float:
+        return (time.perf_counter() - self.begin) * 1000
+
+
+# Figures that a summary has as the account does, under the same name.
+COPIED = {f.name for f in fields(Account)} & set(router_pb2.Summary.DESCRIPTOR.fields_by_name) - {
+    *("hosts", "compute_ms", "effective_samples", "divergence_bits")
+}
+
+
+def _mean(weighted: list[tuple[float, int]]) -> float:
+    """0 where there is nothing."""
+    return sum(value * weight for value, weight in weighted) / max(1, sum(weight for _, weight in weighted))

@@ -1,0 +1,108 @@
+"""One release as the router serves it: the hosts' weights, its own model, and the modes over both."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from serving.modes.ar import ArMode
+from serving.modes.auto import AutoMode, Guide
+from serving.modes.base import Mode
+from serving.modes.chunked import ChunkedMode, SweepMode
+from serving.modes.drafters.available import NO_DRAFTERS, Drafters, read_drafters
+from serving.modes.frontier import read_frontier
+from serving.modes.infill import InfillMode
+from serving.modes.latency_model import LatencyModel
+from serving.modes.local import LocalMode
+from serving.modes.resample import ResampleMode
+from serving.modes.speculative import SpeculativeMode
+from serving.modes.tokenizer import NO_TOKENIZERS, Tokenizers, read_tokenizers
+from serving.modes.verified import VerifiedMode
+from serving.router.ring import RingView
+from stages.checkpoint.bundle import FRONTIER_NAME
+from stages.errors import InputError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RouterParts:
+    """The router's own parts of a release."""
+
+    drafters: Drafters
+    guide: Guide
+    # The bundle.
+    directory: Path | None
+    tokenizers: Tokenizers = NO_TOKENIZERS
+
+    @classmethod
+    def read(cls, directory: Path | None, frontier: Path | None = None) -> Self:
+        """Blocks. Raises OnesweepError for a damaged model, or a frontier that the user named.
+
+        :param frontier: what `auto` chooses from; None = the bundle's, if it has one: a bad one stops `auto` only.
+        """
+        drafters = read_drafters(directory) if directory else NO_DRAFTERS
+        digest = drafters.local.digest if drafters.local else ""
+        tokenizers = read_tokenizers(directory) if directory else NO_TOKENIZERS
+        if frontier is not None:
+            return cls(drafters, Guide(read_frontier(frontier), local_digest=digest), directory, tokenizers)
+        path = directory / FRONTIER_NAME if directory else None
+        if path is None or not path.exists():
+            return cls(drafters, Guide(), directory, tokenizers)
+        try:
+            return cls(drafters, Guide(read_frontier(path), local_digest=digest), directory, tokenizers)
+        except InputError as error:
+            log.warning("%s", error)
+            return cls(drafters, Guide(problem=str(error)), directory, tokenizers)
+
+
+@dataclass(eq=False)
+class ActiveRelease:
+    """The release that a request uses from its start to its end."""
+
+    view: RingView
+    modes: dict[str, Mode]
+    conditions: LatencyModel
+    directory: Path | None
+    # Empty where the hosts brought the weights, until one of them says what it calls them.
+    name: str
+    # Under way.
+    requests: int = 0
+
+    @classmethod
+    def over(cls, view: RingView, own: RouterParts, name: str = "") -> Self:
+        conditions = LatencyModel(view.rtts_ms)
+        modes = all_modes(view, own.drafters, own.guide, conditions, own.tokenizers)
+        return cls(view, modes, conditions, own.directory, name)
+
+    @property
+    def release(self) -> str:
+        return self.name or self.view.release
+
+    @property
+    def served_modes(self) -> list[str]:
+        return [name for name, mode in self.modes.items() if not mode.problem]
+
+
+def all_modes(
+    ring: RingView,
+    drafters: Drafters,
+    guide: Guide,
+    conditions: LatencyModel,
+    tokenizers: Tokenizers = NO_TOKENIZERS,
+) -> dict[str, Mode]:
+    """Every mode over a ring and the router's own models; `auto` chooses by `guide` and `conditions`."""
+    fixed: list[Mode] = [
+        SweepMode(ring, tokenizers),
+        ChunkedMode(ring, tokenizers),
+        ResampleMode(ring, drafters, tokenizers),
+        VerifiedMode(ring, drafters, tokenizers),
+        InfillMode(ring, drafters, tokenizers),
+        ArMode(ring, tokenizers),
+        SpeculativeMode(ring, drafters, tokenizers),
+        LocalMode(drafters.local, tokenizers),
+    ]
+    modes = {mode.name: mode for mode in fixed}
+    return modes | {AutoMode.name: AutoMode(ring, modes, guide, conditions)}

@@ -1,0 +1,109 @@
+"""From registrations to the hosts of a ring."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import aclosing
+
+from serving.router.topology import MAX_HOSTS, HostEntry, Topology, check_host_name
+from stages.errors import InputError, ServiceError
+from stages.wire.channel import check_target
+from stages.wire.registry import Registration, Registry, RegistrySettings, open_registry
+from stages.wire.tls import Security
+
+log = logging.getLogger(__name__)
+
+
+def entries_of(registrations: Iterable[Registration]) -> list[HostEntry]:
+    """Hosts as a topology has them."""
+    return [HostEntry(host.name, host.address, host.blocks, host.address) for host in registrations]
+
+
+async def follow_hosts(
+    registry: Registry, blocks: int, security: Security, set_hosts: Callable[[Sequence[HostEntry]], None]
+) -> None:
+    """Tell `set_hosts` which hosts there are, now and whenever that changes; for ever.
+
+    :param blocks: of a whole model.
+
+    Hosts that cannot be of one ring with the others are left out. Where the rest makes no ring (InputError), it stays
+    as it was.
+    """
+    known: Sequence[HostEntry] = ()
+    async with aclosing(registry.follow()) as changes:
+        async for registrations in changes:
+            shown = ", ".join(f"{host.name} ({_span(host)})" for host in registrations)
+            log.info("registered hosts: %s", shown or "none")
+            entries = entries_of(registrations)
+            try:
+                hosts = Topology(tuple(fitting(entries, known, blocks, security))).hosts
+                set_hosts(hosts)
+                known = hosts
+            except InputError as error:
+                log.warning("the hosts stay as they were: %s", error)
+
+
+def fitting(
+    entries: Sequence[HostEntry], known: Collection[HostEntry], blocks: int, security: Security
+) -> list[HostEntry]:
+    """Hosts that can form one ring; the log names the others. All that can be dialled, where they make no ring.
+
+    :param entries: in the order of their blocks.
+    :param known: hosts of the ring so far: they go before others where there are too many.
+    """
+    found: dict[str, HostEntry] = {}
+    for entry in sorted(entries, key=lambda entry: entry not in known):
+        try:
+            check_host_name(entry.name)
+            check_target(entry.address, security)
+            if entry.address in found:
+                raise InputError(f"host {found[entry.address].name!r} has its address")
+            if len(found) == MAX_HOSTS:
+                raise InputError(f"a ring has at most {MAX_HOSTS} hosts")
+            found[entry.address] = entry
+        except InputError as error:
+            log.warning("host %s is left out: %s", entry.name, error)
+    able = [entry for entry in entries if found.get(entry.address) is entry]
+    due, begins = {0}, {blocks}
+    for entry in able:
+        if entry.blocks[0] in due and entry.blocks[-1] < blocks:
+            due.add(entry.blocks[-1] + 1)
+    for entry in reversed(able):
+        if entry.blocks[-1] + 1 in begins:
+            begins.add(entry.blocks[0])
+    if blocks not in due:
+        return able
+    whole = [entry for entry in able if entry.blocks[0] in due and entry.blocks[-1] + 1 in begins]
+    for entry in able:
+        if entry not in whole:
+            log.warning("host %s is left out: no sweep can pass its blocks %s", entry.name, entry.span)
+    return whole
+
+
+def await_topology(settings: RegistrySettings, router: str, within_s: float | None = None) -> Topology:
+    """The first set of registered hosts that makes a whole ring; waits for it. Raises OnesweepError."""
+    return asyncio.run(_first_topology(open_registry(settings), router, within_s))
+
+
+async def _first_topology(registry: Registry, router: str, within_s: float | None) -> Topology:
+    await registry.check()
+    reason = "the registry has not said which hosts there are"
+    try:
+        async with asyncio.timeout(within_s), aclosing(registry.follow()) as changes:
+            async for registrations in changes:
+                try:
+                    return Topology(tuple(entries_of(registrations)), router)
+                except InputError as error:
+                    if str(error) != reason:
+                        log.info("waiting for hosts: %s", error)
+                    reason = str(error)
+    except TimeoutError:
+        raise ServiceError(f"no whole ring was registered within {within_s:.1f} s: {reason}") from None
+    raise ServiceError("the registry has no more to say")
+
+
+def _span(host: Registration) -> str:
+    first, last = host.blocks[0], host.blocks[-1]
+    return str(first) if first == last else f"{first}-{last}"

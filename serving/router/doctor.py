@@ -1,0 +1,274 @@
+"""`doctor`: every hop of a deployment measured, and what to do about each that is bad."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from serving.router.topology import HostEntry, Topology
+from stages.v1 import stage_pb2
+from stages.wire.hop_stream import Relay
+from stages.wire.link_quality import MAX_PROBE_BYTES, PROBE_TIMEOUT_S, kernel_now, measure_link
+from stages.wire.status import StatusError
+from stages.wire.tls import LOOPBACK_ONLY, Security
+
+MESSAGE_BYTES = 4 << 20
+# A sweep of 512 bytes in int8.
+STATE_BYTES = 18 << 10
+SLOW_MBPS = 10.0
+CLOCK_LIMIT_MS = 500.0
+REACH_TIMEOUT_S = 5.0
+ADVICE = {
+    "cubic": "best where nothing is lost; on a link that loses packets bbr is far better",
+    "bbr": "survives loss, but paces small bursts; where nothing is lost cubic is at least as quick",
+}
+
+
+Measured = TypeVar("Measured")
+
+
+@dataclass(frozen=True)
+class MeasuredLink:
+    """One link, as measured from its first end."""
+
+    source: str
+    target: str
+    rtt_ms: float
+    rtt_min_ms: float
+    # A full-size state there, and a receipt back: the best.
+    state_ms: float
+    rate_mbps: float
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One end of links."""
+
+    name: str
+    address: str
+    version: str
+    system: str
+    congestion_control: str
+    slow_start_after_idle: str
+    # Its clock minus the doctor's, to half a round trip.
+    clock_offset_ms: float
+    ready: bool
+    backend: str
+    chain_digest: str
+    ar_digest: str
+    scorer_digest: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Something to know about a deployment."""
+
+    is_bad: bool
+    where: str
+    message: str
+
+
+@dataclass
+class Report:
+    """Findings of the doctor."""
+
+    machines: list[Endpoint] = field(default_factory=list)
+    hops: list[MeasuredLink] = field(default_factory=list)
+    findings: list[Diagnosis] = field(default_factory=list)
+
+    @property
+    def healthy(self) -> bool:
+        return not any(finding.is_bad for finding in self.findings)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"healthy": self.healthy, **asdict(self)}
+
+    def bad(self, where: str, message: str) -> None:
+        self.findings.append(Diagnosis(True, where, message))
+
+    def note(self, where: str, message: str) -> None:
+        self.findings.append(Diagnosis(False, where, message))
+
+
+async def examine(topology: Topology, security: Security) -> Report:
+    """Measure every hop of a topology from this machine, which should be the router's, one after the other.
+
+    :param security: with the router's certificate, where hosts speak TLS.
+    """
+    report, kernel = Report(), kernel_now()
+    here = ("router", "(here)", version("onesweep"), kernel.system)
+    report.machines.append(
+        Endpoint(*here, kernel.congestion_control, kernel.slow_start_after_idle, 0.0, True, "", "", "", "")
+    )
+    for host in topology.hosts:
+        relay = Relay(host.address, MESSAGE_BYTES, REACH_TIMEOUT_S, host.name, security)
+        try:
+            await _examine_host(report, topology, host, relay)
+        except StatusError as refusal:
+            report.bad(host.name, refusal.message)
+        finally:
+            await relay.close()
+    judge(report)
+    return report
+
+
+async def _examine_host(report: Report, topology: Topology, host: HostEntry, relay: Relay) -> None:
+    info = await relay.describe(REACH_TIMEOUT_S)
+    newest = info.releases[-1] if info.releases else stage_pb2.Release()
+    if host.is_first:
+        quality = await _measured(relay, lambda: measure_link(relay, STATE_BYTES, MAX_PROBE_BYTES))
+        report.hops.append(_hop("router", host.name, quality))
+    begin = time.time()
+    probe = await _measured(
+        relay,
+        lambda: relay.stub.Probe(stage_pb2.ProbeRequest(bytes=MAX_PROBE_BYTES), timeout=PROBE_TIMEOUT_S * 10),
+    )
+    if relay.rtt_ms is None:
+        await relay.warm(0)
+    offset_ms = probe.unix_us / 1000 - begin * 1000 - (relay.rtt_ms or 0.0) / 2
+    report.machines.append(
+        Endpoint(
+            host.name,
+            host.address,
+            info.version,
+            probe.kernel.system,
+            probe.kernel.congestion_control,
+            probe.kernel.slow_start_after_idle,
+            offset_ms,
+            info.ready,
+            info.backend,
+            newest.chain.digest,
+            newest.ar.digest,
+            newest.scorer.digest,
+        )
+    )
+    for link in probe.links:
+        target = _name_of(topology, link.address)
+        if link.problem:
+            report.bad(f"{host.name} -> {target}", link.problem)
+        else:
+            report.hops.append(_hop(host.name, target, link))
+    if host.blocks[-1] == topology.blocks - 1:
+        quality = await _measured(relay, lambda: measure_link(relay, STATE_BYTES, MAX_PROBE_BYTES, receive=True))
+        report.hops.append(_hop(host.name, "router", quality))
+    if not info.ready:
+        report.bad(host.name, f"not ready: {info.not_ready_reason}")
+    if tuple(info.blocks) != host.blocks:
+        report.bad(host.name, f"holds blocks {list(info.blocks)}, the topology says {list(host.blocks)}")
+    due, dialled = topology.successors(host), [link.address for link in info.links]
+    if sorted(due) != sorted(dialled):
+        shown = [",".join(addresses) or "(none)" for addresses in (dialled, due)]
+        report.note(host.name, f"its --next is {shown[0]}, the topology says {shown[1]}")
+
+
+async def _measured(relay: Relay, measure: Callable[[], Awaitable[Measured]]) -> Measured:
+    try:
+        return await measure()
+    except grpc.aio.AioRpcError as error:
+        details = error.details() or error.code().name
+        raise StatusError(error.code(), f"{relay.host} could not be measured ({details}): try again") from None
+
+
+def _hop(source: str, target: str, quality: stage_pb2.LinkQuality) -> MeasuredLink:
+    return MeasuredLink(source, target, quality.rtt_ms, quality.rtt_min_ms, quality.state_ms, quality.rate_mbps)
+
+
+def _name_of(topology: Topology, address: str) -> str:
+    return next((host.name for host in topology.hosts if host.address == address), address)
+
+
+def judge(report: Report) -> None:
+    """Add findings for what was measured."""
+    for hop in report.hops:
+        _judge_hop(report, hop)
+    ours = report.machines[0]
+    _judge_kernels(report)
+    for machine in report.machines:
+        if machine.version != ours.version:
+            report.bad(machine.name, f"runs onesweep {machine.version}, the router's machine {ours.version}: use one")
+        if abs(machine.clock_offset_ms) > CLOCK_LIMIT_MS:
+            report.bad(
+                machine.name,
+                f"its clock is {machine.clock_offset_ms / 1000:+.1f} s from here: deadlines are absolute times, "
+                "so requests would be dropped early or late; run NTP (timedatectl set-ntp true)",
+            )
+    hosts = report.machines[1:]
+    if len({machine.backend for machine in hosts}) > 1:
+        shown = ", ".join(f"{m.name} {m.backend}" for m in hosts)
+        report.bad("backend", f"the hosts compute differently ({shown}): rare ties fall differently; use one")
+    for kind in ("chain", "ar", "scorer"):
+        digests = {getattr(machine, f"{kind}_digest") for machine in hosts}
+        if len(digests) > 1:
+            shown = ", ".join(f"{m.name} {getattr(m, f'{kind}_digest')[:12] or '(none)'}" for m in hosts)
+            report.bad("checkpoint", f"the hosts have different {kind} checkpoints ({shown}): give all the same")
+
+
+def _judge_hop(report: Report, hop: MeasuredLink) -> None:
+    where = f"{hop.source} -> {hop.target}"
+    if hop.rate_mbps < SLOW_MBPS:
+        serial_ms = STATE_BYTES * 8 / 1000 / hop.rate_mbps
+        report.bad(
+            where,
+            f"{hop.rate_mbps:.1f} Mbit/s: a full state takes {serial_ms:.0f} ms; try --codec int4, or another link",
+        )
+    if hop.rtt_ms > 2 * hop.rtt_min_ms + 5:
+        report.note(  # a host that is in use is not ill
+            where,
+            f"round trips vary from {hop.rtt_min_ms:.1f} to {hop.rtt_ms:.1f} ms (median): the link or host is busy; "
+            "measure again while nothing else runs",
+        )
+    serialised_ms = STATE_BYTES * 8 / 1000 / hop.rate_mbps
+    if hop.state_ms > 1.5 * hop.rtt_ms + serialised_ms + 2:
+        report.bad(
+            where,
+            f"a full state takes {hop.state_ms:.1f} ms where {hop.rtt_ms + serialised_ms:.1f} are due: its first bytes "
+            "wait for acknowledgements; see that keep-warm is on, or set net.ipv4.tcp_slow_start_after_idle=0",
+        )
+
+
+def _judge_kernels(report: Report) -> None:
+    for control in sorted({m.congestion_control for m in report.machines} - {""}):
+        where = ", ".join(m.name for m in report.machines if m.congestion_control == control)
+        if control in ADVICE:
+            report.note(where, f"congestion control {control}: {ADVICE[control]}")
+        else:
+            report.bad(where, f"congestion control {control}: set net.ipv4.tcp_congestion_control to cubic or bbr")
+    restarting = ", ".join(m.name for m in report.machines if m.slow_start_after_idle == "1")
+    if restarting:
+        report.note(
+            restarting,
+            "slow start after idle is on, Linux's default: keep-warm messages make up for it while they are on "
+            "(sysctl -w net.ipv4.tcp_slow_start_after_idle=0 does without them)",
+        )
+
+
+def report_text(report: Report) -> str:
+    """The report for a terminal."""
+    lines = ["hop                     rtt ms    min ms  full state ms  Mbit/s"]
+    for hop in report.hops:
+        name = f"{hop.source} -> {hop.target}"
+        figures = f"{hop.rtt_ms:8.1f}  {hop.rtt_min_ms:8.1f}  {hop.state_ms:13.1f}  {hop.rate_mbps:6.0f}"
+        lines.append(f"{name:<21} {figures}")
+    lines += ["", "machine   clock ms  congestion  idle restart  version  chain         ar            scorer"]
+    for m in report.machines:
+        lines.append(
+            f"{m.name:<9} {m.clock_offset_ms:8.1f}  {m.congestion_control or '?':<10}  "
+            f"{ {'1': 'on', '0': 'off'}.get(m.slow_start_after_idle, '?'):<12}  {m.version:<7}  "
+            f"{m.chain_digest[:12] or '-':<12}  {m.ar_digest[:12] or '-':<12}  {m.scorer_digest[:12] or '-'}"
+        )
+    lines.append("")
+    for finding in sorted(report.findings, key=lambda f: not f.is_bad):
+        lines.append(f"{'BAD ' if finding.is_bad else 'note'} {finding.where}: {finding.message}")
+    lines.append("healthy" if report.healthy else "not healthy: see BAD above")
+    return "\n".join(lines)
+
+
+def run_doctor(topology: Topology, security: Security = LOOPBACK_ONLY) -> Report:
+    return asyncio.run(examine(topology, security))

@@ -1,0 +1,235 @@
+"""The router's links to hosts, and the cheapest path over them through all blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+import grpc.aio
+
+from serving.router.topology import HostEntry
+from stages.host.parts import MODEL_KINDS, weights_of
+from stages.v1 import stage_pb2
+from stages.wire.hop_stream import Relay
+from stages.wire.status import StatusError
+from stages.wire.tls import LOOPBACK_ONLY, Security
+
+RELEASE_TIMEOUT_S = 5.0
+# Pause before sessions are freed: the answer goes out first.
+RELEASE_AFTER_S = 0.005
+MOST_OWED = 4096
+MESSAGE_BYTES = 64 << 20
+# A host whose answer to the next keep-warm message is so late, and by three round trips, is taken for lost.
+SILENT_S = 1.0
+LEARN = 0.1
+
+# Digests of the models that a host holds, in the order of KINDS: hosts with the same can share a request.
+Weights = tuple[str, ...]
+
+
+class HostLink:
+    """One host as the router sees it."""
+
+    def __init__(self, entry: HostEntry, router: str, hop_timeout_s: float, security: Security = LOOPBACK_ONLY) -> None:
+        self.entry, self.router = entry, router
+        self.relay = Relay(entry.address, MESSAGE_BYTES, hop_timeout_s, entry.name, security)
+        self.info: stage_pb2.DescribeResponse | None = None
+        # What it has loaded, the newest last.
+        self.held: dict[Weights, stage_pb2.Release] = {}
+        # Why no request can use this host; empty when one can.
+        self.problem = f"host {entry.name} at {entry.address} was not reached yet"
+        # What an audit found against it: it gets no work any more.
+        self.quarantined = ""
+        # Of this router, under way.
+        self.sessions = 0
+        # Running mean of what a hop takes here, waiting included.
+        self.hop_ms = 0.0
+        # Its own links, by the address that they lead to.
+        self.onward: dict[str, stage_pb2.LinkInfo] = {}
+        # Sessions to be freed there.
+        self._owed: list[str] = []
+        self._releasing = False
+
+    @property
+    def parts(self) -> int:
+        """Blocks of a whole model, as the host says; 0 while that is not known."""
+        releases = self.info.releases if self.info else ()
+        return max((getattr(release, kind).parts for release in releases for kind in MODEL_KINDS), default=0)
+
+    @property
+    def load_ms(self) -> float:
+        """Expected wait of a hop here."""
+        return self.sessions * self.hop_ms
+
+    def silent_s(self, pause_s: float) -> float | None:
+        """Seconds without an answer, if those are too many.
+
+        :param pause_s: between keep-warm messages, whose answers are what is heard.
+        """
+        if self.relay.answered_at is None:
+            return None
+        quiet_s = time.monotonic() - self.relay.answered_at
+        return quiet_s if quiet_s > pause_s + SILENT_S + 3 * (self.relay.least_rtt_ms or 0.0) / 1000 else None
+
+    def learn(self, timing: stage_pb2.HopTiming) -> None:
+        """Book what a hop took."""
+        took_ms = timing.queue_ms + timing.compute_ms
+        self.hop_ms += LEARN * (took_ms - self.hop_ms) if self.hop_ms else took_ms
+
+    def hear(self, info: stage_pb2.DescribeResponse) -> None:
+        """Take note of what the host says of itself."""
+        self.info = info
+        self.onward = {link.address: link for link in info.links}
+        self.held = {weights_of(release): release for release in info.releases if not release.loading}
+
+    async def describe(self) -> None:
+        """Refresh `info` and `problem`. Raises Refusal when the host does not answer."""
+        info = await self.relay.describe(timeout=self.relay.hop_timeout_s)
+        self.hear(info)
+        if self.quarantined:
+            self.problem = f"host {self.entry.name} at {self.entry.address} is quarantined: {self.quarantined}"
+        elif tuple(info.blocks) != self.entry.blocks:
+            self.problem = (
+                f"host {self.entry.name} at {self.entry.address} holds blocks {list(info.blocks)}, "
+                f"the topology says {list(self.entry.blocks)}"
+            )
+        elif not info.ready:
+            self.problem = f"host {self.entry.name} is not ready: {info.not_ready_reason}"
+        elif not all(0 <= link.rtt_ms < math.inf for link in info.links):
+            self.problem = f"host {self.entry.name} measured round trips that cannot be: see what runs there"
+        else:
+            self.problem = ""
+
+    async def events(self) -> AsyncIterator[stage_pb2.Events]:
+        """Messages of the subscription; the first, when it is open, is empty."""
+        async for events in self.relay.stub.Subscribe(stage_pb2.SubscribeRequest(router=self.router)):
+            yield events
+
+    async def release(self, session: str | None = None) -> None:
+        """Free a session, together with others that end at about the same time or could not be freed before."""
+        if session is not None:
+            self._owed = [*self._owed, session][-MOST_OWED:]
+        if self._releasing:
+            return
+        self._releasing = True
+        try:
+            while self._owed:
+                await asyncio.sleep(RELEASE_AFTER_S)
+                owed, self._owed = self._owed, []
+                try:
+                    await self.relay.stub.Release(stage_pb2.ReleaseRequest(sessions=owed), timeout=RELEASE_TIMEOUT_S)
+                except (grpc.aio.AioRpcError, grpc.aio.UsageError):  # it is lost, maybe for a while, or taken out
+                    self._owed = [*owed, *self._owed][-MOST_OWED:]
+                    return
+        finally:
+            self._releasing = False
+
+
+# Which hosts a request goes through: those that hold all blocks between them with the least delay and waiting.
+
+
+HostPath = tuple[HostLink, ...]
+
+
+@dataclass(eq=False)
+class Attempt:
+    """A session on the hosts of one path: work goes to the first, `receive` gets what comes back from any of them."""
+
+    path: HostPath
+    receive: Callable[[Attempt, stage_pb2.Event], object]
+    # The session's name on the hosts.
+    name: str = field(default_factory=lambda: secrets.token_hex(16))
+    # Events that came and were not looked at yet.
+    unread: int = 0
+
+    def send(self, hops: Sequence[stage_pb2.Hop]) -> None:
+        """Put the hops of a sweep or step on their way; one that the first host does not take is a fault."""
+        first = self.path[0]
+
+        def settled(error: StatusError | None) -> None:
+            if error is not None:
+                self.fail(stage_pb2.Fault(code=error.number, message=error.message, lost=first.entry.address))
+
+        for hop in hops:
+            first.relay.send(hop, settled)
+
+    def fail(self, fault: stage_pb2.Fault) -> None:
+        self.receive(self, stage_pb2.Event(session=self.name, fault=fault))
+
+
+# What going through a host or link that failed just now costs: it is taken only where there is no other way.
+AVOIDED_MS = 1e6
+# How long a link between hosts that failed is avoided; by then its hosts say themselves what is wrong with it.
+SUSPECT_S = 3.0
+
+
+class Suspects:
+    """Links between hosts that lost work a moment ago."""
+
+    def __init__(self) -> None:
+        self._until: dict[tuple[str, str], float] = {}
+
+    def add(self, source: str, target: str) -> None:
+        """:param source, target: addresses."""
+        now = time.monotonic()
+        self._until = {pair: until for pair, until in self._until.items() if until > now}
+        self._until[source, target] = now + SUSPECT_S
+
+    def __contains__(self, pair: tuple[str, str]) -> bool:
+        return self._until.get(pair, 0.0) > time.monotonic()
+
+
+def best_path(
+    links: Sequence[HostLink], weights: Weights, suspects: Suspects, avoid: Collection[str] = ()
+) -> HostPath | None:
+    """The cheapest way through all blocks, over hosts without a problem that hold `weights`; None where there is none.
+
+    :param avoid: addresses of hosts to go round if that can be.
+    """
+    able = sorted(
+        (link for link in links if not link.problem and weights in link.held), key=lambda link: link.entry.blocks[0]
+    )
+    # by the block that comes next, then by first and last host: what the way back to the first costs counts, too
+    best = defaultdict[int, dict[tuple[str, str], tuple[float, HostPath]]](dict)
+    for link in able:
+        begin, due = link.entry.blocks[0], link.entry.blocks[-1] + 1
+        own_ms = link.load_ms + (AVOIDED_MS if link.entry.address in avoid else 0.0)
+        ways: list[tuple[float, HostPath]] = [(_half_ms(link), (link,))] if link.entry.is_first else []
+        for cost_ms, path in best[begin].values():
+            step_ms = _step_ms(path[-1], link, suspects)
+            if step_ms is not None:
+                ways.append((cost_ms + step_ms, (*path, link)))
+        for cost_ms, path in ways:
+            ends = (path[0].entry.address, link.entry.address)
+            if ends not in best[due] or cost_ms + own_ms < best[due][ends][0]:
+                best[due][ends] = (cost_ms + own_ms, path)
+    whole = []
+    for due, found in best.items():
+        for cost_ms, path in found.values():
+            if path[-1].parts != due:
+                continue
+            # an AR step goes from the last host to the first
+            back_ms = _step_ms(path[-1], path[0], suspects) if len(path) > 1 else 0.0
+            if back_ms is not None:
+                whole.append((cost_ms + _half_ms(path[-1]) + back_ms, path))
+    return min(whole, key=lambda way: way[0])[1] if whole else None
+
+
+def _half_ms(link: HostLink) -> float:
+    """From the router to a host, or back."""
+    return (link.relay.least_rtt_ms or 0.0) / 2
+
+
+def _step_ms(source: HostLink, target: HostLink, suspects: Suspects) -> float | None:
+    """From one host to another; None where the one has no link to the other."""
+    found = source.onward.get(target.entry.address)
+    if found is None or found.problem:
+        return None
+    doubt_ms = AVOIDED_MS if (source.entry.address, target.entry.address) in suspects else 0.0
+    return doubt_ms + (found.rtt_ms / 2 or max(_half_ms(source), _half_ms(target)))

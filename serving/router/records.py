@@ -1,0 +1,300 @@
+"""A request's ticket: the name that logs, metrics, traces and hosts know it by, and what they are told at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextvars import ContextVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import grpc
+
+from serving.modes import MODES
+from serving.router.accounting import Account
+from serving.v1 import router_pb2
+from stages.host.metrics import MAX_LINKS, LinkCounterTable
+from stages.telemetry.histograms import Histogram, MetricFamily, MetricValues
+from stages.telemetry.traces import Tracer, traceparent_of
+from stages.v1 import stage_pb2
+from stages.wire.messages import work_of
+from stages.wire.status import REQUEST_KEY, StatusError
+from stages.wire.tls import Expiry, Tls
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+
+log = logging.getLogger(__name__)
+
+# A client that gives up so shortly before its deadline was told by its own clock that it had passed.
+JITTER_MS = 20
+# What a mode is called that does not exist: nothing that a client made up becomes a label, or part of a log.
+UNKNOWN_MODE = "unknown"
+
+_current: ContextVar[RequestRecord | None] = ContextVar("ticket", default=None)
+
+
+class RequestRecords:
+    """Gives every request its ticket."""
+
+    def __init__(self, figures: RouterCounters | None = None, tracer: Tracer | None = None) -> None:
+        self.figures, self.tracer = figures, tracer
+
+    def open(self, mode: str, deadline_unix_ms: int) -> RequestRecord:
+        """A ticket for `with`: it lies on the table for `stamp` and `arrived`, and is closed however the block ends.
+
+        :param mode: one that exists, or UNKNOWN_MODE."""
+        return RequestRecord(self, mode, deadline_unix_ms)
+
+
+class RequestRecord:
+    """One request."""
+
+    def __init__(self, tickets: RequestRecords, mode: str, deadline_unix_ms: int) -> None:
+        self.mode, self.deadline_unix_ms = mode, deadline_unix_ms
+        self.name = secrets.token_hex(8)
+        self.account = Account()
+        # Once the request is done.
+        self.summary: router_pb2.Summary | None = None
+        self.code = grpc.StatusCode.OK
+        self._reason = ""
+        self._begin = time.perf_counter()
+        self._tickets = tickets
+        # None where this request is not traced.
+        self._span: Span | None = None
+        self._sweep: Span | None = None
+        self._arrived_ns: int | None = None
+
+    @property
+    def left_s(self) -> float:
+        """Until the deadline."""
+        return self.deadline_unix_ms / 1000 - time.time()
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        return ((REQUEST_KEY, self.name),)
+
+    def __enter__(self) -> Self:
+        _current.set(self)  # never taken back: every call has a context of its own
+        if self._tickets.tracer is not None:
+            span = self._tickets.tracer.begin("request")
+            self._span = span if span.is_recording() else None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._fail(error)
+        self._end_sweep()
+        if self._span is not None:
+            self._end_span(self._span)
+        if self._tickets.figures is not None:
+            self._tickets.figures.ended(self)
+        self._log()
+
+    def stamp(self, hop: stage_pb2.Hop) -> None:
+        """Name the request, and its trace, in work that leaves for the hosts."""
+        hop.request = self.name
+        if self._span is None or self._tickets.tracer is None:
+            return
+        self._end_sweep()
+        work = work_of(hop)
+        self._sweep = sweep = self._tickets.tracer.begin("sweep", self._span)
+        sweep.set_attributes({"onesweep.request": self.name, "onesweep.number": work.number})
+        hop.traceparent = traceparent_of(sweep)
+
+    def arrived(self) -> None:
+        """A result of that work came."""
+        if self._sweep is not None:
+            self._arrived_ns = time.time_ns()
+
+    def _fail(self, error: BaseException) -> None:
+        if isinstance(error, StatusError):
+            self.code = error.code
+            # a sentence about a wrong field may quote it, and nothing that a client sent is logged
+            self._reason = "" if error.code is grpc.StatusCode.INVALID_ARGUMENT else error.message
+        elif isinstance(error, asyncio.CancelledError | GeneratorExit):
+            late = time.time() * 1000 >= self.deadline_unix_ms - JITTER_MS
+            self.code = grpc.StatusCode.DEADLINE_EXCEEDED if late else grpc.StatusCode.CANCELLED
+        else:
+            self.code = grpc.StatusCode.UNKNOWN
+
+    def _end_sweep(self) -> None:
+        """AR steps of one push are one span: it ends with the last result that came."""
+        if self._sweep is not None:
+            if self._arrived_ns is None:
+                _mark_failed(self._sweep, "no result came")
+            self._sweep.end(self._arrived_ns)
+        self._sweep = self._arrived_ns = None
+
+    def _end_span(self, span: Span) -> None:
+        account = self.account
+        span.set_attributes(
+            {
+                "onesweep.request": self.name,
+                "onesweep.mode": self.mode,
+                "onesweep.sweeps": account.sweeps,
+                "onesweep.output_bytes": account.output_bytes,
+                "onesweep.output_tokens": account.output_tokens,
+                "onesweep.wire_bytes": account.wire_bytes_total,
+            }
+        )
+        if self.code is not grpc.StatusCode.OK:
+            _mark_failed(span, self.code.name)
+        span.end()
+
+    def _log(self) -> None:
+        account, ms = self.account, (time.perf_counter() - self._begin) * 1000
+        log.info(
+            "request %s %s %s: %d bytes, %d sweeps, %.1f ms%s",
+            *(self.name, self.mode, self.code.name, account.output_bytes, account.sweeps, ms),
+            f" ({self._reason})" if self._reason else "",
+            extra={
+                "request": self.name,
+                "mode": self.mode,
+                "code": self.code.name,
+                "ms": round(ms, 3),
+                "sweeps": account.sweeps,
+                "bytes": account.output_bytes,
+            },
+        )
+
+
+def stamp(hop: stage_pb2.Hop) -> None:
+    """`Ticket.stamp` of the request that is being served here."""
+    if (ticket := _current.get()) is not None:
+        ticket.stamp(hop)
+
+
+def arrived() -> None:
+    """`Ticket.arrived` of the request that is being served here."""
+    if (ticket := _current.get()) is not None:
+        ticket.arrived()
+
+
+def _mark_failed(span: Span, why: str) -> None:
+    from opentelemetry.trace import Status, StatusCode
+
+    span.set_status(Status(StatusCode.ERROR, why))
+
+
+# The router's metrics: what they are, what counts them, and how they are read.
+
+
+ROUTER_METRICS = (
+    MetricFamily("onesweep_router_info", "gauge", "1, for its labels.", ("version", "release")),
+    MetricFamily("onesweep_router_ready", "gauge", "Whether requests can be served."),
+    MetricFamily(
+        "onesweep_router_certificate_expiry_timestamp_seconds", "gauge", "When its certificate ends, Unix time."
+    ),
+    MetricFamily("onesweep_router_requests_in_flight", "gauge", "Requests being served."),
+    MetricFamily("onesweep_router_request_limit", "gauge", "Requests in flight at which the next is refused."),
+    MetricFamily("onesweep_router_requests_total", "counter", "Ended requests, by gRPC code.", ("mode", "code")),
+    MetricFamily("onesweep_router_request_seconds", "histogram", "Of those that ended OK, until the end.", ("mode",)),
+    MetricFamily("onesweep_router_first_byte_seconds", "histogram", "Of those, until their first byte.", ("mode",)),
+    MetricFamily("onesweep_router_output_bytes_total", "counter", "Text written.", ("mode",)),
+    MetricFamily("onesweep_router_output_tokens_total", "counter", "The same, in the model's tokens.", ("mode",)),
+    MetricFamily("onesweep_router_sweeps_total", "counter", "Trips along the hosts.", ("mode",)),
+    MetricFamily("onesweep_router_hops_total", "counter", "Messages from machine to machine.", ("mode",)),
+    MetricFamily("onesweep_router_wire_bytes_total", "counter", "Size of these messages.", ("mode",)),
+    MetricFamily("onesweep_router_compute_seconds_total", "counter", "Arithmetic, hosts and router.", ("mode",)),
+    MetricFamily("onesweep_router_drafted_tokens_total", "counter", "Tokens guessed.", ("mode",)),
+    MetricFamily("onesweep_router_accepted_tokens_total", "counter", "Guesses found right.", ("mode",)),
+    MetricFamily(
+        "onesweep_router_reached_tokens_total", "counter", "Guesses that counted: right or first wrong.", ("mode",)
+    ),
+    MetricFamily("onesweep_router_replays_total", "counter", "Moves of work to other hosts.", ("mode",)),
+    MetricFamily("onesweep_router_audited_sweeps_total", "counter", "Sweeps that other hosts computed again."),
+    MetricFamily("onesweep_router_faulty_hosts_total", "counter", "Hosts that audits found faulty."),
+    MetricFamily("onesweep_router_host_ready", "gauge", "Whether the router can use the host.", ("host",)),
+    MetricFamily("onesweep_router_host_rtt_seconds", "gauge", "Round trip of the last keep-warm message.", ("host",)),
+    MetricFamily("onesweep_router_handover_seconds", "histogram", "A hop's way until its receipt.", ("host",)),
+    MetricFamily("onesweep_router_sent_bytes_total", "counter", "Size of the hops that left.", ("host",)),
+)
+
+
+class ModeCounters:
+    """Counters of the requests of one mode."""
+
+    def __init__(self) -> None:
+        self.codes: Counter[str] = Counter()
+        self.latency_s, self.first_byte_s = Histogram(), Histogram()
+        self.output_bytes = self.output_tokens = self.sweeps = self.hops = self.wire_bytes = 0
+        self.drafted = self.accepted = self.reached = self.replays = 0
+        self.compute_s = 0.0
+
+    def add(self, account: Account) -> None:
+        """Add a request's costs, however it ended."""
+        self.output_bytes += account.output_bytes
+        self.output_tokens += account.output_tokens
+        self.sweeps += account.sweeps
+        self.hops += account.hops
+        self.wire_bytes += account.wire_bytes_total
+        self.compute_s += (account.local_compute_ms + sum(account.compute_ms.values())) / 1000
+        self.drafted += account.drafted
+        self.accepted += account.accepted
+        self.reached += account.reached
+        self.replays += account.replays
+
+
+class RouterCounters:
+    """Counts what a router does. `auto` is a mode of its own here, whatever it takes."""
+
+    def __init__(self) -> None:
+        self.modes = {mode: ModeCounters() for mode in (*MODES, UNKNOWN_MODE)}
+        self.links = LinkCounterTable()
+
+    def ended(self, ticket: RequestRecord) -> None:
+        """Count a request."""
+        figures = self.modes[ticket.mode]
+        figures.codes[ticket.code.name] += 1
+        figures.add(ticket.account)
+        if ticket.summary is not None:
+            figures.latency_s.add(ticket.summary.latency_ms / 1000)
+            figures.first_byte_s.add(ticket.summary.first_byte_ms / 1000)
+
+    def reader(
+        self, status: Callable[[], router_pb2.StatusResponse], tls: Tls | None = None
+    ) -> Callable[[], MetricValues]:
+        """A function that reads the metrics for a scrape. `status`: the router and its hosts as they are now."""
+        expiry = Expiry(tls)
+        return lambda: self._read(status(), expiry)
+
+    def _read(self, status: router_pb2.StatusResponse, expiry: Expiry) -> MetricValues:
+        modes = {mode: figures for mode, figures in self.modes.items() if figures.codes}  # those that were asked for
+        links, hosts = self.links.keep([host.name for host in status.hosts]), status.hosts[:MAX_LINKS]
+        codes: dict[tuple[str, ...], float] = {
+            (mode, code): count for mode, figures in modes.items() for code, count in figures.codes.items()
+        }
+        return {
+            "onesweep_router_info": {(status.version, status.release): 1},
+            "onesweep_router_ready": {(): status.ready},
+            "onesweep_router_certificate_expiry_timestamp_seconds": expiry.rows(),
+            "onesweep_router_requests_in_flight": {(): status.requests},
+            "onesweep_router_request_limit": {(): status.request_limit},
+            "onesweep_router_requests_total": codes,
+            "onesweep_router_request_seconds": {(mode,): figures.latency_s for mode, figures in modes.items()},
+            "onesweep_router_first_byte_seconds": {(mode,): figures.first_byte_s for mode, figures in modes.items()},
+            "onesweep_router_output_bytes_total": {(mode,): figures.output_bytes for mode, figures in modes.items()},
+            "onesweep_router_output_tokens_total": {(mode,): figures.output_tokens for mode, figures in modes.items()},
+            "onesweep_router_sweeps_total": {(mode,): figures.sweeps for mode, figures in modes.items()},
+            "onesweep_router_hops_total": {(mode,): figures.hops for mode, figures in modes.items()},
+            "onesweep_router_wire_bytes_total": {(mode,): figures.wire_bytes for mode, figures in modes.items()},
+            "onesweep_router_compute_seconds_total": {(mode,): figures.compute_s for mode, figures in modes.items()},
+            "onesweep_router_drafted_tokens_total": {(mode,): figures.drafted for mode, figures in modes.items()},
+            "onesweep_router_accepted_tokens_total": {(mode,): figures.accepted for mode, figures in modes.items()},
+            "onesweep_router_reached_tokens_total": {(mode,): figures.reached for mode, figures in modes.items()},
+            "onesweep_router_replays_total": {(mode,): figures.replays for mode, figures in modes.items()},
+            "onesweep_router_audited_sweeps_total": {(): status.audits.audited},
+            "onesweep_router_faulty_hosts_total": {(): status.audits.faulty_hosts},
+            "onesweep_router_host_ready": {(host.name,): host.ready for host in hosts},
+            "onesweep_router_host_rtt_seconds": {(host.name,): host.rtt_ms / 1000 for host in hosts if host.rtt_ms},
+            "onesweep_router_handover_seconds": {(name,): link.handover_s for name, link in links.items()},
+            "onesweep_router_sent_bytes_total": {(name,): link.sent_bytes for name, link in links.items()},
+        }

@@ -1,0 +1,187 @@
+"""A request: one dataclass, from whose fields the message, the command's flags, HTTP's fields and checks derive.
+
+Clients and the command line import this module, so it must not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, Literal, get_args
+
+from serving.v1 import router_pb2
+from stages.errors import InputError
+from stages.settings import flag
+
+MAX_COUNT = (1 << 32) - 1
+MAX_SEED = (1 << 64) - 1
+# No text is longer.
+MAX_PROMPT_BYTES = 1 << 20
+DEFAULT_MAX_BYTES = 128
+MAX_STOPS = 4
+MAX_STOP_BYTES = 256
+MAX_MESSAGES = 1024
+# Of a whole request: without a deadline of its own, and at most.
+DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S = 120.0, 3600.0
+
+# Settings that a mode may choose by itself.
+Choosable = Literal["chunk", "steps", "codec", "sampler", "drafter", "draft", "branches", "scorer", "candidates"]
+CHOOSABLE: tuple[Choosable, ...] = get_args(Choosable)
+
+
+def _count(help: str, http: str = "", least: int = 1, most: int = MAX_COUNT, metavar: str = "N") -> dict[str, Any]:
+    """Metadata of a whole number."""
+    return {**flag(help, least=least, most=most, metavar=metavar), "http": http}
+
+
+def _name(help: str, http: str, metavar: str) -> dict[str, Any]:
+    """Metadata of a name that the router knows."""
+    return {**flag(help, metavar=metavar), "http": http, "name": True}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Text to go on with, and how. None leaves a setting to the router or to the mode."""
+
+    prompt: str | bytes = b""
+    mode: str = field(default="sweep", metadata={"name": True})
+    max_bytes: int | None = field(default=None, metadata=_count("most bytes to generate (128)"))
+    # With max_bytes, the nearer limit counts; 128 bytes where neither is given.
+    max_tokens: int | None = field(default=None, metadata=_count("most tokens; a byte model's tokens are bytes"))
+    seed: int = field(default=0, metadata={**flag("", shown="", least=0, most=MAX_SEED, metavar="S")})
+    chunk: int | None = field(
+        default=None,
+        metadata=_count(
+            "tokens a sweep, modes chunked, infill (32 bytes, 8 tokens), resample (32 bytes, 12 tokens, then adapted)",
+            "tokens a sweep",
+            metavar="C",
+        ),
+    )
+    temperature: float | None = field(default=None, metadata=flag("0 = most likely (0.8)", metavar="T"))
+    steps: int | None = field(
+        default=None,
+        metadata=_count("Euler steps in each block (8)", "Euler steps in each block: sweep, chunked", metavar="K"),
+    )
+    codec: str | None = field(
+        default=None,
+        metadata=_name(
+            "what travels: fp32, int8, int4 (int8; AR modes: fp32, int8)",
+            "of what travels between hosts: fp32, int8, int4",
+            "NAME",
+        ),
+    )
+    sampler: str | None = field(
+        default=None,
+        metadata=_name("modes sweep, chunked: stochastic, ode (stochastic)", "stochastic, ode: sweep, chunked", "NAME"),
+    )
+    drafter: str | None = field(
+        default=None,
+        metadata=_name(
+            "who guesses, ar-speculative: both, model, ngram, lookup (both)",
+            "both, model, ngram, lookup: ar-speculative",
+            "D",
+        ),
+    )
+    draft: int | None = field(
+        default=None,
+        metadata=_count(
+            "tokens guessed a sweep, ar-speculative, verified (what pays)",
+            "tokens guessed a sweep: ar-speculative, verified",
+        ),
+    )
+    branches: int | None = field(
+        default=None,
+        metadata=_count(
+            "alternatives guessed at a place, ar-speculative (what pays)",
+            "alternatives guessed at a place: ar-speculative",
+        ),
+    )
+    scorer: str | None = field(
+        default=None,
+        metadata=_name(
+            "who scores, modes resample, verified, infill: chain, ar (what is there)",
+            "chain, ar: resample, verified, infill",
+            "S",
+        ),
+    )
+    candidates: int | None = field(
+        default=None,
+        metadata=_count(
+            "scored in a sweep, modes resample (32, then adapted), infill (16)",
+            "continuations scored in a sweep: resample, infill",
+            metavar="M",
+        ),
+    )
+    suffix: str | bytes = field(default="", metadata=flag("what follows the text, mode infill", metavar="TEXT"))
+    budget_ms: int | None = field(
+        default=None,
+        metadata=_count("latency to keep to, mode auto (the best text)", "latency to keep to: auto", metavar="MS"),
+    )
+    # The text ends before the first of them.
+    stops: Sequence[str | bytes] = ()
+    # (role, content) of a conversation to go on with, in place of a prompt.
+    messages: Sequence[tuple[str, str]] = ()
+
+    def message(self, whole: bool = False, trips: bool = False) -> router_pb2.GenerateRequest:
+        """The message that carries it. Raises InputError for what a message cannot carry.
+
+        :param whole: the text in one piece at the end.
+        :param trips: tell of every sweep as it comes back.
+        """
+        texts: dict[str, Any] = {"prompt": _raw("prompt", self.prompt), "suffix": _raw("suffix", self.suffix)}
+        limited = self.max_bytes is not None or self.max_tokens is not None
+        values = {f.name: getattr(self, f.name) for f in SETTINGS if f.name not in texts}
+        if not limited:
+            values["max_bytes"] = DEFAULT_MAX_BYTES
+        for f in SETTINGS:
+            if values.get(f.name) is not None:
+                _check_sendable(f, values[f.name])
+        return router_pb2.GenerateRequest(
+            **texts,
+            **values,
+            stops=[_raw("stop string", stop) for stop in self.stops],
+            messages=[
+                router_pb2.Message(role=_word("role", role), content=_raw("message", content).decode())
+                for role, content in self.messages
+            ],
+            whole=whole,
+            trips=trips,
+        )
+
+
+# Fields with one value that a message, a command or an HTTP request may have.
+SETTINGS: tuple[Field[Any], ...] = tuple(f for f in fields(Request) if f.metadata)
+# Settings of which a message says whether they were given.
+OPTIONAL = tuple(f.name for f in router_pb2.GenerateRequest.DESCRIPTOR.fields if f.has_presence)
+
+
+def given_in(message: router_pb2.GenerateRequest) -> dict[str, Any]:
+    """The optional settings that a message brings, by name."""
+    has: Callable[[Any], bool] = message.HasField  # its stub wants literals
+    return {name: getattr(message, name) for name in OPTIONAL if has(name)}
+
+
+def _check_sendable(f: Field[Any], value: object) -> None:
+    """Raise InputError unless a message can carry `value`."""
+    if f.metadata.get("name"):
+        _word(f.name, str(value))
+        return
+    least, most = f.metadata["bounds"].least, f.metadata["bounds"].most
+    if least is not None and (not isinstance(value, int) or not least <= value <= most):
+        raise InputError(f"{f.name} must be a whole number from {least} to {most}, not {value!r}")
+
+
+def _word(what: str, word: str) -> str:
+    if not word.isascii():
+        raise InputError(f"unknown {what} {word!r}: its name has letters that no {what} has")
+    return word
+
+
+def _raw(name: str, text: str | bytes) -> bytes:
+    try:
+        raw = text.encode() if isinstance(text, str) else bytes(text)
+    except UnicodeEncodeError:
+        raise InputError(f"the {name} is not UTF-8: check the terminal's or file's encoding") from None
+    if len(raw) > MAX_PROMPT_BYTES:
+        raise InputError(f"the {name} has {len(raw)} bytes, at most {MAX_PROMPT_BYTES} can be sent: shorten it")
+    return raw

@@ -1,0 +1,378 @@
+"""The router's side of the ring: a warm link to every host, over which the results of sessions come back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from serving.router.audit import Auditor, ReferenceVerifier
+from serving.router.paths import Attempt, HostLink, HostPath, Suspects, Weights, best_path
+from serving.router.topology import HostEntry
+from stages.host.parts import MODEL_KINDS, ModelKind
+from stages.model.prefill import MAX_PREFILL_CHUNKS
+from stages.v1 import stage_pb2
+from stages.wire.hop_stream import KEEP_WARM_S, LinkObserver
+from stages.wire.status import StatusError
+from stages.wire.tls import LOOPBACK_ONLY, Security
+
+# Hedging: a result that takes longer than nearly all others is tried again on other hosts.
+
+
+# Less is not waited while the deadline leaves time: a machine that stalls a moment shall not get twice the work.
+LEAST_S = 1.0
+# Second tries that may be made at once, after a quiet time.
+HEDGES = 10.0
+# And of all results, how many may need one: when everything is slow, more work would make it slower.
+HEDGE_SHARE = 0.05
+
+
+class Hedging:
+    """Mean and deviation of waiting times, as TCP keeps them for its retransmissions (RFC 6298), by kind of work."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[float, float]] = {}
+        self._hedges = HEDGES
+
+    def learn(self, kind: str, took_s: float) -> None:
+        """Book how long a result took that came of the first try."""
+        mean_s, deviation_s = self._seen.get(kind, (took_s, took_s / 2))
+        deviation_s += (abs(took_s - mean_s) - deviation_s) / 4
+        self._seen[kind] = (mean_s + (took_s - mean_s) / 8, deviation_s)
+        self._hedges = min(self._hedges + HEDGE_SHARE, HEDGES)
+
+    def wait_s(self, kind: str, left_s: float) -> float:
+        """Time to wait for a result. `left_s`: until the deadline."""
+        mean_s, deviation_s = self._seen.get(kind, (LEAST_S, LEAST_S))
+        usual_s = max(mean_s + 4 * deviation_s, LEAST_S)
+        # a second try must end before the deadline
+        return max(min(usual_s, left_s - 2 * mean_s), mean_s + 2 * deviation_s)
+
+    def may_hedge(self) -> bool:
+        """True where a second try is within bounds; counts it."""
+        if self._hedges < 1:
+            return False
+        self._hedges -= 1
+        return True
+
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.2
+DESCRIBE_S = 1.0
+WATCH_S = 0.1
+# Beyond the longest that an audit waits: what asks a host that is taken out is to hear its answer.
+CLOSE_S = 1.0
+WARM_BYTES = 16 << 10
+
+
+@dataclass(frozen=True)
+class RingSettings:
+    """Settings of a ring."""
+
+    # How long to wait for a host's receipt, or description, and for hosts that are lost to come back.
+    hop_timeout_s: float = 5.0
+    # Pause between messages that keep an idle link's congestion window open; 0 = none.
+    keep_warm_s: float = KEEP_WARM_S
+    # Sweeps that are computed again by other hosts, of all.
+    audit_share: float = 0.0
+    # Hops that a long step is sent in at most; 1 only shows what pieces are worth.
+    pieces: int = MAX_PREFILL_CHUNKS
+
+
+class Ring:
+    """Links to every host, subscribed, warmed and kept warm, and the ways through them."""
+
+    def __init__(
+        self,
+        hosts: Sequence[HostEntry],
+        settings: RingSettings | None = None,
+        verifier: ReferenceVerifier | None = None,
+        meter: Callable[[str], LinkObserver] | None = None,
+        security: Security = LOOPBACK_ONLY,
+        owner: str = "",
+    ) -> None:
+        """:param verifier: decides where hosts disagree.
+        :param meter: who hears of the link to the host of a name.
+        :param owner: what the router's certificate calls it: hosts let it listen under that name only."""
+        self.settings = settings or RingSettings()
+        self.name = ".".join([*([owner] if owner else []), secrets.token_hex(8)])
+        self._security = security
+        self.suspects, self.hedging = Suspects(), Hedging()
+        self.auditor = Auditor(self, self.settings.audit_share, verifier)
+        self.links: list[HostLink] = []
+        self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._attempts: dict[str, Attempt] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        # What audits found, by the host's name: one that comes back gets no work either.
+        self._quarantined: dict[str, str] = {}
+        # Counts what may make another way the best, or none.
+        self.changes = 0
+        self._hosts, self._meter = tuple(hosts), meter
+
+    async def open(self) -> None:
+        """Start linking; returns at once. A RingView's `problem` says when the ring can be used."""
+        self.set_hosts(self._hosts)
+
+    def set_hosts(self, hosts: Sequence[HostEntry]) -> None:
+        """Link to these hosts and no others; what is under way on one that goes away moves to others.
+
+        Raises InputError where one may not be dialled: the ring stays as it was.
+        """
+        before = {link.entry: link for link in self.links}
+        self.links = [before.pop(entry) if entry in before else self._link(entry) for entry in hosts]
+        for entry, link in before.items():
+            self._lose(link, "it was taken out")
+            self._keepers.pop(entry.address).cancel()
+            self.spawn(link.relay.close(self.settings.hop_timeout_s + CLOSE_S))
+        for link in self.links:
+            if link.entry.address not in self._keepers:
+                self._keepers[link.entry.address] = _begun(self._keep_linked(link))
+
+    async def close(self) -> None:
+        tasks = [*self._tasks, *self._keepers.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for link in self.links:
+            await link.relay.close()
+
+    def problem_of(self, weights: Weights | None) -> str:
+        """Why no request can use the hosts that hold `weights`; None: those that hold any that are the same."""
+        for link in self.links:
+            if link.problem:
+                return link.problem
+        lacking = [link for link in self.links if weights is not None and weights not in link.held]
+        if lacking:
+            return f"host {lacking[0].entry.name} does not have the release that is served: it is being brought there"
+        for index, kind in enumerate(MODEL_KINDS):
+            digests = {link.entry.name: next(reversed(link.held))[index] for link in self.links if link.held}
+            if weights is None and len(set(digests.values())) > 1:
+                shown = ", ".join(f"{name} {digest[:12] or '(none)'}" for name, digest in digests.items())
+                return f"the hosts have different {kind} checkpoints ({shown}): give every host the same one"
+        broken = [relay for link in self.links if link.info for relay in link.info.links if relay.problem]
+        return broken[0].problem if broken else "there is no way through all blocks: check every host's --next"
+
+    def choose(self, weights: Weights, avoid: Collection[str] = ()) -> HostPath | None:
+        """The quickest way through hosts with `weights`; None where there is none."""
+        return best_path(self.links, weights, self.suspects, avoid) if self.links else None
+
+    def begin(self, path: HostPath, receive: Callable[[Attempt, stage_pb2.Event], object]) -> Attempt:
+        """A session on the hosts of `path`, until `end`; `receive` gets its results, and faults of lost hosts."""
+        attempt = Attempt(path, receive)
+        self._attempts[attempt.name] = attempt
+        for link in path:
+            link.sessions += 1
+        return attempt
+
+    def end(self, attempt: Attempt) -> None:
+        """Free an attempt's sessions on its hosts."""
+        del self._attempts[attempt.name]
+        for link in attempt.path:
+            link.sessions -= 1
+            self.spawn(link.release(attempt.name))
+
+    def quarantine(self, link: HostLink, reason: str) -> None:
+        """Give a host no work any more; sessions that it worked for fail (`Session.event`)."""
+        name = link.entry.name
+        log.error("host %s is faulty: %s; it is quarantined until the router restarts", name, reason)
+        said = f"an audit found that {reason}; look at its machine and weights, then restart the router"
+        self._quarantined[name] = said
+        # it may have registered anew while the audit looked at it
+        for each in {link, *(other for other in self.links if other.entry.name == name)}:
+            each.quarantined = said
+            self._lose(each, said)
+
+    def spawn(self, job: Coroutine[Any, Any, None]) -> None:
+        task = _begun(job)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _link(self, entry: HostEntry) -> HostLink:
+        link = HostLink(entry, self.name, self.settings.hop_timeout_s, self._security)
+        link.quarantined = self._quarantined.get(entry.name, "")
+        if self._meter is not None:
+            link.relay.meter = self._meter(entry.name)
+        return link
+
+    async def _keep_linked(self, link: HostLink) -> None:
+        """Subscribe to a host, for ever; a lost subscription fails what is under way there."""
+        while True:
+            keeper: asyncio.Task[None] | None = None
+            try:
+                async for events in link.events():
+                    if keeper is None:
+                        keeper = _begun(self._keep_fresh(link))
+                    for event in events.events:
+                        self._deliver(event)
+                self._lose(link, "it closed the connection")
+            except grpc.aio.AioRpcError as error:
+                self._lose(link, link.relay.loss(error))
+            finally:
+                if keeper is not None:
+                    keeper.cancel()
+            await asyncio.sleep(RETRY_S)
+
+    async def _keep_fresh(self, link: HostLink) -> None:
+        """Keep a link warm and its description current. It gets traffic once it is warm."""
+        pause_s = self.settings.keep_warm_s
+        warmer: asyncio.Task[None] | None = None
+        try:
+            while True:
+                before = link.problem
+                try:
+                    if pause_s and warmer is None:
+                        await link.relay.warm(WARM_BYTES)
+                        warmer = asyncio.create_task(link.relay.keep_warm(WARM_BYTES, pause_s))
+                    await link.describe()
+                    self.changes += 1
+                    if link.problem != before:
+                        log.info("%s", link.problem or f"host {link.entry.name} is ready")
+                    self.spawn(link.release())
+                except StatusError as refusal:
+                    self._lose(link, refusal.message)
+                await asyncio.sleep(DESCRIBE_S if not link.problem else RETRY_S)
+        finally:
+            if warmer is not None:
+                warmer.cancel()
+
+    async def watch(self) -> None:
+        """Take hosts for lost that fell silent, for ever: one that is frozen, or behind a cut link, closes nothing."""
+        before, pause_s = time.monotonic(), self.settings.keep_warm_s
+        while True:
+            await asyncio.sleep(WATCH_S)
+            now = time.monotonic()
+            stalled = now - before > 3 * WATCH_S  # then it was this process that heard nobody
+            before = now
+            for link in self.links:
+                if not stalled and not link.problem and (silent_s := link.silent_s(pause_s)) is not None:
+                    self._lose(link, f"it has been silent for {silent_s:.1f} s")
+
+    def _deliver(self, event: stage_pb2.Event) -> None:
+        attempt = self._attempts.get(event.session)
+        if attempt is not None:  # else the client has gone
+            attempt.receive(attempt, event)
+
+    def _lose(self, link: HostLink, reason: str) -> None:
+        name = f"host {link.entry.name} at {link.entry.address}"
+        # a reason that names the host already says what happened and what to do
+        problem = reason if reason.startswith(name) else f"{name} is lost ({reason}); see that it runs"
+        if not link.problem:
+            log.warning("%s", problem)
+        link.problem, self.changes = problem, self.changes + 1
+        fault = stage_pb2.Fault(code=grpc.StatusCode.UNAVAILABLE.value[0], message=problem, lost=link.entry.address)
+        for attempt in list(self._attempts.values()):
+            if link in attempt.path:
+                attempt.fail(fault)
+
+
+def _begun(job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """A task whose failure is not passed over in silence."""
+    task = asyncio.create_task(job)
+    task.add_done_callback(_tell_failure)
+    return task
+
+
+def _tell_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.critical("a job of the ring failed", exc_info=error)
+
+
+# The ring as the requests of one release see it: hosts that hold its weights, and no others.
+
+
+# How long a look for a way through all hosts holds good: one request asks a dozen times.
+FOUND_S = 0.02
+
+
+class RingView:
+    """A ring and one set of weights: what modes work with, so that whatever a request does, it does with these."""
+
+    def __init__(self, ring: Ring, weights: Weights | None = None) -> None:
+        """:param weights: None = those that the hosts turn out to hold, until `pin`."""
+        self.ring, self.settings = ring, ring.settings
+        self._weights, self.pinned = weights or (), weights is not None
+        self._found: Weights | None = None
+        self._found_until, self._seen = 0.0, -1
+
+    @property
+    def weights(self) -> Weights:
+        """Digests in the order of KINDS. Meaningful while there is no `problem`, or once they are pinned."""
+        return self._usable() or self._weights
+
+    def pin(self) -> None:
+        """Stay with these weights, whatever the hosts come to hold."""
+        self._usable()
+        self.pinned, self._seen = bool(self._weights), -1
+
+    def unpin(self) -> None:
+        """Prefer these weights, but use what the hosts have."""
+        self.pinned, self._seen = False, -1
+
+    @property
+    def problem(self) -> str:
+        """Why requests cannot be served now; empty when they can."""
+        if self._usable() is not None:
+            return ""
+        return self.ring.problem_of(self._weights if self.pinned else None)
+
+    async def usable(self, wait_s: float) -> None:
+        """Return when requests can be served. Raises Refusal with the problem and how long it was waited for."""
+        waited = 0.0
+        while problem := self.problem:
+            if waited >= wait_s:
+                raise StatusError(grpc.StatusCode.UNAVAILABLE, f"{problem} (waited {wait_s:.1f} s)")
+            await asyncio.sleep(RETRY_S)
+            waited += RETRY_S
+
+    @property
+    def release(self) -> str:
+        """The hosts' name of these weights; empty while none has them."""
+        release = self._described()
+        return release.name if release else ""
+
+    def model(self, kind: ModelKind) -> stage_pb2.ModelInfo | None:
+        """The hosts' model of a kind, if there is one. Meaningful while there is no `problem`."""
+        release = self._described()
+        if release is None or not release.HasField(kind):
+            return None
+        model: stage_pb2.ModelInfo = getattr(release, kind)
+        return model
+
+    def digest(self, kind: ModelKind) -> str:
+        return self.weights[MODEL_KINDS.index(kind)] if self.weights else ""
+
+    def rtts_ms(self) -> list[float | None]:
+        """Round trips to the hosts of the way that a request would take now."""
+        path = self.ring.choose(self.weights) or self.ring.links
+        return [link.relay.least_rtt_ms for link in path]
+
+    def _described(self) -> stage_pb2.Release | None:
+        """These weights as a host describes them."""
+        weights = self.weights
+        return next((link.held[weights] for link in self.ring.links if weights in link.held), None)
+
+    def _usable(self) -> Weights | None:
+        """Weights that there is a way for: those used so far, else those that most hosts hold; None where none."""
+        if self._seen != self.ring.changes or time.monotonic() > self._found_until:
+            self._seen, self._found_until = self.ring.changes, time.monotonic() + FOUND_S
+            self._found = self._find()
+        return self._found
+
+    def _find(self) -> Weights | None:
+        links = [link for link in self.ring.links if not link.problem]
+        held = Counter(weights for link in links for weights in reversed(link.held))
+        others = [] if self.pinned else [weights for weights, _ in held.most_common()]
+        for weights in [self._weights, *others]:
+            if weights in held and self.ring.choose(weights) is not None:
+                self._weights = weights
+                return weights
+        return None

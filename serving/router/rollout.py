@@ -1,0 +1,323 @@
+"""Exchanging the weights under a running service: all hosts load a release, it is tried, and new requests use it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from serving.router.active_release import ActiveRelease, RouterParts
+from serving.router.paths import HostLink
+from serving.router.release_push import bring, drop, load, store
+from serving.router.ring import Ring, RingView
+from serving.router.smoke_test import exchanged, smoke_test
+from serving.v1 import router_pb2
+from stages.checkpoint.release_store import ReleaseManifest, ReleaseStore, read_release_manifest
+from stages.checkpoint.release_transfer import manifest_of, receive_release, transfer_error
+from stages.errors import CheckpointError, OnesweepError
+from stages.host.parts import plan_host
+from stages.memory import trim
+from stages.threads import in_thread, to_its_end
+from stages.v1 import stage_pb2
+from stages.wire.status import StatusError, failed_precondition, invalid
+
+log = logging.getLogger(__name__)
+
+# How long a deployment waits for requests that still run on the release before the last.
+DRAIN_S = 30.0
+POLL_S = 0.05
+WATCH_S = 0.5
+# Pause before a host that could not be brought up to date is tried again.
+AGAIN_S = 10.0
+
+Tell = Callable[[router_pb2.DeployProgress], object]
+Say = Callable[[str], object]
+
+
+class Rollout:
+    """The release that requests use, the one before, and the way from one to another. Lives on the event loop."""
+
+    def __init__(self, ring: Ring, current: ActiveRelease, shelf: ReleaseStore | None, checkpoint: Path | None) -> None:
+        """:param checkpoint: what the router was started with."""
+        self.ring, self.current, self.shelf, self.checkpoint = ring, current, shelf, checkpoint
+        self.previous_name = next(reversed(shelf.in_use[:-1]), "") if shelf else ""
+        self._previous: ActiveRelease | None = None
+        self._busy = False
+        # Hosts that get the current release, by address.
+        self._bringing: dict[str, asyncio.Task[None]] = {}
+
+    async def deploy(self, requests: AsyncIterator[router_pb2.DeployRequest], tell: Tell) -> router_pb2.Switch:
+        """Take a release in, and have requests use it. Raises Refusal; everything is as it was then."""
+        if self.shelf is None:
+            raise failed_precondition("the router has no shelf for releases: start it, and the hosts, with --shelf DIR")
+        with self._alone():
+            first = await anext(requests, None)
+            if first is None or first.store.WhichOneof("step") != "offer":
+                raise invalid("a deployment begins with an offer")
+            name = manifest_of(first.store.offer).name
+            if name == self.current.release:
+                return self._switch({}, changed=False)
+            joining = self._joining(list(first.without))
+            async for answer in receive_release(self.shelf, _stores(first, requests), lambda folder, part: True):
+                tell(router_pb2.DeployProgress(store=answer))
+            had = {link.entry.address for link in joining if name in _names(link)}
+            was_pinned = self.current.view.pinned
+            try:
+                await self._hold_on()
+                served, measured = await self._bring_all(
+                    name, joining, lambda line: tell(router_pb2.DeployProgress(line=line))
+                )
+                await self._note(served)
+            except BaseException as error:
+                loaded = [link for link in joining if link.entry.address not in had]
+                await to_its_end(self._undo(name, loaded, was_pinned))
+                if isinstance(error, OnesweepError):
+                    raise transfer_error(error) from None
+                raise
+            return await to_its_end(self._make_current(served, measured))
+
+    async def rollback(self, tell: Tell) -> router_pb2.Switch:
+        """Have requests use the release before; hosts that are down are left out. Raises Refusal where it cannot be."""
+        with self._alone():
+            name = self.previous_name
+            if not name:
+                raise failed_precondition("there is no release to go back to: nothing was deployed here")
+            previous = self._previous or await self._revived(name)
+            contents = await asyncio.to_thread(_contents, previous.directory, name)
+            await self._stop_bringing()
+            outcomes = await asyncio.gather(
+                *(bring(link, self._name_at(link, previous), contents, self._kept(link)) for link in self.ring.links),
+                return_exceptions=True,
+            )
+            for outcome in outcomes:
+                if isinstance(outcome, StatusError):
+                    tell(router_pb2.DeployProgress(line=f"left out: {outcome.message}"))
+            await previous.view.usable(self.ring.settings.hop_timeout_s)
+            try:
+                await self._note(previous)
+            except OnesweepError as error:
+                raise transfer_error(error) from None
+            return await to_its_end(self._make_current(previous, {}))
+
+    async def keep_up_to_date(self) -> None:
+        """Bring the current release to hosts that come back without it, for ever."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            current = self.current
+            if self._busy or current.directory is None or not current.view.pinned:
+                continue
+            for link in self.ring.links:
+                answers = link.info is not None and link.relay.rtt_ms is not None
+                if answers and current.view.weights not in link.held and link.entry.address not in self._bringing:
+                    self._bringing[link.entry.address] = asyncio.create_task(self._update(link, current))
+
+    async def _update(self, link: HostLink, current: ActiveRelease) -> None:
+        assert current.directory is not None
+        try:
+            contents = await asyncio.to_thread(_contents, current.directory, current.name)
+            log.info("host %s gets release %s", link.entry.name, current.name)
+            await bring(link, current.name, contents)
+        except (StatusError, OnesweepError) as error:
+            log.warning("host %s does not get release %s: %s", link.entry.name, current.name, error)
+            await asyncio.sleep(AGAIN_S)
+        finally:
+            del self._bringing[link.entry.address]
+
+    async def _bring_all(
+        self, name: str, joining: Sequence[HostLink], say: Say
+    ) -> tuple[ActiveRelease, dict[str, float]]:
+        """A release that all hosts have and that was tried, and the losses that were measured. Raises Refusal."""
+        assert self.shelf is not None
+        directory = self.shelf.path(name)
+        assert directory is not None
+        plan = await asyncio.to_thread(plan_host, directory, (0,))
+        if plan.parts != (due := max((link.parts for link in joining), default=0)):
+            raise CheckpointError(
+                f"its models are cut into {plan.parts} parts, these hosts share out {due}: cut it alike, "
+                "or start the hosts anew with another topology"
+            )
+        await self._quiet()
+        contents = await asyncio.to_thread(read_release_manifest, directory)
+        say(f"loading release {name} on {', '.join(link.entry.name for link in joining)}")
+        jobs = [self._bring_new(link, name, contents, say) for link in joining]
+        _, own = await asyncio.gather(_all(jobs), asyncio.to_thread(RouterParts.read, directory))
+        served = ActiveRelease.over(RingView(self.ring, plan.weights), own, name)
+        await served.view.usable(self.ring.settings.hop_timeout_s)
+        measured = await smoke_test(served, directory, say)
+        if lost := set(self.current.served_modes) - set(served.served_modes):
+            say(f"it does not serve {', '.join(sorted(lost))}, which the release before does")
+        return served, measured
+
+    async def _bring_new(self, link: HostLink, name: str, contents: ReleaseManifest, say: Say) -> None:
+        sent_bytes = await store(link, contents)
+        await load(link, name, self._kept(link))
+        say(f"{link.entry.name}: loaded, gated and warm ({sent_bytes / 1e6:.1f} MB sent)")
+
+    async def _hold_on(self) -> None:
+        """Stay with what is served, here and when the router starts anew: hosts will hold what was not tried yet.
+
+        Raises CheckpointError.
+        """
+        if self.current.view.pinned:
+            return
+        self.current.name = self.current.release
+        self.current.view.pin()
+        if self.current.name and self.shelf is not None:
+            await in_thread(self.shelf.use, [self.current.name])
+
+    async def _note(self, served: ActiveRelease) -> None:
+        """Write down that `served` is to be served, for when the router starts anew. Raises CheckpointError."""
+        if self.shelf is not None:
+            await in_thread(self.shelf.use, [self.current.release, served.release])
+
+    async def _make_current(self, served: ActiveRelease, measured: dict[str, float]) -> router_pb2.Switch:
+        """From here on new requests use `served`; those under way end on what they began with."""
+        before, name = self.current.release, served.release
+        self.current.view.pin()
+        self.current.name = before
+        self._previous, self.previous_name, self.current = self.current, before, served
+        log.info("release %s takes the place of %s", name, before)
+        if (verifier := self.ring.auditor.verifier) is not None:
+            verifier.look_at(*(each.directory for each in (served, self._previous) if each.directory))
+        if self.shelf is not None:
+            await in_thread(self.shelf.remove_others, [before, name])
+        await in_thread(trim)
+        return self._switch(measured, changed=True)
+
+    async def _undo(self, name: str, links: Sequence[HostLink], was_pinned: bool) -> None:
+        """:param was_pinned: whether something had been deployed before; else what the hosts hold is served again."""
+        assert self.shelf is not None
+        for outcome in await asyncio.gather(*(drop(link, name) for link in links), return_exceptions=True):
+            if isinstance(outcome, StatusError):
+                log.warning("release %s may stay on a host: %s", name, outcome.message)
+        names = [name for name in (self.previous_name, self.current.release) if name]
+        with contextlib.suppress(CheckpointError):
+            await in_thread(self.shelf.use, names if was_pinned else [])
+        await in_thread(self.shelf.remove_others, names)
+        if not was_pinned:
+            self.current.view.unpin()
+            self.current.name = ""
+
+    async def _stop_bringing(self) -> None:
+        """No host gets the current release any more: it would take the place of what it is to load."""
+        tasks = [*self._bringing.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._bringing.clear()  # one that had not begun did not take itself away
+
+    async def _quiet(self) -> None:
+        """Return when nothing needs the release before the last any more. Raises Refusal."""
+        for _ in range(int(DRAIN_S / POLL_S)):
+            if not self._bringing and not (self._previous and self._previous.requests):
+                return
+            await asyncio.sleep(POLL_S)
+        busy = self._previous.requests if self._previous else 0
+        raise StatusError(
+            grpc.StatusCode.ABORTED,
+            f"{busy} requests still run on release {self.previous_name}, which would have to go, and "
+            f"{len(self._bringing)} hosts are being brought up to date: deploy again when these are done",
+        )
+
+    async def _revived(self, name: str) -> ActiveRelease:
+        """The release before, after the router was started anew. Raises Refusal."""
+        try:
+            directory = await asyncio.to_thread(find_release, name, self.shelf, self.checkpoint)
+            if directory is None:
+                raise failed_precondition(f"the files of release {name} are not here any more: deploy it again")
+            plan, own = await asyncio.to_thread(lambda: (plan_host(directory, (0,)), RouterParts.read(directory)))
+        except OnesweepError as error:
+            raise transfer_error(error) from None
+        return ActiveRelease.over(RingView(self.ring, plan.weights), own, name)
+
+    def _joining(self, without: list[str]) -> list[HostLink]:
+        """Hosts that must load a release. Raises Refusal."""
+        names = [link.entry.name for link in self.ring.links]
+        if unknown := [name for name in without if name not in names]:
+            raise invalid(f"there is no host {unknown[0]!r} to do without; there are {', '.join(names)}")
+        joining = [link for link in self.ring.links if link.entry.name not in without]
+        for link in joining:
+            if link.problem:
+                raise StatusError(
+                    grpc.StatusCode.UNAVAILABLE,
+                    f"{link.problem}; put that right, or deploy with --without {link.entry.name}: it gets the release "
+                    "when it comes back",
+                )
+        return joining
+
+    def _kept(self, link: HostLink) -> list[str]:
+        """A host's name of the release that it must keep."""
+        release = link.held.get(self.current.view.weights)
+        return [release.name] if release else []
+
+    def _name_at(self, link: HostLink, served: ActiveRelease) -> str:
+        """A host's name of a release; one that it was started with may have another name there."""
+        release = link.held.get(served.view.weights)
+        return release.name if release else served.name
+
+    def _switch(self, measured: dict[str, float], changed: bool) -> router_pb2.Switch:
+        before = self._previous.directory if self._previous else None
+        return router_pb2.Switch(
+            release=self.current.release,
+            previous=self.previous_name,
+            changed=changed,
+            models=exchanged(before, self.current.directory, measured),
+        )
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        if self._busy:
+            raise StatusError(grpc.StatusCode.ABORTED, "another deployment is under way: try again when it is done")
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
+
+
+def find_release(name: str, shelf: ReleaseStore | None, checkpoint: Path | None) -> Path | None:
+    """Path of a release on the router's machine: on its shelf, or the bundle it was started with."""
+    path = shelf.path(name) if shelf else None
+    if path is None and checkpoint is not None:
+        with contextlib.suppress(CheckpointError):
+            path = checkpoint if read_release_manifest(checkpoint).name == name else None
+    return path
+
+
+def _contents(directory: Path | None, name: str) -> ReleaseManifest | None:
+    """The files to send of a release; None where they are another one's by now."""
+    if directory is None:
+        return None
+    with contextlib.suppress(CheckpointError):
+        contents = read_release_manifest(directory)
+        return contents if contents.name == name else None
+    return None
+
+
+def _names(link: HostLink) -> list[str]:
+    return [release.name for release in link.info.releases] if link.info else []
+
+
+async def _stores(
+    first: router_pb2.DeployRequest, rest: AsyncIterator[router_pb2.DeployRequest]
+) -> AsyncIterator[stage_pb2.StoreRequest]:
+    yield first.store
+    async for request in rest:
+        yield request.store
+
+
+async def _all(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run all; when one fails, the others are not waited for."""
+    tasks = [asyncio.create_task(job) for job in jobs]
+    try:
+        for done in asyncio.as_completed(tasks):
+            await done
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

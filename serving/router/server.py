@@ -1,0 +1,227 @@
+"""The router: takes requests and sends them round the ring."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc.aio
+import torch
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from serving.router.active_release import ActiveRelease, RouterParts
+from serving.router.admission import Admission, AdmissionSettings
+from serving.router.audit import ReferenceVerifier
+from serving.router.discovery import follow_hosts
+from serving.router.records import ROUTER_METRICS, RequestRecords, RouterCounters
+from serving.router.ring import Ring, RingSettings, RingView
+from serving.router.rollout import Rollout, find_release
+from serving.router.service import RouterService
+from serving.router.topology import Topology
+from serving.v1 import router_pb2, router_pb2_grpc
+from stages.checkpoint.release_store import ReleaseStore
+from stages.errors import InputError, OnesweepError, ServiceError
+from stages.host.parts import plan_host
+from stages.memory import keep_trimmed, return_large_buffers
+from stages.telemetry.observability import ObservabilitySettings, Telemetry
+from stages.wire.auth import ROUTER
+from stages.wire.channel import DRAIN_S, bind, is_loopback, new_server, serve_health, stop_on_signals
+from stages.wire.registry import RegistrySettings, open_registry
+from stages.wire.tls import LOOPBACK_ONLY, Security
+from stages.wire.tokens import Keyring
+
+log = logging.getLogger(__name__)
+
+SERVICE = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
+HEALTH_S = 0.2
+POLL_S = 0.02
+# For the last words of requests that have ended.
+FLUSH_S = 1.0
+
+
+@dataclass(frozen=True)
+class RouterSettings:
+    """Settings of `onesweep router`."""
+
+    topology: Topology
+    listen: str
+    # Bundle with the local model; None = no mode `local`.
+    checkpoint: Path | None = None
+    admission: AdmissionSettings = field(default_factory=AdmissionSettings)
+    ring: RingSettings = field(default_factory=RingSettings)
+    threads: int | None = None
+    security: Security = LOOPBACK_ONLY
+    # Who may ask; None = anybody, on a loopback address or with `insecure`.
+    tokens: Path | None = None
+    # Where releases are kept that are deployed; None = there can be none.
+    shelf: Path | None = None
+    # What mode `auto` chooses from; None = the bundle's, if it has one.
+    frontier: Path | None = None
+    # Where probes without a certificate ask.
+    health: str | None = None
+    # Where hosts register; None = they are those of the topology.
+    registry: RegistrySettings | None = None
+    seeing: ObservabilitySettings = field(default_factory=ObservabilitySettings)
+    # Time for requests under way once the router is to stop.
+    drain_s: float = DRAIN_S
+
+
+async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
+    """Serve until `stop` is set; running requests end first.
+
+    Raises OnesweepError, too when a job that must not end does.
+    """
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    keyring = Keyring(settings.tokens)
+    name = _own_name(settings)
+    figures = RouterCounters() if settings.seeing.metrics else None
+    meter = figures.links.link if figures else None
+    security = settings.security
+    ring = Ring(settings.topology.hosts, settings.ring, _verifier(settings), meter, security, name)
+    shelf = ReleaseStore(settings.shelf) if settings.shelf else None
+    rollout = Rollout(ring, _first(settings, ring, shelf), shelf, settings.checkpoint)
+    lookout = Telemetry(settings.seeing, "onesweep-router", "router", security.insecure)
+    admission = Admission(settings.admission, reserves=not keyring.open)
+    tickets = RequestRecords(figures, lookout.tracer)
+    service = RouterService(rollout, keyring, admission, settings.ring.hop_timeout_s, tickets)
+    checks = Health(rollout)
+    server = _server_of(service, checks)
+    port = bind(server, settings.listen, security)
+    if figures is not None:
+        lookout.serve(ROUTER_METRICS, figures.reader(service.status, security.tls))
+    await checks.look()
+    await checks.set("", health_pb2.HealthCheckResponse.SERVING)
+    vitals = await serve_health(checks, settings.health)
+    await server.start()
+    await ring.open()
+    log.info("router: live on port %d", port)
+    jobs = [ring.watch(), checks.watch(), rollout.keep_up_to_date(), keep_trimmed()]
+    if settings.registry is not None:
+        jobs.append(follow_hosts(open_registry(settings.registry), settings.topology.blocks, security, ring.set_hosts))
+    tasks = [asyncio.create_task(job) for job in jobs]
+    try:
+        await _told_to_stop(stop, tasks)
+    finally:
+        await checks.enter_graceful_shutdown()
+        await _drained(admission, settings.drain_s)
+        for task in tasks:
+            task.cancel()
+        await server.stop(FLUSH_S)
+        await vitals.stop(grace=0)
+        await ring.close()
+        if shelf:
+            shelf.close()
+        await lookout.close()
+
+
+class Health(health.aio.HealthServicer):
+    """gRPC's health service; it answers with the router's status at that moment."""
+
+    def __init__(self, rollout: Rollout) -> None:
+        super().__init__()
+        self._rollout = rollout
+        self._told: str | None = ""
+
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
+    ) -> health_pb2.HealthCheckResponse:
+        await self.look()
+        return await super().Check(request, context)
+
+    async def look(self) -> None:
+        """Take over what the rollout says."""
+        problem = self._rollout.current.view.problem
+        if problem != self._told:
+            self._told = problem
+            log.info("router: %s", problem or "ready")
+            status = health_pb2.HealthCheckResponse
+            await self.set(SERVICE, status.NOT_SERVING if problem else status.SERVING)
+
+    async def watch(self) -> None:
+        """Look now and then, for those who `Watch`. Has no end."""
+        while True:
+            await self.look()
+            await asyncio.sleep(HEALTH_S)
+
+
+def _server_of(service: RouterService, checks: Health) -> grpc.aio.Server:
+    server = new_server()
+    router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    return server
+
+
+def _verifier(settings: RouterSettings) -> ReferenceVerifier | None:
+    return ReferenceVerifier(settings.checkpoint) if settings.checkpoint and settings.ring.audit_share else None
+
+
+def _own_name(settings: RouterSettings) -> str:
+    """The router's name in its certificate; empty without one. Raises InputError for what must not be served so."""
+    security = settings.security
+    if settings.tokens is None and not security.insecure and not is_loopback(settings.listen):
+        raise InputError(
+            f"{settings.listen} can be reached from other machines, and anybody could generate: "
+            "give --tokens (`onesweep token add` makes them), or accept it with --insecure"
+        )
+    if security.tls is None:
+        return ""
+    identity = security.tls.own(ROUTER).identity
+    return identity.name if identity else ""
+
+
+def _first(settings: RouterSettings, ring: Ring, shelf: ReleaseStore | None) -> ActiveRelease:
+    """The release that is served first: the one that was deployed last, or what the hosts turn out to have.
+
+    Raises OnesweepError.
+    """
+    name = next(reversed(shelf.in_use), "") if shelf else ""
+    directory = find_release(name, shelf, settings.checkpoint) if name else None
+    if directory is not None:
+        try:
+            weights = plan_host(directory, (0,)).weights
+            own = RouterParts.read(directory, settings.frontier if directory == settings.checkpoint else None)
+        except OnesweepError as error:
+            log.warning("release %s was deployed here and is damaged: serving what the hosts have (%s)", name, error)
+        else:
+            log.info("release %s was deployed here: it is served", name)
+            return ActiveRelease.over(RingView(ring, weights), own, name)
+    elif name:
+        log.warning("release %s is not here any more: serving what the hosts have", name)
+    return ActiveRelease.over(RingView(ring), RouterParts.read(settings.checkpoint, settings.frontier))
+
+
+async def _told_to_stop(stop: asyncio.Event, tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Return when `stop` is set. Raises ServiceError when one of `tasks` ends before: they have no end."""
+    stopping = asyncio.create_task(stop.wait())
+    done, _ = await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    for task in done - {stopping}:
+        log.critical("a job of the router ended that must not end", exc_info=task.exception())
+        raise ServiceError("the router cannot go on: its log says what ended")
+
+
+async def _drained(admission: Admission, drain_s: float) -> None:
+    """Let nobody in any more; return when everybody is out, or after `drain_s`."""
+    admission.stopping = True
+    deadline = time.monotonic() + drain_s
+    while (admission.requests or admission.waiting) and time.monotonic() < deadline:
+        await asyncio.sleep(POLL_S)
+
+
+def serve(settings: RouterSettings) -> None:
+    """Run a router to its end. Raises OnesweepError."""
+    return_large_buffers()
+
+    async def until_signal() -> None:
+        gc.freeze()  # as in a stage server
+        await run_router(settings, stop_on_signals())
+
+    asyncio.run(until_signal())

@@ -1,0 +1,225 @@
+"""The gRPC face of the router."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import aclosing
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
+
+import grpc.aio
+
+from serving.modes.base import Generation
+from serving.modes.tokenizer import BYTE_TOKENIZER, Message, OutputText, Tokenizer
+from serving.router.accounting import Account
+from serving.router.active_release import ActiveRelease
+from serving.router.admission import Admission
+from serving.router.paths import HostLink
+from serving.router.records import UNKNOWN_MODE, RequestRecord, RequestRecords
+from serving.router.request import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S
+from serving.router.rollout import Rollout, Tell
+from serving.router.session import retry_after_audit
+from serving.router.validation import check_fit, check_mode, check_request, tokenized
+from serving.v1 import router_pb2, router_pb2_grpc
+from stages.checkpoint.release_transfer import drain_requests
+from stages.v1 import stage_pb2
+from stages.wire.status import StatusError, ignoring_ended_call
+from stages.wire.tokens import ADMIN, GENERATE, STATUS, Keyring
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class RouterService(router_pb2_grpc.RouterServiceServicer):
+    """Admits requests, runs their mode, streams their text and closes their account."""
+
+    def __init__(
+        self,
+        rollout: Rollout,
+        keyring: Keyring,
+        admission: Admission,
+        ring_wait_s: float,
+        tickets: RequestRecords | None = None,
+    ) -> None:
+        """:param keyring: who may ask.
+        :param admission: how much of it at once.
+        :param ring_wait_s: how long a request waits for hosts that are not ready."""
+        self.rollout, self.ring = rollout, rollout.ring
+        self.keyring, self.admission, self.ring_wait_s = keyring, admission, ring_wait_s
+        self.tickets = tickets or RequestRecords()
+
+    async def Generate(
+        self, request: router_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[router_pb2.GenerateResponse]:
+        mode = request.mode if request.mode in self.rollout.current.modes else UNKNOWN_MODE
+        ticket = self.tickets.open(mode, _deadline(context))
+        with ignoring_ended_call():
+            await context.send_initial_metadata(ticket.metadata)
+        context.set_trailing_metadata(ticket.metadata)
+        try:
+            with ticket:
+                key = self.keyring.identify(context.invocation_metadata(), GENERATE)
+                async with (
+                    self.admission.enter(key, request.max_bytes or request.max_tokens, ticket.left_s) as place,
+                    aclosing(self._admit(request, ticket)) as responses,
+                ):
+                    async for response in responses:
+                        place.spend(len(response.text))
+                        yield response
+        except StatusError as refusal:
+            await refusal.abort(context)
+
+    async def Deploy(
+        self, requests: AsyncIterator[router_pb2.DeployRequest], context: Context
+    ) -> AsyncIterator[router_pb2.DeployProgress]:
+        try:
+            async with aclosing(self._told(lambda tell: self.rollout.deploy(requests, tell), context)) as progress:
+                async for each in progress:
+                    yield each
+        except StatusError as refusal:
+            yield router_pb2.DeployProgress(store=stage_pb2.StoreResponse(refused=True))
+            await drain_requests(requests)
+            await refusal.abort(context)
+
+    async def Rollback(
+        self, request: router_pb2.RollbackRequest, context: Context
+    ) -> AsyncIterator[router_pb2.DeployProgress]:
+        try:
+            async with aclosing(self._told(self.rollout.rollback, context)) as progress:
+                async for each in progress:
+                    yield each
+        except StatusError as refusal:
+            await refusal.abort(context)
+
+    async def Status(self, request: router_pb2.StatusRequest, context: Context) -> router_pb2.StatusResponse:
+        try:
+            self.keyring.identify(context.invocation_metadata(), STATUS)
+        except StatusError as refusal:
+            await refusal.abort(context)
+        return self.status()
+
+    def status(self) -> router_pb2.StatusResponse:
+        """The router and its hosts as they are now."""
+        served = self.rollout.current
+        return router_pb2.StatusResponse(
+            version=version("onesweep"),
+            ready=not served.view.problem,
+            hosts=[
+                router_pb2.HostStatus(
+                    name=link.entry.name,
+                    address=link.entry.address,
+                    blocks=link.entry.blocks,
+                    ready=not link.problem,
+                    reason=link.problem,
+                    rtt_ms=link.relay.rtt_ms or 0.0,
+                    sessions=link.info.counters.sessions if link.info else 0,
+                    session_bytes=link.info.counters.session_bytes if link.info else 0,
+                    queued=link.info.counters.queued if link.info else 0,
+                    queue_limit=link.info.counters.queue_limit if link.info else 0,
+                    backend=link.info.backend if link.info else "",
+                    links=self._links_of(link),
+                    releases=[release.name for release in link.held.values()],
+                )
+                for link in self.ring.links
+            ],
+            modes=served.served_modes,
+            chain_digest=served.view.digest("chain"),
+            ar_digest=served.view.digest("ar"),
+            scorer_digest=served.view.digest("scorer"),
+            release=served.release,
+            previous=self.rollout.previous_name,
+            context_tokens=max((served.modes[name].positions for name in served.served_modes), default=0),
+            audits=router_pb2.Audits(**asdict(self.ring.auditor.counters)),
+            requests=self.admission.requests,
+            request_limit=self.admission.settings.request_limit,
+        )
+
+    async def _told(
+        self, job: Callable[[Tell], Coroutine[Any, Any, router_pb2.Switch]], context: Context
+    ) -> AsyncGenerator[router_pb2.DeployProgress, None]:
+        """A job's progress as it comes, then its result; the job ends when nobody listens. Raises Refusal."""
+        told: asyncio.Queue[router_pb2.DeployProgress | None] = asyncio.Queue()
+        task: asyncio.Task[router_pb2.Switch] | None = None
+        try:
+            self.keyring.identify(context.invocation_metadata(), ADMIN)
+            task = asyncio.create_task(job(told.put_nowait))
+            task.add_done_callback(lambda _: told.put_nowait(None))
+            while (progress := await told.get()) is not None:
+                yield progress
+            yield router_pb2.DeployProgress(switch=task.result())
+        finally:
+            if task is not None:
+                task.cancel()
+
+    def _links_of(self, link: HostLink) -> list[router_pb2.LinkStatus]:
+        names = {other.entry.address: other.entry.name for other in self.ring.links}
+        found = link.info.links if link.info else ()
+        return [
+            router_pb2.LinkStatus(to=names.get(each.address, each.address), rtt_ms=each.rtt_ms, problem=each.problem)
+            for each in found
+        ]
+
+    async def _admit(
+        self, request: router_pb2.GenerateRequest, ticket: RequestRecord
+    ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
+        """Whatever is deployed meanwhile, a request ends on the release that it began with."""
+        served = self.rollout.current
+        served.requests += 1
+        try:
+            async with aclosing(self._generate(request, ticket, served)) as responses:
+                async for response in responses:
+                    yield response
+        finally:
+            served.requests -= 1
+
+    async def _generate(
+        self, request: router_pb2.GenerateRequest, ticket: RequestRecord, served: ActiveRelease
+    ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
+        mode = check_mode(request.mode, served.modes)
+        generation = check_request(request, mode, ticket.deadline_unix_ms)
+        account = ticket.account = Account()
+        if mode.uses_hosts:
+            await served.view.usable(self.ring_wait_s)
+        messages = [Message(message.role, message.content) for message in request.messages]
+        generation = await tokenized(generation, messages, mode, account)
+        check_fit(generation, mode)
+        account.trip_begin_ms = waited_ms = account.elapsed_ms()
+        reading = _reading(request, generation, mode.tokenizer)
+        held, ended = b"", False
+        async with aclosing(retry_after_audit(mode, generation, account)) as pieces:
+            async for symbols in pieces:
+                text = reading.feed(symbols)
+                account.output_bytes += len(text)
+                for trip in account.take_trips():
+                    if request.trips:
+                        yield router_pb2.GenerateResponse(trip=trip)
+                if request.whole:
+                    held += text
+                elif text:
+                    yield router_pb2.GenerateResponse(text=text)
+                ended = not generation.ends.isdisjoint(account.alphabet.symbols(symbols)) if generation.ends else False
+                if reading.over:
+                    break
+        rest = reading.end()
+        account.output_bytes += len(rest)
+        if text := held + rest:
+            yield router_pb2.GenerateResponse(text=text)
+        account.stopped = reading.stopped or (ended and not reading.over)
+        served.conditions.learn(mode.name, account, account.elapsed_ms() - waited_ms)
+        summary = ticket.summary = account.summary(mode.name, request.seed)
+        summary.request = ticket.name
+        yield router_pb2.GenerateResponse(summary=summary)
+
+
+def _reading(request: router_pb2.GenerateRequest, generation: Generation, tokenizer: Tokenizer) -> OutputText:
+    # a byte model writes as many bytes as it is asked for
+    most_bytes = request.max_bytes if request.max_bytes and tokenizer is not BYTE_TOKENIZER else None
+    return OutputText(tokenizer.detokenizer(generation.prompt), request.stops, most_bytes)
+
+
+def _deadline(context: Context) -> int:
+    """Absolute deadline of a call, Unix milliseconds; calls without one get the default."""
+    left = context.time_remaining()
+    return int((time.time() + min(DEFAULT_TIMEOUT_S if left is None else left, MAX_TIMEOUT_S)) * 1000)

@@ -1,0 +1,183 @@
+"""The smoke test of a release through the hosts, before any request is served with it.
+
+Each host has measured its own parts when it loaded them; this test looks at the whole: every mode writes, and the
+pipelines give the manifest's probe text the loss that the manifest says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+
+from serving.modes.base import Generation, Mode
+from serving.modes.candidates import check_scores, read_scores
+from serving.router.accounting import Account
+from serving.router.active_release import ActiveRelease
+from serving.router.ring import RingView
+from serving.router.session import AuditFailed, Session, retry_after_audit
+from serving.router.validation import check_fit, tokenized
+from serving.v1 import router_pb2
+from stages.checkpoint.bundle import find_bundle
+from stages.checkpoint.gate import probe_symbols
+from stages.checkpoint.manifest import Manifest, read_manifest
+from stages.checkpoint.release_store import FOLDERS
+from stages.errors import CheckpointError
+from stages.host.parts import ModelKind
+from stages.model.scoring import most_scored
+from stages.model.vocabulary import Alphabet
+from stages.v1 import stage_pb2
+from stages.wire.status import StatusError, failed_precondition
+
+PROMPT, SUFFIX = b"The old man said that ", b" and went home."
+TEST_TOKENS = 8
+TEST_TIMEOUT_S = 60.0
+# Nats: what a backend may round beyond the manifest's own tolerance. Parts that do not belong together miss by far.
+LOSS_TOLERANCE = 0.05
+BUSY_TRIES, BUSY_PAUSE_S = 10, 0.5
+PIPELINES: tuple[ModelKind, ...] = ("ar", "scorer")
+
+T = TypeVar("T")
+
+
+async def smoke_test(served: ActiveRelease, directory: Path, say: Callable[[str], object]) -> dict[str, float]:
+    """Nats a symbol that each pipeline gives its probe text, by kind. Raises Refusal with what is wrong."""
+    measured: dict[str, float] = {}
+    paths = vars(find_bundle(directory))
+    for kind in PIPELINES:
+        if paths[kind] is not None:
+            manifest = read_manifest(paths[kind])
+            measured[kind] = await _when_free(partial(_nats, served.view, kind, manifest))
+            _judge(kind, manifest, measured[kind])
+            say(f"{kind}: {measured[kind]:.4f} nats a symbol on its probe text, through the hosts")
+    for name in served.served_modes:
+        await _when_free(partial(_write, served.modes[name]))
+    say(f"modes that write: {', '.join(served.served_modes)}")
+    return measured
+
+
+async def _when_free(job: Callable[[], Awaitable[T]]) -> T:
+    """The result of `job`, once hosts that are busy with requests have room for it, and none of them lies."""
+    for left in reversed(range(BUSY_TRIES)):
+        try:
+            return await job()
+        except AuditFailed as error:  # that host is taken out
+            if not left:
+                raise StatusError(
+                    grpc.StatusCode.UNAVAILABLE, f"{error} in the smoke test: look at the hosts"
+                ) from None
+        except StatusError as refusal:
+            if refusal.code is not grpc.StatusCode.RESOURCE_EXHAUSTED or not left:
+                raise
+            await asyncio.sleep(BUSY_PAUSE_S)
+    raise AssertionError
+
+
+def expected_nats(manifest: Manifest) -> float | None:
+    """Loss for a symbol on the probe text that a manifest recorded for its last part."""
+    last = manifest.parts[-1]
+    measure = "next_byte_nats" if manifest.tokenizer == "bytes" else "next_token_nats"
+    return last.probe.get(measure) if last else None
+
+
+def _judge(kind: str, manifest: Manifest, nats: float) -> None:
+    expected = expected_nats(manifest)
+    if expected is None or not abs(nats - expected) <= manifest.probe_tolerance + LOSS_TOLERANCE:  # true for NaN too
+        raise failed_precondition(
+            f"{kind}/: its probe text takes {nats:.4f} nats a symbol through the hosts, its manifest says {expected}: "
+            "the parts do not make the model that they should"
+        )
+
+
+async def _write(mode: Mode) -> None:
+    generation = Generation(
+        prompt=PROMPT,
+        suffix=SUFFIX if mode.fills else b"",
+        seed=1,
+        codec=mode.default_codec,
+        max_symbols=TEST_TOKENS,
+        deadline_unix_ms=_deadline(),
+    )
+    try:
+        account = Account()
+        generation = await tokenized(generation, (), mode, account)
+        check_fit(generation, mode)
+        async for _ in retry_after_audit(mode, generation, account):
+            pass
+    except StatusError as refusal:
+        raise StatusError(refusal.code, f"mode {mode.name} fails with it: {refusal.message}") from None
+    if account.output_tokens != TEST_TOKENS and not generation.ends:
+        raise failed_precondition(f"mode {mode.name} wrote {account.output_tokens} tokens of {TEST_TOKENS} with it")
+
+
+async def _nats(view: RingView, kind: ModelKind, manifest: Manifest) -> float:
+    alphabet, most = Alphabet(manifest.architecture.vocabulary), most_scored(manifest.architecture.width)
+    known = probe_symbols(manifest)[0].tolist()
+    total = 0.0
+    with Session(view, kind, len(known), _deadline(), Account()) as session:
+        number, read = 0, 0
+        for at in range(1, len(known), most):
+            piece = known[at : at + most]
+            step = stage_pb2.Score(
+                number=number,
+                start=read,
+                clean=alphabet.encode(known[read:at]),
+                sampling=stage_pb2.Sampling(temperature=1.0),
+                codec="fp32",
+                candidates=[alphabet.encode(piece)],
+            )
+            await session.push(step)
+            event = await session.event(partial(check_scores, shape=(1, len(piece))))
+            total -= float(read_scores(event.scores.nats, 1, len(piece)).sum())
+            number, read = number + 1, at
+    return total / (len(known) - 1)
+
+
+def _deadline() -> int:
+    return int((time.time() + TEST_TIMEOUT_S) * 1000)
+
+
+# What an exchange of weights changed, model by model.
+
+
+def exchanged(before: Path | None, after: Path | None, measured: Mapping[str, float]) -> list[router_pb2.ModelSwitch]:
+    """A row for each folder that either bundle has.
+
+    :param before, after: bundles; None where only the hosts know.
+    :param measured: nats a byte on the probe text through the hosts, by folder.
+    """
+    old, new = _manifests(before), _manifests(after)
+    return [
+        router_pb2.ModelSwitch(
+            folder=folder,
+            digest=new[folder].digest() if folder in new else "",
+            previous_digest=old[folder].digest() if folder in old else "",
+            probe_nats=expected_nats(new[folder]) if folder in new else None,
+            previous_probe_nats=expected_nats(old[folder]) if folder in old else None,
+            measured_nats=measured.get(folder),
+            valid_bits=_valid_bits(new.get(folder)),
+            previous_valid_bits=_valid_bits(old.get(folder)),
+        )
+        for folder in FOLDERS
+        if folder in old or folder in new
+    ]
+
+
+def _manifests(bundle: Path | None) -> dict[str, Manifest]:
+    try:
+        paths = vars(find_bundle(bundle)) if bundle else {}
+        return {folder: read_manifest(path) for folder, path in paths.items() if path is not None}
+    except CheckpointError:  # it was there when it was started
+        return {}
+
+
+def _valid_bits(manifest: Manifest | None) -> float | None:
+    """Loss on validation text: of the whole, or of the last block."""
+    found = [row.get("valid_next_byte_bits") for row in manifest.metrics.values()] if manifest else []
+    numbers = [float(value) for value in found if isinstance(value, int | float)]
+    return numbers[-1] if numbers else None

@@ -1,0 +1,225 @@
+"""The topology: which host holds which blocks, where each listens, and where the router does. One TOML file."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stages.errors import InputError, TopologyError
+from stages.wire.channel import check_name, parse_address
+from stages.wire.tls import Tls
+
+DEFAULT_ROUTER = "127.0.0.1:7700"
+FIRST_HOST_PORT = 7701
+MAX_HOSTS = 64
+
+
+@dataclass(frozen=True)
+class HostEntry:
+    """One host. `address` is what others dial; `listen` what it binds, if that differs."""
+
+    name: str
+    address: str
+    blocks: tuple[int, ...]
+    listen: str
+
+    @property
+    def span(self) -> str:
+        return ",".join(map(str, self.blocks))
+
+    @property
+    def is_first(self) -> bool:
+        """True where a sweep begins here."""
+        return self.blocks[0] == 0
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Hosts that hold all blocks between them, some of them maybe twice, and the router that uses them."""
+
+    hosts: tuple[HostEntry, ...]
+    router: str = DEFAULT_ROUTER
+    checkpoint: Path | None = None
+    # Directory of `onesweep certs`; None = plain text.
+    certificates: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.hosts) <= MAX_HOSTS:
+            raise TopologyError(f"a topology has 1 to {MAX_HOSTS} hosts, not {len(self.hosts)}")
+        for host in self.hosts:
+            check_host_name(host.name)
+        for what in ("name", "address"):
+            values = [getattr(host, what) for host in self.hosts]
+            doubled = sorted({value for value in values if values.count(value) > 1})
+            if doubled:
+                raise TopologyError(f"two hosts have the {what} {doubled[0]!r}: give each its own")
+        self._check_blocks()
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a whole model."""
+        return max(host.blocks[-1] for host in self.hosts) + 1
+
+    def host(self, name: str) -> HostEntry:
+        """The host called `name`. Raises TopologyError."""
+        for host in self.hosts:
+            if host.name == name:
+                return host
+        raise TopologyError(f"no host {name!r} in the topology; there are {', '.join(h.name for h in self.hosts)}")
+
+    @property
+    def replicated(self) -> set[str]:
+        """Names of hosts whose blocks another one holds, too."""
+        spans = [host.blocks for host in self.hosts]
+        return {host.name for host in self.hosts if spans.count(host.blocks) > 1}
+
+    def successors(self, host: HostEntry) -> list[str]:
+        """Addresses of the hosts that may come after `host` in a sweep; none for one that holds all blocks."""
+        if len(host.blocks) == self.blocks:
+            return []
+        due = (host.blocks[-1] + 1) % self.blocks
+        others = [other for other in self.hosts if len(other.blocks) < self.blocks]
+        return [other.address for other in others if other.blocks[0] == due]
+
+    def tls_of(self, name: str) -> Tls | None:
+        """The certificate of a host, or of `router`."""
+        if self.certificates is None:
+            return None
+        return Tls(self.certificates / "ca.pem", self.certificates / f"{name}.pem", self.certificates / f"{name}.key")
+
+    @property
+    def client_tls(self) -> Tls | None:
+        """The authority that a client needs to verify the router."""
+        return Tls(self.certificates / "ca.pem") if self.certificates else None
+
+    def _check_blocks(self) -> None:
+        for host in self.hosts:
+            if not host.blocks:
+                raise TopologyError(f"host {host.name!r} has no blocks")
+            if list(host.blocks) != list(range(host.blocks[0], host.blocks[0] + len(host.blocks))):
+                raise TopologyError(f"host {host.name!r} holds {host.span}: a host holds neighbouring blocks, in order")
+        begins = {host.blocks[0] for host in self.hosts}
+        for host in self.hosts:
+            due = host.blocks[-1] + 1
+            if due < self.blocks and due not in begins:
+                raise TopologyError(
+                    f"no host begins with block {due}, which must follow {host.name!r} ({host.span}): "
+                    "a host continues where another one ends"
+                )
+        if 0 not in begins:
+            raise TopologyError("block 0 is missing: a sweep begins there")
+        ends = {host.blocks[-1] + 1 for host in self.hosts}
+        for host in self.hosts:
+            if host.blocks[0] and host.blocks[0] not in ends:
+                raise TopologyError(f"no host ends with block {host.blocks[0] - 1}, so {host.name!r} is never reached")
+
+    def to_toml(self) -> str:
+        """The file that `read_topology` reads. Raises InputError for a path that is not UTF-8."""
+        lines = [f"checkpoint = {_quoted(str(self.checkpoint))}", ""] if self.checkpoint else []
+        lines += ["[tls]", f"directory = {_quoted(str(self.certificates))}", ""] if self.certificates else []
+        lines += ["[router]", f"listen = {_quoted(self.router)}"]
+        for host in self.hosts:
+            lines += ["", "[[hosts]]", f"name = {_quoted(host.name)}", f"address = {_quoted(host.address)}"]
+            lines += [f"listen = {_quoted(host.listen)}"] if host.listen != host.address else []
+            lines += [f"blocks = [{', '.join(map(str, host.blocks))}]"]
+        return "\n".join(lines) + "\n"
+
+
+def check_host_name(name: str) -> None:
+    """Raise InputError unless a host can be called so."""
+    if check_name(name, "host name") in ("router", "http"):
+        raise TopologyError(f"a host cannot be called {name!r}: give it another name")
+
+
+def local_topology(
+    hosts: int, blocks: int, checkpoint: Path, first_port: int = FIRST_HOST_PORT, replicas: int = 1
+) -> Topology:
+    """`hosts` hosts on loopback that share out `blocks` blocks as evenly as they go, each of them `replicas` times."""
+    if not 1 <= hosts <= blocks:
+        raise InputError(f"{hosts} hosts cannot share {blocks} blocks: choose 1 to {blocks} hosts")
+    count = hosts * replicas
+    if not 1 <= replicas <= MAX_HOSTS // hosts:
+        raise InputError(f"{replicas} replicas of {hosts} hosts: choose 1 to {MAX_HOSTS // hosts}")
+    if not 2 <= first_port <= 65536 - count:
+        raise InputError(
+            f"port {first_port - 1} leaves no room for {count} hosts after it: choose 1 to {65535 - count}"
+        )
+    cuts = [round(i * blocks / hosts) for i in range(hosts + 1)]
+    entries = []
+    for i in range(count):
+        which, copy = divmod(i, replicas)
+        name = f"host-{which + 1}" + (f"-{copy + 1}" if replicas > 1 else "")
+        address = f"127.0.0.1:{first_port + i}"
+        entries.append(HostEntry(name, address, tuple(range(cuts[which], cuts[which + 1])), address))
+    return Topology(tuple(entries), f"127.0.0.1:{first_port - 1}", checkpoint)
+
+
+def read_topology(path: Path) -> Topology:
+    """Read a topology file. Raises TopologyError that names the file and what to change."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TopologyError(f"cannot read the topology {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # of which some are no TOMLDecodeError: a number of 5,000 digits
+        raise TopologyError(f"{path} is not TOML: {error}") from None
+    try:
+        return _parse(table, path.parent.absolute())
+    except (InputError, ValueError) as error:  # such a number cannot even be shown
+        raise TopologyError(f"{path}: {error}") from None
+
+
+def _parse(table: dict[str, Any], base: Path) -> Topology:
+    _only(table, {"router", "hosts", "checkpoint", "tls"}, "the topology")
+    router, tls = table.get("router", {}), table.get("tls", {})
+    _only(router, {"listen"}, "[router]")
+    _only(tls, {"directory"}, "[tls]")
+    hosts = table.get("hosts")
+    if not isinstance(hosts, list):
+        raise TopologyError("there is no [[hosts]] entry")
+    listen = _text(router, "listen", DEFAULT_ROUTER, "[router]")
+    parse_address(listen, "router listen")
+    directory = base / _text(table, "checkpoint", "", "the topology") if "checkpoint" in table else None
+    certificates = base / _text(tls, "directory", "certs", "[tls]") if "tls" in table else None
+    return Topology(tuple(_host(entry, i) for i, entry in enumerate(hosts)), listen, directory, certificates)
+
+
+def _host(entry: dict[str, Any], index: int) -> HostEntry:
+    where = f"host {index + 1}"
+    _only(entry, {"name", "address", "listen", "blocks"}, where)
+    name, address = _text(entry, "name", where.replace(" ", "-"), where), _text(entry, "address", "", where)
+    if not address:
+        raise TopologyError(f'{where} ({name}) has no address = "HOST:PORT"')
+    listen = _text(entry, "listen", address, where)
+    for what, value in (("address", address), ("listen", listen)):
+        parse_address(value, f"{where} ({name}): {what}")
+    blocks = entry.get("blocks")
+    if not isinstance(blocks, list) or any(not isinstance(b, int) or isinstance(b, bool) or b < 0 for b in blocks):
+        raise TopologyError(f"{where} ({name}): blocks must be a list of numbers such as [0]")
+    return HostEntry(name, address, tuple(blocks), listen)
+
+
+def _text(table: dict[str, Any], key: str, default: str, where: str) -> str:
+    value = table.get(key, default)
+    if not isinstance(value, str):
+        raise TopologyError(f"{where}: {key} must be text in quotes, not {value!r}")
+    return value
+
+
+def _quoted(text: str) -> str:
+    """A TOML string. JSON's escapes are TOML's, but for DEL; what is no UTF-8 has none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{text!r} is not UTF-8 and cannot be written into a topology: rename it") from None
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _only(table: object, known: set[str], where: str) -> None:
+    if not isinstance(table, dict):
+        raise TopologyError(f"{where} must be a section")
+    unknown = sorted(set(table) - known)
+    if unknown:
+        raise TopologyError(f"{where} has an unknown key {unknown[0]!r}; there are {', '.join(sorted(known))}")

@@ -1,0 +1,144 @@
+"""Checks a client's request field by field, before any host works for it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+import grpc
+
+from serving.modes import DRAFTERS, MODES, SCORERS
+from serving.modes.base import Generation, Mode
+from serving.modes.drafters.tree import MAX_BRANCHES
+from serving.modes.tokenizer import Message
+from serving.router.accounting import Account
+from serving.router.request import MAX_MESSAGES, MAX_PROMPT_BYTES, MAX_STOP_BYTES, MAX_STOPS, given_in
+from serving.v1 import router_pb2
+from stages.host.validation import MAX_STEPS, MAX_TEMPERATURE
+from stages.model.samplers import SAMPLERS
+from stages.model.scoring import MAX_CANDIDATES
+from stages.wire.status import StatusError, invalid
+
+# The largest value of each setting; the least is 1.
+MOST: Mapping[str, int] = {"steps": MAX_STEPS, "branches": MAX_BRANCHES, "candidates": MAX_CANDIDATES}
+# The names that a setting may have.
+KNOWN: Mapping[str, Collection[str]] = {"drafter": DRAFTERS, "sampler": SAMPLERS, "scorer": SCORERS}
+
+
+def check_mode(name: str, modes: dict[str, Mode]) -> Mode:
+    """The mode called `name`. Raises Refusal."""
+    if name not in modes:
+        raise invalid(f"unknown mode {name!r}; choose from {', '.join(MODES)}")
+    return modes[name]
+
+
+def check_request(request: router_pb2.GenerateRequest, mode: Mode, deadline_unix_ms: int) -> Generation:
+    """A Generation for `mode` from a message, checked as far as it can be without knowing the hosts.
+
+    Raises Refusal with a sentence that says what to change.
+    """
+    _check_text("prompt", request.prompt)
+    _check_messages(request)
+    if not request.prompt and not request.messages:
+        raise invalid("the prompt is empty: give at least one byte of text")
+    _check_text("suffix", request.suffix)
+    _check_stops(request.stops)
+    if request.suffix and not mode.fills:
+        raise invalid(f"mode {mode.name} does not look at a suffix: leave it out, or use mode infill")
+    limits = [request.max_bytes] if request.max_bytes else []
+    limits += [request.max_tokens] if request.HasField("max_tokens") else []
+    if not limits or min(limits) < 1:
+        raise invalid("max_bytes or max_tokens must be at least 1")
+    given = given_in(request)
+    for own in mode.chooses:
+        if own in given:
+            raise invalid(f"mode {mode.name} chooses {own} itself: leave it out, or name a mode")
+    if "budget_ms" in given and not mode.keeps_budget:
+        raise invalid(f"mode {mode.name} takes the time that it takes: leave budget_ms out, or use mode auto")
+    settings = {"codec": mode.default_codec} | given
+    if not 0 <= settings.get("temperature", 0.0) <= MAX_TEMPERATURE:  # false for NaN, too
+        raise invalid(f"temperature must be 0 to {MAX_TEMPERATURE:g}, not {settings['temperature']}")
+    for name, most in {**MOST, "draft": mode.most_draft}.items():
+        if not 1 <= settings.get(name, 1) <= most:
+            raise invalid(f"{name} must be 1 to {most}, not {settings[name]}")
+    for name in ("chunk", "budget_ms"):
+        if settings.get(name, 1) < 1:
+            raise invalid(f"{name} must be at least 1")
+    if settings["codec"] not in mode.codecs:
+        raise invalid(f"mode {mode.name} has no codec {settings['codec']!r}; choose from {', '.join(mode.codecs)}")
+    for name, known in KNOWN.items():
+        if name in settings and settings[name] not in known:
+            raise invalid(f"unknown {name} {settings[name]!r}; choose from {', '.join(known)}")
+    if deadline_unix_ms <= time.time() * 1000:
+        raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed")
+    return Generation(
+        **settings,
+        mode=mode.name,
+        prompt=bytes(request.prompt),
+        suffix=bytes(request.suffix),
+        seed=request.seed,
+        max_symbols=min(limits),
+        deadline_unix_ms=deadline_unix_ms,
+        own_temperature="temperature" in given,
+    )
+
+
+def check_fit(generation: Generation, mode: Mode) -> None:
+    """Raise Refusal unless `mode` can do `generation`, which was `tokenized` for it: no host is asked before."""
+    noun, prompt, output = mode.tokenizer.noun, mode.tokenizer.alphabet.count(generation.prompt), generation.max_symbols
+    if prompt + output > mode.positions:
+        raise invalid(
+            f"prompt ({prompt} {noun}) and output ({output}) together take {prompt + output}, "
+            f"the model's context is {mode.positions}: shorten one of them"
+        )
+    mode.check(generation)
+
+
+async def tokenized(generation: Generation, messages: Sequence[Message], mode: Mode, account: Account) -> Generation:
+    """`generation` in the symbols of `mode`, which has no `problem`; its prompt goes into the account.
+
+    :param messages: in place of its prompt, where there are any. Raises Refusal.
+    """
+    if mode.problem:
+        raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, f"mode {mode.name} cannot be served: {mode.problem}")
+    tokenizer = mode.tokenizer
+    if messages:
+        prompt, account.prompt_bytes = await tokenizer.encode_chat(messages)
+    else:
+        prompt, account.prompt_bytes = await tokenizer.encode_text(generation.prompt), len(generation.prompt)
+    if not prompt:
+        raise invalid(f"the prompt has no {tokenizer.noun}: give some text")
+    account.alphabet, account.prompt_tokens = tokenizer.alphabet, tokenizer.alphabet.count(prompt)
+    suffix = await asyncio.to_thread(tokenizer.encode_piece, generation.suffix.decode()) if generation.suffix else b""
+    return replace(generation, prompt=prompt, suffix=suffix, ends=tokenizer.ends)
+
+
+def _check_messages(request: router_pb2.GenerateRequest) -> None:
+    if request.messages and request.prompt:
+        raise invalid("give a prompt or messages, not both")
+    if len(request.messages) > MAX_MESSAGES:
+        raise invalid(f"{len(request.messages)} messages; a conversation has at most {MAX_MESSAGES}")
+    if (size := sum(len(message.content.encode()) for message in request.messages)) > MAX_PROMPT_BYTES:
+        raise invalid(f"the messages have {size} bytes, at most {MAX_PROMPT_BYTES} can be sent: shorten them")
+    for message in request.messages:
+        if not re.fullmatch(r"[a-z]{1,16}", message.role):
+            raise invalid(f"a message's role must be a word such as user, not {message.role[:40]!r}")
+
+
+def _check_stops(stops: Sequence[bytes]) -> None:
+    if len(stops) > MAX_STOPS:
+        raise invalid(f"{len(stops)} stop strings; at most {MAX_STOPS}")
+    for stop in stops:
+        _check_text("stop string", stop)
+        if not 0 < len(stop) <= MAX_STOP_BYTES:
+            raise invalid(f"a stop string has 1 to {MAX_STOP_BYTES} bytes")
+
+
+def _check_text(what: str, text: bytes) -> None:
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        raise invalid(f"the {what} is not UTF-8 (byte {error.start}): send UTF-8 text") from None

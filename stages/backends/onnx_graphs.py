@@ -1,0 +1,258 @@
+"""An ONNX graph, written node by node from loaded modules.
+
+torch's exporter takes many seconds a graph; this takes milliseconds, and says which fused operations are meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import onnx
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from stages.model.block import Block
+from stages.model.families import PipelineStage
+from stages.model.layers import Layer, TiedHead
+from stages.model.llama import LlamaLayer
+
+OPSET, FUSED_OPSET, IR_VERSION = 20, 1, 10
+FUSED = "com.microsoft"  # the domain of onnxruntime's own operations
+INT8_LARGEST, INT8_ZERO = 127, 128
+# A scale for all rows of a product, as denoising has it, would make a request's text depend on those beside it. Error
+# of a product of normal numbers: 0.8 % with groups, 1.2 % without. Beyond a hundred rows one scale is faster (256 rows:
+# 54 against 139 ms), which is why denoising keeps it.
+GROUP = 32  # neighbouring numbers of a row, of a matrix and of what meets it, that share a scale
+# The accuracy level at which what meets the matrix is rounded to int8 as well, each group of each row by itself.
+ROUNDED_IN_INT8 = 4
+
+# Of a graph's matrices. Both others are int8: with one scale a column, where what meets them has one scale for all of
+# its rows, which is fastest for many rows; or with one scale a group, where no row's scale depends on another row.
+Precision = Literal["float32", "columns", "groups"]
+
+
+class Graph:
+    """A graph under construction. Values are named by strings; rows are (1, rows, numbers)."""
+
+    def __init__(self, precision: Precision = "float32") -> None:
+        self.precision = precision
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[onnx.TensorProto] = []
+        self.matrices: dict[str, Tensor] = {}
+        """Constants that the model names and does not contain: a message of protobuf ends at 2 GB."""
+        self.inputs: list[onnx.ValueInfoProto] = []
+        self.outputs: list[onnx.ValueInfoProto] = []
+
+    def input(self, name: str, *shape: int | str, kind: int = TensorProto.FLOAT) -> str:
+        self.inputs.append(helper.make_tensor_value_info(name, kind, shape))
+        return name
+
+    def output(self, value: str, name: str) -> None:
+        self.op("Identity", value, to=[name])
+        self.outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
+
+    def constant(self, value: Tensor) -> str:
+        name = f"constant_{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(value.detach().contiguous().numpy(), name))
+        return name
+
+    def matrix(self, value: Tensor) -> str:
+        name = f"matrix_{len(self.matrices)}"
+        self.matrices[name] = value = value.detach().contiguous()
+        kind = helper.np_dtype_to_tensor_dtype(value.numpy().dtype)
+        outside = TensorProto(name=name, data_type=kind, dims=value.shape, data_location=TensorProto.EXTERNAL)
+        outside.external_data.add(key="location", value="memory")
+        self.constants.append(outside)
+        return name
+
+    def op(
+        self, kind: str, *inputs: str, domain: str = "", to: Sequence[str] | None = None, **attributes: float
+    ) -> str:
+        """Add a node; returns the name of its first output."""
+        to = to or [f"value_{len(self.nodes)}"]
+        node = helper.make_node(kind, inputs, to, domain=domain)
+        node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
+        self.nodes.append(node)
+        return to[0]
+
+    def split(self, x: str, *sizes: int, axis: int = -1) -> list[str]:
+        names = [f"value_{len(self.nodes)}_{i}" for i in range(len(sizes))]
+        self.op("Split", x, self.constant(torch.tensor(sizes)), to=names, axis=axis)
+        return names
+
+    def linear(self, x: str, linear: nn.Linear | TiedHead) -> str:
+        return self.product(x, linear.weight.detach(), linear.bias)
+
+    def product(self, x: str, weight: Tensor, bias: Tensor | None = None) -> str:
+        """weight: (out, in), in the graph's precision."""
+        if self.precision == "groups":
+            x = self._grouped(x, weight)
+        elif self.precision == "columns":
+            x = self._by_column(x, weight.t())
+        else:
+            x = self.op("MatMul", x, self.matrix(weight.t()))
+        return x if bias is None else self.op("Add", x, self.constant(bias))
+
+    def _by_column(self, x: str, matrix: Tensor) -> str:
+        scales = _scales(matrix, 0)
+        integers = self.matrix((matrix / scales).round_().to(torch.int8))
+        return self.op("DynamicQuantizeMatMul", x, integers, self.constant(scales), domain=FUSED)
+
+    def _grouped(self, x: str, weight: Tensor) -> str:
+        numbers_out, numbers_in = weight.shape
+        groups = F.pad(weight, (0, -numbers_in % GROUP)).unflatten(1, (-1, GROUP))
+        scales = _scales(groups, 2)
+        integers = (groups / scales.unsqueeze(2)).round_().add_(INT8_ZERO).to(torch.uint8)
+        return self.op(
+            "MatMulNBits",
+            *(x, self.matrix(integers), self.matrix(scales.flatten())),
+            domain=FUSED,
+            K=numbers_in,
+            N=numbers_out,
+            bits=8,
+            block_size=GROUP,
+            accuracy_level=ROUNDED_IN_INT8,
+        )
+
+    def norm(self, x: str, norm: nn.RMSNorm, weight: str | None = None) -> str:
+        """:param weight: in place of the norm's own, a value of its own for each number."""
+        eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
+        own = torch.ones_like(norm.weight) if weight else norm.weight
+        x = self.op("SimplifiedLayerNormalization", x, self.constant(own), axis=-1, epsilon=eps)
+        return self.op("Mul", x, weight) if weight else x
+
+    def model(self) -> onnx.ModelProto:
+        graph = helper.make_graph(self.nodes, "part", self.inputs, self.outputs, self.constants)
+        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(FUSED, FUSED_OPSET)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
+
+
+def _scales(matrix: Tensor, dim: int) -> Tensor:
+    return (matrix.abs().amax(dim=dim) / INT8_LARGEST).clamp_(min=torch.finfo(torch.float32).tiny)
+
+
+# A block's noisy slots as one graph: a chunk has rows enough by itself, so each piece is computed alone.
+
+
+def denoise_graph(block: Block, int8: bool = False) -> Graph:
+    """z, estimate, likelihood (1, slots, code_dim), each scaled, modulation (layers x 6, 1, width), temperature (1,),
+    `position` of the first slot (1,), and of each layer the clean `keys_i` and `values_i`
+    (1, heads, past, head_dim) -> logits (1, slots, 256) and points (1, slots, code_dim)."""
+    graph = _NoisyGraph(block, int8)
+    a = block.architecture
+    z, estimate, likelihood = (graph.input(name, 1, "slots", a.code_dim) for name in ("z", "estimate", "likelihood"))
+    modulation = graph.split(graph.input("modulation", a.layers * 6, 1, a.width), *[1] * a.layers * 6, axis=0)
+    x = graph.op("Add", graph.linear(z, block.state_in), graph.linear(estimate, block.estimate_in))
+    x = graph.op("Add", x, graph.constant(block.slot))
+    for i, layer in enumerate(block.layers):
+        x = graph.layer(x, layer, i, modulation[6 * i : 6 * i + 6])
+    logits = graph.linear(graph.norm(x, block.noisy_norm), block.noisy_head)
+    logits = graph.op("Add", logits, graph.op("MatMul", likelihood, graph.constant(block.codes.t())))
+    graph.output(logits, "logits")
+    odds = graph.op("Softmax", graph.op("Div", logits, graph.input("temperature", 1)), axis=-1)
+    points = graph.op("MatMul", odds, graph.constant(block.codes))
+    graph.output(points, "points")
+    return graph
+
+
+class _NoisyGraph(Graph):
+    """Layers, with what their attention needs as inputs."""
+
+    def __init__(self, block: Block, int8: bool) -> None:
+        super().__init__("columns" if int8 else "float32")
+        self.heads, self.width = block.architecture.heads, block.architecture.width
+        self.position = self.input("position", 1, kind=TensorProto.INT64)
+        self.past = [
+            [
+                self.input(f"{name}_{i}", 1, self.heads, "past", block.architecture.head_dim)
+                for name in ("keys", "values")
+            ]
+            for i in range(len(block.layers))
+        ]
+        self.rotary = [self.constant(table) for table in block.rotary]
+
+    def layer(self, x: str, layer: Layer, index: int, modulation: Sequence[str]) -> str:
+        """modulation: as in `PackedLayer.noisy`, but for a norm of weight one."""
+        weight_a, shift_a, gate_a, weight_m, shift_m, gate_m = modulation
+        x_in = self._modulated(x, layer.attention_norm, weight_a, shift_a)
+        x = self.op(
+            "Add", x, self.op("Mul", self.linear(self._attend(x_in, layer, index), layer.attention_out), gate_a)
+        )
+        hidden = self.linear(self._modulated(x, layer.mlp_norm, weight_m, shift_m), layer.mlp_in)
+        return self.op("Add", x, self.op("Mul", self.linear(self.op("Gelu", hidden), layer.mlp_out), gate_m))
+
+    def _modulated(self, x: str, norm: nn.RMSNorm, weight: str, shift: str) -> str:
+        return self.op("Add", self.norm(x, norm, weight), shift)
+
+    def _attend(self, x: str, layer: Layer, index: int) -> str:
+        q, k, v = self.split(self.linear(x, layer.qkv), *[self.width] * 3)
+        q, k = (self.op("RotaryEmbedding", each, self.position, *self.rotary, domain=FUSED) for each in (q, k))
+        return self.op(
+            "MultiHeadAttention",
+            *(q, k, v, "", "", "", *self.past[index]),
+            domain=FUSED,
+            # the past is read only where the whole is asked for
+            to=[f"{name}_{index}" for name in ("mixed", "all_keys", "all_values")],
+            num_heads=self.heads,
+        )
+
+
+# A layer of the causal stream as two graphs, of what is done before attention and after it, for layers of any family.
+#
+# Attention itself is torch's (attention.py): it alone depends on what else a request has read, so rows of several
+# requests go through these graphs together.
+
+
+AnyLayer = Layer | LlamaLayer
+
+
+def precision(int8: bool) -> Precision:
+    """Number format of graphs that several requests share."""
+    return "groups" if int8 else "float32"
+
+
+def before_graph(part: Block | PipelineStage, layer: AnyLayer, int8: bool = False) -> Graph:
+    """x (1, rows, width), cos and sin of each row (rows, head_dim / 2) -> queries, keys and values (1, rows, all heads'
+    numbers), queries and keys rotated, queries divided by the root of head_dim."""
+    graph, a = Graph(precision(int8)), part.architecture
+    x = graph.input("x", 1, "rows", a.width)
+    tables = [graph.input(name, "rows", a.head_dim // 2) for name in ("cos", "sin")]
+    queries, keys = a.heads * a.head_dim, a.kv_heads * a.head_dim
+    scale = torch.ones(queries + 2 * keys)
+    scale[:queries] = a.head_dim**-0.5
+    bias = None if layer.qkv.bias is None else layer.qkv.bias * scale
+    qkv = graph.product(graph.norm(x, layer.attention_norm), layer.qkv.weight * scale[:, None], bias)
+    rotated, values = graph.split(qkv, queries + keys, keys)
+    first = graph.constant(torch.tensor([0]))  # the tables are of these rows
+    rotated = graph.op("RotaryEmbedding", rotated, first, *tables, domain=FUSED)
+    graph.output(graph.op("Concat", rotated, values, axis=-1), "qkv")
+    return graph
+
+
+def after_graph(part: Block | PipelineStage, layer: AnyLayer, int8: bool = False) -> Graph:
+    """x (1, rows, width), what attention made of it (1, rows, heads x head_dim) -> x after the layer."""
+    graph, a = Graph(precision(int8)), part.architecture
+    x = graph.input("x", 1, "rows", a.width)
+    mixed = graph.input("mixed", 1, "rows", a.heads * a.head_dim)
+    x = graph.op("Add", x, graph.linear(mixed, layer.attention_out))
+    hidden = graph.linear(graph.norm(x, layer.mlp_norm), layer.mlp_in)
+    if isinstance(layer, LlamaLayer):
+        gate, up = graph.split(hidden, *[layer.architecture.mlp_width] * 2)
+        hidden = graph.op("Mul", graph.op("QuickGelu", gate, domain=FUSED, alpha=1.0), up)  # silu
+    else:
+        hidden = graph.op("Gelu", hidden)
+    graph.output(graph.op("Add", x, graph.linear(hidden, layer.mlp_out)), "features")
+    return graph
+
+
+def head_graph(stage: PipelineStage, int8: bool = False) -> Graph:
+    """The last stage's head: x (1, rows, width) -> logits (1, rows, vocabulary)."""
+    assert stage.norm is not None, "only the last stage has a head"
+    assert stage.head is not None
+    graph = Graph(precision(int8))
+    x = graph.input("x", 1, "rows", stage.architecture.width)
+    graph.output(graph.linear(graph.norm(x, stage.norm), stage.head), "logits")
+    return graph

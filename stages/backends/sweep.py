@@ -1,0 +1,174 @@
+"""One block's part of a sweep: Euler steps over its noise range, an evaluation at a time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece
+from stages.model.architecture import Architecture
+from stages.model.codec import ESTIMATE_LIMIT, FEATURE_LIMIT, HiddenInt8, StateCodec
+from stages.model.families import FamilyArchitecture
+from stages.model.layers import LayerCache
+from stages.model.noise import step_sigmas
+from stages.model.partition import NoisePartition
+from stages.model.prefill import split_reads
+from stages.model.randomness import sample_symbols
+from stages.model.samplers import SAMPLERS
+
+FEATURES = HiddenInt8()  # how clean features travel between `chained` blocks
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """Settings that every block must share to denoise the same chunk."""
+
+    seed: int
+    start: int  # position of the first noisy slot: the number of clean symbols before the chunk
+    slots: int
+    steps: int  # Euler steps in each block
+    temperature: float
+    sampler: str = "ode"  # A name in SAMPLERS
+
+
+# E is encoded at every block boundary, even within a host: a fraction of a millisecond, and the text does not depend on
+# which host has which block.
+@dataclass(frozen=True)
+class BlockInput:
+    """Decoded input of a block from the one before."""
+
+    estimate: Tensor  # E, (slots, code_dim)
+    # Clean features of the positions read in this sweep, (positions, width); None unless the chain is `chained`.
+    features: Tensor | None = None
+    # Features of the slots at the last evaluation, (slots, width); None unless the chain is grafted.
+    slots: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """Encoded state that passes from one block to the next: the payload of a hop."""
+
+    estimate: bytes
+    features: bytes
+    slots: bytes = b""
+
+    def decode(
+        self, architecture: Architecture | FamilyArchitecture, codec: StateCodec, known: int, slots: int
+    ) -> BlockInput:
+        """The input of the next block. `known`: positions read in this sweep. Raises CodecError."""
+        a, features, slot_features = architecture, None, None
+        estimate = codec.decode(self.estimate, slots, a.code_dim, ESTIMATE_LIMIT)
+        if a.context == "chained":
+            features = FEATURES.decode(self.features, known, a.width, FEATURE_LIMIT)
+        if a.hands_on_slots:
+            slot_features = FEATURES.decode(self.slots, slots, a.width, FEATURE_LIMIT)
+        return BlockInput(estimate, features, slot_features)
+
+
+class BlockWork:
+    """One block's work on one chunk: reads the new clean symbols, then denoises, a piece at a time.
+
+    Ask for `piece`, have a BlockRunner compute it, hand the result to `supply`, until it is `done`.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture | FamilyArchitecture,
+        index: int,
+        partition: NoisePartition,
+        caches: list[LayerCache],
+        plan: SweepPlan,
+        codec: StateCodec,
+        clean: Tensor,
+        before: BlockInput | Boundary | None,
+        reads: Sequence[int] = (),
+    ) -> None:
+        """clean: the new symbols, (positions,) int64.
+
+        :param before: from the block before; None for block 0. A Boundary is decoded here: raises CodecError.
+        :param reads: of a replay, see `split_reads`.
+        """
+        a = self.architecture = architecture
+        self.index, self.caches, self.plan, self.codec = index, caches, plan, codec
+        self.is_last = index == a.parts - 1
+        if isinstance(before, Boundary):
+            before = before.decode(a, codec, len(clean), plan.slots)
+        known = clean if before is None or before.features is None else before.features
+        first = clean[-1:] if a.hands_on_slots else None
+        self._before = first if before is None else before.slots
+        self._unread = deque(split_reads(known, reads))
+        self._features: list[Tensor] = []
+        self._sampler = SAMPLERS[plan.sampler](
+            plan.seed, plan.start, plan.slots, a.code_dim, partition.sigma_max, plan.temperature
+        )
+        self._evaluation = index * plan.steps
+        self._estimate = torch.zeros(plan.slots, a.code_dim) if before is None else before.estimate
+        high, low = partition.range(index)
+        self._levels: deque[tuple[float, float | None]] = deque(pairwise(step_sigmas(high, low, plan.steps)))
+        if self.is_last:
+            self._levels.append((low, None))  # once more at sigma_min, where the text is read out
+        self._logits = torch.empty(0)
+        self._slots: Tensor | None = None
+
+    @property
+    def done(self) -> bool:
+        return not self._levels
+
+    @property
+    def piece(self) -> CleanPiece | NoisyPiece:
+        """The next piece to compute. Not to be asked for when `done`."""
+        if self._unread:
+            return CleanPiece(self._unread[0], self.caches)
+        sigma = self._levels[0][0]
+        z = self._sampler.state(self._estimate, sigma, self._evaluation)
+        temperature = self._sampler.point_temperature
+        return NoisyPiece(z, self._estimate, sigma, self.plan.start, self.caches, temperature, self._before)
+
+    @property
+    def rows(self) -> int:
+        """Positions in `piece`."""
+        return len(self._unread[0]) if self._unread else self.plan.slots
+
+    def supply(self, result: Tensor | Denoised) -> None:
+        """Go on with what a runner made of `piece`."""
+        if isinstance(result, Tensor):
+            self._unread.popleft()
+            self._features.append(result)
+            return
+        sigma, sigma_next = self._levels.popleft()
+        if sigma_next is not None:
+            self._estimate = self._sampler.advance(self._estimate, result.point, sigma, sigma_next)
+        self._evaluation += 1
+        self._logits = result.logits
+        self._slots = result.features
+
+    def outcome(self) -> Boundary | bytes:
+        """A boundary for the next block, or the chunk's text after the last.
+
+        The boundary is encoded even when the next block is on the same host, so that the text does not depend on
+        which host holds which block.
+        """
+        plan, a = self.plan, self.architecture
+        if self.is_last:
+            return sample_symbols(self._logits, plan.temperature, plan.seed, plan.start)
+        features = b""
+        if a.context == "chained":
+            features = FEATURES.encode(torch.cat(self._features) if self._features else torch.empty(0, a.width))
+        slots = b"" if self._slots is None else FEATURES.encode(self._slots)
+        return Boundary(self.codec.encode(self._estimate), features, slots)
+
+
+def run_unbatched(work: BlockWork, runner: BlockRunner) -> Boundary | bytes:
+    """One block's work from beginning to end, in no company."""
+    while not work.done:
+        piece = work.piece
+        if isinstance(piece, CleanPiece):
+            work.supply(runner.read([piece])[0])
+        else:
+            work.supply(runner.denoise([piece])[0])
+    return work.outcome()

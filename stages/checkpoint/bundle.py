@@ -1,0 +1,58 @@
+"""A bundle: the checkpoints that are served together, `chain/`, `ar/`, `scorer/` and `local/` in one directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
+from stages.errors import CheckpointError
+
+FRONTIER_NAME = "frontier.json"  # what mode `auto` chooses from; a bundle may have it
+NGRAM_NAME = "ngram.safetensors"  # the router's drafter of n-grams; a bundle, or a single checkpoint, may have it
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Directory of each model of a bundle; None for one that is not there."""
+
+    chain: Path | None
+    ar: Path | None
+    scorer: Path | None
+    local: Path | None
+
+
+def find_bundle(directory: Path) -> Bundle:
+    """The models in `directory`: a bundle, or a single checkpoint of either kind, which may have local/ within it.
+
+    Raises CheckpointError when there is neither.
+    """
+    if (directory / MANIFEST_NAME).exists():
+        kind, local = read_manifest(directory).kind, directory / "local"
+        chain, ar = (directory if kind == each else None for each in ("chain", "ar"))
+        return Bundle(chain, ar, None, local if (local / MANIFEST_NAME).exists() else None)
+    names = [field.name for field in fields(Bundle)]
+    found = {name: directory / name for name in names if (directory / name / MANIFEST_NAME).exists()}
+    if not found:
+        raise CheckpointError(
+            f"no checkpoint in {directory}: it has neither {MANIFEST_NAME} nor one in chain/, ar/, scorer/ or local/"
+        )
+    return Bundle(**{name: found.get(name) for name in names})
+
+
+def check_split(manifests: Mapping[str, Manifest]) -> int:
+    """Number of parts for hosts to share: blocks and stages go together, so all models must have as many.
+
+    manifests: those of the models that hosts hold parts of, by name. Raises CheckpointError.
+    """
+    if not manifests:
+        raise CheckpointError("nothing here that hosts could hold parts of: no chain/, ar/ or scorer/")
+    counts = {name: manifest.architecture.parts for name, manifest in manifests.items()}
+    if len(set(counts.values())) != 1:
+        shown = ", ".join(f"{name} {parts}" for name, parts in counts.items())
+        raise CheckpointError(
+            f"the models are cut into different numbers of parts ({shown}); "
+            "train each with as many stages as the chain has blocks"
+        )
+    return next(iter(counts.values()))

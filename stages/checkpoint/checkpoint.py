@@ -1,0 +1,270 @@
+"""Checkpoints: a directory with a manifest and one safetensors file for each part. Nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+from safetensors import SafetensorError
+from torch import Tensor
+
+from stages.checkpoint.gate import (
+    PROBE_INPUT,
+    PROBE_OUTPUT,
+    Measures,
+    probe_block,
+    probe_shapes,
+    probe_stage,
+    probe_symbols,
+)
+from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, Part, read_manifest
+from stages.checkpoint.weights import read_weights, write_weights
+from stages.errors import CheckpointError
+from stages.memory import require_memory
+from stages.model.architecture import Architecture
+from stages.model.block import Block
+from stages.model.families import FamilyPart, PipelineStage, new_stage
+from stages.model.meta_init import without_memory
+from stages.model.pipeline import ArModel, ArStage
+
+ChainPart = Block | FamilyPart
+AnyPart = ChainPart | PipelineStage
+
+
+def load_block(directory: Path, index: int) -> Block:
+    """One block of a chain that was trained here, digest, shapes and loss checked. Reads that block's file only."""
+    manifest = read_manifest(directory)
+    if manifest.kind != "chain" or manifest.partition is None:
+        raise CheckpointError(f"{directory} holds an AR model, not a chain of blocks")
+    if manifest.codes is None:
+        raise CheckpointError(f"{directory} holds a chain that is grafted on a pretrained model: it is only served")
+    with without_memory():
+        block = Block(manifest.byte_architecture, index, manifest.codes)
+    block.restore_tables(manifest.codes)
+    probe = _load(directory, manifest, index, block)
+    _gate(directory, manifest, index, _probe_chain_part(manifest, block, probe.get(PROBE_INPUT))[0])
+    return block.eval().requires_grad_(False)
+
+
+def load_chain_part(directory: Path, index: int) -> ChainPart:
+    """One block of a chain of any family, checked likewise."""
+    manifest = read_manifest(directory)
+    architecture = manifest.chain_architecture
+    if isinstance(architecture, Architecture):
+        return load_block(directory, index)
+    with without_memory():
+        part = architecture.new_part(index)
+    part.restore_tables()
+    probe = _load(directory, manifest, index, part)
+    _gate(directory, manifest, index, _probe_chain_part(manifest, part, probe.get(PROBE_INPUT))[0])
+    return part.eval().requires_grad_(False)
+
+
+def load_stage(directory: Path, index: int) -> PipelineStage:
+    """One stage of an AR pipeline, checked like a block. Reads that stage's file only."""
+    manifest = read_manifest(directory)
+    if manifest.kind != "ar":
+        raise CheckpointError(f"{directory} holds a chain of blocks, not an AR model")
+    with without_memory():
+        stage = new_stage(manifest.pipeline_architecture, index)
+    stage.restore_tables()
+    probe = _load(directory, manifest, index, stage)
+    measured, _ = probe_stage(stage, probe_symbols(manifest), probe.get(PROBE_INPUT), probe.get(PROBE_OUTPUT))
+    _gate(directory, manifest, index, measured)
+    return stage.eval().requires_grad_(False)
+
+
+def load_ar(directory: Path) -> ArModel:
+    """All stages of an AR model of bytes, for one process."""
+    architecture = read_manifest(directory).byte_architecture
+    return ArModel(architecture, [cast(ArStage, load_stage(directory, i)) for i in range(architecture.parts)])
+
+
+def load_chain(directory: Path) -> list[Block]:
+    """All blocks of a chain, for one process."""
+    return [load_block(directory, i) for i in range(read_manifest(directory).architecture.parts)]
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Create or replace the manifest, atomically. Raises CheckpointError when it cannot be written."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"cannot make the directory {directory}: {error.strerror}") from None
+    replace_file(directory / MANIFEST_NAME, lambda path: path.write_text(manifest.to_json(), encoding="utf-8"))
+
+
+def update_manifest(directory: Path, change: Callable[[Manifest], Manifest]) -> Manifest:
+    """Read, change and replace the manifest under a lock, so that workers on one directory lose nothing of each other.
+
+    Returns the changed manifest.
+    """
+    read_manifest(directory)  # says what is wrong with the directory, if anything
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        manifest = change(read_manifest(directory))
+        write_manifest(directory, manifest)
+        return manifest
+    finally:
+        os.close(handle)
+
+
+def save_block(directory: Path, block: ChainPart, features: Tensor | None = None) -> Tensor:
+    """Put a block into the checkpoint in `directory`, whose manifest must exist.
+
+    features: the block before's clean features on the probe text, for a `chained` block. Returns this block's own.
+    """
+    measures, out = _probe_chain_part(read_manifest(directory), block, features)
+    _save_part(directory, block, "block", {} if features is None else {PROBE_INPUT: features}, measures)
+    return out
+
+
+def save_ar(directory: Path, model: ArModel) -> None:
+    """Put every stage of an AR model into the checkpoint in `directory`, whose manifest must exist."""
+    hidden: Tensor | None = None
+    for stage in model.stages:
+        hidden = save_stage(directory, stage, hidden)
+
+
+def save_stage(directory: Path, stage: PipelineStage, hidden: Tensor | None = None) -> Tensor:
+    """Put one stage of an AR model into the checkpoint in `directory`, whose manifest must exist.
+
+    hidden: what the stage before made of the probe text, None for the first. Returns this stage's own.
+    """
+    manifest = read_manifest(directory)
+    measures, out = probe_stage(stage, probe_symbols(manifest), hidden)
+    extra = {} if hidden is None else {PROBE_INPUT: hidden}
+    if not stage.is_last:
+        extra[PROBE_OUTPUT] = out
+    _save_part(directory, stage, "stage", extra, measures)
+    return out
+
+
+# A new part is written beside the old one, under a name that holds its digest, and the manifest is switched atomically:
+# a full disk or a crash leaves the previous checkpoint whole (tests/stages/checkpoint/test_saving.py).
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Write `path` through a temporary file beside it, so that a crash or a full disk leaves the old one whole.
+
+    Raises CheckpointError with the reason when it cannot be written.
+    """
+    with _staged(path, write) as staged:
+        staged.replace(path)
+
+
+@contextmanager
+def _staged(path: Path, write: Callable[[Path], object]) -> Iterator[Path]:
+    """A finished temporary file beside `path`, to be moved into place; gone at the end if it was not."""
+    temporary: Path | None = None
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        temporary = Path(name)
+        write(temporary)
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        temporary.chmod(0o644)
+        yield temporary
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"cannot save {path}: {error}; what was saved before is untouched, free some space and go on"
+        ) from None
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, read in pieces."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def _probe_chain_part(manifest: Manifest, part: ChainPart, features: Tensor | None) -> tuple[Measures, Tensor]:
+    assert manifest.partition is not None
+    if isinstance(part, FamilyPart):
+        return part.probe(manifest.partition, probe_symbols(manifest), features)
+    return probe_block(part, manifest.partition, manifest.probe_text, features)
+
+
+def _save_part(directory: Path, module: AnyPart, noun: str, extra: dict[str, Tensor], measures: Measures) -> None:
+    """The file's name holds its digest: the old file stays until the manifest points to the new one."""
+    tensors = module.state_dict() | extra
+    stem = f"{noun}-{module.index}"
+    with _staged(directory / f"{stem}.safetensors", lambda path: write_weights(path, tensors)) as staged:
+        digest = file_digest(staged)
+        part = Part(f"{stem}-{digest[:12]}.safetensors", digest, staged.stat().st_size, measures)
+        staged.replace(directory / part.file)
+    try:
+        update_manifest(directory, lambda manifest: manifest.with_part(module.index, part))
+    finally:
+        _drop_orphans(directory, module.index, stem)
+
+
+def _drop_orphans(directory: Path, index: int, stem: str) -> None:
+    """Remove a part's files that the manifest does not name, those of a killed process among them."""
+    part = read_manifest(directory).parts[index]
+    for pattern in (f"{stem}-*.safetensors", f".{stem}.safetensors.*"):
+        for path in directory.glob(pattern):
+            if part is None or path.name != part.file:
+                path.unlink(missing_ok=True)
+
+
+def _load(directory: Path, manifest: Manifest, index: int, module: AnyPart) -> dict[str, Tensor]:
+    """Fill `module` (on the meta device) from the part's file; return the probe's tensors."""
+    part = _part(directory, manifest, index)
+    require_memory(part.bytes, f"part {index} of {directory}")
+    shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    probe_only = probe_shapes(module, probe_symbols(manifest).shape[1])
+    tensors = read_weights(directory / part.file, part.bytes, part.sha256, shapes | probe_only)
+    probe = {name: tensors.pop(name) for name in probe_only}
+    module.load_state_dict(tensors, assign=True)
+    return probe
+
+
+def _part(directory: Path, manifest: Manifest, index: int) -> Part:
+    count = manifest.architecture.parts
+    if not 0 <= index < count:
+        raise CheckpointError(f"{directory} has parts 0 to {count - 1}; there is no part {index}")
+    part = manifest.parts[index]
+    if part is None:
+        raise CheckpointError(f"part {index} of {directory} is not trained yet")
+    return part
+
+
+def _gate(directory: Path, manifest: Manifest, index: int, measured: Measures) -> None:
+    recorded, vocabulary = _part(directory, manifest, index).probe, manifest.architecture.vocabulary
+    for name, value in measured.items():
+        expected = recorded.get(name, math.nan)
+        if not abs(value - expected) <= manifest.probe_tolerance:  # true for NaN too
+            raise CheckpointError(
+                f"{directory}: part {index} is refused: {name} on the probe text is {value:.4f}, the manifest recorded "
+                f"{expected:.4f} (tolerance {manifest.probe_tolerance}; ln({vocabulary}) = {math.log(vocabulary):.3f} "
+                "is what untrained weights give): the weights do not mean what the manifest says"
+            )
+
+
+# Files beside a checkpoint's weights: a pretrained model's tokenizer, its chat template, its licence.
+
+
+MAX_FILE_BYTES = 64 << 20
+
+
+def read_companion(directory: Path, manifest: Manifest, name: str) -> bytes:
+    """A file that the manifest names. Raises CheckpointError where it is not there, too large or another one."""
+    path = directory / name
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise CheckpointError(f"{path} has more than {MAX_FILE_BYTES} bytes")
+        if file_digest(path) != manifest.files[name]:
+            raise CheckpointError(f"{path} does not have its manifest's SHA-256: it is damaged")
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None

@@ -1,0 +1,170 @@
+"""Contents of a checkpoint, for people and scripts, and a check that it can be loaded."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from stages.checkpoint.bundle import find_bundle
+from stages.checkpoint.checkpoint import load_chain_part, load_stage, read_companion
+from stages.checkpoint.manifest import Manifest, read_manifest
+from stages.errors import CheckpointError
+from stages.model.block import Block
+from stages.model.families import FamilyArchitecture, new_stage
+from stages.model.meta_init import without_memory
+
+SHORT = 12  # hexadecimal digits of a digest that are shown to people: as many as in a file's name
+INDENT = 14
+
+
+@dataclass(frozen=True)
+class Check:
+    """Result of loading a part (its digest, its shapes, its losses on the probe text), or a file beside them."""
+
+    model: str
+    what: str
+    error: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not self.error
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.what}: {self.error or 'ok'}"
+
+
+def record(directory: Path) -> dict[str, Any]:
+    """Name of each model in a bundle (or a single checkpoint) -> everything that its manifest says.
+
+    Reads manifests only. Raises CheckpointError when there is no checkpoint, or a manifest is damaged.
+    """
+    return {name: _record(path, read_manifest(path)) for name, path in _models(directory).items()}
+
+
+def describe(directory: Path) -> str:
+    """`record` for people."""
+    return "\n\n".join(_describe(name, model) for name, model in record(directory).items())
+
+
+def verify(directory: Path) -> list[Check]:
+    """Load every part of every model, one at a time, and read what lies beside them."""
+    checks = []
+    for name, path in _models(directory).items():
+        manifest = read_manifest(path)
+        load: Callable[[Path, int], object] = load_chain_part if manifest.kind == "chain" else load_stage
+        checks += [_check(name, f"part {i}", partial(load, path, i)) for i in range(manifest.architecture.parts)]
+        checks += [_check(name, file, partial(read_companion, path, manifest, file)) for file in manifest.files]
+    return checks
+
+
+def _check(model: str, what: str, load: Callable[[], object]) -> Check:
+    try:
+        load()
+    except CheckpointError as error:
+        return Check(model, what, str(error))
+    return Check(model, what)
+
+
+def _models(directory: Path) -> dict[str, Path]:
+    return {name: path for name, path in vars(find_bundle(directory)).items() if path is not None}
+
+
+def _record(directory: Path, manifest: Manifest) -> dict[str, Any]:
+    whole = json.loads(manifest.to_json())
+    counts = _parameter_counts(manifest)
+    for part, count in zip(whole["parts"], counts, strict=True):
+        if part is not None:
+            part["parameters"] = count
+            part["here"] = (directory / part["file"]).is_file()
+    return {
+        **whole,
+        "digest": manifest.digest(),
+        "parameters": sum(counts),
+        "untrained": [i for i, part in enumerate(manifest.parts) if part is None],
+    }
+
+
+def _parameter_counts(manifest: Manifest) -> list[int]:
+    with without_memory():
+        modules = [_new_part(manifest, i) for i in range(manifest.architecture.parts)]
+    return [sum(parameter.numel() for parameter in module.parameters()) for module in modules]
+
+
+def _new_part(manifest: Manifest, index: int) -> nn.Module:
+    if manifest.kind == "ar":
+        return new_stage(manifest.pipeline_architecture, index)
+    if isinstance(manifest.architecture, FamilyArchitecture):
+        return manifest.architecture.new_part(index)
+    assert manifest.codes is not None
+    return Block(manifest.byte_architecture, index, manifest.codes)
+
+
+def _describe(name: str, model: dict[str, Any]) -> str:
+    noun = "blocks" if model["kind"] == "chain" else "stages"
+    untrained = ", ".join(map(str, model["untrained"]))
+    rows = {
+        "model": f"{name} ({model['kind']}, format {model['format']})",
+        "digest": model["digest"],
+        "complete": f"no: {noun} {untrained} not trained yet" if untrained else "yes",
+        "architecture": _wrap(_pairs(model["architecture"])),
+        "parameters": f"{model['parameters']:,}",
+        noun: _table(["", "parameters", "bytes", "sha256", "file", "losses on the probe text"], _part_rows(model)),
+    }
+    if model["kind"] == "chain":
+        codes, partition = model["codes"], model["partition"]
+        rows["codes"] = _pairs({**codes, "digest": codes["digest"][:SHORT]}) if codes else "in each block's file"
+        boundaries = partition["boundaries"]
+        sigmas = [[str(i), f"{boundaries[i]:.4g}", f"{boundaries[i + 1]:.4g}"] for i in range(len(boundaries) - 1)]
+        prior = f", prior {_pairs(partition['prior'])}" if partition["kind"] == "equal_probability" else ""
+        rows["noise"] = f"{partition['kind']}, overlap {partition['overlap']}{prior}"
+        rows["ranges"] = _table(["block", "sigma high", "sigma low"], sigmas)
+    rows |= {
+        "tokenizer": model["tokenizer"],
+        "data": _wrap(_pairs(model["data"])),
+        "training": _wrap(_pairs(model["training"])),
+        "losses": "\n".join(_wrap(f"{what}: {_pairs(losses)}") for what, losses in model["metrics"].items()) or "none",
+    }
+    return "\n".join(f"{label:<{INDENT}}{textwrap.indent(text, ' ' * INDENT)[INDENT:]}" for label, text in rows.items())
+
+
+def _part_rows(model: dict[str, Any]) -> list[list[str]]:
+    return [
+        [str(i), "-", "-", "-", "not trained yet", "-"]
+        if part is None
+        else [
+            str(i),
+            f"{part['parameters']:,}",
+            f"{part['bytes']:,}",
+            part["sha256"][:SHORT],
+            part["file"] if part["here"] else f"{part['file']} (not here)",
+            _pairs(part["probe"]),
+        ]
+        for i, part in enumerate(model["parts"])
+    ]
+
+
+def _pairs(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_pairs(inner)}" for key, inner in value.items()) or "none"
+    if isinstance(value, list):
+        return " ".join(map(_pairs, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _wrap(text: str) -> str:
+    return textwrap.fill(text, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    rows = [head, *rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )

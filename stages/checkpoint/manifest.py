@@ -1,0 +1,253 @@
+"""The manifest of a checkpoint: everything that defines a model but its weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from stages.errors import CheckpointError, InputError
+from stages.model.architecture import Architecture
+from stages.model.block import Codes
+from stages.model.families import FamilyArchitecture, read_architecture
+from stages.model.llama import LlamaArchitecture
+from stages.model.partition import LogNormalPrior, NoisePartition
+
+FORMAT = 1
+MANIFEST_NAME = "manifest.json"
+MAX_MANIFEST_BYTES = 1 << 20
+
+TOKENIZER_NAME = "tokenizer.json"
+MAX_FILES = 16
+MAX_PROBE_TOKENS = 4096
+
+Kind = Literal["chain", "ar"]
+AnyArchitecture = Architecture | LlamaArchitecture | FamilyArchitecture
+
+
+@dataclass(frozen=True)
+class Part:
+    """The file of one block (chain) or one stage (AR)."""
+
+    file: str
+    sha256: str
+    bytes: int
+    probe: dict[str, float]  # what the gate measured when the part was saved: name of a measure -> value
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """`kind` is `chain` (blocks with noise ranges) or `ar` (stages trained end to end)."""
+
+    kind: Kind
+    architecture: AnyArchitecture
+    parts: tuple[Part | None, ...]
+    # Of a chain trained here; one of another family has a table of its own in each part's file.
+    codes: Codes | None = None
+    partition: NoisePartition | None = None
+    probe_text: str = ""
+    # How far a measure of the gate may be from the recorded one: nats, or relative error for hidden states.
+    probe_tolerance: float = 0.02
+    tokenizer: str = "bytes"  # what the model's symbols are: `bytes`, or `tokens` of the file tokenizer.json
+    data: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    # The probe text in tokens, where the model reads such: who loads weights needs no tokenizer.
+    probe_tokens: tuple[int, ...] = ()
+    # What else a token model consists of, beside the manifest: file name -> SHA-256. The tokenizer, the chat template,
+    # texts of the licence.
+    files: dict[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        record: dict[str, Any] = {"format": FORMAT, **asdict(self)}
+        if self.tokenizer == "bytes":
+            del record["probe_tokens"], record["files"]
+        if self.codes is not None:
+            record["codes"]["digest"] = self.codes.digest()
+        return json.dumps(record, indent=2, sort_keys=True, allow_nan=False) + "\n"
+
+    def digest(self) -> str:
+        """Names the weights: SHA-256 over kind, architecture, codes, partition and the parts' own digests.
+
+        Losses and notes about the data are left out, so adding a measurement does not make it another model.
+        """
+        record = asdict(self)
+        identity = {key: record[key] for key in ("kind", "architecture", "codes", "partition", "tokenizer")}
+        if self.tokenizer != "bytes":
+            identity["files"] = self.files
+        identity["parts"] = [part.sha256 if part else None for part in self.parts]
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def byte_architecture(self) -> Architecture:
+        """For those who take models of bytes only. Raises CheckpointError for a pretrained one."""
+        if not isinstance(self.architecture, Architecture):
+            raise CheckpointError("this is made of a pretrained model: only models trained from nothing are taken here")
+        return self.architecture
+
+    @property
+    def pipeline_architecture(self) -> Architecture | LlamaArchitecture:
+        """Architecture of an AR pipeline. Raises CheckpointError for that of a chain alone."""
+        if isinstance(self.architecture, FamilyArchitecture):
+            raise CheckpointError("this is a chain of blocks, not an AR model")
+        return self.architecture
+
+    @property
+    def chain_architecture(self) -> Architecture | FamilyArchitecture:
+        """Architecture of a chain. Raises CheckpointError for that of an AR pipeline alone."""
+        if isinstance(self.architecture, LlamaArchitecture):
+            raise CheckpointError("this is an AR model, not a chain of blocks")
+        return self.architecture
+
+    def with_part(self, index: int, part: Part) -> Manifest:
+        """The same model with one part put in or exchanged."""
+        return replace(self, parts=(*self.parts[:index], part, *self.parts[index + 1 :]))
+
+    @property
+    def complete(self) -> bool:
+        return all(part is not None for part in self.parts)
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read and validate `directory`/manifest.json.
+
+    Raises CheckpointError when it is missing, damaged, of a newer format, or contradicts itself.
+    """
+    path = directory / MANIFEST_NAME
+    try:
+        if path.stat().st_size > MAX_MANIFEST_BYTES:
+            raise CheckpointError(f"{path} is over {MAX_MANIFEST_BYTES} bytes: that is no manifest")
+        record = json.loads(path.read_text(encoding="utf-8"), parse_float=_finite, parse_constant=_finite)
+    except (FileNotFoundError, NotADirectoryError):
+        raise CheckpointError(f"no checkpoint in {directory}: {MANIFEST_NAME} is missing") from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged ({error}); fetch the checkpoint again") from None
+    return _parse(record, path)
+
+
+def _finite(literal: str) -> float:
+    """JSON's own grammar has no NaN or Infinity, but Python's reader takes them, and 1e999 too."""
+    value = float(literal)
+    if not math.isfinite(value):
+        raise ValueError(f"{literal} is no finite number")
+    return value
+
+
+def _parse(record: object, path: Path) -> Manifest:
+    if not isinstance(record, dict) or type(record.get("format")) is not int:
+        raise CheckpointError(f"{path} has no format number: it is not a manifest of onesweep")
+    if record["format"] != FORMAT:
+        advice = "upgrade onesweep" if record["format"] > FORMAT else "export it again with this version"
+        raise CheckpointError(f"{path} has format {record['format']}, this version reads {FORMAT}: {advice}")
+    try:
+        return _build(record)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    except (KeyError, TypeError, AttributeError, ValueError, InputError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise CheckpointError(f"{path} is damaged: {what}") from None
+
+
+def _build(record: dict[str, Any]) -> Manifest:
+    architecture = read_architecture(record["architecture"])
+    kind = record["kind"]
+    if kind not in ("chain", "ar"):
+        raise CheckpointError(f"kind {kind!r} is neither 'chain' nor 'ar'")
+    reads_tokens = _reads_tokens(architecture)
+    if kind == "chain" and isinstance(architecture, LlamaArchitecture):
+        raise CheckpointError("a pretrained model is an AR pipeline, not a chain of blocks")
+    if kind == "ar" and isinstance(architecture, FamilyArchitecture):
+        raise CheckpointError("what is grafted is a chain of blocks, not an AR pipeline")
+    parts = tuple(None if part is None else _part(part) for part in record["parts"])
+    if len(parts) != architecture.parts:
+        raise CheckpointError(f"{len(parts)} parts listed, the architecture has {architecture.parts}")
+    if record["tokenizer"] != ("tokens" if reads_tokens else "bytes"):
+        raise CheckpointError(
+            f"tokenizer {record['tokenizer']!r} is not that of its architecture: there are 'bytes', and 'tokens' of "
+            "pretrained models"
+        )
+    if len(record["probe_text"].encode()) < 2:
+        raise CheckpointError("the probe text needs two bytes at least, or its gate holds nothing back")
+    if not 0 < record["probe_tolerance"] <= 1:
+        raise CheckpointError(f"probe tolerance {record['probe_tolerance']} must be above 0 and at most 1")
+    for name in ("data", "training", "metrics"):
+        if not isinstance(record[name], dict):
+            raise CheckpointError(f"{name} must be an object, not {record[name]!r}")
+    codes = partition = None
+    if kind == "chain":
+        partition = _partition(record["partition"], architecture)
+    if kind == "chain" and isinstance(architecture, Architecture):
+        codes = _codes(record["codes"], architecture)
+    return Manifest(
+        kind=kind,
+        architecture=architecture,
+        parts=parts,
+        codes=codes,
+        partition=partition,
+        **{
+            name: record[name] for name in ("probe_text", "probe_tolerance", "tokenizer", "data", "training", "metrics")
+        },
+        probe_tokens=_probe_tokens(record["probe_tokens"], architecture.vocabulary) if reads_tokens else (),
+        files=_files(record["files"]) if reads_tokens else {},
+    )
+
+
+def _reads_tokens(architecture: AnyArchitecture) -> bool:
+    base = architecture.base if isinstance(architecture, FamilyArchitecture) else architecture
+    return isinstance(base, LlamaArchitecture)
+
+
+def _probe_tokens(tokens: list[int], vocabulary: int) -> tuple[int, ...]:
+    if not 2 <= len(tokens) <= MAX_PROBE_TOKENS:
+        raise CheckpointError(f"the probe has {len(tokens)} tokens, and needs from 2 to {MAX_PROBE_TOKENS}")
+    if not all(type(token) is int and 0 <= token < vocabulary for token in tokens):
+        raise CheckpointError(f"the probe's tokens must be whole numbers from 0 to {vocabulary - 1}")
+    return tuple(tokens)
+
+
+def _files(files: dict[str, str]) -> dict[str, str]:
+    if TOKENIZER_NAME not in files or len(files) > MAX_FILES:
+        raise CheckpointError(
+            f"beside its weights a pretrained model has {TOKENIZER_NAME}, and at most {MAX_FILES} files"
+        )
+    for name, digest in files.items():
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name) or name == MANIFEST_NAME:
+            raise CheckpointError(f"file {name!r} must be a plain name in the same directory")
+        if not re.fullmatch(r"[0-9a-f]{64}", digest):
+            raise CheckpointError(f"file {name!r} needs its SHA-256")
+    return files
+
+
+def _part(record: dict[str, Any]) -> Part:
+    part = Part(**record)
+    if not re.fullmatch(r"[A-Za-z0-9_-]+\.safetensors", part.file):
+        raise CheckpointError(f"part file {part.file!r} must be a plain .safetensors name in the same directory")
+    if type(part.bytes) is not int or part.bytes < 1 or not re.fullmatch(r"[0-9a-f]{64}", part.sha256):
+        raise CheckpointError(f"part file {part.file!r} needs its size in bytes and its SHA-256")
+    if not all(isinstance(value, int | float) for value in part.probe.values()):
+        raise CheckpointError(f"part file {part.file!r}: the probe's measures must be numbers")
+    return part
+
+
+def _codes(record: dict[str, Any], architecture: Architecture) -> Codes:
+    codes = Codes(int(record["seed"]), int(record["dim"]))
+    if codes.dim != architecture.code_dim:
+        raise CheckpointError(f"codes of {codes.dim} numbers, the architecture has {architecture.code_dim}")
+    if codes.digest() != record["digest"]:
+        raise CheckpointError(f"codes from seed {codes.seed} do not have the recorded digest {record['digest'][:12]}")
+    return codes
+
+
+def _partition(record: dict[str, Any], architecture: AnyArchitecture) -> NoisePartition:
+    partition = NoisePartition(
+        record["kind"], tuple(record["boundaries"]), LogNormalPrior(**record["prior"]), record["overlap"]
+    )
+    if len(partition.boundaries) != architecture.parts + 1:
+        raise CheckpointError(f"{len(partition.boundaries)} boundaries for {architecture.parts} blocks")
+    return partition

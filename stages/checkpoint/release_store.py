@@ -1,0 +1,313 @@
+"""The release store (`--shelf`): the directory where a process keeps the releases that were deployed to it.
+
+current.json                     names of the releases in use, the newest last
+0f3a.../chain/manifest.json      a release: a bundle with the files that this process needs
+.coming-9be1.../                 a release that is still arriving
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from stages.checkpoint.bundle import FRONTIER_NAME, NGRAM_NAME, Bundle, find_bundle
+from stages.checkpoint.checkpoint import file_digest, replace_file
+from stages.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Part, read_manifest
+from stages.errors import CheckpointError, ServiceError
+
+FOLDERS = tuple(field.name for field in fields(Bundle))
+NAME_DIGITS = 16
+CURRENT_NAME = "current.json"
+LOCK_NAME = "lock"
+COMING = ".coming-"
+# releases; a further one removes those that are not in use
+MOST_STORED = 4
+# bytes that stay free on the disk
+SPARE_BYTES = 64 << 20
+# for a file whose size no manifest has, such as a tokenizer
+MOST_BESIDE_BYTES = 64 << 20
+# a user who can write to the store chooses the weights that run
+OTHERS_WRITE = 0o022
+
+# True for a part of a folder that a machine needs; BESIDE stands for a token model's files beside its parts.
+Wants = Callable[[str, int], bool]
+BESIDE = -1
+
+
+@dataclass(frozen=True)
+class ReleaseManifest:
+    """A release: its manifests, which name the files of weights, and the router's files beside them."""
+
+    manifests: Mapping[str, bytes]  # by folder: chain, ar, scorer, local
+    frontier: bytes = b""
+    ngrams: Part | None = None  # the router's n-gram drafter, if there is one; like local/ it is not sent to hosts
+    directories: Mapping[str, Path] = field(default_factory=dict, compare=False)  # the folders on this machine
+    root: Path | None = field(default=None, compare=False)  # the bundle or single checkpoint on this machine
+
+    @property
+    def name(self) -> str:
+        """The name: a digest of all manifests, so that any difference makes another release."""
+        # of all bytes, not of the weights: a corrected probe or another frontier is another release
+        digest = hashlib.sha256()
+        for folder in sorted(self.manifests):
+            digest.update(f"{folder} {hashlib.sha256(self.manifests[folder]).hexdigest()}\n".encode())
+        if self.frontier:
+            digest.update(f"{FRONTIER_NAME} {hashlib.sha256(self.frontier).hexdigest()}\n".encode())
+        if self.ngrams:
+            digest.update(f"{NGRAM_NAME} {self.ngrams.sha256}\n".encode())
+        return digest.hexdigest()[:NAME_DIGITS]
+
+    def check(self) -> None:
+        """Raise CheckpointError unless this can be a release."""
+        if not self.manifests:
+            raise CheckpointError("a release without a manifest")
+        for folder in self.manifests:
+            if folder not in FOLDERS:
+                raise CheckpointError(f"{folder[:40]!r} is no folder of a bundle; there are {', '.join(FOLDERS)}")
+        largest = max(map(len, (*self.manifests.values(), self.frontier)))
+        if largest > MAX_MANIFEST_BYTES:
+            raise CheckpointError(f"a manifest or frontier of {largest} bytes; at most {MAX_MANIFEST_BYTES}")
+        if self.ngrams and not (re.fullmatch("[0-9a-f]{64}", self.ngrams.sha256) and self.ngrams.bytes):
+            raise CheckpointError(f"{NGRAM_NAME} must have a SHA-256 and a size")
+
+    def files(self, directories: Mapping[str, Path], wants: Wants) -> dict[str, Part]:
+        """All large files of the release, as `files_of`. Raises CheckpointError."""
+        files = release_files(directories, wants)
+        if self.ngrams and wants("local", BESIDE):
+            files[NGRAM_NAME] = self.ngrams
+        return files
+
+    def write(self, directory: Path) -> None:
+        """Write the small files into `directory`."""
+        for folder, content in self.manifests.items():
+            (directory / folder).mkdir(parents=True, exist_ok=True)
+            (directory / folder / MANIFEST_NAME).write_bytes(content)
+        if self.frontier:
+            (directory / FRONTIER_NAME).write_bytes(self.frontier)
+
+
+def read_release_manifest(checkpoint: Path) -> ReleaseManifest:
+    """The release in a bundle, or in a single checkpoint. Raises CheckpointError."""
+    directories = {name: path for name, path in vars(find_bundle(checkpoint)).items() if path is not None}
+    frontier, ngrams = checkpoint / FRONTIER_NAME, checkpoint / NGRAM_NAME
+    try:
+        manifests = {folder: (path / MANIFEST_NAME).read_bytes() for folder, path in directories.items()}
+        return ReleaseManifest(
+            manifests,
+            frontier.read_bytes() if frontier.exists() else b"",
+            Part(NGRAM_NAME, file_digest(ngrams), ngrams.stat().st_size, {}) if ngrams.exists() else None,
+            directories,
+            checkpoint,
+        )
+    except OSError as error:
+        raise CheckpointError(f"cannot read {error.filename}: {error.strerror}") from None
+
+
+def release_files(directories: Mapping[str, Path], wants: Wants) -> dict[str, Part]:
+    """The files that manifests name, by their path in a bundle. The size of those beside the weights is not known: 0.
+
+    :param directories: by folder. Raises CheckpointError for a part that was not trained yet.
+    """
+    files: dict[str, Part] = {}
+    for folder, directory in directories.items():
+        manifest = read_manifest(directory)
+        if (manifest.kind == "chain") != (folder == "chain"):
+            raise CheckpointError(f"{folder}/ holds a model of kind {manifest.kind!r}, which belongs elsewhere")
+        for index, part in enumerate(manifest.parts):
+            if part is None:
+                raise CheckpointError(f"{folder}/: part {index} is not trained yet")
+            if wants(folder, index):
+                files[f"{folder}/{part.file}"] = part
+        if wants(folder, BESIDE):
+            files |= {f"{folder}/{name}": Part(name, digest, 0, {}) for name, digest in manifest.files.items()}
+    return files
+
+
+class ReleaseStore:
+    """The releases of one process on disk. Its methods block."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises ServiceError for a directory that cannot be used, is in use, or is writable by others."""
+        self.directory = directory
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = directory.stat()
+            if status.st_uid != os.geteuid() or status.st_mode & OTHERS_WRITE:
+                raise ServiceError(
+                    f"the shelf {directory} must be a directory of yours that nobody else can write to: "
+                    "chmod 700, or name another --shelf"
+                )
+            self._lock = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise ServiceError(f"the shelf {directory} is another process's: give each host its own --shelf") from None
+        except OSError as error:
+            raise ServiceError(f"cannot use the shelf {directory}: {error.strerror}; name another --shelf") from None
+
+    def close(self) -> None:
+        """Release the lock."""
+        os.close(self._lock)
+
+    def path(self, name: str) -> Path | None:
+        """The directory of a release; None where it is not stored."""
+        path = self.directory / name
+        return path if _is_name(name) and path.is_dir() else None
+
+    @property
+    def in_use(self) -> list[str]:
+        """Names of the releases in use; none where the record cannot be read."""
+        try:
+            names = json.loads((self.directory / CURRENT_NAME).read_text(encoding="utf-8"))["releases"]
+            return [name for name in names if _is_name(name)]
+        except (OSError, ValueError, TypeError, KeyError):
+            return []
+
+    def use(self, names: Sequence[str]) -> None:
+        """Record the releases in use, the newest last. Raises CheckpointError when that cannot be written."""
+        record = json.dumps({"releases": list(names)}) + "\n"
+        replace_file(self.directory / CURRENT_NAME, lambda path: path.write_text(record, encoding="utf-8"))
+
+    def remove_others(self, keep: Collection[str]) -> None:
+        """Remove all other releases; errors of the disk are ignored."""
+        with contextlib.suppress(OSError):
+            for path in self.directory.iterdir():
+                if _is_name(path.name) and path.name not in keep:
+                    shutil.rmtree(path, ignore_errors=True)
+
+    def begin(self, contents: ReleaseManifest, wants: Wants) -> IncomingRelease:
+        """Begin to store a release. Files that any stored release has are linked instead of sent again.
+
+        Raises CheckpointError for a bad release, ServiceError where there is no room.
+        """
+        contents.check()
+        coming = self.directory / (COMING + contents.name)
+        try:
+            if sum(_is_name(path.name) for path in self.directory.iterdir()) > MOST_STORED:
+                self.remove_others([*self.in_use, contents.name])
+            for other in self.directory.glob(COMING + "*"):
+                if other != coming:
+                    shutil.rmtree(other)
+            contents.write(coming)
+            try:
+                files = contents.files({folder: coming / folder for folder in contents.manifests}, wants)
+            except CheckpointError as error:
+                raise CheckpointError(str(error).replace(f"{coming}/", "")) from None
+            wanted = {path: part for path, part in files.items() if not self._have(coming, path, part)}
+            need, free = sum(part.bytes for part in wanted.values()), shutil.disk_usage(coming).free
+        except OSError as error:
+            raise _trouble(coming, error) from None
+        if need + SPARE_BYTES > free:
+            raise ServiceError(f"no room on {self.directory}: {need} bytes needed, {free} free; free some space")
+        return IncomingRelease(coming, self.directory / contents.name, wanted)
+
+    def _have(self, coming: Path, path: str, part: Part) -> bool:
+        """True if a file is in its place, or another release had it."""
+        goal = coming / path
+        if _is_part(goal, part):
+            return True
+        for release in self.directory.iterdir():
+            other = release / path
+            if release != coming and other.is_file() and _is_part(other, part):
+                goal.unlink(missing_ok=True)
+                os.link(other, goal)
+                return True
+        return False
+
+
+class IncomingRelease:
+    """A release that is being stored. Its methods block."""
+
+    def __init__(self, coming: Path, place: Path, wanted: dict[str, Part]) -> None:
+        """:param wanted: missing files by their path in the release; no other file is written."""
+        # the receiver makes this list from the manifests, so the other side cannot choose a path here
+        self.coming, self.place, self.wanted = coming, place, wanted
+        self._left = dict(wanted)
+        self._path, self._written = "", 0
+
+    def write(self, path: str, data: bytes) -> None:
+        """Append to a file. Raises CheckpointError for a file that is not wanted, or has other contents."""
+        part = self._left.get(path)
+        if part is None:
+            raise CheckpointError(f"{path[:80]!r} was not asked for")
+        if self._written and path != self._path:
+            self._end_file()
+        self._path, target = path, self.coming / path
+        self._written += len(data)
+        if self._written > (part.bytes or MOST_BESIDE_BYTES):
+            most = f"the {part.bytes} bytes that its manifest says" if part.bytes else f"{MOST_BESIDE_BYTES} bytes"
+            raise CheckpointError(f"{path} has more than {most}")
+        try:
+            with target.open("wb" if self._written == len(data) else "ab") as file:
+                file.write(data)
+                if self._written == part.bytes:
+                    file.flush()
+                    os.fsync(file.fileno())
+        except OSError as error:
+            raise _trouble(target, error) from None
+        if self._written == part.bytes:
+            self._end_file()
+
+    def finish(self) -> None:
+        """Put the release in its place. Raises CheckpointError while a file is missing."""
+        if self._written:
+            self._end_file()
+        if self._left:
+            raise self._short()
+        try:
+            for path in [*self.coming.rglob("*"), self.coming]:
+                _sync(path)
+            if self.place.exists():  # the same release, with a damaged file maybe
+                shutil.rmtree(self.place)
+            self.coming.rename(self.place)
+            _sync(self.place.parent)
+        except OSError as error:
+            raise _trouble(self.place, error) from None
+
+    def _end_file(self) -> None:
+        """Check the file that ended. Raises CheckpointError."""
+        part, target = self._left[self._path], self.coming / self._path
+        if part.bytes and self._written < part.bytes:
+            raise self._short()
+        if file_digest(target) != part.sha256:
+            target.unlink()
+            raise CheckpointError(f"{self._path} does not have its manifest's SHA-256: it is damaged")
+        del self._left[self._path]
+        self._written = 0
+
+    def _short(self) -> CheckpointError:
+        path = self._path if self._written else next(iter(self._left))
+        return CheckpointError(f"{path} ended after {self._written} of {self._left[path].bytes} bytes")
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and re.fullmatch(rf"[0-9a-f]{{{NAME_DIGITS}}}", name) is not None
+
+
+def has_size(path: Path, part: Part) -> bool:
+    """True for a file of the size of `part`, if that is known."""
+    return path.is_file() and part.bytes in (0, path.stat().st_size)
+
+
+def _is_part(path: Path, part: Part) -> bool:
+    return has_size(path, part) and file_digest(path) == part.sha256
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _trouble(path: Path, error: OSError) -> ServiceError:
+    return ServiceError(f"cannot write {path}: {error.strerror}; see to that disk and deploy again")

@@ -1,0 +1,136 @@
+"""Transfer of a release between machines: the sender offers it and sends the files that the receiver lacks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import grpc
+
+from stages.checkpoint.bundle import NGRAM_NAME
+from stages.checkpoint.manifest import Part, read_manifest
+from stages.checkpoint.release_store import FOLDERS, IncomingRelease, ReleaseManifest, ReleaseStore, Wants
+from stages.errors import CheckpointError, InputError, OnesweepError
+from stages.threads import in_thread
+from stages.v1 import stage_pb2
+from stages.wire.status import StatusError, failed_precondition, invalid
+
+PIECE_BYTES = 256 << 10
+STOP_S = 5.0
+
+Progress = Callable[[str, int], object]  # called with each file that is sent, and its size
+
+
+class ReleaseTransfer:
+    """The sender's side of one transfer."""
+
+    def __init__(self, contents: ReleaseManifest, progress: Progress | None = None) -> None:
+        """:param contents: a release on this machine, with its directories."""
+        self.contents, self._progress = contents, progress
+        self.failure: CheckpointError | None = None
+        """The file error of this machine that ended the transfer early."""
+        self._stopped = False
+        self._wanted: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+
+    async def requests(self) -> AsyncIterator[stage_pb2.StoreRequest]:
+        """An offer, then the files that the other side asked for, up to the first that cannot be read."""
+        yield stage_pb2.StoreRequest(offer=offer_of(self.contents))
+        try:
+            for path in await self._wanted:
+                if self._stopped:
+                    return
+                source = self._source(path)
+                if self._progress:
+                    self._progress(path, source.stat().st_size)
+                with source.open("rb") as file:
+                    while not self._stopped and (data := await asyncio.to_thread(file.read, PIECE_BYTES)):
+                        yield stage_pb2.StoreRequest(piece=stage_pb2.Piece(path=path, data=data))
+        except CheckpointError as error:
+            self.failure = error
+        except OSError as error:
+            self.failure = CheckpointError(f"cannot read {error.filename}: {error.strerror}")
+
+    def hear(self, response: stage_pb2.StoreResponse) -> None:
+        """Take the other side's answer."""
+        if response.refused:
+            self.close()
+        elif not self._wanted.done():
+            self._wanted.set_result(list(response.wanted))
+
+    def close(self) -> None:
+        """Stop sending: gRPC does not end the request stream of a call that has ended."""
+        self._stopped = True
+        if not self._wanted.done():
+            self._wanted.set_result([])
+
+    def _source(self, path: str) -> Path:
+        """The file at a path of the release. Raises CheckpointError for any other file."""
+        if path == NGRAM_NAME and self.contents.ngrams and self.contents.root:
+            return self.contents.root / path
+        folder, _, name = path.partition("/")
+        directory = self.contents.directories.get(folder)
+        known = name.endswith(".safetensors") or (directory is not None and name in read_manifest(directory).files)
+        if directory is None or "/" in name or not known:
+            raise CheckpointError(f"{path[:80]!r} is no file of this release")
+        return directory / name
+
+
+async def receive_release(
+    shelf: ReleaseStore, requests: AsyncIterator[stage_pb2.StoreRequest], wants: Wants
+) -> AsyncIterator[stage_pb2.StoreResponse]:
+    """Answer a transfer; the last answer says that the release is stored. Raises StatusError."""
+    intake: IncomingRelease | None = None
+    try:
+        async for request in requests:
+            if request.WhichOneof("step") == "offer":
+                if intake is not None:
+                    raise invalid("a delivery has one offer")
+                intake = await in_thread(shelf.begin, manifest_of(request.offer), wants)
+                yield stage_pb2.StoreResponse(wanted=list(intake.wanted))
+            elif intake is None:
+                raise invalid("a delivery begins with an offer")
+            else:
+                await in_thread(intake.write, request.piece.path, request.piece.data)
+        if intake is None:
+            raise invalid("a delivery begins with an offer")
+        await in_thread(intake.finish)
+    except OnesweepError as error:
+        raise transfer_error(error) from None
+    yield stage_pb2.StoreResponse(stored=True)
+
+
+async def drain_requests(requests: AsyncIterator[object]) -> None:
+    """Read requests until the other side stops, as it does after a refusal.
+
+    A call that ends before its requests do makes gRPC's own error of the refusal on the other side.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(STOP_S):
+            async for _ in requests:
+                pass
+
+
+def offer_of(contents: ReleaseManifest) -> stage_pb2.Offer:
+    manifests = [stage_pb2.ManifestFile(folder=name, content=raw) for name, raw in contents.manifests.items()]
+    offer = stage_pb2.Offer(release=contents.name, manifests=manifests, frontier=contents.frontier)
+    if contents.ngrams is not None:
+        offer.ngrams.CopyFrom(stage_pb2.NgramFile(sha256=contents.ngrams.sha256, bytes=contents.ngrams.bytes))
+    return offer
+
+
+def manifest_of(offer: stage_pb2.Offer) -> ReleaseManifest:
+    """The release of an offer. Raises StatusError for a bad offer."""
+    ngrams = Part(NGRAM_NAME, offer.ngrams.sha256, offer.ngrams.bytes, {}) if offer.HasField("ngrams") else None
+    contents = ReleaseManifest({each.folder: each.content for each in offer.manifests}, offer.frontier, ngrams)
+    if len(offer.manifests) > len(FOLDERS) or contents.name != offer.release:
+        raise invalid(f"release {offer.release[:40]!r} is not named after its manifests")
+    return contents
+
+
+def transfer_error(error: OnesweepError) -> StatusError:
+    """The status of a failed transfer: FAILED_PRECONDITION for bad files, INTERNAL for this machine."""
+    if isinstance(error, CheckpointError | InputError):
+        return failed_precondition(str(error))
+    return StatusError(grpc.StatusCode.INTERNAL, str(error))

@@ -1,0 +1,117 @@
+"""Reading a part's safetensors file into memory of its own.
+
+safetensors' own reader maps the file: weights would change under a running host, or kill it, when somebody writes
+over the file. Here every tensor is read once into its place, and the digest is taken from the same open file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stages.errors import CheckpointError
+
+MAX_HEADER_BYTES = 1 << 20
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+# The safetensors library maps its file: weights would change under a running host, or kill it, when somebody writes
+# over the file after its digest was checked, and a copy of the mapped tensors needs the part's memory twice. Here the
+# digest and the tensors come from one open file, and nothing is allocated before shapes are checked (peak 1.02 of the
+# part).
+def read_weights(path: Path, size: int, sha256: str, expected: Shapes) -> dict[str, Tensor]:
+    """The tensors of `path`, float32.
+
+    Raises CheckpointError unless the file has `size` bytes, the digest `sha256`, and exactly the tensors of
+    `expected` (name -> shape), each float32 and finite. Nothing is allocated before the shapes are checked.
+    """
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno()).st_size
+            if found != size:
+                raise CheckpointError(f"{path} has {found} bytes, its manifest says {size}: fetch it again")
+            if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+                raise CheckpointError(f"{path} does not have its manifest's SHA-256: it is damaged; fetch it again")
+            file.seek(0)
+            return _read(file, path, size, expected)
+    except (FileNotFoundError, IsADirectoryError):
+        raise CheckpointError(f"{path} is missing; fetch it again") from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _read(file: BufferedReader, path: Path, size: int, expected: Shapes) -> dict[str, Tensor]:
+    """The format: header length (8 bytes, little-endian), header (JSON), then the tensors without gaps."""
+    length = int.from_bytes(file.read(8), "little")
+    if length > min(size - 8, MAX_HEADER_BYTES):
+        raise CheckpointError(f"{path} is no safetensors file: its header would take {length} bytes")
+    try:
+        header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        entries = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
+        _check_shapes(path, expected, {name: tuple(entry["shape"]) for name, entry in entries})
+        _check_layout(path, entries, size - 8 - length)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path} is no safetensors file: its header is damaged ({error})") from None
+    return {name: _read_tensor(file, path, name, expected[name]) for name, _ in entries}
+
+
+def _check_shapes(path: Path, expected: Shapes, found: Shapes) -> None:
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            raise CheckpointError(
+                f"{path}: tensor {name} has shape {found.get(name, 'none')}, "
+                f"the manifest's architecture asks for {expected.get(name, 'none')}"
+            )
+
+
+def _check_layout(path: Path, entries: list[tuple[str, Any]], data_bytes: int) -> None:
+    end = 0
+    for name, entry in entries:
+        if entry["dtype"] != "F32":
+            raise CheckpointError(f"{path}: tensor {name} is {entry['dtype']}; only F32 is read")
+        begin, end = end, end + 4 * math.prod(entry["shape"])
+        if entry["data_offsets"] != [begin, end]:
+            raise CheckpointError(f"{path}: tensor {name} is not at bytes {begin} to {end} of the data")
+    if end != data_bytes:
+        raise CheckpointError(f"{path} holds {data_bytes} bytes of data, its tensors take {end}")
+
+
+def _read_tensor(file: BufferedReader, path: Path, name: str, shape: tuple[int, ...]) -> Tensor:
+    tensor = torch.empty(math.prod(shape))  # torch's own alignment, as for fresh weights: kernels depend on it
+    if file.readinto(tensor.numpy().data.cast("B")) != 4 * tensor.numel():
+        raise CheckpointError(f"{path} ends within tensor {name}; fetch it again")
+    low, high = tensor.aminmax()  # both NaN if any number is; needs no copy
+    if not -math.inf < low <= high < math.inf:
+        raise CheckpointError(f"{path}: tensor {name} holds numbers that are not finite")
+    return tensor.view(shape)
+
+
+# Writing a part's safetensors file, tensor by tensor: safetensors' own writer holds all of them twice.
+
+
+ALIGNMENT = 8
+
+
+def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """A file that `read_weights` reads. tensors: float32, on any device. Raises OSError."""
+    header, end = {}, 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + 4 * tensor.numel()
+        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            file.write(tensor.detach().cpu().contiguous().view(-1).numpy().data.cast("B"))

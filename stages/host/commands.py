@@ -1,0 +1,198 @@
+"""Commands of a block host: `stage`, `import` and `inspect`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stages.errors import InputError
+from stages.telemetry.logs import start_log
+from stages.telemetry.observability import add_observability, observability_of
+from stages.wire.channel import DRAIN_S
+from stages.wire.registry import add_registry_flags, open_registry, registry_settings
+from stages.wire.tls import add_server_options, security_of
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from stages.host.host import HostSettings
+
+    Subparsers = _SubParsersAction[argparse.ArgumentParser]
+
+
+MAX_THREADS = 1024
+
+
+def register(subparsers: Subparsers) -> None:
+    stage = subparsers.add_parser("stage", help="run a stage server: one host of the ring")
+    stage.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="a checkpoint or bundle")
+    stage.add_argument("--blocks", required=True, metavar="N[,N]", help="consecutive blocks that this host holds")
+    stage.add_argument("--listen", required=True, metavar="HOST:PORT")
+    stage.add_argument(
+        "--next",
+        metavar="HOST:PORT[,...]",
+        help="hosts that may come after this one; after the last, the first",
+    )
+    stage.add_argument("--name", help="shown in accounts and errors (default: stage- and the blocks)")
+    add_host_options(stage)
+    add_registry_flags(stage)
+    stage.add_argument("--advertise", metavar="HOST:PORT", help="what others dial, for the registry (--listen)")
+    stage.set_defaults(run=run_stage)
+
+    pretrained = subparsers.add_parser("import", help="make a checkpoint of a pretrained model, cut into stages")
+    pretrained.add_argument("source", type=Path, metavar="SOURCE", help="a Hugging Face folder or a .gguf file")
+    pretrained.add_argument("--blocks", type=int, default=3, metavar="N", help="stages, one a host (3)")
+    pretrained.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new directory")
+    pretrained.add_argument("--context", type=int, metavar="N", help="positions to keep (the model's, up to 8192)")
+    pretrained.add_argument("--untrained", action="store_true", help="the weights are random: ask for no loss")
+    pretrained.set_defaults(run=run_import)
+
+    inspect = subparsers.add_parser("inspect", help="print what is in a checkpoint or bundle")
+    inspect.add_argument("directory", type=Path, metavar="DIR")
+    inspect.add_argument("--verify", action="store_true", help="load everything: digests, shapes, loss gate")
+    inspect.add_argument("--json", action="store_true")
+    inspect.set_defaults(run=run_inspect)
+
+
+def run_stage(options: argparse.Namespace) -> int:
+    from stages.host.server import StageSettings, serve
+
+    blocks = parse_blocks(options.blocks)
+    seeing = observability_of(options)
+    registry = registry_settings(options)
+    if registry is not None and options.next is not None:
+        raise InputError("--next and --registry both say who comes next: give one of them")
+    if registry is None and options.advertise is not None:
+        raise InputError("--advertise says what a registry hands out: name one with --registry")
+    name = options.name or "-".join(["stage", *sorted({str(blocks[0]), str(blocks[-1])})])
+    host = host_settings(options, name)
+    start_log(seeing.log_format, name)
+    serve(
+        StageSettings(
+            options.checkpoint,
+            blocks,
+            options.listen,
+            parse_addresses(options.next),
+            host,
+            options.threads,
+            security_of(options),
+            options.shelf,
+            open_registry(registry) if registry else None,
+            options.advertise,
+            options.health,
+            seeing,
+            options.drain_s,
+        )
+    )
+    return 0
+
+
+def run_import(options: argparse.Namespace) -> int:
+    from stages.importing.importing import ImportSettings, import_model, summary
+
+    check_positive(options, "context")
+    settings = ImportSettings(options.source, options.out, options.blocks, options.context, options.untrained)
+    print(summary(import_model(settings)))
+    return 0
+
+
+def run_inspect(options: argparse.Namespace) -> int:
+    from stages.checkpoint.inspect import describe, record, verify
+
+    print(json.dumps(record(options.directory), indent=2) if options.json else describe(options.directory))
+    checks = verify(options.directory) if options.verify else []
+    for check in checks:
+        print(check, file=sys.stderr if options.json else sys.stdout)
+    return 0 if all(check.ok for check in checks) else 1
+
+
+def add_host_options(parser: argparse.ArgumentParser) -> None:
+    """The options of every block host, wherever its place in the ring is written."""
+    parser.add_argument("--threads", type=int, metavar="N", help="processor threads (default: all cores)")
+    parser.add_argument("--session-mb", type=int, default=256, metavar="MB", help="memory for KV caches (256)")
+    parser.add_argument("--lease-s", type=float, default=60.0, metavar="S", help="free an unused session after (60)")
+    parser.add_argument("--queue", type=int, default=64, metavar="N", help="hops under way (64)")
+    parser.add_argument("--batch", type=int, default=64, metavar="N", help="hops that share a pass; 1 = none (64)")
+    parser.add_argument("--backend", metavar="B", help="what computes: torch, onnxruntime (torch)")
+    parser.add_argument("--keep-warm-ms", type=int, default=150, metavar="MS", help="pace on idle links, 0 = off (150)")
+    parser.add_argument("--hop-timeout-s", type=float, default=5.0, metavar="S", help="wait for the next host (5)")
+    add_shelf(parser)
+    add_server_options(parser)
+    add_health_flag(parser)
+    add_drain_flag(parser)
+    add_observability(parser)
+
+
+def host_settings(options: argparse.Namespace, name: str) -> HostSettings:
+    """Settings that these options give. Raises InputError."""
+    from stages.backends import DEFAULT_BACKEND
+    from stages.host.host import HostSettings
+
+    check_positive(options, "threads", "session_mb", "lease_s", "queue", "batch", "hop_timeout_s", "drain_s")
+    return HostSettings(
+        name,
+        options.backend or DEFAULT_BACKEND,
+        queue_limit=options.queue,
+        batch=options.batch,
+        session_mb=options.session_mb,
+        lease_s=options.lease_s,
+        hop_timeout_s=options.hop_timeout_s,
+        keep_warm_s=keep_warm_s(options.keep_warm_ms),
+    )
+
+
+def add_shelf(parser: argparse.ArgumentParser) -> None:
+    """The option of every process that `onesweep deploy` reaches."""
+    parser.add_argument("--shelf", type=Path, metavar="DIR", help="keep what is deployed there (none: takes nothing)")
+
+
+def add_health_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--health", metavar="HOST:PORT", help="answer health checks there too, in plain text")
+
+
+def add_drain_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--drain-s",
+        type=float,
+        default=DRAIN_S,
+        metavar="S",
+        help=f"told to stop, go on with what runs for ({DRAIN_S:g})",
+    )
+
+
+def check_positive(options: argparse.Namespace, *names: str) -> None:
+    """Raise InputError unless these options are above 0, and not absurd."""
+    for name in names:
+        value = getattr(options, name)
+        flag = "--" + name.replace("_", "-")
+        if value is not None and not 0 < value < math.inf:
+            raise InputError(f"{flag} must be above 0, not {value}")
+        if name == "threads" and value is not None and value > MAX_THREADS:
+            raise InputError(f"{flag} must be at most {MAX_THREADS}, not {value}")
+
+
+def keep_warm_s(milliseconds: int) -> float:
+    """Seconds of `--keep-warm-ms`. Raises InputError."""
+    if milliseconds != 0 and not 10 <= milliseconds <= 60_000:
+        raise InputError(f"--keep-warm-ms must be 0 (off) or 10 to 60000, not {milliseconds}")
+    return milliseconds / 1000
+
+
+def parse_addresses(text: str | None) -> tuple[str, ...]:
+    """Addresses of "HOST:PORT,HOST:PORT". Raises InputError for one that is named twice."""
+    addresses = tuple(text.split(",")) if text else ()
+    if len(set(addresses)) < len(addresses):
+        raise InputError(f"--next {text!r} names a host twice: name each once")
+    return addresses
+
+
+def parse_blocks(text: str) -> tuple[int, ...]:
+    """Block numbers of "0,1". Raises InputError."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"--blocks {text!r} must be numbers such as 0 or 0,1") from None

@@ -1,0 +1,322 @@
+"""A block host: accepts hops, runs its parts on them, and hands them on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import grpc
+
+from stages.backends import DEFAULT_BACKEND
+from stages.host.metrics import record_hop
+from stages.host.next_hosts import NextHosts
+from stages.host.parts import Parts, Release, Releases
+from stages.host.scheduler import HostObserver, ScheduledHop, Scheduler
+from stages.host.sessions import Session, SessionStore
+from stages.host.validation import PrefillRequest, WorkRequest, parse_hop
+from stages.model.prefill import MAX_PREFILL_CHUNKS
+from stages.telemetry.traces import Tracer
+from stages.v1 import stage_pb2
+from stages.wire.channel import check_name
+from stages.wire.hop_stream import KEEP_WARM_S, Relay
+from stages.wire.messages import PROTOCOL, Outcome, hand_on, next_decode, protocol_refusal, work_of
+from stages.wire.status import StatusError, exhausted, failed_precondition, invalid
+
+# Routers that listen on this host for results and faults.
+
+
+log = logging.getLogger(__name__)
+
+# Events kept for a router that does not read them; later ones are dropped, its requests then end at their deadline.
+MAX_WAITING = 4096
+
+MOST_TOGETHER = 256  # events in one message
+
+
+class Subscribers:
+    """One bounded queue of events for each router."""
+
+    def __init__(self) -> None:
+        self.queues: dict[str, asyncio.Queue[stage_pb2.Event]] = {}
+
+    def __contains__(self, router: str) -> bool:
+        return router in self.queues
+
+    async def listen(self, router: str) -> AsyncGenerator[stage_pb2.Events, None]:
+        """Events for `router`, those that are there at once together; the first message is empty.
+
+        A second subscription of the same name takes over from the first.
+        """
+        queue: asyncio.Queue[stage_pb2.Event] = asyncio.Queue(MAX_WAITING)
+        self.queues[router] = queue
+        try:
+            yield stage_pb2.Events()
+            while True:
+                events = stage_pb2.Events(events=[await queue.get()])
+                while len(events.events) < MOST_TOGETHER and not queue.empty():
+                    events.events.append(queue.get_nowait())
+                yield events
+        finally:
+            if self.queues.get(router) is queue:
+                del self.queues[router]
+
+    def publish(self, router: str, event: stage_pb2.Event) -> None:
+        queue = self.queues.get(router)
+        if queue is None or queue.full():
+            log.warning("an event of session %s is dropped: router %s does not read", event.session, router)
+            return
+        queue.put_nowait(event)
+
+
+@dataclass(frozen=True)
+class HostSettings:
+    """Limits of one stage server."""
+
+    name: str
+    backend: str = DEFAULT_BACKEND  # what computes this host's parts
+    queue_limit: int = 64  # hops under way; one more is refused
+    batch: int = 64  # most hops that share a forward pass; 1 = one after the other
+    session_mb: int = 256  # memory for KV caches
+    lease_s: float = 60.0  # A session unused for this long is freed
+    hop_timeout_s: float = 5.0  # how long to wait for the next host to take a hop
+    keep_warm_s: float = KEEP_WARM_S  # pause between messages that keep an idle link's congestion window open; 0 = none
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "host name")
+
+
+class Host:
+    """Everything between a hop and what follows from it. Lives on the event loop; arithmetic has its own thread."""
+
+    def __init__(
+        self,
+        first: Release,
+        settings: HostSettings,
+        next_hosts: NextHosts,
+        meter: HostObserver | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
+        """:param first: what it begins with; all that comes later holds the same blocks.
+        :param next_hosts: to the hosts that may come next; none where this host holds a whole model."""
+        self.releases, self.settings, self.next_hosts = Releases(first), settings, next_hosts
+        self.blocks = first.plan.blocks
+        self.meter, self.tracer = meter or HostObserver(), tracer
+        self.stopping = False
+        """No new session is opened any more."""
+        self.sessions = SessionStore(settings.session_mb << 20, settings.lease_s)
+        self.subscribers = Subscribers()
+        self.scheduler = Scheduler(self.blocks[-1] + 1, settings.queue_limit, settings.batch, self.meter)
+        self.compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
+        self.counters = stage_pb2.Counters()
+
+    def accept(self, hop: stage_pb2.Hop, received_bytes: int) -> ScheduledHop:
+        """Check a hop and queue it; `_go` has it computed. Raises StatusError, and then nothing has changed."""
+        try:
+            return self._admit(hop, received_bytes)
+        except StatusError as refusal:
+            self.counters.refused += 1
+            self.meter.refused(refusal)
+            raise
+
+    def take(self, batch: stage_pb2.HopBatch) -> stage_pb2.Ack:
+        """Accept the hops of a batch, and start them together; the answer lists those that were refused."""
+        ack = stage_pb2.Ack(number=batch.number)
+        for index, hop in enumerate(batch.hops):
+            try:
+                self.check_protocol(batch.protocol)
+                self.accept(hop, hop.ByteSize())
+            except StatusError as refusal:
+                ack.rejections.add(
+                    index=index,
+                    code=refusal.number,
+                    message=refusal.message,
+                    retry_after_ms=refusal.retry_after_ms or 0,
+                )
+        self._go()
+        return ack
+
+    async def run(self, hop: stage_pb2.Hop, onward: bool) -> Outcome:
+        """One hop's outcome; with `onward`, that of all hosts after this one, too. Raises StatusError."""
+        job = self.accept(hop, hop.ByteSize())
+        job.reply = asyncio.get_running_loop().create_future()
+        self._go()
+        outcome = await job.reply
+        if onward and isinstance(outcome, stage_pb2.Hop):
+            return await self.next_hosts.to(_address(outcome)).run(outcome, onward)
+        return outcome
+
+    async def work(self) -> None:
+        """Compute hops, for ever."""
+        loop = asyncio.get_running_loop()
+
+        def deliver(jobs: list[ScheduledHop]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._finish, jobs)
+
+        try:
+            await loop.run_in_executor(self.compute, self.scheduler.run, deliver)
+        finally:
+            self.scheduler.stop()
+
+    def _go(self) -> None:
+        self._finish(self.scheduler.go())
+
+    def release(self, names: list[str]) -> int:
+        """Free sessions; returns how many there were."""
+        return sum(self.sessions.release(name) for name in names)
+
+    def close(self) -> None:
+        """Let go of the thread."""
+        self.scheduler.stop()
+        self.compute.shutdown(wait=False, cancel_futures=True)
+
+    def counters_now(self) -> stage_pb2.Counters:
+        counters, store = self.counters, self.sessions
+        counters.sessions, counters.session_bytes = len(store.sessions), store.bytes
+        counters.session_bytes_limit = store.budget_bytes
+        counters.queued, counters.queue_limit = len(self.scheduler), self.settings.queue_limit
+        return counters
+
+    def check_protocol(self, protocol: int) -> None:
+        """Raise StatusError for a message of another protocol: its fields would be misread."""
+        if protocol != PROTOCOL:
+            raise protocol_refusal(protocol, "the sender", f"host {self.settings.name}")
+
+    def _admit(self, hop: stage_pb2.Hop, received_bytes: int) -> ScheduledHop:
+        parts = self._parts_for(hop)
+        request = parse_hop(hop, parts.plan)
+        if hop.router not in self.subscribers:
+            raise failed_precondition(f"router {hop.router!r} does not listen here: subscribe first")
+        if self.scheduler.full and not self.sessions.in_prefill(hop.session):
+            raise exhausted(f"{self.settings.name} has {self.scheduler.limit} hops under way", retry_after_ms=500)
+        session = self._open(hop, request, parts) if request.start == 0 else self._due(hop, request)
+        session.accepted(request.start + request.remembered, isinstance(request, PrefillRequest))
+        session.pending += 1
+        job = ScheduledHop(hop, request, session, received_bytes)
+        self.scheduler.submit(job)
+        return job
+
+    def _open(self, hop: stage_pb2.Hop, request: WorkRequest, parts: Parts) -> Session:
+        source = parts.plan.model(request.kind)
+        assert source is not None
+        if self.stopping:
+            raise StatusError(grpc.StatusCode.UNAVAILABLE, f"{self.settings.name} is stopping")
+        session = self.sessions.open(hop.session, hop.router, request.kind, hop.capacity, source.manifest, parts)
+        session.next_number = request.number  # a replay starts where another host's session ended
+        return session
+
+    def _due(self, hop: stage_pb2.Hop, request: WorkRequest) -> Session:
+        session = self.sessions.due(hop.session, request.kind, request.number, request.start)
+        # a hop may claim another capacity than the one that opened the session
+        if request.start + request.positions > session.capacity:
+            raise invalid(f"the session holds {session.capacity} positions only")
+        if isinstance(request, PrefillRequest) and session.prefills + 1 >= MAX_PREFILL_CHUNKS:
+            raise invalid(f"more than {MAX_PREFILL_CHUNKS} pieces of one step")
+        return session
+
+    def _parts_for(self, hop: stage_pb2.Hop) -> Parts:
+        """A session ends with the weights that it began with."""
+        session = self.sessions.sessions.get(hop.session)
+        return self.releases.parts_for(hop.digest) if session is None else session.parts
+
+    def _finish(self, jobs: list[ScheduledHop]) -> None:
+        for job in jobs:
+            job.session.pending -= 1
+            assert job.result is not None
+            if isinstance(job.result, StatusError):
+                self._give_up(job, job.result)
+            else:
+                self.counters.completed += 1
+                self._go_on(job, job.result)
+            self.meter.ended(job)
+            if self.tracer is not None and job.hop.traceparent:
+                record_hop(self.tracer, job)
+
+    def _give_up(self, job: ScheduledHop, refusal: StatusError) -> None:
+        if job.reply is None:
+            if not job.session.released:
+                self._fault(job.hop, refusal)
+            return
+        self._book_fault(job.hop, refusal)
+        self.sessions.release(job.hop.session)
+        if not job.reply.done():
+            job.reply.set_exception(refusal)
+
+    def _go_on(self, job: ScheduledHop, outcome: Outcome) -> None:
+        if isinstance(outcome, stage_pb2.Event):
+            outcome.timings.extend(job.hop.timings)
+        outcome.timings.add(
+            host=self.settings.name,
+            queue_ms=job.queue_ms,
+            compute_ms=job.compute_ms,
+            received_bytes=job.received_bytes,
+        )
+        if isinstance(outcome, stage_pb2.Hop):
+            hand_on(outcome)
+        else:
+            job.session.add_up(outcome, isinstance(job.request, PrefillRequest))
+        self.sessions.renew(job.session)
+        if job.reply is not None:
+            if not job.reply.done():
+                job.reply.set_result(outcome)
+        elif not job.session.released:
+            self._hand_over(job, outcome)
+
+    def _hand_over(self, job: ScheduledHop, outcome: Outcome) -> None:
+        hop = job.hop
+        if isinstance(outcome, stage_pb2.Hop):
+            self._push(outcome)
+            return
+        if isinstance(job.request, PrefillRequest):
+            return  # the last hop of the step brings the result
+        # the next step starts before the router hears of it: its trip round the ring is what the user waits for
+        if hop.decode.remaining > 1:
+            after = next_decode(hop, outcome.text, job.session.alphabet)
+            hand_on(after)
+            self._push(after)
+        self.subscribers.publish(hop.router, outcome)
+
+    def _push(self, hop: stage_pb2.Hop) -> None:
+        try:
+            if not self._ends_here(hop):
+                self._send(hop, self.next_hosts.to(_address(hop)))
+                return
+            self.accept(hop, received_bytes=0)
+        except StatusError as refusal:
+            self._fault(hop, refusal)
+            return
+        asyncio.get_running_loop().call_soon(self._go)  # not at once: a whole text would be one call in another
+
+    def _send(self, hop: stage_pb2.Hop, relay: Relay) -> None:
+        def settled(refusal: StatusError | None) -> None:
+            if refusal is not None:
+                self._fault(hop, refusal, relay.address)
+
+        relay.send(hop, settled)
+
+    def _ends_here(self, hop: stage_pb2.Hop) -> bool:
+        """True if this host is the whole ring of a sweep."""
+        return len(hop.path) == 1 if hop.path else not self.next_hosts.relays
+
+    def _fault(self, hop: stage_pb2.Hop, refusal: StatusError, lost: str = "") -> None:
+        """Tell the router that a request ends here. `lost`: the host that did not take it over."""
+        self._book_fault(hop, refusal)
+        self.sessions.release(hop.session)
+        number = work_of(hop).number
+        fault = stage_pb2.Fault(code=refusal.number, message=refusal.message, host=self.settings.name, lost=lost)
+        self.subscribers.publish(hop.router, stage_pb2.Event(session=hop.session, number=number, fault=fault))
+
+    def _book_fault(self, hop: stage_pb2.Hop, refusal: StatusError) -> None:
+        self.counters.faults += 1
+        self.meter.faulted(refusal)
+        names = {"request": hop.request, "session": hop.session, "code": refusal.code.name}
+        log.warning("request %s ends here: %s", hop.request or "without a name", refusal.message, extra=names)
+
+
+def _address(hop: stage_pb2.Hop) -> str:
+    """Address of the host that a hop is for; empty where the hop names no path."""
+    return hop.path[hop.place] if hop.path else ""

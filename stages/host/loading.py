@@ -1,0 +1,257 @@
+"""Loading of weights: at a host's start, and beside those that it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import grpc
+import torch
+
+from stages.backends import Backend
+from stages.backends.base import BranchPiece, CleanPiece, NoisyPiece
+from stages.checkpoint.release_store import ReleaseStore, has_size, read_release_manifest
+from stages.checkpoint.release_transfer import transfer_error
+from stages.errors import CheckpointError, OnesweepError, ServiceError
+from stages.host.host import Host
+from stages.host.parts import MOST_RELEASES, HostPlan, Parts, Release, load_parts, plan_host
+from stages.memory import trim
+from stages.model.pipeline import new_caches
+from stages.model.prefill import split_reads
+from stages.model.scoring import MAX_LOGITS, branch_pieces
+from stages.threads import in_low_priority_thread
+from stages.wire.status import StatusError, failed_precondition
+
+log = logging.getLogger(__name__)
+
+# Of a pipeline's context that are run before the first request: pieces of more than that are never computed.
+WARM_POSITIONS = 512
+
+
+class Sources:
+    """Places of a host's releases on disk: its store, and the checkpoint it was started with."""
+
+    def __init__(self, checkpoint: Path, blocks: tuple[int, ...], shelf: ReleaseStore | None) -> None:
+        self.checkpoint, self.blocks, self.shelf = checkpoint, blocks, shelf
+
+    def start(self) -> list[Release]:
+        """Releases to begin with, the newest last: those in use here when this host ended. Raises OnesweepError."""
+        releases = []
+        for name in self.shelf.in_use if self.shelf else ():
+            try:
+                releases.append(Release(name, self.plan(name)))
+            except (OnesweepError, StatusError) as error:
+                log.warning("release %s is left out: %s", name, error)
+        if releases:
+            log.info("release %s was deployed here: it takes the place of %s", releases[-1].name, self.checkpoint)
+            return releases
+        return [self.given()]
+
+    def given(self) -> Release:
+        """The release that the host was started with. Raises OnesweepError."""
+        return Release(read_release_manifest(self.checkpoint).name, plan_host(self.checkpoint, self.blocks))
+
+    def plan(self, name: str) -> HostPlan:
+        """Raises CheckpointError or InputError, or Refusal (NOT_FOUND) where files of it must be stored first."""
+        path = self.shelf.path(name) if self.shelf else None
+        if path is None:
+            with contextlib.suppress(CheckpointError):
+                path = self.checkpoint if read_release_manifest(self.checkpoint).name == name else None
+        if path is None:
+            raise StatusError(grpc.StatusCode.NOT_FOUND, f"release {name[:40]!r} is not here: store it first")
+        plan = plan_host(path, self.blocks)
+        for source in plan.models.values():
+            for block in plan.blocks:
+                if (part := source.manifest.parts[block]) is None or not has_size(source.directory / part.file, part):
+                    raise StatusError(grpc.StatusCode.NOT_FOUND, f"release {name} is not whole here: store it again")
+        return plan
+
+
+class Loader:
+    """Loads releases into a host and lets go of them, one at a time."""
+
+    def __init__(self, host: Host, sources: Sources, backend: Backend, message_bytes: int) -> None:
+        """:param message_bytes: the largest that this host takes."""
+        self.host, self.sources, self.backend, self.message_bytes = host, sources, backend, message_bytes
+        self._busy = asyncio.Lock()
+
+    def require_shelf(self) -> ReleaseStore:
+        """Raises Refusal where there is none."""
+        if self.sources.shelf is None:
+            raise failed_precondition(f"{self.host.settings.name} has no shelf for releases: start it with --shelf DIR")
+        return self.sources.shelf
+
+    async def begin(self) -> None:
+        """Load the newest of the releases that the host begins with; those that fail are left out.
+
+        Raises OnesweepError when none can be loaded, and what the host was started with neither.
+        """
+        releases, loop = self.host.releases, asyncio.get_running_loop()
+        async with self._busy:
+            while True:
+                release = releases.newest
+                try:
+                    release.parts = await loop.run_in_executor(self.host.compute, self._load, release.plan, ())
+                    return
+                except Exception as error:
+                    others = releases.all[:-1] or self._given_instead(release)
+                    if not others:
+                        raise _known(error, self.host.settings.name) from None
+                    log.warning("release %s is left out: %s", release.name, error)
+                    releases.all = others
+
+    def _given_instead(self, failed: Release) -> list[Release]:
+        """The release that the host was started with, where it is another one and fits as well."""
+        with contextlib.suppress(OnesweepError):
+            given = self.sources.given()
+            if given.plan != failed.plan:
+                self._check(given.plan)
+                return [given]
+        return []
+
+    async def load_rest(self) -> None:
+        """Load the others that the host begins with, while it works."""
+        for release in self.host.releases.all[-2::-1]:
+            async with self._busy:
+                if release.parts is not None or release not in self.host.releases.all:
+                    continue  # it was asked for, or let go of, meanwhile
+                try:
+                    release.parts = await self._load_beside(release.plan)
+                except Exception as error:
+                    log.warning("release %s is left out: %s", release.name, error)
+                    self.host.releases.all.remove(release)
+
+    async def load(self, name: str, keep: Collection[str]) -> None:
+        """Make a release the newest one, and let go of all but those in `keep`. Raises Refusal."""
+        self.require_shelf()
+        if self._busy.locked():
+            raise StatusError(grpc.StatusCode.ABORTED, f"{self.host.settings.name} is loading a release already")
+        async with self._busy:
+            try:
+                await self._make_newest(name, keep)
+            except StatusError:
+                raise
+            except Exception as error:
+                raise transfer_error(_known(error, self.host.settings.name)) from None
+        log.info("%s: release %s is loaded", self.host.settings.name, name)
+
+    async def drop(self, name: str) -> None:
+        """Let go of a release and its files. Raises Refusal for the only one."""
+        releases = self.host.releases
+        async with self._busy:
+            others = [release for release in releases.all if release.name != name]
+            if not any(release.parts for release in others):
+                raise failed_precondition(f"{name[:40]!r} is the only release that {self.host.settings.name} has")
+            releases.all = others
+            try:
+                await self._tidy()
+            except OnesweepError as error:
+                raise transfer_error(error) from None
+
+    async def _make_newest(self, name: str, keep: Collection[str]) -> None:
+        releases = self.host.releases
+        release = releases.named(name)
+        if release is None:
+            release = Release(name, await asyncio.to_thread(self.sources.plan, name))
+            self._check(release.plan)
+            self._keep_only(keep, MOST_RELEASES - 1)
+        if release.parts is None:
+            release.parts = await self._load_beside(release.plan)
+        releases.put_last(release)
+        self._keep_only({name, *keep}, MOST_RELEASES)
+        await self._tidy()
+
+    def _check(self, plan: HostPlan) -> None:
+        parts = self.host.releases.newest.plan.parts
+        if plan.parts != parts:
+            raise CheckpointError(
+                f"its models are cut into {plan.parts} parts, these hosts share out {parts}: cut it alike, "
+                "or start the hosts anew with another topology"
+            )
+        if plan.message_bytes() > self.message_bytes:
+            raise CheckpointError(
+                f"its hops may take {plan.message_bytes()} bytes, {self.host.settings.name} was started for "
+                f"{self.message_bytes}: start it with this checkpoint"
+            )
+
+    def _keep_only(self, keep: Collection[str], most: int) -> None:
+        """Let go of other releases; sessions that use them end with them."""
+        releases = self.host.releases
+        kept = [release for release in releases.all if release.name in keep] or [releases.newest]
+        if len(kept) > most:
+            raise failed_precondition(f"a host holds {MOST_RELEASES} releases at most: keep fewer")
+        releases.all = kept
+
+    async def _tidy(self) -> None:
+        """Write down what is held, remove everything else from the shelf, and give memory back."""
+        names = [release.name for release in self.host.releases.all]
+
+        def tidy() -> None:
+            if self.sources.shelf is not None:
+                self.sources.shelf.use(names)
+                self.sources.shelf.remove_others(names)
+            trim()
+
+        await in_low_priority_thread(tidy)
+
+    async def _load_beside(self, plan: HostPlan) -> Parts:
+        return await in_low_priority_thread(lambda: self._load(plan, self.host.releases.loaded))
+
+    def _load(self, plan: HostPlan, held: Sequence[Parts]) -> Parts:
+        parts = load_parts(plan, self.backend, held)
+        trim()  # what laying out matrices left, before the warm-up takes more
+        warm_up(parts, {digest for other in held for digest in other.plan.weights})
+        trim()
+        return parts
+
+
+def warm_up(parts: Parts, known: Collection[str] = ()) -> None:
+    """Run every part once at full size: the first request shall not pay for allocations and kernel choice.
+
+    :param known: digests of models that run already.
+    """
+    plan = parts.plan
+    if plan.chain is not None and plan.chain.digest not in known:
+        a = plan.chain.manifest.chain_architecture
+        for index, runner in parts.chain.items():
+            room = min(a.positions, WARM_POSITIONS)
+            caches, half = new_caches(a.layers_in(index), a, room), room // 2
+            slots = min(room - half, MAX_LOGITS // a.vocabulary)
+            reads_symbols = a.context == "own" or index == 0
+            clean = torch.zeros(half, dtype=torch.int64) if reads_symbols else torch.zeros(half, a.width)
+            for piece in split_reads(clean):
+                runner.read([CleanPiece(piece, caches)])
+            state, before = torch.zeros(slots, a.code_dim), None
+            if a.hands_on_slots:
+                before = clean[-1:] if index == 0 else torch.zeros(slots, a.width)
+            runner.denoise([NoisyPiece(state, state, 1.0, half, caches, before=before)])
+    for kind, source in plan.pipelines.items():
+        if source.digest in known:
+            continue
+        pipeline = source.manifest.pipeline_architecture
+        for index, stage in parts.pipeline(kind).items():
+            room = min(pipeline.positions, WARM_POSITIONS)
+            caches, half = new_caches(pipeline.layers_in(index), pipeline, room), room // 2
+            full, one, branches = (
+                torch.zeros(shape, dtype=torch.int64) if index == 0 else torch.zeros(*shape, pipeline.width)
+                for shape in ((room - 1,), (1,), (2, half // 2))
+            )
+            for piece in (*split_reads(full), one):
+                hidden = stage.read([CleanPiece(piece, caches)])
+            if index == pipeline.parts - 1:
+                stage.next_byte(hidden)
+            for cache in caches:
+                cache.length = half
+            for piece in branch_pieces(branches):
+                stage.branch([BranchPiece(piece, caches)])
+
+
+def _known(error: Exception, host: str) -> OnesweepError:
+    """`error` in a sentence for people; what nobody foresaw goes into the log."""
+    if isinstance(error, OnesweepError):
+        return error
+    log.error("%s: the weights cannot be run", host, exc_info=error)
+    return ServiceError(f"the weights cannot be run ({error}); see the log above")

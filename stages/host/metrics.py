@@ -1,0 +1,184 @@
+"""A host's metrics: their families, the counters, and a scrape's reading of them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
+
+from stages.host.parts import MODEL_KINDS
+from stages.host.scheduler import HostObserver
+from stages.telemetry.histograms import COUNTS, Histogram, MetricFamily, MetricValues
+from stages.v1 import stage_pb2
+from stages.wire.hop_stream import LinkObserver
+from stages.wire.status import StatusError
+from stages.wire.tls import Expiry, Tls
+
+if TYPE_CHECKING:
+    from stages.host.scheduler import ScheduledHop
+    from stages.telemetry.traces import Tracer
+
+
+MAX_LINKS = 64  # links with counters of their own. Routers name addresses, so the number must be bounded.
+OTHERS = "others"  # the label of the links beyond these
+
+STAGE_METRICS = (
+    MetricFamily("onesweep_stage_info", "gauge", "1, for its labels.", ("name", "version", "backend", "blocks")),
+    MetricFamily("onesweep_stage_ready", "gauge", "Whether this host can take work."),
+    MetricFamily(
+        "onesweep_stage_certificate_expiry_timestamp_seconds", "gauge", "When its certificate ends, Unix time."
+    ),
+    MetricFamily(
+        "onesweep_stage_hop_queue_seconds", "histogram", "A hop's time here without its arithmetic.", ("model",)
+    ),
+    MetricFamily(
+        "onesweep_stage_hop_compute_seconds", "histogram", "A hop's share of the passes it was in.", ("model",)
+    ),
+    MetricFamily("onesweep_stage_received_bytes_total", "counter", "Size of the hops that were worked on.", ("model",)),
+    MetricFamily("onesweep_stage_result_bytes_total", "counter", "Size of the results for routers.", ("model",)),
+    MetricFamily("onesweep_stage_pass_hops", "histogram", "Hops that shared a pass."),
+    MetricFamily("onesweep_stage_pass_rows", "histogram", "Positions computed in a pass."),
+    MetricFamily("onesweep_stage_refused_total", "counter", "Hops not accepted, by gRPC code.", ("code",)),
+    MetricFamily(
+        "onesweep_stage_faults_total", "counter", "Requests given up after acceptance, by gRPC code.", ("code",)
+    ),
+    MetricFamily("onesweep_stage_queued_hops", "gauge", "Hops under way."),
+    MetricFamily("onesweep_stage_queue_limit_hops", "gauge", "Hops under way at which the next is refused."),
+    MetricFamily("onesweep_stage_sessions", "gauge", "Open sessions."),
+    MetricFamily("onesweep_stage_session_bytes", "gauge", "Memory of their KV caches."),
+    MetricFamily("onesweep_stage_session_limit_bytes", "gauge", "What all KV caches together may take."),
+    MetricFamily("onesweep_stage_link_up", "gauge", "Whether the host there can be handed work.", ("address",)),
+    MetricFamily("onesweep_stage_link_rtt_seconds", "gauge", "Round trip, quickest of the last few.", ("address",)),
+    MetricFamily("onesweep_stage_link_handover_seconds", "histogram", "A hop's way until its receipt.", ("address",)),
+    MetricFamily("onesweep_stage_link_sent_bytes_total", "counter", "Size of the hops that left.", ("address",)),
+)
+
+
+class LinkCounters(LinkObserver):
+    """Counters of one link."""
+
+    def __init__(self) -> None:
+        self.sent_bytes = 0
+        self.handover_s = Histogram()
+
+    def sent(self, size_bytes: int) -> None:
+        self.sent_bytes += size_bytes
+
+    def handed_over(self, seconds: float) -> None:
+        self.handover_s.add(seconds)
+
+
+class LinkCounterTable:
+    """Counters of each link, the first MAX_LINKS by address."""
+
+    def __init__(self) -> None:
+        self.links: dict[str, LinkCounters] = {}
+
+    def link(self, address: str) -> LinkCounters:
+        name = address if address in self.links or len(self.links) < MAX_LINKS else OTHERS
+        return self.links.setdefault(name, LinkCounters())
+
+    def keep(self, names: Collection[str]) -> dict[str, LinkCounters]:
+        """The counters of these links; all others are dropped to make room for new links."""
+        self.links = {name: figures for name, figures in self.links.items() if name in names or name == OTHERS}
+        return self.links
+
+
+class ModelCounters:
+    """Time and bytes of the hops of one model."""
+
+    def __init__(self) -> None:
+        self.queue_s, self.compute_s = Histogram(), Histogram()
+        self.received_bytes = self.result_bytes = 0
+
+
+class HostCounters(HostObserver):
+    """Counters of a host."""
+
+    def __init__(self) -> None:
+        self.models = {kind: ModelCounters() for kind in MODEL_KINDS}
+        self.pass_hops, self.pass_rows = Histogram(COUNTS), Histogram(COUNTS)
+        self.refusals: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+        self.links = LinkCounterTable()
+
+    def link(self, address: str) -> LinkObserver:
+        return self.links.link(address)
+
+    def taken(self, jobs: Sequence[ScheduledHop]) -> None:
+        if jobs:
+            self.pass_hops.add(len(jobs))
+            self.pass_rows.add(sum(job.work.rows for job in jobs if job.work is not None))
+
+    def ended(self, job: ScheduledHop) -> None:
+        figures = self.models[job.session.kind]
+        figures.received_bytes += job.received_bytes
+        if isinstance(job.result, StatusError):
+            return
+        figures.queue_s.add(job.queue_ms / 1000)
+        figures.compute_s.add(job.compute_ms / 1000)
+        if isinstance(job.result, stage_pb2.Event):
+            figures.result_bytes += job.result.ByteSize()
+
+    def refused(self, refusal: StatusError) -> None:
+        self.refusals[refusal.code.name] += 1
+
+    def faulted(self, refusal: StatusError) -> None:
+        self.faults[refusal.code.name] += 1
+
+    def reader(
+        self, describe: Callable[[], stage_pb2.DescribeResponse], tls: Tls | None = None
+    ) -> Callable[[], MetricValues]:
+        """The reader for a scrape; `describe` returns the state that is looked up instead of counted."""
+        expiry = Expiry(tls)
+        return lambda: self._read(describe(), expiry)
+
+    def _read(self, host: stage_pb2.DescribeResponse, expiry: Expiry) -> MetricValues:
+        models, counters = self.models, host.counters
+        links = self.links.keep([link.address for link in host.links])
+        described = {link.address: link for link in host.links[:MAX_LINKS]}
+        blocks = ",".join(map(str, host.blocks))
+        return {
+            "onesweep_stage_info": {(host.name, host.version, host.backend, blocks): 1},
+            "onesweep_stage_ready": {(): host.ready},
+            "onesweep_stage_certificate_expiry_timestamp_seconds": expiry.rows(),
+            "onesweep_stage_hop_queue_seconds": {(kind,): model.queue_s for kind, model in models.items()},
+            "onesweep_stage_hop_compute_seconds": {(kind,): model.compute_s for kind, model in models.items()},
+            "onesweep_stage_received_bytes_total": {(kind,): model.received_bytes for kind, model in models.items()},
+            "onesweep_stage_result_bytes_total": {(kind,): model.result_bytes for kind, model in models.items()},
+            "onesweep_stage_pass_hops": {(): self.pass_hops},
+            "onesweep_stage_pass_rows": {(): self.pass_rows},
+            "onesweep_stage_refused_total": {(code,): count for code, count in self.refusals.items()},
+            "onesweep_stage_faults_total": {(code,): count for code, count in self.faults.items()},
+            "onesweep_stage_queued_hops": {(): counters.queued},
+            "onesweep_stage_queue_limit_hops": {(): counters.queue_limit},
+            "onesweep_stage_sessions": {(): counters.sessions},
+            "onesweep_stage_session_bytes": {(): counters.session_bytes},
+            "onesweep_stage_session_limit_bytes": {(): counters.session_bytes_limit},
+            "onesweep_stage_link_up": {
+                (address,): link.rtt_ms > 0 and not link.problem for address, link in described.items()
+            },
+            "onesweep_stage_link_rtt_seconds": {
+                (address,): link.rtt_ms / 1000 for address, link in described.items() if link.rtt_ms
+            },
+            "onesweep_stage_link_handover_seconds": {(name,): link.handover_s for name, link in links.items()},
+            "onesweep_stage_link_sent_bytes_total": {(name,): link.sent_bytes for name, link in links.items()},
+        }
+
+
+def record_hop(tracer: Tracer, job: ScheduledHop) -> None:
+    """Record the span of a hop that has its result."""
+    # Only now: queue and compute times are known, and until here a trace costs the host nothing. All hops of a sweep
+    # stand under its span, not one under the other: a host forwards the context as it came.
+    hop = job.hop
+    attributes: dict[str, str | float] = {
+        "onesweep.request": hop.request,
+        "onesweep.model": job.session.kind,
+        "onesweep.number": job.request.number,
+        "onesweep.queue_ms": job.queue_ms,
+        "onesweep.compute_ms": job.compute_ms,
+        "onesweep.received_bytes": job.received_bytes,
+    }
+    error = job.result.code.name if isinstance(job.result, StatusError) else ""
+    tracer.record("hop", hop.traceparent, time.perf_counter() - job.accepted_at, attributes, error)

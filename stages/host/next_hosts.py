@@ -1,0 +1,147 @@
+"""The hosts that may come after this one in a sweep: a warm connection to each."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from stages.errors import InputError
+from stages.host.scheduler import HostObserver
+from stages.v1 import stage_pb2
+from stages.wire.hop_stream import WARM_TIMEOUT_S, Relay
+from stages.wire.status import StatusError, failed_precondition
+from stages.wire.tls import LOOPBACK_ONLY, Security
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.2
+CHECK_S = 0.5
+REVIEW_S = 5.0  # pause between two looks at a host whose keep-warm messages arrive, or that gets none
+AGAIN_S = 5.0  # pause before a link that could not be made is tried again: the certificate may be replaced just then
+
+Wiring = Callable[[str, stage_pb2.DescribeResponse], str]  # why the host at an address cannot follow; empty when it can
+
+
+class NextHosts:
+    """Relays by address. Lives on the event loop."""
+
+    def __init__(
+        self,
+        wiring: Wiring,
+        state_bytes: int,
+        message_bytes: int,
+        hop_timeout_s: float,
+        keep_warm_s: float,
+        meter: HostObserver,
+        security: Security = LOOPBACK_ONLY,
+    ) -> None:
+        """:param state_bytes: size of the largest usual hop, which opens a link's window.
+        :param message_bytes: largest message that a hop may need.
+        :param keep_warm_s: pause between messages that keep an idle link's window open; 0 = none."""
+        self._wiring, self._state_bytes, self._meter, self._security = wiring, state_bytes, meter, security
+        self._message_bytes, self._hop_timeout_s, self._keep_warm_s = message_bytes, hop_timeout_s, keep_warm_s
+        self._relays: dict[str, Relay] = {}
+        self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._wanted: tuple[str, ...] = ()
+        self._refused: dict[str, str] = {}
+        """Why an address has no link."""
+        self._again: asyncio.TimerHandle | None = None
+
+    @property
+    def relays(self) -> list[Relay]:
+        return list(self._relays.values())
+
+    @property
+    def problem(self) -> str:
+        """Why no host can follow; empty when one can, or none is needed."""
+        problems = [relay.problem for relay in self._relays.values()]
+        return "" if not all(problems) else next(iter(problems), "")
+
+    def set_addresses(self, addresses: Sequence[str]) -> None:
+        """Link to these hosts and no others."""
+        for address in set(self._relays) - set(addresses):
+            self._keepers.pop(address).cancel()
+            closing = asyncio.create_task(self._relays.pop(address).close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+        self._wanted = tuple(addresses)
+        self._link_up()
+
+    def _link_up(self) -> None:
+        """Make the links that are lacking, now and again."""
+        if self._again is not None:
+            self._again.cancel()
+        before, self._refused = self._refused, {}
+        for address in self._wanted:
+            if address not in self._relays:
+                try:
+                    self._open(address)
+                except InputError as error:
+                    self._refused[address] = str(error)
+                    if before.get(address) != str(error):
+                        log.warning("no link to %s: %s", address, error)
+        self._again = asyncio.get_running_loop().call_later(AGAIN_S, self._link_up) if self._refused else None
+
+    def _open(self, address: str) -> None:
+        relay = Relay(address, self._message_bytes, self._hop_timeout_s, security=self._security)
+        relay.meter = self._meter.link(address)
+        relay.problem = f"the host at {address} was not reached yet"
+        self._relays[address] = relay
+        self._keepers[address] = asyncio.create_task(self._keep(relay))
+
+    def to(self, address: str) -> Relay:
+        """The link to a host; with an empty address, the only one. Raises Refusal."""
+        if address in self._relays:
+            return self._relays[address]
+        if not address and len(self._relays) == 1:
+            return next(iter(self._relays.values()))
+        dialled = ", ".join(self._relays) or "no other host"
+        raise failed_precondition(f"no link to {address or 'one next host only'}: this host may go on to {dialled}")
+
+    async def close(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
+        for keeper in self._keepers.values():
+            keeper.cancel()
+        await asyncio.gather(*self._keepers.values(), *self._closing, return_exceptions=True)
+        await asyncio.gather(*(relay.close() for relay in self._relays.values()))
+
+    async def _keep(self, relay: Relay) -> None:
+        """Keep a link checked and warm, for ever."""
+        warmer: asyncio.Task[None] | None = None
+        try:
+            while True:
+                problem = await self._problem(relay)
+                if problem != relay.problem:
+                    log.info("link to %s: %s", relay.address, problem or "warm")
+                relay.problem = problem
+                if not problem and warmer is None and self._keep_warm_s:
+                    warmer = asyncio.create_task(relay.keep_warm(self._state_bytes, self._keep_warm_s))
+                if problem:
+                    await asyncio.sleep(RETRY_S)
+                else:
+                    await _until_review(relay)
+        finally:
+            if warmer is not None:
+                warmer.cancel()
+
+    async def _problem(self, relay: Relay) -> str:
+        """Why a link cannot be used; empty when it can."""
+        try:
+            other = await relay.describe(timeout=min(self._hop_timeout_s, WARM_TIMEOUT_S))
+            problem = self._wiring(relay.address, other)
+            if not problem and (relay.problem or relay.rtt_ms is None):
+                await relay.warm(self._state_bytes)
+        except StatusError as refusal:
+            return refusal.message
+        return problem
+
+
+async def _until_review(relay: Relay) -> None:
+    """Return when a good link is to be looked at again: it fell silent, or it is time."""
+    due = time.monotonic() + REVIEW_S
+    while relay.rtt_ms is not None and time.monotonic() < due:
+        await asyncio.sleep(CHECK_S)

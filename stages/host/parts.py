@@ -1,0 +1,269 @@
+"""The parts of the models that one host holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+import grpc
+
+from stages.backends import DEFAULT_BACKEND, Backend, backend_named
+from stages.backends.base import BlockRunner, StageRunner
+from stages.checkpoint.bundle import check_split, find_bundle
+from stages.checkpoint.checkpoint import load_chain_part, load_stage
+from stages.checkpoint.manifest import Manifest, read_manifest
+from stages.errors import InputError
+from stages.model.pipeline import cache_bytes
+from stages.model.prefill import max_new_symbols
+from stages.model.scoring import MAX_LOGITS, most_scored
+from stages.model.vocabulary import Alphabet
+from stages.v1 import stage_pb2
+from stages.wire.status import StatusError
+
+ModelKind = Literal["chain", "ar", "scorer"]  # the models that hosts hold parts of
+MODEL_KINDS: tuple[ModelKind, ...] = get_args(ModelKind)
+PARCEL_SPARE_BYTES = 2 << 20  # for what travels with the largest hop: a parcel of others, accounts, paths
+ROW_BYTES = 32  # beside the numbers of a row: its scale, those that travel apart, and the symbol that it is of
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """One model of a bundle, before its weights are read."""
+
+    directory: Path
+    manifest: Manifest
+    digest: str
+
+    @property
+    def alphabet(self) -> Alphabet:
+        """Vocabulary of the model."""
+        return Alphabet(self.manifest.architecture.vocabulary)
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """Which parts a host will hold: known from the manifests, before any weights are read."""
+
+    blocks: tuple[int, ...]
+    parts: int
+    chain: ModelSource | None = None
+    ar: ModelSource | None = None
+    scorer: ModelSource | None = None
+
+    @property
+    def is_first(self) -> bool:
+        return self.blocks[0] == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.blocks[-1] == self.parts - 1
+
+    @property
+    def models(self) -> dict[str, ModelSource]:
+        """The models that it holds parts of, by kind."""
+        sources = {"chain": self.chain, "ar": self.ar, "scorer": self.scorer}
+        return {kind: source for kind, source in sources.items() if source is not None}
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """Digests of chain, ar and scorer; empty where there is none. What is equal in them computes alike."""
+        return tuple(source.digest if source else "" for source in (self.chain, self.ar, self.scorer))
+
+    @property
+    def pipelines(self) -> dict[str, ModelSource]:
+        """The AR pipelines among them, by kind."""
+        return {kind: source for kind, source in self.models.items() if kind != "chain"}
+
+    def model(self, kind: str) -> ModelSource | None:
+        return self.models.get(kind)
+
+    def message_bytes(self) -> int:
+        """Largest message that a hop can need, with room for those that leave with it: of a sweep the features and
+        estimates of a full context, of a step the hidden states of a piece and of candidates."""
+        sizes = list[int]()
+        if self.chain is not None:
+            a = self.chain.manifest.chain_architecture
+            sizes.append(a.positions * (a.width + 4 * a.code_dim + ROW_BYTES))
+        for source in self.pipelines.values():
+            p = source.manifest.architecture
+            sizes.append((max_new_symbols(p.positions) + most_scored(p.width)) * (4 * p.width + ROW_BYTES))
+        return max(sizes) + PARCEL_SPARE_BYTES
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Loaded and gated weights, ready to run, by part index."""
+
+    plan: HostPlan
+    chain: dict[int, BlockRunner]
+    ar: dict[int, StageRunner]
+    scorer: dict[int, StageRunner] = field(default_factory=dict)
+
+    @property
+    def parts(self) -> int:
+        """Parts of a whole model, those of other hosts included."""
+        return self.plan.parts
+
+    @property
+    def chain_source(self) -> ModelSource | None:
+        return self.plan.chain
+
+    def pipeline(self, kind: str) -> dict[int, StageRunner]:
+        """The stages of kind `ar` or `scorer`."""
+        return self.ar if kind == "ar" else self.scorer
+
+    def held(self, kind: str) -> list[int]:
+        """Which parts of a model are here."""
+        return list(self.chain if kind == "chain" else self.pipeline(kind))
+
+    def width(self, kind: str) -> int:
+        """Numbers in a hidden state of a model."""
+        return self._source(kind).manifest.architecture.width
+
+    def alphabet(self, kind: str) -> Alphabet:
+        """Vocabulary of a model."""
+        return self._source(kind).alphabet
+
+    def _source(self, kind: str) -> ModelSource:
+        source = self.plan.model(kind)
+        assert source is not None
+        return source
+
+
+def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:
+    """Check a host's blocks against a checkpoint. Raises InputError or CheckpointError."""
+    bundle = find_bundle(checkpoint)
+    paths = {"chain": bundle.chain, "ar": bundle.ar, "scorer": bundle.scorer}
+    models = {
+        kind: ModelSource(path, manifest := read_manifest(path), manifest.digest())
+        for kind, path in paths.items()
+        if path is not None
+    }
+    parts = check_split({kind: source.manifest for kind, source in models.items()})
+    if not blocks:
+        raise InputError(f"no block given: this checkpoint has blocks 0 to {parts - 1}")
+    for block in blocks:
+        if not 0 <= block < parts:
+            raise InputError(f"block {block} does not exist: this checkpoint has blocks 0 to {parts - 1}")
+    if list(blocks) != list(range(blocks[0], blocks[0] + len(blocks))):
+        raise InputError(f"blocks {','.join(map(str, blocks))} are not consecutive: a host holds neighbours, in order")
+    return HostPlan(blocks, parts, **models)
+
+
+def load_parts(plan: HostPlan, backend: Backend | None = None, held: Sequence[Parts] = ()) -> Parts:
+    """Read this host's files, and no others; of models that are among `held`, not even these."""
+    backend = backend or backend_named(DEFAULT_BACKEND)
+    chains = {parts.plan.chain.digest: parts.chain for parts in held if parts.plan.chain}
+    chain: dict[int, BlockRunner] = {}
+    if plan.chain is not None:
+        path = plan.chain.directory
+        chain = chains.get(plan.chain.digest) or {i: backend.block(load_chain_part(path, i)) for i in plan.blocks}
+    pipelines = {source.digest: parts.pipeline(kind) for parts in held for kind, source in parts.plan.pipelines.items()}
+    for source in plan.pipelines.values():
+        if source.digest not in pipelines:  # the scorer may be a copy of the AR model
+            pipelines[source.digest] = {i: backend.stage(load_stage(source.directory, i)) for i in plan.blocks}
+    ar, scorer = (pipelines[source.digest] if source else {} for source in (plan.ar, plan.scorer))
+    return Parts(plan, chain, ar, scorer)
+
+
+def full_state_bytes(plan: HostPlan) -> int:
+    """Size of the largest usual sweep message: what a link is warmed with."""
+    if plan.chain is None:
+        return 0
+    a = plan.chain.manifest.chain_architecture
+    slots = min(a.positions, MAX_LOGITS // a.vocabulary)
+    return slots * (a.code_dim + 4 + a.hands_on_slots * (a.width + 4))
+
+
+def session_bytes(manifest: Manifest, held: Sequence[int], capacity: int) -> int:
+    """KV cache bytes of one session of `capacity` positions on a host that holds the parts `held`."""
+    architecture = manifest.architecture
+    return cache_bytes(sum(map(architecture.layers_in, held)), architecture, capacity)
+
+
+# The releases that a host holds at once: new requests may use another one than those that run.
+
+
+MOST_RELEASES = 2  # in memory: what requests use, and what they used before, or are about to
+
+
+@dataclass(eq=False)
+class Release:
+    """Weights that are used together, by the name of what brought them."""
+
+    name: str
+    plan: HostPlan
+    parts: Parts | None = None  # none while they are being loaded
+
+    def info(self) -> stage_pb2.Release:
+        models = {kind: _model_info(source) for kind, source in self.plan.models.items()}
+        return stage_pb2.Release(name=self.name, loading=self.parts is None, **models)
+
+
+class Releases:
+    """A host's releases, the newest last. Lives on the event loop; never empty."""
+
+    def __init__(self, first: Release) -> None:
+        self.all = [first]
+
+    @property
+    def newest(self) -> Release:
+        return self.all[-1]
+
+    @property
+    def loaded(self) -> list[Parts]:
+        return [release.parts for release in self.all if release.parts is not None]
+
+    def parts_for(self, digest: str) -> Parts:
+        """The parts of the model called `digest`; of the newest release where there is no such model.
+
+        Raises Refusal while nothing is loaded.
+        """
+        loaded = self.loaded
+        if not loaded:
+            raise StatusError(grpc.StatusCode.UNAVAILABLE, "this host is still loading its weights")
+        return next((parts for parts in reversed(loaded) if digest in parts.plan.weights), loaded[-1])
+
+    def named(self, name: str) -> Release | None:
+        return next((release for release in self.all if release.name == name), None)
+
+    def put_last(self, release: Release) -> None:
+        """Make `release` the newest, whether it was here or not."""
+        self.all = [*(other for other in self.all if other is not release), release]
+
+
+def weights_of(release: stage_pb2.Release) -> tuple[str, ...]:
+    """Like `HostPlan.weights`, from a host's description."""
+    return tuple(getattr(release, kind).digest for kind in MODEL_KINDS)
+
+
+def wiring_problem(plans: Sequence[HostPlan], address: str, other: stage_pb2.DescribeResponse) -> str:
+    """Why `other` cannot follow a host that holds `plans` in the ring; empty when it can."""
+    plan = plans[-1]
+    due = (plan.blocks[-1] + 1) % plan.parts
+    if not other.blocks or other.blocks[0] != due:
+        return f"{address} holds blocks {list(other.blocks)}, block {due} must come next: check --next and --blocks"
+    theirs = [weights_of(release) for release in other.releases]
+    if not theirs:
+        return f"{other.name} at {address} says nothing of its weights: run the same version of onesweep everywhere"
+    if any(mine.weights in theirs for mine in plans):
+        return ""
+    kind, mine, found = next(row for row in zip(MODEL_KINDS, plan.weights, theirs[-1], strict=True) if row[1] != row[2])
+    return (
+        f"{other.name} at {address} has the {kind} checkpoint {found[:12] or '(none)'}, "
+        f"this host {mine[:12] or '(none)'}: give every host the same checkpoint"
+    )
+
+
+def _model_info(source: ModelSource) -> stage_pb2.ModelInfo:
+    a = source.manifest.architecture
+    return stage_pb2.ModelInfo(
+        digest=source.digest,
+        parts=a.parts,
+        positions=a.positions,
+        width=a.width,
+        vocabulary=a.vocabulary,
+        tokenizer=source.manifest.tokenizer,
+    )

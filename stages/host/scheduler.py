@@ -1,0 +1,264 @@
+"""Continuous batching: hops of many sessions share forward passes on one thread.
+
+A pass takes one piece of each hop that it serves, so a hop that comes in joins at the next pass, and one that ends
+leaves. AR steps go first and all together, for a step is a few rows and its user waits for every one of them. Sweeps
+and candidates to score fill the rest of a pass, the oldest first: more than about a hundred rows at once gain nothing
+on a processor, while the oldest hop can go on to the next host as soon as it is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from stages.host.sessions import Session
+from stages.host.validation import PipelineRequest, ScoreRequest, WorkRequest
+from stages.host.work import HopWork, KernelCall, PipelineWork, begin_work
+from stages.v1 import stage_pb2
+from stages.wire.hop_stream import LinkObserver
+from stages.wire.messages import Outcome
+from stages.wire.status import StatusError
+
+log = logging.getLogger(__name__)
+
+PASS_ROWS = 256  # A pass takes sweeps until it has this many rows
+# AR steps of up to so many new positions, in passes that take less than this, are computed on the event loop.
+QUICK_MS, QUICK_ROWS = 3.0, 64
+
+
+@dataclass
+class ScheduledHop:
+    """One accepted hop."""
+
+    hop: stage_pb2.Hop  # the message that brought it, which becomes the next host's
+    request: WorkRequest
+    session: Session
+    received_bytes: int
+    accepted_at: float = field(default_factory=time.perf_counter)
+    compute_ms: float = 0.0  # its share of the passes that it took part in
+    queue_ms: float = 0.0  # the rest of its time here: waiting, behind or beside other hops
+    result: Outcome | StatusError | None = None
+    work: HopWork | None = None
+    # Who waits for the outcome here, instead of having it passed on. Used on the event loop.
+    reply: asyncio.Future[Outcome] | None = None
+
+
+class Scheduler:
+    """Owns the hops from their acceptance to their result."""
+
+    def __init__(self, following: int, limit: int, most_hops: int, meter: HostObserver | None = None) -> None:
+        """:param following: the block or stage after this host's.
+        :param limit: hops under way; the host refuses one more.
+        :param most_hops: hops that share a pass; 1 = one after the other."""
+        self.following, self.limit, self.most_hops = following, limit, most_hops
+        self.meter = meter or HostObserver()
+        self._arrived: deque[ScheduledHop] = deque()
+        self._waiting: list[ScheduledHop] = []
+        """For an earlier hop of their session to end: they share its caches."""
+        self._jobs: list[ScheduledHop] = []
+        self._wake = threading.Condition()
+        self._passing = threading.Lock()
+        """Held during a pass: its holder owns `_waiting` and `_jobs`."""
+        self._steps_ms = 0.0
+        """How long the AR steps of the last pass took."""
+        self._stopping = False
+
+    def __len__(self) -> int:
+        """Hops under way."""
+        return len(self._arrived) + len(self._waiting) + len(self._jobs)
+
+    @property
+    def full(self) -> bool:
+        """True if as many steps and sweeps are under way as may be; pieces of one count as one."""
+        jobs = [*self._arrived, *self._waiting, *self._jobs] if len(self) >= self.limit else []
+        return len({id(job.session) for job in jobs}) >= self.limit
+
+    def submit(self, job: ScheduledHop) -> None:
+        """Take a job in; `go` has it computed."""
+        self._arrived.append(job)
+
+    def go(self) -> list[ScheduledHop]:
+        """Have what was submitted computed: here and now if it is quick, else by `run`. Returns jobs with a result.
+
+        Waking another thread, and sharing Python's lock with it, takes longer than an AR step of a small model.
+        """
+        ended: list[ScheduledHop] = []
+        if self._is_quick() and self._passing.acquire(blocking=False):
+            try:
+                if not self._jobs and not self._waiting:
+                    ended = self._turn()
+            finally:
+                self._passing.release()
+        if len(self):
+            with self._wake:
+                self._wake.notify()
+        return ended
+
+    def run(self, deliver: Callable[[list[ScheduledHop]], None]) -> None:
+        """Compute until `stop`; hands over jobs with their result as they get it. Blocks: give it a thread."""
+        while self._wait():
+            with self._passing:
+                ended = self._turn()
+            if ended:
+                deliver(ended)
+
+    def stop(self) -> None:
+        """Let `run` return after the pass that it is in."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+
+    def _is_quick(self) -> bool:
+        """True if what arrived is nothing but a few rows of AR steps, and such a pass took no time of late."""
+        return self._steps_ms < QUICK_MS and all(
+            isinstance(job.request, PipelineRequest)
+            and len(job.request.clean) <= QUICK_ROWS
+            and not isinstance(job.request, ScoreRequest)
+            and job.session.pending <= 1  # what is computed here must not overtake a piece that the thread had
+            for job in list(self._arrived)  # at once: the engine's thread may be taking from it
+        )
+
+    def _turn(self) -> list[ScheduledHop]:
+        """One pass; returns the jobs that have a result now."""
+        self._take_in()
+        self._pass()
+        ended = [job for job in self._jobs if job.result is not None]
+        self._jobs = [job for job in self._jobs if job.result is None]
+        now = time.perf_counter()
+        for job in ended:
+            begin = max(job.accepted_at, job.session.free_at)  # behind others, not behind pieces of the same step
+            job.queue_ms = max((now - begin) * 1000 - job.compute_ms, 0.0)
+            job.session.free_at = now
+        return ended
+
+    def _wait(self) -> bool:
+        with self._wake:
+            while not (self._stopping or len(self)):
+                self._wake.wait()
+            return not self._stopping
+
+    def _take_in(self) -> None:
+        """Begin what arrived; end what nobody waits for, or what is late."""
+        while self._arrived:
+            self._waiting.append(self._arrived.popleft())
+        waiting, self._waiting = self._waiting, []
+        working = {id(job.session) for job in self._jobs}
+        for job in waiting:
+            if id(job.session) in working:
+                self._waiting.append(job)
+                continue
+            working.add(id(job.session))
+            self._jobs.append(job)
+            self._end_if_useless(job)
+            if job.result is None:
+                begin = time.perf_counter()
+                try:
+                    job.work = begin_work(job.request, job.hop, job.session, self.following)
+                except Exception:
+                    _fail([job])
+                job.compute_ms += (time.perf_counter() - begin) * 1000
+        for job in self._jobs:
+            self._end_if_useless(job)
+
+    @staticmethod
+    def _end_if_useless(job: ScheduledHop) -> None:
+        if job.session.released:
+            job.result = StatusError(grpc.StatusCode.CANCELLED, "the session was released")
+        elif job.hop.deadline_unix_ms <= time.time() * 1000:
+            job.result = StatusError(
+                grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed while the work was waiting"
+            )
+
+    def _pass(self) -> None:
+        """One piece of every hop that takes part: AR steps through all stages of this host, the others one call."""
+        able = [job for job in self._jobs if job.result is None]
+        able = able if self.most_hops > 1 else able[:1]
+        running = _within([job for job in able if isinstance(job.work, PipelineWork)][: self.most_hops])
+        others = _within([job for job in able if not isinstance(job.work, PipelineWork)][: self.most_hops])
+        self.meter.taken([*running, *others])
+        begin = time.perf_counter()
+        while running:
+            _advance(running)
+            running = [job for job in running if _is_mid_piece(job)]
+            self._steps_ms = (time.perf_counter() - begin) * 1000
+        _advance(others)
+
+
+def _fail(jobs: Sequence[ScheduledHop]) -> None:
+    requests, sessions = (", ".join(getattr(job.hop, name) for job in jobs) for name in ("request", "session"))
+    log.exception("session %s: a hop failed", sessions, extra={"request": requests, "session": sessions})
+    for job in jobs:
+        job.result = StatusError(grpc.StatusCode.INTERNAL, "a hop failed; the host's log says why")
+
+
+def _advance(jobs: Sequence[ScheduledHop]) -> None:
+    """Have the next piece of each job computed; those that need the same part's same method go in one call."""
+    groups: dict[Callable[..., Any], list[tuple[ScheduledHop, HopWork, KernelCall]]] = {}
+    for job in jobs:
+        assert job.work is not None
+        begin = time.perf_counter()
+        try:
+            call = job.work.next_op()
+        except Exception:
+            _fail([job])
+            continue
+        job.compute_ms += (time.perf_counter() - begin) * 1000
+        groups.setdefault(call.compute, []).append((job, job.work, call))
+    for compute, members in groups.items():
+        begin = time.perf_counter()
+        try:
+            results = compute([call.piece for _, _, call in members])
+            for (job, work, _), result in zip(members, results, strict=True):
+                work.complete(result)
+                job.result = work.outcome
+        except Exception:  # which of them broke it cannot be told
+            _fail([job for job, _, _ in members if job.result is None])
+        per_row_ms = (time.perf_counter() - begin) * 1000 / sum(call.rows for _, _, call in members)
+        for job, _, call in members:
+            job.compute_ms += per_row_ms * call.rows
+
+
+def _within(jobs: Sequence[ScheduledHop]) -> list[ScheduledHop]:
+    """The oldest jobs, until their pieces fill a pass; at least one."""
+    taken: list[ScheduledHop] = []
+    rows = 0
+    for job in jobs:
+        assert job.work is not None
+        if rows >= PASS_ROWS:
+            break
+        taken.append(job)
+        rows += job.work.rows
+    return taken
+
+
+def _is_mid_piece(job: ScheduledHop) -> bool:
+    """True if an AR step has yet to go through further stages of this host with its piece."""
+    return job.result is None and isinstance(job.work, PipelineWork) and not job.work.between_reads
+
+
+class HostObserver:
+    """Observer of a host. `taken` is called on the compute thread, all others on the event loop."""
+
+    def link(self, address: str) -> LinkObserver:
+        """Observer of the link to `address`."""
+        return LinkObserver()
+
+    def taken(self, jobs: Sequence[ScheduledHop]) -> None:
+        """A pass begins with a piece of each of these."""
+
+    def ended(self, job: ScheduledHop) -> None:
+        """A hop has its result, in the state in which it leaves."""
+
+    def refused(self, refusal: StatusError) -> None:
+        """A hop was not accepted."""
+
+    def faulted(self, refusal: StatusError) -> None:
+        """A request was given up after its hop was accepted."""

@@ -1,0 +1,241 @@
+"""A stage server: live at once, ready when its weights are loaded and warm and its next hop is reached."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from stages.backends import backend_named
+from stages.checkpoint.release_store import ReleaseStore
+from stages.errors import OnesweepError, ServiceError
+from stages.host.host import Host, HostSettings
+from stages.host.loading import Loader, Sources
+from stages.host.metrics import STAGE_METRICS, HostCounters
+from stages.host.next_hosts import NextHosts
+from stages.host.parts import full_state_bytes, wiring_problem
+from stages.host.scheduler import HostObserver
+from stages.host.service import StageService
+from stages.memory import keep_trimmed, return_large_buffers
+from stages.telemetry.observability import ObservabilitySettings, Telemetry
+from stages.v1 import stage_pb2, stage_pb2_grpc
+from stages.wire.auth import HOST, CertificateGuard
+from stages.wire.channel import DRAIN_S, bind, check_target, new_server, serve_health, stop_on_signals
+from stages.wire.registry import Registration, Registry, check_dialled, follow_successors
+from stages.wire.tls import LOOPBACK_ONLY, Security
+
+log = logging.getLogger(__name__)
+
+# The health service's name for readiness; the empty name stands for liveness.
+SERVICE = stage_pb2.DESCRIPTOR.services_by_name["StageService"].full_name
+RETRY_S = 0.2
+HOUSEKEEPING_S = 0.5
+POLL_S = 0.02
+# A host that takes releases in takes messages of this size: the next release may need larger ones.
+MESSAGE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class StageSettings:
+    """Settings of `onesweep stage`."""
+
+    checkpoint: Path
+    blocks: tuple[int, ...]
+    listen: str
+    next: tuple[str, ...]  # addresses of the hosts that may come after this one
+    host: HostSettings
+    threads: int | None = None
+    security: Security = LOOPBACK_ONLY
+    shelf: Path | None = None  # where releases are kept that are deployed to this host; None = it takes none
+    registry: Registry | None = None
+    advertise: str | None = None  # what others dial, where that is not what it listens on: for the registry
+    health: str | None = None  # where probes without a certificate ask
+    seeing: ObservabilitySettings = field(default_factory=ObservabilitySettings)
+    drain_s: float = DRAIN_S  # how long a server that was told to stop continues with the sessions it has
+
+
+class StageServer:
+    """One process of a deployment: health, reflection and the stage service on one port."""
+
+    host_type: type[Host] = Host
+
+    def __init__(self, settings: StageSettings) -> None:
+        """Checks everything that can be checked without reading weights. Raises OnesweepError."""
+        self.settings = settings
+        self.shelf = ReleaseStore(settings.shelf) if settings.shelf else None
+        self.sources = Sources(settings.checkpoint, settings.blocks, self.shelf)
+        self.first, *self.others = reversed(self.sources.start())
+        self.message_bytes = max(self.first.plan.message_bytes(), MESSAGE_BYTES if self.shelf else 0)
+        self.backend = backend_named(settings.host.backend)
+        for address in settings.next:
+            check_target(address, settings.security, "next address")
+        if settings.security.tls is not None:
+            settings.security.tls.own(HOST)
+        if settings.advertise is not None:
+            check_dialled(settings.advertise, "--advertise")
+        elif settings.registry is not None:
+            self._registration(port=1)
+        self.failure: OnesweepError | None = None
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set, or until the weights turn out to be unusable (OnesweepError)."""
+        if self.settings.threads:
+            torch.set_num_threads(self.settings.threads)
+        if self.settings.registry is not None:
+            await self.settings.registry.check()
+        seeing = self.settings.seeing
+        lookout = Telemetry(seeing, "onesweep-stage", self.settings.host.name, self.settings.security.insecure)
+        figures = HostCounters() if seeing.metrics else None
+        host = self._host(figures, lookout)
+        loader = Loader(host, self.sources, self.backend, self.message_bytes)
+        service = StageService(host, loader)
+        security = self.settings.security
+        server = new_server(self.message_bytes, [CertificateGuard(SERVICE)] if security.tls else [])
+        stage_pb2_grpc.add_StageServiceServicer_to_server(service, server)
+        checks = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        port = bind(server, self.settings.listen, security, mutual=True)
+        if figures is not None:
+            lookout.serve(STAGE_METRICS, figures.reader(service.description, security.tls))
+        await checks.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
+        await checks.set("", health_pb2.HealthCheckResponse.SERVING)
+        vitals = await serve_health(checks, self.settings.health)
+        await server.start()
+        log.info("%s: live on port %d", host.settings.name, port)
+        tasks = [
+            self._begin(job, stop)
+            for job in (self._become_ready(host, loader, service, checks, stop), _housekeeping(host), keep_trimmed())
+        ]
+        members = []
+        if (registry := self.settings.registry) is not None:
+            own = self._registration(port)
+            follow = follow_successors(registry, own, self.first.plan.parts, host.next_hosts.set_addresses)
+            members += [self._begin(job, stop) for job in (registry.register(own), follow)]
+        else:
+            host.next_hosts.set_addresses(self.settings.next)
+        await stop.wait()
+        host.stopping = True
+        await checks.enter_graceful_shutdown()
+        await _drained(host, self.settings.drain_s)
+        for member in members:  # not before: who follows the registry cuts what runs on a host that is gone from there
+            member.cancel()
+        await asyncio.gather(server.stop(grace=0), vitals.stop(grace=0))
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, *members, return_exceptions=True)
+        host.close()
+        await host.next_hosts.close()
+        await lookout.close()
+        if self.shelf:
+            self.shelf.close()
+        if self.failure:
+            raise self.failure
+
+    def _registration(self, port: int) -> Registration:
+        """Entry of this host in the registry. Raises InputError for an address that nobody can dial."""
+        address = self.settings.advertise or f"{self.settings.listen.rpartition(':')[0]}:{port}"
+        return Registration(self.settings.host.name, address, self.first.plan.blocks)
+
+    def _begin(self, job: Coroutine[Any, Any, None], stop: asyncio.Event) -> asyncio.Task[None]:
+        """A task without which this server cannot be: where it fails, the server ends, to be started anew."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if stop.is_set() or task.cancelled() or (error := task.exception()) is None:
+                return
+            log.critical("%s cannot go on", self.settings.host.name, exc_info=error)
+            self.failure = ServiceError(f"what nobody foresaw: {error!r}; see the log above")
+            stop.set()
+
+        task = asyncio.create_task(job)
+        task.add_done_callback(ended)
+        return task
+
+    def _host(self, figures: HostCounters | None, lookout: Telemetry) -> Host:
+        settings = self.settings.host
+        links = NextHosts(
+            lambda address, other: wiring_problem([release.plan for release in host.releases.all], address, other),
+            full_state_bytes(self.first.plan),
+            self.message_bytes,
+            settings.hop_timeout_s,
+            settings.keep_warm_s,
+            figures or HostObserver(),
+            self.settings.security,
+        )
+        host = self.host_type(self.first, settings, links, figures, lookout.tracer)
+        host.releases.all[:0] = reversed(self.others)
+        return host
+
+    async def _become_ready(
+        self,
+        host: Host,
+        loader: Loader,
+        service: StageService,
+        checks: health.aio.HealthServicer,
+        stop: asyncio.Event,
+    ) -> None:
+        try:
+            await loader.begin()
+        except OnesweepError as error:
+            self.failure = error
+            stop.set()
+            return
+        gc.collect()
+        gc.freeze()  # what loading made stays, too; a release that is let go of is freed without it
+        worker, rest = self._begin(host.work(), stop), self._begin(loader.load_rest(), stop)
+        try:
+            while True:
+                reason = self._link_problem(host.next_hosts)
+                if reason != service.not_ready_reason:
+                    log.info("%s: %s", host.settings.name, reason or "ready")
+                service.not_ready_reason = reason
+                status = health_pb2.HealthCheckResponse
+                await checks.set(SERVICE, status.NOT_SERVING if reason else status.SERVING)
+                await asyncio.sleep(HOUSEKEEPING_S if not reason else RETRY_S)
+        finally:
+            worker.cancel()
+            rest.cancel()
+
+    def _link_problem(self, links: NextHosts) -> str:
+        """Why no next hop can be made; empty when one can."""
+        if links.relays or (self.first.plan.is_first and self.first.plan.is_last):
+            return links.problem
+        if self.settings.registry is not None:
+            return "no host that comes next is registered yet"
+        return "no next host: give --next (the last host's is the first host)"
+
+
+async def _drained(host: Host, drain_s: float) -> None:
+    """Return when every session has ended, or after `drain_s`."""
+    deadline = time.monotonic() + drain_s
+    while host.sessions.sessions and time.monotonic() < deadline:
+        await asyncio.sleep(POLL_S)
+
+
+async def _housekeeping(host: Host) -> None:
+    while True:
+        await asyncio.sleep(HOUSEKEEPING_S)
+        host.sessions.expire()
+
+
+def serve(settings: StageSettings) -> None:
+    """Run a stage server to its end. Raises OnesweepError."""
+    return_large_buffers()
+    server = StageServer(settings)
+
+    async def until_signal() -> None:
+        gc.freeze()  # what the imports made stays: looking through it again would stall requests, and the exit
+        await server.run(stop_on_signals())
+
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(until_signal())

@@ -1,0 +1,161 @@
+"""Sessions: KV caches under leases, within a byte budget."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import grpc
+
+from stages.checkpoint.manifest import Manifest
+from stages.host.parts import ModelKind, Parts, session_bytes
+from stages.model.layers import LayerCache
+from stages.model.pipeline import new_caches
+from stages.model.vocabulary import Alphabet
+from stages.v1 import stage_pb2
+from stages.wire.status import StatusError, exhausted, failed_precondition, invalid
+
+REMEMBERED = 4096  # names of released sessions that are kept: work for one of them may still be on its way
+
+
+@dataclass
+class Session:
+    """State of one request on a host."""
+
+    router: str
+    kind: ModelKind
+    capacity: int
+    bytes: int
+    expires_at: float
+    parts: Parts  # that it began with: it ends with them, whatever is loaded since
+    pending: int = 0  # hops accepted and not computed yet: a session with such does not expire
+    length: int = 0  # clean positions accepted so far, those still in the queue included
+    next_number: int = 0  # the sweep or step that is due
+    prefills: int = 0  # prefill hops of it that were accepted so far
+    # Of those, by host, on the host where they end.
+    timings: dict[str, stage_pb2.HopTiming] = field(default_factory=dict)
+    free_at: float = 0.0  # when the last hop that was computed ended, by the performance counter
+    released: bool = False  # nobody waits for it any more. Read by the engine's thread.
+    # Of each part that this host holds, in their order.
+    caches: dict[int, list[LayerCache]] = field(default_factory=dict)
+
+    def accepted(self, length: int, is_prefill: bool) -> None:
+        """Book a hop up to position `length`. After a prefill, more hops of the same number follow."""
+        self.length = length
+        self.prefills = self.prefills + 1 if is_prefill else 0
+        self.next_number += not is_prefill
+
+    def add_up(self, event: stage_pb2.Event, is_prefill: bool) -> None:
+        """Keep the timings of a prefill that ended here; the event of the last hop gets the sums."""
+        if not is_prefill and not self.timings:
+            return
+        for timing in event.timings:
+            total = self.timings.setdefault(timing.host, stage_pb2.HopTiming(host=timing.host))
+            total.queue_ms += timing.queue_ms
+            total.compute_ms += timing.compute_ms
+            total.received_bytes += timing.received_bytes
+        del event.timings[:]
+        if not is_prefill:
+            event.timings.extend(self.timings.values())
+            self.timings = {}
+
+    @property
+    def alphabet(self) -> Alphabet:
+        """Vocabulary of the texts that it reads."""
+        return self.parts.alphabet(self.kind)
+
+
+class SessionStore:
+    """All sessions of a host. Not thread-safe: it lives on the event loop."""
+
+    def __init__(self, budget_bytes: int, lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.budget_bytes, self.lease_s, self.clock = budget_bytes, lease_s, clock
+        self.sessions: dict[str, Session] = {}
+        self.bytes = 0
+        self._released: OrderedDict[str, None] = OrderedDict()
+
+    def open(self, name: str, router: str, kind: ModelKind, capacity: int, manifest: Manifest, parts: Parts) -> Session:
+        """Make a session's caches. Raises StatusError when the budget does not allow them."""
+        if name in self.sessions:
+            raise StatusError(grpc.StatusCode.ALREADY_EXISTS, f"session {name!r} is open already")
+        if name in self._released:
+            raise StatusError(grpc.StatusCode.NOT_FOUND, f"session {name!r} was released")
+        held = parts.held(kind)
+        need = session_bytes(manifest, held, capacity)
+        self.expire()
+        if self.bytes + need > self.budget_bytes:
+            raise exhausted(
+                f"no memory for another session: {need} bytes needed, {self.budget_bytes - self.bytes} of "
+                f"{self.budget_bytes} free; come back later or raise --session-mb",
+                retry_after_ms=1000,
+            )
+        session = Session(router, kind, capacity, need, self.clock() + self.lease_s, parts)
+        a = manifest.architecture
+        session.caches = {part: new_caches(a.layers_in(part), a, capacity) for part in held}
+        self.sessions[name] = session
+        self.bytes += need
+        return session
+
+    def in_prefill(self, name: str) -> bool:
+        """True if a session has had prefills of a step, and waits for its last hop."""
+        session = self.sessions.get(name)
+        return session is not None and session.prefills > 0
+
+    def due(self, name: str, kind: ModelKind, number: int, start: int) -> Session:
+        """The session that a sweep or step continues with.
+
+        Raises StatusError: NOT_FOUND for an unknown one, ALREADY_EXISTS for a sweep seen before, and
+        FAILED_PRECONDITION for one that skips something.
+        """
+        session = self.sessions.get(name)
+        if session is None:
+            raise StatusError(
+                grpc.StatusCode.NOT_FOUND,
+                f"unknown session {name!r}: its lease ran out or this host was restarted; start the request again",
+            )
+        if session.kind != kind:
+            raise invalid(f"session {name!r} is of the {session.kind} model, not of {kind}")
+        if number < session.next_number:
+            raise StatusError(grpc.StatusCode.ALREADY_EXISTS, f"sweep {number} of session {name!r} was accepted before")
+        if number > session.next_number:
+            raise failed_precondition(f"sweep {number} of session {name!r} came before sweep {session.next_number}")
+        if session.prefills and start < session.length:
+            message = f"the piece of sweep {number} of session {name!r} at {start} was accepted before"
+            raise StatusError(grpc.StatusCode.ALREADY_EXISTS, message)
+        # a step may go back behind draft tokens that turned out wrong
+        if start > session.length or (start < session.length and kind == "chain"):
+            raise failed_precondition(
+                f"session {name!r} has read {session.length} positions, the sweep continues at {start}"
+            )
+        return session
+
+    def renew(self, session: Session) -> None:
+        """Begin a session's lease again."""
+        session.expires_at = self.clock() + self.lease_s
+
+    def release(self, name: str) -> bool:
+        """Free a session; False when there was none. Either way it cannot be opened any more."""
+        self._released[name] = None
+        if len(self._released) > REMEMBERED:
+            self._released.popitem(last=False)
+        session = self.sessions.pop(name, None)
+        if session is None:
+            return False
+        session.released = True
+        self.bytes -= session.bytes
+        return True
+
+    def release_router(self, router: str) -> None:
+        """Free every session of a router that has gone."""
+        for name in [name for name, session in self.sessions.items() if session.router == router]:
+            self.release(name)
+
+    def expire(self) -> None:
+        """Free the sessions whose lease ran out."""
+        now = self.clock()
+        for name in [
+            name for name, session in self.sessions.items() if session.expires_at <= now and not session.pending
+        ]:
+            self.release(name)

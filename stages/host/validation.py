@@ -1,0 +1,394 @@
+"""Validation: a hop becomes a typed request, its payloads decoded, before a session is touched.
+
+Every field is checked here and nowhere else, and every payload is decoded once: decoding is checking it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stages.backends.sweep import BlockInput, Boundary, SweepPlan
+from stages.errors import CodecError
+from stages.host.parts import HostPlan, ModelKind, ModelSource
+from stages.model.codec import FEATURE_LIMIT, StateCodec, codec_named, hidden_codec
+from stages.model.prefill import max_new_symbols, read_lengths
+from stages.model.randomness import MAX_SEED
+from stages.model.samplers import SAMPLERS, Ode
+from stages.model.scoring import MAX_CANDIDATES, MAX_LOGITS, most_scored
+from stages.model.speculation import MAX_DRAFT_TREE, MAX_DRAW_SET, are_depths, remembered_positions, tree_positions
+from stages.model.vocabulary import Alphabet
+from stages.telemetry.traces import parse_traceparent
+from stages.v1 import stage_pb2
+from stages.wire.channel import MAX_NAME
+from stages.wire.messages import AnyWork, StageWork, work_of
+from stages.wire.status import StatusError, failed_precondition, invalid
+
+MAX_STEPS = 64
+MAX_TEMPERATURE = 100.0
+MAX_TIMINGS = 64
+MAX_TIMING_MS = 1e11
+MAX_TIMING_BYTES = 1 << 40  # no more, so that sums of them over all sweeps of a request stay in their fields
+MAX_NUMBER = 1 << 62  # of a sweep or step; those that follow have larger ones
+MAX_ADDRESS = 256
+
+
+@dataclass(frozen=True, eq=False)
+class WorkRequest:
+    """Work for one host's parts: the new symbols of one session, and what they are for."""
+
+    kind: ModelKind
+    number: int  # 0, 1, 2 ... in a session.
+    start: int  # position of the first new symbol; 0 opens a session
+    clean: Tensor  # the new symbols, (symbols,) int64
+    reads: tuple[int, ...]  # in a replay, lengths of the reads in which the first of them came before
+
+    @property
+    def positions(self) -> int:
+        """Positions that the new symbols take."""
+        return len(self.clean)
+
+    @property
+    def remembered(self) -> int:
+        """Number of these positions that the session keeps."""
+        return self.positions
+
+
+@dataclass(frozen=True, eq=False)
+class SweepRequest(WorkRequest):
+    """A chunk of noisy slots on its way through the blocks."""
+
+    plan: SweepPlan
+    codec: StateCodec
+    before: BlockInput | None  # none before block 0
+
+
+@dataclass(frozen=True, eq=False)
+class PipelineRequest(WorkRequest):
+    """New symbols for a pipeline."""
+
+    codec: StateCodec
+    hidden: Tensor | None  # hidden states of the stage before, (rows, width); None before stage 0
+
+    @property
+    def lengths(self) -> list[int]:
+        """Lengths of the reads in which the host reads the new symbols."""
+        return read_lengths(len(self.clean), start=self.start, reads=self.reads)
+
+
+@dataclass(frozen=True, eq=False)
+class PrefillRequest(PipelineRequest):
+    """The beginning of a long prompt; more of it follows."""
+
+    for_score: bool
+
+
+@dataclass(frozen=True, eq=False)
+class SamplingRequest(PipelineRequest):
+    """New symbols, after which one is sampled."""
+
+    seed: int
+    temperature: float
+    draft: int  # how many of the new symbols, the last ones, are draft tokens
+    depths: tuple[int, ...]  # of each draft token of a tree; empty for a chain
+
+    @property
+    def positions(self) -> int:
+        return tree_positions(len(self.clean), self.depths)
+
+    @property
+    def remembered(self) -> int:
+        return remembered_positions(len(self.clean), self.depths)
+
+    @property
+    def lengths(self) -> list[int]:
+        is_tree = bool(self.depths)
+        return read_lengths(len(self.clean), start=self.start, reads=self.reads, draft=self.draft, is_tree=is_tree)
+
+
+@dataclass(frozen=True, eq=False)
+class RejectionRequest(SamplingRequest):
+    """Draft tokens to accept or refuse by rejection sampling."""
+
+    odds: NDArray[np.float32]  # probability that the drafter gave each, (draft,)
+    draw_set: int
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreRequest(PipelineRequest):
+    """New symbols, and candidates that may follow them."""
+
+    temperature: float
+    candidates: Tensor  # (candidates, length) int64
+
+
+def parse_hop(hop: stage_pb2.Hop, plan: HostPlan) -> WorkRequest:
+    """The work of `hop` for a host with `plan`. Raises StatusError unless it is a hop that such a host can do."""
+    if hop.WhichOneof("work") is None:
+        raise invalid("the message carries no work: neither a sweep nor a step; see that its sender runs this version")
+    check_label(hop.router, "router")
+    check_label(hop.session, "session")
+    check_timings(hop.timings)
+    _check_path(hop)
+    _check_names(hop)
+    work = work_of(hop)
+    kind, source = _model(hop, plan, ("chain",) if isinstance(work, stage_pb2.Sweep) else ("ar", "scorer"))
+    if work.number > MAX_NUMBER:
+        raise invalid(f"sweep {work.number} of a session; the largest number is {MAX_NUMBER}")
+    request: WorkRequest
+    if isinstance(work, stage_pb2.Sweep):
+        request = _sweep(hop, work, plan, source)
+    else:
+        request = _pipeline(hop, work, plan, kind, source)
+    if hop.deadline_unix_ms <= time.time() * 1000:
+        raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed")
+    return request
+
+
+# The envelope
+
+
+def check_label(text: str, what: str) -> None:
+    """Raise StatusError unless `text` can name a router or session."""
+    if not 0 < len(text) <= MAX_NAME or not text.isascii() or not text.isprintable():
+        raise invalid(f"{what} must be 1 to {MAX_NAME} printable ASCII characters")
+
+
+def check_timings(timings: Sequence[stage_pb2.HopTiming]) -> None:
+    """Raise StatusError unless `timings` can be added up."""
+    if len(timings) > MAX_TIMINGS:
+        raise invalid(f"{len(timings)} timings; a sweep passes at most {MAX_TIMINGS} hosts")
+    for timing in timings:
+        check_label(timing.host, "a timing's host")
+        if not all(0 <= ms <= MAX_TIMING_MS for ms in (timing.queue_ms, timing.compute_ms)):
+            raise invalid(f"the timing of {timing.host} has times that are negative, not finite or of years")
+        if timing.received_bytes > MAX_TIMING_BYTES:
+            raise invalid(f"the timing of {timing.host} has a message of {timing.received_bytes} bytes")
+
+
+def _check_path(hop: stage_pb2.Hop) -> None:
+    if len(hop.path) > MAX_TIMINGS:
+        raise invalid(f"a path of {len(hop.path)} hosts; a sweep passes at most {MAX_TIMINGS}")
+    for address in hop.path:
+        if not 0 < len(address) <= MAX_ADDRESS or not address.isascii() or not address.isprintable():
+            raise invalid(f"an address on the path must be 1 to {MAX_ADDRESS} printable ASCII characters")
+    if hop.place >= max(len(hop.path), 1):
+        raise invalid(f"place {hop.place} on a path of {len(hop.path)} hosts")
+
+
+def _check_names(hop: stage_pb2.Hop) -> None:
+    """Names end up in logs and traces."""
+    if hop.request:
+        check_label(hop.request, "request")
+    if hop.traceparent and parse_traceparent(hop.traceparent) is None:
+        raise invalid("traceparent must be a W3C trace context of version 00, or empty")
+
+
+def _model(hop: stage_pb2.Hop, plan: HostPlan, kinds: Sequence[ModelKind]) -> tuple[ModelKind, ModelSource]:
+    """The model that a hop is for, by its digest: the first, where two have the same."""
+    held = {kind: source for kind in kinds if (source := plan.model(kind)) is not None}
+    for kind, source in held.items():
+        if source.digest == hop.digest:
+            return kind, source
+    if not held:
+        lacking = " and ".join(f"{kind}/" for kind in kinds)
+        raise failed_precondition(f"this host has no {kinds[0]} model; its checkpoint directory lacks {lacking}")
+    shown = ", ".join(f"{source.digest[:12]} ({kind})" for kind, source in held.items())
+    raise failed_precondition(
+        f"the request is for the checkpoint {hop.digest[:12] or '(none)'}, this host has {shown}: "
+        "give every host the same checkpoint"
+    )
+
+
+# Sweeps
+
+
+def _sweep(hop: stage_pb2.Hop, sweep: stage_pb2.Sweep, plan: HostPlan, source: ModelSource) -> SweepRequest:
+    a = source.manifest.chain_architecture
+    _check_part(sweep.block, plan, "block")
+    clean = _symbols(sweep.clean, source.alphabet)
+    known, start = len(clean), sweep.start + len(clean)
+    _check_extent(hop.capacity, sweep.start, known, a.positions)
+    if sweep.reads and sweep.start:
+        raise invalid("only a sweep that opens a session can be a replay of reads")
+    _check_reads(sweep, known, 0)
+    if not (known if a.hands_on_slots else start):
+        raise invalid("a sweep needs at least one known symbol before its slots")
+    if sweep.slots < 1 or start + sweep.slots > a.positions:
+        raise invalid(f"{sweep.slots} slots after {start} symbols do not fit the context of {a.positions}")
+    if sweep.slots * a.vocabulary > MAX_LOGITS:
+        most = MAX_LOGITS // a.vocabulary
+        raise invalid(f"{sweep.slots} slots in a sweep; with {a.vocabulary} symbols there are at most {most}")
+    if not 1 <= sweep.steps <= MAX_STEPS:
+        raise invalid(f"steps must be 1 to {MAX_STEPS}, not {sweep.steps}")
+    seed, temperature = _sampling(sweep.sampling)
+    sampler = sweep.sampler or Ode.name
+    if sampler not in SAMPLERS:
+        raise invalid(f"unknown sampler {sampler[:40]!r}; choose from {', '.join(SAMPLERS)}")
+    first, before = sweep.block == 0, None
+    try:
+        codec = codec_named(sweep.codec)
+        if not first:
+            boundary = Boundary(sweep.estimate, sweep.features, sweep.slot_features)
+            before = boundary.decode(a, codec, known, sweep.slots)
+    except CodecError as error:
+        raise invalid(str(error)) from None
+    if first and sweep.estimate:
+        raise invalid("block 0 starts from noise: its message carries no estimate")
+    if sweep.features and (first or a.context != "chained"):
+        raise invalid("this block reads symbols: its message carries no features")
+    if sweep.slot_features and (first or not a.hands_on_slots):
+        raise invalid("this block reads states of slots alone: its message carries no features of theirs")
+    denoising = SweepPlan(seed, start, sweep.slots, sweep.steps, temperature, sampler)
+    return SweepRequest("chain", sweep.number, sweep.start, clean, tuple(sweep.reads), denoising, codec, before)
+
+
+# Pipelines
+
+
+def _pipeline(
+    hop: stage_pb2.Hop, work: StageWork, plan: HostPlan, kind: ModelKind, source: ModelSource
+) -> PipelineRequest:
+    a = source.manifest.architecture
+    _check_part(work.stage, plan, "stage")
+    clean = _symbols(work.clean, source.alphabet)
+    if not len(clean):
+        raise invalid("an AR step needs at least one new symbol")
+    draft, depths = _drafts(work, len(clean)) if isinstance(work, stage_pb2.Verify) else (0, ())
+    extent = tree_positions(len(clean), depths)
+    _check_extent(hop.capacity, work.start, extent, a.positions)
+    _check_reads(work, len(clean), draft)
+    if len(clean) > (most := max_new_symbols(a.positions)):
+        raise invalid(f"{len(clean)} new symbols in one hop; at most {most}: send the step in pieces")
+    _check_remaining(work, work.start + extent, a.positions)
+    if (draft + 1) * a.vocabulary > MAX_LOGITS:
+        raise invalid(
+            f"{draft} draft tokens; with {a.vocabulary} symbols there are at most {MAX_LOGITS // a.vocabulary - 1}"
+        )
+    odds = _odds(work)
+    candidates = _candidates(work, work.start + len(clean), source) if isinstance(work, stage_pb2.Score) else None
+    seed, temperature = (0, 0.0) if isinstance(work, stage_pb2.Prefill) else _sampling(work.sampling)
+    branch_rows = 0 if candidates is None else candidates[:, 1:].numel()
+    codec, hidden = _hidden(work, len(clean) + branch_rows, a.width)
+    begin = kind, work.number, work.start, clean, tuple(work.reads), codec, hidden
+    if isinstance(work, stage_pb2.Prefill):
+        return PrefillRequest(*begin, work.for_score)
+    if candidates is not None:
+        return ScoreRequest(*begin, temperature, candidates)
+    if odds is not None:
+        assert isinstance(work, stage_pb2.Verify)
+        return RejectionRequest(*begin, seed, temperature, draft, (), odds, work.rejection.draw_set)
+    return SamplingRequest(*begin, seed, temperature, draft, depths)
+
+
+def _drafts(verify: stage_pb2.Verify, clean: int) -> tuple[int, tuple[int, ...]]:
+    """Number of the `clean` new symbols that are draft tokens, and the depths of a tree of them."""
+    if verify.draft >= clean:
+        raise invalid(f"{verify.draft} draft tokens among {clean} new symbols: give one known symbol")
+    if not verify.HasField("tree"):
+        return verify.draft, ()
+    depths = tuple(verify.tree.depths)
+    if len(depths) != verify.draft:
+        raise invalid(f"{len(depths)} depths for {verify.draft} draft tokens: a tree takes one for each")
+    if len(depths) > MAX_DRAFT_TREE:
+        raise invalid(f"a tree of {len(depths)} draft tokens; there are at most {MAX_DRAFT_TREE}")
+    if not are_depths(depths):
+        raise invalid("the depths of a tree must begin with 0, and each be at most one more than the one before")
+    return verify.draft, depths
+
+
+def _check_remaining(work: StageWork, end: int, positions: int) -> None:
+    """`end`: the position after the new symbols."""
+    # nothing is asked about what follows the last draft token of a rejection
+    judged = isinstance(work, stage_pb2.Verify) and work.HasField("rejection") and work.draft > 0
+    remaining = work.remaining if isinstance(work, stage_pb2.Decode) else 1
+    if not 1 <= remaining <= positions - end + judged:
+        raise invalid(f"{remaining} symbols to generate do not fit the context of {positions}")
+
+
+def _odds(work: StageWork) -> NDArray[np.float32] | None:
+    """The drafter's probabilities, where draft tokens are verified by rejection sampling."""
+    if not isinstance(work, stage_pb2.Verify) or not work.HasField("rejection"):
+        return None
+    rejection = work.rejection
+    if not 1 <= rejection.draw_set <= MAX_DRAW_SET:
+        raise invalid(f"set {rejection.draw_set} of draws; there are {MAX_DRAW_SET}, and the last tells all odds")
+    if len(rejection.odds) != 4 * work.draft:
+        raise invalid(f"odds of {len(rejection.odds)} bytes for {work.draft} draft tokens: each takes one float32")
+    odds = np.frombuffer(rejection.odds, dtype="<f4")
+    if not np.all((odds > 0) & (odds <= 1)):  # false for NaN too
+        raise invalid("odds must be above 0 and at most 1: the drafter's probability of each token that it drew")
+    return odds
+
+
+def _candidates(score: stage_pb2.Score, end: int, source: ModelSource) -> Tensor:
+    """The candidates, (candidates, length). `end`: the position where they begin."""
+    count, alphabet, a = len(score.candidates), source.alphabet, source.manifest.architecture
+    if not 1 <= count <= MAX_CANDIDATES:
+        raise invalid(f"{count} candidates; a step scores 1 to {MAX_CANDIDATES}")
+    length, most = alphabet.count(score.candidates[0]), most_scored(a.width)
+    if not length or any(len(candidate) != len(score.candidates[0]) for candidate in score.candidates):
+        raise invalid("candidates must have one length, of at least one symbol")
+    if count * length > most:
+        raise invalid(f"{count} candidates of {length} symbols; a step scores at most {most} in all of width {a.width}")
+    if end + length > a.positions:
+        raise invalid(f"candidates of {length} symbols after {end} do not fit the context of {a.positions}")
+    return _symbols(b"".join(score.candidates), alphabet).view(count, length)
+
+
+def _hidden(work: StageWork, rows: int, width: int) -> tuple[StateCodec, Tensor | None]:
+    """The codec of hidden states, and those of the stage before."""
+    try:
+        codec = hidden_codec(work.codec)
+        if work.stage > 0:
+            return codec, codec.decode(work.hidden, rows, width, FEATURE_LIMIT)
+    except CodecError as error:
+        raise invalid(str(error)) from None
+    if work.hidden:
+        raise invalid("stage 0 reads symbols: its message carries no hidden states")
+    return codec, None
+
+
+# Fields that several kinds of work have
+
+
+def _symbols(data: bytes, alphabet: Alphabet) -> Tensor:
+    """Symbols of `alphabet`, (symbols,) int64. Raises StatusError."""
+    try:
+        return alphabet.decode(data)
+    except CodecError as error:
+        raise invalid(str(error)) from None
+
+
+def _check_reads(work: AnyWork, clean: int, draft: int) -> None:
+    """Draft tokens were never read before."""
+    if work.reads and (not all(work.reads) or sum(work.reads) > clean - draft):
+        raise invalid(f"reads of {sum(work.reads)} symbols, some maybe empty, do not fit {clean} clean ones")
+
+
+def _check_part(part: int, plan: HostPlan, noun: str) -> None:
+    if part != plan.blocks[0]:
+        held = ",".join(map(str, plan.blocks))
+        raise failed_precondition(f"{noun} {part} does not start here: this host holds {held}; check the topology")
+
+
+def _check_extent(capacity: int, start: int, new: int, positions: int) -> None:
+    if not 1 <= capacity <= positions:
+        raise invalid(f"a session of {capacity} positions does not fit the context of {positions}")
+    if start + new > capacity:
+        raise invalid(f"{new} symbols at position {start} do not fit the session's {capacity} positions")
+
+
+def _sampling(sampling: stage_pb2.Sampling) -> tuple[int, float]:
+    """Seed and temperature."""
+    if not math.isfinite(sampling.temperature) or not 0 <= sampling.temperature <= MAX_TEMPERATURE:
+        raise invalid(f"temperature must be 0 to {MAX_TEMPERATURE:g}, not {sampling.temperature}")
+    assert 0 <= sampling.seed <= MAX_SEED  # the field's type holds it
+    return sampling.seed, sampling.temperature

@@ -1,0 +1,288 @@
+"""A hop's way through this host's parts: the kernel calls that it needs, and the outcome that follows from them.
+
+The one place that ties the wire to the model. The scheduler has the next calls of many hops computed together, and
+each hop continues from its result.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stages.backends.base import BranchPiece, CleanPiece, Denoised, NoisyPiece
+from stages.backends.sweep import BlockInput, BlockWork, Boundary
+from stages.host.sessions import Session
+from stages.host.validation import (
+    PipelineRequest,
+    PrefillRequest,
+    RejectionRequest,
+    SamplingRequest,
+    ScoreRequest,
+    SweepRequest,
+    WorkRequest,
+)
+from stages.model.codec import FEATURE_LIMIT
+from stages.model.randomness import sample_symbols
+from stages.model.scoring import CandidateScores, branch_pieces, head_pieces
+from stages.model.speculation import DraftTree, verify_drafts
+from stages.v1 import stage_pb2
+from stages.wire.messages import Outcome, work_of
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """Work for the backend."""
+
+    # The method of a runner that takes such pieces: equal ones can be computed in one call.
+    compute: Callable[[Sequence[Any]], Sequence[Any]]
+    piece: CleanPiece | BranchPiece | NoisyPiece | Tensor
+    rows: int
+
+
+class HopWork(ABC):
+    """One hop on this host. Its message becomes that of the next host."""
+
+    outcome: Outcome | None = None  # set once everything is computed
+
+    @property
+    @abstractmethod
+    def rows(self) -> int:
+        """Positions in the next call."""
+
+    @abstractmethod
+    def next_op(self) -> KernelCall:
+        """The next call; only while there is no outcome."""
+
+    @abstractmethod
+    def complete(self, result: Tensor | Denoised) -> None:
+        """Continue with the result of the last call."""
+
+
+def begin_work(request: WorkRequest, hop: stage_pb2.Hop, session: Session, following: int) -> HopWork:
+    """The work of a validated hop.
+
+    :param hop: the message that brought it; it is changed in place.
+    :param following: the block or stage after this host's.
+    """
+    if isinstance(request, SweepRequest):
+        return SweepWork(request, hop, session, following)
+    if isinstance(request, ScoreRequest):
+        return ScoreWork(request, hop, session, following)
+    assert isinstance(request, PrefillRequest | SamplingRequest)
+    return PipelineWork(request, hop, session, following)
+
+
+class SweepWork(HopWork):
+    """A chunk of noisy slots on its way through the host's blocks."""
+
+    def __init__(self, request: SweepRequest, hop: stage_pb2.Hop, session: Session, following: int) -> None:
+        self.request, self.hop, self.session, self.following = request, hop, session, following
+        self._left = deque(session.caches)
+        self._begin(request.before)
+
+    @property
+    def rows(self) -> int:
+        return self._block.rows
+
+    def next_op(self) -> KernelCall:
+        runner, piece = self.session.parts.chain[self._block.index], self._block.piece
+        return KernelCall(runner.read if isinstance(piece, CleanPiece) else runner.denoise, piece, self.rows)
+
+    def complete(self, result: Tensor | Denoised) -> None:
+        self._block.supply(result)
+        if not self._block.done:
+            return
+        outcome = self._block.outcome()
+        if isinstance(outcome, bytes):
+            self.outcome = stage_pb2.Event(session=self.hop.session, number=self.request.number, text=outcome)
+        elif self._left:
+            self._begin(outcome)
+        else:
+            self.outcome, sweep = self.hop, self.hop.sweep
+            sweep.block, sweep.estimate = self.following, outcome.estimate
+            sweep.features, sweep.slot_features = outcome.features, outcome.slots
+
+    def _begin(self, before: BlockInput | Boundary | None) -> None:
+        source, request, index = self.session.parts.chain_source, self.request, self._left.popleft()
+        assert source is not None
+        architecture, partition = source.manifest.chain_architecture, source.manifest.partition
+        assert partition is not None
+        caches = self.session.caches[index]
+        self._block = BlockWork(
+            architecture, index, partition, caches, request.plan, request.codec, request.clean, before, request.reads
+        )
+
+
+class _StageWork(HopWork):
+    """New symbols on their way through the host's stages of a pipeline."""
+
+    def __init__(self, request: PipelineRequest, hop: stage_pb2.Hop, session: Session, following: int) -> None:
+        self.hop, self.session, self.following, self.codec = hop, session, following, request.codec
+        for caches in session.caches.values():
+            for cache in caches:
+                cache.length = request.start  # draft tokens from there on are forgotten
+        self._runners, self._stages = session.parts.pipeline(session.kind), tuple(session.caches)
+        self._at = 0
+        self._hidden = list[Tensor]()
+
+    def _between_stages(self, hidden: Tensor) -> Tensor:
+        """The input of the next stage on this host: as another host would get it, so that a text does not depend on
+        which host holds which stage. hidden: (..., width)."""
+        return self.codec.round_trip(hidden.flatten(0, -2), FEATURE_LIMIT).view(hidden.shape)
+
+    @property
+    def _ends_here(self) -> bool:
+        """True if this host holds the last stage."""
+        return self._stages[-1] == self.session.parts.parts - 1
+
+    def _hand_on(self, hidden: Tensor) -> None:
+        work = work_of(self.hop)
+        assert not isinstance(work, stage_pb2.Sweep)
+        work.stage, work.hidden = self.following, self.codec.encode(hidden)
+        self.outcome = self.hop
+
+
+class PipelineWork(_StageWork):
+    """New symbols, after which one may be sampled."""
+
+    def __init__(
+        self, request: PrefillRequest | SamplingRequest, hop: stage_pb2.Hop, session: Session, following: int
+    ) -> None:
+        super().__init__(request, hop, session, following)
+        self.request = request
+        self._unread = deque((request.clean if request.hidden is None else request.hidden).split(request.lengths))
+        self._depths: tuple[int, ...] = ()
+        if isinstance(request, SamplingRequest) and request.depths:
+            before = len(self._unread[-1]) - request.draft
+            self._depths = (*range(before), *(before + depth for depth in request.depths))
+        self._x = self._unread.popleft()
+
+    @property
+    def between_reads(self) -> bool:
+        """True if the next read would start at the host's first stage."""
+        return self._at == 0
+
+    @property
+    def rows(self) -> int:
+        return len(self._x)
+
+    def next_op(self) -> KernelCall:
+        if self._at == len(self._stages):
+            return KernelCall(self._runners[self._stages[-1]].next_byte, self._x, self.rows)
+        stage = self._stages[self._at]
+        at_once = isinstance(self.request, PrefillRequest) and self.request.for_score
+        depths = () if self._unread else self._depths
+        return KernelCall(
+            self._runners[stage].read, CleanPiece(self._x, self.session.caches[stage], at_once, depths), self.rows
+        )
+
+    def complete(self, result: Tensor | Denoised) -> None:
+        assert isinstance(result, Tensor)
+        if self._at == len(self._stages):
+            self.outcome = self._sampled(result)
+            return
+        self._x, self._at = result, self._at + 1
+        if self._at < len(self._stages):
+            self._x = self._between_stages(self._x)
+            return
+        self._hidden.append(self._x)
+        if self._unread:
+            self._x, self._at = self._unread.popleft(), 0
+            return
+        hidden = torch.cat(self._hidden) if len(self._hidden) > 1 else self._x
+        if not self._ends_here:
+            self._hand_on(hidden)
+        elif isinstance(self.request, PrefillRequest):
+            self.outcome = stage_pb2.Event(session=self.hop.session, number=self.request.number)
+        else:
+            # the last known symbol and the drafts; after the last draft of a rejection nothing is asked
+            rows = hidden[-1 - self.request.draft :]
+            self._x = rows[:-1] if isinstance(self.request, RejectionRequest) and self.request.draft else rows
+
+    def _sampled(self, logits: Tensor) -> stage_pb2.Event:
+        """The event with what was sampled. logits: (rows, vocabulary)."""
+        request, event = self.request, stage_pb2.Event(session=self.hop.session, number=self.request.number)
+        assert isinstance(request, SamplingRequest)
+        drafts = request.clean[len(request.clean) - request.draft :].tolist() if request.draft else []
+        first, alphabet = request.start + len(request.clean) - request.draft, self.session.alphabet
+        if isinstance(request, RejectionRequest):
+            judged = verify_drafts(
+                logits, drafts, request.odds, request.temperature, request.seed, first, request.draw_set
+            )
+            event.verification.accepted = judged.accepted
+            event.verification.odds = judged.odds.astype("<f4").tobytes()
+            if len(judged.symbols) < alphabet.size:
+                event.verification.symbols = alphabet.encode(judged.symbols)
+            return event
+        # Drafts are compared with what the model samples at their place from the same random numbers, so the text is
+        # the very text that it writes without drafts. Only along the right ones anything is sampled.
+        tree, text, right = DraftTree(drafts, request.depths or range(len(drafts))), b"", -1
+        for position in range(first, first + len(drafts) + 1):
+            symbol = sample_symbols(logits[right + 1 : right + 2], request.temperature, request.seed, position)
+            text += symbol
+            if not drafts or (right := tree.after(right, alphabet.symbols(symbol)[0])) < 0:
+                break
+        event.text = text
+        return event
+
+
+class ScoreWork(_StageWork):
+    """New symbols, and candidates that may come after them.
+
+    The new symbols are read and remembered; then every candidate is evaluated as a branch that nothing remembers.
+    """
+
+    def __init__(self, request: ScoreRequest, hop: stage_pb2.Hop, session: Session, following: int) -> None:
+        super().__init__(request, hop, session, following)
+        self.request, self._known = request, len(request.clean)
+        self._scores = CandidateScores(request.candidates, request.temperature)
+        clean, inner = request.clean, request.candidates[:, :-1]  # nothing is asked after a last symbol
+        if (hidden := request.hidden) is not None:
+            clean, inner = hidden[: self._known], hidden[self._known :].view(*inner.shape, hidden.shape[1])
+        self._unread, self._branches = deque(clean.split(request.lengths)), deque(branch_pieces(inner))
+        self._x, self._branching = self._unread.popleft(), False
+        self._heads = deque[Tensor]()
+
+    @property
+    def rows(self) -> int:
+        if self._heads:
+            return len(self._heads[0])
+        return self._x.shape[0] * self._x.shape[1] if self._branching else len(self._x)
+
+    def next_op(self) -> KernelCall:
+        if self._heads:
+            return KernelCall(self._runners[self._stages[-1]].next_byte, self._heads[0], self.rows)
+        stage = self._stages[self._at]
+        runner, caches = self._runners[stage], self.session.caches[stage]
+        if self._branching:
+            return KernelCall(runner.branch, BranchPiece(self._x, caches), self.rows)
+        return KernelCall(runner.read, CleanPiece(self._x, caches, at_once=True), self.rows)
+
+    def complete(self, result: Tensor | Denoised) -> None:
+        assert isinstance(result, Tensor)
+        if self._heads:
+            self._heads.popleft()
+            self._scores.add(result)
+            if not self._heads:
+                scores = stage_pb2.Scores(nats=self._scores.nats().astype("<f4").tobytes())
+                self.outcome = stage_pb2.Event(session=self.hop.session, number=self.request.number, scores=scores)
+            return
+        self._x, self._at = result, self._at + 1
+        if self._at < len(self._stages):
+            self._x = self._between_stages(self._x)
+            return
+        self._hidden.append(self._x.flatten(0, -2))
+        self._at, self._branching = 0, not self._unread
+        left = self._unread or self._branches
+        if left:
+            self._x = left.popleft()
+        elif self._ends_here:
+            self._heads.extend(head_pieces(torch.cat(self._hidden)[self._known - 1 :], self.session.alphabet.size))
+        else:
+            self._hand_on(torch.cat(self._hidden))

@@ -1,0 +1,227 @@
+"""The gate of an import: the model must read the probe text as such a model does, or is refused with a reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from stages.errors import CheckpointError
+from stages.importing.gguf_file import half_split, interleaved
+from stages.importing.source import EMBEDDING, HEAD, NORM, Source, expected_shapes
+from stages.model.llama import LlamaArchitecture, LlamaLayer, RopeScaling, llama_rotary
+
+# Readings of the same weights that differ in one thing: what a mis-mapped model most likely got wrong.
+
+
+Tensors = dict[str, Tensor]  # of one layer, by their names within it
+Change = Callable[[Tensors, LlamaArchitecture], Tensors]
+
+THETAS = (1e4, 1e5, 5e5, 1e6)
+EPSILONS = (1e-6, 1e-5)
+SCALINGS = (None, RopeScaling(8.0, 1.0, 4.0, 8192), RopeScaling(32.0, 1.0, 4.0, 8192))
+
+
+def as_it_is(tensors: Tensors, _: LlamaArchitecture) -> Tensors:
+    return tensors
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One reading of a source."""
+
+    what: str  # the difference from the source's own settings, worded to follow "with"
+    architecture: LlamaArchitecture
+    change: Change = as_it_is
+    only: int | None = None  # the layer that the change is for; None for all
+
+    def layer(self, tensors: Tensors, index: int) -> LlamaLayer:
+        """A layer of this reading, of the source's tensors of that layer."""
+        if self.only in (None, index):
+            tensors = self.change(tensors, self.architecture)
+        return layer_of(tensors, self.architecture)
+
+
+def settings(source: Source) -> Iterator[Variant]:
+    """The source's own reading, then those that change one thing in all layers that no shape betrays."""
+    a = source.architecture
+    yield Variant("", a)
+    yield Variant("the rows of each query and key head de-interleaved (head layout)", a, _heads(half_split))
+    yield Variant("the rows of each query and key head interleaved (head layout)", a, _heads(interleaved))
+    for theta in THETAS:
+        if theta != a.rope_theta:
+            yield Variant(f"rotary theta {theta:g} instead of {a.rope_theta:g}", replace(a, rope_theta=theta))
+    for scaling in SCALINGS:
+        if scaling != a.rope_scaling:
+            shown = f"Llama 3's by {scaling.factor:g}" if scaling else "none"
+            yield Variant(f"another rotary scaling ({shown})", replace(a, rope_scaling=scaling))
+    for epsilon in EPSILONS:
+        if epsilon != a.norm_epsilon:
+            changed = replace(a, norm_epsilon=epsilon)
+            yield Variant(f"norm epsilon {epsilon:g} instead of {a.norm_epsilon:g}", changed)
+    if not a.tied_head:
+        yield Variant("the head tied to the embedding", replace(a, tied_head=True))
+    elif HEAD in source.shapes():
+        yield Variant(f"the head's own tensor {HEAD} instead of the tied embedding", replace(a, tied_head=False))
+    yield from _kinds(a)
+
+
+def omissions(source: Source) -> Iterator[Variant]:
+    """Readings that leave one half of one layer out: where a tensor is damaged, that does less harm."""
+    a = source.architecture
+    for i in range(sum(a.layers)):
+        for name in ("attention_out.weight", "mlp_out.weight"):
+            half = "q, k, v, attention_out, attention_norm" if name.startswith("att") else "gate, up, mlp_out, mlp_norm"
+            what = f"one half of layer {i} left out (its tensors {half})"
+            yield Variant(what, a, _mend(name, torch.zeros_like), only=i)
+
+
+def _kinds(a: LlamaArchitecture) -> Iterator[Variant]:
+    """Two kinds of tensors of one shape exchanged, or square ones transposed."""
+    for one, other in (("gate", "up"), ("k", "v"), ("attention_norm", "mlp_norm")):
+        names = f"{one}.weight", f"{other}.weight"
+        yield Variant(f"the tensors layers.*.{names[0]} and layers.*.{names[1]} exchanged", a, _exchange(*names))
+    squares = [name for name, shape in _layer_shapes(a).items() if len(shape) == 2 and shape[0] == shape[1]]
+    for name in squares:
+        yield Variant(f"the tensors layers.*.{name} transposed", a, _mend(name, lambda x: x.t().contiguous()))
+
+
+def layer_of(tensors: Tensors, architecture: LlamaArchitecture) -> LlamaLayer:
+    """A layer that holds these tensors, or copies of them where several are put together."""
+    with torch.device("meta"):
+        layer = LlamaLayer(architecture)
+    layer.load_state_dict(joined(tensors), assign=True)
+    return layer.eval().requires_grad_(False)
+
+
+def joined(tensors: Tensors) -> Tensors:
+    """A layer's tensors as `LlamaLayer` has them: queries, keys and values in one, gate and up in one."""
+    groups = {"qkv": ("q", "k", "v"), "mlp_in": ("gate", "up")}
+    whole = {name: x for name, x in tensors.items() if name.partition(".")[0] not in ("q", "k", "v", "gate", "up")}
+    for ours, theirs in groups.items():
+        for end in ("weight", "bias"):
+            if f"{theirs[0]}.{end}" in tensors:
+                whole[f"{ours}.{end}"] = torch.cat([tensors[f"{name}.{end}"] for name in theirs])
+    return whole
+
+
+def _layer_shapes(a: LlamaArchitecture) -> dict[str, tuple[int, ...]]:
+    prefix = "layers.0."
+    return {name.removeprefix(prefix): s for name, s in expected_shapes(a).items() if name.startswith(prefix)}
+
+
+def _heads(rearranged: Callable[[Tensor, int], Tensor]) -> Change:
+    def change(tensors: Tensors, a: LlamaArchitecture) -> Tensors:
+        counts = {"q": a.heads, "k": a.kv_heads}
+        return {
+            name: rearranged(x, counts[name[0]]) if name.partition(".")[0] in counts else x
+            for name, x in tensors.items()
+        }
+
+    return change
+
+
+def _exchange(one: str, other: str) -> Change:
+    def change(tensors: Tensors, _: LlamaArchitecture) -> Tensors:
+        if tensors[one].shape != tensors[other].shape:
+            return tensors
+        return {**tensors, one: tensors[other], other: tensors[one]}
+
+    return change
+
+
+def _mend(name: str, mended: Callable[[Tensor], Tensor]) -> Change:
+    def change(tensors: Tensors, _: LlamaArchitecture) -> Tensors:
+        return {**tensors, name: mended(tensors[name])}
+
+    return change
+
+
+# One way through a model's layers, for many readings of them at once.
+#
+# A layer is read, run for every reading, and let go: memory holds one layer, however large the model is.
+
+
+@torch.inference_mode()
+def losses(source: Source, tokens: Sequence[int], variants: Sequence[Variant]) -> list[float]:
+    """Cross-entropy (nats a token) of the probe's tokens in each reading."""
+    known = torch.tensor(tokens)
+    rotary = lru_cache(None)(lambda a: llama_rotary(replace(a, positions=len(tokens))))
+    hidden = [source.tensor(EMBEDDING)[known][None]] * len(variants)
+    for i in range(sum(source.architecture.layers)):
+        tensors = layer_tensors(source, i)
+        hidden = [
+            variant.layer(tensors, i)(x, rotary(variant.architecture))
+            for variant, x in zip(variants, hidden, strict=True)
+        ]
+    return _nats(source, known, variants, hidden)
+
+
+def layer_tensors(source: Source, index: int) -> Tensors:
+    """The tensors of one layer, by their names within it."""
+    prefix = f"layers.{index}."
+    return {name.removeprefix(prefix): source.tensor(name) for name in source.shapes() if name.startswith(prefix)}
+
+
+def _nats(source: Source, known: Tensor, variants: Sequence[Variant], hidden: Sequence[Tensor]) -> list[float]:
+    weight, found = source.tensor(NORM), [0.0] * len(variants)
+    for tied in {variant.architecture.tied_head for variant in variants}:
+        head = source.tensor(EMBEDDING if tied else HEAD)
+        for i, (variant, x) in enumerate(zip(variants, hidden, strict=True)):
+            a: LlamaArchitecture = variant.architecture
+            if a.tied_head == tied:
+                logits = F.rms_norm(x[0, :-1], (a.width,), weight, a.norm_epsilon) @ head.t()
+                found[i] = float(F.cross_entropy(logits, known[1:]))
+    return found
+
+
+# From this share of ln(V) on, weights say no more of plain English than random ones: trained models are far below.
+NEAR_UNTRAINED = 0.75
+CLEAR_NATS = 0.25  # by so much a change must lower the loss to be held for the cause
+
+
+def check_loss(source: Source, tokens: Sequence[int], is_untrained: bool = False) -> float:
+    """The model's cross-entropy on the probe (nats a token).
+
+    What no shape betrays is tried otherwise, one thing at a time, in the same pass. Raises CheckpointError when
+    the loss is near what untrained weights give, or when one change lowers it clearly: then the weights are loaded,
+    but mis-mapped. :param is_untrained: the weights are known to be random, and say nothing.
+    """
+    variants = list(settings(source))
+    if is_untrained:
+        return _finite(losses(source, tokens, variants[:1])[0])
+    limit = math.log(source.architecture.vocabulary)
+    nats = losses(source, tokens, variants)
+    own = nats[0] if math.isfinite(nats[0]) else math.inf
+    is_trained = own < NEAR_UNTRAINED * limit
+    best, cause = _best(nats, variants)
+    mended = min(own - CLEAR_NATS, NEAR_UNTRAINED * limit)
+    if is_trained and best > mended:
+        return own
+    if best > mended:
+        others = list(omissions(source))
+        best, cause = _best(losses(source, tokens, others), others)
+    untrained = f"ln({source.architecture.vocabulary}) = {limit:.2f} is what untrained weights give"
+    found = f"weights loaded but mis-mapped: {own:.2f} nats a token on the probe text, where {untrained}"
+    if best <= mended:
+        raise CheckpointError(f"{found}; with {cause} it is {best:.2f}: most likely that is the cause")
+    raise CheckpointError(
+        f"{found}, and no single change of head layout, rotary embedding, norm epsilon, tied head or one tensor mends "
+        "it; random weights are imported with --untrained"
+    )
+
+
+def _finite(nats: float) -> float:
+    if not math.isfinite(nats):
+        raise CheckpointError("these weights give no finite loss on the probe text: they are damaged")
+    return nats
+
+
+def _best(nats: Sequence[float], variants: Sequence[Variant]) -> tuple[float, str]:
+    finite = ((loss, variant.what) for loss, variant in zip(nats, variants, strict=True) if math.isfinite(loss))
+    return min(finite, default=(math.inf, ""))

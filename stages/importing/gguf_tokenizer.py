@@ -1,0 +1,304 @@
+"""tokenizer.json of what a GGUF file says of its tokenizer."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stages.errors import CheckpointError
+from stages.importing.source import Speech, end_tokens, licence_texts, read_text
+
+# What a GGUF file says of its tokens, checked before use: the file is a user's.
+
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # kinds of tokens, of those in `tokenizer.ggml.token_type`
+SENTENCEPIECE = "llama"  # what `tokenizer.ggml.model` calls SentencePiece
+SPACE = "▁"  # how SentencePiece writes a space
+# Of a SentencePiece model that does not name them, as llama.cpp has it.
+_PIECES_IDS = {"bos": 1, "eos": 2, "unknown": 0}
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Arrays have a place for every token, or are empty where the file has none."""
+
+    model: str  # its algorithm: `gpt2`, `llama`, ..
+    pre: str  # how text is cut before merging
+    tokens: list[str]
+    kinds: list[int]
+    scores: list[float]
+    merges: list[str]  # the two tokens of each with a space between, the first to be made first
+    bos: int | None
+    eos: int | None
+    unknown: int | None
+    ends: list[int]  # tokens that a text ends with
+    begins: bool  # whether a text begins with `bos`
+    is_prefixed: bool  # whether a space is put before a text
+    changes_text: bool  # whether text is changed before it is cut, by tables or by leaving spaces out
+
+    def text(self, number: int | None) -> str | None:
+        return self.tokens[number] if number is not None and number < len(self.tokens) else None
+
+    def require_unique(self) -> None:
+        """Raises CheckpointError where two tokens are spelled alike."""
+        numbers = dict[str, int]()
+        for i, token in enumerate(self.tokens):
+            if (first := numbers.setdefault(token, i)) != i:
+                raise CheckpointError(
+                    f"tokens {first} and {i} are both spelled {token[:40]!r}: the file is damaged, fetch it again"
+                )
+
+
+def read_vocabulary(fields: Mapping[str, Any]) -> Vocabulary:
+    """From a file's metadata. Raises CheckpointError for what has another type or size than the format says."""
+    said = _Said(fields)
+    model = said.one("model", str, "")
+    are_pieces = model == SENTENCEPIECE
+    tokens = said.array("tokens", (str,), "texts")
+    kinds = said.array("token_type", (int,), "whole numbers", len(tokens))
+    scores = said.array("scores", (float, int), "numbers", len(tokens))
+    if any(math.isnan(score) for score in scores):
+        raise CheckpointError("tokenizer.ggml.scores holds what is no number: the file is damaged, fetch it again")
+    if are_pieces:  # those that a user adds are found in the text as it is written
+        spelled = zip(tokens, kinds or [NORMAL] * len(tokens), strict=True)
+        tokens = [token.replace(SPACE, " ") if kind == USER_DEFINED else token for token, kind in spelled]
+    default = _PIECES_IDS if are_pieces else {}
+    bos, eos, unknown, eot, eom = (
+        said.number(name, len(tokens), default.get(name)) for name in ("bos", "eos", "unknown", "eot", "eom")
+    )
+    return Vocabulary(
+        model,
+        said.one("pre", str, "gpt-2"),
+        tokens,
+        kinds,
+        scores,
+        said.array("merges", (str,), "texts"),
+        bos,
+        eos,
+        unknown,
+        sorted({end for end in (eos, eot, eom) if end is not None}),
+        said.one("add_bos_token", bool, are_pieces) and bos is not None,
+        said.one("add_space_prefix", bool, True),
+        bool(fields.get("tokenizer.ggml.precompiled_charsmap")) or said.one("remove_extra_whitespaces", bool, False),
+    )
+
+
+class _Said:
+    """Reads fields by the end of their names."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self.fields = fields
+
+    def one(self, name: str, kind: type, default: Any) -> Any:  # noqa: ANN401
+        found = self.fields.get(f"tokenizer.ggml.{name}", default)
+        if not isinstance(found, kind):
+            raise CheckpointError(f"tokenizer.ggml.{name} is {found!r:.60}: the file is damaged, fetch it again")
+        return found
+
+    def array(self, name: str, kinds: tuple[type, ...], what: str, size: int | None = None) -> list[Any]:
+        """:param size: that it must have, unless it is missing."""
+        found = self.fields.get(f"tokenizer.ggml.{name}", [])
+        if not isinstance(found, list) or not all(type(each) in kinds for each in found):
+            raise CheckpointError(f"tokenizer.ggml.{name} must hold {what}: the file is damaged, fetch it again")
+        if found and size is not None and len(found) != size:
+            raise CheckpointError(
+                f"tokenizer.ggml.{name} is of {len(found)} tokens, the file has {size}: it is damaged, fetch it again"
+            )
+        return found
+
+    def number(self, name: str, tokens: int, default: int | None) -> int | None:
+        """A token's; files write numbers that there are not for none."""
+        found = self.fields.get(f"tokenizer.ggml.{name}_token_id")
+        if type(found) is int and found >= 0 and (found < tokens or not tokens):
+            return found
+        return default if default is not None and default < tokens else None
+
+
+# Byte-level BPE, in the format of the package tokenizers.
+
+
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# How text is cut before merging, by `tokenizer.ggml.pre`; then its bytes are written as letters.
+SPLITS: dict[str, list[dict[str, Any]]] = {
+    "smollm": [{"type": "Digits", "individual_digits": True}],
+    "gpt-2": [],
+    "llama-bpe": [
+        {"type": "Split", "pattern": {"Regex": _LLAMA3}, "behavior": "Isolated", "invert": False},
+    ],
+    "qwen2": [
+        {
+            "type": "Split",
+            "pattern": {"Regex": _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")},
+            "behavior": "Isolated",
+            "invert": False,
+        },
+    ],
+}
+_OWN_WORDS = ("smollm", "gpt-2")  # those that leave the cutting into words to the last step
+
+
+def byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
+    """The steps of its tokenizer.json. Raises CheckpointError for a way of cutting that is not known."""
+    pre = vocabulary.pre
+    if pre not in SPLITS:
+        raise CheckpointError(
+            f"the tokenizer in this file ('gpt2', cut as {pre!r}) cannot be rebuilt from it; those cut as "
+            f"{', '.join(SPLITS)} can: put the model's own tokenizer.json beside the file"
+        )
+    words = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": pre in _OWN_WORDS}
+    return {
+        "normalizer": {"type": "NFC"} if pre == "qwen2" else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*SPLITS[pre], words]},
+        "decoder": {**words, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "vocab": {token: i for i, token in enumerate(vocabulary.tokens)},
+            "merges": [merge.split(" ", 1) for merge in vocabulary.merges],
+            "ignore_merges": pre == "llama-bpe",
+        },
+    }
+
+
+# BPE as SentencePiece has it, in the format of the package tokenizers: Llama 1 and 2, Mistral and their kin.
+
+
+MAX_LETTERS = 512  # of a token, each place of which is tried as one where it was put together
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]  # the tokens that a character is spelled with which is none itself
+_INSTEAD = "put the model's own tokenizer.json beside the file"
+
+
+def sentencepiece(vocabulary: Vocabulary) -> dict[str, Any]:
+    """The steps of its tokenizer.json. Raises CheckpointError for a vocabulary that does not tell them."""
+    _check(vocabulary)
+    numbers = {token: i for i, token in enumerate(vocabulary.tokens)}
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    prefix = [{"type": "Prepend", "prepend": SPACE}] if vocabulary.is_prefixed else []
+    read: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": SPACE}, "content": " "}]
+    read += [{"type": "ByteFallback"}, {"type": "Fuse"}]
+    if vocabulary.is_prefixed:
+        read.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": [*prefix, spaces]},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": read},
+        "model": {
+            "type": "BPE",
+            "unk_token": vocabulary.text(vocabulary.unknown),
+            "fuse_unk": True,
+            "byte_fallback": numbers.keys() >= set(BYTES),
+            "vocab": numbers,
+            "merges": _merges(vocabulary),
+        },
+    }
+
+
+def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+    """Every way to make a token of two others, the one to be made first first.
+
+    SentencePiece makes the token with the best score, and of several places for it the leftmost. A list of merges can
+    say the first and not the second: the longer left side first comes nearest, as where " " and "  " both could begin.
+    """
+    kinds = zip(vocabulary.tokens, vocabulary.kinds, vocabulary.scores, strict=True)
+    scores = {token: score for token, kind, score in kinds if kind == NORMAL}
+    if told := [tuple(merge.split(" ")) for merge in vocabulary.merges]:
+        return [pair for pair in told if len(pair) == 2 and {*pair, "".join(pair)} <= scores.keys()]
+    return [
+        (token[:at], token[at:])
+        for token in sorted(scores, key=scores.__getitem__, reverse=True)
+        for at in range(len(token) - 1, 0, -1)
+        if token[:at] in scores and token[at:] in scores
+    ]
+
+
+def _check(vocabulary: Vocabulary) -> None:
+    tokens, kinds, scores = vocabulary.tokens, vocabulary.kinds, vocabulary.scores
+    if not (tokens and kinds and scores):
+        raise CheckpointError(
+            "a SentencePiece tokenizer is rebuilt from tokenizer.ggml.tokens, token_type and scores, and one of them "
+            f"is not in this file: {_INSTEAD}"
+        )
+    if vocabulary.changes_text:
+        raise CheckpointError(
+            "the tokenizer in this file changes text before it cuts it (precompiled_charsmap or "
+            f"remove_extra_whitespaces), which is not rebuilt from a file: {_INSTEAD}"
+        )
+    normal = [i for i, kind in enumerate(kinds) if kind == NORMAL]
+    if any(scores[i] % 1 for i in normal):  # BPE numbers its merges, unigram has logarithms of frequencies
+        raise CheckpointError(
+            "tokenizer.ggml.scores are those of a unigram model, and only BPE is rebuilt from a file of SentencePiece: "
+            + _INSTEAD
+        )
+    if long := next((i for i in normal if len(tokens[i]) > MAX_LETTERS), None):
+        raise CheckpointError(f"token {long} has {len(tokens[long])} letters, over {MAX_LETTERS}: the file is damaged")
+    if vocabulary.unknown is None and not set(BYTES) <= set(tokens):
+        raise CheckpointError(f"this file has neither tokens for all bytes nor one for what is unknown: {_INSTEAD}")
+
+
+STEPS = {"gpt2": byte_level, SENTENCEPIECE: sentencepiece}  # by `tokenizer.ggml.model`
+
+
+def gguf_speech(path: Path, fields: Mapping[str, Any], size: int) -> Speech:
+    """One beside the file comes first. Raises CheckpointError for a tokenizer that cannot be told from either.
+
+    :param size: of the model's vocabulary.
+    """
+    beside = path.parent / "tokenizer.json"
+    vocabulary = read_vocabulary(fields)
+    specials = {"bos_token": vocabulary.text(vocabulary.bos), "eos_token": vocabulary.text(vocabulary.eos)}
+    return Speech(
+        read_text(beside) if beside.is_file() else tokenizer_json(vocabulary),
+        str(fields.get("tokenizer.chat_template", "")),
+        {**specials, "end_tokens": end_tokens(vocabulary.ends, size)},
+        licence_texts(path.parent),
+    )
+
+
+def tokenizer_json(vocabulary: Vocabulary) -> str:
+    """In the format of the package tokenizers. Raises CheckpointError."""
+    if vocabulary.model not in STEPS:
+        raise CheckpointError(
+            f"the tokenizer in this file ({vocabulary.model!r}) cannot be rebuilt from it; those of "
+            f"{', '.join(STEPS)} can: put the model's own tokenizer.json beside the file"
+        )
+    vocabulary.require_unique()
+    steps = STEPS[vocabulary.model](vocabulary)
+    return json.dumps(
+        {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": _added(vocabulary),
+            "post_processor": _beginning(vocabulary) if vocabulary.begins else None,
+            **steps,
+        }
+    )
+
+
+def _added(vocabulary: Vocabulary) -> list[dict[str, Any]]:
+    """Tokens that are found before any merging; special ones are left out of what is read."""
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    special = (CONTROL, UNKNOWN) if vocabulary.model == SENTENCEPIECE else (CONTROL,)
+    return [
+        {"id": i, "content": vocabulary.tokens[i], "special": kind in special, **flags}
+        for i, kind in enumerate(vocabulary.kinds)
+        if kind in (*special, USER_DEFINED)
+    ]
+
+
+def _beginning(vocabulary: Vocabulary) -> dict[str, Any]:
+    """Puts the token that begins a text before it."""
+    bos = str(vocabulary.text(vocabulary.bos))
+    first, text = {"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    return {
+        "type": "TemplateProcessing",
+        "single": [first, text],
+        "pair": [first, text, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {bos: {"id": bos, "ids": [vocabulary.bos], "tokens": [bos]}},
+    }

@@ -1,0 +1,209 @@
+"""An import from beginning to end: read what it is, check it, cut it, write it stage by stage."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from stages.checkpoint.checkpoint import save_stage, write_manifest
+from stages.checkpoint.gate import PROBE_TEXT
+from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
+from stages.checkpoint.new_directory import new_directory, require_new
+from stages.errors import InputError
+from stages.importing.gate import check_loss, joined, layer_tensors
+from stages.importing.gguf_file import GgufSource
+from stages.importing.huggingface import HuggingFaceSource
+from stages.importing.source import EMBEDDING, HEAD, NORM, Source, Speech, expected_shapes
+from stages.importing.tokenizer import probe_tokens
+from stages.memory import require_memory
+from stages.model.llama import LlamaArchitecture, LlamaStage
+from stages.model.meta_init import without_memory
+
+# Cutting a model into contiguous stages of about equal cost.
+#
+# The cost of a layer, and of the head, is the numbers in its matrices: each is read from memory once for a token and
+# multiplied once, whether the step waits for memory or for arithmetic. Counting them gives the same cut on every
+# machine, which timing them does not. The embedding costs a step nothing, for one row of it is read, but memory:
+# among
+# equally fast cuts, the one whose largest stage is smallest wins.
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """Cost of a stage to its host."""
+
+    layers: int
+    step: int  # numbers that each token's step reads
+    held: int  # numbers in memory
+
+
+def layer_cost(architecture: LlamaArchitecture) -> int:
+    a = architecture
+    return a.width * (a.qkv_width + a.query_width + 3 * a.mlp_width)
+
+
+def stage_cost(architecture: LlamaArchitecture, layers: int, first: bool, last: bool) -> StageCost:
+    """Cost of a stage of so many layers, with the embedding if it is the first and the head if it is the last."""
+    table = architecture.vocabulary * architecture.width
+    step = layers * layer_cost(architecture) + last * table
+    return StageCost(layers, step, step + first * table)
+
+
+# Stages are cut by counting, not by timing: a token's step reads every number of a matrix once and multiplies it once,
+# so the count is in proportion to the time, and two imports of one model give the same files.
+def cut(architecture: LlamaArchitecture, stages: int) -> tuple[int, ...]:
+    """Layers of each stage, such that the slowest is as fast as can be. architecture: uncut. Raises InputError."""
+    total = sum(architecture.layers)
+    if not 1 <= stages <= total:
+        raise InputError(f"--blocks {stages}: the model has {total} layers, and every stage needs one at least")
+
+    @lru_cache(None)
+    def best(begin: int, left: int) -> tuple[int, int, int, tuple[int, ...]]:
+        """Best cut of the layers from `begin` on into `left` stages: worst step, most held, layers moved, the cut."""
+        ways: list[tuple[int, int, int, tuple[int, ...]]] = []
+        for count in range(1, total - begin - left + 2) if left > 1 else [total - begin]:
+            cost = stage_cost(architecture, count, begin == 0, left == 1)
+            if left == 1:
+                ways.append((cost.step, cost.held, 0, (count,)))
+                continue
+            step, held, spread, rest = best(begin + count, left - 1)
+            squares = spread + (count * count)
+            ways.append((max(step, cost.step), max(held, cost.held), squares, (count, *rest)))
+        return min(ways)
+
+    return best(0, stages)[3]
+
+
+CHAT_TEMPLATE_NAME, SPECIAL_TOKENS_NAME = "chat_template.jinja", "special_tokens.json"
+DEFAULT_CONTEXT = 8192  # positions that are kept of a longer context: hosts hold a rotary table of it
+TEMPORARIES = 3  # times the largest tensor that is held beside a stage while one is put together
+
+
+@dataclass(frozen=True)
+class ImportSettings:
+    source: Path  # A Hugging Face folder, or a .gguf file
+    out: Path
+    blocks: int
+    context: int | None = None  # positions to keep; None for the model's own, up to DEFAULT_CONTEXT
+    is_untrained: bool = False
+
+
+@dataclass(frozen=True)
+class Imported:
+    """Result of an import."""
+
+    manifest: Manifest
+    nats: float  # cross-entropy on the probe text, a token
+
+
+def open_source(path: Path) -> Source:
+    """Raises InputError or CheckpointError."""
+    if path.is_dir():
+        return HuggingFaceSource(path)
+    if path.suffix == ".gguf" and path.is_file():
+        return GgufSource(path)
+    raise InputError(f"{path} is neither a Hugging Face folder (config.json, safetensors) nor a .gguf file")
+
+
+# The model is read twice: layer by layer to measure its loss and that of some fifteen other readings of the same
+# tensors, then stage by stage to write. Memory stays near one stage, and a mis-mapped model is refused before anything
+# is written, with its cause.
+def import_model(settings: ImportSettings) -> Imported:
+    """Make the checkpoint. Raises InputError or CheckpointError, and leaves nothing behind then."""
+    require_new(settings.out)
+    source = open_source(settings.source)
+    source.check()
+    architecture = _cut(source.architecture, settings)
+    tokens = probe_tokens(source.speech.tokenizer, source.architecture, PROBE_TEXT)  # a short context tells too little
+    require_memory(_needed(architecture), f"importing {settings.source}")
+    nats = check_loss(source, tokens, settings.is_untrained)
+    with new_directory(settings.out) as directory:
+        files = _write_files(directory, source.speech)
+        nothing = (None,) * architecture.parts
+        data, metrics = {**source.about}, {"probe": {"next_token_nats": nats}}
+        manifest = Manifest("ar", architecture, nothing, probe_text=PROBE_TEXT, tokenizer="tokens", data=data)
+        write_manifest(directory, replace(manifest, metrics=metrics, probe_tokens=tokens, files=files))
+        hidden = None
+        for index in range(architecture.parts):
+            hidden = save_stage(directory, build_stage(source, architecture, index), hidden)
+        return Imported(read_manifest(directory), nats)
+
+
+@torch.inference_mode()
+def build_stage(source: Source, architecture: LlamaArchitecture, index: int) -> LlamaStage:
+    """One stage, filled from the source. architecture: cut."""
+    with without_memory():
+        stage = LlamaStage(architecture, index)
+    stage.restore_tables()
+    tensors = {}
+    if stage.is_first:
+        tensors["embedding.weight"] = source.tensor(EMBEDDING)
+    begin = sum(architecture.layers[:index])
+    for i in range(architecture.layers_in(index)):
+        layer = joined(layer_tensors(source, begin + i))
+        tensors |= {f"layers.{i}.{name}": tensor for name, tensor in layer.items()}
+    if stage.is_last:
+        tensors["norm.weight"] = source.tensor(NORM)
+        if isinstance(stage.head, nn.Linear):
+            tensors["head.weight"] = source.tensor(EMBEDDING if architecture.tied_head else HEAD)
+    stage.load_state_dict(tensors, assign=True)
+    return stage.eval().requires_grad_(False)
+
+
+def _cut(whole: LlamaArchitecture, settings: ImportSettings) -> LlamaArchitecture:
+    """The same model in stages. Raises InputError."""
+    context = settings.context or min(whole.positions, DEFAULT_CONTEXT)
+    if not 2 <= context <= whole.positions:
+        raise InputError(f"--context {context}: the model reads from 2 to {whole.positions} positions")
+    return replace(whole, layers=cut(whole, settings.blocks), positions=context)
+
+
+def _needed(a: LlamaArchitecture) -> int:
+    """Bytes that an import takes: the largest stage, and what a tensor takes while it is converted."""
+    last = a.parts - 1
+    largest = max(stage_cost(a, a.layers_in(i), i == 0, i == last).held for i in range(a.parts))
+    tensor = max(shape[0] * (shape[1] if len(shape) > 1 else 1) for shape in expected_shapes(a).values())
+    return 4 * (largest + TEMPORARIES * tensor)
+
+
+def _write_files(directory: Path, speech: Speech) -> dict[str, str]:
+    """Write the files beside the weights; returns their digests."""
+    contents = {TOKENIZER_NAME: speech.tokenizer.encode(), **speech.licences}
+    if speech.chat_template:
+        contents[CHAT_TEMPLATE_NAME] = speech.chat_template.encode(errors="replace")
+    if speech.special_tokens:
+        contents[SPECIAL_TOKENS_NAME] = (json.dumps(speech.special_tokens, indent=2) + "\n").encode()
+    for name, content in contents.items():
+        (directory / name).write_bytes(content)
+    return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+
+
+# What an import made, for people.
+
+
+MEGABYTE = 1e6
+
+
+def summary(imported: Imported) -> str:
+    """A line on the gate, then one for each stage."""
+    manifest, a = imported.manifest, imported.manifest.architecture
+    assert isinstance(a, LlamaArchitecture)
+    limit = math.log(a.vocabulary)
+    costs = [stage_cost(a, a.layers_in(i), i == 0, i == a.parts - 1) for i in range(a.parts)]
+    whole = sum(cost.step for cost in costs)
+    lines = [f"{imported.nats:.3f} nats a token on the probe text (ln({a.vocabulary}) = {limit:.2f} is no model)"]
+    for i, (cost, part) in enumerate(zip(costs, manifest.parts, strict=True)):
+        assert part is not None
+        ends = " with the embedding" * (i == 0) + " with the head" * (i == a.parts - 1)
+        lines.append(
+            f"stage {i}: {cost.layers} layers{ends}, {cost.step / whole:.0%} of a step's work, "
+            f"{part.bytes / MEGABYTE:.0f} MB, {part.file}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,138 @@
+"""Sources of pretrained models: one interface for every format of their files."""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from stages.errors import CheckpointError
+from stages.model.llama import LlamaArchitecture
+
+# By the names of Hugging Face; in GGUF they are called `llama` (the first two) and `qwen2`.
+SUPPORTED = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
+
+MAX_ENDS = 64
+EMBEDDING, NORM, HEAD = "embedding.weight", "norm.weight", "head.weight"
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Speech:
+    """Everything of a model beside its weights."""
+
+    tokenizer: str  # tokenizer.json
+    chat_template: str = ""
+    # `bos_token` and `eos_token` as text or None, and `end_tokens`, the ids that a text ends with.
+    special_tokens: Mapping[str, Any] = field(default_factory=dict)
+    licences: Mapping[str, bytes] = field(default_factory=dict)  # file name -> text
+
+
+class Source(ABC):
+    """A model as it was published.
+
+    Its tensors have the names of `expected_shapes`, and rotary pairs in the half-split form, whatever the format has.
+    """
+
+    architecture: LlamaArchitecture  # with all layers in one stage
+    speech: Speech
+    about: Mapping[str, Any]  # what the manifest notes under `data`
+
+    @abstractmethod
+    def shapes(self) -> dict[str, Shape]:
+        """Shape of every tensor; one of no known name keeps the format's own name."""
+
+    @abstractmethod
+    def read(self, name: str) -> Tensor:
+        """One tensor as it is in the files, float32. Raises CheckpointError."""
+
+    def tensor(self, name: str) -> Tensor:
+        """One tensor, read now, float32. Raises CheckpointError, also where it holds what is no finite number: rows
+        that the probe text does not use would go unseen."""
+        found = self.read(name)
+        if not all(math.isfinite(end) for end in found.aminmax()):
+            raise CheckpointError(f"tensor {name} holds NaN or infinite numbers: the weights are damaged")
+        return found
+
+    def check(self) -> None:
+        """Raises CheckpointError where the tensors are not those that the configuration promises."""
+        found, expected = self.shapes(), expected_shapes(self.architecture)
+        if self.architecture.tied_head:
+            found.pop(HEAD, None)  # a copy of the embedding, which some files have all the same
+        for name, shape in expected.items():
+            if name not in found:
+                raise CheckpointError(f"tensor {name} is missing, which the configuration asks for{_hint(name)}")
+            if found[name] != shape:
+                raise CheckpointError(f"tensor {name} has shape {found[name]}, the configuration asks for {shape}")
+        if unknown := sorted(found.keys() - expected.keys()):
+            raise CheckpointError(
+                f"{len(unknown)} tensors have no place in the architecture that the configuration describes, "
+                f"{unknown[0]} first"
+            )
+
+
+def expected_shapes(architecture: LlamaArchitecture) -> dict[str, Shape]:
+    """Name and shape of every tensor of a model, by our names."""
+    a = architecture
+    queries, keys = a.query_width, a.kv_heads * a.head_dim
+    shapes: dict[str, Shape] = {EMBEDDING: (a.vocabulary, a.width)}
+    for i in range(sum(a.layers)):
+        layer: dict[str, Shape] = {"attention_norm.weight": (a.width,)}
+        layer |= {"q.weight": (queries, a.width), "k.weight": (keys, a.width), "v.weight": (keys, a.width)}
+        if a.attention_bias != "none":
+            layer |= {"q.bias": (queries,), "k.bias": (keys,), "v.bias": (keys,)}
+        layer["attention_out.weight"] = (a.width, queries)
+        if a.attention_bias == "all":
+            layer["attention_out.bias"] = (a.width,)
+        layer |= {"mlp_norm.weight": (a.width,), "gate.weight": (a.mlp_width, a.width)}
+        layer |= {"up.weight": (a.mlp_width, a.width), "mlp_out.weight": (a.width, a.mlp_width)}
+        shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
+    shapes[NORM] = (a.width,)
+    if not a.tied_head:
+        shapes[HEAD] = (a.vocabulary, a.width)
+    return shapes
+
+
+def end_tokens(numbers: Iterable[object], vocabulary: int) -> list[int]:
+    """End tokens that the model can write: files name numbers beyond the vocabulary for none.
+
+    Raises CheckpointError for more than MAX_ENDS.
+    """
+    ends = sorted({end for end in numbers if type(end) is int and 0 <= end < vocabulary})
+    if len(ends) > MAX_ENDS:
+        raise CheckpointError(f"{len(ends)} tokens are said to end a text; at most {MAX_ENDS} are read")
+    return ends
+
+
+def read_text(path: Path) -> str:
+    """Raises CheckpointError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged ({error}); fetch it again") from None
+
+
+def _hint(name: str) -> str:
+    return ": its head is tied to the embedding, it seems, and the configuration denies it" if name == HEAD else ""
+
+
+# The texts that a model may not travel without.
+
+
+_NAME = re.compile(r"(LICEN[CS]E|NOTICE|COPYING|USE_POLICY|ACCEPTABLE_USE)([._-][A-Za-z0-9._-]*)?", re.IGNORECASE)
+MAX_TEXTS = 8
+MAX_TEXT_BYTES = 1 << 20
+
+
+def licence_texts(folder: Path) -> dict[str, bytes]:
+    """Licences in a folder: file name -> text."""
+    paths = sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_file())
+    return {path.name: path.read_bytes() for path in paths[:MAX_TEXTS] if path.stat().st_size <= MAX_TEXT_BYTES}

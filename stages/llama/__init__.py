@@ -1,1 +1,0 @@
-"""Pretrained models of the Llama family, as stages of an AR pipeline."""

@@ -1,0 +1,69 @@
+"""The shapes of the two model families: a chain of diffusion blocks and an AR pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from stages.errors import ShapeError
+
+VOCABULARY = 256  # one symbol for each byte. There is no padding and no start symbol: a prompt has at least one byte.
+
+# What a block's clean stream reads: the bytes (`own`) or the features of the block before (`chained`).
+Context = Literal["own", "chained"]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Sizes shared by every block of a chain, or every stage of an AR pipeline.
+
+    `parts` counts blocks (chain) or stages (AR); `layers` counts transformer layers in *one* part.
+    """
+
+    parts: int = 3
+    layers: int = 2
+    width: int = 128
+    heads: int = 4
+    context_bytes: int = 512
+    code_dim: int = 32
+    condition_dim: int = 64
+    context: Context = "own"
+    # Whether a block reads what the one before made of the slots, beside their states.
+    hands_on_slots: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        for name in ("parts", "layers", "width", "heads", "context_bytes", "code_dim", "condition_dim"):
+            value = getattr(self, name)
+            least = 2 if name == "context_bytes" else 1  # one byte alone has no next byte to learn from
+            most = 1 << 16 if name == "width" else 1 << 20  # a place in a row takes 16 bits on the wire
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+                raise ShapeError(f"architecture: {name} must be a whole number from {least} to {most}, not {value!r}")
+        if self.width % (2 * self.heads):
+            raise ShapeError(
+                f"architecture: width {self.width} must be an even multiple of heads {self.heads} (rotary pairs)"
+            )
+        if self.context not in ("own", "chained"):
+            raise ShapeError(f"architecture: context must be 'own' or 'chained', not {self.context!r}")
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values: each query head has its own."""
+        return self.heads
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of symbols."""
+        return VOCABULARY
+
+    @property
+    def positions(self) -> int:
+        """Symbols in a context."""
+        return self.context_bytes
+
+    def layers_in(self, part: int) -> int:
+        """Transformer layers of one part: of all the same number."""
+        return self.layers

@@ -1,0 +1,139 @@
+"""One block of the chain: clean stream, noisy slots, next-byte head."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from stages.model.architecture import VOCABULARY, Architecture
+from stages.model.layers import Layer, LayerCache, NoiseCondition, initialise, noise_frequencies, rotary_table
+from stages.model.noise import input_scale
+from stages.model.randomness import Purpose, raw_words
+
+# Codes: the fixed unit vector that stands for a byte in the noisy state.
+
+
+# Codes are integers divided by an integer norm: IEEE arithmetic alone, so every machine computes the digest in the
+# manifest. Noise uses raw Philox words for the same reason; numpy promises to keep those, not its normal numbers.
+@dataclass(frozen=True)
+class Codes:
+    """A table of unit-norm codes made from a seed.
+
+    Entries are drawn as 16-bit integers and divided by an integer norm: every machine gets the same bits, so the
+    digest in a manifest can be held exactly.
+    """
+
+    seed: int
+    dim: int
+
+    def table(self) -> Tensor:
+        """(256, dim) float32, each row of norm 1."""
+        words = raw_words(self.seed, Purpose.CODES, 0, VOCABULARY, self.dim)
+        integers = (words >> np.uint64(48)).astype(np.int64) * 2 - 65535
+        norms = np.sqrt((integers * integers).sum(axis=1, dtype=np.int64).astype(np.float64))
+        return torch.from_numpy((integers / norms[:, None]).astype(np.float32))
+
+    def digest(self) -> str:
+        """SHA-256 of the table's little-endian float32 bytes."""
+        return hashlib.sha256(self.table().numpy().astype("<f4").tobytes()).hexdigest()
+
+
+class Block(nn.Module):
+    """Layers of one noise range. Holds everything that a host or a worker needs, and nothing of other blocks.
+
+    :param index: position in the chain; block 0 takes the most noise and always reads bytes.
+    """
+
+    layers: Sequence[Layer]
+    codes: Tensor
+    rotary: Tensor
+
+    def __init__(self, architecture: Architecture, index: int, codes: Codes) -> None:
+        super().__init__()
+        a = architecture
+        self.architecture, self.index = a, index
+        self.data_std = a.code_dim**-0.5
+        self.reads_bytes = a.context == "own" or index == 0
+        self.embedding = nn.Embedding(VOCABULARY, a.width) if self.reads_bytes else None
+        self.state_in = nn.Linear(a.code_dim, a.width, bias=False)
+        self.estimate_in = nn.Linear(a.code_dim, a.width, bias=False)
+        self.slot = nn.Parameter(torch.zeros(a.width))
+        self.condition = NoiseCondition(a.condition_dim)
+        layers = (Layer(a.width, a.heads, a.condition_dim) for _ in range(a.layers))
+        self.layers = cast(Sequence[Layer], nn.ModuleList(layers))
+        self.noisy_norm, self.noisy_head = nn.RMSNorm(a.width), nn.Linear(a.width, VOCABULARY)
+        self.clean_norm, self.clean_head = nn.RMSNorm(a.width), nn.Linear(a.width, VOCABULARY)
+        self.register_buffer("codes", codes.table(), persistent=False)
+        self.register_buffer("rotary", rotary_table(a.context_bytes, a.head_dim), persistent=False)
+        initialise(self, a.layers)
+
+    def restore_tables(self, codes: Codes) -> None:
+        """Compute what is not stored, for a block that was built on the meta device."""
+        a = self.architecture
+        self.codes = codes.table()
+        self.rotary = rotary_table(a.context_bytes, a.head_dim)
+        self.condition.frequencies = noise_frequencies()
+
+    def clean_input(self, source: Tensor) -> Tensor:
+        """The clean stream's input: bytes (batch, positions) int64, or features (batch, positions, width)."""
+        return self.embedding(source) if self.embedding is not None else source
+
+    def read(
+        self, source: Tensor, caches: list[LayerCache] | None = None
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """Run clean positions, appending to `caches`.
+
+        source: as `clean_input`. Returns features (batch, positions, width) and each layer's keys and values
+        of all clean positions so far.
+        """
+        x = self.clean_input(source)
+        start = caches[0].length if caches else 0
+        rotary = self.rotary[:, start : start + x.shape[1]]
+        memory = []
+        for i, layer in enumerate(self.layers):
+            x, keys, values = layer.clean(x, rotary, caches[i] if caches else None)
+            memory.append((keys, values))
+        return x, memory
+
+    def next_byte(self, features: Tensor) -> Tensor:
+        """Logits (batch, positions, 256) of the byte after each clean position."""
+        return self.clean_head(self.clean_norm(features))
+
+    def denoise(
+        self,
+        z: Tensor,
+        estimate: Tensor,
+        sigma: Tensor,
+        memory: list[tuple[Tensor, Tensor]],
+        start: int,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """Logits (batch, slots, 256) of the byte under each noisy slot.
+
+        z, estimate: (batch, slots, code_dim); sigma: (batch, slots or 1); memory: from `read`;
+        start: the position that the first slot fills.
+
+        The likelihood of each byte given its own slot, z . code / sigma^2, is known in closed form (codes have
+        equal norms), so it is added to the logits and the layers learn only what the context says.
+        """
+        x = self.state_in(z * input_scale(sigma, self.data_std)[..., None])
+        x = x + self.estimate_in(estimate / self.data_std) + self.slot
+        rotary = self.rotary[:, start : start + z.shape[1]]
+        condition = self.condition(sigma)
+        for layer, (keys, values) in zip(self.layers, memory, strict=True):
+            x = layer.noisy(x, condition, rotary, keys, values, mask)
+        likelihood = (z @ self.codes.T) / (sigma * sigma)[..., None]
+        return self.noisy_head(self.noisy_norm(x)).float() + likelihood
+
+    # For codes of equal norm the likelihood of a byte given its own slot is exactly z . code / sigma^2 (Bayes), so the
+    # layers learn the context's part only and the logits need no learnable scale. With a head of zeros the block is the
+    # optimal context-free denoiser (tests/stages/model/test_block.py).
+    def point(self, logits: Tensor) -> Tensor:
+        """The denoised point D = softmax(logits) @ C: (batch, slots, code_dim)."""
+        return logits.softmax(dim=-1) @ self.codes

@@ -1,0 +1,169 @@
+"""Transformer layers that carry a causal clean stream and, beside it, noisy slots."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+FOURIER_FEATURES = 16
+
+
+def rotary_table(positions: int, head_dim: int) -> Tensor:
+    """cos and sin of rotary angles (RoPE, arXiv 2104.09864): (2, positions, head_dim / 2) float32."""
+    if torch.get_default_device().type == "meta":  # nothing to compute, and powers would import torch's compiler
+        return torch.empty(2, positions, head_dim // 2)
+    frequency = 10000.0 ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    angle = torch.arange(positions, dtype=torch.float64)[:, None] * frequency
+    return torch.stack([angle.cos(), angle.sin()]).float()
+
+
+def rotate(x: Tensor, rotary: Tensor) -> Tensor:
+    """Rotary embedding. x: (..., positions, head_dim); rotary: (2, positions, head_dim / 2)."""
+    cos, sin = rotary.to(x.dtype)
+    left, right = x.chunk(2, dim=-1)
+    return torch.cat([left * cos - right * sin, left * sin + right * cos], dim=-1)
+
+
+@dataclass
+class LayerCache:
+    """Keys and values of one layer's clean positions: (batch, heads, capacity, head_dim), `length` in use."""
+
+    keys: Tensor
+    values: Tensor
+    length: int = 0
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store new positions; return all keys and values so far."""
+        end = self.length + keys.shape[2]
+        self.keys[:, :, self.length : end] = keys
+        self.values[:, :, self.length : end] = values
+        self.length = end
+        return self.stored()
+
+    def stored(self) -> tuple[Tensor, Tensor]:
+        return self.keys[:, :, : self.length], self.values[:, :, : self.length]
+
+
+def noise_frequencies() -> Tensor:
+    """Angular frequencies of the Fourier features of c_noise: (16,) float32."""
+    with torch.device("cpu"):  # powers without memory would import torch's compiler
+        return 2.0 ** torch.linspace(-1, 5, FOURIER_FEATURES)
+
+
+class NoiseCondition(nn.Module):
+    """Embeds c_noise = ln(sigma)/4 for AdaLN: sigma (batch, positions) -> (batch, positions, condition_dim)."""
+
+    frequencies: Tensor
+
+    def __init__(self, condition_dim: int) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", noise_frequencies(), persistent=False)
+        self.project = nn.Linear(2 * FOURIER_FEATURES, condition_dim)
+
+    def forward(self, sigma: Tensor) -> Tensor:
+        angle = (sigma.log() / 4)[..., None] * self.frequencies
+        return F.silu(self.project(torch.cat([angle.cos(), angle.sin()], dim=-1)))
+
+
+class Layer(nn.Module):
+    """Pre-norm attention and MLP. Noisy slots go through the same weights, modulated by AdaLN on sigma."""
+
+    def __init__(self, width: int, heads: int, condition_dim: int = 0) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = nn.RMSNorm(width)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.attention_out = nn.Linear(width, width, bias=False)
+        self.mlp_norm = nn.RMSNorm(width)
+        self.mlp_in = nn.Linear(width, 4 * width, bias=False)
+        self.mlp_out = nn.Linear(4 * width, width, bias=False)
+        self.modulation = nn.Linear(condition_dim, 6 * width) if condition_dim else None
+
+    def clean(self, x: Tensor, rotary: Tensor, cache: LayerCache | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """The causal stream. x: (batch, positions, width), positions following those in `cache`.
+
+        Returns x and the keys and values of all clean positions so far.
+        """
+        q, k, v = self.by_head(self.qkv(self.attention_norm(x)), rotary)
+        past = 0
+        if cache is not None:
+            past = cache.length
+            k, v = cache.append(k, v)
+        new = q.shape[2]
+        mask = None
+        if past and new > 1:
+            mask = torch.ones(new, past + new, dtype=torch.bool, device=x.device).tril(past)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=not past and new > 1)
+        x = x + self.attention_out(_join(mixed))
+        return x + self.mlp_out(self.activate(self.mlp_in(self.mlp_norm(x)))), k, v
+
+    def noisy(
+        self, x: Tensor, condition: Tensor, rotary: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        """Noisy slots: each sees the clean `keys` and every slot, unless `mask` (bool or additive) says otherwise.
+
+        x: (batch, slots, width); condition: (batch, slots or 1, condition_dim);
+        keys, values: (batch, heads, clean, head_dim); mask: (slots, clean + slots).
+        """
+        assert self.modulation is not None, "a layer of an AR model has no noisy slots"
+        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulation(condition).chunk(6, dim=-1)
+        q, k, v = self.by_head(self.qkv(self.attention_norm(x) * (1 + scale_a) + shift_a), rotary)
+        keys, values = torch.cat([keys, k], dim=2), torch.cat([values, v], dim=2)
+        mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+        x = x + (1 + gate_a) * self.attention_out(_join(mixed))
+        hidden = self.activate(self.mlp_in(self.mlp_norm(x) * (1 + scale_m) + shift_m))
+        return x + (1 + gate_m) * self.mlp_out(hidden)
+
+    def by_head(self, qkv: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, the first two rotated: (batch, heads, positions, head_dim) each, from
+        (batch, positions, 3 * width)."""
+        batch, positions, width = qkv.shape
+        parts = qkv.view(batch, positions, 3, self.heads, width // (3 * self.heads)).permute(2, 0, 3, 1, 4)
+        q, k = rotate(parts[:2], rotary)
+        return q, k, parts[2]
+
+    def activate(self, hidden: Tensor) -> Tensor:
+        """Activation between the MLP's two products."""
+        return F.gelu(hidden)
+
+
+def _join(x: Tensor) -> Tensor:
+    batch, heads, positions, head_dim = x.shape
+    return x.transpose(1, 2).reshape(batch, positions, heads * head_dim)
+
+
+def initialise(module: nn.Module, layers: int) -> None:
+    """Normal(0, 0.02) weights, residual outputs scaled by 1/sqrt(2 layers) (GPT-2); AdaLN starts as identity."""
+    for name, parameter in module.named_parameters():
+        if ".modulation." in name or name.endswith(".bias"):
+            nn.init.zeros_(parameter)
+        elif parameter.dim() >= 2:
+            residual = name.endswith(("attention_out.weight", "mlp_out.weight"))
+            nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if residual else 0.02)
+
+
+# A head that has no numbers of its own.
+
+
+class TiedHead(nn.Module):
+    """Multiplies with the embedding of the same stage, wherever that is moved or loaded: one matrix, stored once."""
+
+    bias: None = None
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.__dict__["_embedding"] = embedding  # not as a module of this one: the numbers are the stage's
+
+    @property
+    def weight(self) -> Tensor:
+        """(vocabulary, width)"""
+        embedding: nn.Embedding = self.__dict__["_embedding"]
+        return embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (..., width) -> logits (..., vocabulary)."""
+        return F.linear(x, self.weight)

@@ -1,0 +1,71 @@
+"""Chunked prefill: a long prompt travels in several hops, so that all hosts along the chain work on it at once.
+
+Prompts are cut where a host cuts what it reads at once, so the text is that of one hop, to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+# Rounding depends on which positions are read together, so pieces end where this grid does, on every host.
+# Clean positions that are read at once: a long prompt is read in pieces, so that it does not hold up others. Pieces are
+# cut by a sequence's own positions, never by its company.
+READ_POSITIONS = 128
+MAX_PREFILL_CHUNKS = 16  # hops that a step may come in
+# New symbols that a hop always may bring, however short the context: drafts and chosen candidates stay together.
+LEAST_ROOM = 1024
+
+
+def max_new_symbols(positions: int) -> int:
+    """New symbols that a hop may bring to a model with a context of `positions`; `prefill_chunks` needs no more."""
+    return max(-(-positions // MAX_PREFILL_CHUNKS) + 2 * READ_POSITIONS, LEAST_ROOM)
+
+
+def read_lengths(count: int, *, start: int, reads: Sequence[int], draft: int = 0, is_tree: bool = False) -> list[int]:
+    """Lengths of the reads in which a host reads `count` new symbols, the last `draft` of which are draft tokens.
+
+    :param start: position of the first new symbol.
+    :param reads: lengths of the reads in which the first of them came before, in a replay.
+    """
+    rest = count - sum(reads)
+    # drafts after a prompt are a read of their own: the prompt is then read as without them; and a tree is one read
+    apart = (start == 0 and not reads) or (is_tree and rest > READ_POSITIONS)
+    return split_lengths(count, [*reads, *([rest - draft] if apart else [])])
+
+
+def prefill_chunks(lengths: Sequence[int], known: int, least: int) -> list[list[int]]:
+    """Neighbouring lengths of reads, grouped for one hop each.
+
+    All chunks but the last have at least `least` symbols, and the last has at least one of the first `known` symbols,
+    for draft tokens come after a known one.
+    """
+    chunks, at = [list[int]()], 0
+    for length in lengths:
+        chunks[-1].append(length)
+        at += length
+        if at < known and sum(chunks[-1]) >= least:
+            chunks.append([])
+    return chunks
+
+
+def minimal_reads(lengths: list[int]) -> list[int]:
+    """The shortest beginning of `lengths` that the others follow from."""
+    count = sum(lengths)
+    return next(lengths[:end] for end in range(len(lengths)) if split_lengths(count, lengths[:end]) == lengths)
+
+
+def split_reads(source: Tensor, reads: Sequence[int] = ()) -> list[Tensor]:
+    """`source` (positions, ...) cut into pieces that are read one after the other; none for no positions.
+
+    :param reads: lengths of what its first positions came in before; what is left came together. Rounding depends on
+        what is read together.
+    """
+    return list(source.split(split_lengths(len(source), reads)))
+
+
+def split_lengths(count: int, reads: Sequence[int] = ()) -> list[int]:
+    """Lengths of the pieces that `clean_pieces` cuts `count` positions into."""
+    together = [*reads, count - sum(reads)]
+    return [min(READ_POSITIONS, read - at) for read in together for at in range(0, read, READ_POSITIONS)]

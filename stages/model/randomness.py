@@ -1,0 +1,100 @@
+"""Random numbers as a pure function of (seed, purpose, position, step).
+
+Every host and device computes the same noise, so any replica can take over a sweep. Philox is counter-based:
+the numbers of one position do not depend on how many others are drawn. Only numpy's raw Philox bits are used,
+which its stream policy (NEP 19) keeps stable; the normal transform is our own.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stages.model.vocabulary import Alphabet
+
+MAX_SEED = (1 << 64) - 1
+_WORDS_PER_COUNTER = 4
+# Random numbers that sampling holds at a time: what stays in a processor's cache, however large a vocabulary is.
+_DRAWN_AT_ONCE = 1 << 16
+
+
+class Purpose(IntEnum):
+    """Keeps streams apart that share a seed."""
+
+    INITIAL_NOISE = 1
+    SAMPLE = 2
+    CODES = 3
+    WINDOWS = 4
+    TRAINING = 5
+    ACCEPT = 6
+    RESIDUAL = 7
+    CANDIDATE = 8
+    CHOICE = 9
+    DRAW = 10
+    KEEP = 11
+
+
+def raw_words(seed: int, purpose: Purpose, position: int, count: int, width: int, step: int = 0) -> NDArray[np.uint64]:
+    """`width` 64-bit words for each of `count` positions from `position` on: (count, width) uint64."""
+    counters = -(-width // _WORDS_PER_COUNTER)
+    start = position * counters
+    # as uint64: a list of Python numbers on both sides of 2^63 would pass through float64 and lose low bits
+    key = np.array([seed & MAX_SEED, int(purpose)], dtype=np.uint64)
+    bits = np.random.Philox(key=key, counter=np.array([start, step, 0, 0], dtype=np.uint64))
+    words = bits.random_raw(count * counters * _WORDS_PER_COUNTER)
+    return np.asarray(words).reshape(count, counters * _WORDS_PER_COUNTER)[:, :width]
+
+
+def uniforms(seed: int, purpose: Purpose, position: int, count: int, width: int, step: int = 0) -> NDArray[np.float64]:
+    """Uniform numbers in (0, 1]: (count, width) float64."""
+    words = raw_words(seed, purpose, position, count, width, step)
+    return ((words >> np.uint64(11)).astype(np.float64) + 1.0) * 2.0**-53
+
+
+def normals(seed: int, purpose: Purpose, position: int, count: int, width: int, step: int = 0) -> Tensor:
+    """Standard normal numbers: (count, width) float32, by the Box-Muller transform in float64."""
+    half = -(-width // 2)
+    u = uniforms(seed, purpose, position, count, 2 * half, step)
+    radius, angle = np.sqrt(-2 * np.log(u[:, :half])), 2 * np.pi * u[:, half:]
+    pairs = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
+    return torch.from_numpy(pairs[:, :width].astype(np.float32))
+
+
+def gumbels(seed: int, position: int, count: int, width: int) -> NDArray[np.float64]:
+    """Standard Gumbel numbers for sampling by argmax: (count, width) float64."""
+    return gumbels_of(uniforms(seed, Purpose.SAMPLE, position, count, width))
+
+
+def gumbels_of(u: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Standard Gumbel numbers from uniform ones in (0, 1]."""
+    return np.asarray(-np.log(-np.log(u * (1 - 2.0**-53))))
+
+
+def sample_symbols(logits: Tensor, temperature: float, seed: int, position: int) -> bytes:
+    """One symbol for each row of `logits` (count, vocabulary): a draw at `temperature`, or the argmax at 0.
+
+    Symbol i uses the Gumbel numbers of `position + i`, so the same (seed, position, logits) give the same symbol
+    on every host and in every mode. As the alphabet of that vocabulary encodes them.
+    """
+    scores = logits.detach().cpu().numpy()
+    count, vocabulary = scores.shape
+    if temperature <= 0:
+        chosen: list[int] = scores.argmax(axis=1).tolist()
+    else:
+        rows = max(_DRAWN_AT_ONCE // vocabulary, 1)
+        parts = range(0, count, rows)
+        chosen = [x for at in parts for x in _drawn(scores[at : at + rows], temperature, seed, position + at)]
+    return Alphabet(vocabulary).encode(chosen)
+
+
+def _drawn(logits: NDArray[np.float32], temperature: float, seed: int, position: int) -> list[int]:
+    scores = logits.astype(np.float64)
+    # relative to the best: a tiny temperature then gives -inf and the argmax, instead of inf for many
+    with np.errstate(over="ignore"):
+        scores = (scores - scores.max(axis=1, keepdims=True)) / temperature
+    chosen: list[int] = (scores + gumbels(seed, position, *scores.shape)).argmax(axis=1).tolist()
+    return chosen

@@ -1,0 +1,59 @@
+"""Symbols that a model reads and writes, and their encoding on the wire.
+
+A byte model's symbols are bytes, and their encoding is the text itself; a token model's are the numbers of its tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stages.errors import CodecError
+
+_TYPES = {1: "u1", 2: "<u2", 4: "<u4"}
+
+
+@dataclass(frozen=True)
+class Alphabet:
+    """Symbols 0 to `size` - 1, each in as few of 1, 2 or 4 bytes as have room for all, unsigned, little-endian."""
+
+    size: int
+
+    @property
+    def symbol_bytes(self) -> int:
+        return 1 if self.size <= 1 << 8 else 2 if self.size <= 1 << 16 else 4
+
+    def encode(self, symbols: Sequence[int] | NDArray[np.int64]) -> bytes:
+        """Symbols as they travel. They must be below `size`."""
+        return np.fromiter(symbols, _TYPES[self.symbol_bytes], len(symbols)).tobytes()
+
+    def decode(self, data: bytes) -> Tensor:
+        """Inverse of `encode`: (symbols,) int64. Raises CodecError for bytes that it cannot have made."""
+        if len(data) % self.symbol_bytes:
+            raise CodecError(f"{len(data)} bytes are not whole symbols of {self.symbol_bytes} bytes")
+        symbols = np.frombuffer(data, _TYPES[self.symbol_bytes]).astype(np.int64)
+        if symbols.size and (largest := int(symbols.max())) >= self.size:
+            raise CodecError(f"symbol {largest} does not exist: the model has {self.size}")
+        return torch.from_numpy(symbols)
+
+    def symbols(self, data: bytes) -> list[int]:
+        """`decode` as a list. Raises CodecError."""
+        found: list[int] = self.decode(data).tolist()
+        return found
+
+    def count(self, data: bytes) -> int:
+        """Symbols in `data`; one that is cut short does not count."""
+        return len(data) // self.symbol_bytes
+
+    def cut(self, data: bytes, start: int, end: int | None = None) -> bytes:
+        """Symbols `start` to `end` of `data`, as a slice of their encoding. Both must be 0 or more."""
+        width = self.symbol_bytes
+        return data[start * width : None if end is None else end * width]
+
+
+BYTES = Alphabet(256)

@@ -1,1 +1,0 @@
-"""Importing pretrained models: from the files that their makers publish to a checkpoint cut into stages."""

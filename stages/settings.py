@@ -1,0 +1,314 @@
+"""Settings: frozen dataclasses whose fields become command-line flags and TOML keys.
+
+    @dataclass(frozen=True)
+    class LoadSettings:
+        checkpoint: Path = field(metadata=flag("bundle to serve", metavar="DIR"))  # --checkpoint DIR, required
+        users: int = field(default=8, metadata=flag("users at once", least=1))  # --users N   users at once (8)
+        timeout_s: float = field(default=60.0, metadata=flag("deadline of a request", above=0))  # --timeout-s S
+        modes: tuple[str, ...] = field(default=("ar",), metadata=flag("modes", metavar="M[,M]"))  # --modes M[,M]
+        codec: Literal["fp32", "int8"] = field(default="int8", metadata=flag("what travels"))  # --codec {fp32,int8}
+        report: Path | None = field(default=None, metadata=flag("write a report"))  # --report FILE
+        verify: bool = field(default=True, metadata=flag("accept any text"))  # --no-verify
+        lab: LabSettings = field(default_factory=LabSettings)  # its flags too; in TOML the section [lab]
+        seed: int = field(default=0, metadata=limits(least=0))  # no flag, but bounds for TOML and `check`
+
+        def __post_init__(self) -> None:
+            check(self)
+
+    add_flags(parser, LoadSettings)
+    settings = from_flags(LoadSettings, options)
+    base = from_toml(LoadSettings, read_toml(path), str(path))
+    settings = from_flags(LoadSettings, options, base)  # a flag wins over the file
+
+A flag that was not given is None in `options`, a switch too: otherwise no flag could leave a file's value alone.
+Whatever declares flags is imported by `onesweep --help`, so it must not import torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import math
+import sys
+import tempfile
+import tomllib
+from collections.abc import Collection
+from dataclasses import MISSING, Field, dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
+
+from stages.errors import ConfigError, InputError, OnesweepError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+S = TypeVar("S", bound="DataclassInstance")
+
+_NOUNS: dict[Any, str] = {
+    int: "whole number",
+    float: "finite number",
+    bool: "true or false",
+    str: "text in quotes",
+    Path: "text in quotes",
+}
+_METAVARS: dict[Any, str] = {int: "N", float: "X", Path: "FILE"}
+_UNITS = {"s": "S", "ms": "MS", "mb": "MB"}
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The numbers that a setting takes; `above` itself is none of them."""
+
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+
+    def hold(self, value: float) -> bool:
+        """False for NaN and infinity, too."""
+        low = self.least is None or value >= self.least
+        return math.isfinite(value) and low and (self.above is None or value > self.above) and not self._over(value)
+
+    def words(self, value: float) -> str:
+        """The bounds that `value` breaks, for an error: "above 0", "at least 1", "at most 9", "from 1 to 9"."""
+        if self.least is not None and self.most is not None:
+            return f"from {_shown(self.least)} to {_shown(self.most)}"
+        if self._over(value):
+            return f"at most {_shown(self.most)}"
+        if self.above is not None:
+            return f"above {_shown(self.above)}"
+        return "finite" if self.least is None else f"at least {_shown(self.least)}"
+
+    def _over(self, value: float) -> bool:
+        return self.most is not None and value > self.most
+
+
+def limits(*, least: float | None = None, most: float | None = None, above: float | None = None) -> dict[str, Any]:
+    """Metadata of a field with bounds and no flag."""
+    return {"bounds": Bounds(least, most, above)}
+
+
+def flag(
+    help: str,
+    *,
+    name: str | None = None,
+    shown: str | None = None,
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+    **argument: Any,  # noqa: ANN401 - whatever `add_argument` takes
+) -> dict[str, Any]:
+    """Metadata of a field with a flag, `name` or else the field's own; without dashes it is a positional argument.
+
+    The default is shown in brackets after `help`, or `shown` is in its place ("" for nothing). A tuple's flag takes
+    entries parted by commas; with `action="append"` or `nargs` one entry a word. `argument` goes to `add_argument`.
+    """
+    return {"flag": name, "help": help, "shown": shown, "argument": argument, "bounds": Bounds(least, most, above)}
+
+
+def add_flags(parser: argparse._ActionsContainer, cls: type[S], only: Collection[str] | None = None) -> None:
+    """Add the flags of `cls` and of the dataclasses in it, or of the fields named in `only`."""
+    for f in dataclasses.fields(cls):
+        if section := _section(f):
+            add_flags(parser, section, only)
+        elif "flag" in f.metadata and (only is None or f.name in only):
+            _add_flag(parser, f, *_kind(cls, f))
+
+
+def from_flags(cls: type[S], options: argparse.Namespace, base: S | None = None, **values: object) -> S:
+    """The settings that the flags give, over `base` (else the defaults); `values` are those of fields without a flag.
+
+    Raises InputError that names the flag and its bounds, and whatever `cls` raises.
+    """
+    given = dict(values)
+    for f in dataclasses.fields(cls):
+        value = getattr(options, f.name, None)
+        if f.name in values:
+            continue
+        if section := _section(f):
+            given[f.name] = from_flags(section, options, getattr(base, f.name, None))
+        elif "flag" in f.metadata and value is not None:
+            bounds = f.metadata["bounds"]
+            if isinstance(value, int | float) and not bounds.hold(value):
+                raise InputError(f"{_name(f)} must be {bounds.words(value)}, not {value}")
+            given[f.name] = tuple(value) if isinstance(value, list) else value
+    return dataclasses.replace(base, **given) if base is not None else cls(**given)
+
+
+def read_toml(path: Path, what: str = "", error: type[InputError] = ConfigError) -> dict[str, Any]:
+    """The tables of a file. Raises `error`; `what` names the file in it, such as "the topology"."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as trouble:
+        raise error(f"cannot read {what} {path}: {trouble.strerror}".replace("  ", " ")) from None
+    except (ValueError, RecursionError) as trouble:  # some are no TOMLDecodeError: a number of 5,000 digits
+        raise error(f"{path} is not TOML: {trouble}") from None
+
+
+def from_toml(
+    cls: type[S], table: object, where: str, base: S | None = None, error: type[InputError] = ConfigError
+) -> S:
+    """The settings of a table, over `base` (else the defaults).
+
+    Raises `error` that names `where`, the key, what it may be and what it is.
+    """
+    if not isinstance(table, dict):
+        raise error(f"{where} must be a section")
+    known = {f.name: f for f in dataclasses.fields(cls) if f.init}
+    given: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in known:
+            raise error(f"{where}: unknown setting {key!r}; there are {', '.join(sorted(known))}")
+        if section := _section(known[key]):
+            if not isinstance(value, dict):
+                raise error(f"{where}: {key} must be a section [{key}]")
+            given[key] = from_toml(section, value, f"{where} [{key}]", getattr(base, key, None), error)
+            continue
+        given[key] = tuple(value) if isinstance(value, list) else value
+        if _kind(cls, known[key])[0] is Path and isinstance(value, str):
+            given[key] = Path(value)
+        if expected := _expected(cls, known[key], given[key]):
+            raise error(f"{where}: {key} must be {expected}, not {value!r}")
+    missing = [name for name, f in known.items() if _required(f) and name not in given]
+    if missing and base is None:
+        raise error(f"{where}: {missing[0]} is missing")
+    try:
+        return dataclasses.replace(base, **given) if base is not None else cls(**given)
+    except InputError as trouble:
+        raise error(f"{where}: {trouble}") from None
+
+
+def check(settings: DataclassInstance) -> None:
+    """Raise ConfigError for a field whose value its annotation or its bounds do not allow."""
+    for f in dataclasses.fields(settings):
+        value = getattr(settings, f.name)
+        if expected := _expected(type(settings), f, value):
+            raise ConfigError(f"{f.name} must be {expected}, not {value!r}")
+
+
+def check_destination(path: Path, flag: str = "--json") -> None:
+    """Raise InputError when a flag's file cannot be written: before a run, not after it. Leaves no file behind."""
+    try:
+        if path.exists():
+            path.open("ab").close()
+        else:
+            tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}; choose another {flag} FILE") from None
+
+
+def write_destination(path: Path, text: str) -> None:
+    """Raises OnesweepError when the disk is full or the folder has gone meanwhile."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OnesweepError(f"cannot write {path}: {error.strerror}; the figures above are complete") from None
+
+
+def _add_flag(parser: argparse._ActionsContainer, f: Field[Any], kind: Any, entry: Any) -> None:  # noqa: ANN401
+    argument = dict(f.metadata["argument"])
+    default = None if f.default is MISSING else f.default
+    shown = f.metadata["shown"] if f.metadata["shown"] is not None else _shown(default)
+    text = f"{f.metadata['help']} ({shown})".lstrip() if shown else f.metadata["help"]
+    argument["help"] = text.replace("%", "%%") or None
+    name = _name(f)
+    if kind is bool:
+        parser.add_argument(name, dest=f.name, action="store_const", const=not default, default=None, **argument)
+        return
+    if name.startswith("-"):
+        argument |= {"dest": f.name, "required": _required(f)}
+    elif not _required(f):
+        argument.setdefault("nargs", "*" if kind is tuple else "?")
+    if kind is Literal and "type" not in argument:
+        argument |= {"type": type(entry[0]), "choices": entry}
+    elif kind is tuple and {"action", "nargs"} & argument.keys():
+        argument = {"type": entry, "metavar": _METAVARS.get(entry), **argument}
+    elif kind is tuple:
+        one = _METAVARS.get(entry, "NAME")
+        argument = {"type": _listed(entry), "metavar": f"{one}[,{one}]", **argument}
+    elif kind is not None:
+        unit = _UNITS.get(f.name.rpartition("_")[2]) if kind in (int, float) else None
+        argument = {"type": kind, "metavar": unit or _METAVARS.get(kind), **argument}
+    parser.add_argument(name if name.startswith("-") else f.name, default=None, **argument)
+
+
+def _name(f: Field[Any]) -> str:
+    return f.metadata["flag"] or f"--{'no-' * (f.default is True)}{f.name.replace('_', '-')}"
+
+
+def _required(f: Field[Any]) -> bool:
+    return f.default is MISSING and f.default_factory is MISSING
+
+
+def _section(f: Field[Any]) -> Any:  # noqa: ANN401 - a dataclass
+    """The dataclass that makes a field's default; None for other fields."""
+    return f.default_factory if dataclasses.is_dataclass(f.default_factory) else None
+
+
+def _kind(cls: type[S], f: Field[Any]) -> tuple[Any, Any]:
+    """A field's type without `None`; with it the entry of a tuple, the choices of a Literal. None: not known here."""
+    kind: Any = f.type
+    if isinstance(kind, str):
+        owner = next(c for c in cls.__mro__ if f.name in inspect.get_annotations(c))
+        try:
+            kind = eval(kind, vars(sys.modules[owner.__module__]))
+        except NameError:  # imported for type checkers only
+            return None, None
+    if get_origin(kind) in (Union, UnionType):
+        kind = next(a for a in get_args(kind) if a is not NoneType)
+    if get_origin(kind) is Literal:
+        return Literal, get_args(kind)
+    if get_origin(kind) is tuple and get_args(kind)[1:] == (...,) and get_args(kind)[0] in _NOUNS:
+        return tuple, get_args(kind)[0]
+    return (kind if kind in _NOUNS else None), None
+
+
+def _expected(cls: type[S], f: Field[Any], value: object) -> str | None:
+    """A description of the values that a field takes, for an error; None if it takes `value`."""
+    kind, entry = _kind(cls, f)
+    bounds = f.metadata.get("bounds", Bounds())
+    if kind is None or (value is None and "None" in str(f.type)):
+        return None
+    if kind is Literal:
+        return None if value in entry else f"one of {', '.join(map(str, entry))}"
+    if kind is not tuple:
+        return None if _fits(value, kind, bounds) else _described(kind, bounds, value)
+    if isinstance(value, tuple) and all(_fits(v, entry, bounds) for v in value):
+        return None
+    wrong = next((v for v in value if not _fits(v, entry, bounds)), 0) if isinstance(value, tuple) else 0
+    return f"a list, each {_described(entry, bounds, wrong)}"
+
+
+def _fits(value: object, kind: Any, bounds: Bounds) -> bool:  # noqa: ANN401 - a type
+    if kind in (int, float):
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        return (whole or (kind is float and isinstance(value, float))) and bounds.hold(value)  # type: ignore[arg-type]
+    return isinstance(value, kind)
+
+
+def _described(kind: Any, bounds: Bounds, value: object) -> str:  # noqa: ANN401 - a type
+    """ "a whole number from 1 to 9", "a finite number of at least 0", "true or false" """
+    if kind not in (int, float):
+        return _NOUNS[kind]
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else 0
+    words = bounds.words(number).replace("at ", "of at ").replace("finite", "")
+    noun = "number" if kind is float and words.startswith("from") else _NOUNS[kind]
+    return f"a {noun} {words}".strip()
+
+
+def _listed(entry: Any) -> Any:  # noqa: ANN401 - a type, and a parser of texts
+    def entries(text: str) -> tuple[Any, ...]:
+        return tuple(entry(part) for part in text.split(","))
+
+    entries.__name__ = {int: "numbers", float: "decimals"}.get(entry, "words")  # argparse: "invalid numbers value"
+    return entries
+
+
+def _shown(value: object) -> str:
+    """A default as help shows it, a bound as errors do."""
+    if value is None or isinstance(value, bool):
+        return ""
+    if isinstance(value, tuple):
+        return ",".join(map(_shown, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,100 @@
+"""Observability of a server: the flags of metrics, traces and logs, and the metrics server and tracer they start."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from stages.errors import InputError
+from stages.settings import add_flags, flag, from_flags
+from stages.telemetry.histograms import MetricFamily, MetricValues
+from stages.telemetry.logs import LOG_FORMATS, LogFormat, check_log_format
+from stages.telemetry.traces import Tracer
+from stages.wire.channel import is_loopback, parse_address
+
+if TYPE_CHECKING:
+    from stages.telemetry.prometheus import MetricsServer
+
+
+@dataclass(frozen=True)
+class ObservabilitySettings:
+    """Metrics and traces of a process; None turns one off."""
+
+    metrics: str | None = field(default=None, metadata=flag("serve Prometheus metrics there", metavar="HOST:PORT"))
+    traces: str | None = field(
+        default=None, metadata=flag("send spans to [https://]HOST:PORT (OTLP), or file:PATH", metavar="TARGET")
+    )
+    # Share of the requests that a router traces.
+    trace_share: float = field(default=0.01, metadata=flag("requests to trace", metavar="S"))
+    log_format: LogFormat = field(
+        default="text", metadata=flag(", ".join(LOG_FORMATS), metavar="F", type=check_log_format)
+    )
+
+
+UNOBSERVED = ObservabilitySettings()
+
+
+def add_observability(parser: argparse.ArgumentParser, *, traces: bool = True, share: bool = False) -> None:
+    """Add the flags.
+
+    :param traces: with --traces, for processes that make spans.
+    :param share: with --trace-share, for the router, which chooses the traced requests.
+    """
+    names = {"metrics", "log_format"} | ({"traces"} if traces else set()) | ({"trace_share"} if share else set())
+    add_flags(parser, ObservabilitySettings, names)
+
+
+def observability_of(options: argparse.Namespace) -> ObservabilitySettings:
+    """The settings of the flags. Raises InputError. Addresses are checked at their use."""
+    traces, share = getattr(options, "traces", None), getattr(options, "trace_share", None)
+    if share is not None and traces is None:
+        raise InputError("--trace-share says how many requests are traced: give --traces, too")
+    if share is not None and not 0 <= share <= 1:  # false for NaN too
+        raise InputError(f"--trace-share must be 0 to 1, not {share}")
+    return from_flags(ObservabilitySettings, options)
+
+
+class Telemetry:
+    """A process's metrics server and tracer. While they are off, Prometheus and OpenTelemetry are not even imported."""
+
+    def __init__(self, settings: ObservabilitySettings, service: str, name: str, insecure: bool) -> None:
+        """:param service: `onesweep-stage` or `onesweep-router`.
+        :param name: of this host or router.
+
+        Raises InputError.
+        """
+        if settings.metrics is not None:
+            check_metrics_address(settings.metrics, insecure)
+        self.settings = settings
+        self.tracer = (
+            None if settings.traces is None else Tracer(settings.traces, service, name, settings.trace_share, insecure)
+        )
+        self._metrics: MetricsServer | None = None
+
+    def serve(self, families: Sequence[MetricFamily], read: Callable[[], MetricValues]) -> None:
+        """Serve metrics that `read` returns on the running event loop. Raises ServiceError."""
+        from stages.telemetry.prometheus import LoopCollector, MetricsServer
+
+        assert self.settings.metrics is not None
+        collector = LoopCollector(families, read, asyncio.get_running_loop())
+        self._metrics = MetricsServer(self.settings.metrics, collector)
+
+    async def close(self) -> None:
+        """Stop serving, and send the spans that are left."""
+        if self._metrics is not None:
+            await self._metrics.close()
+        if self.tracer is not None:
+            await asyncio.to_thread(self.tracer.close)
+
+
+def check_metrics_address(address: str, insecure: bool) -> None:
+    """Raise InputError unless metrics may be served there."""
+    parse_address(address, "--metrics")
+    if not is_loopback(address) and not insecure:
+        raise InputError(
+            f"--metrics {address} could be read from other machines, by anyone: "
+            "give a loopback or tunnel address, or accept it with --insecure"
+        )

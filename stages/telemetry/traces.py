@@ -1,0 +1,186 @@
+"""Traces: a span for each hop, under the span of its sweep, under that of its request.
+
+The router chooses the traced requests and gives their hops a W3C trace context
+(https://www.w3.org/TR/trace-context/). A hop without one costs a host nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stages.errors import InputError
+from stages.wire.channel import is_loopback, parse_address
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+    from opentelemetry.trace import Span
+
+
+log = logging.getLogger(__name__)
+
+MOST_BYTES = 1 << 30  # size at which a span file takes no more: a full disk would end more than traces
+FILE = "file:"
+HTTPS = "https://"
+EXPORT_S = 3.0  # time for a collector to take a batch; a batch that it does not take is dropped
+BATCH_MS = 1000  # time between two batches
+_TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+
+
+class Parent(NamedTuple):
+    """A span in another process."""
+
+    trace: int
+    span: int
+    sampled: bool
+
+
+def parse_traceparent(text: str) -> Parent | None:
+    """A W3C `traceparent` of version 00; None where it is not one, to the letter."""
+    match = _TRACEPARENT.fullmatch(text)
+    if match is None or not int(match[1], 16) or not int(match[2], 16):
+        return None
+    return Parent(int(match[1], 16), int(match[2], 16), bool(int(match[3], 16) & 1))
+
+
+def traceparent_of(span: Span) -> str:
+    """The name of `span` for another process."""
+    context = span.get_span_context()
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+
+class Tracer:
+    """Makes one process's spans and sends them on, batch by batch from a thread of its own."""
+
+    def __init__(self, target: str, service: str, name: str, share: float = 1.0, insecure: bool = False) -> None:
+        """:param target: see `check_target`.
+        :param service: `onesweep-router` or `onesweep-stage`.
+        :param name: of this router or host.
+        :param share: of the traces that begin here; a trace from elsewhere continues if it was sampled there.
+
+        Raises InputError where the extra `traces` is not installed, or the file cannot be written.
+        """
+        check_target(target, insecure)
+        try:
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+            from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+
+            exporter = _exporter(target)
+        except ImportError:
+            raise InputError("--traces needs OpenTelemetry: pip install 'onesweep[traces]'") from None
+        attributes = {"service.name": service, "service.instance.id": name, "service.version": version("onesweep")}
+        self._provider = TracerProvider(ParentBasedTraceIdRatio(share), Resource(attributes), shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=BATCH_MS))
+        self._tracer = self._provider.get_tracer("onesweep")
+
+    def begin(self, name: str, parent: Span | None = None) -> Span:
+        """Begin a span; without a parent it begins a trace, which is sampled by `share`."""
+        return self._tracer.start_span(name, _within(parent))
+
+    def record(
+        self, name: str, traceparent: str, ran_s: float, attributes: Mapping[str, str | float], error: str = ""
+    ) -> None:
+        """Record a span that ends now, under a parent in another process, if that one was sampled.
+
+        :param error: name of a gRPC status; empty for a success.
+        """
+        from opentelemetry.trace import NonRecordingSpan, SpanContext, Status, StatusCode, TraceFlags
+
+        # W3C would send a context with a flag for "not sampled": no context at all saves 55 bytes a hop
+        parent = parse_traceparent(traceparent)
+        if parent is None or not parent.sampled:
+            return
+        above = SpanContext(parent.trace, parent.span, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+        now_ns = time.time_ns()
+        begin_ns = now_ns - int(ran_s * 1e9)
+        span = self._tracer.start_span(
+            name, _within(NonRecordingSpan(above)), start_time=begin_ns, attributes=dict(attributes)
+        )
+        if error:
+            span.set_status(Status(StatusCode.ERROR, error))
+        span.end(now_ns)
+
+    def close(self) -> None:
+        """Send what is left; takes up to EXPORT_S."""
+        self._provider.shutdown()
+
+
+class SpanFile:
+    """An exporter that writes spans as lines of JSON, for machines without a collector.
+
+    Several processes may share the file: a batch is one write to its end, so lines stay whole.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Raises InputError."""
+        self._path, self._is_full = path, False
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror}; name another file in --traces") from None
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        lines = "".join(span.to_json(indent=None) + "\n" for span in spans).encode()
+        try:
+            if os.fstat(self._file).st_size + len(lines) > MOST_BYTES:
+                if not self._is_full:
+                    log.warning("%s has %d bytes, the most: no more spans are written there", self._path, MOST_BYTES)
+                self._is_full = True
+                return SpanExportResult.FAILURE
+            while lines:
+                lines = lines[os.write(self._file, lines) :]
+        except OSError:
+            return SpanExportResult.FAILURE
+        return SpanExportResult.SUCCESS
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        return True
+
+    def shutdown(self) -> None:
+        os.close(self._file)
+
+
+def check_target(target: str, insecure: bool) -> None:
+    """Raise InputError unless spans can go to `target`: HOST:PORT or https://HOST:PORT of an OTLP collector, or
+    file:PATH. HOST:PORT is not encrypted, so it must be loopback, or `insecure` said."""
+    if target == FILE:
+        raise InputError("--traces file: names no file: give file:PATH")
+    if target.startswith(FILE):
+        return
+    parse_address(target.removeprefix(HTTPS), "--traces")
+    if not target.startswith(HTTPS) and not is_loopback(target) and not insecure:
+        raise InputError(
+            f"--traces {target} is another machine and traffic is not encrypted: run a collector on this one, "
+            f"give https://{target}, or accept it with --insecure"
+        )
+
+
+def _within(parent: Span | None) -> Context:
+    """A context with this parent only, without OpenTelemetry's current span."""
+    from opentelemetry.context import Context
+    from opentelemetry.trace import set_span_in_context
+
+    return Context() if parent is None else set_span_in_context(parent, Context())
+
+
+def _exporter(target: str) -> SpanExporter:
+    if target.startswith(FILE):
+        exporter: Any = SpanFile(target.removeprefix(FILE))  # an exporter by its methods
+        return exporter
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+    secure = target.startswith(HTTPS)
+    endpoint = target if secure else f"http://{target}"
+    direct: Any = (("grpc.enable_http_proxy", 0),)  # without the shell's proxy for the web
+    return OTLPSpanExporter(endpoint, insecure=not secure, timeout=EXPORT_S, channel_options=direct)

@@ -1,0 +1,119 @@
+"""Access to a stage server by certificate: identities `onesweep://ROLE/NAME`, and the calls that each role may make."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+from stages.v1 import stage_pb2
+from stages.wire.status import CALL_KINDS, Context, StatusError
+
+if TYPE_CHECKING:
+    from stages.wire.status import Handler
+
+log = logging.getLogger(__name__)
+
+SCHEME = "onesweep://"
+HOST, ROUTER, CLIENT = "host", "router", "client"
+ROLES = (HOST, ROUTER, CLIENT)
+HOSTS_MAY = frozenset({"Describe", "Push", "Run", "Warm"})  # the calls between hosts; all others are for routers
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The role and name in a certificate.
+
+    With the role in the certificate a new host or router needs nothing else: no host keeps a list of its peers.
+    """
+
+    role: str
+    name: str
+
+    @property
+    def uri(self) -> str:
+        return f"{SCHEME}{self.role}/{self.name}"
+
+    @classmethod
+    def of(cls, names: Iterable[str]) -> Identity | None:
+        """The identity among a certificate's names; None where there is none, or more than one."""
+        ours = [name.removeprefix(SCHEME) for name in names if name.startswith(SCHEME)]
+        if len(ours) != 1:
+            return None
+        role, _, name = ours[0].partition("/")
+        return cls(role, name) if role in ROLES and name and "/" not in name else None
+
+
+def identity_of(context: Context) -> Identity | None:
+    """The caller's identity, from the certificate that the handshake verified; None without one of onesweep."""
+    return Identity.of(uri.decode() for uri in context.auth_context().get("peer_uri", ()))
+
+
+def check_caller(peer: Identity | None, method: str, request: object) -> None:
+    """Raise StatusError unless `peer` may call `method` of the stage service."""
+    shown = peer.uri if peer else "of nobody that onesweep knows"
+    if peer is None or peer.role not in (HOST, ROUTER):
+        raise _denied(f"your certificate is {shown}: a stage server takes hosts and routers only")
+    if peer.role == HOST and method not in HOSTS_MAY:
+        raise _denied(f"your certificate is {shown}: {method} is for routers only")
+    # a router subscribes as NAME.INSTANCE: results must not reach a router of another name
+    if isinstance(request, stage_pb2.SubscribeRequest) and request.router.rpartition(".")[0] != peer.name:
+        raise _denied(f"your certificate is {shown}: you may listen as {peer.name}.SOMETHING only")
+
+
+class CertificateGuard(grpc.aio.ServerInterceptor):
+    """Rejects calls of one service by the caller's certificate. Other services of the server, such as health, are open
+    to all whose handshake succeeded."""
+
+    def __init__(self, service: str) -> None:
+        """:param service: its full name."""
+        self.service = service
+        self._logged = ""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        handler = await continuation(handler_call_details)
+        if handler is None:  # an unknown path may have any form
+            return None
+        _, service, method = str(handler_call_details.method).split("/")
+        return self._guarded(handler, method) if service == self.service else handler
+
+    def _guarded(self, handler: Handler, method: str) -> Handler:
+        """The same handler behind the check."""
+
+        async def answer(request: object, context: Context) -> object:
+            await self._check(method, request, context)
+            return await inner(request, context)
+
+        async def stream(request: object, context: Context) -> AsyncIterator[object]:
+            await self._check(method, request, context)
+            async with aclosing(inner(request, context)) as responses:
+                async for response in responses:
+                    yield response
+
+        fields: Any = handler  # a named tuple, which the stubs do not say
+        kind = next(kind for kind in CALL_KINDS if getattr(fields, kind) is not None)
+        inner = getattr(fields, kind)
+        guarded: Handler = fields._replace(**{kind: stream if fields.response_streaming else answer})
+        return guarded
+
+    async def _check(self, method: str, request: object, context: Context) -> None:
+        try:
+            check_caller(identity_of(context), method, request)
+        except StatusError as refusal:
+            if refusal.message != self._logged:  # a rejected peer often retries at once: one line is enough
+                log.warning("%s refused to %s: %s", method, context.peer(), refusal.message)
+            self._logged = refusal.message
+            await refusal.abort(context)
+
+
+def _denied(message: str) -> StatusError:
+    return StatusError(grpc.StatusCode.PERMISSION_DENIED, message)

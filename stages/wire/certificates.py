@@ -1,0 +1,308 @@
+"""An authority of one's own, and the certificates of hosts, routers and clients: `onesweep certs`.
+
+A directory holds it all: `ca.pem` and `ca.key`, and NAME.pem and NAME.key for each. Keys are EC P-256.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TypeVar
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from stages.errors import InputError
+from stages.wire.auth import CLIENT, ROLES, Identity
+from stages.wire.channel import check_name
+from stages.wire.secret_files import PUBLIC, check_secret, make_private_directory, read_file, write_file
+
+AUTHORITY = "ca"
+MOST_DAYS = 20 * 365
+MAX_CERTIFIED_NAME = 40  # routers listen on hosts as NAME.16-HEX-DIGITS, which must be a name, too
+SKEW = timedelta(minutes=5)  # certificates are valid since a little while ago: clocks differ
+
+
+Parsed = TypeVar("Parsed")
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A certificate of the directory, as it was written."""
+
+    path: Path
+    identity: Identity
+    addresses: tuple[str, ...]
+    until: datetime
+
+
+class Authority:
+    """A certificate and key that sign others."""
+
+    def __init__(self, directory: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+        self.directory, self.certificate, self.key = directory, certificate, key
+
+    @classmethod
+    def create(cls, directory: Path, days: int, domains: Sequence[str] = (), force: bool = False) -> Authority:
+        """A new one, in a directory that nobody else can enter.
+
+        :param domains: DNS names that it may certify, each with all below it; none: any.
+
+        Raises InputError when there is one already and not `force`.
+        """
+        _check_days(days)
+        make_private_directory(directory)
+        pem, secret = directory / f"{AUTHORITY}.pem", directory / f"{AUTHORITY}.key"
+        _check_new((pem, secret), force, "every certificate must be made anew then")
+        key = ec.generate_private_key(ec.SECP256R1())
+        identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        # each has a name of its own: what another one signed is then told apart from what was forged
+        name = _common_name(f"onesweep authority {identifier.digest.hex()[:8]}")
+        roles: list[x509.GeneralName] = [x509.UniformResourceIdentifier(role) for role in ROLES]
+        permitted = x509.NameConstraints([*roles, *(x509.DNSName(_domain(name)) for name in domains)], None)
+        certificate = (
+            _begin(name, name, key.public_key(), datetime.now(UTC) + timedelta(days=days))
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(permitted, critical=True)
+            .add_extension(_usage(signs_others=True), critical=True)
+            .add_extension(identifier, critical=False)
+            .sign(key, hashes.SHA256())
+        )
+        _write_secret(secret, key)
+        write_file(pem, certificate.public_bytes(Encoding.PEM), PUBLIC)
+        return cls(directory, certificate, key)
+
+    @classmethod
+    def open(cls, directory: Path) -> Authority:
+        """Raises InputError when it is not there, was damaged, or has expired."""
+        pem, secret = directory / f"{AUTHORITY}.pem", directory / f"{AUTHORITY}.key"
+        if not pem.exists() or not secret.exists():
+            missing = secret if pem.exists() else pem
+            raise InputError(f"there is no {missing}: make an authority with `onesweep certs init --dir {directory}`")
+        certificate, key = _read_certificate(pem), _read_key(secret)
+        if certificate.public_key() != key.public_key():
+            raise InputError(f"{secret} is not the key of {pem}: put back the two that were made together")
+        if certificate.not_valid_after_utc <= datetime.now(UTC):
+            raise InputError(
+                f"the authority {pem} expired on {_day(certificate.not_valid_after_utc)}: "
+                f"make a new one with `onesweep certs init --force --dir {directory}`, then every certificate"
+            )
+        return cls(directory, certificate, key)
+
+    @property
+    def until(self) -> datetime:
+        return self.certificate.not_valid_after_utc
+
+    def issue(self, identity: Identity, addresses: Sequence[str], days: int, force: bool = False) -> Leaf:
+        """A new key and its certificate.
+
+        :param addresses: IP addresses and DNS names under which others dial it; clients have none.
+
+        Raises InputError when there is one of that name already and not `force`.
+        """
+        _check_days(days)
+        check_certified_name(identity.name)
+        if (identity.role == CLIENT) == bool(addresses):
+            raise InputError(
+                "a client is not dialled: leave --address out"
+                if addresses
+                else f"a {identity.role} is dialled by its address: give --address, an IP address or DNS name"
+            )
+        names = [_general_name(address) for address in addresses]
+        self._check_constraints(addresses)
+        pem, secret = self._path(identity.name), self._path(identity.name).with_suffix(".key")
+        _check_new((pem, secret), force, "a new key replaces the old one then")
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = self._sign(identity, names, key.public_key(), days)
+        _write_secret(secret, key)
+        write_file(pem, certificate.public_bytes(Encoding.PEM), PUBLIC)
+        return _leaf(pem, certificate)
+
+    def renew(self, name: str, days: int) -> Leaf:
+        """The certificate of `name` for another while: same key, same addresses. Its key need not be here.
+
+        Raises InputError when it is not there, or of another authority.
+        """
+        # The key stays, so only one file changes: at no moment do key and certificate differ, and no key travels again.
+        _check_days(days)
+        pem = self._path(check_certified_name(name))
+        if not pem.exists():
+            raise InputError(f"there is no {pem} to renew: make it with `onesweep certs host`, `router` or `client`")
+        before = _read_certificate(pem)
+        try:
+            before.verify_directly_issued_by(self.certificate)
+        except (InvalidSignature, ValueError, TypeError):
+            raise InputError(f"{pem} is of another authority: make it anew with --force") from None
+        leaf, public = _leaf(pem, before), before.public_key()
+        assert isinstance(public, ec.EllipticCurvePublicKey)
+        certificate = self._sign(leaf.identity, [_general_name(address) for address in leaf.addresses], public, days)
+        write_file(pem, certificate.public_bytes(Encoding.PEM), PUBLIC)
+        return _leaf(pem, certificate)
+
+    def names(self) -> list[str]:
+        """Everybody who has a certificate in the directory."""
+        return sorted(path.stem for path in self.directory.glob("*.pem") if path.stem != AUTHORITY)
+
+    def _path(self, name: str) -> Path:
+        return self.directory / f"{name}.pem"
+
+    def _sign(
+        self,
+        identity: Identity,
+        addresses: list[x509.GeneralName],
+        public: ec.EllipticCurvePublicKey,
+        days: int,
+    ) -> x509.Certificate:
+        until = min(datetime.now(UTC) + timedelta(days=days), self.until)
+        usages = [ExtendedKeyUsageOID.CLIENT_AUTH]  # hosts and routers dial, too
+        if identity.role != CLIENT:
+            usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
+        names = [x509.UniformResourceIdentifier(identity.uri), *addresses]
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
+        return (
+            _begin(_common_name(identity.name), self.certificate.subject, public, until)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+            .add_extension(_usage(signs_others=False), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+            .add_extension(issuer, critical=False)
+            .sign(self.key, hashes.SHA256())
+        )
+
+    def _check_constraints(self, addresses: Sequence[str]) -> None:
+        constraints = self.certificate.extensions.get_extension_for_class(x509.NameConstraints).value
+        domains = [name.value for name in constraints.permitted_subtrees or () if isinstance(name, x509.DNSName)]
+        for address in addresses:
+            if _is_ip(address) or not domains:
+                continue
+            if not any(address == domain or address.endswith(f".{domain}") for domain in domains):
+                raise InputError(f"the authority may certify names in {', '.join(domains)} only, not {address!r}")
+
+
+def check_certified_name(name: str) -> str:
+    """`name`, if a certificate can have it. Raises InputError."""
+    check_name(name)
+    if name == AUTHORITY or len(name) > MAX_CERTIFIED_NAME:
+        raise InputError(
+            f"a certificate cannot be called {name!r}: take another name, of at most {MAX_CERTIFIED_NAME} letters"
+        )
+    return name
+
+
+def expiry(until: datetime) -> str:
+    """ "until 2030-01-31, 30 days", for people."""
+    left = until - datetime.now(UTC)
+    return f"until {_day(until)}, {max(round(left / timedelta(days=1)), 0)} days"
+
+
+def _begin(
+    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, until: datetime
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(datetime.now(UTC) - SKEW)
+        .not_valid_after(until)
+    )
+
+
+def _usage(signs_others: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_others,
+        key_cert_sign=signs_others,
+        crl_sign=signs_others,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _common_name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _leaf(path: Path, certificate: x509.Certificate) -> Leaf:
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        names = x509.SubjectAlternativeName([])
+    identity = Identity.of(names.get_values_for_type(x509.UniformResourceIdentifier))
+    if identity is None:
+        raise InputError(f"{path} was not made by `onesweep certs`: it names no host, router or client")
+    addresses = [str(name.value) for name in names if isinstance(name, x509.DNSName | x509.IPAddress)]
+    return Leaf(path, identity, tuple(addresses), certificate.not_valid_after_utc)
+
+
+def _general_name(address: str) -> x509.GeneralName:
+    if _is_ip(address):
+        return x509.IPAddress(ipaddress.ip_address(address))
+    return x509.DNSName(_domain(address))
+
+
+def _is_ip(address: str) -> bool:
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return True
+
+
+def _domain(name: str) -> str:
+    labels = name.split(".")
+    if len(name) > 253 or not all(
+        label and len(label) <= 63 and label.isascii() and label.replace("-", "").isalnum() for label in labels
+    ):
+        raise InputError(f"{name!r} is neither an IP address nor a DNS name: leave port and scheme out")
+    return name.lower()
+
+
+def _check_days(days: int) -> None:
+    if not 0 < days <= MOST_DAYS:
+        raise InputError(f"--days must be 1 to {MOST_DAYS}, not {days}")
+
+
+def _day(when: datetime) -> str:
+    return when.date().isoformat()
+
+
+def _check_new(paths: Sequence[Path], force: bool, consequence: str) -> None:
+    for path in paths:
+        if path.exists() and not force:
+            raise InputError(f"{path} is there already: renew it, or replace it with --force ({consequence})")
+
+
+def _write_secret(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
+    write_file(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+
+
+def _read_certificate(path: Path) -> x509.Certificate:
+    return _parsed(path, "certificate", x509.load_pem_x509_certificate)
+
+
+def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    check_secret(path)
+    key = _parsed(path, "private key without a password", lambda raw: load_pem_private_key(raw, None))
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise InputError(f"{path} is no EC key: `onesweep certs` makes those only")
+    return key
+
+
+def _parsed(path: Path, what: str, parse: Callable[[bytes], Parsed]) -> Parsed:
+    try:
+        return parse(read_file(path))
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise InputError(f"{path} is no {what} (PEM)") from None

@@ -1,0 +1,181 @@
+"""gRPC channels and servers: addresses, options, security and health, decided in one place."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import re
+import signal
+from collections.abc import Sequence
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2_grpc
+
+from stages.errors import InputError, ServiceError
+from stages.wire.status import DecodeErrors, with_decode_errors
+from stages.wire.tls import LOOPBACK_ONLY, Security, ServerCertificate, channel_credentials
+
+log = logging.getLogger(__name__)
+
+DEFAULT_MESSAGE_BYTES = 4 << 20
+MAX_NAME = 64
+DRAIN_S = 25.0  # time for running requests to end after SIGTERM (--drain-s)
+
+# A first attempt to connect may take so long; later ones as long as the pause before the next, which grows to 2 s.
+CONNECT_MS = 100
+
+# gRPC's keepalive finds dead peers. It does not keep the congestion window open: Warm messages do (hop_stream.py).
+_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.enable_http_proxy", 0),  # hosts are dialled directly, whatever proxy the shell has for the web
+]
+
+
+def parse_address(text: str, what: str = "address") -> tuple[str, int]:
+    """(host, port) of "HOST:PORT" or "[IPv6]:PORT". Raises InputError."""
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})", text)
+    if match is None or int(match[2]) > 65535:
+        raise InputError(f"{what} {text!r} must be HOST:PORT, with a port from 0 to 65535")
+    return match[1].strip("[]"), int(match[2])
+
+
+def check_name(name: str, what: str = "name") -> str:
+    """Return a name that is safe in messages, file names and terminals. Raises InputError."""
+    if not re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NAME - 1}}}", name):
+        raise InputError(
+            f"{what} {name!r} must be 1 to {MAX_NAME} letters, digits, dots, dashes or underscores, "
+            "and begin with a letter or digit"
+        )
+    return name
+
+
+def is_loopback(address: str) -> bool:
+    """True if only this machine can reach `address` (HOST:PORT)."""
+    host, _ = parse_address(address)
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_target(address: str, security: Security, what: str = "address") -> None:
+    """Raise InputError for a plain-text connection to another machine that was not allowed."""
+    parse_address(address, what)
+    if security.tls is None and not security.insecure and not is_loopback(address):
+        raise InputError(
+            f"{what} {address} is on another machine and traffic would not be encrypted: "
+            "give --tls-ca, or accept it with --insecure"
+        )
+
+
+def open_channel(
+    address: str, message_bytes: int = DEFAULT_MESSAGE_BYTES, security: Security = LOOPBACK_ONLY
+) -> grpc.aio.Channel:
+    """A channel that connects with its first call. Raises InputError."""
+    check_target(address, security)
+    options = _message_options(message_bytes)
+    if security.tls is None:
+        return with_decode_errors(grpc.aio.insecure_channel(address, options=options))
+    return with_decode_errors(grpc.aio.secure_channel(address, channel_credentials(security.tls), options=options))
+
+
+def open_blocking_channel(
+    address: str,
+    message_bytes: int = DEFAULT_MESSAGE_BYTES,
+    security: Security = LOOPBACK_ONLY,
+    connect_ms: int = CONNECT_MS,
+) -> grpc.Channel:
+    """Like `open_channel`, for code without an event loop.
+
+    :param connect_ms: more where there is no other server to ask: connecting takes two round trips, with TLS three.
+    """
+    check_target(address, security)
+    options = _message_options(message_bytes, connect_ms)
+    if security.tls is None:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, channel_credentials(security.tls), options=options)
+
+
+def new_server(
+    message_bytes: int = DEFAULT_MESSAGE_BYTES, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
+) -> grpc.aio.Server:
+    """A server that accepts messages up to `message_bytes`; larger ones get RESOURCE_EXHAUSTED unread."""
+    # without SO_REUSEPORT a second server on the same port is refused instead of sharing it silently
+    options = [*_message_options(message_bytes), ("grpc.so_reuseport", 0)]
+    return grpc.aio.server(interceptors=[DecodeErrors(), *interceptors], options=options)
+
+
+def bind(server: grpc.aio.Server, address: str, security: Security = LOOPBACK_ONLY, mutual: bool = False) -> int:
+    """Listen on `address`; return the port.
+
+    :param mutual: callers must show a certificate, too; only with TLS.
+
+    Raises InputError for plain text on an address that others can reach, unless `insecure`; ServiceError for one that
+    is in use.
+    """
+    host, port = parse_address(address, "listen address")
+    if security.tls is None and not security.insecure and not is_loopback(address):
+        raise InputError(
+            f"{address} can be reached from other machines and traffic is not encrypted: "
+            "give --tls-cert, listen on a loopback or tunnel address, or accept it with --insecure"
+        )
+    try:
+        if security.tls is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, ServerCertificate(security.tls, mutual).credentials())
+    except RuntimeError:
+        bound = 0
+    if bound and security.tls is None and not is_loopback(address):
+        log.warning("%s can be reached from other machines, and what passes there is not encrypted", address)
+    if not bound:
+        raise ServiceError(f"cannot listen on {host}:{port}: the port is in use, or the address is not of this machine")
+    return bound
+
+
+def stop_on_signals() -> asyncio.Event:
+    """An event that SIGTERM or SIGINT sets; a second signal ends the process at once. Main thread only."""
+    stop, loop, numbers = asyncio.Event(), asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
+
+    def begin_to_stop() -> None:
+        stop.set()
+        for number in numbers:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+
+    for number in numbers:
+        loop.add_signal_handler(number, begin_to_stop)
+    return stop
+
+
+async def serve_health(checks: health.aio.HealthServicer, address: str | None) -> grpc.aio.Server:
+    """Answer health checks in plain text on a port of their own; without an address do nothing.
+
+    Raises InputError or ServiceError when it cannot listen there.
+    """
+    server = new_server()
+    if address is not None:
+        health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+        # a port of its own: Kubernetes' gRPC probes know no TLS, and readiness is no secret
+        bind(server, address, Security(insecure=True))
+        await server.start()
+    return server
+
+
+def _message_options(message_bytes: int, connect_ms: int = CONNECT_MS) -> list[tuple[str, int]]:
+    return [
+        *_OPTIONS,
+        ("grpc.min_reconnect_backoff_ms", connect_ms),  # gRPC takes it as the time-out of an attempt
+        ("grpc.max_receive_message_length", message_bytes),
+        ("grpc.max_send_message_length", message_bytes),
+    ]

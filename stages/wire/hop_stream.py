@@ -1,0 +1,297 @@
+"""The link to the next host: hands over work, and keeps the connection warm.
+
+Hops go over one stream, those that leave together in one batch: a call for each would cost half a millisecond of
+processor time. A small message every 150 ms keeps TCP's congestion window from falling back to its start while the
+link is idle; gRPC's keepalive pings do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+import grpc.aio
+
+from stages.errors import InputError
+from stages.v1 import stage_pb2, stage_pb2_grpc
+from stages.wire.channel import open_channel
+from stages.wire.messages import PROTOCOL, Outcome, protocol_refusal
+from stages.wire.status import STATUS_MARK, StatusError, retry_after_ms, trailing_metadata
+from stages.wire.tls import LOOPBACK_ONLY, Security, handshake_problem
+
+KEEP_WARM_S = 0.15
+WARM_TIMEOUT_S = 2.0
+# Keep-warm messages whose quickest tells the link's own round trip: the others may have waited for a processor.
+RECENT = 8
+BATCH_BYTES = 1 << 20  # A batch takes hops until it has this many bytes
+BATCH_HOPS = 8  # and at most so many: the next host begins with the first while this one still works on the others
+
+Settled = Callable[[StatusError | None], None]  # hears once what became of a hop: None when the next host has queued it
+
+
+class LinkObserver:
+    """Observer of one link. This one does nothing, which is all that a host without --metrics pays."""
+
+    def sent(self, size_bytes: int) -> None:
+        """A hop left."""
+
+    def handed_over(self, seconds: float) -> None:
+        """A hop's receipt came, so long after it was given to the link."""
+
+
+class _Handover:
+    """One hop on its way to the next host."""
+
+    def __init__(self, hop: stage_pb2.Hop, settled: Settled) -> None:
+        self.hop, self._settled = hop, settled
+        self.begin = time.perf_counter()
+        self.timer: asyncio.TimerHandle | None = None
+        self.is_settled = False
+
+    def settle(self, refusal: StatusError | None) -> None:
+        if not self.is_settled:
+            self.is_settled = True
+            if self.timer is not None:
+                self.timer.cancel()
+            self._settled(refusal)
+
+
+class Relay:
+    """A warm connection to one stage server."""
+
+    def __init__(
+        self,
+        address: str,
+        message_bytes: int,
+        hop_timeout_s: float,
+        name: str = "",
+        security: Security = LOOPBACK_ONLY,
+    ) -> None:
+        """:param hop_timeout_s: how long a hop may wait for the next host's acknowledgement.
+        :param name: what to call the host in errors; its own once it was described, if not given.
+
+        Raises InputError when `security` does not allow to dial there.
+        """
+        self.address, self.hop_timeout_s = address, hop_timeout_s
+        self.name = name
+        self.meter = LinkObserver()
+        self.problem = ""
+        """Reason why no sweep can take this link; empty when one can. Kept by the owner of the link."""
+        self.security, self._message_bytes = security, message_bytes
+        self._former: list[grpc.aio.Channel] = []
+        self._open()
+        self.rtt_ms: float | None = None
+        """Round trip of the last keep-warm message; None while the host does not answer."""
+        self.answered_at: float | None = None
+        """When a keep-warm message was answered last, by the monotonic clock."""
+        self._rtts_ms: deque[float] = deque(maxlen=RECENT)
+        self._outbox: deque[_Handover] = deque()
+        self._sent: dict[int, list[_Handover]] = {}
+        """Handed to gRPC and not acknowledged yet, by the number of their batch."""
+        self._batches = 0
+        self._wake = asyncio.Event()
+        self._streamer: asyncio.Task[None] | None = None
+
+    def send(self, hop: stage_pb2.Hop, settled: Settled) -> None:
+        """Hand a hop over; `settled` hears of it once, with a StatusError that names this address if it failed."""
+        handover = _Handover(hop, settled)
+        left_s = hop.deadline_unix_ms / 1000 - time.time()
+        loop = asyncio.get_running_loop()
+        handover.timer = loop.call_later(max(min(self.hop_timeout_s, left_s), 0.001), self._expire, handover, left_s)
+        self._outbox.append(handover)
+        self._wake.set()
+        if self._streamer is None or self._streamer.done():
+            self._streamer = asyncio.create_task(self._stream())
+
+    async def push(self, hop: stage_pb2.Hop) -> None:
+        """Like `send`, and wait for its acknowledgement. Raises StatusError."""
+        future: asyncio.Future[StatusError | None] = asyncio.get_running_loop().create_future()
+        self.send(hop, lambda refusal: None if future.done() else future.set_result(refusal))
+        if (refusal := await future) is not None:
+            raise refusal
+
+    async def run(self, hop: stage_pb2.Hop, onward: bool) -> Outcome:
+        """Have a hop done and wait for its outcome. Raises StatusError."""
+        left_s, begin = hop.deadline_unix_ms / 1000 - time.time(), time.perf_counter()
+        try:
+            request = stage_pb2.RunRequest(hop=hop, onward=onward, protocol=PROTOCOL)
+            response = await self.stub.Run(request, timeout=max(left_s, 0.001))
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise StatusError(error.code(), f"the deadline passed while {self.host} did not answer") from None
+            raise self.refusal(error, begin) from None
+        except grpc.aio.UsageError:
+            raise self._closed() from None
+        return response.next if response.WhichOneof("outcome") == "next" else response.event
+
+    async def describe(self, timeout: float) -> stage_pb2.DescribeResponse:
+        """Description of the next host. Raises StatusError."""
+        begin = time.perf_counter()
+        try:
+            description = await self.stub.Describe(stage_pb2.DescribeRequest(), timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            raise self.refusal(error, begin) from None
+        self.name = self.name or description.name
+        if description.protocol != PROTOCOL:
+            raise protocol_refusal(description.protocol, self.host, "this side")
+        return description
+
+    async def warm(self, size: int) -> None:
+        """Send one message of `size` bytes, so that the next one of that size finds the window open."""
+        begin = time.perf_counter()
+        try:
+            await self.stub.Warm(stage_pb2.WarmRequest(padding=bytes(size)), timeout=WARM_TIMEOUT_S)
+            self.rtt_ms = (time.perf_counter() - begin) * 1000
+            self._rtts_ms.append(self.rtt_ms)
+            self.answered_at = time.monotonic()
+        except grpc.aio.AioRpcError as error:
+            self.rtt_ms = None
+            self._rtts_ms.clear()
+            raise self.refusal(error, begin) from None
+
+    async def keep_warm(self, size: int, pause_s: float = KEEP_WARM_S) -> None:
+        """Warm the link for ever; after a break, with a message of `size` bytes."""
+        while True:
+            try:
+                await self.warm(0 if self.rtt_ms is not None else size)
+            except StatusError:
+                await asyncio.sleep(pause_s)
+            await asyncio.sleep(pause_s)
+
+    async def close(self, grace_s: float | None = None) -> None:
+        """:param grace_s: how long calls that wait for an answer may go on; None = not at all."""
+        if self._streamer is not None:
+            self._streamer.cancel()
+            await asyncio.gather(self._streamer, return_exceptions=True)
+        self._settle_all(self._closed())
+        for channel in (*self._former, self.channel):
+            await channel.close(grace_s)
+
+    def _open(self) -> None:
+        stamp = self.security.stamp()
+        self.channel = open_channel(self.address, self._message_bytes, self.security)
+        self._stamp = stamp
+        self.stub: stage_pb2_grpc.StageServiceAsyncStub = stage_pb2_grpc.StageServiceStub(self.channel)
+
+    def _renew(self) -> None:
+        """After a connection failed: if the certificate was renewed meanwhile, the next one shall show the new one."""
+        if self.security.stamp() == self._stamp:
+            return
+        former = self.channel
+        try:
+            self._open()
+        except InputError:  # half of it may be replaced yet
+            return
+        self._former.append(former)  # its last calls are to end by themselves
+        if self._streamer is not None:
+            self._streamer.cancel()  # it would wait for the old one to come back
+
+    @property
+    def least_rtt_ms(self) -> float | None:
+        """Least round trip of the last few keep-warm messages; None while the host does not answer."""
+        return min(self._rtts_ms, default=None)
+
+    @property
+    def host(self) -> str:
+        """Name of the other side in errors."""
+        return f"host {self.name} at {self.address}" if self.name else f"the host at {self.address}"
+
+    async def _stream(self) -> None:
+        """One stream, from its first batch to its end; hops that it leaves unacknowledged have failed."""
+        begin = time.perf_counter()
+        refusal = StatusError(grpc.StatusCode.UNAVAILABLE, f"{self.host} closed the connection; see that it runs")
+        wake = self._wake = asyncio.Event()
+        wake.set()  # for what is in the outbox already
+        try:
+            async for ack in self.stub.Push(self._batch_stream(wake), wait_for_ready=True):
+                rejections = {rejection.index: rejection for rejection in ack.rejections}
+                for index, handover in enumerate(self._sent.pop(ack.number, [])):
+                    self.meter.handed_over(time.perf_counter() - handover.begin)
+                    handover.settle(self._rejected(rejections[index]) if index in rejections else None)
+        except grpc.aio.AioRpcError as error:
+            refusal = self.refusal(error, begin)
+        except grpc.aio.UsageError:
+            refusal = self._closed()
+        finally:
+            self._wake = asyncio.Event()
+            wake.set()  # gRPC does not end the iterator of a call that has ended: it shall end by itself
+            self._settle_all(refusal)
+
+    def _settle_all(self, refusal: StatusError) -> None:
+        unsettled = [handover for handovers in self._sent.values() for handover in handovers] + [*self._outbox]
+        self._sent.clear()
+        self._outbox.clear()
+        for handover in unsettled:
+            handover.settle(refusal)
+
+    async def _batch_stream(self, wake: asyncio.Event) -> AsyncIterator[stage_pb2.HopBatch]:
+        """Batches of the stream that `wake` belongs to."""
+        while True:
+            await wake.wait()
+            wake.clear()
+            while self._wake is wake and (handovers := self._take()):
+                self._batches += 1
+                self._sent[self._batches] = handovers
+                yield stage_pb2.HopBatch(
+                    number=self._batches, hops=[handover.hop for handover in handovers], protocol=PROTOCOL
+                )
+            if self._wake is not wake:
+                return
+
+    def _take(self) -> list[_Handover]:
+        """Waiting hops, as many as fit into one batch."""
+        taken: list[_Handover] = []
+        size = 0
+        while self._outbox and size < BATCH_BYTES and len(taken) < BATCH_HOPS:
+            handover = self._outbox.popleft()
+            if not handover.is_settled:
+                taken.append(handover)
+                size += handover.hop.ByteSize()
+        self.meter.sent(size)
+        return taken
+
+    def _expire(self, handover: _Handover, left_s: float) -> None:
+        if left_s < self.hop_timeout_s:
+            message = f"the deadline passed while {self.host} did not answer"
+            handover.settle(StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, message))
+        else:
+            handover.settle(self._silent(handover.begin))
+
+    def _rejected(self, rejection: stage_pb2.Rejection) -> StatusError:
+        message = f"{self.host} refused: {rejection.message}"
+        return StatusError.numbered(rejection.code, message, rejection.retry_after_ms or None)
+
+    def _closed(self) -> StatusError:
+        return StatusError(grpc.StatusCode.UNAVAILABLE, f"the link to {self.host} was closed")
+
+    def _silent(self, begin: float) -> StatusError:
+        self._renew()
+        waited_s = time.perf_counter() - begin
+        return StatusError(
+            grpc.StatusCode.UNAVAILABLE,
+            f"{self.host} did not answer within {waited_s:.1f} s; see that it runs and can be reached",
+        )
+
+    def loss(self, error: grpc.aio.AioRpcError) -> str:
+        """Why a call that was to last for ever ended."""
+        refusal = self.refusal(error, time.perf_counter())
+        is_said = STATUS_MARK in trailing_metadata(error) or handshake_problem(error.details() or "", self.security)
+        return refusal.message if is_said else error.details() or error.code().name
+
+    def refusal(self, error: grpc.aio.AioRpcError, begin: float) -> StatusError:
+        """Error for a failed call. `begin`: when it was made, by the performance counter."""
+        code, details, metadata = error.code(), error.details() or "", trailing_metadata(error)
+        if STATUS_MARK in metadata:
+            return StatusError(code, f"{self.host} refused: {details}", retry_after_ms(metadata))
+        if code is grpc.StatusCode.UNAVAILABLE:
+            self._renew()
+            problem = handshake_problem(details, self.security)
+            return StatusError(code, f"{self.host} {problem or f'cannot be reached ({details}); see that it runs'}")
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return self._silent(begin)
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            return StatusError(code, f"{self.address} is no stage server; the last host's successor is the first host")
+        return StatusError(code, f"{self.host} failed: {details}")

@@ -1,0 +1,209 @@
+"""Host registries: the entry of a host, the interface, the settings and flags, and the next hosts of a sweep."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import json
+import logging
+import re
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+
+from stages.errors import InputError
+from stages.wire.channel import check_name, is_loopback, parse_address
+
+log = logging.getLogger(__name__)
+
+MAX_BLOCKS = 4096
+MAX_ADDRESS = 255
+MAX_ENTRY_BYTES = 16 << 10
+SCHEME = "etcd://"
+MAX_ENDPOINTS = 16
+MAX_PREFIX = 128
+TLS_FLAGS = ("ca", "cert", "key")
+
+
+@dataclass(frozen=True)
+class Registration:
+    """One host of the ring. Raises InputError when made with impossible values."""
+
+    name: str
+    address: str  # the address that others dial
+    blocks: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if check_name(self.name, "host name") == "router":
+            raise InputError("a host cannot be called 'router': give it another name")
+        check_dialled(self.address)
+        first = self.blocks[0] if self.blocks else -1
+        if not 0 <= first < MAX_BLOCKS or self.blocks != tuple(range(first, first + len(self.blocks))):
+            raise InputError(f"host {self.name}: blocks must be neighbours, in order, and below {MAX_BLOCKS}")
+
+
+class Registry(ABC):
+    """A place where hosts register and routers find them."""
+
+    @abstractmethod
+    async def check(self) -> None:
+        """Raises ServiceError when the registry does not answer."""
+
+    @abstractmethod
+    async def register(self, registration: Registration) -> None:
+        """Keep a host registered until this is cancelled, then remove it. Retries while the registry is down."""
+
+    @abstractmethod
+    def follow(self) -> AsyncGenerator[tuple[Registration, ...], None]:
+        """All hosts in the order of their blocks, now and after each change. An outage of the registry is no change."""
+
+
+@dataclass(frozen=True)
+class RegistrySettings:
+    """The parts of a URL `etcd://HOST:PORT[,HOST:PORT]/PREFIX`, and TLS files."""
+
+    endpoints: tuple[str, ...]  # members of one etcd cluster, any of which is asked
+    prefix: str  # the path of the entries: `PREFIX/NAME`
+    ca: Path | None = None  # authority of etcd's certificate; this, or `cert`, means TLS
+    cert: Path | None = None
+    key: Path | None = None
+
+    @property
+    def url(self) -> str:
+        return f"{SCHEME}{','.join(self.endpoints)}{self.prefix}"
+
+    @property
+    def tls(self) -> bool:
+        return self.ca is not None or self.cert is not None
+
+
+def open_registry(settings: RegistrySettings) -> Registry:
+    """The registry, not connected yet. Raises InputError when the client library is not installed."""
+    try:
+        from stages.wire.etcd import EtcdRegistry
+    except ImportError as error:
+        raise InputError(
+            f"--registry needs etcd3gw, which is not installed here ({error}): pip install 'onesweep[etcd]'"
+        ) from None
+    return EtcdRegistry(settings)
+
+
+def check_dialled(address: str, what: str = "address") -> str:
+    """Return an address that another machine can dial. Raises InputError."""
+    if len(address) > MAX_ADDRESS:
+        raise InputError(f"{what} must be at most {MAX_ADDRESS} characters, not {len(address)}")
+    host, port = parse_address(address, what)
+    if not port:
+        raise InputError(f"{what} {address!r} must have the port that others dial, not 0")
+    try:
+        unspecified = ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        unspecified = False
+    if unspecified:
+        raise InputError(f"{what} {address!r} cannot be dialled: give the address that others reach (--advertise)")
+    return address
+
+
+def parse_url(url: str) -> tuple[tuple[str, ...], str]:
+    """Endpoints and prefix of a registry's URL. Raises InputError."""
+    shape = f"--registry {url[:MAX_PREFIX]!r} must be {SCHEME}HOST:PORT[,HOST:PORT]/PREFIX"
+    where, slash, prefix = url.removeprefix(SCHEME).partition("/")
+    if not url.startswith(SCHEME) or not where or not slash:
+        raise InputError(shape)
+    endpoints = tuple(check_dialled(endpoint, "registry address") for endpoint in where.split(","))
+    if len(endpoints) > MAX_ENDPOINTS:
+        raise InputError(f"--registry names {len(endpoints)} addresses, at most {MAX_ENDPOINTS} are used")
+    if len(prefix) > MAX_PREFIX or not re.fullmatch(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*", prefix):
+        raise InputError(f"{shape}, and PREFIX at most {MAX_PREFIX} letters, digits, dots, dashes and slashes")
+    return endpoints, f"/{prefix}"
+
+
+def add_registry_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--registry", metavar="URL", help="where hosts register: etcd://HOST:PORT[,HOST:PORT]/PREFIX")
+    parser.add_argument("--registry-ca", type=Path, metavar="FILE", help="authority of etcd's certificate: speak TLS")
+    parser.add_argument("--registry-cert", type=Path, metavar="FILE", help="this process's certificate for etcd")
+    parser.add_argument("--registry-key", type=Path, metavar="FILE", help="and its key")
+
+
+def registry_settings(options: argparse.Namespace) -> RegistrySettings | None:
+    """The settings of the flags; None without --registry. Raises InputError."""
+    files: dict[str, Path | None] = {name: getattr(options, f"registry_{name}") for name in TLS_FLAGS}
+    if options.registry is None:
+        for name, path in files.items():
+            if path is not None:
+                raise InputError(f"--registry-{name} says how to reach a registry: name it with --registry")
+        return None
+    if (files["cert"] is None) != (files["key"] is None):
+        raise InputError("--registry-cert and --registry-key belong together: give both, or neither")
+    for name, path in files.items():
+        if path is not None and not path.is_file():
+            raise InputError(f"--registry-{name}: there is no file {path}")
+    endpoints, prefix = parse_url(options.registry)
+    settings = RegistrySettings(endpoints, prefix, **files)
+    for endpoint in endpoints:
+        if not settings.tls and not options.insecure and not is_loopback(endpoint):
+            raise InputError(
+                f"registry {endpoint} is on another machine and traffic would not be encrypted: give --registry-ca, "
+                "or accept it with --insecure"
+            )
+    return settings
+
+
+def write_entry(registration: Registration) -> bytes:
+    """A registration as JSON."""
+    record = {
+        "name": registration.name,
+        "address": registration.address,
+        "blocks": [registration.blocks[0], registration.blocks[-1]],
+    }
+    return json.dumps(record).encode()
+
+
+def read_entry(name: str, data: bytes) -> Registration:
+    """The registration of the host called `name`; unknown keys are ignored. Raises InputError."""
+    if len(data) > MAX_ENTRY_BYTES:
+        raise InputError(f"it takes {len(data)} bytes, the limit is {MAX_ENTRY_BYTES}")
+    try:
+        record = json.loads(data)
+    except (ValueError, RecursionError):
+        raise InputError("it is not JSON") from None
+    if not isinstance(record, dict):
+        raise InputError("it is not a JSON object")
+    if record.get("name") != name:
+        raise InputError("it names another host than its key")
+    address = record.get("address")
+    if not isinstance(address, str):
+        raise InputError("address is not text")
+    return Registration(name, address, _blocks(record.get("blocks")))
+
+
+def _blocks(value: object) -> tuple[int, ...]:
+    match value:
+        case [int(first), int(last)] if not isinstance(first, bool) and 0 <= first <= last < MAX_BLOCKS:
+            return tuple(range(first, last + 1))
+    raise InputError(f"blocks is not [FIRST, LAST], from 0 to {MAX_BLOCKS - 1}")
+
+
+def successors(registrations: Iterable[Registration], own: Registration, parts: int) -> list[str]:
+    """Addresses of the hosts whose blocks begin where those of `own` end; none for a host with all `parts` blocks."""
+    # checkpoints are not compared: they may be exchanged meanwhile, and each link checks them
+    if len(own.blocks) == parts:
+        return []
+    due = (own.blocks[-1] + 1) % parts
+    return [other.address for other in registrations if other.blocks[0] == due and other.name != own.name]
+
+
+async def follow_successors(
+    registry: Registry, own: Registration, parts: int, set_addresses: Callable[[Sequence[str]], None]
+) -> None:
+    """Call `set_addresses` with the next hosts of `own`, now and after each change, for ever."""
+    known: list[str] | None = None
+    async with aclosing(registry.follow()) as changes:
+        async for registrations in changes:
+            addresses = successors(registrations, own, parts)
+            if addresses != known:
+                log.info("%s: next hosts: %s", own.name, ", ".join(addresses) or "none")
+                set_addresses(addresses)
+                known = addresses

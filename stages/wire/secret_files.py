@@ -1,0 +1,94 @@
+"""Files that nobody else may read: keys and tokens. Written whole or not at all."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from stages.errors import InputError
+
+SECRET, PUBLIC = 0o600, 0o644
+SECRET_MODE = 0o027  # permissions that no secret's file may have: its group may read it, others nothing
+FileStamp = tuple[int, int, int] | None
+GROUP_READS = 0o040  # the one permission that a replaced file keeps beyond its mode: see `check_secret`
+
+
+def read_file(path: Path) -> bytes:
+    """Read a file. Raises InputError."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+
+
+def check_secret(path: Path) -> None:
+    """Raise InputError when others than the owner can change the file, or others than its group read it."""
+    if path.stat().st_mode & SECRET_MODE:
+        raise InputError(f"{path} is a secret, and others can read or change it: chmod 600 {path}")
+
+
+def stamp_of(path: Path) -> FileStamp:
+    """The state of a file, which differs after a change; None while there is no file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def make_private_directory(directory: Path) -> None:
+    """Make a directory that only its owner can enter, or check one. Raises InputError."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = stat.S_IMODE(directory.stat().st_mode)
+    except OSError as error:
+        raise InputError(f"cannot make the directory {directory}: {error.strerror}") from None
+    if mode & 0o077:
+        raise InputError(f"{directory} holds keys and others can enter it: chmod 700 {directory}")
+
+
+def write_file(path: Path, raw: bytes, mode: int = SECRET) -> None:
+    """Replace a file at once; the new one has the old one's owner and group, and at most its mode.
+
+    At no moment can anyone read it but those whom `mode` allows, and the old group. Raises InputError.
+    """
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.unlink(missing_ok=True)
+        with open(part, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            file.write(raw)
+            if path.exists():
+                _be_like(file.fileno(), path, mode)
+        part.replace(path)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}") from None
+
+
+@contextmanager
+def lock_beside(path: Path) -> Iterator[None]:
+    """Keep other commands from changing the files beside `path` between reading and writing. Raises InputError."""
+    try:
+        handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _be_like(handle: int, path: Path, mode: int) -> None:
+    before = path.stat()
+    try:
+        os.fchown(handle, before.st_uid, before.st_gid)
+    except PermissionError:
+        raise InputError(
+            f"cannot write {path}: it belongs to user {before.st_uid} and group {before.st_gid}, "
+            "and who reads it could not read a file of yours; run this as that user, or as root"
+        ) from None
+    os.fchmod(handle, before.st_mode & (mode | GROUP_READS))

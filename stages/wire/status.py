@@ -1,0 +1,231 @@
+"""gRPC statuses: the error that a server ends a call with, and messages that cannot be parsed.
+
+By itself gRPC answers a request that it cannot parse with UNKNOWN and a traceback in the log, before any check of ours,
+and hands None to a caller whose answer it cannot parse. `DecodeErrors` and `with_decode_errors` make statuses of both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+RETRY_AFTER = "retry-after-ms"
+# Trailing metadata of every StatusError: gRPC makes up statuses of its own when a peer is gone.
+STATUS_MARK = "onesweep-refusal"
+REQUEST_KEY = "onesweep-request"  # metadata of a router's answer: the name of the request in logs and traces
+# a message may quote a field, and a field may be as long as a gRPC message
+MAX_CHARACTERS = 1000
+DEFAULT_RETRY_MS = 1000
+CALL_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+
+_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
+Context = grpc.aio.ServicerContext[Any, Any]
+if TYPE_CHECKING:
+    Handler = grpc.RpcMethodHandler[Any, Any]
+
+
+class StatusError(Exception):
+    """A status code, a sentence for people, and for RESOURCE_EXHAUSTED the time to wait before a retry."""
+
+    def __init__(self, code: grpc.StatusCode, message: str, retry_after_ms: int | None = None) -> None:
+        if len(message) > MAX_CHARACTERS:
+            message = f"{message[:MAX_CHARACTERS]} ..."
+        super().__init__(message)
+        self.code, self.message, self.retry_after_ms = code, message, retry_after_ms
+
+    @property
+    def number(self) -> int:
+        return int(self.code.value[0])
+
+    @classmethod
+    def numbered(cls, number: int, message: str, retry_after_ms: int | None = None) -> StatusError:
+        """The status of a code from the wire; RESOURCE_EXHAUSTED always has a time to wait, by default a second."""
+        code = _BY_NUMBER.get(number, grpc.StatusCode.UNKNOWN)
+        if code is grpc.StatusCode.OK:  # no error has it, and no call can be aborted with it
+            code = grpc.StatusCode.UNKNOWN
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            retry_after_ms = retry_after_ms or DEFAULT_RETRY_MS
+        return cls(code, message, retry_after_ms)
+
+    async def abort(self, context: Context) -> NoReturn:
+        """End a call with this status; trailing metadata that is set already stays."""
+        metadata: list[Any] = [*(context.trailing_metadata() or ()), (STATUS_MARK, "1")]
+        if self.retry_after_ms is not None:
+            metadata.append((RETRY_AFTER, str(self.retry_after_ms)))
+        with ignoring_ended_call():
+            await context.abort(self.code, self.message, tuple(metadata))
+
+
+@contextmanager
+def ignoring_ended_call() -> Iterator[None]:
+    """Guard for sending to a call whose deadline may pass at this moment, which is no failure.
+
+    Raises CancelledError, as gRPC itself does where it notices in time.
+    """
+    try:
+        yield
+    except grpc.aio.InternalError:
+        raise asyncio.CancelledError from None
+
+
+def call_metadata(error: grpc.RpcError) -> dict[str, str]:
+    """All metadata of a failed call; one that this side cancelled has no trailing metadata."""
+    call: Any = error
+    return {str(key): str(value) for key, value in call.initial_metadata() or ()} | trailing_metadata(error)
+
+
+def retry_after_ms(metadata: Mapping[str, str]) -> int | None:
+    """The time to wait that a server named; None where it is no number."""
+    said = metadata.get(RETRY_AFTER, "")
+    return int(said) if re.fullmatch("[0-9]{1,9}", said) else None
+
+
+def trailing_metadata(error: grpc.RpcError) -> dict[str, str]:
+    """Trailing metadata of a failed call."""
+    metadata: Any = error.trailing_metadata()
+    return {str(key): str(value) for key, value in metadata or ()}
+
+
+def invalid(message: str) -> StatusError:
+    return StatusError(grpc.StatusCode.INVALID_ARGUMENT, message)
+
+
+def exhausted(message: str, retry_after_ms: int) -> StatusError:
+    return StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, message, retry_after_ms)
+
+
+def failed_precondition(message: str) -> StatusError:
+    return StatusError(grpc.StatusCode.FAILED_PRECONDITION, message)
+
+
+# A deserializer that never fails stands before gRPC's parsing, a check behind it: gRPC offers no hook between.
+UNDECODABLE = object()  # stands for a message that cannot be parsed
+
+
+class DecodeErrors(grpc.aio.ServerInterceptor):
+    """Answers requests that cannot be parsed with INVALID_ARGUMENT."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        handler: Any = await continuation(handler_call_details)
+        if handler is None or handler.request_deserializer is None:
+            return handler
+        checked = {"request_deserializer": _tolerant(handler.request_deserializer)}
+        for kind in CALL_KINDS:
+            if (inner := getattr(handler, kind)) is not None:
+                checked[kind] = _checked(inner, handler.request_streaming, handler.response_streaming)
+        return handler._replace(**checked)
+
+
+def with_decode_errors(channel: grpc.aio.Channel) -> grpc.aio.Channel:
+    """The same channel, whose calls fail with INTERNAL when an answer cannot be parsed."""
+    wrapped: Any = _Channel(channel)
+    return wrapped
+
+
+class _Channel:
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        attribute = getattr(self._channel, name)
+        return partial(_calls, attribute) if name in CALL_KINDS else attribute
+
+    async def __aenter__(self) -> _Channel:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._channel.close()
+
+
+class _Call:
+    """A call under way."""
+
+    def __init__(self, call: Any) -> None:  # noqa: ANN401
+        self._call = call
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self._call, name)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        answer = yield from self._call.__await__()
+        return _decoded(answer)
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        try:
+            async for answer in self._call:
+                yield _decoded(answer)
+        finally:
+            self._call.cancel()
+
+
+def _calls(make: Callable[..., Any], *path: Any, **how: Any) -> Callable[..., _Call]:  # noqa: ANN401
+    if how.get("response_deserializer") is not None:
+        how["response_deserializer"] = _tolerant(how["response_deserializer"])
+    begin = make(*path, **how)
+    return lambda *request, **options: _Call(begin(*request, **options))
+
+
+def _decoded(answer: object) -> object:
+    """Raises AioRpcError."""
+    if answer is UNDECODABLE:
+        nothing = grpc.aio.Metadata()
+        raise grpc.aio.AioRpcError(
+            grpc.StatusCode.INTERNAL, nothing, nothing, "the answer is no message of this call's type"
+        )
+    return answer
+
+
+def _tolerant(parse: Callable[[bytes], object]) -> Callable[[bytes], object]:
+    def parsed(data: bytes) -> object:
+        try:
+            return parse(data)
+        except DecodeError:
+            return UNDECODABLE
+
+    return parsed
+
+
+def _checked(inner: Callable[..., Any], streams_in: bool, streams_out: bool) -> Callable[..., Any]:
+    """The same handler behind a check of every request that it reads."""
+
+    async def check(request: object, context: Context) -> None:
+        if request is UNDECODABLE:
+            words = "the request is no message of this call's type: it was damaged, or is of another program"
+            await invalid(words).abort(context)
+
+    async def each(requests: AsyncIterator[object], context: Context) -> AsyncIterator[object]:
+        async for request in requests:
+            await check(request, context)
+            yield request
+
+    async def begin(request: Any, context: Context) -> Any:  # noqa: ANN401 - a message, or an iterator of them
+        if streams_in:
+            return each(request, context)
+        await check(request, context)
+        return request
+
+    async def answer(request: object, context: Context) -> object:
+        return await inner(await begin(request, context), context)
+
+    async def stream(request: object, context: Context) -> AsyncIterator[object]:
+        responses = inner(await begin(request, context), context)
+        if not hasattr(responses, "__aiter__"):  # a handler that writes its answers itself
+            await responses
+            return
+        async with aclosing(responses):
+            async for response in responses:
+                yield response
+
+    return stream if streams_out else answer

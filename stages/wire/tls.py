@@ -1,0 +1,312 @@
+"""TLS: certificate files that are read again when they change, checked by a handshake before any peer sees them."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import ssl
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from stages.errors import InputError
+from stages.wire.auth import Identity
+from stages.wire.secret_files import FileStamp, check_secret, read_file, stamp_of
+
+log = logging.getLogger(__name__)
+
+CERTIFICATE_MARK = b"-----BEGIN CERTIFICATE-----"
+KEY_MARK = b"PRIVATE KEY-----"
+# of a handshake in memory: more than it takes
+ROUND_TRIPS = 4
+
+Stamp = tuple[FileStamp, ...]  # state of some files, to see that they changed
+
+OTHER_AUTHORITY = "showed a certificate of another authority than --tls-ca: give both sides the same ca.pem"
+PLAIN = "WRONG_VERSION_NUMBER"
+CLOSED = ("Socket closed", "Connection reset by peer", "Broken pipe")
+# gRPC's words for a connection that never came about, as opposed to one that broke
+FIRST_CONTACT = "failed to connect"
+_SENTENCES = (
+    ("certificate has expired", "showed a certificate that has expired: renew it there with `onesweep certs renew`"),
+    ("not yet valid", "showed a certificate that is not valid yet: see that the clocks are right"),
+    ("Hostname Verification", "showed a certificate for another address: make it anew with --address"),
+    ("certificate purpose", "showed a certificate that is not for servers: make one with `onesweep certs host`"),
+    ("subtree violation", "showed a certificate with a name that its authority may not give"),
+    ("issuer certificate", OTHER_AUTHORITY),
+    ("certificate signature", OTHER_AUTHORITY),
+    ("self-signed", OTHER_AUTHORITY),
+    ("self signed", OTHER_AUTHORITY),
+    (PLAIN, "does not speak TLS: start it with --tls-cert, or leave --tls-ca out here"),
+)
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Paths of PEM files."""
+
+    authority: Path  # the authority that peers' certificates are checked by
+    certificate: Path | None = None  # our own; a client of a router needs none
+    key: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.key is None):
+            raise InputError("a certificate and its key go together: give both --tls-cert and --tls-key, or neither")
+
+    def stamp(self) -> Stamp:
+        """Differs once a file was changed or replaced."""
+        return tuple(stamp_of(path) for path in (self.authority, self.certificate, self.key) if path is not None)
+
+    def read(self) -> TlsMaterial:
+        """Read the files. Raises InputError if they could not make a handshake."""
+        # checked before use, so that the error appears on the machine where it can be mended, and a half-copied pair is
+        # never used
+        authority = read_file(self.authority)
+        check_authority(self.authority, authority)
+        if self.certificate is None or self.key is None:
+            return TlsMaterial(authority)
+        chain, key = read_file(self.certificate), read_file(self.key)
+        check_secret(self.key)
+        if CERTIFICATE_MARK not in chain:
+            raise InputError(f"{self.certificate} is no certificate (PEM)")
+        if KEY_MARK not in key:
+            raise InputError(f"{self.key} is no private key (PEM)")
+        return TlsMaterial(authority, chain, key, examine(self.authority, self.certificate, self.key))
+
+    def own(self, *roles: str) -> Certificate:
+        """Our certificate, if it has one of these roles. Raises InputError."""
+        certificate = self.read().certificate
+        if certificate is None:
+            raise InputError("a server needs a certificate: give --tls-cert and --tls-key")
+        identity = certificate.identity
+        if identity is None or identity.role not in roles:
+            shown = identity.uri if identity else "nobody of onesweep"
+            due = " or ".join(roles)
+            raise InputError(f"{self.certificate} is for {shown}: make one with `onesweep certs {due} NAME`")
+        return certificate
+
+
+@dataclass(frozen=True)
+class TlsMaterial:
+    """Contents of the files, for a handshake."""
+
+    authority: bytes
+    chain: bytes | None = None
+    key: bytes | None = None
+    certificate: Certificate | None = None
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A valid certificate."""
+
+    identity: Identity | None  # none for one that was not made for onesweep
+    until: datetime
+
+
+@dataclass(frozen=True)
+class Security:
+    """The rules of a process for its connections: TLS if it has certificates, else its own machine only."""
+
+    tls: Tls | None = None
+    insecure: bool = False  # allow plain text to and from other machines
+
+    def stamp(self) -> Stamp:
+        """Differs once certificates changed."""
+        return self.tls.stamp() if self.tls else ()
+
+
+LOOPBACK_ONLY = Security()
+
+
+class ServerCertificate:
+    """A gRPC server's certificate, looked up for every handshake, so that a renewed one needs no restart."""
+
+    # No revocation lists: gRPC for Python cannot be given one for each handshake. Certificates live 30 days; a stolen
+    # key is shut out by a new authority.
+
+    def __init__(self, tls: Tls, mutual: bool) -> None:
+        """:param mutual: callers must show a certificate, too."""
+        self.tls, self.mutual = tls, mutual
+        self._stamp = tls.stamp()
+        self._first = tls.read()
+        self._logged = ""
+
+    def credentials(self) -> grpc.ServerCredentials:
+        renewed: Any = self.renewed  # the stubs do not know that None means no change
+        return grpc.dynamic_ssl_server_credentials(self._configuration(self._first), renewed, self.mutual)
+
+    def renewed(self) -> grpc.ServerCertificateConfiguration | None:
+        """The new contents of changed files, else None. Called by gRPC's threads."""
+        stamp = self.tls.stamp()
+        if stamp == self._stamp:
+            return None
+        try:
+            material = self.tls.read()
+        except InputError as error:  # maybe only one of the files is replaced so far
+            if str(error) != self._logged:
+                log.warning("new certificate not taken: %s", error)
+            self._logged = str(error)
+            return None
+        self._stamp, self._logged = stamp, ""
+        if material.certificate is not None:
+            log.info("new certificate %s, valid until %s", self.tls.certificate, material.certificate.until)
+        return self._configuration(material)
+
+    def _configuration(self, material: TlsMaterial) -> grpc.ServerCertificateConfiguration:
+        assert material.key is not None
+        assert material.chain is not None
+        pair = (material.key, material.chain)
+        return grpc.ssl_server_certificate_configuration([pair], material.authority if self.mutual else None)
+
+
+def channel_credentials(tls: Tls) -> grpc.ChannelCredentials:
+    """Credentials of the connections that are opened from now on. Raises InputError."""
+    material = tls.read()
+    return grpc.ssl_channel_credentials(material.authority, material.key, material.chain)
+
+
+class Expiry:
+    """The end of this process's own certificate, for its metrics."""
+
+    def __init__(self, tls: Tls | None) -> None:
+        self._tls = tls
+        self._stamp: Stamp | None = None
+        self._unix_s: float | None = None
+
+    def unix_s(self) -> float | None:
+        """None without a certificate; while the files cannot be used, the last value that was known."""
+        if self._tls is not None and (stamp := self._tls.stamp()) != self._stamp:
+            try:
+                certificate = self._tls.read().certificate
+            except InputError:
+                return self._unix_s
+            self._stamp = stamp
+            self._unix_s = certificate.until.timestamp() if certificate else None
+        return self._unix_s
+
+    def rows(self) -> dict[tuple[str, ...], float]:
+        """The value as a metric without labels."""
+        unix_s = self.unix_s()
+        return {} if unix_s is None else {(): unix_s}
+
+
+def check_authority(path: Path, raw: bytes) -> None:
+    """Raise InputError unless `raw`, read from `path`, are certificates."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=raw.decode("ascii"))
+    except (ssl.SSLError, ValueError):
+        raise InputError(f"{path} is no authority's certificate (PEM): give the ca.pem of `onesweep certs`") from None
+
+
+def examine(authority: Path, certificate: Path, key: Path) -> Certificate:
+    """Show a certificate to a peer in memory that trusts `authority`. Raises InputError with the peer's reason."""
+    shower, viewer = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    shower.check_hostname, shower.verify_mode = False, ssl.CERT_NONE
+    viewer.verify_mode = ssl.CERT_REQUIRED
+
+    def no_password() -> str:
+        raise InputError(f"{key} has a password, which nobody is there to type: store it without, chmod 600")
+
+    try:
+        viewer.load_verify_locations(authority)
+        for context in (shower, viewer):
+            context.load_cert_chain(certificate, key, no_password)
+        shown = _shown(shower, viewer)
+    except ssl.SSLCertVerificationError as error:
+        raise InputError(f"{certificate} is refused: {_reason(error, authority)}") from None
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise InputError(f"{key} is not the key of {certificate}: give the two that were made together") from None
+        raise InputError(
+            f"{certificate} and {key} cannot be used ({error.reason or 'damaged'}): make new ones"
+        ) from None
+    uris = [value for kind, value in shown.get("subjectAltName", ()) if kind == "URI"]
+    until = datetime.fromtimestamp(ssl.cert_time_to_seconds(shown["notAfter"]), UTC)
+    return Certificate(Identity.of(uris), until)
+
+
+def _shown(shower: ssl.SSLContext, viewer: ssl.SSLContext) -> dict[str, Any]:
+    """The certificate as the viewer sees it after a handshake."""
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = (shower.wrap_bio(back, there), viewer.wrap_bio(there, back, server_side=True))
+    for side in sides * ROUND_TRIPS:
+        try:
+            side.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+    return sides[1].getpeercert() or {}
+
+
+def _reason(error: ssl.SSLCertVerificationError, authority: Path) -> str:
+    said = error.verify_message
+    if "expired" in said:
+        return "it has expired; renew it with `onesweep certs renew`"
+    if "not yet valid" in said:
+        return "it is not valid yet; see that the clocks are right"
+    if "issuer" in said or "self-signed" in said or "signature" in said:
+        return f"it is not of the authority in {authority}; give both from one `onesweep certs`"
+    return said
+
+
+def handshake_problem(details: str, security: Security) -> str:
+    """The end of a sentence that begins with the peer's name; empty where no handshake failed.
+
+    :param details: of a status UNAVAILABLE.
+    """
+    if FIRST_CONTACT not in details:
+        return ""
+    for mark, sentence in _SENTENCES:
+        if mark in details:
+            return sentence
+    if "handshake failed" in details:
+        return f"and this side found no common TLS ({details})"
+    if any(mark in details for mark in CLOSED):
+        return _after_our_part(security)
+    return ""
+
+
+def _after_our_part(security: Security) -> str:
+    """The likely reason for a peer that closed the connection without a word after our part of the handshake."""
+    tls = security.tls
+    if tls is None:
+        return "closed the connection: if it speaks TLS, give --tls-ca"
+    if tls.certificate is None:
+        return "closed the connection in the handshake: it wants a certificate, as hosts do; give the router's address"
+    try:
+        tls.read()
+    except InputError as error:
+        return f"closed the connection in the handshake: {error}"
+    return f"closed the connection in the handshake: its authority is probably not that of {tls.certificate}"
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    """`--tls-cert`, `--tls-key`, `--tls-ca`, `--insecure`."""
+    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate to show, from `onesweep certs`")
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key")
+    add_client_options(parser)
+
+
+def add_client_options(parser: argparse.ArgumentParser) -> None:
+    """`--tls-ca`, `--insecure`."""
+    parser.add_argument("--tls-ca", type=Path, metavar="FILE", help="authority whose certificates are believed")
+    parser.add_argument("--insecure", action="store_true", help="accept plain text to and from other machines")
+
+
+def tls_arguments(tls: Tls | None) -> list[str]:
+    """The flags that name these files."""
+    pairs = (("--tls-ca", tls.authority), ("--tls-cert", tls.certificate), ("--tls-key", tls.key)) if tls else ()
+    return [word for flag, path in pairs if path for word in (flag, str(path))]
+
+
+def security_of(options: argparse.Namespace, default: Tls | None = None) -> Security:
+    """The security that the flags ask for, with `default` where they name no certificates. Raises InputError."""
+    certificate, key = getattr(options, "tls_cert", None), getattr(options, "tls_key", None)
+    if options.tls_ca is not None:
+        return Security(Tls(options.tls_ca, certificate, key), options.insecure)
+    if certificate or key:
+        raise InputError("--tls-cert and --tls-key go with --tls-ca, the authority that the other side is checked by")
+    return Security(default, options.insecure)

@@ -1,0 +1,221 @@
+"""Tokens of a router's users and of a coordinator's workers: a file of hashes, with scopes and limits for each.
+
+A token is 256 random bits, so a plain SHA-256 keeps it secret: a slow hash protects only what can be guessed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import hmac
+import json
+import logging
+import os
+import re
+import secrets
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from stages.errors import InputError
+from stages.wire.channel import check_name, is_loopback
+from stages.wire.secret_files import check_secret, read_file, stamp_of, write_file
+from stages.wire.status import StatusError
+from stages.wire.tls import Tls
+
+log = logging.getLogger(__name__)
+
+GENERATE, STATUS, WORK, ADMIN = "generate", "status", "work", "admin"
+SCOPES = (GENERATE, STATUS, WORK, ADMIN)  # `admin` includes the others
+PREFIX = "onesweep_"  # makes a token recognizable, also to scanners for leaked secrets
+HEADER, SCHEME = "authorization", "Bearer "
+TOKEN_VARIABLE = "ONESWEEP_TOKEN"
+
+
+@dataclass(frozen=True)
+class Key:
+    """The owner of a token, with scopes and limits (None: no limit)."""
+
+    name: str
+    sha256: str = ""
+    scopes: tuple[str, ...] = SCOPES
+    rate: float | None = None  # requests a second
+    concurrent: int | None = None  # requests at once
+    bytes_per_day: int | None = None  # bytes generated from midnight to midnight, UTC
+    # not kept over a restart: this protects hosts from a runaway client, it is no bill
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "key name")
+        for scope in self.scopes:
+            if scope not in SCOPES:
+                raise InputError(f"key {self.name}: unknown scope {scope!r}; choose from {', '.join(SCOPES)}")
+        if not self.scopes:
+            raise InputError(f"key {self.name} has no scope; choose from {', '.join(SCOPES)}")
+        if self.rate is not None and not 0 < self.rate <= 1e6:
+            raise InputError(f"key {self.name}: rate must be above 0, not {self.rate}")
+        for name, value in (("concurrent", self.concurrent), ("bytes_per_day", self.bytes_per_day)):
+            if value is not None and value < 1:
+                raise InputError(f"key {self.name}: {name} must be 1 or more, not {value}")
+
+    def may(self, scope: str) -> bool:
+        return scope in self.scopes or ADMIN in self.scopes
+
+
+ANYBODY = Key("anybody")  # the caller of a server without tokens
+
+
+class Keyring:
+    """The tokens that a server takes, from a file that is read again when it changes. Without a file it takes any."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Raises InputError for a bad file."""
+        self.path = path
+        self._stamp = stamp_of(path) if path else None
+        self._keys = read_tokens(path) if path else ()
+
+    @property
+    def open(self) -> bool:
+        """True if no token is needed."""
+        return self.path is None
+
+    def identify(self, metadata: Iterable[tuple[str, str | bytes]] | None, scope: str) -> Key:
+        """The owner of the token in a call's metadata.
+
+        Raises StatusError: UNAUTHENTICATED, or PERMISSION_DENIED without the scope.
+        """
+        if self.path is None:
+            return ANYBODY
+        self._read_again(self.path)
+        shown = next((value for name, value in metadata or () if name == HEADER), None)
+        if shown is None:
+            raise _unauthenticated("a token is wanted here: give --token-file, or set ONESWEEP_TOKEN")
+        text = shown.decode("utf-8", "replace") if isinstance(shown, bytes) else shown
+        if not text.startswith(SCHEME):
+            raise _unauthenticated(f"the metadata `{HEADER}` must be `{SCHEME}TOKEN`")
+        digest, found = token_hash(text.removeprefix(SCHEME)), None
+        for key in self._keys:  # all are compared, so that the time taken says nothing
+            if hmac.compare_digest(key.sha256, digest):
+                found = key
+        if found is None:
+            raise _unauthenticated("unknown token: it was mistyped or removed; ask the operator of this server for one")
+        if not found.may(scope):
+            said = f"key {found.name} may {', '.join(found.scopes)} only, not {scope}"
+            raise StatusError(grpc.StatusCode.PERMISSION_DENIED, said)
+        return found
+
+    def _read_again(self, path: Path) -> None:
+        stamp = stamp_of(path)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._keys = read_tokens(path)
+            log.info("%s: %d keys", path, len(self._keys))
+        except InputError as error:
+            log.warning("the tokens stay as they were: %s", error)
+
+
+def new_token() -> str:
+    return PREFIX + secrets.token_urlsafe(32)
+
+
+def token_hash(token: str) -> str:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def token_metadata(token: str) -> tuple[tuple[str, str], ...]:
+    """The metadata of a call with a token; none for an empty token. Raises InputError for text that is no token."""
+    if not token:
+        return ()
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise InputError("the token has characters that no token has: give the line that `onesweep token add` printed")
+    return ((HEADER, SCHEME + token),)
+
+
+def read_tokens(path: Path) -> tuple[Key, ...]:
+    """Raises InputError that names the file and what to change."""
+    raw = read_file(path)
+    check_secret(path)
+    try:
+        table = tomllib.loads(raw.decode())
+        entries = table.get("keys", [])
+        if set(table) - {"keys"} or not isinstance(entries, list):
+            raise InputError("it must have [[keys]] sections only")
+        keys = tuple(_key(entry) for entry in entries)
+        for what, values in (("name", [k.name for k in keys]), ("token", [k.sha256 for k in keys])):
+            if len(set(values)) < len(values):
+                raise InputError(f"two keys have the same {what}")
+    except (ValueError, RecursionError) as error:  # of which some are no TOMLDecodeError: a number of 5,000 digits
+        raise InputError(f"{path} is not TOML: {error}") from None
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    return keys
+
+
+def write_tokens(path: Path, keys: Sequence[Key]) -> None:
+    """Replace the file at once; only its owner can read it. Raises InputError."""
+    parts = ["# Written by `onesweep token`. It is read again when it changes.\n"]
+    for key in keys:
+        lines = ["[[keys]]"]
+        for field in fields(Key):
+            value = getattr(key, field.name)
+            if value is not None:
+                # JSON's numbers, texts and lists of these are TOML's
+                lines.append(f"{field.name} = {json.dumps(value)}")
+        parts.append("\n".join(lines) + "\n")
+    write_file(path, "\n".join(parts).encode())
+
+
+def _key(entry: object) -> Key:
+    if not isinstance(entry, dict):
+        raise InputError("[[keys]] must be sections")
+    known: dict[str, tuple[type, ...]] = {
+        "name": (str,),
+        "sha256": (str,),
+        "scopes": (list,),
+        "rate": (int, float),
+        "concurrent": (int,),
+        "bytes_per_day": (int,),
+    }
+    who = f"key {entry.get('name', '(without a name)')!r}"
+    for name, value in entry.items():
+        if name not in known:
+            raise InputError(f"{who} has an unknown setting {name!r}; there are {', '.join(known)}")
+        if not isinstance(value, known[name]) or isinstance(value, bool):
+            raise InputError(f"{who}: {name} cannot be {value!r}")
+    settings: dict[str, Any] = {**entry, "scopes": tuple(map(str, entry.get("scopes", ())))}
+    if "name" not in settings or not re.fullmatch("[0-9a-f]{64}", settings.get("sha256", "")):
+        raise InputError(f"{who} needs a name and the sha256 of its token, 64 hex digits")
+    return Key(**settings)
+
+
+def _unauthenticated(message: str) -> StatusError:
+    return StatusError(grpc.StatusCode.UNAUTHENTICATED, message)
+
+
+def add_token_options(parser: argparse.ArgumentParser) -> None:
+    """`--token-file`, `--token`."""
+    token = parser.add_mutually_exclusive_group()
+    token.add_argument("--token-file", type=Path, metavar="FILE", help=f"holds the token (default: ${TOKEN_VARIABLE})")
+    token.add_argument("--token", metavar="TOKEN", help="the token itself: others on this machine can see it")
+
+
+def token_of(options: argparse.Namespace, address: str, tls: Tls | None) -> str:
+    """The token that the options, or the environment, name for a server; empty for none. Raises InputError."""
+    if options.token_file is None:
+        return options.token or token_for(address, tls)
+    raw = read_file(options.token_file)
+    check_secret(options.token_file)
+    token = raw.decode(errors="replace").strip()
+    if not token:
+        raise InputError(f"{options.token_file} is empty: it must hold a token")
+    return token
+
+
+def token_for(address: str, tls: Tls | None = None) -> str:
+    """The token of $ONESWEEP_TOKEN; empty where there is none, or where it would travel in plain text."""
+    return os.environ.get(TOKEN_VARIABLE, "") if tls or is_loopback(address) else ""

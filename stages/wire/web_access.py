@@ -1,0 +1,61 @@
+"""Checks of a browser's Host and Origin headers, and the security headers of every page."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Collection
+from importlib.util import find_spec
+
+from stages.errors import InputError
+
+
+def host_name(host: str) -> str | None:
+    """The name or address in a Host header, lower-case; None where it is none."""
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?", host)
+    return match[1].strip("[]").rstrip(".").lower() if match else None
+
+
+def is_ours(host: str, names: Collection[str] = ()) -> bool:
+    """True if a Host header may name this server: any address, `localhost`, or a name in `names` (lower-case)."""
+    # a page of another site can reach this machine under its own name by DNS rebinding; addresses cannot be rebound
+    name = host_name(host)
+    return name is not None and (name == "localhost" or name in names or _is_address(name))
+
+
+def is_other_site(origin: str | None, host: str) -> bool:
+    """True if an Origin header is that of another site's page."""
+    return origin is not None and origin.lower().partition("://")[2] != host.lower()
+
+
+def page_headers(scripts: str = "'self'", styles: str = "'self'", images: str = "'self'") -> dict[str, str]:
+    """Headers of every answer: a page runs only its own scripts, talks only to its own server, and is in no frame.
+
+    :param scripts: sources of a Content-Security-Policy; so are the others.
+    """
+    policy = (
+        f"default-src 'none'; script-src {scripts}; style-src {styles}; connect-src 'self'; img-src {images}; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+    )
+    return {
+        "content-security-policy": policy,
+        "x-content-type-options": "nosniff",
+        "x-frame-options": "DENY",
+        "referrer-policy": "no-referrer",
+        "cross-origin-opener-policy": "same-origin",
+        "cross-origin-resource-policy": "same-origin",
+    }
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def check_framework(what: str) -> None:
+    """Raise InputError unless the extra `http` is installed."""
+    if find_spec("fastapi") is None or find_spec("uvicorn") is None:
+        raise InputError(f"{what} needs fastapi and uvicorn: pip install 'onesweep[http]'")

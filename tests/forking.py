@@ -1,0 +1,197 @@
+"""Real processes without their second of `import torch`: forked from a template that has imported it.
+
+`install()` replaces `subprocess.Popen` for commands that run `python -m serving.cli`. Each becomes its own process,
+a child of the test process with its own descriptors, environment, session and signals, forked from the template (this
+file, run as a program), which has loaded the modules and started no thread. Every other command runs as always.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+MODULE = ["-m", "serving.cli"]
+ROOM = "x" * 4000  # of the template's own command line, for those of its children
+MAX_REQUEST = 1 << 17
+PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
+
+# Libraries read these when they are loaded: a command that changes one needs a new interpreter.
+EARLY = ("OMP_", "MKL_", "ATEN_", "TORCH", "PYTHON", "GRPC_", "LD_", "ONEDNN_", "DNNL_")
+
+_Popen = subprocess.Popen
+
+
+# The template
+
+
+def serve(requests: socket.socket) -> None:
+    """Fork a process a request and answer with its number, until the test process closes its end."""
+    import grpc.aio
+    import torch
+
+    import serving.cli.__main__
+    import serving.router.server
+    import stages.host.server
+
+    assert threading.active_count() == 1, "a fork would lose the other threads"
+    _ = grpc.aio, torch, serving.router.server, serving.cli.__main__, stages.host.server
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while True:
+        data, descriptors, _flags, _address = socket.recv_fds(requests, MAX_REQUEST, 3)
+        if not data:
+            return
+        number_read, number_write = os.pipe()
+        # Forked twice: the orphan becomes a child of the test process, which waits for it as for any other.
+        between = os.fork()
+        if between == 0:
+            child = os.fork()
+            if child == 0:
+                requests.close()
+                os.close(number_read)
+                _become(json.loads(data), descriptors, number_write)
+            os._exit(0)
+        os.waitpid(between, 0)
+        os.close(number_write)
+        requests.send(os.read(number_read, 32) or b"0")
+        for descriptor in (number_read, *descriptors):
+            os.close(descriptor)
+
+
+def _become(request: dict[str, Any], descriptors: list[int], number_write: int) -> None:
+    """Run the command in this fork, and end with its exit code."""
+    code = 70
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _show(request["command"])
+        if request["session"]:
+            os.setsid()
+        os.write(number_write, str(os.getpid()).encode())
+        for number, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, number)
+        os.closerange(3, max(*descriptors, number_write) + 1)
+        os.chdir(request["directory"])
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        sys.argv = ["onesweep", *request["arguments"]]
+        from serving.cli.__main__ import main
+
+        code = main(request["arguments"])
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        code = 1
+    finally:
+        threading._shutdown()  # type: ignore[attr-defined]  # as an interpreter ends: other threads first
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
+
+
+def _show(command: list[str]) -> None:
+    """Write the command where the kernel reads this process' command line: `down` and tests look there."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    line = b"\0".join(part.encode() for part in command)[: end - start - 1]
+    ctypes.memmove(start, line.ljust(end - start, b"\0"), end - start)
+
+
+# The test process
+
+
+class Template:
+    """The template of this test process, started when it is first needed."""
+
+    def __init__(self) -> None:
+        self.requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, __file__, str(theirs.fileno()), ROOM]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        self.process = _Popen(command, pass_fds=[theirs.fileno()], env=environment, cwd=ROOT)
+        theirs.close()
+        self.one_at_a_time = threading.Lock()
+        self._libc = ctypes.CDLL(None, use_errno=True)
+
+    def fork(self, request: dict[str, Any], descriptors: list[int]) -> int:
+        """The number of a new child of this process."""
+        with self.one_at_a_time:
+            # Only now: orphans of other commands shall be init's, as outside of tests.
+            self._libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            try:
+                socket.send_fds(self.requests, [json.dumps(request).encode()], descriptors)
+                number = int(self.requests.recv(32) or 0)
+            finally:
+                self._libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        if not number:
+            raise OSError("the template process did not fork")
+        return number
+
+
+_template: Template | None = None
+_starting = threading.Lock()
+
+
+def _arguments_of(command: list[str]) -> list[str] | None:
+    """The arguments of a command `python [-P] -m serving.cli ...`, or None for any other."""
+    if command[:1] != [sys.executable]:
+        return None
+    words = command[2:] if command[1:2] == ["-P"] else command[1:]
+    return words[2:] if words[:2] == MODULE else None
+
+
+def _early(environment: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(EARLY)}
+
+
+class ForkingPopen(_Popen):  # type: ignore[type-arg]
+    """`subprocess.Popen`, by a fork of the template where that is the same."""
+
+    def _execute_child(self, args: Any, *how: Any) -> None:  # type: ignore[override]
+        (executable, preexec, close_fds, pass_fds, cwd, env, _startup, _flags, shell, *pipes, _restore) = how[:16]
+        p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = pipes
+        session, own_user = how[20], [x for x in how[16:19] if x is not None]
+        command = [os.fspath(word) for word in args] if isinstance(args, list | tuple) else []
+        environment = {os.fsdecode(k): os.fsdecode(v) for k, v in (os.environ if env is None else env).items()}
+        arguments = _arguments_of(command)
+        plain = not (shell or executable or preexec or pass_fds or own_user) and close_fds
+        if arguments is None or not plain or _early(environment) != _early(dict(os.environ)):
+            super()._execute_child(args, *how)
+            return
+        global _template
+        with _starting:
+            _template = _template or Template()
+        request = {
+            "arguments": arguments,
+            "command": command,
+            "directory": os.fspath(cwd or Path.cwd()),
+            "environment": environment,
+            "session": bool(session),
+        }
+        ends = [end if end != -1 else usual for usual, end in enumerate((p2cread, c2pwrite, errwrite))]
+        try:
+            self.pid = _template.fork(request, ends)
+            self._child_created = True
+        finally:
+            self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
+
+
+def install() -> None:
+    """From now on, in this process."""
+    if sys.platform == "linux" and sys.version_info[:2] == (3, 11):  # whose private method is overridden here
+        subprocess.Popen = ForkingPopen  # type: ignore[misc]
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))

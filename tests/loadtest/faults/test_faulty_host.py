@@ -1,0 +1,51 @@
+"""What a liar says can be told from what a host says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from loadtest.faults.faulty_host import SPOILS, spoil
+from serving.modes.candidates import check_scores
+from stages.model.codec import CODECS, CodecError
+from stages.v1 import stage_pb2
+from stages.wire.messages import work_of
+from stages.wire.status import StatusError
+
+
+def sweep_hop(codec: str) -> stage_pb2.Hop:
+    sweep = stage_pb2.Sweep(number=2, slots=8, codec=codec, estimate=CODECS[codec].encode(torch.ones(8, 4)))
+    return stage_pb2.Hop(sweep=sweep)
+
+
+@pytest.mark.parametrize("codec", list(CODECS))
+@pytest.mark.parametrize("lie", [lie for lie in SPOILS if lie != "number"])
+def test_spoiled_states_cannot_be_decoded(codec: str, lie: str) -> None:
+    hop = sweep_hop(codec)
+    spoil(hop, lie)
+    with pytest.raises(CodecError):
+        CODECS[codec].decode(hop.sweep.estimate, 8, 4, 100.0)
+
+
+@pytest.mark.parametrize("lie", SPOILS)
+def test_spoiled_results_are_no_results(lie: str) -> None:
+    scores = stage_pb2.Event(number=2, scores=stage_pb2.Scores(nats=b"\0" * 4 * 6))
+    spoil(scores, lie)
+    if lie == "number":
+        assert scores.number == 9
+    else:
+        with pytest.raises(StatusError):
+            check_scores(scores, (2, 3))
+    text = stage_pb2.Event(number=2, text=b"a")
+    spoil(text, lie)
+    assert (text.number, len(text.text)) != (2, 1)
+    verdict = stage_pb2.Event(number=2, verification=stage_pb2.Verification(odds=b"\0" * 1024))
+    before = verdict.SerializeToString()
+    spoil(verdict, lie)
+    assert verdict.SerializeToString() != before
+
+
+def test_a_spoiled_number_is_that_of_other_work() -> None:
+    for hop in (sweep_hop("int8"), stage_pb2.Hop(decode=stage_pb2.Decode(number=2, hidden=b"1234"))):
+        spoil(hop, "number")
+        assert work_of(hop).number == 9

@@ -1,0 +1,169 @@
+"""`onesweep bench rounds`: its links, its intervals, the figures it reads off a run, and a run of real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.faults.rounds_bench import (
+    WorkerLoad,
+    check_bench,
+    measure_rounds,
+    paired,
+    plan_options,
+    round_seconds,
+    rounds_record,
+    rounds_table,
+    with_uplinks,
+    worker_loads,
+)
+from loadtest.faults.settings import SIX_WORKERS, RoundsBenchSettings
+from loadtest.faults.training_observer import LogEntry, RunView, WorkerView
+from loadtest.lab.profile import ROUTER, profile_named
+from serving.cli.__main__ import build_parser, main
+from stages.errors import InputError
+from trainer.planning.cost import LINKS
+
+SHIPPED = ("lan", "links-20", "links-60", "links-150", "three-regions", "consumer")
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_slow_uplinks_change_nothing_but_their_rate(name: str) -> None:
+    slow, known = with_uplinks(profile_named(name), 6, 5.0), profile_named(name)
+    assert slow.link("host-6", ROUTER) == replace(known.link("host-6", ROUTER), rate_mbps=5.0)
+    for ends in ((ROUTER, "host-6"), ("host-1", "host-2")):
+        assert slow.link(*ends) == known.link(*ends)
+    assert (slow.congestion, slow.slow_start_after_idle) == (known.congestion, known.slow_start_after_idle)
+
+
+def test_without_a_rate_a_profile_stays_as_it_is() -> None:
+    assert with_uplinks(profile_named("consumer"), 6, None) == profile_named("consumer")
+
+
+def test_the_plan_is_told_the_slowest_and_the_farthest() -> None:
+    options = plan_options(with_uplinks(profile_named("three-regions"), 3, 20.0), 3)
+    assert options == ["--up-mbps", "20", "--down-mbps", "100", "--latency-ms", "55"]
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_links_that_can_be_planned_with_are_those_that_are_emulated(name: str) -> None:
+    link, planned = profile_named(name).default, LINKS[name]
+    assert (link.rate_mbps, link.rate_mbps, link.delay_ms) == (planned.up_mbps, planned.down_mbps, planned.latency_ms)
+
+
+def test_the_interval_is_students() -> None:
+    """Differences 0.01, 0.03, 0.02: deviation 0.01, and 4.303 / sqrt(3) of it."""
+    found = paired([1.01, 1.53, 2.02], [1.0, 1.5, 2.0])
+    assert found.mean == pytest.approx(0.02)
+    assert found.half == pytest.approx(4.303 * 0.01 / 3**0.5)
+    assert str(found) == "+0.0200 ± 0.0248"
+
+
+def test_one_seed_has_no_interval() -> None:
+    assert str(paired([1.5], [1.25])) == "+0.2500 (one seed: no interval)"
+
+
+def closed(part: str, at_s: float) -> LogEntry:
+    return LogEntry(at_s, {"kind": "closed", "part": part})
+
+
+def test_a_round_is_timed_from_the_first_merge_on() -> None:
+    entries = [closed("a", 100), closed("b", 101), closed("a", 103), LogEntry(104, {"kind": "accepted", "part": "a"})]
+    assert round_seconds([*entries, closed("b", 106), closed("a", 108), closed("b", 111)]) == 5
+    assert round_seconds(entries[:2]) is None
+
+
+def view(at_s: float, round_: int, steps: int, busy_s: float) -> RunView:
+    return RunView(at_s, False, 9, 0, 0, (), (WorkerView("w0", 0, round_, steps, busy_s),))
+
+
+def test_a_share_is_taken_between_two_things_that_a_worker_said() -> None:
+    views = [view(0, 0, 3, 1.0), view(9, 1, 0, 5.0), view(10, 1, 0, 5.0), view(12, 1, 5, 7.0), view(14, 1, 5, 7.0)]
+    assert worker_loads(views, 10) == [], "twice is the least"
+    later = [view(22, 2, 5, 16.0), view(23, 2, 5, 16.0)]
+    assert worker_loads([*views, *later], 10) == [WorkerLoad("w0", (16 - 7) / (22 - 12), (16 - 7) / 10)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"seeds": ()}, "--seeds must be different"),
+        ({"seeds": (1, 1)}, "--seeds must be different"),
+        ({"seeds": tuple(range(11))}, "--seeds takes at most 10, not 11"),
+        ({"config": Path("nowhere.toml")}, "cannot read nowhere.toml"),
+        ({"profile": "moon"}, "no profile 'moon'"),
+    ],
+)
+def test_what_cannot_be_measured_is_told_before(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        check_bench(replace(RoundsBenchSettings(), **changes))  # type: ignore[arg-type]
+
+
+def test_a_seed_in_the_settings_is_told(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("seed = 3\n" + SIX_WORKERS.read_text())
+    with pytest.raises(InputError, match="has a seed; leave it out"):
+        check_bench(RoundsBenchSettings(config=tmp_path / "run.toml", profile="loopback"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [("--up-mbps 0", "--up-mbps must be above 0"), ("--within-s 0", "--within-s must be from 1")],
+)
+def test_bad_flags_are_refused(arguments: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "rounds", *arguments.split()]) == 2
+    assert words in capsys.readouterr().err
+
+
+SETTINGS = """
+steps = 80
+sequences = 2
+warmup_steps = 2
+[architecture]
+parts = 1
+layers = 1
+width = 16
+heads = 2
+context_bytes = 32
+[rounds]
+model = "ar"
+steps_per_round = 20
+deadline = "lockstep"
+"""
+
+
+def answered_here(arguments: Sequence[str], within_s: float) -> dict[str, Any]:
+    """As a process would, without the seconds that it takes to start."""
+    options, said = build_parser().parse_args([*arguments, "--json"]), io.StringIO()
+    with contextlib.redirect_stdout(said):
+        assert options.run(options) == 0
+    answer: dict[str, Any] = json.loads(said.getvalue())
+    return answer
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_what_was_planned_is_what_was_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # such a run is over before a worker has reported twice how busy it was
+    monkeypatch.setattr("loadtest.faults.rounds_bench.worker_loads", lambda *_: [WorkerLoad("w0", 0.9, 0.05)])
+    monkeypatch.setattr("loadtest.faults.rounds_bench.answer_of", answered_here)
+    (tmp_path / "run.toml").write_text(SETTINGS)
+    bench = RoundsBenchSettings(config=tmp_path / "run.toml", profile="loopback", up_mbps=None, within_s=300.0)
+    check_bench(bench)
+    figures = measure_rounds(bench, print)
+    by_name = {compared.name: compared for compared in figures.compared()}
+    assert by_name["bytes, coordinator"].off == 0
+    assert "bytes, links" not in by_name, "loopback does not count"
+    assert abs(figures.loss.mean) < 0.5, "two losses of the same model, hardly trained"
+    lines = rounds_table(figures).splitlines()
+    assert lines[0].startswith("next byte, nats: ")
+    assert lines[1].startswith("4 rounds of 20 steps in ")
+    record = json.loads(json.dumps(rounds_record(bench, figures, "onesweep bench rounds")))
+    assert record["runs"]["0"]["payload_bytes"] == record["plan"]["all_bytes"]
+    assert record["commit"] == figures.commit

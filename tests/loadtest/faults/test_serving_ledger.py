@@ -1,0 +1,151 @@
+"""What counts as right, wrong and lost, and how waits for bytes are read off arrivals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from loadtest.faults.base import FaultRecord
+from loadtest.faults.clients import (
+    LATE,
+    OK,
+    Answer,
+    Clients,
+    Order,
+    RouterHealth,
+    SeededRequest,
+    Try,
+    from_line,
+    seeded_requests,
+    to_line,
+)
+from loadtest.faults.serving_ledger import (
+    Fate,
+    RightTexts,
+    ServingFaultRecord,
+    count_requests,
+    fate_of,
+    longest_wait,
+    stall_s,
+    stalls,
+    undisturbed,
+    with_recoveries,
+    wrong_words,
+)
+
+TEXT = b"calm sea"
+GOOD = Answer(0, 10.0, 12.0, OK, TEXT.hex(), [10.5, 11.0, 12.0])
+CALL = Try(9.0, 9.5, "UNAVAILABLE", "gone", None, TEXT[:4].hex())
+REFUSED = Try(9.5, 9.6, "RESOURCE_EXHAUSTED", "full", 500)
+CALM = RightTexts([TEXT])
+KILL = ServingFaultRecord("kill", "a-1", 10.6, 14.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "fate"),
+    [
+        (GOOD, Fate.RIGHT),
+        (replace(GOOD, tries=[CALL]), Fate.RIGHT),
+        (replace(GOOD, output=b"calm see".hex()), Fate.WRONG),
+        (replace(GOOD, output=TEXT[:-1].hex()), Fate.WRONG),
+        (replace(GOOD, tries=[replace(CALL, output=b"cold".hex())]), Fate.WRONG),
+        (replace(GOOD, status=LATE, output=TEXT[:3].hex()), Fate.LOST),
+        (replace(GOOD, status="INTERNAL", output=""), Fate.LOST),
+        (replace(GOOD, status=LATE, output="", first=False, tries=[REFUSED, REFUSED]), Fate.TURNED_AWAY),
+        (replace(GOOD, status=LATE, output="", first=False, tries=[REFUSED, CALL]), Fate.LATE),
+        (replace(GOOD, status=LATE, output="", tries=[REFUSED]), Fate.LOST),
+        (replace(GOOD, status="INTERNAL", first=False), Fate.LOST),
+    ],
+)
+def test_fates(answer: Answer, fate: Fate) -> None:
+    assert fate_of(answer, CALM) is fate
+    words = wrong_words([answer], [SeededRequest("ar", "The", 3)], CALM)
+    assert bool(words) is (fate in (Fate.WRONG, Fate.LOST))
+
+
+def test_the_second_release_is_right_where_a_swap_was_met() -> None:
+    other = replace(GOOD, output=b"other".hex())
+    texts = RightTexts([TEXT], [b"other"], [ServingFaultRecord("swap", "router", 11.0, 20.0)])
+    assert [fate_of(answer, texts) for answer in (GOOD, other)] == [Fate.RIGHT, Fate.RIGHT]
+    after, before = replace(other, begin_s=20.5, end_s=22.0), replace(other, begin_s=8.0, end_s=10.5)
+    assert [fate_of(answer, texts) for answer in (after, before)] == [Fate.WRONG, Fate.WRONG]
+    mixed = replace(GOOD, tries=[replace(CALL, output=b"calm other".hex())])
+    assert fate_of(mixed, texts) is Fate.WRONG
+
+
+def test_refusals_that_say_when_are_counted_apart() -> None:
+    total = count_requests([replace(GOOD, tries=[CALL, REFUSED, REFUSED], replays=2), GOOD], CALM)
+    assert (total.requests, total.right, total.refused, total.repeated, total.replays) == (2, 2, 2, 1, 2)
+    assert (total.p50_s, total.most_s) == (2.0, 2.0)
+
+
+def test_a_stall_is_the_longest_wait_that_a_fault_may_have_made_longer() -> None:
+    assert stall_s(GOOD, KILL) == pytest.approx(1.0)  # 11.0 to 12.0; before, only 10.6 to 11.0 counts
+    assert stall_s(replace(GOOD, arrivals_s=[10.5, 11.9]), KILL) == pytest.approx(1.3)
+    late = replace(GOOD, end_s=40.0, arrivals_s=[10.7, 20.0, 40.0])
+    assert stall_s(late, replace(KILL, end_s=11.0)) == pytest.approx(9.3)  # 20 to 40 begins too late to be its doing
+
+
+def test_only_requests_that_were_hit_count() -> None:
+    hit, unharmed = replace(GOOD, replays=1), GOOD
+    before, after = replace(hit, begin_s=5.0, end_s=10.5), replace(hit, begin_s=10.7)
+    (found,) = stalls([hit, unharmed, before, after, replace(hit, first=False)], [KILL])
+    assert (found.kind, found.faults, len(found.waits_s)) == ("kill", 1, 1)
+    assert found.percentile_s(95) == pytest.approx(1.0)
+
+
+def test_a_recovery_is_the_first_good_word_that_nothing_bad_follows() -> None:
+    bad, good = {"a-1": "lost"}, dict[str, str]()
+    moments = [(10.0, good), (14.5, bad), (15.0, good), (16.0, good), (31.0, good)]
+    health = [RouterHealth(at_s, problems) for at_s, problems in moments]
+    kill, again = FaultRecord("kill", "a-1", 10.6, 14.0), FaultRecord("cut", "a-1 - b-1", 16.5, 30.5)
+    found = with_recoveries([kill, again, replace(again, begin_s=30.8, end_s=32.0)], health)
+    assert [fault.sound_s for fault in found] == [15.0, None, None]
+    early = [RouterHealth(14.2, good), *health[1:3]]  # the host that ended is not missed yet
+    assert with_recoveries([kill], early)[0].sound_s == 15.0
+    assert with_recoveries([], health) == []
+
+
+def test_what_nothing_happened_to_is_there_to_compare_with() -> None:
+    assert longest_wait(GOOD) == (12.0, 1.0)
+    answers = [GOOD, replace(GOOD, replays=1), replace(GOOD, arrivals_s=[]), replace(GOOD, first=False)]
+    assert undisturbed(answers, []).waits_s == [1.0]
+    assert undisturbed(answers, [KILL]).waits_s == []
+    assert undisturbed(answers, [replace(KILL, begin_s=8.0, end_s=9.5)]).waits_s == []
+    assert undisturbed(answers, [replace(KILL, begin_s=8.0, end_s=8.5)]).waits_s == [1.0]
+
+
+def test_messages_come_back_as_they_were() -> None:
+    for message in (replace(GOOD, tries=[CALL]), RouterHealth(3.0, {"a-1": "lost"}, 2, ["ar"], 512)):
+        assert from_line(to_line(message)) == message
+    with pytest.raises(ValueError, match="no message"):
+        from_line('{"kind": "song"}')
+
+
+def test_cases_take_turns_have_their_own_seeds_and_fit() -> None:
+    cases = seeded_requests(["sweep", "ar", "infill"], 5, 512)
+    assert [case.mode for case in cases[:4]] == ["sweep", "infill", "ar", "sweep"]
+    assert len({case.seed for case in cases}) == len(cases)
+    for case in seeded_requests(["sweep", "ar"], 0, 64):
+        assert len(case.prompt) + case.settings["max_bytes"] <= 64
+
+
+def test_an_old_good_word_says_nothing_of_what_happened_since() -> None:
+    order = Order("127.0.0.1:1", (), 1, 1.0)
+    clients = Clients(order, lambda command: ["true"])
+    clients.wait()
+    assert not clients.sound_since(0.0)
+    clients.health.append(RouterHealth(10.0, {}))
+    assert clients.sound_since(9.0)
+    assert not clients.sound_since(10.5)
+    clients.health.append(RouterHealth(11.0, {"a-1": "lost"}))
+    assert not clients.sound_since(10.5)
+    clients.close()
+
+
+def test_patience_is_for_as_many_turns_as_an_order_takes() -> None:
+    cases = seeded_requests(["sweep", "ar", "local"], 0, 512)
+    assert len(cases) == 9
+    assert Order("r", cases, 4, 1.0, once=True).turns == 3
+    assert Order("r", cases, 4, 1.0).turns == 1

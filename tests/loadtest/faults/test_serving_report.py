@@ -1,0 +1,79 @@
+"""What a run says in words: rows under their heads, and every kind of trouble."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from loadtest.faults.clients import LATE, OK, Answer, RouterHealth, SeededRequest, Try
+from loadtest.faults.growth import CLIENTS, WARM_UP_S, ProcessLife
+from loadtest.faults.serving_ledger import RightTexts, ServingFaultRecord
+from loadtest.faults.serving_report import FAULT_HEAD, LIFE_HEAD, MODE_HEAD, fault_rows, life_rows, mode_rows, verdict
+from loadtest.faults.serving_run import ChaosResult
+from loadtest.faults.settings import ChaosSettings
+from loadtest.workload.testbed import LOOPBACK
+
+GOOD = Answer(0, 10.0, 12.0, OK, b"a".hex(), [11.0])
+AWAY = replace(GOOD, status=LATE, output="", first=False, tries=[Try(10.0, 10.1, "RESOURCE_EXHAUSTED", "full", 500)])
+HUNG = replace(AWAY, tries=[*AWAY.tries, Try(10.6, 12.0, "DEADLINE_EXCEEDED", "no answer")])
+
+
+def life(name: str, kb_a_second: float) -> ProcessLife:
+    at_s = [float(second) for second in range(int(WARM_UP_S) + 60)]
+    return ProcessLife(name, 7, at_s, [1e5 + kb_a_second * second for second in at_s], [9.0] * len(at_s))
+
+
+RESULT = ChaosResult(
+    ChaosSettings(profile=LOOPBACK, minutes=1.0, requests_at_once=2, faults=()),
+    (SeededRequest("ar", "The", 3),),
+    RightTexts([b"a"]),
+    [GOOD, AWAY, HUNG],
+    [ServingFaultRecord("kill", "a-1", 10.5, 11.5)],
+    [RouterHealth(20.0, {})],
+    [life("a-1", 0.0), life(CLIENTS, 100.0)],
+    5.0,
+    20.0,
+    (),
+    {},
+)
+
+
+def test_rows_are_as_long_as_their_heads() -> None:
+    for head, rows_of in ((MODE_HEAD, mode_rows), (FAULT_HEAD, fault_rows), (LIFE_HEAD, life_rows)):
+        rows = rows_of(RESULT)
+        assert rows
+        assert {len(row) for row in rows} == {len(head)}
+    (modes, total) = (dict(zip(MODE_HEAD, row, strict=True)) for row in mode_rows(RESULT))
+    assert modes["turned away"] == modes["late"] == total["late"] == "1"
+    assert modes["p50 s"] == "2.00"
+
+
+def test_a_sound_run_has_no_trouble() -> None:
+    assert RESULT.trouble == 0
+    assert "1 turned away and 1 late" in verdict(RESULT)[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"health": [RouterHealth(20.0, {"a-1": "lost", "b-1": "no link"})]}, "not usable at the end: a-1: lost"),
+        ({"health": []}, "not usable at the end: router: it was never heard"),
+        ({"health": [RouterHealth(20.0, {}, sessions=2)]}, "2 sessions are still open on hosts after the last answer"),
+        ({"ended": {"a-2": "out of memory"}}, "a-2 had ended: out of memory"),
+        ({"lives": [life("router", 5.0)]}, "router grows by 300.0 ± 0.0 KB of memory a minute"),
+    ],
+)
+def test_what_is_left_behind_is_named(changes: dict[str, object], words: str) -> None:
+    result = replace(RESULT, **changes)  # type: ignore[arg-type]
+    assert result.trouble > 0
+    assert words in verdict(result)
+
+
+def test_growth_is_for_runs_without_faults() -> None:
+    settings = replace(RESULT.settings, faults=("kill",))
+    assert replace(RESULT, settings=settings, lives=[life("router", 5.0)]).trouble == 0
+
+
+def test_growth_below_the_floor_is_none() -> None:
+    assert replace(RESULT, lives=[life("router", 1.0)]).trouble == 0

@@ -1,0 +1,105 @@
+"""Real processes under load, with faults: nothing is lost, and no text changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loadtest.faults.serving_report import chaos_record, serving_report, verdict
+from loadtest.faults.serving_run import run_chaos
+from loadtest.faults.serving_testbed import make_second, second_problem
+from loadtest.faults.settings import ChaosSettings
+from loadtest.lab.lab import lab_problem
+from loadtest.report.record import this_machine
+from loadtest.workload.testbed import LOOPBACK
+from serving.cli.__main__ import main
+from serving.cli.deployment import SHIPPED
+from serving.modes.frontier import read_frontier
+from stages.checkpoint.bundle import FRONTIER_NAME, find_bundle
+from stages.checkpoint.manifest import read_manifest
+
+MODES = ("chunked", "verified", "ar")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)  # nine processes start in it, one after the other on a busy machine
+def test_faults_cost_no_text(bundles: Path) -> None:
+    """One ring for all kinds. Links are cut where a lab can be made."""
+    has_links = not lab_problem()
+    kinds = ("flood", "garbage", "kill", "restart", "router", *(("cut",) if has_links else ()))
+    settings = ChaosSettings(
+        checkpoint=bundles / "scored",
+        profile="links-20" if has_links else LOOPBACK,
+        minutes=0.5,
+        requests_at_once=2,
+        seed=1,
+        patience_s=120.0,
+        faults=kinds,
+        modes=MODES,
+    )
+    result = run_chaos(settings, lambda words: None)
+    assert sorted(fault.kind for fault in result.faults) == sorted(kinds)
+    assert result.trouble == 0, verdict(result)
+    assert {result.cases[answer.case].mode for answer in result.answers} == set(MODES)
+    assert sum(answer.replays for answer in result.answers) >= 1
+    assert any(answer.tries for answer in result.answers), "the router's end cut off calls, which were made again"
+    assert any(not answer.first for answer in result.answers), "the flood"
+    assert {life.name for life in result.lives} == {"a-1", "a-2", "b-1", "b-2", "router", "clients"}
+    record = chaos_record(result)
+    everything = record["modes"]["all"]
+    assert everything["right"] + everything["turned_away"] + everything["late"] == len(record["requests"])
+    page = serving_report(result).page("onesweep chaos", "0", this_machine())
+    assert "<svg" in page
+    assert "garbage" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("chaos --minutes 0", "--minutes must be above 0"),
+        ("chaos --minutes nan", "--minutes must be above 0"),
+        ("chaos --requests-at-once 0", "--requests-at-once must be above 0"),
+        ("chaos --seed -1", "--seed must be from 0"),
+        ("chaos --faults flood,quake", "--faults has no 'quake'; choose from kill, "),
+        ("chaos --faults kill,kill", "--faults names something twice"),
+        ("chaos --faults kill,", "--faults has no ''"),
+        ("chaos --profile loopback --count 1 --faults kill,freeze,cut", "--count 1 is less than the 2 kinds"),
+        ("chaos --faults cut --profile loopback", "loopback has no link to cut"),
+        ("chaos --audit 2", "--audit must be from 0 to 1"),
+        ("chaos --audit 0.1 --faults garbage", "--audit leaves it out"),
+        ("chaos --modes poem", "--modes has no 'poem'"),
+        ("chaos --profile moon", "no profile 'moon'"),
+        ("chaos --profile loopback --html /nowhere/x.html", "cannot write /nowhere/x.html"),
+        ("soak --patience-s 0", "--patience-s must be above 0"),
+        ("soak --checkpoint /nowhere", "/nowhere"),
+        ("flood --at 1", "--at must be above 1"),
+        ("flood --knee 0", "--knee must be from 1 to"),
+        ("flood --polite -1", "--polite must be from 0 to"),
+        ("flood --mode poem", "unknown mode 'poem'"),
+        ("flood --router nowhere", "router"),
+    ],
+)
+def test_bad_flags_are_refused_in_a_sentence(arguments: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments.split()) in (1, 2)
+    said = capsys.readouterr().err
+    assert words in said
+    assert "Traceback" not in said
+
+
+def test_pipelines_change_places_in_a_second_release_and_the_frontier_follows(tmp_path: Path) -> None:
+    assert second_problem(SHIPPED) == ""
+    second = make_second(SHIPPED, tmp_path / "second")
+    bundle, before = find_bundle(second), find_bundle(SHIPPED)
+    assert before.ar is not None
+    assert bundle.scorer is not None
+    assert read_manifest(bundle.scorer) == read_manifest(before.ar)
+    first, exchanged = (read_frontier(directory / FRONTIER_NAME) for directory in (SHIPPED, second))
+    assert exchanged.options == first.options
+    served = {"ar": first.weights["scorer"], "scorer": first.weights["ar"], "chain": first.weights["chain"]}
+    assert exchanged.problem(served) == ""
+    assert first.problem(served) != ""
+
+
+def test_a_bundle_without_two_pipelines_has_no_second(bundle: Path) -> None:
+    assert "they change places" in second_problem(bundle)

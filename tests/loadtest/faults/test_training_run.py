@@ -1,0 +1,178 @@
+"""Real processes on loopback: a worker is killed, another is replaced by a saboteur, and nothing is lost."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from loadtest.faults.settings import DemoSettings, TrainingChaosSettings
+from loadtest.faults.training_demo import train_and_serve
+from loadtest.faults.training_report import training_record, training_report, verdict
+from loadtest.faults.training_run import UndisturbedRun, check_training_chaos, run_training_chaos
+from loadtest.lab.lab import lab_problem
+from loadtest.report.record import this_machine
+from serving.cli.__main__ import main
+from stages.errors import InputError
+
+RUN = """
+sequences = 2
+warmup_steps = 2
+bfloat16 = false
+[architecture]
+parts = 1
+layers = 1
+width = 16
+heads = 2
+context_bytes = 32
+code_dim = 8
+condition_dim = 8
+[noise]
+partition = "equal_probability"
+[rounds]
+steps_per_round = 2
+rounds = 24
+deadline = "lockstep"
+codec = "fp32"
+"""
+DEMO = """
+steps = 4
+sequences = 2
+[architecture]
+parts = 1
+layers = 1
+width = 32
+heads = 2
+context_bytes = 64
+[rounds]
+steps_per_round = 2
+replicas = 1
+"""
+SEED, LEASE_S = 0, 60.0
+"""A lockstep run waits so long for who was killed, and is not over before he is back; the seed has him killed first."""
+WORDS = ["the", "ship", "sailed", "north", "and", "nobody", "saw", "it", "again"]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> TrainingChaosSettings:
+    """Of one block and two workers, whose undisturbed end is told: to know nothing."""
+    config, text, reference = tmp_path / "run.toml", tmp_path / "text.txt", tmp_path / "reference.json"
+    config.write_text(RUN)
+    draw = random.Random(0)
+    text.write_text(" ".join(draw.choice(WORDS) for _ in range(2000)))
+    known = TrainingChaosSettings(
+        seed=SEED,
+        profile="loopback",
+        faults=("kill", "nan"),
+        count=2,
+        config=config,
+        data=text,
+        reference=reference,
+        lease_s=LEASE_S,
+    )
+    key = known.reference_key(known.run_file().text)
+    UndisturbedRun(key, {"next byte, block 0": 5.54}, 1.0).write(reference)
+    return known
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_faults_lose_no_update(settings: TrainingChaosSettings) -> None:
+    result = run_training_chaos(settings, lambda words: None)
+    assert result.trouble == 0, verdict(result)
+    assert (sorted(fault.kind for fault in result.faults), result.left_out) == (["kill", "nan"], ())
+    assert {v["outcome"] for v in result.verdicts} == {"refused"}
+    assert all("not finite" in v["reason"] for v in result.verdicts)
+    assert result.verdicts
+    assert result.proof.merged == result.proof.accepted >= 24
+    assert result.proof.heard > 12
+    assert result.proof.compared > 0
+    record = training_record(result)
+    assert len(record["log"]) == len(result.entries)
+    page = training_report(result).page("onesweep chaos training", "0", this_machine())
+    assert "<svg" in page
+    assert "NaN" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--minutes 0", "--minutes must be above 0"),
+        ("--seed -1", "--seed must be from 0"),
+        ("--faults quake", "--faults has no 'quake'; choose from kill, "),
+        ("--faults kill,kill", "--faults names something twice"),
+        ("--profile loopback --count 1 --faults kill,freeze,cut", "--count 1 is less than the 2 kinds"),
+        ("--faults cut --profile loopback", "loopback has no link to cut"),
+        ("--profile moon", "no profile 'moon'"),
+        ("--data /nowhere", "no text at /nowhere"),
+        ("--config /nowhere.toml", "cannot read /nowhere.toml"),
+        ("--profile loopback --html /nowhere/x.html", "cannot write /nowhere/x.html"),
+        ("--profile loopback --reference /nowhere/x.json", "cannot write /nowhere/x.json"),
+    ],
+)
+def test_bad_values_are_told(arguments: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if "moon" in arguments and lab_problem():
+        pytest.skip(lab_problem())
+    assert main(["chaos", "training", *arguments.split()]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[rounds]\nmodel = 'ar'", "not of 'ar'"),
+        ("[rounds]\nfragments = 2", "not in 2 fragments"),
+        ("rounds = 3", "rounds must be a section"),
+        ("[architecture]\nparts = 0", "parts must be a whole number from 1"),
+        ("[rounds]\nreplicas = 1000", "find room here"),
+        ("]", "is not TOML"),
+    ],
+)
+def test_a_run_that_cannot_be_broken_is_refused(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=words):
+        check_training_chaos(TrainingChaosSettings(config=path, profile="loopback"))
+
+
+def test_a_saboteur_stays_away_where_it_cannot_speak(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("[rounds]\ncodec = 'e3m0'")
+    settings = TrainingChaosSettings(config=path, minutes=1.0, profile="loopback")
+    _, selection = check_training_chaos(settings)
+    kinds = tuple(fault.name for fault in selection.able)
+    assert kinds == ("kill", "freeze", "twin", "old-state", "coordinator", "disk")
+    assert selection.count == 6
+
+
+def test_the_run_that_ships_is_as_long_as_it_is_to_take() -> None:
+    run = TrainingChaosSettings(minutes=5.0).run_file()
+    assert (run.parts, run.replicas, run.codec) == (2, 3, "fp32")
+    assert "rounds = 50\n" in run.text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_what_is_trained_is_served(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(DEMO)
+    said: list[str] = []
+    settings = DemoSettings(config=tmp_path / "run.toml", profile="loopback", max_bytes=16)
+    made = train_and_serve(settings, said.append)
+    assert made.rounds == 2
+    assert made.sweeps == 1
+    assert 4.0 < made.next_byte_nats < 6.0
+    assert made.moved_bytes > 10_000
+    assert "round 2 of 2: block-0 " in "\n".join(said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        *((f"--minutes {minutes}", "--minutes must be above 0") for minutes in ("0", "-1", "nan")),
+        ("--data nowhere", "no text at nowhere"),
+    ],
+)
+def test_a_demo_that_cannot_be_is_refused(arguments: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["wan", "train", *arguments.split()]) == 2
+    assert words in capsys.readouterr().err

@@ -1,0 +1,46 @@
+"""`onesweep bench batching`, on a tiny bundle."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from loadtest.host.batching import BatchingBench, BatchingFigures
+from loadtest.host.settings import BatchingSettings
+from serving.cli.__main__ import main
+
+
+@pytest.mark.slow
+def test_a_whole_run(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "batching.json"
+    sizes = ["--batch", "4", "--bytes", "12", "--rounds", "2"]
+    assert main(["bench", "batching", "--checkpoint", str(bundle), *sizes, "--json", str(path)]) == 0
+    assert "together / bare" in capsys.readouterr().out
+    figures = json.loads(path.read_text())["figures"]
+    assert [f["mode"] for f in figures] == ["sweep", "ar"]
+    for f in figures:
+        assert min(f["alone"], f["together"], f["bare"], f["bare_one_core"]) > 0
+        assert f["ratio"] == pytest.approx(f["together"] / f["bare"])
+
+
+@pytest.mark.parametrize(("together", "met"), [(70.0, "yes"), (69.0, "no")])
+def test_the_target_is_seven_tenths_of_the_bare_loop(together: float, met: str) -> None:
+    figures = BatchingFigures("ar", 16, alone=10.0, together=together, bare=100.0, bare_one_core=60.0)
+    assert BatchingBench(BatchingSettings()).table([figures]).endswith(met)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--batch", "0"], "--batch must be from 1 to 64, not 0"),
+        (["--batch", "65"], "--batch must be from 1 to 64, not 65"),
+        (["--rounds", "0"], "--rounds must be at least 1, not 0"),
+        (["--bytes", "500"], "--bytes must be 1 to 468, what the context leaves after the prompt, not 500"),
+        (["--json", "/no/such/folder.json"], "cannot write /no/such/folder.json: No such file or directory"),
+    ],
+)
+def test_mistakes_end_in_a_sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str) -> None:
+    assert main(["bench", "batching", *arguments]) == 2
+    assert sentence in capsys.readouterr().err

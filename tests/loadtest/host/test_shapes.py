@@ -1,0 +1,65 @@
+"""`onesweep bench shapes`, on shapes that are not large."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import psutil
+import pytest
+
+from loadtest.host.settings import ShapesSettings
+from loadtest.host.shapes import BLOCKS, ShapesBench
+from serving.cli.__main__ import main
+from stages.model.architecture import Architecture
+from stages.model.block import Block, Codes
+
+SMALL = ["--widths", "64,128", "--slots", "8"]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: str) -> None:
+    path = tmp_path / "shapes.json"
+    assert main(["bench", "shapes", *SMALL, "--steps", "3", "--dtype", dtype, "--json", str(path)]) == 0
+    assert "theirs: other hardware, other links" in capsys.readouterr().out
+    record = json.loads(path.read_text())
+    assert [f["width"] for f in record["figures"]] == [64, 128]
+    for f in record["figures"]:
+        assert f["stage_s"] == pytest.approx(3 * f["evaluation_s"])
+        # links-60: four delays of 30 ms and a few bytes; a byte of AR waits for three of them
+        payload_s = 8 * (32 + 4) * 8 / 100e6
+        assert f["sweep_s"] == pytest.approx(BLOCKS * f["stage_s"] + 4 * (0.030 + payload_s), rel=1e-6)
+        assert f["ar_token_s"] == pytest.approx(BLOCKS * f["token_s"] + 3 * (0.030 + 32 * f["width"] / 100e6), rel=1e-6)
+
+
+def test_parameters_are_those_of_three_blocks() -> None:
+    (figures,) = ShapesBench(ShapesSettings((64,), "lan", slots=8)).measure()
+    block = Block(Architecture(layers=4, width=64, heads=1), 0, Codes(0, 32))
+    assert figures.parameters == 3 * sum(p.numel() for p in block.parameters())
+
+
+def test_what_does_not_fit_the_memory_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Memory:
+        available = 1 << 20
+
+    monkeypatch.setattr(psutil, "virtual_memory", Memory)
+    assert main(["bench", "shapes", "--widths", "128"]) == 0
+    assert "width 128: not measured, a block takes 0.0 GB, 0.0 GB of memory are free" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--widths", "100"], "--widths must be multiples of 64, not 100"),
+        (["--widths", "x"], "--widths 'x' must be numbers such as 1,3"),
+        (["--widths", ""], "--widths is empty"),
+        (["--dtype", "int3"], "--dtype must be one of fp32, bf16, not 'int3'"),
+        (["--slots", "0"], "--slots must be 1 to 4096"),
+        (["--profile", "moon"], "no profile 'moon'; there are"),
+    ],
+)
+def test_mistakes_end_in_a_sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str) -> None:
+    assert main(["bench", "shapes", *arguments]) == 2
+    assert sentence in capsys.readouterr().err

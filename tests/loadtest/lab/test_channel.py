@@ -1,0 +1,113 @@
+"""The arithmetic of a link, for any packets at any times."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from loadtest.lab.forwarder import DROPPED, Channel
+from loadtest.lab.profile import MTU, Link
+
+patient = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+MS = 1_000_000
+SIZES = st.integers(20, MTU)
+COMINGS = st.lists(st.tuples(st.integers(0, 5 * MS), SIZES), min_size=1, max_size=60)
+"""Nanoseconds since the packet before, and bytes."""
+RATES = st.floats(0.1, 10_000)
+
+
+def play(channel: Channel, comings: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """(time of coming, bytes, time of delivery) of each packet."""
+    now_ns, played = MS, []
+    for gap_ns, size in comings:
+        now_ns += gap_ns
+        played.append((now_ns, size, channel.admit(now_ns, size)))
+    return played
+
+
+@patient
+@given(st.floats(0, 200), RATES, SIZES)
+def test_a_lone_packet_takes_its_time_at_the_rate_and_the_delay(delay_ms: float, rate_mbps: float, size: int) -> None:
+    channel = Channel(Link(delay_ms=delay_ms, rate_mbps=rate_mbps), "")
+    ((came_ns, _, delivered_ns),) = play(channel, [(0, size)])
+    assert abs(delivered_ns - came_ns - (delay_ms * 1e6 + size * 8000 / rate_mbps)) <= 2
+
+
+@patient
+@given(COMINGS, RATES, st.floats(0, 1), st.floats(0, 0.5))
+def test_order_is_kept_and_nothing_comes_early(
+    comings: list[tuple[int, int]], rate_mbps: float, share: float, loss: float
+) -> None:
+    link = Link(delay_ms=10, jitter_ms=10 * share, rate_mbps=rate_mbps, loss=loss)
+    played = [packet for packet in play(Channel(link, "a"), comings) if packet[2] != DROPPED]
+    assert all(before[2] <= after[2] for before, after in pairwise(played))
+    for came_ns, size, delivered_ns in played:
+        assert delivered_ns - came_ns >= (10 - link.jitter_ms) * MS + size * 8000 / rate_mbps - 3
+
+
+@patient
+@given(COMINGS, RATES)
+def test_no_more_than_the_rate_gets_through(comings: list[tuple[int, int]], rate_mbps: float) -> None:
+    played = [p for p in play(Channel(Link(rate_mbps=rate_mbps), ""), comings) if p[2] != DROPPED]
+    for before, after in pairwise(played):
+        assert after[2] - before[2] >= after[1] * 8000 / rate_mbps - 2
+
+
+@patient
+@given(COMINGS, RATES, st.floats(1.5, 20))
+def test_what_waits_fits_the_queue_and_only_what_does_not_is_dropped(
+    comings: list[tuple[int, int]], rate_mbps: float, queue_kb: float
+) -> None:
+    link = Link(rate_mbps=rate_mbps, queue_kb=queue_kb)
+    assert link.queue_bytes is not None
+    ns_per_byte, waiting_ends_ns = 8000 / rate_mbps, 0
+    for came_ns, size, delivered_ns in play(Channel(link, ""), comings):
+        waiting_bytes = max(0, waiting_ends_ns - came_ns) / ns_per_byte
+        slack = 2 + 60 / ns_per_byte  # what rounding to nanoseconds amounts to
+        if delivered_ns == DROPPED:
+            assert waiting_bytes + size > link.queue_bytes - slack
+        else:
+            assert waiting_bytes + size <= link.queue_bytes + slack
+            waiting_ends_ns = delivered_ns
+
+
+@patient
+@given(COMINGS)
+def test_without_rate_and_loss_packets_only_wait_for_the_delay(comings: list[tuple[int, int]]) -> None:
+    assert all(d - came == 7 * MS for came, _, d in play(Channel(Link(delay_ms=7), ""), comings))
+
+
+@patient
+@given(st.integers(0, 10_000), st.floats(0.01, 0.9))
+def test_loss_is_random_and_can_be_repeated(seed: int, loss: float) -> None:
+    count = 2000
+
+    def dropped() -> list[bool]:
+        channel = Channel(Link(loss=loss), str(seed))
+        drops = [delivery == DROPPED for _, _, delivery in play(channel, [(1, 100)] * count)]
+        assert channel.counters() == {
+            "carried": count - sum(drops),
+            "carried_bytes": 100 * (count - sum(drops)),
+            "lost": sum(drops),
+            "overflowed": 0,
+        }
+        return drops
+
+    drops = dropped()
+    assert drops == dropped()
+    assert abs(sum(drops) - count * loss) < 6 * math.sqrt(count * loss * (1 - loss))
+
+
+def test_six_full_packets_follow_each_other_at_the_rate() -> None:
+    played = play(Channel(Link(delay_ms=30, rate_mbps=100), ""), [(0, MTU)] * 6)
+    assert [delivered - played[0][2] for _, _, delivered in played] == [i * 120_000 for i in range(6)]
+
+
+def test_a_queue_that_was_full_takes_packets_again() -> None:
+    channel = Channel(Link(rate_mbps=1, queue_kb=3), "")
+    assert [channel.admit(MS, MTU) != DROPPED for _ in range(4)] == [True, True, False, False]
+    assert channel.counters()["overflowed"] == 2
+    assert channel.admit(MS + 12 * MS, MTU) != DROPPED  # the first of the two has left

@@ -1,0 +1,318 @@
+"""A lab's life: made, found, stopped, and killed in every way, with nothing left."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.lab import lab as module
+from loadtest.lab.lab import Lab, NoLab, find_lab, lab_problem, require_lab, start_lab, stop_lab, temporary_lab
+from loadtest.lab.namespaces import LabError, processes_in, start_ticks
+from loadtest.lab.profile import Link, Profile
+from stages.errors import InputError, ServiceError
+
+NEAR = Profile("near", "", Link(delay_ms=1))
+
+
+def settled(condition: Callable[[], object], within_s: float = 15.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return bool(condition())
+
+
+def runs(pid: int) -> bool:
+    return start_ticks(pid) != 0
+
+
+def namespaces() -> set[int]:
+    """Network namespaces that some process is in or holds open."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            found.add((process / "ns/net").stat().st_ino)
+            for descriptor in (process / "fd").iterdir():
+                if os.readlink(descriptor).startswith("net:["):
+                    found.add(descriptor.stat().st_ino)
+    return found
+
+
+def inodes(lab: Lab) -> set[int]:
+    return {node.inode for node in lab.places.values()}
+
+
+def gone(lab: Lab) -> bool:
+    """No process of the lab, none in it, and nothing that keeps a namespace of it."""
+    alive = [pid for pid, ticks in lab.processes.values() if start_ticks(pid) == ticks]
+    return not alive and not processes_in(inodes(lab)) and not inodes(lab) & namespaces()
+
+
+def sleeper(lab: Lab, node: str, **how: Any) -> subprocess.Popen[bytes]:
+    """A program in a node that has certainly arrived there."""
+    process = subprocess.Popen(lab.command(node, ["sleep", "1000"], **how))
+    assert settled(lambda: process.pid in processes_in({lab.places[node].inode}))
+    return process
+
+
+@pytest.fixture
+def directory(needs_lab: None, tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "state"
+    yield folder
+    with contextlib.suppress(NoLab):
+        stop_lab(folder)
+
+
+def test_nodes_have_addresses_and_commands(needs_lab: None) -> None:
+    with temporary_lab(NEAR, 2) as lab:
+        assert lab.nodes == ("router", "host-1", "host-2")
+        assert len({lab.address(node) for node in lab.nodes}) == 3
+        assert (lab.kind in ("netem", "user space"), lab.problem()) == (True, "")
+        argv = lab.command("host-2", [sys.executable, "-c", "import sys; sys.exit(5)"])
+        assert subprocess.run(argv).returncode == 5
+        with pytest.raises(InputError, match="no node 'host-3' in the lab; there are router, host-1, host-2"):
+            lab.command("host-3", ["true"])
+    assert settled(lambda: gone(lab))
+
+
+def test_tcp_of_every_node_is_as_the_profile_says_and_the_machine_s_is_not_touched(needs_lab: None) -> None:
+    ipv4 = Path("/proc/sys/net/ipv4")
+    names = ["tcp_congestion_control", "tcp_slow_start_after_idle", "tcp_allowed_congestion_control"]
+
+
+    def of_the_machine() -> list[str]:
+        with (ipv4 / names[-1]).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)  # another lab may just be coming up
+            return [(ipv4 / name).read_text() for name in names if (ipv4 / name).exists()]
+
+    before = of_the_machine()
+    for congestion, idle in (("cubic", True), ("reno", False)):
+        with temporary_lab(Profile("p", "", Link(), congestion=congestion, slow_start_after_idle=idle), 1) as lab:
+            for node in lab.nodes:
+                cat = lab.command(node, ["cat", *(str(ipv4 / name) for name in names[:2])])
+                shown = subprocess.run(cat, capture_output=True, text=True, check=True).stdout.split()
+                assert shown == [congestion, str(int(idle))]
+    assert of_the_machine() == before
+
+
+def test_a_congestion_control_that_is_not_there_is_a_sentence(needs_lab: None) -> None:
+    with (
+        pytest.raises(LabError, match=r"no congestion control 'nonesuch'; it has .*reno"),
+        temporary_lab(Profile("p", "", Link(), congestion="nonesuch"), 1),
+    ):
+        pass
+
+
+def test_two_labs_do_not_meet(lab_of: Callable[..., Lab], programs: Any) -> None:
+    first, second = lab_of(Link(delay_ms=1)), lab_of(Link(delay_ms=1))
+    assert first.address("host-1") == second.address("host-1")
+    programs.start(first, "host-1", "echo", 5000, ready=True)
+    assert len(programs.run(first, "router", "ping", first.address("host-1"), 5000, 3)) == 3
+    refused = programs.start(second, "router", "ping", second.address("host-1"), 5000, 1)
+    assert refused.wait(30) != 0
+
+
+def test_what_runs_in_a_private_lab_ends_with_it(needs_lab: None) -> None:
+    with temporary_lab(NEAR, 1) as lab:
+        process = sleeper(lab, "host-1", outlives_parent=True)
+        assert lab.programs() == [process.pid]
+    assert process.wait(10) == -signal.SIGKILL
+    assert settled(lambda: gone(lab))
+
+
+def test_an_exception_inside_ends_the_lab(needs_lab: None) -> None:
+    with pytest.raises(ZeroDivisionError), temporary_lab(NEAR, 1) as lab:
+        raise ZeroDivisionError
+    assert settled(lambda: gone(lab))
+
+
+def test_kill_9_of_the_lab_process_leaves_nothing(needs_lab: None) -> None:
+    with temporary_lab(NEAR, 2) as lab:
+        inside = [sleeper(lab, "host-1"), sleeper(lab, "router", outlives_parent=True)]
+        os.kill(lab.pid, signal.SIGKILL)
+        assert [process.wait(10) for process in inside] == [-signal.SIGKILL] * 2
+        assert settled(lambda: gone(lab))
+        assert "has ended" in lab.problem()
+        if lab.kind == "user space":
+            with pytest.raises(LabError, match="does not answer"):
+                lab.counters()
+
+
+OWNER = textwrap.dedent(
+    """
+    import signal, subprocess, sys, time
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits it ignored
+    from loadtest.lab.lab import temporary_lab
+    from loadtest.lab.profile import Link
+    from loadtest.lab.profile import Profile
+
+    with temporary_lab(Profile("p", "", Link()), 1) as lab:
+        inside = subprocess.Popen(lab.command("host-1", ["sleep", "1000"]))
+        starts = "import subprocess; subprocess.run(['sleep', '1000'], start_new_session=True)"
+        subprocess.Popen(lab.command("router", [sys.executable, "-c", starts]))
+        while len(lab.programs()) < 3:
+            time.sleep(0.01)
+        print(*lab.programs(), *(pid for pid, _ in lab.processes.values()), flush=True)
+        print(*(node.inode for node in lab.places.values()), flush=True)
+        time.sleep(1000)
+    """
+)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_the_end_of_its_owner_leaves_nothing(needs_lab: None, how: signal.Signals) -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert owner.stdout is not None
+    pids = [int(pid) for pid in owner.stdout.readline().split()]
+    nodes = {int(inode) for inode in owner.stdout.readline().split()}
+    assert (len(pids), len(nodes)) == (5, 2)
+    assert all(runs(pid) for pid in pids)
+    owner.send_signal(how)
+    owner.wait(30)
+    owner.stdout.close()
+    assert settled(lambda: not any(runs(pid) for pid in pids))
+    assert settled(lambda: not nodes & namespaces())
+
+
+def test_a_detached_lab_is_found_and_stopped(directory: Path) -> None:
+    started = start_lab(NEAR, 2, directory)
+    lab = require_lab(directory)
+    assert (lab, lab.profile) == (started, NEAR)
+    assert (directory.stat().st_mode & 0o777, directory / "wan.json") == (0o700, next(directory.glob("*.json")))
+    with pytest.raises(LabError, match=r"a lab is up already \(near\); `onesweep wan down` first"):
+        start_lab(NEAR, 1, directory)
+    inside = sleeper(lab, "host-2", outlives_parent=True)
+    stop_lab(directory)
+    assert inside.wait(10) == -signal.SIGKILL
+    assert settled(lambda: gone(lab))
+    with pytest.raises(NoLab, match="no lab is up; start one"):
+        require_lab(directory)
+    assert start_lab(NEAR, 1, directory).problem() == ""
+
+
+@pytest.mark.parametrize(
+    ("killed", "said"),
+    [
+        (["lab"], "the lab process .* has ended"),
+        (["keeper"], "the process that cleans up"),
+        (["keeper", "lab"], "the lab process .* has ended"),
+    ],
+)
+def test_half_a_lab_is_told_and_cleared(directory: Path, killed: list[str], said: str) -> None:
+    lab = start_lab(NEAR, 1, directory)
+    inside = sleeper(lab, "host-1", outlives_parent=True)
+    for name in killed:
+        pid = lab.processes[name][0]
+        os.kill(pid, signal.SIGKILL)
+        assert settled(lambda pid=pid: not runs(pid))
+    with pytest.raises(LabError, match=f"half up: {said}.*`onesweep wan down` clears"):
+        require_lab(directory)
+    with pytest.raises(LabError, match=r"half up .*`onesweep wan down` first"):
+        start_lab(NEAR, 1, directory)
+    if killed == ["keeper", "lab"]:
+        assert runs(inside.pid)
+    stop_lab(directory)
+    assert inside.wait(10) == -signal.SIGKILL
+    assert settled(lambda: gone(lab))
+    assert find_lab(directory) is None
+
+
+def test_only_one_of_two_that_start_at_once_is_up(directory: Path) -> None:
+    directory.mkdir(mode=0o700)
+    code = (
+        "import sys, pathlib; from loadtest.lab.lab import *; from loadtest.lab.profile import *\n"
+        "try: start_lab(profile_named('lan'), 1, pathlib.Path(sys.argv[1]))\n"
+        "except LabError as error: sys.exit(f'refused: {error}')"
+    )
+    starts = [
+        subprocess.Popen([sys.executable, "-c", code, str(directory)], stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    said = sorted(start.communicate(timeout=60)[1] for start in starts)
+    assert sorted(start.returncode for start in starts) == [0, 1]
+    assert "a lab is up already" in said[1]
+    assert require_lab(directory).problem() == ""
+
+
+def test_a_record_of_others_or_of_nonsense_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with pytest.raises(ServiceError, match="must be a directory of yours that nobody else can enter"):
+        find_lab(tmp_path)
+    tmp_path.chmod(0o700)
+    for text in ("{", "[]", "{}", '{"nodes": 3}', '{"nodes": [], "processes": {}, "profile": {"name": 3}}'):
+        (tmp_path / "wan.json").write_text(text)
+        with pytest.raises(LabError, match=r"wan\.json is damaged .*: remove it"):
+            find_lab(tmp_path)
+
+
+def test_a_number_that_another_process_got_since_is_not_ours(directory: Path) -> None:
+    lab = start_lab(NEAR, 1, directory)
+    stranger = subprocess.Popen(["sleep", "1000"])
+    forged = Lab(lab.profile, lab.nodes, lab.kind, lab.pid, {}, {"lab": (stranger.pid, 1), "keeper": (stranger.pid, 1)})
+    assert "has ended" in forged.problem()
+    forged.stop()
+    assert stranger.poll() is None
+    stranger.kill()
+    stranger.wait()
+
+
+def test_why_no_lab_can_be_made_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert "needs root" in lab_problem()
+    with pytest.raises(LabError, match="needs root"), temporary_lab(NEAR, 1):
+        pass
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(module.shutil, "which", lambda name: None if name == "setpriv" else f"/bin/{name}")
+    assert lab_problem() == "the program setpriv is missing: install the package util-linux"
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert "needs Linux" in lab_problem()
+
+
+def test_without_netem_and_tun_there_is_no_lab(needs_lab: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "netem_works", lambda: False)
+    monkeypatch.setattr(module, "TUN", Path("/nonesuch"))
+    assert lab_problem().startswith("there is neither netem (modprobe sch_netem) nor /nonesuch")
+
+
+SENDER = """
+import socket, sys, time
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+    for _ in range(20):
+        sender.sendto(b"x", (sys.argv[1], 9))
+        time.sleep(0.005)
+"""
+
+
+def test_a_link_is_cut_and_mended_while_others_carry_on(needs_lab: None) -> None:
+    with temporary_lab(NEAR, 2) as lab:
+        if not lab.counters():
+            pytest.skip("the kernel's links are not counted here")
+
+        def sent(target: str) -> dict[str, int]:
+            before = lab.counters()["router", target]
+            subprocess.run(lab.command("router", [sys.executable, "-c", SENDER, lab.address(target)]), check=True)
+            settled(lambda: sum(lab.counters()["router", target].values()) >= sum(before.values()) + 20, 2.0)
+            after = lab.counters()["router", target]
+            return {name: after[name] - before[name] for name in ("carried", "lost")}
+
+        lab.set_cut("host-1", "router", True)
+        assert sent("host-1") == {"carried": 0, "lost": 20}
+        assert sent("host-2") == {"carried": 20, "lost": 0}
+        lab.set_cut("router", "host-1", False)
+        assert sent("host-1") == {"carried": 20, "lost": 0}
+        with pytest.raises(InputError, match="no node 'host-9'"):
+            lab.set_cut("router", "host-9", True)

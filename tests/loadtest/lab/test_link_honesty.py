@@ -1,0 +1,133 @@
+"""What a lab promises, measured with plain sockets: round trips, rate, loss, bursts, order."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from loadtest.lab.lab import Lab
+from loadtest.lab.profile import MTU, SHIPPED, Link, Profile, read_profiles
+
+PORT = 5000
+
+
+def round_trips(programs: Any, lab: Lab, node: str, count: int = 20) -> list[float]:
+    echo = programs.start(lab, node, "echo", PORT, ready=True)
+    try:
+        return list(programs.run(lab, "router", "ping", lab.address(node), PORT, count))
+    finally:
+        echo.kill()
+        echo.wait()
+
+
+def arrivals(programs: Any, lab: Lab, count: int, burst: int, pause_s: float, size: int = MTU - 28) -> list[Any]:
+    """[number, microseconds] of `count` packets from the router that arrive at host-1."""
+    collector = programs.start(lab, "host-1", "collect", PORT, count, ready=True)
+    programs.run(lab, "router", "send", lab.address("host-1"), PORT, count, burst, pause_s, size)
+    return list(programs.result(collector))
+
+
+@pytest.mark.parametrize("name", sorted(read_profiles(SHIPPED)))
+def test_a_round_trip_takes_what_the_profile_says(
+    lab_of: Callable[..., Lab], programs: Any, settles: Callable[..., None], name: str
+) -> None:
+    profile = read_profiles()[name]
+    lab = lab_of(profile, 3)
+    for node in ("host-1", "host-3"):
+        there, back = profile.link("router", node), profile.link(node, "router")
+        due_ms, jitter_ms = there.delay_ms + back.delay_ms, there.jitter_ms + back.jitter_ms
+        trips: list[float] = []
+
+        def median(node: str = node, trips: list[float] = trips) -> float:
+            trips += round_trips(programs, lab, node)
+            return statistics.median(trips[-20:])
+
+        # A median of twenty jittered trips wanders by about its standard error.
+        wander_ms = 3 * 1.25 * jitter_ms / math.sqrt(6 * 15)
+        settles(median, (due_ms - wander_ms, due_ms + max(1.0, 0.02 * due_ms) + wander_ms))
+        # A packet that is nearly due goes at once, twice a trip.
+        early_ms = 0.0 if lab.kind == "netem" else 0.04
+        assert min(trips) >= due_ms - jitter_ms - early_ms
+
+
+@pytest.mark.parametrize("rate_mbps", [5.0, 40.0, 100.0])
+def test_a_link_carries_its_rate(
+    lab_of: Callable[..., Lab], programs: Any, settles: Callable[..., None], rate_mbps: float
+) -> None:
+    count = round(rate_mbps * 125_000 * 0.5 / MTU)
+    lab = lab_of(Link(delay_ms=2, rate_mbps=rate_mbps, queue_ms=1000))
+
+    def measured_mbps() -> float:
+        packets = arrivals(programs, lab, count, count, 0)
+        assert len(packets) == count
+        return (count - 1) * MTU * 8 / (packets[-1][1] - packets[0][1])
+
+    settles(measured_mbps, (0.9 * rate_mbps, 1.1 * rate_mbps))
+
+
+def test_several_connections_share_the_rate(
+    lab_of: Callable[..., Lab], programs: Any, settles: Callable[..., None]
+) -> None:
+    lab = lab_of(Link(delay_ms=10, rate_mbps=100, queue_ms=50))
+    programs.start(lab, "host-1", "serve", PORT, ready=True)
+    # 1448 of a packet's 1500 bytes are payload.
+    settles(
+        lambda: programs.run(lab, "router", "pull", lab.address("host-1"), PORT, 4, 1, 2) * 1500 / 1448, (90.0, 110.0)
+    )
+
+
+def test_six_packets_at_once_arrive_as_a_burst(
+    lab_of: Callable[..., Lab], programs: Any, settles: Callable[..., None]
+) -> None:
+    lab, bursts = lab_of(Link(delay_ms=30, rate_mbps=100)), 12
+
+    def spread_us() -> float:
+        packets = arrivals(programs, lab, 6 * bursts, 6, 0.05)
+        assert [number for number, _ in packets] == list(range(6 * bursts))
+        times = [time_us for _, time_us in packets]
+        return statistics.median(times[i + 5] - times[i] for i in range(0, len(times), 6))
+
+    # Five packets follow the first one, 120 microseconds each; one more for the clock that wakes us.
+    settles(spread_us, (0.7 * 5 * 120, 5 * 120 + 150))
+
+
+def test_loss_is_as_asked(lab_of: Callable[..., Lab], programs: Any) -> None:
+    count, loss = 4000, 0.05
+    lab = lab_of(Link(delay_ms=2, loss=loss))
+    lost = count - len(arrivals(programs, lab, count, 50, 0.005, size=100))
+    # Five standard deviations: for chance once in two million runs.
+    assert abs(lost - count * loss) < 5 * math.sqrt(count * loss * (1 - loss))
+    counters = lab.counters()
+    assert not counters or counters["router", "host-1"]["lost"] == lost
+
+
+def test_jitter_keeps_the_order_and_moves_every_packet(lab_of: Callable[..., Lab], programs: Any) -> None:
+    lab = lab_of(Link(delay_ms=10, jitter_ms=8, rate_mbps=100))
+    packets = arrivals(programs, lab, 400, 1, 0.002, size=100)
+    assert [number for number, _ in packets] == list(range(400))
+    gaps_us = [packets[i + 1][1] - packets[i][1] for i in range(399)]
+    assert min(gaps_us) >= 0
+    assert statistics.pstdev(gaps_us) > 500
+
+
+def test_a_full_queue_drops_and_an_empty_one_does_not(lab_of: Callable[..., Lab], programs: Any) -> None:
+    lab = lab_of(Link(delay_ms=1, rate_mbps=1, queue_kb=15))
+    packets = arrivals(programs, lab, 40, 40, 0)
+    # Ten packets fit; one or two more leave while the others come.
+    assert 10 <= len(packets) <= 13
+    assert [number for number, _ in packets[:10]] == list(range(10))
+
+
+def test_links_differ_by_direction_and_pair(
+    lab_of: Callable[..., Lab], programs: Any, settles: Callable[..., None]
+) -> None:
+    record = Profile("test", "", Link(delay_ms=5)).as_record()
+    overrides = [("router", "host-1", 40), ("host-1", "router", 10), ("router", "host-2", 20)]
+    record["overrides"] = [{"source": s, "destination": d, "link": {"delay_ms": ms}} for s, d, ms in overrides]
+    lab = lab_of(Profile.from_record(record), 2)
+    for node, due_ms in (("host-1", 50), ("host-2", 25)):
+        settles(lambda node=node: statistics.median(round_trips(programs, lab, node)), (due_ms - 0.1, due_ms + 2))

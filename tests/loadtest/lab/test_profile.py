@@ -1,0 +1,232 @@
+"""Profiles: what is read, and the sentence for what cannot be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from loadtest.lab import profile as module
+from loadtest.lab.profile import (
+    MAX_HOSTS,
+    MAX_MS,
+    MAX_RATE_MBPS,
+    MTU,
+    Link,
+    Override,
+    Profile,
+    ProfileError,
+    node_names,
+    profile_named,
+    read_profiles,
+)
+
+patient = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+SHIPPED = ["consumer", "lan", "links-150", "links-20", "links-60", "three-regions"]
+
+
+@st.composite
+def links(draw: st.DrawFn) -> Link:
+    delay_ms = draw(st.floats(0, MAX_MS))
+    rate_mbps = draw(st.none() | st.floats(0.001, MAX_RATE_MBPS))
+    queue: dict[str, float] = {}
+    if rate_mbps is not None:
+        queue = draw(
+            st.just({})
+            | st.builds(lambda ms: {"queue_ms": ms}, st.floats(0.001, 1e4))
+            | st.builds(lambda kb: {"queue_kb": kb}, st.floats(1.5, 1e5))
+        )
+    jitter_ms, loss = draw(st.floats(0, delay_ms)), draw(st.floats(0, 0.999))
+    return Link(delay_ms=delay_ms, rate_mbps=rate_mbps, jitter_ms=jitter_ms, loss=loss, **queue)
+
+
+@st.composite
+def profiles(draw: st.DrawFn) -> Profile:
+    nodes = st.sampled_from(node_names(5))
+    ends = st.tuples(nodes, nodes).filter(lambda pair: pair[0] != pair[1])
+    overrides = tuple(Override(*pair, draw(links())) for pair in draw(st.lists(ends, max_size=4)))
+    congestion = draw(st.sampled_from(["cubic", "bbr", "reno"]))
+    return Profile("made-up", draw(st.text(max_size=20)), draw(links()), overrides, congestion, draw(st.booleans()))
+
+
+def toml_of(profile: Profile) -> str:
+    def pairs(link: Link) -> list[str]:
+        return [f"{key} = {value!r}" for key, value in vars(link).items() if value is not None]
+
+    lines = [f"[{profile.name}]", f"congestion = '{profile.congestion}'"]
+    lines += [f"slow_start_after_idle = {int(profile.slow_start_after_idle)}"]
+    for override in (Override("", "", profile.default), *profile.overrides):
+        if override.source:
+            lines += [f"[[{profile.name}.links]]", f"source = '{override.source}'"]
+            lines += [f"destination = '{override.destination}'"]
+        lines += pairs(override.link)
+    return "\n".join(lines)
+
+
+def read(tmp_path: Path, text: str) -> dict[str, Profile]:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    return read_profiles(path)
+
+
+def refusal(act: Callable[[], object]) -> str | None:
+    """What a ProfileError said; other errors are a failure."""
+    try:
+        act()
+    except ProfileError as error:
+        return str(error)
+    return None
+
+
+@patient
+@given(profiles())
+def test_a_record_is_read_back(profile: Profile) -> None:
+    assert Profile.from_record(json.loads(json.dumps(profile.as_record()))) == profile
+
+
+@patient
+@given(profiles())
+def test_a_file_says_what_it_says(tmp_path_factory: pytest.TempPathFactory, profile: Profile) -> None:
+    found = read(tmp_path_factory.mktemp("profiles"), toml_of(profile))["made-up"]
+    assert (found.default, found.congestion) == (profile.default, profile.congestion)
+    assert found.slow_start_after_idle == profile.slow_start_after_idle
+    for source in node_names(6):
+        for destination in node_names(6):
+            wanted, got = profile.link(source, destination), found.link(source, destination)
+            # A link without a rate takes the profile's, as with every key that it does not say.
+            if wanted.rate_mbps is not None or profile.default.rate_mbps is None:
+                assert (got.delay_ms, got.rate_mbps, got.queue_bytes) == (
+                    wanted.delay_ms,
+                    wanted.rate_mbps,
+                    wanted.queue_bytes if (wanted.queue_ms or wanted.queue_kb) else got.queue_bytes,
+                )
+
+
+@patient
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=12), inner, max_size=3),
+        max_leaves=6,
+    )
+)
+def test_whatever_a_key_holds_the_error_is_one_for_people(value: object) -> None:
+    for key in sorted(module.PROFILE_KEYS | module.OVERRIDE_KEYS):
+        for table in ({key: value}, {"links": [{"between": ["router", "host-1"], key: value}]}):
+            said = refusal(lambda table=table: module._profile("p", table))
+            assert said is None or said.startswith("profile 'p'")
+
+
+@patient
+@given(st.text(st.characters(codec="utf-8")))
+def test_any_text_is_profiles_or_a_sentence(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    folder = tmp_path_factory.mktemp("profiles")
+    said = refusal(lambda: read(folder, text))
+    assert said is None or "mine.toml" in said
+
+
+@patient
+@given(links())
+def test_a_queue_holds_a_packet(link: Link) -> None:
+    assert (link.queue_bytes is None) == (link.rate_mbps is None)
+    assert link.queue_bytes is None or link.queue_bytes >= MTU
+
+
+def test_shipped_profiles_have_the_links_of_their_names() -> None:
+    shipped = read_profiles()
+    assert sorted(shipped) == SHIPPED
+    for rtt_ms in (20, 60, 150):
+        link = shipped[f"links-{rtt_ms}"].link("host-3", "router")
+        assert (2 * link.delay_ms, link.rate_mbps, link.loss) == (rtt_ms, 100, 0)
+    regions = shipped["three-regions"]
+    far = [2 * regions.link("router", f"host-{i}").delay_ms for i in (1, 2, 3, 4)]
+    assert far == [1, 35, 110, 110]
+    assert regions.link("host-3", "host-2").delay_ms == 40
+    assert all(p.congestion == "cubic" and p.slow_start_after_idle and p.description for p in shipped.values())
+
+
+def test_a_file_adds_to_the_shipped_profiles_and_replaces_them(tmp_path: Path) -> None:
+    found = read(
+        tmp_path,
+        "[mine]\ndelay_ms = 3\nrate_mbps = 10\nqueue_ms = 5\ncongestion = 'reno'\nslow_start_after_idle = 0\n"
+        "[[mine.links]]\nbetween = ['router', 'host-2']\nqueue_kb = 30\n"
+        "[[mine.links]]\nsource = 'host-2'\ndestination = 'router'\nloss = 0.5\n"
+        "[lan]\ndelay_ms = 1",
+    )
+    assert (len(found), found["lan"].default) == (len(SHIPPED) + 1, Link(delay_ms=1))
+    mine = found["mine"]
+    assert (mine.congestion, mine.slow_start_after_idle) == ("reno", False)
+    assert mine.link("router", "host-2") == Link(delay_ms=3, rate_mbps=10, queue_kb=30)
+    assert mine.link("host-2", "router") == Link(delay_ms=3, rate_mbps=10, queue_ms=5, loss=0.5)
+    assert mine.link("host-1", "host-2") == Link(delay_ms=3, rate_mbps=10, queue_ms=5)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("delay_ms = -1", "delay_ms must be 0 to 60000, not -1"),
+        ("delay_ms = inf", "delay_ms must be a number, not inf"),
+        ("delay_ms = 'far'", "delay_ms must be a number, not 'far'"),
+        ("rate_mbps = 0", "rate_mbps must be more than 0 and at most 100000, not 0; leave it out for no limit"),
+        ("rate_mbps = true", "rate_mbps must be a number, not True"),
+        ("loss = 1", "loss is a probability, 0 or more and less than 1, not 1"),
+        ("loss = -0.1", "less than 1, not -0.1"),
+        ("jitter_ms = 2\ndelay_ms = 1", "jitter_ms must be 0 to delay_ms (1), not 2"),
+        ("queue_ms = 2", "queue_ms says what waits for the rate: give rate_mbps"),
+        ("rate_mbps = 1\nqueue_ms = 0", "queue_ms must be more than 0, not 0"),
+        ("rate_mbps = 1\nqueue_kb = 1", "queue_kb = 1 does not hold one packet of 1500 bytes"),
+        ("rate_mbps = 1\nqueue_kb = 9\nqueue_ms = 9", "give the queue as queue_ms or as queue_kb, not both"),
+        ("speed = 1", "profile 'p' has an unknown key 'speed'; there are congestion, delay_ms"),
+        ("slow_start_after_idle = 2", "slow_start_after_idle must be 0 or 1, not 2"),
+        ("congestion = 1", "congestion must be text in quotes, not 1"),
+        ("congestion = '../x'", "congestion must be a name such as 'cubic', not '../x'"),
+        ("description = 1", "description must be text in quotes, not 1"),
+        ("links = 1", "links must be sections [[p.links]]"),
+        ("links = [1]", "profile 'p', link 1 must be a section"),
+        ("[[p.links]]\ndelay_ms = 1", 'say between = ["router", "host-1"], or source = and destination ='),
+        ("[[p.links]]\nsource = 'router'", "or source = and destination ="),
+        ("[[p.links]]\nbetween = ['router', 'paris']", "there is no node 'paris'; nodes are router, host-1 to host-64"),
+        ("[[p.links]]\nbetween = ['router', 'host-65']", "there is no node 'host-65'"),
+        ("[[p.links]]\nbetween = ['router', 'router']", "a link has two different ends"),
+        ("[[p.links]]\nbetween = ['router', 'host-1']\nloss = 3", "profile 'p', link 1: loss is a probability"),
+        ("[[p.links]]\nbetween = ['router', 'host-1']\nfar = 3", "link 1 has an unknown key 'far'"),
+        ("delay_ms = ", "mine.toml is not TOML: "),
+    ],
+)
+def test_a_profile_that_cannot_be_is_a_sentence(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ProfileError) as caught:
+        read(tmp_path, f"[p]\n{text}")
+    assert said in str(caught.value)
+    assert str(tmp_path / "mine.toml") in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match=r"cannot read the profiles .*absent\.toml: No such file"):
+        read_profiles(tmp_path / "absent.toml")
+    with pytest.raises(ProfileError, match="Is a directory"):
+        read_profiles(tmp_path)
+    (tmp_path / "bytes.toml").write_bytes(b"\xff")
+    with pytest.raises(ProfileError, match="is not TOML"):
+        read_profiles(tmp_path / "bytes.toml")
+    (tmp_path / "flat.toml").write_text("delay_ms = 1")
+    with pytest.raises(ProfileError, match="profile 'delay_ms' must be a section"):
+        read_profiles(tmp_path / "flat.toml")
+
+
+def test_an_unknown_profile_lists_those_that_are_there() -> None:
+    with pytest.raises(ProfileError, match=f"no profile 'mars'; there are {', '.join(SHIPPED)}"):
+        profile_named("mars")
+
+
+def test_a_lab_must_have_the_nodes_that_a_profile_names() -> None:
+    with pytest.raises(ProfileError, match=r"'three-regions' has a link of host-3, .* take 3 hosts or more"):
+        profile_named("three-regions").check_hosts(2)
+    profile_named("three-regions").check_hosts(4)
+    for hosts in (0, -1, MAX_HOSTS + 1):
+        with pytest.raises(ProfileError, match=f"1 to {MAX_HOSTS} hosts, not {hosts}"):
+            profile_named("lan").check_hosts(hosts)

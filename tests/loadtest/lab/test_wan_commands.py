@@ -1,0 +1,122 @@
+"""`onesweep wan`: what it prints, its exit codes, and sentences instead of tracebacks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from loadtest.lab.lab import start_lab
+from loadtest.lab.profile import profile_named
+from serving.cli.__main__ import main
+
+
+@pytest.fixture
+def wan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., tuple[int, str]]]:
+    """`wan("up", ...)`: exit code and everything that was printed."""
+    monkeypatch.setenv("ONESWEEP_STATE", str(tmp_path / "state"))
+
+    def run(*arguments: str) -> tuple[int, str]:
+        code = main(["wan", *arguments])
+        captured = capfd.readouterr()
+        return code, captured.out + captured.err
+
+    yield run
+    main(["wan", "down"])
+
+
+def test_profiles_are_listed(wan: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text("[moon]\ndelay_ms = 1280\ndescription = 'far'")
+    code, shown = wan("profiles", "--profiles", str(mine))
+    lines = shown.splitlines()
+    assert (code, len(lines)) == (0, 7)
+    assert "moon           far" in lines
+
+
+@pytest.mark.parametrize(
+    ("profiles", "arguments", "said"),
+    [
+        ("", ["--profile", "moon"], "no profile 'moon'; there are consumer, lan, links-150"),
+        ("[p]\ndelay_ms = -3", ["--profile", "p"], "profile 'p': delay_ms must be 0 to 60000, not -3"),
+        ("[p]\nrate_mbps = 0", ["--profile", "p"], "rate_mbps must be more than 0"),
+        ("", ["--profile", "lan", "--hosts", "0"], "a lab has 1 to 64 hosts, not 0"),
+        ("", ["--profile", "three-regions", "--hosts", "2"], "take 3 hosts or more"),
+        ("", ["--profile", "lan", "--congestion", "no/path"], "congestion must be a name"),
+    ],
+)
+def test_a_mistake_is_a_sentence_and_exit_code_2(
+    wan: Callable[..., tuple[int, str]], tmp_path: Path, profiles: str, arguments: list[str], said: str
+) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text(profiles)
+    code, shown = wan("up", *arguments, "--profiles", str(mine))
+    assert (code, shown.count("\n")) == (2, 1)
+    assert said in shown
+
+
+def test_nothing_up_is_said(wan: Callable[..., tuple[int, str]]) -> None:
+    for arguments in (["status"], ["down"], ["exec", "host-1", "--", "true"]):
+        code, shown = wan(*arguments)
+        assert (code, shown.startswith("onesweep: no lab is up")) == (1, True)
+
+
+def test_no_root_is_said(wan: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    code, shown = wan("up", "--profile", "lan")
+    assert (code, "needs root" in shown) == (1, True)
+
+
+def test_up_status_exec_down(needs_lab: None, wan: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+    code, shown = wan("up", "--profile", "three-regions", "--congestion", "reno")
+    assert (code, "host-3 10.77.0.4" in shown) == (0, True)
+    code, shown = wan("up", "--profile", "lan")
+    assert (code, shown) == (1, "onesweep: a lab is up already (three-regions); `onesweep wan down` first\n")
+    code, shown = wan("status")
+    rows = [line.split() for line in shown.splitlines()]
+    assert (code, "TCP reno" in shown) == (0, True)
+    assert [row[:6] for row in rows if row[:2] == ["to", "host-2"]] == [
+        ["to", "host-2", "17.5", "0", "100", "1250"],
+        ["to", "host-2", "17.5", "0", "100", "1250"],
+        ["to", "host-2", "40", "0", "100", "1250"],
+    ]
+    assert wan("exec", "host-9", "--", "true")[0] == 2
+    assert wan("exec", "host-1")[0] == 2
+    assert wan("down") == (0, "three-regions is down\n")
+    assert wan("status")[0] == 1
+
+
+def onesweep(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "serving.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | more)
+
+
+def test_exec_is_the_program_itself(needs_lab: None, wan: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+    lab = start_lab(profile_named("lan"), 1, tmp_path / "state")
+    ran = onesweep("wan", "exec", "host-1", "--", "sh", "-c", "echo $1; cat; exit 7", "sh", "--help")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (7, "--help\n", "")
+    inside = onesweep("wan", "exec", "host-1", "--", "readlink", "/proc/self/ns/net")
+    assert inside.stdout == f"net:[{lab.places['host-1'].inode}]\n"
+    missing = onesweep("wan", "exec", "host-1", "--", "no-such-program")
+    assert (missing.returncode, "Traceback" in missing.stderr) == (127, False)
+
+
+def test_half_a_lab_is_said_and_taken_down(
+    needs_lab: None, wan: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    wan("up", "--profile", "lan", "--hosts", "1")
+    record = json.loads((tmp_path / "state" / "wan.json").read_text())
+    os.kill(record["processes"]["keeper"][0], signal.SIGKILL)
+    for arguments in (["status"], ["exec", "router", "--", "true"], ["up", "--profile", "lan"]):
+        code, shown = wan(*arguments)
+        assert (code, "half up" in shown, "wan down" in shown) == (1, True, True)
+    assert wan("down")[0] == 0
+    assert wan("up", "--profile", "lan", "--hosts", "1")[0] == 0

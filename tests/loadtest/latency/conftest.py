@@ -1,0 +1,58 @@
+"""Accounts, answers and samples as a run would book them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from loadtest.lab.profile import Link
+from loadtest.latency.floor import Course
+from loadtest.latency.interleave import Sample, sample_of
+
+
+@pytest.fixture
+def account() -> Callable[..., dict[str, Any]]:
+    """What `Result.as_json()` says of a sweep over two hosts that computed for 4 ms each."""
+
+    def make(**changes: Any) -> dict[str, Any]:
+        hosts = [{"name": f"host-{i}", "blocks": [i - 1], "compute_ms": 4.0, "queue_ms": 0.5} for i in (1, 2)]
+        return {
+            "mode": "sweep",
+            "output_bytes": 8,
+            "output_tokens": 8,
+            "text": "\0" * 8,
+            "stopped": False,
+            "sweeps": 1,
+            "hops": 3,
+            "wire_bytes": [1250, 2500, 1250],
+            "wire_bytes_total": 5000,
+            "compute_ms": 8.0,
+            "ahead_ms": 0.0,
+            "hosts": hosts,
+            "output_hex": "00" * 8,
+            **changes,
+        }
+
+    return make
+
+
+@pytest.fixture
+def course() -> Course:
+    """Two hosts, 10 ms and 1 Mbit/s between any two nodes."""
+    return Course(("host-1", "host-2"), lambda *_: Link(10.0, 1.0))
+
+
+@pytest.fixture
+def sample(account: Callable[..., dict[str, Any]], course: Course) -> Callable[..., Sample]:
+    """A sample of a given latency; with `error`, a failed one."""
+
+    network = SimpleNamespace(nodes=("router", *course.hosts), link=course.link)
+
+    def make(latency_ms: float = 100.0, error: str = "", **changes: Any) -> Sample:
+        answer: dict[str, Any] = {"latency_ms": latency_ms, "first_byte_ms": latency_ms, "account": account(**changes)}
+        return sample_of(SimpleNamespace(network=network), 0, 0, {"error": error} if error else answer)  # type: ignore[arg-type]
+
+    return make

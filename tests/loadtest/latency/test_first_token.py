@@ -1,0 +1,142 @@
+"""Time to a first token: the floor in closed form, the prompt that is measured, and what the command says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.lab.profile import Link, profile_named
+from loadtest.latency import first_token as bench
+from loadtest.latency.first_token import Booked, FirstTokenSettings, PieceArm, floor_ms, prompt_for, shared_floor_ms
+from loadtest.latency.interleave import Sample
+from loadtest.workload.texts import symbols_of
+from serving.cli.__main__ import main
+from serving.modes.tokenizer import BYTE_TOKENIZER
+from serving.router.server import RouterSettings
+from serving.router.topology import local_topology
+from stages.model.vocabulary import BYTES, Alphabet
+
+D, C = 60.0, 100.0
+LINKS = [Link(delay_ms=D, rate_mbps=8.0)] * 4  # 1000 bytes take 1 ms
+FREE = [Link(delay_ms=D)] * 4
+
+
+def booked(host_ms: float = C, size: int = 0, hosts: int = 3) -> Booked:
+    return Booked((size,) * hosts + (0,), (host_ms,) * hosts)
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 8])
+def test_pieces_of_one_size_leave_one_by_one(pieces: int) -> None:
+    """Through three equal hosts: (3 + n - 1) C / n, and the delays."""
+    shares = [1 / pieces] * pieces
+    assert floor_ms(booked(), FREE, shares) == pytest.approx(4 * D + (3 + pieces - 1) * C / pieces)
+
+
+def test_the_slowest_host_or_link_sets_the_pace() -> None:
+    four = [0.25] * 4
+    slow_host = Booked((0, 0, 0, 0), (40.0, 400.0, 40.0))
+    assert floor_ms(slow_host, FREE, four) == pytest.approx(4 * D + 10 + 400 + 10)
+    slow_link = Booked((0, 400_000, 0, 0), (40.0, 40.0, 40.0))
+    assert floor_ms(slow_link, LINKS, four) == pytest.approx(4 * D + 10 + 400 + 10 + 10)
+
+
+def test_in_one_hop_nothing_overlaps() -> None:
+    assert floor_ms(booked(size=1000), LINKS, [1.0]) == pytest.approx(4 * D + 3 * C + 3)
+    assert floor_ms(Booked((0, 0, 0, 5000), (C, C, C)), LINKS, [1.0]) == pytest.approx(4 * D + 3 * C + 5)
+
+
+def test_shared_cores_compute_all_of_it() -> None:
+    assert shared_floor_ms(booked(), FREE, 2) == pytest.approx(2 * D + 3 * C / 2)
+    jitter = [Link(delay_ms=D, jitter_ms=10.0)] * 4
+    assert shared_floor_ms(booked(), jitter, 1) == pytest.approx(2 * (D - 10) + 3 * C)
+
+
+def test_shares_are_those_of_the_pieces() -> None:
+    assert bench._shares(1000, BYTES, PieceArm("fp32", 16)) == [0.128] * 7 + [0.104]
+    assert bench._shares(1000, Alphabet(50_000), PieceArm("fp32", 1)) == [1.0]
+
+
+# What is measured
+
+
+@pytest.fixture
+def no_lab_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadtest.latency.first_token.lab_problem", lambda: "")
+
+
+def test_a_prompt_has_the_length_asked_for(bundles: Path, tmp_path: Path, no_lab_needed: None) -> None:
+    path = tmp_path / "text"
+    path.write_text("é" + "The sea was calm. " * 20)
+    for text in (None, path):
+        settings = FirstTokenSettings(profile_named("links-60"), bundles / "own", 301, text)
+        prompt, alphabet = prompt_for(settings)
+        assert (len(symbols_of(BYTE_TOKENIZER, prompt.encode())), alphabet) == (301, BYTES)
+
+
+def answered(latency_ms: float) -> Sample:
+    hosts = [{"compute_ms": 100.0}] * 3
+    return Sample(0, 0, latency_ms, account={"wire_bytes": [1000, 1000, 1000, 100], "hosts": hosts})
+
+
+def test_a_row_has_the_median_and_both_floors(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = [answered(600.0), answered(700.0), Sample(0, error="gone"), answered(900.0)]
+    row = bench._row(PieceArm("int8", 1), samples, list(FREE), [1.0])
+    assert (row["p50_ms"], row["floor_ms"], row["host_s"], row["wire_bytes"]) == (700.0, 540.0, 0.3, 3100)
+    assert row["ratio"] == pytest.approx(700 / 540)
+    assert (row["requests"], row["failed"], row["error"], row["pieces"]) == (4, 1, "gone", 1)
+    empty = bench._row(PieceArm("int8", 16), [Sample(0, error="gone")], list(FREE), [0.5, 0.5])
+    table = bench.first_token_table([row, empty])
+    assert "700" in table
+    assert "int8, 2 pieces: gone" in table
+
+
+def test_the_second_router_sends_prompts_whole(bundles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[RouterSettings] = []
+    monkeypatch.setattr(bench, "serve", served.append)
+    monkeypatch.setattr(bench, "start_log", lambda *_: None)
+    topology = tmp_path / "topology.toml"
+    topology.write_text(local_topology(3, 3, bundles / "own", 7701).to_toml())
+    bench.serve_whole(str(topology), "127.0.0.1:7777")
+    assert (served[0].ring.pieces, served[0].listen, served[0].checkpoint) == (1, "127.0.0.1:7777", bundles / "own")
+
+
+def test_the_command_prints_and_writes(
+    bundles: Path,
+    tmp_path: Path,
+    no_lab_needed: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def measure(settings: FirstTokenSettings, prompt: str, alphabet: Alphabet, tell: Callable[[str], None]) -> Any:
+        return [bench._row(arm, [answered(700.0)], list(FREE), [1.0]) for arm in settings.arms()]
+
+    monkeypatch.setattr(bench, "measure_first_token", measure)
+    path = tmp_path / "figures.json"
+    command = ["bench", "first-token", "--checkpoint", bundles / "own", "--prompt-tokens", 200, "--json", path]
+    assert main([str(word) for word in command]) == 0
+    assert "x floor" in capsys.readouterr().out
+    record = json.loads(path.read_text())
+    assert [row["codec"] for row in record["rows"]] == ["fp32", "fp32", "int8", "int8"]
+    assert record["prompt_symbols"] == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--prompt-tokens", "128"], "--prompt-tokens must be 129 to 511, not 128"),
+        (["--requests", "0"], "--requests must be at least 1"),
+        (["--codec", "int4"], "unknown codec 'int4'; choose from fp32, int8"),
+        (["--profile", "moon"], "no profile 'moon'"),
+        (["--text", "/no/such/file"], "cannot read /no/such/file"),
+    ],
+)
+def test_mistakes_end_in_a_sentence(
+    bundles: Path, capsys: pytest.CaptureFixture[str], options: list[str], sentence: str
+) -> None:
+    base = ["bench", "first-token", "--checkpoint", str(bundles / "own"), "--prompt-tokens", "200"]
+    assert main([*base, *options]) == 2
+    assert sentence in capsys.readouterr().err

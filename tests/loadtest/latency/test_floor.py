@@ -1,0 +1,184 @@
+"""The floor: by hand, and for any links and sizes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtest.lab.profile import Link
+from loadtest.latency.floor import BookedCost, Course, Floor
+
+Wires = dict[tuple[str, str], Link]
+
+# A triangle of unequal links: (source, destination): (one-way ms, Mbit/s)
+TRIANGLE: Wires = {
+    ("router", "host-1"): Link(10.0, 8.0),
+    ("host-1", "router"): Link(11.0, 8.0),
+    ("host-1", "host-2"): Link(20.0, 16.0),
+    ("host-2", "host-1"): Link(25.0, 4.0),
+    ("host-2", "router"): Link(40.0, 80.0),
+    ("router", "host-2"): Link(41.0, 80.0),
+}
+
+
+def triangle() -> Course:
+    return Course(("host-1", "host-2"), lambda a, b: TRIANGLE[a, b])
+
+
+def booked(mode: str, sweeps: int, wire_bytes: tuple[int, ...] = (), total: int = 0, **ms: float) -> BookedCost:
+    return BookedCost(mode, sweeps, wire_bytes, total, ms.get("host_ms", 0.0), ms.get("local_ms", 0.0))
+
+
+# By hand
+
+
+def test_one_sweep_on_unequal_links() -> None:
+    floor = triangle().floor(booked("sweep", 1, (1000, 2000, 500), 3500, host_ms=7.0))
+    # 10 + 20 + 40; 8,000 bits at 8 Mbit/s + 16,000 at 16 + 4,000 at 80; what the hosts booked
+    assert floor == Floor(70.0, pytest.approx(1.0 + 1.0 + 0.05), 7.0)
+    assert floor.total_ms == pytest.approx(79.05)
+
+
+def test_three_sweeps_pay_three_times() -> None:
+    floor = triangle().floor(booked("chunked", 3, (1000, 1000, 1000), 9000))
+    # every sweep was as large as the largest: nothing is left to choose
+    assert (floor.delay_ms, floor.serialisation_ms) == (210.0, pytest.approx(3 * (1.0 + 0.5 + 0.1)))
+
+
+def test_what_the_account_does_not_settle_went_over_the_fastest_link() -> None:
+    floor = triangle().floor(booked("chunked", 2, (1000, 1000, 1000), 3500))
+    # 500 bytes more than the three largest: 4,000 bits at 80 Mbit/s
+    assert floor.serialisation_ms == pytest.approx(1.0 + 0.5 + 0.1 + 0.05)
+
+
+def test_bytes_of_ar_go_round_the_ring() -> None:
+    floor = triangle().floor(booked("ar", 4, (200, 1000, 100), 200 + 4 * 1000 + 3 * 200 + 4 * 100))
+    # out 10, four times 20, three times back 25, home 40
+    assert floor.delay_ms == 10 + 4 * 20 + 3 * 25 + 40
+    # three events of 100 bytes went beside; 1,000 bytes surely on the inner link, the other 3,900 at best at 80 Mbit/s
+    assert floor.serialisation_ms == pytest.approx(8000 / 16000 + 3900 * 8 / 80000)
+
+
+def test_one_byte_of_ar_is_one_sweep() -> None:
+    assert triangle().floor(booked("ar", 1)).delay_ms == triangle().floor(booked("sweep", 1)).delay_ms
+
+
+def test_one_host_hands_its_bytes_to_itself() -> None:
+    course = Course(("host-1",), lambda a, b: {"router": Link(10.0, 8.0), "host-1": Link(11.0, 8.0)}[a])
+    assert course.floor(booked("ar", 5)).delay_ms == 21.0
+    assert course.floor(booked("sweep", 1)).delay_ms == 21.0
+    assert course.floor(booked("chunked", 5)).delay_ms == 105.0
+
+
+def test_a_drafter_s_time_counts_and_its_rounds_are_sweeps() -> None:
+    floor = triangle().floor(booked("ar-speculative", 5, host_ms=9.0, local_ms=30.0))
+    assert (floor.delay_ms, floor.compute_ms) == (350.0, 39.0)
+
+
+def test_the_least_that_jitter_can_make_of_a_delay() -> None:
+    course = Course(("host-1",), lambda *_: Link(20.0, 8.0, jitter_ms=3.0))
+    assert course.floor(booked("sweep", 2)).delay_ms == 2 * 2 * 17.0
+
+
+def test_no_rate_is_no_limit() -> None:
+    course = Course(("host-1", "host-2"), lambda *_: Link(1.0, None))
+    for mode in ("sweep", "ar"):
+        assert course.floor(booked(mode, 3, (10**9, 10**9, 10**9), 5 * 10**9)).serialisation_ms == 0.0
+
+
+def test_no_sweep_no_delay() -> None:
+    assert triangle().floor(booked("local", 0, local_ms=12.0)) == Floor(0.0, 0.0, 12.0)
+
+
+def test_an_account_splits_hosts_from_router(account: Callable[..., dict[str, Any]]) -> None:
+    split = BookedCost.of(account(compute_ms=11.0))
+    assert (split.host_ms, split.local_ms) == (8.0, 3.0)
+    assert BookedCost.of(account(compute_ms=7.999)).local_ms == 0.0  # rounding
+
+
+# For any links
+
+delays = st.floats(0, 500)
+rates = st.floats(0.1, 10_000)
+hosts = st.integers(1, 6)
+
+
+def names(count: int) -> tuple[str, ...]:
+    return tuple(f"host-{i + 1}" for i in range(count))
+
+
+@given(hosts, delays, st.integers(1, 300))
+def test_equal_links(count: int, delay_ms: float, sweeps: int) -> None:
+    def delay_of(mode: str) -> float:
+        return Course(names(count), lambda *_: Link(delay_ms)).floor(booked(mode, sweeps)).delay_ms
+
+    assert delay_of("sweep") == pytest.approx(sweeps * (count + 1) * delay_ms)
+    round_trips = sweeps * count if count > 1 else 1
+    assert delay_of("ar") == pytest.approx((round_trips + 1) * delay_ms)
+
+
+@given(st.data(), hosts)
+def test_unequal_links_are_added_up_one_by_one(data: st.DataObject, count: int) -> None:
+    nodes = ("router", *names(count))
+    wires = {(a, b): Link(data.draw(delays), data.draw(rates)) for a in nodes for b in nodes}
+    course = Course(nodes[1:], lambda a, b: wires[a, b])
+    around = [*nodes, "router"]
+    way = [wires[pair] for pair in itertools.pairwise(around)]
+    sizes = tuple(data.draw(st.integers(0, 1 << 20)) for _ in way)
+    floor = course.floor(booked("sweep", 1, sizes, sum(sizes)))
+    assert floor.delay_ms == pytest.approx(sum(wire.delay_ms for wire in way))
+    assert floor.serialisation_ms == pytest.approx(
+        sum(size * 8 / (wire.rate_mbps * 1000) for size, wire in zip(sizes, way, strict=True))
+    )
+
+
+@given(st.data(), hosts, st.integers(1, 5), st.booleans())
+def test_the_serialisation_is_never_more_than_it_was(
+    data: st.DataObject, count: int, sweeps: int, same_rates: bool
+) -> None:
+    """Sweeps of any sizes: the account forgets some, the floor must not be above the truth for it."""
+    common = data.draw(rates)
+    wires = [Link(1.0, common if same_rates else data.draw(rates)) for _ in range(count + 1)]
+    sizes = [[data.draw(st.integers(0, 100_000)) for _ in wires] for _ in range(sweeps)]
+    around = ["router", *names(count), "router"]
+    by_pair = dict(zip(itertools.pairwise(around), wires, strict=True))
+    largest = tuple(max(column) for column in zip(*sizes, strict=True))
+    floor = Course(names(count), lambda a, b: by_pair[a, b]).floor(
+        booked("chunked", sweeps, largest, sum(map(sum, sizes)))
+    )
+    truth = sum(size * 8 / (wire.rate_mbps * 1000) for row in sizes for size, wire in zip(row, wires, strict=True))
+    assert floor.serialisation_ms <= truth * (1 + 1e-9)
+    if same_rates or sweeps == 1:
+        assert math.isclose(floor.serialisation_ms, truth, rel_tol=1e-9, abs_tol=1e-12)
+
+
+@given(st.data(), st.integers(2, 5), st.integers(1, 5))
+def test_nor_is_that_of_ar(data: st.DataObject, count: int, steps: int) -> None:
+    nodes = ("router", *names(count))
+    wires = {(a, b): Link(1.0, data.draw(rates)) for a in nodes for b in nodes}
+    inner = [wires[pair] for pair in itertools.pairwise(nodes[1:])]
+    size = st.integers(0, 100_000)
+    rows = [[data.draw(size) for _ in range(count + 1)] for _ in range(steps)]
+    truth = 0.0
+    for i, row in enumerate(rows):
+        entry = wires["router", nodes[1]] if i == 0 else wires[nodes[-1], nodes[1]]
+        home = [wires[nodes[-1], "router"]] if i == steps - 1 else []
+        truth += sum(b * 8 / (w.rate_mbps * 1000) for b, w in zip(row, [entry, *inner, *home], strict=False))
+    largest = tuple(max(column) for column in zip(*rows, strict=True))
+    floor = Course(nodes[1:], lambda a, b: wires[a, b]).floor(booked("ar", steps, largest, sum(map(sum, rows))))
+    assert floor.serialisation_ms <= truth * (1 + 1e-9)
+
+
+@given(st.integers(1, 100), st.floats(0, 1e4), st.floats(0, 1e4))
+def test_compute_is_added_as_it_was_booked(sweeps: int, host_ms: float, local_ms: float) -> None:
+    without = triangle().floor(booked("chunked", sweeps, (1, 1, 1), 3 * sweeps))
+    with_compute = triangle().floor(
+        booked("chunked", sweeps, (1, 1, 1), 3 * sweeps, host_ms=host_ms, local_ms=local_ms)
+    )
+    assert with_compute.total_ms == pytest.approx(without.total_ms + host_ms + local_ms)

@@ -1,0 +1,60 @@
+"""Rows: their keys, their medians, and failures that stay in sight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from loadtest.latency.interleave import Sample
+from loadtest.latency.rows import PARTS, parts_ms, percentile_95, row_of, wan_table
+from loadtest.workload.arms import Arm, Length, ModeChoice
+
+KEYS = {
+    *("profile", "mode", "length", "unit", "requests", "p50_ms", "p95_ms", "first_byte_ms", "floor_ms", "sweeps"),
+    *("hops", "wire_bytes", "host_seconds", "failures", "ratio", "idle_s", "acceptance"),
+}
+ARM = Arm(ModeChoice("sweep"), Length(8))
+Make = Callable[..., Sample]
+
+# 3 x 10 ms of delay, 40,000 bits at 1 Mbit/s, 8 ms of compute
+FLOOR_MS = 30 + 40 + 8
+
+
+def test_medians_over_what_ended_well(sample: Make) -> None:
+    row = row_of("wan", ARM, [*(sample(100.0 + i) for i in range(4)), sample(error="host-2 is lost")])
+    assert row.keys() >= KEYS
+    assert (row["requests"], row["failures"], row["error"]) == (5, 1, "host-2 is lost")
+    assert (row["p50_ms"], row["p95_ms"]) == (101.5, 103.0)
+    assert row["floor_ms"] == pytest.approx(FLOOR_MS)
+    assert row["ratio"] == pytest.approx(101.5 / FLOOR_MS)
+    assert (row["sweeps"], row["hops"], row["wire_bytes"], row["largest_hop_bytes"]) == (1, 3, 5000, 2500)
+    assert row["host_seconds"] == pytest.approx(0.008)
+    assert row["acceptance"] is None
+
+
+def test_nothing_ended_well(sample: Make) -> None:
+    row = row_of("wan", ARM, [sample(error="b"), sample(error="a"), sample(error="b")])
+    assert row.keys() >= KEYS
+    assert (row["failures"], row["error"]) == (3, "b")
+    assert all(row[key] is None for key in ("p50_ms", "p95_ms", "floor_ms", "ratio", "sweeps", "parts_ms"))
+    assert "wan, novel, sweep, 8 bytes: 3 of 3 failed, such as: b" in wan_table([row])
+
+
+def test_the_parts_add_up(sample: Make) -> None:
+    parts = parts_ms(sample(100.0))
+    assert tuple(parts) == PARTS
+    assert sum(parts.values()) == pytest.approx(100.0)
+    assert (parts["queue"], parts["rest"]) == (1.0, pytest.approx(100 - FLOOR_MS - 1))
+
+
+def test_acceptance_is_a_share_of_all_guesses_that_were_reached(sample: Make) -> None:
+    row = row_of("wan", ARM, [sample(reached=10, accepted=9), sample(reached=30, accepted=11)])
+    assert row["acceptance"] == 0.5
+    assert row_of("wan", ARM, [sample(reached=0, accepted=0)])["acceptance"] is None
+
+
+def test_the_95th_percentile_is_the_nearest_rank() -> None:
+    assert percentile_95([1.0]) == 1.0
+    assert percentile_95(list(range(1, 21))) == 19
+    assert percentile_95(list(range(1, 101))) == 95

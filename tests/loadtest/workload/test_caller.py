@@ -1,0 +1,49 @@
+"""How commands that measure reach a router: as those do that use one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+
+import pytest
+
+from loadtest.workload.caller import Access, add_access_options
+from serving.cli.__main__ import main
+from stages.errors import InputError
+from stages.wire.tokens import token_for
+
+
+def access(*words: str) -> Access | None:
+    parser = argparse.ArgumentParser()
+    add_access_options(parser)
+    return Access.of(parser.parse_args(words))
+
+
+def test_what_the_options_say_goes_through_json() -> None:
+    assert access() is None
+    found = access("--router", "10.8.0.9:7700", "--tls-ca", "ca.pem")
+    assert found == Access("10.8.0.9:7700", "ca.pem")
+    assert Access(**json.loads(json.dumps(asdict(found)))) == found
+    with pytest.raises(InputError, match="--tls-ca and --insecure go with --router"):
+        access("--insecure")
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["loadtest", "flood", "quality --prompts README.md", "bench infill --prompts README.md"],
+)
+def test_plain_text_does_not_leave_the_machine_unasked(
+    command: str, locust: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command.split(), "--router", "10.8.0.9:7700"]) == 2
+    assert "--router 10.8.0.9:7700 is on another machine and traffic would not be encrypted" in capsys.readouterr().err
+
+
+def test_a_token_stays_where_it_would_travel_in_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONESWEEP_TOKEN", "secret")
+    assert token_for("127.0.0.1:7700") == "secret"
+    assert token_for("10.8.0.9:7700") == ""
+    assert Access("10.8.0.9:7700", insecure=True).who()["token"] == ""
+    assert Access("10.8.0.9:7700", "ca.pem").who()["token"] == "secret"
+    assert Access("127.0.0.1:7700").who("another")["token"] == "another"

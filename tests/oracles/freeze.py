@@ -1,0 +1,36 @@
+"""Writes the frozen files anew: `python -m tests.oracles.freeze [NAME ...]`; the names are below, none means all.
+
+Only for a change that is meant to change outputs: say in the commit which ones, and why. `texts`, `scoring` and
+`training` hold what must not change at all. Of `wire`, `payload`, `codecs` and `updates` must not change either; `hops`
+moves by a few bytes with the layout of messages.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.oracles import record, rig
+
+NAMES = (*record.OF_A_RING, "commands", "training")
+
+
+def main(names: list[str]) -> int:
+    if unknown := set(names) - set(NAMES):
+        print(f"no oracle {sorted(unknown)[0]!r}; there are {', '.join(NAMES)}", file=sys.stderr)
+        return 2
+    wanted = names or NAMES
+    with tempfile.TemporaryDirectory() as folder, rig.ring(*record.USUAL) as ring:
+        for name, make in record.OF_A_RING.items():
+            if name in wanted:
+                record.freeze(name, make(ring))
+        for name, found in (("commands", lambda d: record.commands(ring, d)), ("training", record.training)):
+            if name in wanted:
+                (directory := Path(folder) / name).mkdir()
+                record.freeze(name, found(directory))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,283 @@
+"""The only module of this folder that imports the project's internals: rings, commands, trainings, single hops.
+
+When a module moves or a message changes its layout, this file follows it; the frozen files and the tests stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional as F
+
+from serving.cli.__main__ import main
+from serving.cli.ports import free_port_block
+from serving.client.client import Client
+from serving.router.topology import Topology, local_topology
+from stages.errors import Interrupted
+from stages.model.architecture import Architecture
+from stages.model.codec import CODECS, HIDDEN
+from stages.v1 import stage_pb2, stage_pb2_grpc
+from stages.wire.channel import open_blocking_channel
+from stages.wire.messages import PROTOCOL, put_work, work_of
+from tests.conftest import open_servers, wait_ready
+from tests.stages.hops import step
+from trainer.blocks.config import NoiseConfig, TrainingConfig
+from trainer.blocks.data import Corpus, load_corpus
+from trainer.blocks.progress import Progress
+from trainer.blocks.round_settings import RoundSettings
+from trainer.blocks.train import train_ar, train_blocks, train_scorer
+from trainer.rounds.codecs import CODECS as UPDATE_CODECS
+from trainer.rounds.simulated_workers import SimulatedWorkers
+from trainer.rounds.simulation import Simulation
+from trainer.rounds.spec import RunSpec
+from trainer.rounds.store import MemoryStore
+
+ROOT = Path(__file__).resolve().parents[2]
+WEIGHTS = ROOT / "weights"
+ROUTER = "oracle"
+PATIENT_S = 60.0
+"""A slow machine must not make a ring do anything twice."""
+
+
+def machine() -> str:
+    """A fingerprint of this machine's arithmetic: digests of floats can be compared where it is the same."""
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(11)
+    x, w = (torch.randn(shape, generator=generator).requires_grad_() for shape in ((48, 128), (128, 128)))
+    heads = F.layer_norm(x @ w, (128,)).view(48, 4, 32).transpose(0, 1)[None]
+    attended = F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+    loss = F.cross_entropy(F.gelu(attended.flatten(1)).view(48, 128) @ w + x.sin() * x.exp(), torch.arange(48))
+    loss.backward()
+    parts = [attended.detach(), loss.detach(), x.grad, w.grad, (x.detach() / 3).softmax(dim=1)]
+    return digest({str(i): part for i, part in enumerate(parts) if part is not None})
+
+
+def digest(tensors: dict[str, torch.Tensor]) -> str:
+    """SHA-256 over names, shapes and numbers."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode() + tensor.contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+# Serving
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A ready ring in this process."""
+
+    topology: Topology
+    client: Client
+    heard: list[Any] = field(default_factory=list)
+
+    @cached_property
+    def stubs(self) -> list[stage_pb2_grpc.StageServiceStub]:
+        """Of every host, in order; they take work of a router that listens."""
+        stubs = [stage_pb2_grpc.StageServiceStub(open_blocking_channel(host.address)) for host in self.topology.hosts]
+        self.heard.extend(stub.Subscribe(stage_pb2.SubscribeRequest(router=ROUTER)) for stub in stubs)
+        for events in self.heard:
+            next(events)
+        return stubs
+
+
+@contextlib.contextmanager
+def ring(hosts: int, replicas: int = 1) -> Iterator[Ring]:
+    """The shipped weights, on so many hosts of each of so many replicas."""
+    torch.set_num_threads(1)
+    topology = local_topology(hosts, 3, WEIGHTS, free_port_block(hosts * replicas + 1) + 1, replicas)
+    with open_servers() as servers:
+        servers.hosts(topology, WEIGHTS, hop_timeout_s=PATIENT_S)
+        servers.router(topology, WEIGHTS, ring={"hop_timeout_s": PATIENT_S})
+        wait_ready(topology.router)
+        with Client(topology.router) as client:
+            running = Ring(topology, client)
+            yield running
+            for events in running.heard:
+                events.cancel()
+
+
+def command(*arguments: object) -> str:
+    """What a command writes to its standard output, as it would in a process of its own."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+        code = main([str(argument) for argument in arguments])
+    assert code == 0, (arguments, code)
+    return out.getvalue()
+
+
+def trip(ring: Ring, kind: str, number: int = 0, **work: Any) -> tuple[list[bytes], dict[str, Any]]:
+    """One piece of work from host to host: the state's payload on each hop between them, and what came out."""
+    name = f"{kind}-{number}-{time.monotonic_ns()}"
+    release = ring.stubs[0].Describe(stage_pb2.DescribeRequest()).releases[-1]
+    sampling = stage_pb2.Sampling(seed=7, temperature=0.8)
+    hop = stage_pb2.Hop(router=ROUTER, session=name, deadline_unix_ms=int(time.time() * 1000) + 60_000, capacity=256)
+    if kind == "sweep":
+        hop.digest = release.chain.digest
+        hop.sweep.CopyFrom(stage_pb2.Sweep(steps=4, sampling=sampling, sampler="stochastic", **work))
+    else:
+        hop.digest = (release.scorer if work.pop("scorer") == "chain" else release.ar).digest
+        put_work(hop, step(sampling=sampling, **work))
+    payloads, event = [], stage_pb2.Event()
+    for stub in ring.stubs:
+        outcome = stub.Run(stage_pb2.RunRequest(protocol=PROTOCOL, hop=hop), timeout=60)
+        if outcome.WhichOneof("outcome") == "event":
+            event = outcome.event
+            break
+        hop = outcome.next
+        payloads.append(hop.sweep.estimate if kind == "sweep" else work_of(hop).hidden)
+    found = event.WhichOneof("outcome")
+    assert found in ("text", "scores", "verification"), event
+    if found == "text":
+        return payloads, {"text": event.text.hex()}
+    if found == "scores":
+        return payloads, {"nats": floats(event.scores.nats), "sha256": sha256(event.scores.nats)}
+    verdict = event.verification
+    return payloads, {
+        "accepted": verdict.accepted,
+        "symbols": verdict.symbols.hex(),
+        "odds": floats(verdict.odds),
+        "sha256": sha256(verdict.odds),
+    }
+
+
+def floats(payload: bytes) -> list[float]:
+    return [round(float(number), 5) for number in np.frombuffer(payload, dtype="<f4")]
+
+
+def sha256(payload: bytes) -> str:
+    return hashlib.sha256(payload).hexdigest()
+
+
+# What travels
+
+
+def state_payloads() -> dict[str, Any]:
+    """Every codec's payload of a fixed matrix: no arithmetic in it depends on the processor."""
+    found = {}
+    for what, codecs, width in (("estimate", CODECS, 32), ("hidden", HIDDEN, 128)):
+        matrix = torch.tensor([((i * 7919) % 2003 - 1001) / 1024 for i in range(24 * width)]).view(24, width)
+        for name, codec in codecs.items():
+            payload = codec.encode(matrix)
+            assert len(payload) == codec.size(24, width)
+            found[f"{what} 24 x {width}, {name}"] = {"bytes": len(payload), "payload_sha256": sha256(payload)}
+    return found
+
+
+def update_payloads() -> dict[str, Any]:
+    """Every codec's payload of a fixed update in training, and what is read from it."""
+    tensors = {
+        "a.weight": torch.tensor([((i * 7919) % 2003 - 1001) / 1024 for i in range(48 * 40)]).view(48, 40),
+        "bias": torch.tensor([((i * 104729) % 211 - 105) / 64 for i in range(40)]),
+        "gain": torch.tensor(0.75),
+    }
+    found = {}
+    for name, codec in UPDATE_CODECS.items():
+        payload = codec.encode(tensors)
+        read = codec.decode(payload, {key: tuple(tensor.shape) for key, tensor in tensors.items()})
+        found[name] = {"bytes": len(payload), "payload_sha256": sha256(payload), "read_sha256": digest(read)}
+    return found
+
+
+# Training
+
+
+def tiny(**changes: Any) -> TrainingConfig:
+    architecture = Architecture(
+        parts=2, layers=1, width=16, heads=2, context_bytes=32, code_dim=8, condition_dim=8, context="own"
+    )
+    config = TrainingConfig(
+        architecture=architecture,
+        noise=NoiseConfig(partition="equal_probability"),
+        steps=12,
+        sequences=2,
+        warmup_steps=2,
+        chunks=(1, 4, 0),
+        bfloat16=False,
+        log_every=1,
+        evaluate_every=25,
+        save_every_s=60.0,
+    )
+    return replace(config, **changes)
+
+
+def corpus(directory: Path) -> Corpus:
+    """12 kB of words in a file there, always the same."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    words, number, text = ["the", "ship", "sailed", "north", "and", "nobody", "saw", "it", "again", "naïve"], 1, []
+    for _ in range(2400):
+        number = number * 48271 % 2147483647
+        text.append(words[number % len(words)])
+    path = directory / "words.txt"
+    path.write_text(" ".join(text), encoding="utf-8")
+    return load_corpus(path)
+
+
+class StopAt(Progress):
+    """Asks, as Ctrl-C does, to stop at a step of one run."""
+
+    def __init__(self, run: str, step: int) -> None:
+        super().__init__()
+        self.run, self.step = run, step
+
+    def reach(self, step: int) -> None:
+        super().reach(step)
+        if (self.now.run, step) == (self.run, self.step):
+            signal.raise_signal(signal.SIGINT)
+
+
+def weights_of(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    norms = [round(float(tensor.double().norm()), 6) for _, tensor in sorted(tensors.items())]
+    return {"sha256": digest(tensors), "norms": norms}
+
+
+def checkpoint_of(directory: Path) -> dict[str, Any]:
+    """Of every part's file, by its name without the digest."""
+    return {path.name.rpartition("-")[0]: weights_of(load_file(path)) for path in directory.glob("*.safetensors")}
+
+
+def trained(what: str, directory: Path, stop_at: tuple[str, int] | None = None) -> dict[str, Any]:
+    """The weights of a training into `directory`, which may be stopped on its way and run again."""
+    text, out = corpus(directory), directory / "out"
+
+    def train(progress: Progress) -> None:
+        if what == "ar":
+            train_ar(tiny(), text, out, layers=2, stages=2, progress=progress)
+        elif what == "scorer":
+            train_scorer(tiny(), text, out, progress=progress)
+        else:
+            context = replace(tiny().architecture, context=what)
+            train_blocks(tiny(architecture=context), text, out, progress=progress)
+
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        if stop_at is not None:
+            try:
+                train(StopAt(*stop_at))
+            except Interrupted:
+                stopped = checkpoint_of(out)
+            assert len(stopped) < tiny().architecture.parts
+        train(Progress())
+    return checkpoint_of(out)
+
+
+def rounds(directory: Path, fleet: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    """The weights that rounds of virtual workers publish, and what their links carried."""
+    text, settings = corpus(directory), {"rounds": 2, "steps_per_round": 2, **settings}
+    frame = RunSpec.of(tiny(rounds=RoundSettings(**settings)), text)
+    engine = Simulation(frame, text, MemoryStore(), SimulatedWorkers(**fleet))
+    traffic = vars(engine.run())
+    traffic["updates"] = dict(sorted(traffic["updates"].items()))
+    return {"weights": {name: weights_of(part) for name, part in engine.published().items()}, "traffic": traffic}

@@ -1,0 +1,76 @@
+"""Outputs that were frozen are still the same: texts byte for byte, digests bit for bit.
+
+`python -m tests.oracles.freeze` writes them anew, where a change is meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.oracles import record, rig
+from tests.oracles.rig import Ring
+
+SHARE = 0.1
+"""Of the texts, may differ on a processor that rounds otherwise: a draw that falls between two roundings is rare."""
+
+
+@pytest.fixture(scope="module")
+def usual() -> Iterator[Ring]:
+    with rig.ring(*record.USUAL) as ring:
+        yield ring
+
+
+def check(name: str, found: dict[str, Any]) -> None:
+    old, exact = record.frozen(name)
+    assert record.differences(old, record.plain(found), exact) == []
+
+
+def check_texts(found: dict[str, str]) -> None:
+    old, exact = record.frozen("texts")
+    assert found.keys() <= old.keys()
+    changed = [f"{key}: {old[key]} became {text}" for key, text in found.items() if text != old[key]]
+    assert len(changed) <= (0 if exact else SHARE * len(found)), changed
+
+
+@pytest.mark.parametrize("turn", range(len(record.OTHERS)), ids=record.OTHERS.keys())
+def test_every_mode_writes_the_same_on_other_topologies(turn: int) -> None:
+    with rig.ring(*list(record.OTHERS.values())[turn]) as ring:
+        check_texts(record.texts(ring, turn))
+
+
+def test_every_mode_writes_what_it_wrote(usual: Ring) -> None:
+    found = record.texts(usual)
+    assert found.keys() == record.frozen("texts")[0].keys()
+    check_texts(found)
+
+
+def test_scores_verdicts_and_choices_are_what_they_were(usual: Ring) -> None:
+    check("scoring", record.scoring(usual))
+
+
+def test_hops_carry_what_they_carried(usual: Ring) -> None:
+    check("wire", record.wire(usual))
+
+
+def test_commands_print_the_json_that_they_printed(usual: Ring, tmp_path: Path) -> None:
+    check("commands", record.commands(usual, tmp_path))
+
+
+def test_training_ends_at_the_weights_where_it_ended(tmp_path: Path) -> None:
+    check("training", record.training(tmp_path))
+
+
+def test_a_change_is_found() -> None:
+    old, _ = record.frozen("training")
+    new = record.plain(old)
+    assert record.differences(old, new, exact=True) == []
+    part = next(iter(new["own"].values()))
+    part["sha256"] = "0" * 64
+    assert len(record.differences(old, new, exact=True)) == 1
+    assert record.differences(old, new, exact=False) == []
+    part["norms"][0] += 0.1
+    assert len(record.differences(old, new, exact=False)) == 1

@@ -1,0 +1,204 @@
+"""`onesweep certs`: what is made, who may read it, and what is said of mistakes."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from stages.errors import InputError
+from stages.wire.auth import CLIENT, HOST, ROLES, ROUTER, Identity
+from stages.wire.certificates import Authority
+from stages.wire.tls import Tls
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture
+def certs(onesweep: Run, tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
+    """Run `onesweep certs ACTION ...` in a directory of the test's."""
+
+    def run(action: str, *arguments: object) -> tuple[int, str, str]:
+        return onesweep("certs", action, *arguments, "--dir", tmp_path / "certs")
+
+    return run
+
+
+def test_an_authority_and_what_it_gives(certs: Run, tmp_path: Path) -> None:
+    directory = tmp_path / "certs"
+    code, out, _ = certs("init", "--days", 100)
+    assert (code, mode(directory), mode(directory / "ca.key")) == (0, 0o700, 0o600)
+    assert "100 days" in out
+    for role, name, *addresses in (
+        (HOST, "paris", "--address", "10.8.0.1", "--address", "paris.example.org"),
+        (ROUTER, "router", "--address", "::1"),
+        (CLIENT, "alice"),
+    ):
+        code, out, _ = certs(role, name, *addresses)
+        assert code == 0
+        assert f"{role} {name}" in out
+        assert "30 days" in out
+        assert mode(directory / f"{name}.key") == 0o600
+        tls = Tls(directory / "ca.pem", directory / f"{name}.pem", directory / f"{name}.key")
+        assert tls.own(role).identity == Identity(role, name)
+        key = x509.load_pem_x509_certificate((directory / f"{name}.pem").read_bytes()).public_key()
+        assert isinstance(key, ec.EllipticCurvePublicKey)
+        assert isinstance(key.curve, ec.SECP256R1)
+
+
+def test_the_router_has_a_name_unless_another_is_given(certs: Run, tmp_path: Path) -> None:
+    certs("init")
+    assert certs("router", "--address", "127.0.0.1")[0] == 0
+    assert (tmp_path / "certs" / "router.pem").exists()
+
+
+def test_renewal_keeps_key_and_addresses(certs: Run, tmp_path: Path) -> None:
+    certs("init", "--days", 100)
+    certs("host", "paris", "--address", "10.8.0.1", "--address", "paris.example.org", "--days", 2)
+    certs("client", "alice")
+    path = tmp_path / "certs" / "paris.pem"
+    before = x509.load_pem_x509_certificate(path.read_bytes())
+    (tmp_path / "certs" / "paris.key").unlink()
+    code, out, _ = certs("renew", "--days", 60)
+    after = x509.load_pem_x509_certificate(path.read_bytes())
+    assert code == 0
+    assert after.public_key() == before.public_key()
+    assert after.serial_number != before.serial_number
+    assert [e.value for e in after.extensions] == [e.value for e in before.extensions]
+    alice, paris, authority = out.splitlines()
+    assert "client alice" in alice
+    assert "host paris at 10.8.0.1, paris.example.org, until" in paris
+    assert "60 days" in paris
+    assert "100 days" in authority
+
+
+def test_nothing_outlives_its_authority(certs: Run) -> None:
+    certs("init", "--days", 5)
+    assert "5 days" in certs("host", "paris", "--address", "10.8.0.1", "--days", 30)[1]
+
+
+def test_an_authority_certifies_roles_and_its_domains_only(certs: Run, tmp_path: Path) -> None:
+    certs("init", "--domain", "example.org")
+    authority = x509.load_pem_x509_certificate((tmp_path / "certs" / "ca.pem").read_bytes())
+    constraints = authority.extensions.get_extension_for_class(x509.NameConstraints)
+    assert constraints.critical
+    assert [name.value for name in constraints.value.permitted_subtrees] == [*ROLES, "example.org"]
+    assert certs("host", "a", "--address", "a.example.org", "--address", "10.0.0.1")[0] == 0
+    code, _, err = certs("host", "b", "--address", "example.com")
+    assert code == 2
+    assert "the authority may certify names in example.org only, not 'example.com'" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["init"], "ca.pem is there already"),
+        (["init", "--days", "0"], "--days must be 1 to 7300, not 0"),
+        (["init", "--force", "--domain", "a b"], "'a b' is neither an IP address nor a DNS name"),
+        (
+            ["host", "paris", "--address", "10.8.0.1"],
+            "paris.pem is there already: renew it, or replace it",
+        ),
+        (["host", "tokyo"], "a host is dialled by its address: give --address"),
+        (["router"], "a router is dialled by its address: give --address"),
+        (["client", "bob", "--address", "10.8.0.1"], "a client is not dialled: leave --address out"),
+        (["host", "tokyo", "--address", "10.8.0.2:7701"], "leave port and scheme out"),
+        (["host", "tokyo", "--address", ""], "'' is neither an IP address nor a DNS name"),
+        (["host", "ca", "--address", "10.8.0.1"], "a certificate cannot be called 'ca'"),
+        (["host", "x" * 41, "--address", "10.8.0.1"], "of at most 40 letters"),
+        (["host", "a/b", "--address", "10.8.0.1"], "name 'a/b' must be"),
+        (["host", "tokyo", "--address", "10.8.0.1", "--days", "99999"], "--days must be 1 to 7300, not 99999"),
+        (["renew", "tokyo"], "tokyo.pem to renew: make it with `onesweep certs host`"),
+        (["renew", "../x"], "name '../x' must be"),
+    ],
+)
+def test_a_mistake_is_explained(certs: Run, arguments: list[str], says: str) -> None:
+    certs("init")
+    certs("host", "paris", "--address", "10.8.0.1")
+    code, _, err = certs(*arguments)
+    assert code == 2
+    assert says in err
+
+
+def test_without_an_authority(certs: Run) -> None:
+    code, _, err = certs("host", "paris", "--address", "10.8.0.1")
+    assert code == 2
+    assert "make an authority with `onesweep certs init --dir" in err
+    assert certs("renew")[0] == 2
+
+
+def test_nothing_to_renew(certs: Run) -> None:
+    certs("init")
+    assert "there is nothing to renew" in certs("renew")[2]
+
+
+def test_a_directory_that_others_can_enter(certs: Run, tmp_path: Path) -> None:
+    (tmp_path / "certs").mkdir(mode=0o755)
+    code, _, err = certs("init")
+    assert code == 2
+    assert "holds keys and others can enter it: chmod 700" in err
+
+
+def test_a_directory_that_cannot_be_made(onesweep: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, _, err = onesweep("certs", "init", "--dir", tmp_path / "file" / "certs")
+    assert code == 2
+    assert "cannot make the directory" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("ca.pem", b"x", "ca.pem is no certificate (PEM)"),
+        ("ca.key", b"x", "ca.key is no private key without a password (PEM)"),
+        ("ca.key", None, "others can read or change it: chmod 600"),
+    ],
+)
+def test_an_authority_that_was_damaged(certs: Run, tmp_path: Path, name: str, content: bytes | None, says: str) -> None:
+    certs("init")
+    path = tmp_path / "certs" / name
+    if content is None:
+        path.chmod(0o644)
+    else:
+        path.write_bytes(content)
+    code, _, err = certs("host", "paris", "--address", "10.8.0.1")
+    assert code == 2
+    assert says in err
+
+
+def test_an_expired_authority(new_pki: Callable[[str], Any]) -> None:
+    pki = new_pki("a")
+    directory = pki.authority.directory
+    pki.expire(Tls(directory / "ca.pem", directory / "ca.pem", directory / "ca.key"))
+    with pytest.raises(InputError, match=r"expired on .*make a new one with `onesweep certs init --force"):
+        Authority.open(directory)
+
+
+def test_what_another_authority_gave_is_not_renewed(certs: Run) -> None:
+    certs("init")
+    certs("client", "alice")
+    certs("client", "bob")
+    certs("init", "--force")
+    code, _, err = certs("renew", "alice")
+    assert code == 2
+    assert "alice.pem is of another authority: make it anew with --force" in err
+    code, out, _ = certs("renew")
+    assert code == 1
+    assert out.count("not renewed") == 2
+
+
+def test_a_key_and_certificate_that_do_not_belong_together(certs: Run, tmp_path: Path) -> None:
+    certs("init")
+    before = (tmp_path / "certs" / "ca.key").read_bytes()
+    certs("init", "--force")
+    (tmp_path / "certs" / "ca.key").write_bytes(before)
+    assert "ca.key is not the key of" in certs("client", "alice")[2]

@@ -1,0 +1,49 @@
+"""Ports that are free, and kept from other processes that look for some at the same time."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from serving.cli import ports
+from serving.cli.ports import free_port_block, port_free
+
+SHARED = range(32_000, 32_064)
+"""So few that two who did not know of each other would meet."""
+OTHER = f"""
+import sys
+from serving.cli import ports
+ports.PORTS = {SHARED!r}
+print(*(ports.free_port_block(4) for _ in range(4)), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_two_processes_get_different_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "PORTS", SHARED)
+    with subprocess.Popen([sys.executable, "-c", OTHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        theirs = [int(first) for first in other.stdout.readline().split()]
+        ours = [free_port_block(4) for _ in range(4)]
+        assert len({first + i for first in theirs + ours for i in range(4)}) == 32
+        other.communicate()
+
+
+def test_a_server_can_listen_at_each_and_nobody_is_given_where_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "PORTS", SHARED)
+    first = free_port_block(2)
+    with socket.create_server(("127.0.0.1", first)), socket.create_server(("127.0.0.1", first + 1)):
+        monkeypatch.setattr(ports, "PORTS", range(first, first + 100))
+        ports._kept.pop().close()
+        assert not port_free("127.0.0.1", first)
+        assert free_port_block(3) >= first + 2
+    assert port_free("127.0.0.1", first)
+
+
+def test_few_are_kept_at_once() -> None:
+    for _ in range(2 * ports.MOST_BLOCKS):
+        free_port_block(1)
+    assert len(ports._kept) == ports.MOST_BLOCKS

@@ -1,0 +1,267 @@
+"""`up`, `status`, `down`: what is started here is stopped here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from serving.cli.deployment import MODULE, Deployment, NothingUp, ends_cleanly, find_deployment, require_deployment
+from serving.cli.ports import free_port_block
+from serving.client.client import Client
+from serving.router.topology import local_topology
+from stages.errors import ServiceError
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ONESWEEP_STATE", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port_block(2)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(state: Path) -> Iterator[None]:
+    yield
+    left = None
+    with contextlib.suppress(ServiceError):
+        left = find_deployment(state)
+    if left is not None:
+        left.stop()
+        pytest.fail("a test left its deployment running")
+
+
+def taken(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_up_status_down(bundles: Path, state: Path, port: int, onesweep: Run) -> None:
+    up = ["up", "--detach", "--hosts", 1, "--port", port, "--checkpoint", bundles / "own"]
+    code, out, err = onesweep(*up)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0].split() == ["host-1", f"127.0.0.1:{port + 1}", "blocks", "0,1,2"]
+    assert "ready; logs in" in out
+    assert state.stat().st_mode & 0o777 == 0o700
+    processes = [
+        psutil.Process(pid) for pid in json.loads((state / "deployment.json").read_text())["processes"].values()
+    ]
+
+    code, out, _ = onesweep("status")
+    assert code == 0
+    assert "router ready" in out
+    code, out, _ = onesweep("status", "--json")
+    assert [host["name"] for host in json.loads(out)["hosts"]] == ["host-1"]
+    code, out, err = onesweep("generate", "The ", "--max-bytes", 8, "--mode", "local")
+    assert code == 0
+    assert err.startswith("[local, seed 0: 8 bytes, 0 sweeps, 0 hops, 0 bytes on the wire")
+    assert onesweep("generate", "The ", "--max-bytes", 8, "--mode", "local", "--stream")[1] == out
+
+    code, _, err = onesweep(*up)
+    assert code == 1
+    assert f"a deployment is up already (router 127.0.0.1:{port}); `onesweep down` first" in err
+
+    assert onesweep("down") == (0, "stopped 2 processes\n", "")
+    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
+    assert not taken(port)
+    assert not taken(port + 1)
+    code, _, err = onesweep("down")
+    assert code == 1
+    assert "nothing is up; start a deployment with `onesweep up --detach`" in err
+
+
+def test_up_in_the_foreground_ends_with_its_command(bundles: Path, state: Path, port: int) -> None:
+    arguments = ["up", "--hosts", "1", "--port", str(port), "--checkpoint", str(bundles / "own")]
+    with subprocess.Popen(
+        [sys.executable, *MODULE, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as command:
+        assert command.stdout is not None
+        try:
+            shown = ""
+            while "Ctrl-C stops them." not in shown:
+                line = command.stdout.readline()
+                assert line, shown
+                shown += line
+            assert taken(port)
+            command.send_signal(signal.SIGINT)
+            rest = command.communicate(timeout=30)[0]
+        finally:
+            command.terminate()
+        assert command.returncode == 0, rest
+    assert "Traceback" not in rest
+    assert not taken(port)
+    assert not taken(port + 1)
+    assert not (state / "deployment.json").exists()
+
+
+def test_a_replica_that_dies_is_missed_by_nobody_and_started_again(bundles: Path, state: Path, port: int) -> None:
+    arguments = ["up", "--hosts", "1", "--replicas", "2", "--port", str(port), "--checkpoint", str(bundles / "own")]
+    with subprocess.Popen(
+        [sys.executable, *MODULE, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as command:
+        assert command.stdout is not None
+        try:
+            shown = ""
+            while "Ctrl-C stops them." not in shown:
+                line = command.stdout.readline()
+                assert line, shown
+                shown += line
+            pid = json.loads((state / "deployment.json").read_text())["processes"]["host-1-1"]
+            os.kill(pid, signal.SIGKILL)
+            with Client(f"127.0.0.1:{port}") as client:
+                assert client.generate("The ", mode="ar", max_bytes=20).output_bytes == 20
+            assert command.stdout.readline() == "host-1-1 ended and is started again; see its log\n"
+            command.send_signal(signal.SIGINT)
+            rest = command.communicate(timeout=30)[0]
+        finally:
+            command.terminate()
+        assert command.returncode == 0, rest
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_plain_kill_or_a_closed_terminal_is_an_interrupt(number: signal.Signals) -> None:
+    def run_until_killed() -> None:
+        with ends_cleanly():
+            os.kill(os.getpid(), number)
+            time.sleep(5)
+
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt):
+        run_until_killed()
+    assert signal.getsignal(number) == before
+
+
+def test_a_port_that_is_taken_is_named(bundles: Path, port: int, onesweep: Run) -> None:
+    with socket.create_server(("127.0.0.1", port + 1)):
+        code, _, err = onesweep("up", "--hosts", 1, "--port", port, "--checkpoint", bundles / "own")
+    assert code == 1
+    assert f"127.0.0.1:{port + 1}, where host-1 should listen, is in use" in err
+
+
+def test_a_host_that_dies_at_once_has_the_last_word(
+    bundles: Path, state: Path, port: int, tmp_path: Path, onesweep: Run
+) -> None:
+    checkpoint = Path(shutil.copytree(bundles / "own", tmp_path / "own"))
+    (weights,) = (checkpoint / "chain").glob("block-2-*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-8])
+    code, _, err = onesweep("up", "--detach", "--hosts", 1, "--port", port, "--checkpoint", checkpoint)
+    assert code == 1
+    assert err.startswith(f"onesweep: host-1 ended: {weights} has")
+    assert err.count("\n") == 1
+    assert find_deployment(state) is None
+    assert not taken(port)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--hosts", 4], "4 hosts cannot share 3 blocks: choose 1 to 3 hosts"),
+        (["--hosts", 0], "--hosts must be above 0"),
+        (["--threads", 0], "--threads must be above 0"),
+        (["--port", 65535], "port 65535 leaves no room for 3 hosts"),
+        (["--port", 0], "port 0 leaves no room"),
+    ],
+)
+def test_wrong_options(bundles: Path, onesweep: Run, arguments: list[object], says: str) -> None:
+    code, _, err = onesweep("up", "--checkpoint", bundles / "own", *arguments)
+    assert code == 2
+    assert says in err
+
+
+def test_up_starts_nothing_that_others_can_reach(bundles: Path, tmp_path: Path, onesweep: Run) -> None:
+    path = tmp_path / "t.toml"
+    path.write_text('[[hosts]]\naddress = "10.0.0.1:7701"\nblocks = [0, 1, 2]\n')
+    code, _, err = onesweep("up", "--topology", path, "--checkpoint", bundles / "own")
+    assert code == 1
+    assert "host-1 listens on 10.0.0.1:7701, which is not loopback" in err
+
+
+def test_a_router_wants_to_know_about_insecurity_and_ports(
+    bundles: Path, tmp_path: Path, port: int, onesweep: Run
+) -> None:
+    path = tmp_path / "t.toml"
+    path.write_text(local_topology(1, 3, bundles / "own", port + 1).to_toml())
+    code, _, err = onesweep("router", "--topology", path, "--listen", "0.0.0.0:0")
+    assert code == 2
+    assert "accept it with --insecure" in err
+    with socket.create_server(("127.0.0.1", port)):
+        code, _, err = onesweep("router", "--topology", path)
+    assert code == 1
+    assert f"cannot listen on 127.0.0.1:{port}: the port is in use" in err
+    assert onesweep("router", "--topology", path, "--max-requests", 0)[0] == 2
+
+
+# Whose directory, whose processes
+
+
+def test_a_directory_that_others_can_enter_is_not_believed(
+    state: Path, bundles: Path, port: int, onesweep: Run
+) -> None:
+    state.mkdir(mode=0o755)
+    for command in (["down"], ["status"], ["generate", "x"]):
+        code, _, err = onesweep(*command)
+        assert code == 1
+        assert f"{state} must be a directory of yours that nobody else can enter (chmod 700)" in err
+    code, _, err = onesweep("up", "--hosts", 1, "--port", port, "--checkpoint", bundles / "own")
+    assert code == 1
+    assert "must be a directory of yours" in err
+
+
+def test_a_link_is_not_followed(state: Path, tmp_path: Path, onesweep: Run) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    state.symlink_to(tmp_path / "elsewhere")
+    assert onesweep("down")[0] == 1
+
+
+def test_a_directory_of_somebody_else(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state.mkdir(mode=0o700)
+    owner = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    with pytest.raises(ServiceError, match="must be a directory of yours"):
+        find_deployment(state)
+
+
+def test_a_file_in_the_way(state: Path, bundles: Path, port: int, onesweep: Run) -> None:
+    state.write_text("")
+    code, _, err = onesweep("up", "--hosts", 1, "--port", port, "--checkpoint", bundles / "own")
+    assert code == 1
+    assert "cannot make" in err or "must be a directory" in err
+
+
+@pytest.mark.parametrize("record", ["", "{", "[]", "{}", '{"processes": 5}', '{"processes": {"router": "x"}}'])
+def test_a_record_that_makes_no_sense_is_none(state: Path, bundles: Path, record: str) -> None:
+    state.mkdir(mode=0o700)
+    (state / "topology.toml").write_text(local_topology(1, 3, bundles / "own").to_toml())
+    (state / "deployment.json").write_text(record)
+    with pytest.raises(NothingUp):
+        require_deployment(state)
+
+
+def test_a_number_that_another_program_has_now_is_left_alone(state: Path, bundles: Path) -> None:
+    state.mkdir(mode=0o700)
+    topology = local_topology(1, 3, bundles / "own")
+    (state / "topology.toml").write_text(topology.to_toml())
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as stranger:
+        (state / "deployment.json").write_text(json.dumps({"processes": {"router": stranger.pid, "host-1": 1 << 30}}))
+        assert find_deployment(state) is None
+        Deployment(topology, state, {"router": stranger.pid}).stop()
+        time.sleep(0.1)
+        assert stranger.poll() is None
+        stranger.kill()

@@ -1,0 +1,104 @@
+"""The client's own parts: text that arrives in pieces, requests, and what statuses become."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.cli.deployment import Deployment
+from serving.client.client import AsyncClient, Result, RouterError, TextDecoder
+from serving.gateway.streaming import merged
+from serving.router.request import Request
+from serving.v1 import router_pb2
+from stages.errors import InputError
+
+
+@given(st.binary(max_size=60), st.data())
+def test_pieces_add_up_to_the_whole_text(raw: bytes, data: st.DataObject) -> None:
+    decoder, shown, left = TextDecoder(), "", raw
+    while left:
+        cut = data.draw(st.integers(1, len(left)))
+        shown, left = shown + decoder.feed(left[:cut]), left[cut:]
+    assert shown + decoder.end() == raw.decode(errors="replace")
+
+
+@given(st.text(max_size=30))
+def test_no_character_is_cut_in_two(text: str) -> None:
+    decoder, shown = TextDecoder(), ""
+    for byte in text.encode():
+        shown += decoder.feed(bytes([byte]))
+        assert text.startswith(shown), "a piece of a character was shown"
+    assert shown == text
+    assert decoder.end() == ""
+
+
+def message_of(prompt: str | bytes, **settings: Any) -> router_pb2.GenerateRequest:
+    return Request(prompt=prompt, **settings).message()
+
+
+def test_settings_left_out_are_the_routers() -> None:
+    request = message_of("x")
+    assert not any(request.HasField(name) for name in ("temperature", "chunk", "steps", "codec", "drafter", "draft"))
+    assert message_of("x", temperature=0.0).HasField("temperature")
+    assert message_of(b"\xff").prompt == b"\xff", "the router says what is wrong with bytes"
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"max_bytes": 0}, "max_bytes must be a whole number"),
+        ({"max_bytes": 2.5}, "max_bytes must be a whole number"),
+        ({"seed": -1}, "seed must be a whole number"),
+        ({"chunk": 0}, "chunk must be a whole number"),
+        ({"steps": 1 << 40}, "steps must be a whole number"),
+        ({"mode": "\udcff"}, "unknown mode"),
+        ({"codec": "é"}, "unknown codec"),
+        ({"drafter": "é"}, "unknown drafter"),
+        ({"draft": 0}, "draft must be a whole number"),
+    ],
+)
+def test_what_a_message_cannot_carry(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        message_of("x", **settings)
+
+
+async def ask(address: str) -> tuple[Result, list[bytes | Result], int]:
+    async with AsyncClient(address) as client:
+        whole = await client.generate("x", mode="chunked", chunk=8, max_bytes=20)
+        pieces = [item async for item in client.stream("x", mode="chunked", chunk=8, max_bytes=20)]
+        return whole, pieces, len((await client.status()).hosts)
+
+
+def test_the_async_client_does_what_the_plain_one_does(deployment: Deployment) -> None:
+    whole, pieces, hosts = asyncio.run(ask(deployment.topology.router))
+    assert whole.output == b"".join(piece for piece in pieces if isinstance(piece, bytes))
+    assert isinstance(pieces[-1], Result)
+    assert (len(pieces), hosts) == (4, 3)
+
+
+def test_calls_of_a_client_that_is_closed_fail(deployment: Deployment) -> None:
+    """And their tasks, which nobody cancelled, are told: `merged` would wait for ever otherwise."""
+
+    async def main() -> None:
+        client = AsyncClient(deployment.topology.router)
+        async with aclosing(merged([client.events("x", mode="ar", max_bytes=400)])) as pieces:
+            await anext(pieces)
+            await client.close()
+            async with asyncio.timeout(20):
+                with pytest.raises(RouterError, match="was closed"):
+                    _ = [piece async for piece in pieces]
+
+    asyncio.run(main())
+
+
+def test_a_client_needs_no_torch() -> None:
+    modules = "serving.client.client, serving.cli.serve, serving.cli.deployment"
+    code = f"import sys, {modules}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,173 @@
+"""Several modes on one prompt: who is run, and the page that shows it."""
+
+from __future__ import annotations
+
+import html.parser
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.cli.generate import comparison_page
+from serving.client.client import Client, Result
+from serving.client.comparison import Entrant, all_entrants, named_entrants
+from serving.client.result import HostShare
+from stages.errors import InputError
+
+Run = Callable[..., tuple[int, str, str]]
+LocalRing = Callable[..., AbstractContextManager[Client]]
+SERVED = ("sweep", "resample", "infill", "ar", "local")
+
+
+def labels(entrants: list[Entrant]) -> list[str]:
+    return [entrant.label for entrant in entrants]
+
+
+def result(text: bytes, **changes: Any) -> Result:
+    fields: dict[str, Any] = {
+        "text": text.decode(errors="replace"),
+        "mode": "resample",
+        "seed": 1,
+        "prompt_bytes": 3,
+        "output_bytes": len(text),
+        "sweeps": 1,
+        "hops": 2,
+        "wire_bytes": [10, 20],
+        "wire_bytes_total": 30,
+        "prompt_tokens": 3,
+        "output_tokens": 4,
+        "stopped": False,
+        "latency_ms": 21.4,
+        "first_byte_ms": 20.2,
+        "compute_ms": 12.0,
+        "hosts": [HostShare("host-1", [0], 12.0, 1.0)],
+        "drafted": 4,
+        "accepted": 1,
+        "reached": 2,
+        "scorer": "chain",
+        "chunk": 32,
+        "candidates": 16,
+        "effective_samples": 7.25,
+        "divergence_bits": 0.31,
+        "reason": "",
+        "output": text,
+    }
+    return Result(**{**fields, **changes})
+
+
+# Who is run
+
+
+def test_every_mode_is_run_with_every_scorer() -> None:
+    assert labels(all_entrants(SERVED, None, "")) == ["sweep", "resample:chain", "resample:ar", "ar", "local"]
+    assert labels(all_entrants(SERVED, "ar", " end")) == ["sweep", "resample", "infill", "ar", "local"]
+    assert labels(all_entrants(SERVED, None, " end"))[3:5] == ["infill:chain", "infill:ar"]
+
+
+def test_named_modes() -> None:
+    assert labels(named_entrants(" ar, resample:ar ,ar")) == ["ar", "resample:ar"]
+    with pytest.raises(InputError, match="--modes is empty"):
+        named_entrants(" , ")
+    with pytest.raises(InputError, match=r"unknown scorer 'oracle' in 'resample:oracle'; choose from chain, ar"):
+        named_entrants("resample:oracle")
+
+
+# The page
+
+
+class Page(html.parser.HTMLParser):
+    """Tags, attributes and text of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.words = ""
+        self.links: list[str] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+def test_the_page_has_every_text_and_figure_and_needs_no_other_file() -> None:
+    outcomes: dict[str, Result | str] = {
+        "resample:chain": result(b"sea \xff\x00 wide"),
+        "auto": result(b"wave", mode="sweep", reason="within 300 ms"),
+        "ar": "host-2 is lost",
+    }
+    page = Page(comparison_page("The <b>", "", outcomes, {"max_bytes": 8, "chunk": None, "suffix": ""}))
+    for words in ("sea �� wide", "wave", "within 300 ms", "host-2 is lost", "The <b>", "21.4", "7.2", "0.310", "0.50"):
+        assert words in page.words, words
+    assert "max_bytes" in page.words
+    assert "chunk" not in page.words.partition("setting")[2], "settings that nobody made are not shown"
+    assert not page.links
+    assert not {"script", "b", "img", "link"} & set(page.tags)
+
+
+def test_the_page_shows_what_follows_a_gap() -> None:
+    outcomes: dict[str, Result | str] = {"infill": result(b"sea", mode="infill"), "ar": result(b"sky", mode="ar")}
+    page = comparison_page("The ", " is wide", outcomes, {})
+    assert page.count(" is wide</span></p>") == 1
+
+
+hostile = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.sampled_from(
+    ["<script>alert(1)</script>", "</p></article>", "&lt;", '"><img src=x>', "<!--"]
+)
+
+
+@given(hostile, hostile, st.binary(max_size=30), hostile)
+def test_nothing_that_is_given_becomes_a_tag(prompt: str, suffix: str, text: bytes, error: str) -> None:
+    outcomes: dict[str, Result | str] = {"infill": result(text, mode="infill", reason=prompt), prompt: error}
+    plain: dict[str, Result | str] = {"infill": result(b"", mode="infill", reason="r"), "x": "e"}
+    page = comparison_page(prompt, suffix, outcomes, {"suffix": suffix, "seed": 1})
+    expected = comparison_page("x", "y" if suffix else "", plain, {"suffix": "y" if suffix else "", "seed": 1})
+    tags = Page(page).tags
+    assert tags == Page(expected).tags or (not prompt and len(tags) == len(Page(expected).tags) - 1)
+    page.encode()
+
+
+# From the command line
+
+
+def test_compare_writes_a_page(bundles: Path, local_ring: LocalRing, onesweep: Run, tmp_path: Path) -> None:
+    with local_ring(bundles / "scored", 1) as client:
+        router = ("--router", client.address, "--max-bytes", 6)
+        path = tmp_path / "page.html"
+        code, out, err = onesweep("compare", "The sea ", "--suffix", " end", "--html", path, *router)
+        assert (code, err) == (0, "")
+        words = Page(path.read_text()).words
+        for label in ("sweep", "resample:chain", "verified:ar", "infill:chain", "infill:ar", "ar-speculative", "local"):
+            assert f"{label}:\n  The sea |" in out, label
+            assert label in words, label
+        assert out.count("| end") == 2
+        code, out, err = onesweep("compare", "x", "--html", tmp_path / "none" / "page.html", *router)
+        assert (code, out) == (2, "")
+        assert "choose another --html FILE" in err
+        code, out, err = onesweep("compare", "x", "--modes", "infill", *router)
+        assert code == 2
+        assert "give one (--suffix)" in err
+        code, out, err = onesweep("generate", "The ", "--mode", "infill", "--suffix", " sea", *router)
+        assert code == 0
+        assert "[infill, seed 0: 6 bytes, 1 sweeps" in err
+
+
+def test_a_scorer_that_is_not_served_is_left_out(bundles: Path, local_ring: LocalRing, onesweep: Run) -> None:
+    with local_ring(bundles / "own", 1) as client:
+        code, out, _ = onesweep("compare", "x", "--max-bytes", 4, "--router", client.address)
+        assert code == 0
+        assert "resample:ar" in out
+        assert "resample:chain" not in out
+        code, out, _ = onesweep(
+            "compare", "x", "--modes", "resample:chain,local", "--max-bytes", 4, "--router", client.address
+        )
+        assert code == 1
+        assert "scorer 'chain' cannot be served" in out

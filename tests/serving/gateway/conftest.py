@@ -1,0 +1,92 @@
+"""A gateway as a real process in front of real hosts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from serving.cli.deployment import MODULE, Deployment
+from serving.cli.ports import free_port_block
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """Where it listens, and what it said."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+@contextmanager
+def run(
+    directory: Path, *options: str, until: Callable[..., object], scheme: str = "http", verify: Any = True
+) -> Iterator[Gateway]:
+    port, log = free_port_block(1), directory / "http.log"
+    command = [sys.executable, *MODULE, "http", "--listen", f"127.0.0.1:{port}", *options]
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
+    gateway = Gateway(f"{scheme}://127.0.0.1:{port}", process, log)
+
+    def live() -> bool:
+        assert process.poll() is None, log.read_text()
+        try:
+            return httpx.get(f"{gateway.url}/healthz", timeout=2, verify=verify).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    try:
+        until(live, 30.0)
+        yield gateway
+        assert process.poll() is None, log.read_text()
+    finally:
+        process.terminate()
+        try:
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+        assert "Traceback" not in log.read_text(), log.read_text()
+
+
+@pytest.fixture(scope="session")
+def running(until: Callable[..., object]) -> Callable[..., AbstractContextManager[Gateway]]:
+    """`with running(directory, *options) as gateway`"""
+    return partial(run, until=until)
+
+
+@pytest.fixture(scope="session")
+def gateway(
+    deployment: Deployment, tmp_path_factory: pytest.TempPathFactory, running: Callable[..., Any]
+) -> Iterator[Gateway]:
+    """In front of `deployment`. Not to be harmed."""
+    with running(tmp_path_factory.mktemp("http"), "--router", deployment.topology.router) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def http(gateway: Gateway) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=gateway.url, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture
+def openai(gateway: Gateway) -> Iterator[OpenAI]:
+    """The official client; it does not try again, so that every refusal is seen."""
+    with OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture
+def completed(deployment: Deployment, describe: Callable[..., Any]) -> Callable[[], int]:
+    """Hops that the hosts have computed so far."""
+    return lambda: sum(describe(host.address).counters.completed for host in deployment.topology.hosts)

@@ -1,0 +1,155 @@
+"""What is no request of ours is refused in OpenAI's words, never with a 500."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from serving.gateway.fields import MAX_CHOICES
+from serving.gateway.middleware import MAX_BODY_BYTES
+
+JSON = {"content-type": "application/json"}
+PATHS = ("/v1/completions", "/v1/chat/completions", "/api/race")
+FIELDS = ("model", "prompt", "messages", "max_tokens", "seed", "n", "stop", "stream", "onesweep", "entrants", "suffix")
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def check_refusal(answer: httpx.Response, status: int) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    assert set(answer.json()) == {"error"}
+    error: dict[str, Any] = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert "Traceback" not in answer.text
+    return error
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b"3",
+        b"\xff\xfe",
+        b'{"model": NaN}',
+        b'{"model": "\\ud800"}',
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b'{"model": 1' + b"0" * 10_000 + b"}",
+    ],
+)
+def test_no_json_is_a_400(http: httpx.Client, path: str, body: bytes) -> None:
+    error = check_refusal(http.post(path, content=body, headers=JSON), 400)
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param"),
+    [
+        ("model", 3, "model"),
+        ("prompt", ["a", "b"], "prompt"),
+        ("prompt", [1, 2], "prompt"),
+        ("max_tokens", "8", "max_tokens"),
+        ("max_tokens", 0, "max_tokens"),
+        ("max_tokens", 1 << 70, "max_tokens"),
+        ("n", MAX_CHOICES + 1, "n"),
+        ("seed", -1, "seed"),
+        ("seed", 1.5, "seed"),
+        ("stop", ["a", "b", "c", "d", "e"], "stop"),
+        ("stop", [""], "stop.0"),
+        ("stop", "x" * 300, "stop.0"),
+        ("stop", 3, "stop"),
+        ("temperature", True, "temperature"),
+        ("top_p", 0.5, "top_p"),
+        ("best_of", 4, "best_of"),
+        ("logit_bias", {"50256": -100}, "logit_bias"),
+        ("tools", [], "tools"),
+        ("onesweep", {"speed": 3}, "onesweep.speed"),
+        ("onesweep", {"chunk": "x"}, "onesweep.chunk"),
+        ("onesweep", [], "onesweep"),
+        ("stream_options", {"include_usage": True}, "stream_options"),
+    ],
+)
+def test_wrong_fields_are_named(http: httpx.Client, field: str, value: object, param: str) -> None:
+    body = {"model": "onesweep-local", "prompt": "a", "max_tokens": 2, field: value}
+    assert check_refusal(http.post("/v1/completions", json=body), 400)["param"] == param
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        [{"role": "tool", "content": "x"}],
+        [{"role": "user"}],
+        [{"role": "user", "content": None}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+        [{"role": "user", "content": ["x"]}],
+        "x",
+    ],
+)
+def test_wrong_messages_are_named(http: httpx.Client, messages: object) -> None:
+    error = check_refusal(
+        http.post("/v1/chat/completions", json={"model": "onesweep-local", "messages": messages}), 400
+    )
+    assert error["param"].startswith("messages")
+
+
+@pytest.mark.parametrize(
+    "entrants", [[], ["sweep:magic"], ["sweep,ar"], ["a"] * 17, [""], ["<script>"], ["sweep", 3], "sweep"]
+)
+def test_wrong_entrants_are_refused(http: httpx.Client, entrants: object) -> None:
+    check_refusal(http.post("/api/race", json={"prompt": "a", "entrants": entrants}), 400)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_thousands_of_fields_are_one_error(http: httpx.Client, path: str) -> None:
+    many = {f"x{index}": 0 for index in range(50_000)}
+    assert "at most 64 fields" in check_refusal(http.post(path, json=many), 400)["message"]
+    messages = [{f"x{index}": 0 for index in range(60)}] * 1000
+    check_refusal(http.post("/v1/chat/completions", json={"model": "onesweep", "messages": messages}), 400)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_huge_body_is_a_413(http: httpx.Client, path: str) -> None:
+    huge = b" " * (MAX_BODY_BYTES + 1)
+    check_refusal(http.post(path, content=huge, headers=JSON), 413)
+    check_refusal(http.post(path, content=iter([huge[: 1 << 20]] * 3), headers=JSON), 413)
+
+
+def test_a_prompt_longer_than_any_context_is_a_400(http: httpx.Client) -> None:
+    asked = {"model": "onesweep-ar", "prompt": "a" * (MAX_BODY_BYTES - 1000)}
+    assert "shorten it" in check_refusal(http.post("/v1/completions", json=asked), 400)["message"]
+
+
+def test_other_paths_and_methods_are_refused_alike(http: httpx.Client) -> None:
+    check_refusal(http.get("/v1/embeddings"), 404)
+    check_refusal(http.get("/static/%2e%2e%2fapp.py"), 404)
+    check_refusal(http.get("/static/nothing.js"), 404)
+    check_refusal(http.get("/v1/completions"), 405)
+    check_refusal(http.post("/v1/completions", content=b"{}"), 415)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    path=st.sampled_from(PATHS),
+    body=st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=4), anything, max_size=5) | anything,
+)
+def test_no_body_is_the_gateways_fault(http: httpx.Client, path: str, body: object) -> None:
+    answer = http.post(path, content=json.dumps(body).encode(), headers=JSON)
+    assert answer.status_code in (200, 400, 404), answer.text
+    if answer.status_code != 200:
+        check_refusal(answer, answer.status_code)

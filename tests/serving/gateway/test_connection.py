@@ -1,0 +1,143 @@
+"""Connections that nobody may hold open for ever, and answers that end with whoever waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncGenerator, Callable
+from functools import partial
+from typing import Any
+
+import httpx
+import pytest
+
+from serving.cli.ports import free_port_block
+from serving.gateway import middleware
+from serving.gateway.app import make_app, run_gateway
+from serving.gateway.commands import HttpSettings
+from serving.gateway.middleware import SECURITY_HEADERS, HttpCounters
+from serving.gateway.streaming import EventStream
+from stages.wire import web_server
+
+LIVE = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+WAIT_S = 20.0
+
+
+@pytest.fixture
+def port(servers: Any, until: Callable[..., Any]) -> int:
+    """Of a gateway in this process, without a router."""
+    port = free_port_block(2)
+    servers.run(lambda stop: run_gateway(HttpSettings(f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"), stop))
+    with socket.socket() as probe:
+        until(lambda: probe.connect_ex(("127.0.0.1", port)) == 0)
+    return port
+
+
+def dial(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
+
+
+def is_live(connected: socket.socket) -> bool:
+    connected.sendall(LIVE)
+    answer = b""
+    while not answer.endswith(b"}"):
+        if not (more := connected.recv(4096)):
+            return False
+        answer += more
+    return True
+
+
+def send_until_closed(connected: socket.socket, data: bytes, pause_s: float = 0.0) -> None:
+    """Fails when it is still open after WAIT_S."""
+    end = time.monotonic() + WAIT_S
+    with contextlib.suppress(ConnectionError):
+        while True:
+            assert time.monotonic() < end, "it is open for ever"
+            connected.sendall(data)
+            time.sleep(pause_s)
+
+
+def test_a_refused_body_is_not_read_for_ever(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web_server, "HEAD_S", 0.2)
+    with dial(port) as connected:
+        connected.sendall(POST + b"Content-Length: 3000000\r\n\r\n")
+        assert connected.recv(4096).startswith(b"HTTP/1.1 413")
+        send_until_closed(connected, b"x", pause_s=0.02)
+
+
+def test_an_answer_that_is_not_read_is_not_kept(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web_server, "UNREAD_S", 0.2)
+    with dial(port) as connected:
+        send_until_closed(connected, b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100)
+
+
+def test_a_body_that_does_not_come_is_a_408(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "BODY_S", 0.2)
+    with dial(port) as connected:
+        connected.sendall(POST + b"Content-Length: 10\r\n\r\n{")
+        answer = b"".join(iter(partial(connected.recv, 4096), b""))  # to its end: the connection is closed at once
+    assert answer.startswith(b"HTTP/1.1 408")
+
+
+def test_a_body_that_comes_slowly_is_read_to_its_end(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with dial(port) as connected:
+        assert is_live(connected)
+        monkeypatch.setattr(web_server, "HEAD_S", 0.1)  # for heads: this connection has had its first one
+        connected.sendall(POST + b"Content-Length: 10\r\n\r\nslow ")
+        time.sleep(0.5)
+        connected.sendall(b"words")
+        assert connected.recv(4096).startswith(b"HTTP/1.1 400")
+
+
+def test_a_connection_too_many_is_closed_and_the_others_go_on(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with dial(port) as first, dial(port) as second:
+        assert is_live(first)
+        assert is_live(second)
+        monkeypatch.setattr(web_server.Connection, "max_connections", 2)
+        with dial(port) as third, contextlib.suppress(ConnectionError):
+            assert third.recv(1) == b""
+        assert is_live(first)
+        assert is_live(second)
+
+
+def test_a_failure_of_its_own_is_locked_down_too() -> None:
+    class Broken:
+        async def status(self, **settings: object) -> None:
+            raise ZeroDivisionError
+
+    async def main() -> httpx.Response:
+        app: Any = make_app(HttpSettings(), Broken(), HttpCounters())  # type: ignore[arg-type]
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.get("/api/hosts")
+
+    answer = asyncio.run(main())
+    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+    assert SECURITY_HEADERS.items() <= answer.headers.items()
+
+
+def test_events_end_with_an_answer_that_never_began() -> None:
+    ended = []
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        try:
+            yield b"first"
+            yield b"second"
+        finally:
+            ended.append(True)
+
+    async def never(*message: object) -> Any:
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        source = events()
+        sending = asyncio.create_task(EventStream(await anext(source), source)({}, never, never))
+        await asyncio.sleep(0)
+        sending.cancel()
+        await asyncio.wait({sending})
+        assert ended
+
+    asyncio.run(main())

@@ -1,0 +1,76 @@
+"""Who may call, and what every answer says to browsers."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from starlette.datastructures import Headers
+
+from serving.gateway.errors import ApiError
+from serving.gateway.middleware import SiteGuard
+from stages.wire.web_access import host_name
+
+ASKED = {"model": "onesweep-local", "prompt": "a", "max_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:7780", "localhost:7780", "LOCALHOST", "[::1]:7780", "10.8.0.1", "one.example."]
+)
+def test_names_that_are_ours(host: str) -> None:
+    SiteGuard(frozenset({"one.example"})).check("GET", Headers({"host": host}))
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "", "localhost:port", "a b", "[evil]", "@localhost"]
+)
+def test_names_that_are_not(host: str) -> None:
+    with pytest.raises(ApiError, match="--allow-host"):
+        SiteGuard(frozenset({"one.example"})).check("GET", Headers({"host": host}))
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "http://localhost:1", "", "http://localhost:7780.evil.example"]
+)
+def test_pages_of_other_sites_are_refused(origin: str) -> None:
+    with pytest.raises(ApiError, match="another site"):
+        SiteGuard().check("GET", Headers({"host": "localhost:7780", "origin": origin}))
+
+
+def test_our_own_page_may_call() -> None:
+    SiteGuard().check("GET", Headers({"host": "localhost:7780", "origin": "http://localhost:7780"}))
+
+
+@pytest.mark.parametrize(
+    "media_type", ["", "text/plain", "application/x-www-form-urlencoded", "text/plain;application/json"]
+)
+def test_a_body_that_any_site_could_send_is_refused(media_type: str) -> None:
+    with pytest.raises(ApiError, match="Content-Type"):
+        SiteGuard().check("POST", Headers({"host": "localhost", "content-type": media_type}))
+
+
+def test_the_name_of_a_host_header() -> None:
+    assert host_name("[FE80::1]:80") == "fe80::1"
+    assert host_name("Example.ORG.") == "example.org"
+    assert host_name("a/b") is None
+
+
+def test_the_server_guards_itself(http: httpx.Client) -> None:
+    own = str(http.base_url).rstrip("/")
+    assert http.post("/v1/completions", json=ASKED, headers={"origin": own}).status_code == 200
+    for headers in ({"origin": "http://evil.example"}, {"host": "evil.example"}):
+        answer = http.post("/v1/completions", json=ASKED, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (403, "permission_error")
+        assert "access-control-allow-origin" not in answer.headers
+    preflight = http.options("/v1/completions", headers={"origin": own, "access-control-request-method": "POST"})
+    assert "access-control-allow-origin" not in preflight.headers
+
+
+@pytest.mark.parametrize("path", ["/", "/hosts", "/static/race.js", "/api/hosts", "/v1/models", "/nothing"])
+def test_every_answer_is_locked_down(http: httpx.Client, path: str) -> None:
+    headers = http.get(path).headers
+    policy = headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self'")
+    assert "unsafe" not in policy
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["cross-origin-resource-policy"] == "same-origin"
+    assert "server" not in headers

@@ -1,0 +1,189 @@
+"""`onesweep http` and `up --http`: where they listen, and what they refuse."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+import ssl
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from serving.cli.deployment import Deployment, find_deployment
+from serving.cli.ports import free_port_block
+from serving.gateway.commands import HttpSettings
+from stages.errors import InputError, ServiceError
+from stages.wire.web_server import OwnCertificate, open_socket
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--listen", "0.0.0.0:0"], "--tls-cert"),
+        (["--listen", "nowhere"], "HOST:PORT"),
+        (["--router", "nowhere"], "HOST:PORT"),
+        (["--tls-cert", "cert.pem"], "go together"),
+        (["--tls-cert", "none.pem", "--tls-key", "none.pem"], "No such file"),
+        (["--router", "10.8.0.5:7700"], "give --tls-ca, or accept it with --insecure"),
+        (["--tls-ca", "/nowhere"], "cannot read /nowhere"),
+        (["--allow-host", "a:80"], "without port"),
+        (["--log-format", "xml"], "unknown --log-format"),
+        (["--metrics", "0.0.0.0:0"], "could be read from other machines"),
+        (["--timeout-s", "0"], "above 0"),
+        (["--timeout-s", "nan"], "above 0"),
+    ],
+)
+def test_wrong_options_are_refused(onesweep: Run, options: list[str], words: str) -> None:
+    code, _, error = onesweep("http", "--listen", "127.0.0.1:0", *options)
+    assert (code, error.count("\n")) == (2, 1)
+    assert words in error
+
+
+def test_without_its_framework_it_says_what_to_install(onesweep: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stages.wire.web_access.find_spec", lambda name: None)
+    for command in (("http",), ("up", "--http")):
+        code, _, error = onesweep(*command)
+        assert (code, error.count("\n")) == (2, 1)
+        assert "onesweep[http]" in error
+
+
+def test_loopback_insecure_and_tls_may_listen() -> None:
+    assert HttpSettings("127.0.0.1:1").url == "http://127.0.0.1:1"
+    assert HttpSettings("0.0.0.0:1", insecure=True).insecure
+    assert HttpSettings("0.0.0.0:1", tls_cert=Path("a"), tls_key=Path("b")).url.startswith("https://")
+    with pytest.raises(InputError):
+        HttpSettings("10.8.0.1:1")
+
+
+def test_a_port_in_use_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ServiceError, match="in use"):
+        open_socket(f"127.0.0.1:{taken.getsockname()[1]}")
+
+
+def make_certificate(cert: Path, key: Path) -> tuple[Path, Path]:
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    try:
+        subprocess.run([*command, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("there is no openssl on this machine")
+    return cert, key
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    return make_certificate(tmp_path / "cert.pem", tmp_path / "key.pem")
+
+
+def shown(context: ssl.SSLContext) -> bytes:
+    """The certificate that a server with this context shows."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    mine, theirs = client.wrap_bio(back, there), context.wrap_bio(there, back, server_side=True)
+    for side in (mine, theirs) * 4:
+        with contextlib.suppress(ssl.SSLWantReadError):
+            side.do_handshake()
+    raw = mine.getpeercert(binary_form=True)
+    assert raw is not None
+    return raw
+
+
+def test_a_renewed_certificate_is_shown_once_it_is_whole(certificate: tuple[Path, Path], tmp_path: Path) -> None:
+    cert, key = certificate
+    own = OwnCertificate(cert, key)
+    first = shown(own.context)
+    assert shown(own.context) == first
+    new_cert, new_key = make_certificate(tmp_path / "new.pem", tmp_path / "new.key")
+    new_cert.replace(cert)
+    assert shown(own.context) == first, "its key is not there yet"
+    new_key.replace(key)
+    second = shown(own.context)
+    assert second == ssl.PEM_cert_to_DER_cert(cert.read_text()) != first
+    assert shown(own.context) == second
+
+
+def test_a_key_that_others_can_read_is_refused(certificate: tuple[Path, Path]) -> None:
+    certificate[1].chmod(0o644)
+    with pytest.raises(InputError, match="is a secret, and others can read or change it"):
+        OwnCertificate(*certificate)
+
+
+def test_every_request_is_a_line_and_a_count(
+    deployment: Deployment, tmp_path: Path, running: Callable[..., Any]
+) -> None:
+    options = ("--router", deployment.topology.router, "--log-format", "json", "--metrics", "127.0.0.1:0")
+    asked = {"model": "onesweep-ar", "prompt": "Xyzzy", "max_tokens": 2}
+    with running(tmp_path, *options) as gateway:
+        name = httpx.post(f"{gateway.url}/v1/completions", json=asked).headers["x-request-id"]
+        assert httpx.get(f"{gateway.url}/v1/models/onesweep-ar").status_code == 200
+        assert httpx.request("BREW", f"{gateway.url}/Xyzzy").status_code == 404
+        found = re.search(r"http://[0-9.:]+/metrics", gateway.log.read_text())
+        assert found
+        counted = httpx.get(found[0]).text.splitlines()
+    log = gateway.log.read_text()
+    assert "Xyzzy" not in log
+    lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+    told = [(line["method"], line["path"], line["status"], line.get("request")) for line in lines if "path" in line]
+    assert ("POST", "/v1/completions", "200", name) in told
+    assert ("GET", "/v1/models/{model}", "200", None) in told
+    assert ("other", "other", "404", None) in told
+    for path, status in (("/v1/completions", 200), ("/v1/models/{model}", 200), ("other", 404)):
+        assert f'onesweep_http_requests_total{{path="{path}",status="{status}"}} 1.0' in counted
+    assert 'onesweep_http_request_seconds_count{path="/v1/completions"} 1.0' in counted
+
+
+def test_it_serves_https_and_outlives_its_router(
+    certificate: tuple[Path, Path], tmp_path: Path, running: Callable[..., Any]
+) -> None:
+    cert, key = certificate
+    trust = ssl.create_default_context(cafile=cert)
+    options = ("--router", "127.0.0.1:1", "--tls-cert", str(cert), "--tls-key", str(key))
+    with running(tmp_path, *options, scheme="https", verify=trust) as gateway:
+        assert httpx.get(f"{gateway.url}/healthz", verify=trust).json() == {"status": "live"}
+        # nothing answers behind it: it lives, and says what to do
+        ready = httpx.get(f"{gateway.url}/readyz", verify=trust)
+        assert (ready.status_code, ready.json()["status"]) == (503, "not ready")
+        asked = {"model": "onesweep-ar", "prompt": "a"}
+        answer = httpx.post(f"{gateway.url}/v1/completions", json=asked, verify=trust)
+        assert answer.status_code == 503
+        assert "onesweep up" in answer.json()["error"]["message"]
+
+
+def test_the_schema_describes_our_fields(http: httpx.Client) -> None:
+    schema = http.get("/openapi.json").json()
+    assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/api/race", "/readyz"} <= schema["paths"].keys()
+    ours = schema["components"]["schemas"]["Extension"]["properties"]
+    assert all(field["description"] for field in ours.values())
+    for path in ("/docs", "/redoc"):
+        assert http.get(path).status_code == 404, "their pages load scripts from elsewhere"
+
+
+def test_up_starts_it_and_down_ends_it(
+    onesweep: Run, bundles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONESWEEP_STATE", str(tmp_path / "state"))
+    port = free_port_block(3)
+    address = f"127.0.0.1:{port + 2}"
+    up = ("up", "--detach", "--hosts", 1, "--checkpoint", bundles / "own", "--port", port, "--http")
+    code, _, error = onesweep(*up, "0.0.0.0:0")
+    assert (code, "not loopback" in error) == (1, True)
+    code, _, error = onesweep(*up, "nowhere")
+    assert (code, "HOST:PORT" in error) == (2, True)
+    try:
+        code, out, error = onesweep(*up, address)
+        assert (code, f"http://{address}" in out) == (0, True), error
+        assert httpx.get(f"http://{address}/readyz").status_code == 200
+    finally:
+        onesweep("down")
+    assert find_deployment(tmp_path / "state") is None
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"http://{address}/healthz")

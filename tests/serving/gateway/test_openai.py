@@ -1,0 +1,264 @@
+"""The official client against real hosts: the text is the router's own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import openai as api
+import pytest
+from openai import OpenAI
+
+from serving.cli.deployment import Deployment
+from serving.client.client import Client
+
+PROMPT = "It was late when "
+
+
+def accounting(answer: Any) -> list[dict[str, Any]]:
+    return answer.model_extra["onesweep"]["accounting"]
+
+
+def test_a_completion_is_the_text_of_grpc(openai: OpenAI, client: Client) -> None:
+    for mode in ("sweep", "ar", "local"):
+        own = client.generate(PROMPT, mode=mode, max_bytes=24, seed=7)
+        answer = openai.completions.create(model=f"onesweep-{mode}", prompt=PROMPT, max_tokens=24, seed=7)
+        (choice,), (costs,) = answer.choices, accounting(answer)
+        assert (choice.text, choice.finish_reason, choice.index) == (own.text, "length", 0)
+        assert (answer.object, answer.model) == ("text_completion", f"onesweep-{mode}")
+        assert answer.usage is not None
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (17, 24, 41)
+        same = ("mode", "seed", "output_bytes", "sweeps", "hops", "output_hex", "drafted")
+        assert {name: costs[name] for name in same} == {name: own.as_json()[name] for name in same}
+
+
+def test_a_stream_has_the_same_text_and_openais_chunks(openai: OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "onesweep-ar", "prompt": PROMPT, "max_tokens": 24, "seed": 7}
+    whole = openai.completions.create(**asked)
+    chunks = list(openai.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    *pieces, end, usage = chunks
+    assert "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text
+    assert len(pieces) > 1, "as it arrives"
+    assert [piece.choices[0].finish_reason for piece in pieces] == [None] * len(pieces)
+    assert (end.choices[0].finish_reason, end.choices[0].text) == ("length", "")
+    assert accounting(end)[0]["sweeps"] == 24
+    assert (usage.choices, usage.usage) == ([], whole.usage)
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_a_stream_is_server_sent_events(http: httpx.Client) -> None:
+    asked = {"model": "onesweep-sweep", "prompt": PROMPT, "max_tokens": 8, "stream": True}
+    answer = http.post("/v1/completions", json=asked)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.headers["x-accel-buffering"] == "no"
+    events = answer.text.split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    assert all(event.startswith("data: {") for event in events[:-2])
+
+
+def test_a_chat_goes_on_with_its_messages(openai: OpenAI, client: Client) -> None:
+    own = client.generate("Be brief.\nIt was late when ", mode="ar", max_bytes=16, seed=3)
+    messages: Any = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "It was "}, {"type": "text", "text": "late when "}]},
+    ]
+    answer = openai.chat.completions.create(
+        model="onesweep-ar", messages=messages, max_completion_tokens=16, seed=3, n=1, top_p=1, presence_penalty=0
+    )
+    assert answer.object == "chat.completion"
+    assert (answer.choices[0].message.role, answer.choices[0].message.content) == ("assistant", own.text)
+    first, *chunks = openai.chat.completions.create(
+        model="onesweep-ar", messages=messages, max_tokens=16, seed=3, stream=True
+    )
+    assert (first.object, first.choices[0].delta.role) == ("chat.completion.chunk", "assistant")
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == own.text
+    assert chunks[-1].choices[0].finish_reason == "length"
+
+
+def test_a_seed_gives_the_same_text_and_none_another(openai: OpenAI) -> None:
+    def text(**settings: Any) -> tuple[str, int]:
+        answer = openai.completions.create(model="onesweep-local", prompt=PROMPT, max_tokens=32, **settings)
+        return answer.choices[0].text, accounting(answer)[0]["seed"]
+
+    assert text(seed=5) == text(seed=5)
+    drawn, seed = text()
+    assert drawn != text()[0]
+    assert text(seed=seed)[0] == drawn, "the answer tells the seed that was drawn"
+
+
+def test_choices_have_seeds_in_a_row(openai: OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "onesweep-chunked", "prompt": PROMPT, "max_tokens": 40}
+    alone = [openai.completions.create(**asked, seed=seed).choices[0].text for seed in (11, 12, 13)]
+    answer = openai.completions.create(**asked, seed=11, n=3)
+    assert [choice.text for choice in answer.choices] == alone
+    assert [(costs["index"], costs["seed"]) for costs in accounting(answer)] == [(0, 11), (1, 12), (2, 13)]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (17, 120)
+    texts = ["", "", ""]
+    for chunk in openai.completions.create(**asked, seed=11, n=3, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == alone
+    last = openai.completions.create(**asked, seed=(1 << 64) - 1, n=2)
+    assert [costs["seed"] for costs in accounting(last)] == [(1 << 64) - 1, 0]
+
+
+def test_stop_cuts_and_frees_the_hosts(
+    openai: OpenAI, deployment: Deployment, sessions: Callable[[Deployment], int], until: Callable[..., Any]
+) -> None:
+    asked: dict[str, Any] = {"model": "onesweep-ar", "prompt": PROMPT, "max_tokens": 64, "seed": 7}
+    whole = openai.completions.create(**asked).choices[0].text
+    found = re.search("[ -~]{2}", whole)
+    assert found, "these weights write some ASCII"
+    stop = found[0]
+    expected = whole[: whole.index(stop)]
+    for stops in (stop, ["never there", stop]):
+        answer = openai.completions.create(**asked, stop=stops)
+        (choice,), (costs,) = answer.choices, accounting(answer)
+        assert (choice.text, choice.finish_reason) == (expected, "stop")
+        assert costs["sweeps"] < 64, "the rest was cancelled"
+        assert costs["wire_bytes_total"] > 0
+        assert re.fullmatch("[0-9a-f]{16}", costs["request"])
+        assert {host["name"] for host in costs["hosts"]} == {"host-1", "host-2", "host-3"}
+        assert answer.usage is not None
+        output = bytes.fromhex(costs["output_hex"])
+        assert output.decode(errors="replace") == expected
+        assert len(output) == costs["output_bytes"] < answer.usage.completion_tokens == costs["output_tokens"]
+    chunks = list(openai.completions.create(**asked, stop=stop, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == expected
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    until(lambda: sessions(deployment) == 0)
+
+
+def test_a_stop_string_that_never_comes_changes_nothing(openai: OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "onesweep-chunked", "prompt": PROMPT, "max_tokens": 40, "seed": 2}
+    answer = openai.completions.create(**asked, stop=["\x00\x00\x00\x00never"])
+    assert answer.choices[0].text == openai.completions.create(**asked).choices[0].text
+    assert answer.choices[0].finish_reason == "length"
+    assert not accounting(answer)[0]["stopped"]
+
+
+def test_leaving_cancels_on_the_hosts(
+    openai: OpenAI,
+    deployment: Deployment,
+    completed: Callable[[], int],
+    sessions: Callable[[Deployment], int],
+    until: Callable[..., Any],
+) -> None:
+    before, length = completed(), 480
+    asked: dict[str, Any] = {"model": "onesweep-chunked", "prompt": PROMPT, "max_tokens": length}
+    stream = openai.completions.create(**asked, stream=True, extra_body={"onesweep": {"chunk": 1}})
+    next(iter(stream))
+    stream.close()
+    until(lambda: sessions(deployment) == 0)
+    assert completed() - before < 3 * length, "what nobody waited for was not computed"
+
+
+def test_leaving_before_the_first_byte_cancels_too(
+    http: httpx.Client,
+    deployment: Deployment,
+    client: Client,
+    completed: Callable[[], int],
+    sessions: Callable[[Deployment], int],
+    until: Callable[..., Any],
+) -> None:
+    before, length = completed(), 480
+    asked = {"model": "onesweep-chunked", "prompt": PROMPT, "max_tokens": length, "onesweep": {"chunk": 1}}
+    with pytest.raises(httpx.ReadTimeout):
+        http.post("/v1/completions", json=asked, timeout=httpx.Timeout(30, read=0.2))
+    until(lambda: sessions(deployment) == 0 and client.status().requests == 0)
+    assert completed() - before < 3 * length
+
+
+def test_suffix_and_our_settings_reach_the_router(openai: OpenAI, client: Client) -> None:
+    own = client.generate(PROMPT, mode="infill", suffix=" again.", max_bytes=4, seed=1, candidates=4)
+    answer = openai.completions.create(
+        model="onesweep",
+        prompt=PROMPT,
+        suffix=" again.",
+        max_tokens=4,
+        seed=1,
+        extra_body={"onesweep": {"candidates": 4}},
+    )
+    assert answer.choices[0].text == own.text
+    assert (accounting(answer)[0]["mode"], accounting(answer)[0]["candidates"]) == ("infill", 4)
+    chunked = openai.completions.create(
+        model="onesweep", prompt=PROMPT, max_tokens=8, extra_body={"onesweep": {"mode": "chunked", "chunk": 2}}
+    )
+    assert accounting(chunked)[0]["sweeps"] == 4
+
+
+def test_echo_stands_before_the_text(openai: OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "onesweep-local", "prompt": PROMPT, "max_tokens": 8, "seed": 1}
+    text = openai.completions.create(**asked).choices[0].text
+    assert openai.completions.create(**asked, echo=True).choices[0].text == PROMPT + text
+    streamed = openai.completions.create(**asked, echo=True, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in streamed) == PROMPT + text
+
+
+def test_models_are_the_modes_that_are_served(openai: OpenAI, client: Client) -> None:
+    models = {model.id: model.model_extra["onesweep"]["mode"] for model in openai.models.list()}
+    served = client.status().modes
+    assert models == {"onesweep": "ar", **{f"onesweep-{mode}": mode for mode in served}}, "there is no frontier here"
+    assert openai.models.retrieve("onesweep-sweep").object == "model"
+    answer = openai.completions.create(model="onesweep", prompt=PROMPT, max_tokens=2)
+    assert accounting(answer)[0]["mode"] == "ar"
+    with pytest.raises(api.NotFoundError):
+        openai.models.retrieve("gpt-4")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "code", "words"),
+    [
+        ({"model": "gpt-4"}, api.NotFoundError, "model_not_found", "onesweep-sweep"),
+        ({"model": "onesweep-gpt"}, api.NotFoundError, "model_not_found", "onesweep-sweep"),
+        ({"max_tokens": 600}, api.BadRequestError, "invalid_argument", "context is 512"),
+        ({"temperature": 1000.0}, api.BadRequestError, "invalid_argument", "temperature must be"),
+        ({"prompt": ""}, api.BadRequestError, "invalid_argument", "prompt is empty"),
+        ({"logprobs": 3}, api.BadRequestError, None, "logprobs is not supported"),
+        ({"model": "onesweep-auto"}, api.BadRequestError, "failed_precondition", "frontier"),
+        ({"suffix": "x"}, api.BadRequestError, "invalid_argument", "does not look at a suffix"),
+        ({"extra_body": {"onesweep": {"mode": "sweep"}}}, api.BadRequestError, None, "in one of them"),
+        ({"extra_headers": {"Authorization": "Basic x"}}, api.AuthenticationError, None, "Bearer TOKEN"),
+    ],
+)
+def test_refusals_say_what_to_change(
+    openai: OpenAI, changes: dict[str, Any], error: type[api.APIStatusError], code: str | None, words: str
+) -> None:
+    asked: dict[str, Any] = {"model": "onesweep-ar", "prompt": PROMPT, "max_tokens": 8, **changes}
+    for streamed in (False, True):
+        with pytest.raises(error) as caught:
+            openai.completions.create(**asked, stream=streamed)
+        assert words in caught.value.message
+        assert caught.value.code == code
+
+
+def test_a_deadline_is_a_504(openai: OpenAI) -> None:
+    with pytest.raises(api.InternalServerError) as caught:
+        openai.completions.create(
+            model="onesweep-chunked",
+            prompt=PROMPT,
+            max_tokens=480,
+            extra_body={"onesweep": {"chunk": 1, "timeout_s": 0.2}},
+        )
+    assert (caught.value.status_code, caught.value.code) == (504, "deadline_exceeded")
+    assert caught.value.response.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_and_errors_tell_the_requests_name(http: httpx.Client, stream: bool) -> None:
+    asked = {"model": "onesweep-ar", "prompt": PROMPT, "max_tokens": 4, "stream": stream}
+    answer = http.post("/v1/completions", json=asked)
+    name = answer.headers["x-request-id"]
+    assert re.fullmatch("[0-9a-f]{16}", name)
+    assert f'"request": "{name}"' in answer.text, "the accounting has it, too"
+    refused = http.post("/v1/completions", json={**asked, "max_tokens": 600})
+    assert re.fullmatch("[0-9a-f]{16}", refused.headers["x-request-id"])
+    assert "x-request-id" not in http.post("/v1/completions", json={**asked, "max_tokens": 0}).headers
+
+
+def test_one_text_in_a_list_is_one_text(openai: OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "onesweep-local", "max_tokens": 8, "seed": 1}
+    texts = {openai.completions.create(prompt=prompt, **asked).choices[0].text for prompt in (PROMPT, [PROMPT])}
+    assert len(texts) == 1

@@ -1,0 +1,97 @@
+"""Trips: every sweep of a request is told as it comes back, to those who ask."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Any
+
+import httpx
+import pytest
+
+from serving.cli.deployment import Deployment
+from serving.client.client import AsyncClient, Client, Result
+from serving.v1 import router_pb2
+
+PROMPT = "It was late when "
+RACE: dict[str, Any] = {"prompt": PROMPT, "max_bytes": 24, "seed": 7}
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_trips_add_up_to_the_result(deployment: Deployment, whole: bool) -> None:
+    async def run() -> list[Any]:
+        async with AsyncClient(deployment.topology.router) as client:
+            events = client.events(PROMPT, mode="chunked", chunk=8, max_bytes=24, seed=7, trips=True, whole=whole)
+            async with aclosing(events):
+                return [event async for event in events]
+
+    events = asyncio.run(run())
+    trips = [event for event in events if isinstance(event, router_pb2.Trip)]
+    result = events[-1]
+    assert isinstance(result, Result)
+    assert [trip.number for trip in trips] == [0, 1, 2]
+    assert [[host.name for host in trip.hosts] for trip in trips] == [["host-1", "host-2", "host-3"]] * 3
+    assert sum(trip.wire_bytes for trip in trips) == result.wire_bytes_total
+    assert 0 <= trips[0].begin_ms < trips[0].end_ms
+    assert all(trip.begin_ms < trip.end_ms for trip in trips)
+    assert [trip.end_ms for trip in trips[:-1]] == [trip.begin_ms for trip in trips[1:]]
+    computed = sum(host.compute_ms for trip in trips for host in trip.hosts)
+    assert computed == pytest.approx(sum(host.compute_ms for host in result.hosts), abs=0.01)
+
+
+def told(answer: httpx.Response) -> list[dict[str, Any]]:
+    *events, done, rest = answer.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_race_writes_what_each_mode_writes_alone(http: httpx.Client, client: Client, together: bool) -> None:
+    modes = ["sweep", "ar", "local"]
+    events = told(http.post("/api/race", json={**RACE, "entrants": modes, "together": together}))
+    for mode in modes:
+        own = client.generate(PROMPT, mode=mode, max_bytes=24, seed=7)
+        mine = [event for event in events if event["lane"] == mode]
+        assert mine[0]["started"]
+        assert "".join(event.get("text", "") for event in mine) == own.text
+        assert sum("trip" in event for event in mine) == mine[-1]["result"]["sweeps"] == own.sweeps
+    lanes = [event["lane"] for event in events]
+    if not together:
+        assert lanes == sorted(lanes, key=modes.index)
+
+
+def test_an_entrant_that_fails_does_not_stop_the_others(http: httpx.Client) -> None:
+    entrants = ["auto", "resample:chain", "nothing", "local"]
+    events = told(http.post("/api/race", json={**RACE, "entrants": entrants}))
+    errors = {event["lane"]: (event["status"], event["error"]) for event in events if "error" in event}
+    assert {lane: status for lane, (status, _) in errors.items()} == dict.fromkeys(entrants[:3], 400)
+    assert "frontier" in errors["auto"][1]
+    assert [event["lane"] for event in events if "result" in event] == ["local"]
+
+
+def test_leaving_a_race_frees_the_hosts(
+    http: httpx.Client,
+    deployment: Deployment,
+    completed: Callable[[], int],
+    sessions: Callable[[Deployment], int],
+    until: Callable[..., Any],
+) -> None:
+    before, length = completed(), 480
+    asked = {**RACE, "max_bytes": length, "entrants": ["ar", "ar-speculative"]}
+    with http.stream("POST", "/api/race", json=asked) as answer:
+        for line in answer.iter_lines():
+            if '"trip"' in line:
+                break
+    until(lambda: sessions(deployment) == 0)
+    assert completed() - before < 3 * length, "what nobody waited for was not computed"
+
+
+def test_hosts_are_shown(http: httpx.Client, deployment: Deployment) -> None:
+    shown = http.get("/api/hosts").json()
+    assert shown["ready"]
+    assert [host["name"] for host in shown["hosts"]] == [host.name for host in deployment.topology.hosts]
+    assert all(isinstance(host["session_bytes"], int) for host in shown["hosts"])
+    assert "resample:ar" in shown["entrants"]
+    assert "resample:chain" not in shown["entrants"], "the hosts have no such scorer"

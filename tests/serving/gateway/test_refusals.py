@@ -1,0 +1,145 @@
+"""A router that refuses, fails or is not there: the HTTP status that clients act on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import httpx
+import openai as api
+import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from openai import OpenAI
+
+from serving.client.client import SERVICE, AsyncClient
+from serving.gateway.access import _authorization
+from serving.v1 import router_pb2, router_pb2_grpc
+from stages.wire.status import RETRY_AFTER, STATUS_MARK
+
+ASKED: dict[str, Any] = {"model": "onesweep-ar", "prompt": "a", "max_tokens": 4}
+CODES = {
+    grpc.StatusCode.INVALID_ARGUMENT: (400, "invalid_request_error"),
+    grpc.StatusCode.FAILED_PRECONDITION: (400, "invalid_request_error"),
+    grpc.StatusCode.UNAUTHENTICATED: (401, "authentication_error"),
+    grpc.StatusCode.PERMISSION_DENIED: (403, "permission_error"),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: (429, "rate_limit_error"),
+    grpc.StatusCode.INTERNAL: (502, "server_error"),
+    grpc.StatusCode.UNAVAILABLE: (503, "server_error"),
+    grpc.StatusCode.DEADLINE_EXCEEDED: (504, "server_error"),
+}
+
+
+class Refusing(router_pb2_grpc.RouterServiceServicer):
+    """Refuses with the code that is the prompt; writes a byte before that where the prompt asks for it."""
+
+    def __init__(self) -> None:
+        self.authorizations: list[str | None] = []
+        self.health = health.HealthServicer()
+
+    def Generate(self, request: router_pb2.GenerateRequest, context: grpc.ServicerContext) -> Iterator[Any]:
+        self.hear(context)
+        late, _, name = request.prompt.decode().rpartition(" ")
+        if late:
+            yield router_pb2.GenerateResponse(text=b"x")
+        context.set_trailing_metadata(((STATUS_MARK, "1"), (RETRY_AFTER, "1500")))
+        context.abort(grpc.StatusCode[name], "a reason")
+
+    def Status(self, request: router_pb2.StatusRequest, context: grpc.ServicerContext) -> router_pb2.StatusResponse:
+        self.hear(context)
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, "a token is needed")
+
+    def hear(self, context: grpc.ServicerContext) -> None:
+        self.authorizations.append(dict(context.invocation_metadata()).get("authorization"))
+
+
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory: pytest.TempPathFactory, running: Callable[..., Any]) -> Iterator[tuple[Refusing, str]]:
+    """A router that refuses everything, and the URL of a gateway before it."""
+    service, server = Refusing(), grpc.server(ThreadPoolExecutor(4))
+    service.health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(service.health, server)
+    router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with running(tmp_path_factory.mktemp("http"), "--router", f"127.0.0.1:{port}") as gateway:
+            yield service, gateway.url
+    finally:
+        server.stop(0)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
+def test_a_code_becomes_a_status(refusing: tuple[Refusing, str], code: grpc.StatusCode, streamed: bool) -> None:
+    asked = {**ASKED, "prompt": code.name, "stream": streamed}
+    answer = httpx.post(f"{refusing[1]}/v1/completions", json=asked)
+    status, kind = CODES[code]
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert (error["type"], error["code"]) == (kind, code.name.lower())
+    assert "a reason" in error["message"]
+    if status == 429:
+        assert (answer.headers["retry-after"], answer.headers["retry-after-ms"]) == ("2", "1500")
+    if status == 401:
+        assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_what_fails_after_the_first_byte_is_told_in_the_stream(refusing: tuple[Refusing, str]) -> None:
+    with OpenAI(base_url=f"{refusing[1]}/v1", api_key="x", max_retries=0) as client:
+        stream = client.completions.create(**{**ASKED, "prompt": "late UNAVAILABLE"}, stream=True)
+        assert next(iter(stream)).choices[0].text == "x"
+        with pytest.raises(api.APIError, match="a reason"):
+            next(iter(stream))
+
+
+def test_one_choice_that_fails_fails_the_answer(refusing: tuple[Refusing, str]) -> None:
+    answer = httpx.post(f"{refusing[1]}/v1/completions", json={**ASKED, "prompt": "late INTERNAL", "n": 3})
+    assert answer.status_code == 502
+
+
+def test_the_token_is_passed_on(refusing: tuple[Refusing, str]) -> None:
+    service, url = refusing
+    for path, body in (
+        ("/v1/completions", {**ASKED, "prompt": "UNAUTHENTICATED"}),
+        ("/v1/completions", {**ASKED, "model": "onesweep"}),
+        ("/v1/chat/completions", {"model": "onesweep-ar", "messages": [{"role": "user", "content": "INTERNAL"}]}),
+        ("/api/race", {"prompt": "UNAUTHENTICATED", "entrants": ["ar"]}),
+    ):
+        httpx.post(url + path, json=body, headers={"authorization": "Bearer s3cret"})
+        assert service.authorizations[-1] == "Bearer s3cret"
+    for path in ("/v1/models", "/v1/models/onesweep", "/api/hosts"):
+        assert httpx.get(url + path, headers={"authorization": "Bearer s3cret"}).status_code == 401
+        assert service.authorizations[-1] == "Bearer s3cret"
+    httpx.get(f"{url}/v1/models")
+    assert service.authorizations[-1] is None
+
+
+@pytest.mark.parametrize("token", ["Bearer", "Basic abc", "Bearer a b", "Bearer \xe9", "Bearer " + "x" * 5000])
+def test_what_is_no_token_is_a_401(refusing: tuple[Refusing, str], token: str) -> None:
+    answer = httpx.get(f"{refusing[1]}/v1/models", headers={"authorization": token.encode("latin-1")})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (401, "authentication_error")
+
+
+def test_a_router_that_asks_for_a_token_tells_whether_it_is_ready(refusing: tuple[Refusing, str]) -> None:
+    service, url = refusing
+    assert httpx.get(f"{url}/readyz").status_code == 200
+    service.health.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
+    try:
+        answer = httpx.get(f"{url}/readyz")
+    finally:
+        service.health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
+    assert (answer.status_code, answer.json()["reason"]) == (503, "the hosts are not ready")
+
+
+@pytest.mark.parametrize(("router", "sent"), [("10.8.0.5:7700", None), ("127.0.0.1:7700", "Bearer none")])
+def test_a_token_that_could_be_read_on_the_way_is_left_out(router: str, sent: str | None) -> None:
+    """OpenAI's clients always send one."""
+
+    async def main() -> str | None:
+        async with AsyncClient(router, insecure=True) as client:
+            return _authorization(client, "Bearer none")
+
+    assert asyncio.run(main()) == sent

@@ -1,0 +1,88 @@
+"""How many guesses pay."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.modes.drafters.tree import MAX_DRAFT, DraftLength, SweepTime
+
+rounds = st.lists(
+    st.tuples(st.integers(0, MAX_DRAFT), st.integers(0, MAX_DRAFT), st.floats(0, 50), st.floats(0.1, 500)), max_size=30
+)
+
+
+def learnt(booked: list[tuple[int, int, float, float]]) -> DraftLength:
+    worth = DraftLength(SweepTime())
+    for drafted, accepted, draft_ms, trip_ms in booked:
+        worth.sweeps.learn(drafted, trip_ms)
+        right = min(accepted, drafted)
+        worth.learn(drafted, right, float(right), drafted, draft_ms)
+    return worth
+
+
+@given(rounds)
+def test_the_best_length_is_the_one_with_the_most_symbols_for_its_time(
+    booked: list[tuple[int, int, float, float]],
+) -> None:
+    worth = learnt(booked)
+    assert 0 <= worth.acceptance <= 1
+    a = min(worth.acceptance, 0.99)
+
+    def symbols_per_ms(count: int) -> float:
+        return sum(a**i for i in range(count + 1)) / (worth.sweeps.ms(count) + count * worth.level_ms)
+
+    best = worth.length()
+    assert 1 <= best <= MAX_DRAFT
+    assert symbols_per_ms(best) == pytest.approx(max(map(symbols_per_ms, range(1, MAX_DRAFT + 1))))
+
+
+def test_more_is_guessed_where_guesses_are_right_and_sweeps_long() -> None:
+    def after(accepted: int, draft_ms: float, trip_ms: float) -> int:
+        return learnt([(8, accepted, 8 * draft_ms, trip_ms)] * 300).length()
+
+    assert after(8, 1.0, 2000.0) == MAX_DRAFT
+    assert after(0, 8.0, 10.0) == 1
+    assert after(4, 8.0, 10.0) < after(4, 8.0, 200.0) < after(7, 8.0, 200.0)
+
+
+def test_only_places_that_were_reached_count() -> None:
+    """Behind the first wrong guess nothing is known."""
+    booked = [(10, 3, 1.0, 10.0)] * 1000
+    assert learnt(booked).acceptance == pytest.approx(3 / 4)
+    assert learnt(booked + [(3, 3, 1.0, 10.0)] * 1000).acceptance == pytest.approx(1.0)
+    assert learnt([*booked, (0, 0, 0.0, 10.0)]).acceptance == learnt(booked).acceptance
+
+
+def test_what_hosts_take_for_a_guess_is_learnt_from_sweeps_of_all_lengths() -> None:
+    sweeps = SweepTime()
+    for i in range(400):
+        count = (1, 4, 16, 9)[i % 4]
+        sweeps.learn(count, 300 + 5 * count)
+    assert sweeps.guess_ms == pytest.approx(5, rel=0.1)
+    assert sweeps.ms(0) == pytest.approx(300, rel=0.1)
+    assert sweeps.ms(32) == pytest.approx(460, rel=0.1)
+
+
+def test_sweeps_of_one_length_tell_nothing_of_others() -> None:
+    sweeps = SweepTime()
+    for _ in range(400):
+        sweeps.learn(8, 300)
+    assert sweeps.guess_ms == pytest.approx(1.0, abs=0.1), "what was thought before"
+    assert sweeps.ms(8) == pytest.approx(300)
+
+
+def test_drafters_that_say_too_much_are_trusted_less() -> None:
+    worth = DraftLength(SweepTime())
+    for _ in range(1000):
+        worth.learn(4, 1, 1.8, 4, 1.0)  # two places were reached, and 0.9 said of each
+    assert worth.trust == pytest.approx(1 / 1.8, rel=0.01)
+
+
+def test_a_level_more_is_drafted_while_it_may_bring_more_than_it_takes() -> None:
+    worth = learnt([(8, 6, 8 * 10.0, 200.0)] * 300)
+    assert worth.another_level([0.9, 0.8], 0.8, 20.0)
+    assert not worth.another_level([0.9, 0.05], 0.05, 20.0)
+    dear = learnt([(8, 6, 8 * 200.0, 200.0)] * 300)
+    assert not dear.another_level([0.9, 0.6], 0.6, 400.0)

@@ -1,0 +1,128 @@
+"""Trees of guesses: grown by a drafter, each with the guesses before it, the likeliest of all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.modes.drafters.base import LocalModel
+from serving.modes.drafters.neural import NeuralModel
+from serving.modes.drafters.ngram import NgramDrafter, fit, write_ngrams
+from serving.modes.drafters.tree import DraftLength, DraftPlan, Growth, SweepTime, TreeGrower, chosen
+from stages.model.randomness import gumbels
+from stages.model.speculation import are_depths
+
+KNOWN = b"the sea was calm and the "
+TEXT = b"the sea was calm and the boat was old and the sea was deep " * 9
+
+
+@pytest.fixture(scope="module")
+def drafters(bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, LocalModel]:
+    path = tmp_path_factory.mktemp("ngram") / "ngram.safetensors"
+    write_ngrams(path, fit(np.frombuffer(TEXT, np.uint8).astype(np.uint32), 256, 4))
+    return {"model": NeuralModel(bundles / "own" / "local"), "ngram": NgramDrafter(path, 256, "bytes")}
+
+
+def grown(model: LocalModel, plan: DraftPlan, temperature: float = 0.8) -> tuple[Growth, DraftLength]:
+    worth = DraftLength(SweepTime())
+    return TreeGrower(model.open(100), model.alphabet, temperature, 7, worth).grow(KNOWN, plan), worth
+
+
+def branch(growth: Growth, at: int) -> list[int]:
+    found = list[int]()
+    while at >= 0:
+        found.insert(0, at)
+        at = growth.above[at]
+    return found
+
+
+@pytest.mark.parametrize("name", ["model", "ngram"])
+@pytest.mark.parametrize(("branches", "temperature"), [(1, 0.8), (3, 0.8), (3, 0.0)])
+def test_guesses_are_the_largest_sums_of_their_place(
+    drafters: dict[str, LocalModel], name: str, branches: int, temperature: float
+) -> None:
+    """As a drafter has them that reads each branch alone."""
+    model = drafters[name]
+    growth, worth = grown(model, DraftPlan(5, 12, branches), temperature)
+    for at in range(len(growth.symbols)):
+        path = branch(growth, at)
+        known = KNOWN + bytes(growth.symbols[each] for each in path[:-1])
+        sums = model.open(100).logits_after(known)[0].double().numpy()
+        if temperature:
+            sums = sums / temperature + gumbels(7, len(known), 1, 256)[0]
+        odds = np.exp(sums - sums.max()) / np.exp(sums - sums.max()).sum()
+        assert growth.odds[at] == pytest.approx(odds[growth.symbols[at]], rel=1e-3)
+        assert growth.symbols[at] in np.argsort(-sums)[:branches]
+        expected = np.prod([min(growth.odds[each] * worth.trust, 0.99) for each in path])
+        assert growth.chances[at] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["model", "ngram"])
+def test_a_chain_is_what_the_drafter_writes(drafters: dict[str, LocalModel], name: str) -> None:
+    model = drafters[name]
+    growth, worth = grown(model, DraftPlan(9, 9))
+    sent = chosen(growth, DraftPlan(9, 9), worth)
+    assert sent == list(range(9))
+    text = model.open(100)
+    known = KNOWN
+    for at in sent:
+        sums = text.logits_after(known)[0].double().numpy() / 0.8 + gumbels(7, len(known), 1, 256)[0]
+        assert growth.symbols[at] == sums.argmax()
+        known += bytes([growth.symbols[at]])
+
+
+growths = st.lists(st.tuples(st.integers(0, 30), st.floats(0.01, 1)), min_size=1, max_size=20)
+
+
+@settings(max_examples=60)
+@given(growths, st.integers(1, 25))
+def test_the_likeliest_guesses_are_a_tree_in_order(nodes: list[tuple[int, float]], count: int) -> None:
+    growth = Growth()
+    for at, (above, odds) in enumerate(nodes):
+        growth.above.append(min(above, at) - 1)
+        before = growth.chances[growth.above[at]] if growth.above[at] >= 0 else 1.0
+        growth.symbols.append(at)
+        growth.chances.append(before * odds)
+    sent = growth.likeliest(count)
+    assert len(set(sent)) == len(sent) == min(count, len(nodes))
+    assert are_depths([growth.depth(at) for at in sent])
+    assert sum(growth.chances[at] for at in sent) == pytest.approx(sum(sorted(growth.chances, reverse=True)[:count]))
+    roots = [growth.chances[at] for at in sent if growth.above[at] < 0]
+    assert roots == sorted(roots, reverse=True), "the likeliest branch is the first"
+
+
+def test_as_many_as_pay(drafters: dict[str, LocalModel]) -> None:
+    """A longer sweep is worth more guesses, whoever drafts; and one guess is sent at least."""
+    counts = []
+    for trip_ms in (0.001, 50.0, 5000.0):
+        worth = DraftLength(SweepTime())
+        for count in (1, 9) * 200:
+            worth.sweeps.learn(count, trip_ms + count)
+        model = drafters["ngram"]
+        plan = DraftPlan(20, branches=3)
+        growth = TreeGrower(model.open(100), model.alphabet, 0.8, 7, worth).grow(KNOWN, plan)
+        counts.append(len(chosen(growth, plan, worth)))
+    assert 1 <= counts[0] <= counts[1] <= counts[2]
+    assert counts[0] < counts[2] <= 64
+
+
+def test_a_draft_that_nobody_wants_ends_at_once(drafters: dict[str, LocalModel]) -> None:
+    plan = DraftPlan(20, 20)
+    plan.given_up.set()
+    assert grown(drafters["model"], plan)[0].levels == 1
+
+
+def test_forks_of_ngrams_are_texts(drafters: dict[str, LocalModel]) -> None:
+    text = drafters["ngram"].open(100)
+    text.logits_after(KNOWN)
+    forks = text.fork(2, 3)
+    forks.read(np.array([98, 115]))
+    forks.select(np.array([1, 1, 0]))
+    rows = forks.read(np.array([101, 97, 111]))
+    for row, ending in zip(rows, (b"se", b"sa", b"bo"), strict=True):
+        assert torch.equal(row, drafters["ngram"].open(9).logits_after(KNOWN + ending)[0])

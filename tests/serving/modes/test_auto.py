@@ -1,0 +1,256 @@
+"""`auto` over a real ring: it keeps its budget, says what it picked, and what it writes can be asked for by name."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+
+from serving.client.client import Client, RequestRefused, Result
+from serving.modes.auto import AutoMode, Guide
+from serving.modes.base import Generation
+from serving.modes.frontier import Frontier, Option
+from serving.modes.latency_model import LatencyModel
+from serving.router.accounting import Account
+from stages.checkpoint.manifest import read_manifest
+from stages.errors import InputError
+from stages.wire.status import StatusError
+
+Ring = Callable[..., Any]
+Run = Callable[..., tuple[int, str, str]]
+NAMES = ("chain", "ar", "scorer", "local")
+
+
+def option(mode: str, bits: float, sweeps: float = 1.0, host_ms: float = 5.0, **settings: Any) -> Option:
+    return Option(mode, tuple(settings.items()), bits, 64, sweeps, sweeps, host_ms, 10.0, 9_000)
+
+
+LOCAL = option("local", 3.0, 0, 0.0)
+SWEEP = option("sweep", 2.8, steps=2)
+CHUNKED = option("chunked", 2.7, 4, chunk=16, steps=2)
+RESAMPLE = option("resample", 2.5, 4, scorer="ar", chunk=16, candidates=4)
+VERIFIED = option("verified", 2.4, 20, scorer="chain", temperature=1.0)
+AR = option("ar", 2.3, 64)
+ALL = (LOCAL, SWEEP, CHUNKED, RESAMPLE, VERIFIED, AR)
+
+
+def write(path: Path, bundle: Path, options: tuple[Option, ...]) -> Path:
+    weights = {name: read_manifest(bundle / name).digest() for name in NAMES}
+    path.write_text(json.dumps(Frontier(options, weights, "judge", "judge_bits_per_byte").to_record()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def scored(bundles: Path) -> Path:
+    return bundles / "scored"
+
+
+@pytest.fixture(scope="module")
+def whole(scored: Path, tmp_path_factory: pytest.TempPathFactory, local_ring: Ring) -> Iterator[Client]:
+    """Of a ring whose router has all options."""
+    path = write(tmp_path_factory.mktemp("frontiers") / "all.json", scored, ALL)
+    with local_ring(scored, 2, frontier=path) as client:
+        yield client
+
+
+@pytest.fixture
+def serve(scored: Path, tmp_path: Path, local_ring: Ring) -> Iterator[Callable[..., Client]]:
+    """A client of a host whose router has these options."""
+    with contextlib.ExitStack() as opened:
+
+        def start(options: tuple[Option, ...], local_digest: str = "") -> Client:
+            path = write(tmp_path / f"{len(list(tmp_path.iterdir()))}.json", scored, options)
+            if local_digest:
+                record = json.loads(path.read_text())
+                record["weights"]["local"] = local_digest
+                path.write_text(json.dumps(record))
+            client: Client = opened.enter_context(local_ring(scored, 1, frontier=path))
+            return client
+
+        yield start
+
+
+def ask(client: Client, **settings: Any) -> Result:
+    return client.generate("The sea ", **{"mode": "auto", "max_bytes": 64, "seed": 3, **settings})
+
+
+def test_no_budget_is_the_best_text_and_can_be_asked_for_by_name(whole: Client) -> None:
+    result = ask(whole)
+    assert (result.mode, result.sweeps, result.output_bytes) == ("ar", 64, 64)
+    assert result.reason.startswith("ar with 2.300 judge bits a byte has the best text of 6 settings; ")
+    assert result.output == whole.generate("The sea ", mode="ar", max_bytes=64, seed=3).output
+
+
+def test_the_settings_of_an_option_are_used(serve: Callable[..., Client]) -> None:
+    client = serve((LOCAL, RESAMPLE))
+    result = ask(client, budget_ms=60_000)
+    assert (result.mode, result.scorer, result.chunk, result.candidates) == ("resample", "ar", 16, 4)
+    assert "resample:ar:chunk=16:candidates=4 with 2.500 judge bits" in result.reason
+    assert "the 2 of 2 settings that fit 60000 ms" in result.reason
+    named = client.generate("The sea ", mode="resample", scorer="ar", chunk=16, candidates=4, max_bytes=64, seed=3)
+    assert result.output == named.output
+    verified = ask(serve((LOCAL, VERIFIED)))
+    named = client.generate("The sea ", mode="verified", scorer="chain", temperature=1.0, max_bytes=64, seed=3)
+    assert verified.output == named.output
+
+
+def test_a_temperature_is_the_users_to_choose(serve: Callable[..., Client]) -> None:
+    client = serve((option("ar", 2.3, 64, temperature=1.3),))
+    for given, meant in ((None, 1.3), (0.0, 0.0)):
+        named = client.generate("The sea ", mode="ar", max_bytes=64, seed=3, temperature=meant)
+        assert ask(client, temperature=given).output == named.output
+
+
+def test_a_budget_keeps_out_what_takes_longer(serve: Callable[..., Client]) -> None:
+    slow = option("ar", 2.0, 64, host_ms=900_000.0)
+    result = ask(serve((LOCAL, SWEEP, slow)), budget_ms=20_000)
+    assert result.mode == "sweep"
+    assert "of the 2 of 3 settings that fit 20000 ms" in result.reason
+    assert "; ar (2.000 bits) would take 9" in result.reason
+
+
+def test_what_is_late_is_finished_by_another_mode(serve: Callable[..., Client]) -> None:
+    # the frontier promises far too much of `verified`, which takes a sweep for a byte or two
+    client = serve((LOCAL, option("verified", 2.0, 1, host_ms=0.0, scorer="chain", draft=1)))
+    runs = [ask(client, mode="verified", scorer="chain", draft=1, max_bytes=160) for _ in range(2)]
+    alone = min(runs, key=lambda run: run.latency_ms)
+    result = ask(client, budget_ms=int(alone.latency_ms / 4), max_bytes=160)
+    assert (result.mode, result.output_bytes) == ("verified", 160)
+    written = int(re.findall(r"after (\d+) of 160 bytes \d+ ms were left, so local wrote the rest", result.reason)[0])
+    assert 0 < written < 160
+    assert result.output[:written] == alone.output[:written]
+
+
+def test_where_nothing_can_finish_a_text_there_is_a_sentence() -> None:
+    ring = SimpleNamespace(problem="host b is lost")
+    auto = AutoMode(ring, {}, Guide(Frontier((), {}, "judge", "bits")), LatencyModel(lambda: [1.0]))  # type: ignore[arg-type]
+    request = Generation(prompt=b"x", max_symbols=10, deadline_unix_ms=2**42, budget_ms=5)
+    with pytest.raises(StatusError, match="can write what follows 4 of 10 bytes: host b is lost") as caught:
+        auto._hurry(request, replace(request, max_symbols=6), Account())
+    assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_lost_host_leaves_the_local_model(
+    scored: Path, tmp_path: Path, servers: Any, wait_ready: Callable[..., None], until: Callable[..., Any]
+) -> None:
+    from serving.cli.ports import free_port_block
+    from serving.router.topology import local_topology
+
+    topology = local_topology(2, 3, scored, free_port_block(3) + 1)
+    hosts = servers.hosts(topology, scored)
+    servers.router(topology, scored, frontier=write(tmp_path / "f.json", scored, ALL))
+    wait_ready(topology.router)
+    with Client(topology.router) as client:
+        assert ask(client).mode == "ar"
+        hosts["host-2"].end()
+        until(lambda: not client.status().ready)
+        result = ask(client, budget_ms=30_000)
+        assert (result.mode, result.sweeps) == ("local", 0)
+        assert "hosts are left out: host host-2" in result.reason
+
+
+# What a user can get wrong
+
+
+def refused(client: Client, **settings: Any) -> tuple[str, grpc.StatusCode]:
+    with pytest.raises(RequestRefused) as error:
+        ask(client, **settings)
+    return str(error.value), error.value.code
+
+
+def test_budgets_that_cannot_be_kept(serve: Callable[..., Client]) -> None:
+    says, code = refused(serve((LOCAL, CHUNKED, AR)), budget_ms=1)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "a budget of 1 ms is below one sweep, which takes" in says
+    assert re.search(r"or use mode local, which needs none, but takes \d+ ms for this text", says)
+    slow = option("local", 3.0, 0, 0.0)
+    says, code = refused(serve((Option(**{**vars(slow), "router_ms": 1e6}),)), budget_ms=5_000)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "too small for 64 bytes: the quickest setting, local, takes 1000000 ms now; give more time" in says
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"chunk": 8}, "mode auto chooses chunk itself: leave it out, or name a mode"),
+        ({"scorer": "ar"}, "mode auto chooses scorer itself"),
+        ({"codec": "int8"}, "mode auto chooses codec itself"),
+        ({"mode": "sweep", "budget_ms": 100}, "leave budget_ms out, or use mode auto"),
+        ({"max_bytes": 505}, "context is 512: shorten one of them"),
+    ],
+)
+def test_requests_that_contradict_themselves(whole: Client, settings: Any, says: str) -> None:
+    message, code = refused(whole, **settings)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert says in message
+
+
+@pytest.mark.parametrize("budget_ms", [0, -1, 1 << 32, 1.5])
+def test_a_budget_that_is_none(budget_ms: Any) -> None:
+    with Client("127.0.0.1:1") as client, pytest.raises(InputError, match="budget_ms must be a whole number from 1"):
+        ask(client, budget_ms=budget_ms)
+
+
+def test_no_frontier(scored: Path, local_ring: Ring) -> None:
+    with local_ring(scored, 1) as client:
+        says, code = refused(client)
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert "onesweep frontier --write FILE" in says
+        assert "auto" not in client.status().modes
+
+
+def test_other_weights(serve: Callable[..., Client]) -> None:
+    says, code = refused(serve((LOCAL,), local_digest="f" * 64))
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "measured with other weights (local/ ffffffffffff" in says
+
+
+def test_a_bad_file_that_was_named(onesweep: Run, scored: Path, tmp_path: Path) -> None:
+    topology, bad = tmp_path / "t.toml", tmp_path / "f.json"
+    topology.write_text('[[hosts]]\naddress = "127.0.0.1:1"\nblocks = [0]\n')
+    bad.write_text('{"frontier": 1}')
+    code, out, err = onesweep("router", "--topology", topology, "--checkpoint", scored, "--frontier", bad)
+    assert (code, out) == (2, "")
+    assert err.strip().splitlines()[-1].startswith(f"onesweep: the frontier {bad}: 'options' must be a list")
+
+
+def test_a_bad_file_in_the_bundle_stops_no_other_mode(bundles: Path, tmp_path: Path, local_ring: Ring) -> None:
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    for name in NAMES:
+        (bundle / name).symlink_to(bundles / "scored" / name)
+    (bundle / "frontier.json").write_text("{")
+    with local_ring(bundle, 1) as client:
+        assert client.generate("x", mode="sweep", max_bytes=4).output_bytes == 4
+        says, code = refused(client)
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert "is not JSON" in says
+
+
+def test_the_frontier_of_the_bundle_is_the_default(bundles: Path, tmp_path: Path, local_ring: Ring) -> None:
+    for name in NAMES:
+        (tmp_path / name).symlink_to(bundles / "scored" / name)
+    write(tmp_path / "frontier.json", bundles / "scored", (LOCAL,))
+    with local_ring(tmp_path, 1) as client:
+        assert ask(client).mode == "local"
+        assert "auto" in client.status().modes
+
+
+def test_the_command_line_says_what_was_picked(serve: Callable[..., Client], onesweep: Run) -> None:
+    client = serve((LOCAL, CHUNKED))
+    arguments = ("The sea ", "--router", client.address, "--mode", "auto", "--max-bytes", 32, "--budget-ms", 30_000)
+    code, _, err = onesweep("generate", *arguments)
+    assert code == 0
+    assert "[chunked, seed 0" in err
+    assert "[chunked:chunk=16:steps=2 with 2.700 judge bits a byte has the best text of the 2 of 2 settings" in err
+    code, out, _ = onesweep("compare", "The sea ", *arguments[1:3], "--modes", "local,auto", "--budget-ms", 30_000)
+    assert code == 0
+    assert "auto: chunked" in out

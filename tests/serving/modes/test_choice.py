@@ -1,0 +1,64 @@
+"""What `auto` picks, from forecasts made by hand."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.modes.auto import choose
+from serving.modes.frontier import Option
+from serving.modes.latency_model import Forecast
+
+
+def forecast(bits: float, ms: float, over: float = 1.0) -> Forecast:
+    option = Option("verified", (), bits, 256, 10.0, 10.0 * over, 0.0, 0.0, 0.0)
+    return Forecast(option, ms, ms * over, 10.0, ms / 10, 0.0)
+
+
+forecasts = st.lists(
+    st.builds(forecast, st.floats(0.5, 8.0), st.floats(0.1, 1e5), st.floats(1.0, 3.0)), min_size=1, max_size=12
+)
+budgets = st.floats(0.1, 3e5)
+
+
+@given(forecasts, budgets)
+def test_never_slower_than_the_budget_and_never_worse_than_what_fits(made: list[Forecast], budget: float) -> None:
+    choice = choose(made, budget)
+    fitting = [f for f in made if f.high_ms <= budget]
+    assert (choice is None) == (not fitting)
+    if choice is not None:
+        assert choice.picked.high_ms <= budget
+        assert choice.picked.option.bits == min(f.option.bits for f in fitting)
+        assert (choice.fitting, choice.options) == (len(fitting), len(made))
+        assert choice.better is None or choice.better.option.bits < choice.picked.option.bits
+
+
+@given(forecasts, budgets, budgets)
+def test_more_time_is_never_worse(made: list[Forecast], one: float, other: float) -> None:
+    less, more = (choose(made, budget) for budget in sorted((one, other)))
+    if less is not None:
+        assert more is not None
+        assert more.picked.option.bits <= less.picked.option.bits
+
+
+@given(forecasts)
+def test_no_budget_is_the_best_text(made: list[Forecast]) -> None:
+    choice = choose(made, None)
+    assert choice is not None
+    assert choice.picked.option.bits == min(f.option.bits for f in made)
+    assert choice.better is None
+
+
+def test_of_two_equals_the_quicker() -> None:
+    choice = choose([forecast(2.0, 300.0), forecast(2.0, 200.0)], None)
+    assert choice is not None
+    assert choice.picked.ms == 200.0
+
+
+def test_the_reason_tells_what_and_why() -> None:
+    choice = choose([forecast(2.0, 900.0, 1.5), forecast(2.5, 200.0)], 1000.0)
+    assert choice is not None
+    assert choice.reason == (
+        "verified with 2.500 judge bits a byte has the best text of the 1 of 2 settings that fit 1000 ms; "
+        "200 ms expected now: 10 sweeps of 20 ms and 0 ms of arithmetic; verified (2.000 bits) would take 1350 ms"
+    )

@@ -1,0 +1,114 @@
+"""The frontier file: what it holds, what is wrong with a bad one, and how sweeps follow from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.modes.frontier import Frontier, Option, read_frontier
+from stages.errors import InputError
+
+COSTS = {"output_bytes": 256, "host_ms": 90.0, "router_ms": 30.0, "wire_bytes": 9000.0}
+
+
+def option(mode: str, bits: float = 2.0, sweeps: float = 8.0, high: float = 8.0, **settings: Any) -> Option:
+    return Option(mode, tuple(settings.items()), bits, sweeps=sweeps, sweeps_high=high, **COSTS)
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    frontier = Frontier(
+        (option("local", 2.5, 0, 0), option("resample", scorer="ar", chunk=32, temperature=0.8)),
+        {"ar": "a" * 64, "local": "b" * 64},
+        "judge",
+        "judge_bits_per_byte",
+        1.5,
+    )
+    return {**frontier.to_record(), **changes}
+
+
+def test_a_record_and_back(tmp_path: Path) -> None:
+    path = tmp_path / "frontier.json"
+    path.write_text(json.dumps(record()))
+    frontier = read_frontier(path)
+    assert json.loads(json.dumps(frontier.to_record())) == json.loads(path.read_text())
+    assert frontier.options[1].label == "resample:ar:chunk=32:temperature=0.8"
+    assert frontier.human_bits == 1.5
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "is not JSON"),
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("[]", "must be a JSON object, not list"),
+        ({"frontier": 2}, "'frontier' must be 1"),
+        (record(options=[]), "'options' must be a list"),
+        (record(options=None), "'options' must be a list"),
+        (record(options=[3]), "an option must be a JSON object, not int"),
+        (record(weights=None), "weights must be a JSON object"),
+        (record(judge=3), "'judge' must be text"),
+        (record(options=[{**record()["options"][0], "mode": "infill"}]), "there is no mode 'infill'"),
+        (record(options=[{**record()["options"][0], "mode": ["local"]}]), "there is no mode"),
+        (record(options=[{**record()["options"][0], "bits": "good"}]), "'bits' must be a number from 0, not 'good'"),
+        (record(options=[{**record()["options"][0], "bits": float("nan")}]), "'bits' must be a number"),
+        (record(options=[{**record()["options"][0], "sweeps": -1}]), "'sweeps' must be a number from 0, not -1"),
+        (record(options=[{**record()["options"][0], "output_bytes": 0}]), "output_bytes must be at least 1"),
+        (record(options=[{**record()["options"][0], "settings": {"magic": 1}}]), "magic = 1 is not a setting"),
+        (record(options=[{**record()["options"][0], "settings": {"chunk": "x"}}]), "chunk = 'x' is not a setting"),
+    ],
+)
+def test_a_bad_file(tmp_path: Path, content: object, says: str) -> None:
+    path = tmp_path / "f.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(InputError, match="onesweep frontier") as error:
+        read_frontier(path)
+    assert str(path) in str(error.value)
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["bits", "output_bytes", "sweeps", "sweeps_high", "host_ms", "router_ms", "wire_bytes"])
+def test_a_missing_key_is_named(tmp_path: Path, key: str) -> None:
+    broken = record()
+    del broken["options"][0][key]
+    path = tmp_path / "f.json"
+    path.write_text(json.dumps(broken))
+    with pytest.raises(InputError, match=f"local: '{key}' is missing"):
+        read_frontier(path)
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot read the frontier"):
+        read_frontier(tmp_path / "none.json")
+
+
+def test_weights_that_were_not_measured() -> None:
+    frontier = Frontier.from_record(record())
+    assert frontier.problem({"ar": "a" * 64, "local": "b" * 64}) == ""
+    assert frontier.problem({"ar": "", "local": "b" * 64, "chain": "c" * 64}) == ""
+    problem = frontier.problem({"ar": "f" * 64, "local": "b" * 64})
+    assert "other weights (ar/ aaaaaaaaaaaa, served are ffffffffffff)" in problem
+    assert "onesweep frontier" in problem
+
+
+@pytest.mark.parametrize(
+    ("made", "count", "sweeps"),
+    [
+        (option("local"), 100, (0, 0)),
+        (option("sweep"), 100, (1, 1)),
+        (option("ar"), 100, (100, 100)),
+        (option("chunked", chunk=32), 100, (4, 4)),
+        (option("resample", chunk=48), 96, (2, 2)),
+        (option("resample", sweeps=5.0, high=6.0), 256, (5.0, 8)),
+        (option("verified", sweeps=32.0, high=40.0), 256, (32.0, 40.0)),
+        (option("verified", sweeps=32.0, high=40.0), 512, (64.0, 80.0)),
+        (option("verified", sweeps=32.0, high=40.0), 64, (8.0, 12.0)),
+        (option("verified", sweeps=32.0, high=40.0), 1, (1, 1)),
+        (option("ar-speculative", sweeps=200.0, high=300.0), 256, (200.0, 256)),
+    ],
+)
+def test_sweeps(made: Option, count: int, sweeps: tuple[float, float]) -> None:
+    assert made.sweeps_for(count) == pytest.approx(sweeps)

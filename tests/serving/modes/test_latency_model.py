@@ -1,0 +1,133 @@
+"""Forecasts: from the links' round trips at once, and better with every request."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.modes.frontier import Option
+from serving.modes.latency_model import HANDLING_MS, UNIT_MS, LatencyModel, Spent, TripOverhead
+from serving.router.accounting import Account
+
+RESAMPLE = Option("resample", (("chunk", 32),), 2.0, 256, 8, 8, 160.0, 80.0, 400_000)
+AR = Option("ar", (), 2.0, 256, 256, 256, 256.0, 0.0, 80_000)
+LOCAL = Option("local", (), 2.5, 256, 0, 0, 0.0, 120.0, 0)
+
+
+def account(sweeps: int, host_ms: float, router_ms: float, payload: int, text: int = 256) -> Account:
+    return Account(
+        sweeps=sweeps,
+        output_bytes=text,
+        output_tokens=text,
+        wire_bytes_total=payload,
+        local_compute_ms=router_ms,
+        compute_ms={"host-1": host_ms / 2, "host-2": host_ms / 2},
+    )
+
+
+def test_before_any_request_the_links_tell() -> None:
+    conditions = LatencyModel(lambda: [60.0, 60.0, 60.0])
+    assert conditions.trip_ms() == pytest.approx(4 * 30 + HANDLING_MS)
+    assert conditions.step_ms() == pytest.approx(3 * 30 + HANDLING_MS)
+    f = conditions.forecast(RESAMPLE, 256)
+    assert f.ms == pytest.approx(8 * (120 + HANDLING_MS + UNIT_MS / 2) + 240)
+    assert (f.high_ms, f.sweeps, f.compute_ms) == (f.ms, 8, 240.0)
+    assert conditions.forecast(LOCAL, 128).ms == pytest.approx(60.0)
+    assert conditions.forecast(AR, 256).ms == pytest.approx(124 + 255 * 94 + 256, rel=0.01)
+
+
+def test_links_count_as_they_are_now() -> None:
+    rtts: list[float | None] = [20.0, 20.0]
+    conditions = LatencyModel(lambda: rtts)
+    before = conditions.forecast(RESAMPLE, 256).ms
+    rtts[:] = [150.0, 150.0]
+    assert conditions.forecast(RESAMPLE, 256).ms == pytest.approx(before + 8 * 3 * 65)
+    rtts[:] = [None, None]
+    assert conditions.trip_ms() > 0
+
+
+def test_one_host() -> None:
+    conditions = LatencyModel(lambda: [60.0])
+    assert conditions.trip_ms() == pytest.approx(60 + HANDLING_MS)
+    assert conditions.step_ms() == pytest.approx(HANDLING_MS)
+
+
+@pytest.mark.parametrize("mode", ["resample", "ar"])
+def test_what_the_links_do_not_tell_is_learned(mode: str) -> None:
+    option = RESAMPLE if mode == "resample" else AR
+    sweeps = int(option.sweeps)
+    conditions = LatencyModel(lambda: [60.0, 60.0, 60.0])
+    truth_ms = 40.0 * sweeps + conditions.forecast(option, 256).ms  # 40 ms more for each than anybody knew
+    for _ in range(12):
+        done = account(sweeps, option.host_ms, option.router_ms, int(option.wire_bytes))
+        conditions.learn(mode, done, truth_ms)
+    assert conditions.forecast(option, 256).ms == pytest.approx(truth_ms, rel=0.03)
+
+
+def test_slow_machines_are_learned() -> None:
+    conditions = LatencyModel(lambda: [60.0])
+    for _ in range(20):
+        conditions.learn_option(RESAMPLE, Spent.of(account(8, 480.0, 80.0, 0)))
+    assert conditions.forecast(RESAMPLE, 256).compute_ms == pytest.approx(480 + 80, rel=0.02)
+    # another mode's hosts are the same machines
+    assert conditions.forecast(AR, 256).compute_ms == pytest.approx(3 * 256, rel=0.02)
+    assert conditions.forecast(LOCAL, 256).compute_ms == pytest.approx(120.0, rel=0.02)
+
+
+def test_text_that_takes_more_sweeps_is_learned_and_is_no_sign_of_slow_machines() -> None:
+    verified = Option("verified", (), 2.0, 256, 20, 25, 200.0, 100.0, 20_000)
+    conditions = LatencyModel(lambda: [60.0])
+    before = conditions.forecast(verified, 256)
+    for _ in range(20):
+        conditions.learn_option(verified, Spent(128, 20, 200.0, 100.0))
+    after = conditions.forecast(verified, 256)
+    assert after.sweeps == pytest.approx(2 * before.sweeps, rel=0.01)
+    assert after.compute_ms == pytest.approx(2 * before.compute_ms, rel=0.01)
+    assert conditions.forecast(LOCAL, 256).compute_ms == pytest.approx(120.0, rel=0.01)
+
+
+def test_trips_of_two_modes_in_one_text_cannot_be_told_apart() -> None:
+    conditions = LatencyModel(lambda: [60.0])
+    mixed = account(3, 1.0, 1.0, 0)
+    mixed.modes = ["resample", "chunked"]
+    before = conditions.trip_ms()
+    conditions.learn("auto", mixed, 1e4)
+    assert conditions.trip_ms() == before
+
+
+def test_a_sweep_that_was_given_up_took_its_time() -> None:
+    conditions = LatencyModel(lambda: [60.0])
+    given_up = account(0, 0.0, 20.0, 0)
+    given_up.modes = ["sweep", "local"]
+    for _ in range(10):
+        conditions.learn("auto", given_up, 2020.0)
+    assert conditions.trip_ms() == pytest.approx(2000, rel=0.05)
+
+
+def test_fixed_and_payload_are_told_apart() -> None:
+    extra, numbers = TripOverhead(), random.Random(1)
+    for _ in range(200):
+        payload = numbers.choice([1_000, 50_000, 400_000])
+        extra.learn(10 + 25 * payload / 100_000 + numbers.gauss(0, 0.5), payload)
+    assert extra.ms(0) == pytest.approx(10, abs=3)
+    assert extra.ms(800_000) == pytest.approx(210, rel=0.1)
+
+
+@given(st.lists(st.tuples(st.floats(-50, 5000), st.floats(0, 1e7)), max_size=30), st.floats(0, 1e7))
+def test_more_payload_never_takes_less(seen: list[tuple[float, float]], payload: float) -> None:
+    extra = TripOverhead()
+    for ms, size in seen:
+        extra.learn(ms, size)
+    assert extra.ms(payload + 1e5) >= extra.ms(payload)
+
+
+@given(st.integers(1, 500), st.floats(1, 64), st.floats(1, 3))
+def test_forecasts_grow_with_the_text(count: int, sweeps: float, over: float) -> None:
+    option = Option("verified", (), 2.0, 64, sweeps, sweeps * over, 50.0, 20.0, 5_000)
+    conditions = LatencyModel(lambda: [60.0, 60.0])
+    shorter, longer = (conditions.forecast(option, n) for n in (count, count + 1))
+    assert shorter.ms <= longer.ms
+    assert shorter.ms <= shorter.high_ms

@@ -1,0 +1,109 @@
+"""Models on the router's own machine: of bytes and of tokens, in one stage and in several."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from serving.modes.drafters.available import MODEL, Drafters, misfit, read_drafters
+from serving.modes.drafters.base import LocalSequence, odds_of
+from serving.modes.drafters.neural import NeuralModel
+from serving.modes.pretrained_tokenizer import read_pretrained_tokenizer
+from serving.modes.tokenizer import BYTE_TOKENIZER
+from stages.checkpoint.checkpoint import load_stage
+from stages.checkpoint.manifest import read_manifest
+from tests.serving.pretrained import ARCHITECTURE, DRAFTER, write_model
+
+TEXT = [7, 40, 40, 201, 9]
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of the same tokens: of three stages, with a drafter of one."""
+    directory = tmp_path_factory.mktemp("local")
+    write_model(directory)
+    write_model(directory / "local", seed=1, architecture=DRAFTER)
+    return directory
+
+
+@pytest.fixture(scope="module", params=["bytes", "tokens", "stages"])
+def directory(request: pytest.FixtureRequest, bundles: Path, tokens: Path) -> Path:
+    return {"bytes": bundles / "own" / "local", "tokens": tokens / "local", "stages": tokens}[request.param]
+
+
+@torch.inference_mode()
+def logits_of(directory: Path, text: list[int]) -> torch.Tensor:
+    """What follows each symbol, by the plainest code: (symbols, vocabulary)."""
+    x, parts = torch.tensor([text]), read_manifest(directory).architecture.parts
+    stages = [load_stage(directory, i) for i in range(parts)]
+    for stage in stages:
+        x = stage.read(x)
+    return stages[-1].next_byte(x)[0]
+
+
+def test_a_text_is_read_as_the_model_reads_it(directory: Path) -> None:
+    model = NeuralModel(directory)
+    text, encode = model.open(20), model.alphabet.encode
+    for known in ([7], TEXT, TEXT, TEXT[:3], [*TEXT[:3], 8, 9], TEXT[1:]):
+        expected = logits_of(directory, known)[-1:]
+        torch.testing.assert_close(text.logits_after(encode(known)), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_forks_read_what_each_would_alone(directory: Path) -> None:
+    model = NeuralModel(directory)
+    text = model.open(20)
+    text.logits_after(model.alphabet.encode(TEXT))
+    forks, texts = text.fork(3, 4), [list(TEXT) for _ in range(3)]
+    for symbols, chosen in (([1, 2, 3], [2, 0, 2, 1]), ([9, 9, 4, 0], [3, 1]), ([5, 6], [1])):
+        logits = forks.read(np.array(symbols))
+        texts = [[*each, symbol] for each, symbol in zip(texts, symbols, strict=True)]
+        expected = torch.stack([logits_of(directory, each)[-1] for each in texts])
+        torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-4)
+        forks.select(np.array(chosen))
+        texts = [texts[i] for i in chosen]
+    left = text.logits_after(model.alphabet.encode(TEXT))
+    torch.testing.assert_close(left, logits_of(directory, TEXT)[-1:], rtol=1e-3, atol=1e-4)
+
+
+def test_drafters_of_other_symbols_are_named(tokens: Path, bundles: Path) -> None:
+    spelling = read_pretrained_tokenizer(tokens, read_manifest(tokens))
+    drafters = read_drafters(tokens)
+    assert list(drafters.fitting(spelling)) == [MODEL]
+    assert drafters.problem(spelling) == ""
+    assert "its model has 300 symbols and the hosts' model 256" in drafters.problem(BYTE_TOKENIZER)
+    of_bytes = read_drafters(bundles / "own")
+    assert of_bytes.problem(BYTE_TOKENIZER) == ""
+    assert "256 symbols and the hosts' model 300" in of_bytes.problem(spelling)
+    assert "`onesweep distill`" in Drafters().problem(spelling)
+    other = NeuralModel(tokens / "local")
+    other.tokenizer_id = "0" * 64
+    assert misfit(other, spelling) == "has another tokenizer than the hosts' model"
+
+
+def test_a_sequence_writes_symbols(directory: Path) -> None:
+    model = NeuralModel(directory)
+    start, alphabet = model.alphabet.encode(TEXT), model.alphabet
+    written, _ = LocalSequence(model, 40, 0.0, 3)._write(start, 12)
+    assert alphabet.count(written) == 12
+    text = TEXT
+    for symbol in alphabet.symbols(written):
+        assert logits_of(directory, text)[-1].argmax() == symbol
+        text = [*text, symbol]
+
+
+def test_a_context_is_that_of_the_model(tokens: Path) -> None:
+    assert NeuralModel(tokens).positions == ARCHITECTURE.positions
+    assert replace(ARCHITECTURE, layers=(1,)) == NeuralModel(tokens / "local").architecture
+
+
+def test_the_odds_of_a_whole_vocabulary_take_a_row_each_at_temperature_zero() -> None:
+    logits = torch.zeros(2, 1 << 17)  # one-hot rows out of an identity matrix would be 128 GB
+    logits[0, 7] = logits[1, 99_999] = 1.0
+    odds = odds_of(logits, 0.0)
+    assert odds.shape == logits.shape
+    assert np.argwhere(odds).tolist() == [[0, 7], [1, 99_999]]
+    assert odds.sum() == 2.0

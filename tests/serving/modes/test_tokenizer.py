@@ -1,0 +1,171 @@
+"""Tokens come back as the text that they are, whole characters at a time, whatever the tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from serving.modes.pretrained_tokenizer import UNKNOWN, ChatTemplate, PretrainedTokenizer, read_pretrained_tokenizer
+from serving.modes.tokenizer import BYTE_TOKENIZER, Message, OutputText
+from stages.checkpoint.manifest import read_manifest
+from stages.errors import CheckpointError
+from stages.importing.gguf_tokenizer import read_vocabulary, tokenizer_json
+from stages.model.vocabulary import Alphabet
+from stages.wire.status import StatusError
+from tests.serving.pretrained import ALPHABET, tokenizer, write_model
+
+
+def fallback() -> Tokenizer:
+    """Letters and words as SentencePiece has them, and a token for every byte beside them."""
+    bytes_, letters = [f"<0x{byte:02X}>" for byte in range(256)], ["▁", *"abesé"]
+    words = ["<unk>", "<s>", "</s>", *bytes_, *letters, "▁s", "▁se", "▁sea", "▁a", "▁▁", "▁▁▁▁"]
+    kinds = [2, 3, 3, *[6] * len(bytes_), *[1] * (len(words) - len(bytes_) - 3)]
+    fields = {"model": "llama", "tokens": words, "token_type": kinds, "scores": [-float(i) for i in range(len(words))]}
+    said = read_vocabulary({f"tokenizer.ggml.{name}": value for name, value in fields.items()})
+    return Tokenizer.from_str(tokenizer_json(said))
+
+
+LEVEL, FALLBACK = tokenizer(), fallback()
+texts = st.text(st.sampled_from("ab é🚢море корабль sea\ufffd"), max_size=24)
+
+
+def spelling_of(made: Tokenizer) -> PretrainedTokenizer:
+    return PretrainedTokenizer(made, Alphabet(made.get_vocab_size()))
+
+
+@pytest.mark.parametrize("made", [LEVEL, FALLBACK], ids=["byte level", "SentencePiece"])
+@settings(deadline=None)
+@given(prompt=texts, text=texts, data=st.data())
+def test_a_text_is_read_as_it_was_spelled(made: Tokenizer, prompt: str, text: str, data: st.DataObject) -> None:
+    assume(not prompt.endswith(UNKNOWN))  # no token that is read alone tells it from the half of a character
+    spelling = spelling_of(made)
+    symbols = spelling.encode_piece(text)
+    reader, told, left = spelling.detokenizer(asyncio.run(spelling.encode_text(prompt.encode()))), b"", symbols
+    while left:
+        count = data.draw(st.integers(1, 4))
+        piece = reader.feed(spelling.alphabet.cut(left, 0, count))
+        piece.decode()  # no character is cut
+        told, left = told + piece, spelling.alphabet.cut(left, count)
+    space = " " if made is FALLBACK and prompt and text else ""  # it begins a text that is spelled alone
+    assert (told + reader.end()).decode().rstrip(UNKNOWN) == (space + text).rstrip(UNKNOWN)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, FALLBACK.get_vocab_size() - 1), max_size=12))
+def test_whatever_tokens_come_what_is_told_is_utf8(tokens: list[int]) -> None:
+    for made in (LEVEL, FALLBACK):
+        spelling = spelling_of(made)
+        reader = spelling.detokenizer(b"")
+        for token in tokens:
+            reader.feed(spelling.alphabet.encode([token])).decode()
+        reader.end().decode()
+
+
+def test_bytes_that_stand_for_a_character_are_told_together() -> None:
+    spelling, ids = spelling_of(FALLBACK), FALLBACK.token_to_id
+    reader = spelling.detokenizer(spelling.alphabet.encode([ids("a")]))
+    euro = [ids(f"<0x{byte:02X}>") for byte in "€".encode()]
+    tokens = [ids("▁sea"), *euro, *euro, ids("b"), euro[0]]
+    told = [reader.feed(spelling.alphabet.encode([token])).decode() for token in tokens]
+    assert told == [" sea", "", "", "€", "", "", "€", "b", ""]
+    assert reader.end() == b"", "a character that does not come is not shown"
+
+
+def test_bytes_that_never_make_a_character_are_told_at_last() -> None:
+    spelling = spelling_of(FALLBACK)
+    reader = spelling.detokenizer(b"")
+    nonsense = spelling.alphabet.encode([FALLBACK.token_to_id("<0xFF>")] * 200)
+    assert "\ufffd" in reader.feed(nonsense).decode()
+
+
+@given(texts, st.integers(1, 30), st.lists(texts.filter(bool), max_size=2))
+def test_what_is_handed_out_does_not_depend_on_its_pieces(text: str, most: int, stops: list[str]) -> None:
+    outcomes = set()
+    for size in (1, 3, len(text) or 1):
+        reading = OutputText(BYTE_TOKENIZER.detokenizer(b""), [stop.encode() for stop in stops], most)
+        pieces = [text[i : i + size].encode() for i in range(0, len(text), size)]
+        told = b"".join(reading.feed(piece) for piece in pieces) + reading.end()
+        assert len(told) <= most
+        assert text.startswith(told.decode())
+        outcomes.add(told)
+    assert len(outcomes) == 1
+
+
+# Checkpoints and templates
+
+
+def test_a_checkpoint_says_how_it_is_spelled(tmp_path: Path) -> None:
+    write_model(tmp_path, ends=[7, 9])
+    spelling = read_pretrained_tokenizer(tmp_path, read_manifest(tmp_path))
+    assert (spelling.ends, spelling.alphabet) == ({7, 9}, ALPHABET)
+    symbols, size = asyncio.run(spelling.encode_chat([Message("user", "the sea")]))
+    assert ALPHABET.symbols(symbols) == LEVEL.encode("<|begin|>user: the sea\nassistant: ").ids
+    assert size == len("<|begin|>user: the sea\nassistant: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("tokenizer.json", None, "cannot read .*tokenizer.json: No such file"),
+        ("tokenizer.json", "{}", "does not have its manifest's SHA-256: it is damaged"),
+        ("special_tokens.json", json.dumps({"end_tokens": [300]}), "does not have its manifest's SHA-256"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: str | None, sentence: str) -> None:
+    write_model(tmp_path)
+    (tmp_path / name).unlink()
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(CheckpointError, match=sentence):
+        read_pretrained_tokenizer(tmp_path, read_manifest(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("{{ messages[5].content.upper() }}", "fails with these messages"),
+        ("{{ ''.__class__.__mro__ }}", "does what it may not"),
+        ("{{ messages.append(1) }}", "does what it may not"),
+        ("{% for i in range(100000) %}{{ 'x' * 1000 }}{% endfor %}", "take more than"),
+        ("{{ 1 // 0 }}", "fails with these messages"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "does not end"),
+        ("{{ raise_exception('roles must alternate') }}", "does not take these messages: roles must alternate"),
+    ],
+)
+def test_a_template_can_do_no_harm(source: str, sentence: str) -> None:
+    with pytest.raises(StatusError, match=sentence):
+        ChatTemplate(source, "", "").render([Message("user", "hello")])
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}!{% endfor %}", "a <b> & 'é'!"),
+        ("{{ messages | tojson }}", """[{"role": "user", "content": "a <b> & 'é'"}]"""),
+        ("{% if tools is not none or documents is not none %}tools{% endif %}", ""),
+    ],
+)
+def test_a_template_is_given_what_transformers_gives_it(source: str, text: str) -> None:
+    assert ChatTemplate(source, "", "").render([Message("user", "a <b> & 'é'")]) == text
+
+
+def test_a_developer_is_the_system_that_templates_know() -> None:
+    source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    told = ChatTemplate(source, "", "").render([Message("developer", "Be brief."), Message("user", "hello")])
+    assert told == "system: Be brief.\nuser: hello\n"
+
+
+def test_a_template_that_is_none_is_refused_at_once() -> None:
+    with pytest.raises(CheckpointError, match=r"the chat template is damaged \(line 1\)"):
+        ChatTemplate("{% for %}", "", "")
+
+
+def test_a_model_without_a_template_takes_no_messages() -> None:
+    with pytest.raises(StatusError, match="this model has no chat template: send a prompt"):
+        asyncio.run(spelling_of(LEVEL).encode_chat([Message("user", "hello")]))

@@ -1,0 +1,208 @@
+"""What a request cost: sweeps, hops, bytes and milliseconds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from serving.cli.deployment import Deployment
+from serving.client.client import Client
+from serving.modes.candidates import Candidates, ImportanceWeights
+from serving.router.accounting import Account
+from serving.router.topology import HostEntry
+from stages.model.codec import codec_named, hidden_codec
+from stages.v1 import stage_pb2
+
+HOSTS = ("host-1", "host-2", "host-3")
+PROMPT = "In the beginning "
+
+
+def passage(host: str, compute_ms: float, received_bytes: int, queue_ms: float = 0.5) -> stage_pb2.HopTiming:
+    return stage_pb2.HopTiming(host=host, queue_ms=queue_ms, compute_ms=compute_ms, received_bytes=received_bytes)
+
+
+# Through the servers
+
+
+def test_a_sweep_is_one_trip_in_single_flights(client: Client) -> None:
+    result = client.generate(PROMPT, mode="sweep", max_bytes=256, seed=1)
+    assert (result.sweeps, result.hops) == (1, len(HOSTS) + 1)
+    assert len(result.wire_bytes) == len(HOSTS) + 1
+    assert sum(result.wire_bytes) == result.wire_bytes_total
+    assert max(result.wire_bytes) < 14_000, "one TCP flight"
+    assert (result.prompt_bytes, result.output_bytes, len(result.output)) == (len(PROMPT), 256, 256)
+
+
+def test_chunks_are_a_trip_each(client: Client) -> None:
+    result = client.generate(PROMPT, mode="chunked", chunk=32, max_bytes=256, seed=1)
+    assert (result.sweeps, result.hops) == (8, 8 * (len(HOSTS) + 1))
+    assert len(result.wire_bytes) == len(HOSTS) + 1
+    last = client.generate(PROMPT, mode="chunked", chunk=32, max_bytes=257, seed=1)
+    assert last.sweeps == 9
+
+
+def test_ar_is_a_trip_a_byte(client: Client) -> None:
+    result = client.generate(PROMPT, mode="ar", max_bytes=12, seed=1)
+    assert (result.sweeps, result.hops) == (12, 12 * (len(HOSTS) + 1))
+    assert len(result.wire_bytes) == len(HOSTS) + 1
+
+
+def test_local_makes_no_trip(client: Client) -> None:
+    result = client.generate(PROMPT, mode="local", max_bytes=12, seed=1)
+    assert (result.sweeps, result.hops, result.wire_bytes, result.hosts) == (0, 0, [], [])
+    assert 0 < result.compute_ms <= result.latency_ms
+
+
+@pytest.mark.parametrize("mode", ["sweep", "chunked", "ar"])
+def test_compute_is_what_the_hosts_booked(client: Client, mode: str) -> None:
+    result = client.generate(PROMPT, mode=mode, max_bytes=40, seed=1)
+    assert [(host.name, host.blocks) for host in result.hosts] == [(name, [i]) for i, name in enumerate(HOSTS)]
+    assert all(host.compute_ms > 0 and host.queue_ms >= 0 for host in result.hosts)
+    assert result.compute_ms == pytest.approx(sum(host.compute_ms for host in result.hosts), abs=0.01)
+    assert result.compute_ms <= result.latency_ms
+    assert result.host_seconds == pytest.approx(result.compute_ms / 1000, abs=1e-4)
+    assert 0 < result.first_byte_ms <= result.latency_ms
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8", "int4"])
+def test_bytes_are_those_of_the_messages(client: Client, codec: str) -> None:
+    """Each hop but the last holds the estimate, the prompt and little else; only the estimate grows with the codec."""
+    result = client.generate(PROMPT, mode="sweep", max_bytes=128, seed=1, codec=codec)
+    first, *between, last = result.wire_bytes
+    estimate = codec_named(codec).size(128, 32)
+    assert len(PROMPT) < first < len(PROMPT) + 256
+    for hop, passages in zip(between, (1, 2), strict=True):
+        assert estimate + first < hop <= estimate + first + 64 * passages
+    assert 128 < last < 128 + 64 * len(HOSTS) + 64
+
+
+def test_int8_hidden_states_are_smaller_by_what_the_codec_saves(client: Client) -> None:
+    """A step's messages between hosts hold hidden states of the positions that are new: first the whole prompt's."""
+    exact, small = (client.generate(PROMPT, mode="ar", max_bytes=12, seed=1, codec=codec) for codec in ("fp32", "int8"))
+    saved = hidden_codec("fp32").size(len(PROMPT), 32) - hidden_codec("int8").size(len(PROMPT), 32)
+    for before, after in zip(exact.wire_bytes[1:-1], small.wire_bytes[1:-1], strict=True):
+        assert saved <= before - after <= saved + 16, "but for a few bytes of framing"
+    assert small.wire_bytes_total < exact.wire_bytes_total - 2 * saved
+    assert abs(small.wire_bytes[0] - exact.wire_bytes[0]) <= 16
+
+
+def test_guesses_are_booked(client: Client) -> None:
+    result = client.generate(PROMPT, mode="ar-speculative", max_bytes=40, seed=1, drafter="model", draft=3)
+    assert 0 < result.drafted <= 3 * result.sweeps
+    assert result.accepted == 40 - result.sweeps
+    assert result.hops == result.sweeps * (len(HOSTS) + 1)
+    assert result.compute_ms > sum(host.compute_ms for host in result.hosts), "the router's own share"
+    plain = client.generate(PROMPT, mode="ar", max_bytes=4)
+    assert (plain.drafted, plain.accepted) == (0, 0)
+
+
+def test_candidates_are_booked(client: Client) -> None:
+    result = client.generate(PROMPT, mode="resample", max_bytes=40, seed=1, chunk=16, candidates=7)
+    assert (result.sweeps, result.hops) == (3, 3 * (len(HOSTS) + 1))
+    assert (result.scorer, result.chunk, result.candidates, result.drafted) == ("ar", 16, 7, 0)
+    assert 1 <= result.effective_samples <= 7
+    assert result.divergence_bits > 0
+    assert result.compute_ms > sum(host.compute_ms for host in result.hosts), "the drafter's own share"
+    plain = client.generate(PROMPT, mode="sweep", max_bytes=4)
+    assert (plain.scorer, plain.chunk, plain.candidates, plain.effective_samples) == ("", 0, 0, 0.0)
+
+
+def test_verdicts_are_booked(client: Client) -> None:
+    result = client.generate(PROMPT, mode="verified", max_bytes=40, seed=1, draft=6)
+    assert (result.scorer, result.reached, result.hops) == ("ar", 40, result.sweeps * (len(HOSTS) + 1))
+    assert result.accepted < 40
+    assert result.drafted <= 7 * result.sweeps
+    assert result.compute_ms > sum(host.compute_ms for host in result.hosts)
+
+
+def test_one_host_alone_has_no_hop_between_steps(bundles: Path, local_ring: Callable[..., Any]) -> None:
+    with local_ring(bundles / "own", 1) as client:
+        sweep = client.generate(PROMPT, mode="sweep", max_bytes=16)
+        assert (sweep.hops, len(sweep.wire_bytes)) == (2, 2)
+        result = client.generate(PROMPT, mode="ar", max_bytes=16)
+        assert (result.sweeps, result.hops, len(result.wire_bytes)) == (16, 17, 2)
+        assert [host.name for host in result.hosts] == ["host-1"]
+
+
+def test_json_has_every_figure(deployment: Deployment, onesweep: Callable[..., tuple[int, str, str]]) -> None:
+    router = deployment.topology.router
+    code, out, _ = onesweep("generate", PROMPT, "--router", router, "--max-bytes", 30, "--seed", 7, "--json")
+    record = json.loads(out)
+    assert code == 0
+    assert set(record) >= {
+        *("text", "mode", "seed", "prompt_bytes", "output_bytes", "sweeps", "hops"),
+        *("wire_bytes", "latency_ms", "compute_ms", "hosts"),
+        *("scorer", "chunk", "candidates", "effective_samples", "divergence_bits", "reason"),
+    }
+    assert [set(host) for host in record["hosts"]] == [{"name", "blocks", "compute_ms", "queue_ms"}] * 3
+    assert bytes.fromhex(record["output_hex"]).decode(errors="replace") == record["text"]
+    assert (record["mode"], record["seed"], record["output_bytes"]) == ("sweep", 7, 30)
+
+
+# The sums
+
+
+def test_received_bytes_are_serialized_sizes() -> None:
+    event = stage_pb2.Event(session="s", text=b"ab", timings=[passage("a", 2.0, 100), passage("b", 3.0, 200)])
+    account = Account()
+    account.add_sweep(event)
+    assert account.wire_bytes == [100, 200, len(event.SerializeToString())]
+
+
+def test_sweeps_add_up_and_the_largest_hop_is_shown() -> None:
+    a, b = HostEntry("a", "a:1", (0,), "a:1"), HostEntry("b", "b:1", (1,), "b:1")
+    account = Account(hosts={"a": a, "b": b})
+    account.add_sweep(stage_pb2.Event(text=b"ab", timings=[passage("a", 2.0, 100), passage("b", 3.0, 200)]))
+    account.add_sweep(stage_pb2.Event(text=b"c", timings=[passage("a", 4.0, 150), passage("b", 5.0, 50)]))
+    assert (account.sweeps, account.hops, account.wire_bytes[:2]) == (2, 6, [150, 200])
+    assert account.compute_ms == {a: 6.0, b: 8.0}
+    assert account.wire_bytes_total > 500
+
+
+def test_rounds_of_guesses_add_up() -> None:
+    account = Account()
+    account.add_draft(5, 2, 1.5)
+    account.add_draft(0, 0, 0.0)
+    account.add_draft(3, 3, 2.0)
+    summary = account.summary("ar-speculative", 1)
+    assert (summary.drafted, summary.reached, summary.accepted, summary.compute_ms) == (8, 6, 5, 3.5)
+
+
+def test_candidates_add_up() -> None:
+    account = Account()
+    for count, length, bits in ((4, 8, 0.5), (2, 16, 0.25), (8, 2, 0.0)):
+        drafted = Candidates([b""] * count, np.zeros((count, length)), 1.5)
+        account.add_candidates(drafted, ImportanceWeights(np.full(count, 1 / count), bits))
+    summary = account.summary("resample", 1)
+    assert (summary.chunk, summary.candidates, summary.compute_ms) == (16, 8, 4.5)
+    assert summary.effective_samples == pytest.approx((4 + 2 + 8) / 3)
+    assert summary.divergence_bits == pytest.approx((0.5 * 32 + 0.25 * 32) / 80), "for a byte"
+
+
+def test_hosts_have_the_names_of_the_topology() -> None:
+    """Also where two call themselves the same: one took over from the other."""
+    account = Account()
+    for name, compute_ms in (("berlin", 2.0), ("paris", 3.0), ("berlin", 4.0)):
+        account.hosts = {"stage-0": HostEntry(name, f"{name}:7701", (0,), f"{name}:7701")}
+        account.add_sweep(stage_pb2.Event(timings=[passage("stage-0", compute_ms, 10)]))
+    summary = account.summary("sweep", 1)
+    shares = [(host.name, list(host.blocks), host.compute_ms) for host in summary.hosts]
+    assert shares == [("berlin", [0], 6.0), ("paris", [0], 3.0)]
+    assert summary.compute_ms == 9.0
+    assert [trip.hosts[0].name for trip in account.trips] == ["berlin", "paris", "berlin"]
+
+
+def test_a_text_that_is_written_anew_keeps_its_costs_only() -> None:
+    account = Account()
+    account.modes.append("verified")
+    account.add_sweep(stage_pb2.Event(text=b"ab", timings=[passage("a", 2.0, 100)]))
+    account.add_text(b"ab")
+    account.begin_again()
+    assert (account.output_tokens, account.sweeps, account.replays, account.modes) == (0, 1, 1, [])
+    account.modes.append("ar")
+    assert account.summary("auto", 1).mode == "ar"

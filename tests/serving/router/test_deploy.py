@@ -1,0 +1,288 @@
+"""Weights are exchanged under running requests: each text is of the old ones or of the new ones, and none fails."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shutil
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.cli.deploy import deploy, read_release, roll_back
+from serving.cli.deployment import Deployment, temporary_deployment
+from serving.cli.ports import free_port_block
+from serving.client.client import AsyncClient, Client, RouterError
+from serving.router.topology import local_topology
+from serving.v1 import router_pb2
+from stages.checkpoint.release_store import read_release_manifest
+from stages.checkpoint.release_transfer import offer_of
+from stages.errors import OnesweepError
+from stages.v1 import stage_pb2
+from tests.serving.harm import harm_with
+from tests.serving.releases import REQUESTS, Texts, answer, composed
+
+Until = Callable[..., Any]
+Run = Callable[..., tuple[int, str, str]]
+Describe = Callable[[str], stage_pb2.DescribeResponse]
+
+
+@pytest.fixture(scope="module")
+def third(bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return composed(tmp_path_factory.mktemp("third"), bundles / "own", scorer=bundles / "other" / "ar")
+
+
+@pytest.fixture(scope="module")
+def line(old: Path) -> Iterator[Deployment]:
+    topology = local_topology(3, 3, old, free_port_block(4) + 1)
+    with temporary_deployment(topology, old) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def router(line: Deployment) -> str:
+    return line.topology.router
+
+
+@pytest.fixture
+def caller(router: str) -> Iterator[Client]:
+    with Client(router) as client:
+        yield client
+
+
+@pytest.fixture
+def at(router: str, caller: Client) -> Callable[[Path], None]:
+    """Has this bundle served."""
+
+    def have(bundle: Path) -> None:
+        deploy(partial(AsyncClient, router), read_release(bundle), [], print, 120)
+        assert caller.status().release == read_release_manifest(bundle).name
+
+    return have
+
+
+class Crowd:
+    """Threads that ask for text in every mode, again and again."""
+
+    def __init__(self, router: str, threads: int = 3) -> None:
+        self.answers: list[tuple[str, bytes, bool]] = []
+        """What was asked, what came, and whether it was asked after `switched`."""
+        self.errors: list[OnesweepError] = []
+        self.switched = False
+        self._stop = threading.Event()
+        keys = [itertools.islice(itertools.cycle(REQUESTS), first, None) for first in range(threads)]
+        self._threads = [threading.Thread(target=self._ask, args=(router, each)) for each in keys]
+        for thread in self._threads:
+            thread.start()
+
+    def _ask(self, router: str, keys: Iterator[str]) -> None:
+        with Client(router) as client:
+            while not self._stop.is_set():
+                key, late = next(keys), self.switched
+                try:
+                    self.answers.append((key, answer(client, key), late))
+                except OnesweepError as error:
+                    self.errors.append(error)
+                    return
+
+    def has_all(self, late: bool) -> bool:
+        """Whether every mode answered, before or after the switch."""
+        return bool(self.errors) or {key for key, _, after in self.answers if after is late} == set(REQUESTS)
+
+    def end(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(60)
+        assert self.errors == []
+
+
+def test_no_request_fails_or_mixes_weights(
+    at: Callable[[Path], None], old: Path, new: Path, router: str, texts: dict[str, Texts], until: Until
+) -> None:
+    at(old)
+    lines: list[str] = []
+    crowd = Crowd(router)
+    try:
+        until(lambda: crowd.has_all(late=False), 60)
+        switch = deploy(partial(AsyncClient, router), read_release(new), [], lines.append, 120)
+        crowd.switched = True
+        until(lambda: crowd.has_all(late=True), 60)
+    finally:
+        crowd.end()
+    assert switch.changed
+    assert [line.split(":")[0] for line in lines if "gated and warm" in line] != []
+    for key, text, late in crowd.answers:
+        assert text in ([texts["new"][key]] if late else [texts["old"][key], texts["new"][key]]), key
+
+
+def test_back_with_one_command_under_load(
+    at: Callable[[Path], None], old: Path, new: Path, router: str, texts: dict[str, Texts], until: Until, onesweep: Run
+) -> None:
+    at(old)
+    at(new)
+    crowd = Crowd(router)
+    try:
+        until(lambda: crowd.has_all(late=False), 60)
+        code, out, err = onesweep("deploy", "--rollback", "--router", router)
+        crowd.switched = True
+        until(lambda: crowd.has_all(late=True), 60)
+    finally:
+        crowd.end()
+    assert (code, err) == (0, "")
+    assert (
+        f"new requests use release {read_release_manifest(old).name}; before: {read_release_manifest(new).name}" in out
+    )
+    for key, text, late in crowd.answers:
+        assert text in ([texts["old"][key]] if late else [texts["old"][key], texts["new"][key]]), key
+    assert "nats on its probe text" in out
+
+
+def test_what_is_served_already_changes_nothing(
+    at: Callable[[Path], None], new: Path, router: str, onesweep: Run
+) -> None:
+    at(new)
+    code, out, _ = onesweep("deploy", new, "--router", router)
+    assert (code, out) == (0, f"release {read_release_manifest(new).name} is served already: nothing to do\n")
+
+
+def test_a_host_that_was_down_serves_what_the_others_serve(
+    at: Callable[[Path], None],
+    line: Deployment,
+    router: str,
+    old: Path,
+    new: Path,
+    caller: Client,
+    texts: dict[str, Texts],
+    until: Until,
+    onesweep: Run,
+) -> None:
+    at(old)
+    at(new)
+    line.kill("host-2")
+    until(lambda: not caller.status().ready)
+    code, _, err = onesweep("deploy", old, "--router", router)
+    assert code == 1
+    assert "or deploy with --without host-2" in err
+    # one whose disk was lost, too, begins with what it was started with, and gets what is served
+    line.kill("host-3")
+    shutil.rmtree(line.directory / "shelves" / "host-3")
+    line.revive("host-2")
+    line.revive("host-3")
+    until(lambda: caller.status().ready, 60)
+    for key in ("ar", "chunked", "verified"):
+        assert answer(caller, key) == texts["new"][key]
+
+
+def test_a_router_that_is_started_anew_serves_the_same(
+    at: Callable[[Path], None],
+    line: Deployment,
+    router: str,
+    old: Path,
+    new: Path,
+    texts: dict[str, Texts],
+    until: Until,
+) -> None:
+    at(old)
+    at(new)
+    line.kill("router")
+    line.revive("router")
+    line.wait_ready()
+    with Client(router) as client:
+        assert {key: answer(client, key) for key in REQUESTS} == texts["new"]
+        roll_back(partial(AsyncClient, router), print, 120)
+        assert {key: answer(client, key) for key in ("local", "ar", "sweep")} == {
+            key: texts["old"][key] for key in ("local", "ar", "sweep")
+        }
+
+
+def test_two_releases_are_held_and_no_more(
+    at: Callable[[Path], None],
+    line: Deployment,
+    old: Path,
+    new: Path,
+    third: Path,
+    describe: Describe,
+    caller: Client,
+) -> None:
+    at(old)
+    at(new)
+    at(third)
+    due = [read_release_manifest(bundle).name for bundle in (new, third)]
+    assert (caller.status().previous, caller.status().release) == tuple(due)
+    for host in line.topology.hosts:
+        assert [release.name for release in describe(host.address).releases] == due
+    for shelf in (line.directory / "shelves").iterdir():
+        assert {path.name for path in shelf.iterdir() if path.is_dir()} == set(due)
+
+
+def test_one_deployment_at_a_time(at: Callable[[Path], None], router: str, old: Path, new: Path, until: Until) -> None:
+    at(old)
+
+    async def offer_only() -> AsyncIterator[router_pb2.DeployRequest]:
+        yield router_pb2.DeployRequest(store=stage_pb2.StoreRequest(offer=offer_of(read_release_manifest(new))))
+        await enough.wait()
+
+    enough = asyncio.Event()
+
+    async def main() -> None:
+        async with AsyncClient(router) as client, aclosing(client.exchange(offer_only(), 60)) as first:
+            await anext(first)
+            for requests in (offer_only(), None):
+                with pytest.raises(RouterError, match="another deployment is under way") as caught:
+                    assert not [each async for each in client.exchange(requests, 60)]
+                assert caught.value.exit_code == 1
+            enough.set()
+            await asyncio.sleep(0)
+
+    def again() -> bool:
+        with suppress(RouterError):  # the one that was left is being taken back
+            at(new)
+            return True
+        return False
+
+    asyncio.run(main())
+    until(again, 30)
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        ("digest", "chain/block-1"),
+        ("shapes", "has shape"),
+        ("other weights", "the weights do not mean what the manifest says"),
+        ("noise", "the weights do not mean what the manifest says"),
+    ],
+)
+def test_a_bad_checkpoint_leaves_everything_as_it_was(
+    at: Callable[[Path], None],
+    line: Deployment,
+    router: str,
+    old: Path,
+    new: Path,
+    tmp_path: Path,
+    caller: Client,
+    texts: dict[str, Texts],
+    describe: Describe,
+    onesweep: Run,
+    harm: str,
+    says: str,
+) -> None:
+    at(old)
+    before = caller.status()
+    shutil.copytree(new, tmp_path / "bad")
+    harm_with(harm, tmp_path / "bad")
+    code, _, err = onesweep("deploy", tmp_path / "bad", "--router", router)
+    assert (code, says in err) == (2, True), err
+    after = caller.status()
+    assert (after.release, after.previous) == (before.release, before.previous)
+    assert answer(caller, "ar") == texts["old"]["ar"]
+    due = {before.release, before.previous} - {""}
+    for shelf in (line.directory / "shelves").iterdir():
+        assert {path.name for path in shelf.iterdir() if path.is_dir() and not path.name.startswith(".")} <= due
+    for host in line.topology.hosts:
+        assert {release.name for release in describe(host.address).releases} <= due

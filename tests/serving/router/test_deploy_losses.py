@@ -1,0 +1,96 @@
+"""Deployments that lose their router, or do without a host."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.cli.deploy import deploy, read_release
+from serving.cli.deployment import temporary_deployment
+from serving.cli.ports import free_port_block
+from serving.client.client import AsyncClient, Client, RouterError
+from serving.router.topology import HostEntry, Topology, local_topology
+from stages.checkpoint.release_store import read_release_manifest
+from stages.host.host import HostSettings
+from stages.host.server import StageServer, StageSettings
+from stages.v1 import stage_pb2
+from tests.serving.releases import REQUESTS, Texts, answer
+
+Until = Callable[..., Any]
+Run = Callable[..., tuple[int, str, str]]
+Describe = Callable[[str], stage_pb2.DescribeResponse]
+
+DIES_IN_THE_TRIAL = """
+import os, signal, sys
+import serving.router.rollout
+from serving.cli.__main__ import main
+
+async def killed(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+serving.router.rollout.smoke_test = killed
+sys.exit(main(sys.argv[4:]))
+"""
+
+
+def test_a_router_that_dies_in_the_first_deployment_goes_on_with_what_it_served(
+    old: Path, new: Path, texts: dict[str, Texts], describe: Describe
+) -> None:
+    def place(name: str, command: list[str]) -> list[str]:
+        """The router's own command stands behind the script: that is how a deployment knows its processes."""
+        is_server = name == "router" and "-m" in command
+        return [sys.executable, "-P", "-c", DIES_IN_THE_TRIAL, *command[1:]] if is_server else command
+
+    topology = local_topology(3, 3, old, free_port_block(4) + 1)
+    with temporary_deployment(topology, old, place=place) as running:
+        with pytest.raises(RouterError):
+            deploy(partial(AsyncClient, topology.router), read_release(new), [], print, 120)
+        for host in topology.hosts:
+            assert describe(host.address).releases[-1].name == read_release_manifest(new).name
+        running.revive("router")
+        running.wait_ready()
+        with Client(topology.router) as client:
+            assert client.status().release == read_release_manifest(old).name
+            assert {key: answer(client, key) for key in REQUESTS} == texts["old"]
+
+
+def test_a_host_that_is_down_can_be_left_out(
+    old: Path,
+    new: Path,
+    tmp_path: Path,
+    servers: Any,
+    wait_ready: Any,
+    onesweep: Run,
+    texts: dict[str, Texts],
+    until: Until,
+) -> None:
+    port = free_port_block(3)
+    entries = [HostEntry(f"h-{i}", f"127.0.0.1:{port + i}", (0, 1, 2), f"127.0.0.1:{port + i}") for i in (1, 2)]
+    topology = Topology(tuple(entries), f"127.0.0.1:{port}", old)
+
+    def start(host: HostEntry) -> Any:
+        settings = StageSettings(old, host.blocks, host.listen, (), HostSettings(host.name), shelf=tmp_path / host.name)
+        return servers.run(StageServer(settings).run)
+
+    running = [start(host) for host in entries]
+    servers.router(topology, old, shelf=tmp_path / "router")
+    wait_ready(topology.router)
+    with Client(topology.router) as client:
+        until(lambda: [host.ready for host in client.status().hosts] == [True, True], 60)
+        running[1].end()
+        until(lambda: [host.ready for host in client.status().hosts] == [True, False])
+        code, _, err = onesweep("deploy", new, "--router", topology.router, "--without", "nobody")
+        assert (code, "there is no host 'nobody' to do without; there are h-1, h-2" in err) == (2, True)
+        assert onesweep("deploy", new, "--router", topology.router)[0] == 1
+        code, out, err = onesweep("deploy", new, "--router", topology.router, "--without", "h-2", "--json")
+        assert (code, json.loads(out)["changed"]) == (0, True), err
+        assert answer(client, "ar") == texts["new"]["ar"]
+        start(entries[1])
+        name = read_release_manifest(new).name
+        until(lambda: name in client.status().hosts[1].releases, 60)

@@ -1,0 +1,157 @@
+"""A router that learns its hosts from a registry."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.router.discovery import await_topology, entries_of, fitting, follow_hosts
+from serving.router.topology import MAX_HOSTS, HostEntry, Topology
+from stages.errors import ServiceError
+from stages.host.host import HostSettings
+from stages.host.server import StageServer, StageSettings
+from stages.wire.registry import Registration, RegistrySettings, open_registry, parse_url
+from stages.wire.tls import LOOPBACK_ONLY
+
+pytest.importorskip("etcd3gw", reason="etcd3gw is not installed: pip install 'onesweep[etcd]'")
+
+Run = Callable[..., tuple[int, str, str]]
+Eventually = Callable[..., Any]
+Jobs = Callable[..., Any]
+
+PARIS, TOKYO = (Registration(name, f"127.0.0.1:{7701 + i}", (i,)) for i, name in enumerate(("paris", "tokyo")))
+
+
+def settings_of(url: str) -> RegistrySettings:
+    return RegistrySettings(*parse_url(url))
+
+
+def test_entries_are_those_of_a_topology() -> None:
+    assert entries_of([PARIS]) == [HostEntry("paris", "127.0.0.1:7701", (0,), "127.0.0.1:7701")]
+
+
+def host(name: str, *blocks: int, address: str = "") -> HostEntry:
+    address = address or f"127.0.0.1:{7000 + ord(name[0])}"
+    return HostEntry(name, address, blocks, address)
+
+
+RING = [host("paris", 0), host("tokyo", 1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (host("lima", 7), "no sweep can pass its blocks 7"),
+        (host("lima", 0, 1), "no sweep can pass its blocks 0,1"),
+        (host("lima", 1, 2, 3), "no sweep can pass its blocks 1,2,3"),
+        (host("lima", 0, address="10.0.0.1:7701"), "traffic would not be encrypted"),
+        (host("lima", 0, address=RING[0].address), "host 'paris' has its address"),
+        (host("http", 0), "a host cannot be called 'http'"),
+    ],
+)
+def test_who_does_not_fit_is_left_out(wrong: HostEntry, why: str, caplog: pytest.LogCaptureFixture) -> None:
+    """And harms nobody else."""
+    entries = sorted([*RING, wrong], key=lambda entry: entry.blocks)
+    assert fitting(entries, RING, 3, LOOPBACK_ONLY) == RING
+    assert f"host {wrong.name} is left out" in caplog.text
+    assert why in caplog.text
+
+
+def test_of_too_many_the_known_stay() -> None:
+    crowd = [host(f"h{i}", 0, address=f"127.0.0.1:{8000 + i}") for i in range(MAX_HOSTS)]
+    kept = fitting([*crowd, *RING], RING, 3, LOOPBACK_ONLY)
+    assert len(kept) == MAX_HOSTS
+    assert set(RING) < set(kept)
+    Topology(tuple(kept))
+
+
+def test_where_a_block_is_missing_its_sentence_is_heard() -> None:
+    assert fitting(RING[:1], RING, 3, LOOPBACK_ONLY) == RING[:1]
+
+
+def test_a_ring_is_told_of_changes(
+    registry_url: str, eventually: Eventually, jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And keeps its hosts where the new ones make no ring."""
+    registry, told = open_registry(settings_of(registry_url)), []
+
+    def set_hosts(entries: Sequence[HostEntry]) -> None:
+        told.append([entry.name for entry in entries])
+
+    async def scene() -> None:
+        async with jobs(follow_hosts(registry, 2, LOOPBACK_ONLY, set_hosts), registry.register(TOKYO)):
+            await eventually(lambda: [each for each in caplog.messages if "block 0 is missing" in each])
+            async with jobs(registry.register(PARIS)):
+                await eventually(lambda: told == [["paris", "tokyo"]])
+
+    asyncio.run(scene())
+
+
+def test_a_router_waits_for_a_whole_ring(
+    registry_url: str, eventually: Eventually, jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    registry = open_registry(settings_of(registry_url))
+
+    async def scene() -> Any:
+        waiting = asyncio.create_task(asyncio.to_thread(await_topology, registry.settings, "127.0.0.1:7700"))
+        async with jobs(registry.register(TOKYO)):
+            await eventually(lambda: [message for message in caplog.messages if "block 0 is missing" in message])
+            async with jobs(registry.register(PARIS)):
+                return await waiting
+
+    topology = asyncio.run(scene())
+    assert [host.name for host in topology.hosts] == ["paris", "tokyo"]
+    assert topology.router == "127.0.0.1:7700"
+
+
+def test_hosts_are_not_waited_for_longer_than_asked(registry_url: str) -> None:
+    settings = settings_of(registry_url)
+    with pytest.raises(ServiceError, match=r"no whole ring was registered within 0\.5 s: .* hosts, not 0"):
+        await_topology(settings, "127.0.0.1:7700", within_s=0.5)
+
+
+def test_the_doctor_examines_hosts_that_are_registered(
+    registry_url: str, bundles: Path, servers: Any, unused_port: int, until: Any, onesweep: Run
+) -> None:
+    where, host = f"127.0.0.1:{unused_port}", HostSettings("whole")
+    registry = open_registry(settings_of(registry_url))
+    server = StageServer(StageSettings(bundles / "own", (0, 1, 2), where, (), host, threads=1, registry=registry))
+    servers.run(server.run)
+
+    def examined() -> dict[str, Any]:
+        code, out, _ = onesweep("doctor", "--registry", registry_url, "--json")
+        return json.loads(out) if code == 0 else {}
+
+    report = until(examined, 60)
+    assert [machine["name"] for machine in report["machines"]] == ["router", "whole"]
+
+
+@pytest.mark.parametrize("command", ["router", "doctor"])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "give either --topology FILE, or --registry URL"),
+        (("--topology", "t.toml", "--registry", "etcd://127.0.0.1:1/x"), "give either --topology FILE, or --registry"),
+        (("--registry", "consul://127.0.0.1:1/x"), "must be etcd://HOST:PORT[,HOST:PORT]/PREFIX"),
+        (("--registry-key", "k.pem", "--topology", "t.toml"), "--registry-key says how to reach a registry"),
+    ],
+)
+def test_a_command_is_told_where_hosts_are(
+    command: str, arguments: tuple[str, ...], message: str, onesweep: Run
+) -> None:
+    code, _, err = onesweep(command, *arguments)
+    assert code == 2
+    assert message in err
+
+
+def test_without_etcd_a_router_does_not_start(unused_port: int, onesweep: Run) -> None:
+    code, _, err = onesweep("router", "--registry", f"etcd://127.0.0.1:{unused_port}/onesweep")
+    assert code == 1
+    assert f"(127.0.0.1:{unused_port} refuses connections)" in err

@@ -1,0 +1,164 @@
+"""`onesweep doctor`: real hosts on loopback, and what is said of bad ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.cli.__main__ import main
+from serving.cli.ports import free_port_block
+from serving.router.doctor import Diagnosis, Endpoint, MeasuredLink, Report, judge
+from serving.router.topology import Topology, local_topology
+
+MakeTopology = Callable[..., Topology]
+
+
+def topology_of(checkpoint: Path, hosts: int = 3) -> Topology:
+    return local_topology(hosts, 3, checkpoint, free_port_block(hosts + 1) + 1)
+
+
+def examined(topology: Topology, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
+    path = tmp_path / "topology.toml"
+    path.write_text(topology.to_toml())
+    code = main(["doctor", "--topology", str(path), "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def ready(servers: Any, wait_ready: Any, topology: Topology, checkpoint: Path) -> None:
+    servers.hosts(topology, checkpoint)
+    servers.router(topology, checkpoint)
+    wait_ready(topology.router)
+
+
+def bad(report: dict[str, Any]) -> list[str]:
+    return [f"{f['where']}: {f['message']}" for f in report["findings"] if f["is_bad"]]
+
+
+def test_a_healthy_ring(bundles: Path, servers: Any, wait_ready: Any, tmp_path: Path, capsys: Any) -> None:
+    topology = topology_of(bundles / "own")
+    ready(servers, wait_ready, topology, bundles / "own")
+    _, report = examined(topology, tmp_path, capsys)
+    hops = [(hop["source"], hop["target"]) for hop in report["hops"]]
+    assert hops == [
+        ("router", "host-1"),
+        ("host-1", "host-2"),
+        ("host-2", "host-3"),
+        ("host-3", "host-1"),
+        ("host-3", "router"),
+    ]
+    assert all(0 < hop["rtt_min_ms"] <= hop["rtt_ms"] and hop["rate_mbps"] > 0 for hop in report["hops"])
+    assert [machine["name"] for machine in report["machines"]] == ["router", "host-1", "host-2", "host-3"]
+    assert len({machine["chain_digest"] for machine in report["machines"][1:]}) == 1
+    assert not bad(report), "however busy the machine is"
+    assert main(["doctor", "--topology", str(tmp_path / "topology.toml")]) == 0
+    assert "hop                     rtt ms" in capsys.readouterr().out
+
+
+def test_one_host_is_a_ring_without_hops_between_hosts(
+    bundles: Path, servers: Any, wait_ready: Any, tmp_path: Path, capsys: Any
+) -> None:
+    topology = topology_of(bundles / "own", hosts=1)
+    ready(servers, wait_ready, topology, bundles / "own")
+    _, report = examined(topology, tmp_path, capsys)
+    assert [(hop["source"], hop["target"]) for hop in report["hops"]] == [("router", "host-1"), ("host-1", "router")]
+
+
+def test_a_host_that_is_down_is_named_and_the_others_are_measured(
+    bundles: Path, servers: Any, tmp_path: Path, until: Any, capsys: Any
+) -> None:
+    topology = topology_of(bundles / "own")
+    first, second, _ = topology.hosts
+    for host in (first, second):
+        servers.stage(bundles / "own", host.blocks, host.listen, topology.successors(host), name=host.name)
+    until(lambda: ("host-1", "host-2") in hops_of(examined(topology, tmp_path, capsys)[1]), 30)
+    code, report = examined(topology, tmp_path, capsys)
+    assert code == 1
+    assert any(line.startswith("host-3: host host-3 at") and "see that it runs" in line for line in bad(report))
+    assert any(line.startswith("host-2 -> host-3:") for line in bad(report))
+
+
+def hops_of(report: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(hop["source"], hop["target"]) for hop in report["hops"]]
+
+
+def test_other_weights_on_one_host(bundles: Path, servers: Any, tmp_path: Path, until: Any, capsys: Any) -> None:
+    topology = topology_of(bundles / "own")
+    for host in topology.hosts:
+        checkpoint = bundles / ("other" if host.name == "host-2" else "own")
+        servers.stage(checkpoint, host.blocks, host.listen, topology.successors(host), name=host.name)
+    until(lambda: len(examined(topology, tmp_path, capsys)[1]["hops"]) == 5, 30)
+    _, report = examined(topology, tmp_path, capsys)
+    assert any(
+        line.startswith("checkpoint: the hosts have different chain checkpoints (host-1 ") for line in bad(report)
+    )
+
+
+# Judgements
+
+
+def machine(name: str = "host-1", **changes: Any) -> Endpoint:
+    fields = {
+        "address": "x:1",
+        "version": "1",
+        "system": "Linux",
+        "congestion_control": "cubic",
+        "slow_start_after_idle": "0",
+        "clock_offset_ms": 0.0,
+        "ready": True,
+        "backend": "torch",
+        "chain_digest": "c",
+        "ar_digest": "a",
+        "scorer_digest": "s",
+        **changes,
+    }
+    return Endpoint(name=name, **fields)
+
+
+def judged(*hops: MeasuredLink, **changes: Any) -> list[Diagnosis]:
+    report = Report(
+        [machine("router", chain_digest="", ar_digest="", scorer_digest=""), machine(), machine("host-2", **changes)],
+        [*hops],
+    )
+    judge(report)
+    return report.findings
+
+
+GOOD = {"rtt_ms": 60.0, "rtt_min_ms": 60.0, "state_ms": 62.0, "rate_mbps": 100.0}
+
+
+@pytest.mark.parametrize(
+    ("hop", "machine_changes", "says"),
+    [
+        ({"rate_mbps": 2.0, "state_ms": 135.0}, {}, "2.0 Mbit/s: a full state takes 74 ms; try --codec int4"),
+        ({"state_ms": 122.0}, {}, "a full state takes 122.0 ms where 61.5 are due"),
+        ({}, {"congestion_control": "reno"}, "congestion control reno: set net.ipv4.tcp_congestion_control"),
+        ({}, {"clock_offset_ms": -2000.0}, "its clock is -2.0 s from here"),
+        ({}, {"version": "0"}, "runs onesweep 0, the router's machine 1"),
+        ({}, {"backend": "onnxruntime"}, "the hosts compute differently (host-1 torch, host-2 onnxruntime)"),
+        ({}, {"ar_digest": ""}, "different ar checkpoints (host-1 a, host-2 (none))"),
+        ({}, {"scorer_digest": "t"}, "different scorer checkpoints (host-1 s, host-2 t)"),
+    ],
+)
+def test_what_is_bad_is_said_with_what_to_do(hop: dict[str, float], machine_changes: dict[str, Any], says: str) -> None:
+    findings = judged(MeasuredLink("host-1", "host-2", **{**GOOD, **hop}), **machine_changes)
+    assert any(finding.is_bad and says in finding.message for finding in findings), findings
+
+
+def test_good_links_and_busy_ones_are_not_bad() -> None:
+    assert not any(finding.is_bad for finding in judged(MeasuredLink("host-1", "host-2", **GOOD)))
+    busy = judged(MeasuredLink("host-1", "host-2", **{**GOOD, "rtt_ms": 140.0, "state_ms": 150.0}))
+    assert [finding.is_bad for finding in busy if "round trips vary from 60.0 to 140.0 ms" in finding.message] == [
+        False
+    ]
+    notes = [finding.message for finding in judged(slow_start_after_idle="1", congestion_control="bbr")]
+    assert any("keep-warm messages make up for it" in note for note in notes)
+    assert any("bbr: survives loss" in note for note in notes)
+
+
+def test_a_topology_that_cannot_be_read(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--topology", "/no/such/file"]) == 2
+    assert "cannot read the topology" in capsys.readouterr().err

@@ -1,0 +1,211 @@
+"""Hosts that die, hang or come back, and clients that leave. With real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from serving.cli.deployment import MODULE, Deployment
+from serving.client.client import Client, Result, RouterError
+from stages.v1 import stage_pb2
+
+PROMPT = "The road went "
+LONG = {"mode": "ar", "max_bytes": 450, "seed": 1}
+
+Until = Callable[..., Any]
+Count = Callable[[Deployment], int]
+
+
+def revive(deployment: Deployment, name: str) -> None:
+    """Start a process of a deployment again, as it was started."""
+    arguments = {
+        host.name: [
+            *("stage", "--checkpoint", str(deployment.topology.checkpoint), "--blocks", host.span),
+            *("--listen", host.listen, "--name", host.name, "--threads", "1"),
+            *("--next", ",".join(deployment.topology.successors(host))),
+        ]
+        for host in deployment.topology.hosts
+    }
+    arguments["router"] = ["router", "--topology", str(deployment.directory / "topology.toml"), "--threads", "1"]
+    with (deployment.directory / f"{name}.log").open("ab") as log:
+        process = subprocess.Popen([sys.executable, *MODULE, *arguments[name]], stdout=log, stderr=log)
+    deployment.processes[name] = process.pid
+
+
+@pytest.fixture
+def client(victim: Deployment) -> Iterator[Client]:
+    with Client(victim.topology.router) as opened:
+        yield opened
+
+
+@pytest.fixture
+def counters(describe: Callable[[str], stage_pb2.DescribeResponse]) -> Callable[[str], stage_pb2.Counters]:
+    return lambda address: describe(address).counters
+
+
+class Request(threading.Thread):
+    """A long request under way: `begun` is set by its first piece."""
+
+    def __init__(self, client: Client, **changes: Any) -> None:
+        super().__init__()
+        self.client, self.settings = client, {**LONG, **changes}
+        self.begun, self.pieces = threading.Event(), 0
+        self.result: Result | None = None
+        self.error: RouterError | None = None
+        self.start()
+        assert self.begun.wait(20)
+
+    def run(self) -> None:
+        try:
+            for item in self.client.stream(PROMPT, **self.settings):
+                self.pieces += 1
+                if isinstance(item, Result):
+                    self.result = item
+                self.begun.set()
+        except RouterError as error:
+            self.error = error
+        self.begun.set()
+
+
+def test_a_killed_host_ends_its_requests_and_may_come_back(
+    victim: Deployment, client: Client, sessions: Count, until: Until, wait_ready: Callable[..., None]
+) -> None:
+    text = client.generate(PROMPT, max_bytes=40, seed=3).text
+    request = Request(client)
+    os.kill(victim.processes["host-2"], signal.SIGKILL)
+    request.join(30)
+    assert request.error is not None
+    assert request.error.code is grpc.StatusCode.UNAVAILABLE
+    assert "host-2" in str(request.error)
+    until(lambda: sessions(victim) == 0)
+
+    with pytest.raises(RouterError, match=r"host-2 at 127\.0\.0\.1:\d+.*waited 5\.0 s") as caught:
+        client.generate(PROMPT, max_bytes=40, seed=3)
+    assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+    assert client.generate(PROMPT, mode="local", max_bytes=5).sweeps == 0, "what needs no host is served all the same"
+
+    revive(victim, "host-2")
+    wait_ready(victim.topology.router)
+    assert client.generate(PROMPT, max_bytes=40, seed=3).text == text
+
+
+def test_a_hanging_host_is_waited_for_and_named(
+    victim: Deployment, client: Client, sessions: Count, until: Until, wait_ready: Callable[..., None]
+) -> None:
+    request = Request(client)
+    os.kill(victim.processes["host-2"], signal.SIGSTOP)
+    try:
+        request.join(30)
+    finally:
+        os.kill(victim.processes["host-2"], signal.SIGCONT)
+    assert request.error is not None
+    assert request.error.code is grpc.StatusCode.UNAVAILABLE
+    assert "host-2 at " in str(request.error)
+    assert "it has been silent for" in str(request.error)
+    assert "(waited 5.0 s)" in str(request.error)
+    wait_ready(victim.topology.router)
+    until(lambda: sessions(victim) == 0)
+    assert client.generate(PROMPT, max_bytes=40).output_bytes == 40
+
+
+SCORED = [{"mode": "resample", "chunk": 1, "candidates": 4}, {"mode": "verified", "draft": 1}]
+
+
+@pytest.mark.parametrize("settings", SCORED, ids=["resample", "verified"])
+def test_a_host_that_dies_ends_what_it_scores(
+    victim: Deployment,
+    client: Client,
+    sessions: Count,
+    until: Until,
+    wait_ready: Callable[..., None],
+    settings: dict[str, Any],
+) -> None:
+    request = Request(client, **settings)
+    os.kill(victim.processes["host-3"], signal.SIGKILL)
+    request.join(30)
+    assert request.error is not None
+    assert request.error.code is grpc.StatusCode.UNAVAILABLE
+    assert "host-3" in str(request.error)
+    until(lambda: sessions(victim) == 0)
+    revive(victim, "host-3")
+    wait_ready(victim.topology.router)
+    assert client.generate(PROMPT, max_bytes=20, **settings).output_bytes == 20
+
+
+@pytest.mark.parametrize("settings", [{"mode": "ar"}, {"mode": "chunked", "chunk": 1}, *SCORED])
+def test_leaving_a_stream_frees_its_sessions(
+    victim: Deployment,
+    client: Client,
+    sessions: Count,
+    counters: Callable[[str], stage_pb2.Counters],
+    until: Until,
+    settings: dict[str, Any],
+) -> None:
+    def work() -> tuple[int, int]:
+        """Under way, and done so far."""
+        found = [counters(host.address) for host in victim.topology.hosts]
+        return sum(each.sessions + each.queued for each in found), sum(each.completed for each in found)
+
+    stream = client.stream(PROMPT, max_bytes=450, **settings)
+    next(stream)
+    assert sessions(victim) == 3
+    stream.close()  # type: ignore[attr-defined]
+    until(lambda: work()[0] == 0)
+    until(lambda: client.status().requests == 0)
+    done = work()[1]
+    time.sleep(0.3)
+    assert work()[1] <= done + 2 * len(victim.topology.hosts), "nobody continues behind"
+
+
+def test_a_deadline_ends_the_request_everywhere(
+    victim: Deployment, client: Client, sessions: Count, until: Until
+) -> None:
+    with pytest.raises(RouterError, match=r"no answer within 0\.3 s") as caught:
+        client.generate(PROMPT, **LONG, timeout_s=0.3)
+    assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    until(lambda: sessions(victim) == 0)
+    until(lambda: client.status().requests == 0)
+
+
+def test_a_router_that_is_told_to_stop_ends_what_it_began(
+    victim: Deployment, client: Client, sessions: Count, until: Until, wait_ready: Callable[..., None]
+) -> None:
+    request = Request(client)
+    router = victim._process("router")
+    assert router is not None
+    router.terminate()
+    request.join(30)
+    assert request.result is not None, request.error
+    assert request.result.output_bytes == LONG["max_bytes"]
+    assert router.wait(15) == 0
+    until(lambda: sessions(victim) == 0)
+    with pytest.raises(RouterError, match="no router answers at"):
+        client.generate(PROMPT, max_bytes=5)
+
+    revive(victim, "router")
+    wait_ready(victim.topology.router)
+    assert client.generate(PROMPT, max_bytes=40).output_bytes == 40
+
+
+def test_a_killed_router_leaves_no_sessions(victim: Deployment, client: Client, sessions: Count, until: Until) -> None:
+    request = Request(client)
+    os.kill(victim.processes["router"], signal.SIGKILL)
+    request.join(30)
+    assert request.error is not None
+    until(lambda: sessions(victim) == 0, 5)
+
+
+def test_a_host_that_is_told_to_stop_exits_0(victim: Deployment) -> None:
+    host = victim._process("host-3")
+    assert host is not None
+    host.terminate()
+    assert host.wait(15) == 0

@@ -1,0 +1,102 @@
+"""What was read, so that others can go on: a replay has the same bytes, in the same pieces."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.router.session import READ_BYTES, Journal
+from stages.model.vocabulary import Alphabet
+from stages.v1 import stage_pb2
+from tests.stages.hops import step
+
+
+def test_nothing_read_is_nothing_replayed() -> None:
+    first = step(clean=b"prompt", remaining=3)
+    assert Journal().replay(first) is first
+
+
+@given(st.lists(st.binary(min_size=1, max_size=9), min_size=2, max_size=8))
+def test_sweeps_keep_their_pieces(chunks: list[bytes]) -> None:
+    journal, start = Journal(), 0
+    for number, (chunk, after) in enumerate(pairwise(chunks)):
+        work = stage_pb2.Sweep(number=number, start=start, clean=chunk, slots=len(after))
+        start += len(chunk)
+        journal.add(work, start)
+    last = stage_pb2.Sweep(number=len(chunks) - 1, start=start, clean=chunks[-1], slots=4)
+    again = journal.replay(last)
+    assert isinstance(again, stage_pb2.Sweep)
+    assert (again.number, again.start, again.slots) == (last.number, 0, 4)
+    assert again.clean == b"".join(chunks)
+    assert list(again.reads) == [len(chunk) for chunk in chunks[:-1]]
+    assert last.clean == chunks[-1], "what was pushed stays as it is"
+
+
+@given(prompt=st.binary(min_size=1, max_size=200), written=st.binary(min_size=1, max_size=300))
+def test_steps_that_hosts_make_by_themselves(prompt: bytes, written: bytes) -> None:
+    journal = Journal()
+    begun = stage_pb2.Decode(number=2, clean=prompt, remaining=400)
+    after = journal.advance(begun, written)
+    assert (after.number, after.start, after.clean) == (
+        2 + len(written),
+        len(prompt) + len(written) - 1,
+        written[-1:],
+    )
+    assert after.remaining == 400 - len(written)
+    again = journal.replay(after)
+    assert isinstance(again, stage_pb2.Decode)
+    assert (again.start, again.clean) == (0, prompt + written)
+    assert again.reads[0] == len(prompt), "the prompt was read as a whole"
+    assert sum(again.reads) == len(prompt) + len(written) - 1
+    assert max(again.reads[1:], default=1) <= READ_BYTES
+
+
+def test_guesses_that_were_wrong_are_forgotten() -> None:
+    journal = Journal()
+    journal.add(step(clean=b"promptGUESS", draft=5), start=8)
+    assert journal.text == b"promptGU"
+    journal.add(step(start=8, clean=b"xyz", draft=2), start=9)
+    assert journal.text == b"promptGUx"
+    again = journal.replay(step(number=2, start=9, clean=b"ab", draft=1))
+    assert (again.clean, list(again.reads)) == (b"promptGUxab", [6, 3]), "guesses are read apart from the prompt"
+
+
+def test_a_long_prompt_is_read_as_it_was_before_its_guesses() -> None:
+    """75 = 72 + 3: read in one piece, the last bits would be others."""
+    journal = Journal()
+    journal.add(step(clean=bytes(72) + b"GUESS", draft=5), start=75)
+    journal.add(step(start=75, clean=b"xyz", draft=2), start=76)
+    again = journal.replay(step(number=2, start=76, clean=b"a"))
+    assert list(again.reads) == [72, 4]
+    journal = Journal()
+    journal.add(step(clean=b"promptGUESS", draft=5), start=6)
+    assert journal.reads == [6], "no guess was right"
+
+
+def test_candidates_keep_every_read() -> None:
+    journal = Journal()
+    journal.add(step(clean=b"prompt", candidates=[b"x"]), start=6)
+    journal.add(step(start=6, clean=b"one", candidates=[b"x"]), start=9)
+    again = journal.replay(step(start=9, clean=b"two", candidates=[b"x"]))
+    assert list(again.reads) == [6, 3]
+
+
+TOKENS = Alphabet(300)
+tokens = st.lists(st.integers(0, 299), min_size=1, max_size=90)
+
+
+@given(prompt=tokens, written=tokens, wrong=st.lists(st.integers(0, 299), max_size=5))
+def test_a_journal_of_tokens_counts_tokens(prompt: list[int], written: list[int], wrong: list[int]) -> None:
+    journal = Journal(TOKENS)
+    after = journal.advance(stage_pb2.Decode(clean=TOKENS.encode(prompt), remaining=400), TOKENS.encode(written))
+    due = len(prompt) + len(written) - 1
+    assert (after.number, after.start, after.remaining) == (len(written), due, 400 - len(written))
+    assert TOKENS.symbols(after.clean) == written[-1:]
+    guessed = step(start=due, clean=TOKENS.encode([written[-1], *wrong]), draft=len(wrong))
+    journal.add(guessed, due + 1)
+    again = journal.replay(step(start=due + 1, clean=TOKENS.encode([7])))
+    assert isinstance(again, stage_pb2.Decode)
+    assert TOKENS.symbols(again.clean) == [*prompt, *written, 7]
+    assert (again.reads[0], sum(again.reads)) == (len(prompt), len(prompt) + len(written))

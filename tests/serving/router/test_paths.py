@@ -1,0 +1,146 @@
+"""Which hosts a request goes through."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.router.paths import HostLink, Suspects, best_path
+from serving.router.topology import HostEntry
+from stages.v1 import stage_pb2
+
+HELD = ("c", "a", "")
+
+
+class Relay:
+    least_rtt_ms: float | None = None
+
+
+def make(name: str, blocks: tuple[int, ...], rtt_ms: float = 10.0, parts: int = 2, **links: float | str) -> HostLink:
+    """A host as described. links: round trip to another one, or why it cannot be used."""
+    link = HostLink.__new__(HostLink)
+    link.entry, link.problem, link.sessions, link.hop_ms = HostEntry(name, name, blocks, name), "", 0, 5.0
+    link.relay = Relay()  # type: ignore[assignment]
+    link.relay.least_rtt_ms = rtt_ms  # type: ignore[misc]
+    dialled = [
+        stage_pb2.LinkInfo(address=to, problem=x) if isinstance(x, str) else stage_pb2.LinkInfo(address=to, rtt_ms=x)
+        for to, x in links.items()
+    ]
+    link.hear(stage_pb2.DescribeResponse(releases=[release("a", parts)], links=dialled))
+    return link
+
+
+def release(ar: str, parts: int = 2, loading: bool = False) -> stage_pb2.Release:
+    chain = stage_pb2.ModelInfo(digest="c", parts=parts)
+    return stage_pb2.Release(name=ar, chain=chain, ar=stage_pb2.ModelInfo(digest=ar), loading=loading)
+
+
+def names(links: list[HostLink], avoid: tuple[str, ...] = (), suspects: Suspects | None = None) -> str | None:
+    path = best_path(links, HELD, suspects or Suspects(), avoid)
+    return None if path is None else " ".join(link.entry.name for link in path)
+
+
+def square() -> list[HostLink]:
+    """Two hosts for each of two halves; from a to x is near, from b to y too."""
+    return [
+        make("a", (0,), x=10.0, y=80.0),
+        make("b", (0,), x=80.0, y=20.0),
+        make("x", (1,), a=10.0, b=80.0),
+        make("y", (1,), a=80.0, b=20.0),
+    ]
+
+
+def test_the_nearest_hosts_are_taken() -> None:
+    assert names(square()) == "a x"
+
+
+def test_a_busy_one_is_left() -> None:
+    links = square()
+    links[0].sessions = 10
+    assert names(links) == "b y"
+
+
+@pytest.mark.parametrize("lost", ["a", "x"])
+def test_a_lost_one_is_gone_round(lost: str) -> None:
+    links = square()
+    next(link for link in links if link.entry.name == lost).problem = "lost"
+    assert lost not in str(names(links)).split()
+
+
+def test_those_to_avoid_are_taken_where_there_is_no_other() -> None:
+    assert names(square(), ("a", "x")) == "b y"
+    assert names(square(), ("a", "b", "x", "y")) == "a x"
+    assert names(square()[:3], ("b",)) == "a x"
+
+
+def test_a_link_that_failed_is_gone_round() -> None:
+    suspects = Suspects()
+    suspects.add("a", "x")
+    assert names(square(), suspects=suspects) == "b y"
+
+
+def test_a_link_that_is_cut_leads_nowhere() -> None:
+    one = [make("a", (0,), x="cut", y=50.0), make("x", (1,), a=1.0), make("y", (1,), a=50.0)]
+    assert names(one) == "a y"
+    assert names(one[:2]) is None
+
+
+def test_other_weights_are_not_mixed_in() -> None:
+    links = square()
+    exchange(links[0], release("other"))
+    assert names(links) == "b y"
+    assert best_path(links, ("c", "other", ""), Suspects()) is None
+
+
+def test_a_host_takes_part_with_each_release_that_it_has_loaded() -> None:
+    links = square()
+    exchange(links[0], release("a"), release("other"))
+    exchange(links[2], release("a"), release("other", loading=True))
+    assert names(links) == "a x"
+    assert best_path(links, ("c", "other", ""), Suspects()) is None
+    exchange(links[2], release("other"))
+    assert names(links) == "b y"
+    path = best_path(links, ("c", "other", ""), Suspects())
+    assert path is not None
+    assert [link.entry.name for link in path] == ["a", "x"]
+
+
+def exchange(link: HostLink, *releases: stage_pb2.Release) -> None:
+    assert link.info is not None
+    link.hear(stage_pb2.DescribeResponse(releases=releases, links=link.info.links))
+
+
+def test_one_host_can_be_a_whole_path() -> None:
+    whole = make("w", (0, 1), rtt_ms=100.0)
+    assert names([*square(), whole]) == "a x"
+    assert names([whole]) == "w"
+    assert names([*square()[:1], whole]) == "w"
+
+
+def test_a_way_that_ends_too_early_is_none() -> None:
+    assert names([make("a", (0,), x=1.0, parts=3), make("x", (1,), a=1.0, parts=3)]) is None
+    assert names([make("a", (0,), z=1.0, parts=3), make("z", (2,), a=1.0, parts=3)]) is None
+
+
+@given(st.lists(st.integers(1, 100), min_size=12, max_size=12), st.sets(st.integers(0, 5)))
+def test_the_cheapest_of_all_ways_is_found(rtts_ms: list[int], lost: set[int]) -> None:
+    """Against trying them all: two hosts for each of three blocks."""
+    pairs = [(i, j) for i in range(6) for j in range(6) if j // 2 == (i // 2 + 1) % 3]
+    rtt_ms = dict(zip(pairs, rtts_ms, strict=True))
+    links = [
+        make(f"h{i}", (i // 2,), parts=3, **{f"h{b}": float(ms) for (a, b), ms in rtt_ms.items() if a == i})
+        for i in range(6)
+    ]
+    for i in lost:
+        links[i].problem = "lost"
+    costs = {
+        f"h{i} h{j} h{k}": rtt_ms[i, j] + rtt_ms[j, k] + rtt_ms[k, i]
+        for i, j, k in product((0, 1), (2, 3), (4, 5))
+        if not {i, j, k} & lost
+    }
+    found = names(links)
+    assert (found is None) == (not costs)
+    assert found is None or costs[found] == min(costs.values())

@@ -1,0 +1,315 @@
+"""What an operator sees of a real deployment: figures that add up to the answers, traces, logs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from serving.cli.__main__ import main
+from serving.cli.deployment import Deployment, temporary_deployment
+from serving.cli.ports import free_port_block
+from serving.client.client import Client, RequestRefused, Result
+from serving.router.records import ROUTER_METRICS, UNKNOWN_MODE, RequestRecords, RouterCounters
+from serving.router.topology import Topology, local_topology
+from serving.v1 import router_pb2, router_pb2_grpc
+from stages.host.metrics import STAGE_METRICS
+from stages.wire.channel import open_blocking_channel
+from stages.wire.status import REQUEST_KEY
+
+SECRET = "Xyzzy"
+PROMPT = f"The sea was calm. {SECRET} was "
+REQUESTS: list[dict[str, Any]] = [
+    {"mode": "sweep", "max_bytes": 40, "seed": 1},
+    {"mode": "chunked", "max_bytes": 40, "seed": 2, "chunk": 9},
+    {"mode": "ar", "max_bytes": 12, "seed": 3},
+    {"mode": "ar-speculative", "max_bytes": 24, "seed": 4, "draft": 5},
+    {"mode": "resample", "max_bytes": 24, "seed": 5, "chunk": 10, "candidates": 6, "scorer": "chain"},
+    {"mode": "verified", "max_bytes": 24, "seed": 6, "draft": 5, "scorer": "ar"},
+    {"mode": "local", "max_bytes": 12, "seed": 7},
+]
+Figures = dict[tuple[str, ...], float]
+"""By sample name and label values, in the order of the labels' names."""
+
+
+@pytest.fixture(scope="module")
+def spans(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("spans") / "spans.jsonl"
+
+
+@pytest.fixture(scope="module")
+def watched(bundles: Path, spans: Path) -> Iterator[Deployment]:
+    """Three hosts and a router as processes, with everything on."""
+    topology = local_topology(3, 3, bundles / "scored", free_port_block(4) + 1)
+    options = ["--metrics", "127.0.0.1:0", "--traces", f"file:{spans}", "--log-format", "json"]
+    with temporary_deployment(
+        topology, bundles / "scored", host_options=options, router_options=[*options, "--trace-share", "1"]
+    ) as deployment:
+        yield deployment
+
+
+@pytest.fixture(scope="module")
+def asked(watched: Deployment) -> list[Result]:
+    with Client(watched.topology.router) as client:
+        return [client.generate(PROMPT, **request) for request in REQUESTS]
+
+
+def log_lines(deployment: Deployment, name: str) -> list[dict[str, Any]]:
+    """Its own: gRPC's core writes to stderr as well."""
+    lines = (deployment.directory / f"{name}.log").read_text().splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def scrape(deployment: Deployment, name: str) -> Figures:
+    log = (deployment.directory / f"{name}.log").read_text()
+    found = re.search(r"http://[0-9.:]+/metrics", log)
+    assert found is not None
+    text = urllib.request.urlopen(found[0], timeout=10).read().decode()
+    return {
+        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def total(figures: Figures, name: str) -> float:
+    return sum(value for key, value in figures.items() if key[0] == name)
+
+
+# Metrics
+
+
+def test_the_router_s_figures_are_those_of_its_answers(
+    watched: Deployment, asked: list[Result], until: Callable[..., Any]
+) -> None:
+    def scraped() -> Figures | None:
+        found = scrape(watched, "router")
+        return found if total(found, "onesweep_router_request_seconds_count") >= len(asked) else None
+
+    router: Figures = until(scraped)
+    for r in asked:
+        expected = {
+            "onesweep_router_output_bytes_total": r.output_bytes,
+            "onesweep_router_sweeps_total": r.sweeps,
+            "onesweep_router_hops_total": r.hops,
+            "onesweep_router_wire_bytes_total": r.wire_bytes_total,
+            "onesweep_router_output_tokens_total": r.output_tokens,
+            "onesweep_router_drafted_tokens_total": r.drafted,
+            "onesweep_router_accepted_tokens_total": r.accepted,
+            "onesweep_router_reached_tokens_total": r.reached,
+            "onesweep_router_request_seconds_count": 1,
+        }
+        assert {name: router[name, r.mode] for name in expected} == expected
+        assert router["onesweep_router_requests_total", "OK", r.mode] == 1
+        assert router["onesweep_router_compute_seconds_total", r.mode] == pytest.approx(r.compute_ms / 1000, abs=1e-6)
+        assert router["onesweep_router_request_seconds_sum", r.mode] == pytest.approx(r.latency_ms / 1000, abs=1e-6)
+        first_byte = router["onesweep_router_first_byte_seconds_sum", r.mode]
+        assert first_byte == pytest.approx(r.first_byte_ms / 1000, abs=1e-6)
+    assert total(router, "onesweep_router_host_ready") == 3
+    assert router["onesweep_router_ready",] == 1
+
+
+def test_the_hosts_figures_add_up_to_what_the_answers_say(watched: Deployment, asked: list[Result]) -> None:
+    scraped = {name: scrape(watched, name) for name in ("host-1", "host-2", "host-3", "router")}
+    hosts = [figures for name, figures in scraped.items() if name != "router"]
+    shares = {share.name: [0.0, 0.0] for result in asked for share in result.hosts}
+    for result in asked:
+        for share in result.hosts:
+            shares[share.name][0] += share.compute_ms / 1000
+            shares[share.name][1] += share.queue_ms / 1000
+    for name, (compute_s, queue_s) in shares.items():
+        # each share of an answer was rounded to a microsecond
+        assert total(scraped[name], "onesweep_stage_hop_compute_seconds_sum") == pytest.approx(compute_s, abs=1e-5)
+        assert total(scraped[name], "onesweep_stage_hop_queue_seconds_sum") == pytest.approx(queue_s, abs=1e-5)
+        hops = total(scraped[name], "onesweep_stage_hop_compute_seconds_count")
+        assert hops == sum(result.sweeps for result in asked)
+        assert scraped[name]["onesweep_stage_hop_compute_seconds_count", "chain"] == 6  # one sweep, five chunks
+    received = sum(total(figures, "onesweep_stage_received_bytes_total") for figures in hosts)
+    results = sum(total(figures, "onesweep_stage_result_bytes_total") for figures in hosts)
+    assert received + results == sum(result.wire_bytes_total for result in asked)
+    sent = sum(total(figures, "onesweep_stage_link_sent_bytes_total") for figures in hosts)
+    assert sent + total(scraped["router"], "onesweep_router_sent_bytes_total") == received
+    handed = sum(total(figures, "onesweep_stage_link_handover_seconds_count") for figures in hosts)
+    handed += total(scraped["router"], "onesweep_router_handover_seconds_count")
+    assert handed == sum(result.hops - result.sweeps for result in asked)  # a result is a hop, but not handed over
+    assert all(total(figures, "onesweep_stage_link_up") == 1 for figures in hosts)
+    assert all(figures["onesweep_stage_ready",] == 1 for figures in hosts)
+
+
+def test_what_is_scraped_is_what_is_documented(watched: Deployment, asked: list[Result]) -> None:
+    for name, families in (("host-1", STAGE_METRICS), ("router", ROUTER_METRICS)):
+        own = {key[0] for key in scrape(watched, name) if key[0].startswith("onesweep_")}
+        known = {series for family in families for series in family.series}
+        assert own <= known
+        silent = {family.name for family in families if not own & set(family.series)}
+        without_tls = {family.name for family in families if "certificate" in family.name}
+        assert silent <= {"onesweep_stage_refused_total", "onesweep_stage_faults_total", *without_tls}
+
+
+def test_requests_that_fail_are_counted_by_code_and_no_made_up_mode_is_a_label(
+    watched: Deployment, asked: list[Result], until: Callable[..., Any]
+) -> None:
+    with Client(watched.topology.router) as client:
+        for settings in ({"mode": "made-up"}, {"mode": "sweep", "max_bytes": 4000}):
+            with pytest.raises(RequestRefused) as caught:
+                client.generate(PROMPT, **settings)
+            assert re.fullmatch("[0-9a-f]{16}", caught.value.request)
+        with contextlib.closing(client.stream(PROMPT, mode="ar", max_bytes=400)) as pieces:
+            assert next(pieces)  # and then its client goes away
+    codes = [("INVALID_ARGUMENT", UNKNOWN_MODE), ("INVALID_ARGUMENT", "sweep"), ("CANCELLED", "ar")]
+    until(lambda: all(scrape(watched, "router").get(("onesweep_router_requests_total", *code)) == 1 for code in codes))
+    figures = scrape(watched, "router")
+    assert not any("made-up" in key for key in figures)
+    assert [line["mode"] for line in log_lines(watched, "router") if line.get("code") == "CANCELLED"] == ["ar"]
+
+
+# Traces
+
+
+def test_a_sweep_over_three_hosts_has_a_span_a_hop(
+    watched: Deployment, asked: list[Result], spans: Path, until: Callable[..., Any]
+) -> None:
+    def spans_of(result: Result, count: int) -> list[dict[str, Any]]:
+        found = [json.loads(line) for line in spans.read_text().splitlines()]
+        own = [span for span in found if span["attributes"]["onesweep.request"] == result.request]
+        return own if len(own) >= count else []
+
+    for result in asked[:3]:
+        pushes = 1 if result.mode == "ar" else result.sweeps  # the ring makes the steps of `ar` itself
+        own = until(lambda result=result, pushes=pushes: spans_of(result, 1 + pushes + 3 * result.sweeps))
+        assert len({span["context"]["trace_id"] for span in own}) == 1
+        (request,) = [span for span in own if span["name"] == "request"]
+        sweeps = [span for span in own if span["name"] == "sweep"]
+        assert request["parent_id"] is None
+        assert request["attributes"]["onesweep.mode"] == result.mode
+        assert {span["parent_id"] for span in sweeps} == {request["context"]["span_id"]}
+        assert len(sweeps) == pushes
+        hops = [span for span in own if span["name"] == "hop"]
+        for sweep in sweeps:
+            below = [hop for hop in hops if hop["parent_id"] == sweep["context"]["span_id"]]
+            names = [hop["resource"]["attributes"]["service.instance.id"] for hop in below]
+            each = result.sweeps // pushes
+            assert sorted(names) == sorted(["host-1", "host-2", "host-3"] * each)
+            assert all(hop["start_time"] >= sweep["start_time"] for hop in below)
+        shares = {share.name: share.compute_ms for share in result.hosts}
+        for name, compute_ms in shares.items():
+            own_hops = [hop for hop in hops if hop["resource"]["attributes"]["service.instance.id"] == name]
+            traced = sum(hop["attributes"]["onesweep.compute_ms"] for hop in own_hops)
+            assert traced == pytest.approx(compute_ms, abs=1e-3)
+    assert all(span["resource"]["attributes"]["service.version"] for span in own)
+
+
+def test_nothing_is_traced_where_the_lot_says_no(
+    bundles: Path, tmp_path: Path, local_ring: Callable[..., Any], until: Callable[..., Any]
+) -> None:
+    """And texts do not depend on who watches."""
+    from stages.telemetry.observability import ObservabilitySettings
+
+    path = tmp_path / "spans"
+    texts = []
+    for share in (0.0, 1.0):
+        seeing = ObservabilitySettings(traces=f"file:{path}", trace_share=share)
+        with local_ring(bundles / "own", 1, seeing=seeing) as client:
+            texts.append(client.generate(PROMPT, mode="ar", max_bytes=6, seed=1).output)
+        written = [json.loads(line)["name"] for line in path.read_text().splitlines()]
+        assert written == ([] if share == 0 else ["sweep", "request"])  # its host traces nothing: it was not told to
+    assert texts[0] == texts[1]
+
+
+# Logs and names
+
+
+def test_every_request_has_a_line_and_no_line_has_a_prompt(watched: Deployment, asked: list[Result]) -> None:
+    names = ["router", *(host.name for host in watched.topology.hosts)]
+    lines = {name: log_lines(watched, name) for name in names}
+    for name, entries in lines.items():
+        assert all({"time", "level", "logger", "name", "message"} <= entry.keys() for entry in entries)
+        assert {entry["name"] for entry in entries} == {name}
+    ended = {line["request"]: line for line in lines["router"] if "request" in line}
+    for result in asked:
+        line = ended[result.request]
+        assert (line["mode"], line["code"], line["level"]) == (result.mode, "OK", "INFO")
+        assert (line["sweeps"], line["bytes"]) == (result.sweeps, result.output_bytes)
+        assert line["ms"] >= result.latency_ms
+    with Client(watched.topology.router) as client, pytest.raises(RequestRefused):
+        client.generate("x", mode=f"{SECRET}")
+    with Client(watched.topology.router) as client, pytest.raises(RequestRefused):
+        client.generate("x", codec=f"{SECRET}")
+    assert not any(SECRET in path.read_text() for path in watched.directory.glob("*.log"))
+
+
+def test_the_name_is_in_the_metadata_from_the_beginning(watched: Deployment, asked: list[Result]) -> None:
+    with open_blocking_channel(watched.topology.router) as channel:
+        stub = router_pb2_grpc.RouterServiceStub(channel)
+        call = stub.Generate(router_pb2.GenerateRequest(prompt=b"x", mode="local", max_bytes=4), timeout=20)
+        initial = dict(call.initial_metadata())
+        *_, last = call
+        assert initial[REQUEST_KEY] == last.summary.request == dict(call.trailing_metadata())[REQUEST_KEY]
+        failed = stub.Generate(router_pb2.GenerateRequest(mode="local"), timeout=20)
+        with pytest.raises(grpc.RpcError):
+            next(failed)
+        assert dict(failed.trailing_metadata())[REQUEST_KEY] == dict(failed.initial_metadata())[REQUEST_KEY]
+
+
+def test_every_family_of_the_router_is_read() -> None:
+    read = RouterCounters().reader(router_pb2.StatusResponse)()
+    assert list(read) == [family.name for family in ROUTER_METRICS]
+    for family in ROUTER_METRICS:
+        assert family.name.endswith("_total") == (family.kind == "counter")
+        assert all(len(labels) == len(family.labels) for labels in read[family.name])
+
+
+@pytest.mark.parametrize(("deadline_unix_ms", "code"), [(0, "DEADLINE_EXCEEDED"), (1 << 45, "CANCELLED")])
+def test_a_call_that_grpc_ends_was_late_or_given_up(deadline_unix_ms: int, code: str) -> None:
+    figures = RouterCounters()
+    with pytest.raises(asyncio.CancelledError), RequestRecords(figures).open("ar", deadline_unix_ms):
+        raise asyncio.CancelledError
+    assert figures.modes["ar"].codes == {code: 1}
+
+
+def test_an_error_nobody_foresaw_is_counted_too() -> None:
+    figures = RouterCounters()
+    with pytest.raises(ZeroDivisionError), RequestRecords(figures).open("local", 1 << 45):
+        raise ZeroDivisionError
+    assert figures.modes["local"].codes == {"UNKNOWN": 1}
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--metrics", "x"], "--metrics 'x' must be HOST:PORT"),
+        (["--metrics", "0.0.0.0:0"], "--metrics 0.0.0.0:0 could be read from other machines"),
+        (["--traces", "10.8.0.1:4317"], "is another machine and traffic is not encrypted"),
+        (["--traces", "file:no/such/folder/file"], "cannot write no/such/folder/file: No such file or directory"),
+        (["--log-format", "xml"], "unknown --log-format 'xml'; choose from text, json"),
+    ],
+)
+@pytest.mark.parametrize("command", ["stage", "host", "router"])
+def test_mistakes_end_in_a_sentence(
+    bundles: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, options: list[str], sentence: str
+) -> None:
+    topology: Topology = local_topology(1, 3, bundles / "own", free_port_block(2) + 1)
+    path = tmp_path / "topology.toml"
+    path.write_text(topology.to_toml())
+    checkpoint = ["--checkpoint", str(bundles / "own")]
+    arguments = {
+        "stage": ["stage", *checkpoint, "--blocks", "0,1,2", "--listen", topology.hosts[0].listen],
+        "host": ["host", topology.hosts[0].name, "--topology", str(path), *checkpoint],
+        "router": ["router", "--topology", str(path), *checkpoint],
+    }
+    assert main([*arguments[command], *options]) == 2
+    printed = capsys.readouterr().err
+    assert sentence in printed.splitlines()[-1]
+    assert "Traceback" not in printed

@@ -1,0 +1,205 @@
+"""Two hosts for every block: one dies or freezes in the middle of a request, and the text is the same."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.cli.deployment import Deployment, temporary_deployment
+from serving.cli.ports import free_port_block
+from serving.client.client import Client, Result
+from serving.router.topology import HostEntry, Topology
+from stages.host.host import Host
+from stages.v1 import stage_pb2
+
+Until = Callable[..., Any]
+Describe = Callable[[str], stage_pb2.DescribeResponse]
+PROMPT = b"The sea was calm. The sea was "
+REQUESTS: dict[str, dict[str, Any]] = {
+    "ar": {"mode": "ar", "max_bytes": 300},
+    "ar int8": {"mode": "ar", "max_bytes": 300, "codec": "int8"},
+    "chunked": {"mode": "chunked", "max_bytes": 150, "chunk": 3},
+    "ar-speculative": {"mode": "ar-speculative", "max_bytes": 300, "draft": 2},
+    "resample": {"mode": "resample", "max_bytes": 150, "chunk": 3, "candidates": 8},
+    "verified": {"mode": "verified", "max_bytes": 150, "draft": 2},
+    "infill": {"mode": "infill", "max_bytes": 100, "chunk": 3, "suffix": b" and so on"},
+}
+
+
+def doubled(checkpoint: Path) -> Topology:
+    """Blocks 0 and 1 on two hosts, block 2 on two others."""
+    port = free_port_block(5)
+    spans = {"a-1": (0, 1), "a-2": (0, 1), "b-1": (2,), "b-2": (2,)}
+    addresses = [f"127.0.0.1:{port + 1 + i}" for i in range(4)]
+    hosts = [
+        HostEntry(name, address, blocks, address)
+        for (name, blocks), address in zip(spans.items(), addresses, strict=True)
+    ]
+    return Topology(tuple(hosts), f"127.0.0.1:{port}", checkpoint)
+
+
+@pytest.fixture(scope="module")
+def doubles(bundles: Path) -> Iterator[Deployment]:
+    topology = doubled(bundles / "scored")
+    with temporary_deployment(topology, bundles / "scored") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def caller(doubles: Deployment) -> Iterator[Client]:
+    with Client(doubles.topology.router) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def all_ready(caller: Client, until: Until) -> Callable[[], None]:
+    def ready() -> bool:
+        hosts = caller.status().hosts
+        return all(host.ready and not any(link.problem for link in host.links) for host in hosts)
+
+    return lambda: until(ready, 30)
+
+
+@pytest.fixture(scope="module")
+def references(bundles: Path, local_ring: Callable[..., Any]) -> dict[str, bytes]:
+    """From hosts that nothing happens to."""
+    with local_ring(bundles / "scored", 3) as client:
+        return {name: client.generate(PROMPT, seed=3, **request).output for name, request in REQUESTS.items()}
+
+
+class Streaming:
+    """A request in a thread of its own that has begun to write."""
+
+    def __init__(self, client: Client, request: dict[str, Any]) -> None:
+        self.output, self.result = b"", None
+        self._begun = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(client, request))
+        self._thread.start()
+        assert self._begun.wait(30)
+
+    def _run(self, client: Client, request: dict[str, Any]) -> None:
+        try:
+            for item in client.stream(PROMPT, seed=3, **request):
+                if isinstance(item, Result):
+                    self.result = item
+                else:
+                    self.output += item
+                    self._begun.set()
+        finally:
+            self._begun.set()
+
+    def end(self) -> Result:
+        self._thread.join(60)
+        assert isinstance(self.result, Result)
+        assert self.result.output == self.output
+        return self.result
+
+
+def busy(doubles: Deployment, describe: Describe, letter: str) -> str:
+    """The host of two with the same blocks that has a session."""
+    hosts = [host for host in doubles.topology.hosts if host.name.startswith(letter)]
+    counts = {host.name: describe(host.address).counters.sessions for host in hosts}
+    return max(counts, key=lambda name: counts[name])
+
+
+@pytest.mark.parametrize(("name", "letter"), list(zip(REQUESTS, "abababa", strict=True)))
+def test_a_host_that_is_killed(
+    doubles: Deployment,
+    caller: Client,
+    describe: Describe,
+    all_ready: Callable[[], None],
+    references: dict[str, bytes],
+    name: str,
+    letter: str,
+) -> None:
+    all_ready()
+    request = Streaming(caller, REQUESTS[name])
+    victim = busy(doubles, describe, letter)
+    doubles.kill(victim)
+    result = request.end()
+    assert result.output == references[name]
+    assert result.replays >= 1
+    assert caller.generate(PROMPT, seed=3, **REQUESTS[name]).output == references[name], "without that host"
+    doubles.revive(victim)
+
+
+@pytest.mark.parametrize(("name", "letter"), [("ar", "b"), ("chunked", "a"), ("resample", "b")])
+def test_a_host_that_freezes(
+    doubles: Deployment,
+    caller: Client,
+    describe: Describe,
+    all_ready: Callable[[], None],
+    until: Until,
+    references: dict[str, bytes],
+    name: str,
+    letter: str,
+) -> None:
+    all_ready()
+    request = Streaming(caller, REQUESTS[name])
+    victim = busy(doubles, describe, letter)
+    os.kill(doubles.processes[victim], signal.SIGSTOP)
+    try:
+        result = request.end()
+    finally:
+        os.kill(doubles.processes[victim], signal.SIGCONT)
+    assert result.output == references[name]
+    assert result.replays >= 1
+    all_ready()
+    until(lambda: sum(describe(host.address).counters.sessions for host in doubles.topology.hosts) == 0, 5)
+
+
+def test_a_host_that_is_slow_is_overtaken(
+    bundles: Path,
+    servers: Any,
+    wait_ready: Callable[..., None],
+    references: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It takes longer for a sweep than a request has for all."""
+    slow, go_on = threading.Event(), Host._go_on
+    victim: list[str] = []
+
+    def late(self: Host, job: Any, outcome: Any) -> None:
+        name = self.settings.name
+        if slow.is_set() and not victim and name.startswith("b-") and job.reply is None:
+            victim.append(name)  # whichever of the two is given work
+        if name in victim:
+            asyncio.get_running_loop().call_later(60.0, go_on, self, job, outcome)
+        else:
+            go_on(self, job, outcome)
+
+    monkeypatch.setattr(Host, "_go_on", late)
+    topology = doubled(bundles / "scored")
+    servers.hosts(topology, bundles / "scored")
+    servers.router(topology, bundles / "scored", ring={"hop_timeout_s": 10.0})
+    wait_ready(topology.router)
+    with Client(topology.router) as client, ThreadPoolExecutor(4) as threads:
+
+        def ask(_: int) -> Result:
+            return client.generate(PROMPT, seed=3, **REQUESTS["chunked"], timeout_s=45.0)
+
+        assert {result.output for result in threads.map(ask, range(4))} == {references["chunked"]}
+        slow.set()
+        results = list(threads.map(ask, range(4)))
+    assert {result.output for result in results} == {references["chunked"]}
+    assert max(result.replays for result in results) >= 1
+
+
+def test_hosts_take_turns(caller: Client, all_ready: Callable[[], None], until: Until) -> None:
+    all_ready()
+    used: set[str] = set()
+
+    def every_host_was_used() -> bool:
+        streams = [Streaming(caller, {**REQUESTS["ar"], "max_bytes": 200}) for _ in range(6)]
+        used.update(host.name for stream in streams for host in stream.end().hosts)
+        return used == {"a-1", "a-2", "b-1", "b-2"}
+
+    until(every_host_was_used, 60)  # a loaded machine may show one replica as far away for a while

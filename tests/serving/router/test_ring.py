@@ -1,0 +1,133 @@
+"""The ring itself: hosts that come, go and come back under other names, and those that were found to lie."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.cli.ports import free_port_block
+from serving.router.accounting import Account
+from serving.router.ring import Ring, RingView
+from serving.router.session import Session
+from serving.router.topology import Topology, local_topology
+from stages.errors import InputError
+from stages.v1 import stage_pb2
+from stages.wire.status import StatusError
+
+READY_S = 30.0
+
+
+@pytest.fixture
+def topology(bundles: Path, servers: Any) -> Topology:
+    """Of two hosts that run."""
+    planned = local_topology(2, 3, bundles / "own", free_port_block(3) + 1)
+    servers.hosts(planned, bundles / "own")
+    return planned
+
+
+def tell(topology: Topology, story: Callable[[Ring], Awaitable[Any]]) -> Any:
+    async def main() -> Any:
+        ring = Ring(topology.hosts)
+        await ring.open()
+        try:
+            await RingView(ring).usable(READY_S)
+            return await asyncio.wait_for(story(ring), 60)
+        finally:
+            await ring.close()
+
+    return asyncio.run(main())
+
+
+async def write(ring: Ring) -> bytes:
+    """A byte by `ar`."""
+    view = RingView(ring)
+    await view.usable(READY_S)
+    deadline = 2**42
+    with Session(view, "ar", 8, deadline, Account()) as session:
+        await session.push(stage_pb2.Decode(clean=b"The sea", remaining=1, codec="fp32"))
+        return (await session.event()).text
+
+
+def test_a_host_comes_back_under_another_name(topology: Topology) -> None:
+    """At the same address: the link to it is a new one, and is kept."""
+
+    async def story(ring: Ring) -> None:
+        before = await write(ring)
+        for round_ in range(2):
+            ring.set_hosts([replace(host, name=f"{host.name}-{round_}") for host in topology.hosts])
+            assert {link.problem != "" for link in ring.links} == {True}
+            assert await write(ring) == before
+        assert [link.entry.name for link in ring.links] == ["host-1-1", "host-2-1"]
+
+    tell(topology, story)
+
+
+def test_one_that_may_not_be_dialled_changes_nothing(topology: Topology) -> None:
+    async def story(ring: Ring) -> None:
+        links, keepers = list(ring.links), dict(ring._keepers)
+        fresh = replace(topology.hosts[0], name="fresh")
+        with pytest.raises(InputError, match="is on another machine and traffic would not be encrypted"):
+            ring.set_hosts([fresh, replace(topology.hosts[1], name="far", address="192.0.2.1:7701")])
+        assert ring.links == links
+        assert ring._keepers == keepers
+        assert len(await write(ring)) == 1
+
+    tell(topology, story)
+
+
+def test_who_asks_a_host_that_is_taken_out_hears_its_answer(topology: Topology) -> None:
+    """And a later question is refused with a sentence."""
+
+    async def story(ring: Ring) -> None:
+        link = ring.links[0]
+        asked = asyncio.create_task(link.relay.describe(READY_S))
+        await asyncio.sleep(0)  # it is on its way
+        ring.set_hosts(topology.hosts[1:])
+        assert (await asked).name == "host-1"
+        with pytest.raises(StatusError, match=r"the link to host host-1 at .* was closed"):
+            await link.relay.run(stage_pb2.Hop(deadline_unix_ms=2**42), onward=False)
+        await link.release("some session")
+
+    tell(topology, story)
+
+
+def test_a_liar_that_registers_again_is_no_better(topology: Topology) -> None:
+    async def story(ring: Ring) -> None:
+        ring.quarantine(ring.links[1], "it computed something else than two others")
+        ring.set_hosts(topology.hosts[:1])
+        ring.set_hosts(topology.hosts)
+        while "is quarantined: an audit found that it computed" not in ring.links[1].problem:
+            await asyncio.sleep(0.01)
+        assert ring.choose(next(iter(ring.links[0].held))) is None
+
+    tell(topology, story)
+
+
+def test_a_long_pause_between_messages_is_no_silence(topology: Topology) -> None:
+    async def story(ring: Ring) -> None:
+        link = ring.links[0]
+        link.relay.answered_at = time.monotonic() - 30.0
+        assert link.silent_s(60.0) is None
+        assert (link.silent_s(0.15) or 0.0) >= 30.0
+
+    tell(topology, story)
+
+
+def test_a_job_that_fails_is_told(topology: Topology, caplog: pytest.LogCaptureFixture) -> None:
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    async def story(ring: Ring) -> None:
+        ring.spawn(fail())
+        await asyncio.sleep(0.01)
+
+    tell(topology, story)
+    critical = [record for record in caplog.records if record.levelno == logging.CRITICAL]
+    assert [record.exc_info[0] for record in critical if record.exc_info] == [ZeroDivisionError]

@@ -1,0 +1,168 @@
+"""The router's own face: health, reflection, and the demo command."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from serving.cli.deployment import Deployment
+from serving.cli.ports import free_port_block
+from serving.client.client import Client, Result, RouterError
+from serving.router.active_release import ActiveRelease
+from serving.router.ring import Ring
+from serving.router.server import SERVICE, RouterSettings, _first
+from serving.router.topology import local_topology
+from stages.checkpoint.release_store import ReleaseStore, read_release_manifest
+from stages.errors import ServiceError
+from stages.wire.channel import open_blocking_channel
+
+
+def test_live_at_once_ready_with_its_hosts(bundles: Path, servers: Any, until: Callable[..., Any]) -> None:
+    topology = local_topology(1, 3, bundles / "own", free_port_block(2) + 1)
+    servers.router(topology, bundles / "own")
+    with open_blocking_channel(topology.router) as channel, Client(topology.router) as client:
+        stub = health_pb2_grpc.HealthStub(channel)
+
+        def serving(service: str) -> bool:
+            request = health_pb2.HealthCheckRequest(service=service)
+            status = stub.Check(request, timeout=20, wait_for_ready=True).status
+            return status == health_pb2.HealthCheckResponse.SERVING
+
+        assert serving("")
+        assert not serving(SERVICE)
+        until(lambda: "host-1 at" in client.status().hosts[0].reason)
+        assert list(client.status().modes) == ["local"]
+        running = servers.hosts(topology, bundles / "own")
+        until(lambda: serving(SERVICE))
+        assert client.generate("x", max_bytes=4).sweeps == 1
+        running["host-1"].end()
+        until(lambda: not serving(SERVICE))
+        assert serving("")
+        servers.hosts(topology, bundles / "own")
+        until(lambda: serving(SERVICE))
+        assert client.generate("x", max_bytes=4).sweeps == 1
+
+
+def test_a_router_that_stops_ends_what_it_began_and_takes_no_more(
+    bundles: Path, servers: Any, wait_ready: Callable[..., None], until: Callable[..., Any]
+) -> None:
+    topology = local_topology(1, 3, bundles / "own", free_port_block(2) + 1)
+    servers.hosts(topology, bundles / "own")
+    router = servers.router(topology, bundles / "own", drain_s=60.0)
+    wait_ready(topology.router)
+
+    def refused() -> RouterError | None:
+        try:
+            client.generate("x", max_bytes=1)
+        except RouterError as error:
+            return error
+        return None
+
+    with Client(topology.router) as client:
+        stream = client.stream("x", mode="chunked", chunk=1, max_bytes=500)
+        next(stream)
+        router.loop.call_soon_threadsafe(router.stop.set)
+        error = until(refused)
+        assert "the router is stopping: ask another one, or this one later" in str(error)
+        assert error.code is grpc.StatusCode.UNAVAILABLE
+        *_, result = stream
+        assert isinstance(result, Result)
+        assert result.output_bytes == 500
+    router.ended.result(60)
+
+
+def test_a_job_that_must_not_end_ends_the_router(
+    bundles: Path, servers: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(self: Ring) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Ring, "watch", fail)
+    router = servers.router(local_topology(1, 3, bundles / "own", free_port_block(2) + 1), bundles / "own")
+    with pytest.raises(ServiceError, match="the router cannot go on: its log says what ended"):
+        router.ended.result(60)
+    assert any(record.exc_info and record.exc_info[0] is ZeroDivisionError for record in caplog.records)
+
+
+def answers(client: Client) -> bool:
+    with contextlib.suppress(RouterError):
+        client.status()
+        return True
+    return False
+
+
+def test_latency_counts_the_wait_for_hosts(bundles: Path, servers: Any, until: Callable[..., Any]) -> None:
+    topology = local_topology(1, 3, bundles / "own", free_port_block(2) + 1)
+    servers.router(topology, bundles / "own", ring={"hop_timeout_s": 60.0})
+    with Client(topology.router) as client, ThreadPoolExecutor(1) as thread:
+        until(lambda: answers(client), 30)
+        asked = thread.submit(client.generate, "x", max_bytes=4)
+        time.sleep(1.0)
+        servers.hosts(topology, bundles / "own")
+        assert asked.result().latency_ms >= 900
+
+
+def test_reflection_lists_the_services(deployment: Deployment) -> None:
+    with open_blocking_channel(deployment.topology.router) as channel:
+        found = ProtoReflectionDescriptorDatabase(channel).get_services()
+    assert set(found) == {SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+
+
+def test_status_tells_what_can_be_served(deployment: Deployment) -> None:
+    with Client(deployment.topology.router) as client:
+        status = client.status()
+    assert status.ready
+    assert list(status.modes) == ["sweep", "chunked", "resample", "verified", "infill", "ar", "ar-speculative", "local"]
+    assert status.context_tokens == 512
+    assert all(host.rtt_ms > 0 for host in status.hosts)
+    assert len(status.chain_digest) == len(status.ar_digest) == 64
+
+
+def test_the_demo_shows_every_mode(
+    bundles: Path,
+    deployment: Deployment,
+    onesweep: Callable[..., tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there = contextlib.nullcontext(deployment)
+    monkeypatch.setattr("serving.cli.deployment.temporary_deployment", lambda topology, checkpoint: there)
+    code, out, _ = onesweep("demo", "--checkpoint", bundles / "own", "--prompt", "The sea ")
+    assert code == 0
+    assert all(f"\n{mode}:" in out for mode in ("sweep", "chunked", "ar", "ar-speculative", "local"))
+    assert "stopped" in out
+
+
+def test_a_damaged_release_on_its_shelf_does_not_keep_it_from_starting(
+    bundles: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shelf, contents = ReleaseStore(tmp_path / "shelf"), read_release_manifest(bundles / "other")
+    intake = shelf.begin(contents, lambda folder, part: True)
+    for path in intake.wanted:
+        intake.write(path, (bundles / "other" / path).read_bytes())
+    intake.finish()
+    shelf.use([contents.name])
+    topology = local_topology(3, 3, bundles / "own", free_port_block(4) + 1)
+    settings = RouterSettings(topology, topology.router, bundles / "own")
+
+    async def first() -> ActiveRelease:
+        ring = Ring(topology.hosts, settings.ring)
+        try:
+            return _first(settings, ring, shelf)
+        finally:
+            await ring.close()
+
+    assert asyncio.run(first()).directory == shelf.path(contents.name)
+    (tmp_path / "shelf" / contents.name / "local" / "manifest.json").write_text("{")
+    assert asyncio.run(first()).directory == bundles / "own"
+    assert f"release {contents.name} was deployed here and is damaged" in caplog.text
+    shelf.close()

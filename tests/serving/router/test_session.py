@@ -1,0 +1,244 @@
+"""Whom a session blames when a try fails, and what it learns of how long work takes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+import grpc
+import pytest
+
+from serving.router.accounting import Account
+from serving.router.audit import Auditor
+from serving.router.paths import Attempt, HostLink, HostPath
+from serving.router.ring import Hedging, Ring, RingSettings, RingView
+from serving.router.session import AuditFailed, Session
+from serving.router.topology import HostEntry
+from stages.v1 import stage_pb2
+from stages.wire.hop_stream import Relay, Settled
+from stages.wire.status import StatusError
+
+CODE = grpc.StatusCode
+
+
+class Wire(Relay):
+    """A link's connection that keeps what is sent, or answers it."""
+
+    answer: Callable[[stage_pb2.Hop], StatusError | None] | None = None
+
+    def send(self, hop: stage_pb2.Hop, settled: Settled) -> None:
+        if self.answer is not None:
+            settled(self.answer(hop))
+
+
+class QuietLink(HostLink):
+    """A host that is never dialled and calls itself by its blocks."""
+
+    def __init__(self, name: str, blocks: tuple[int, ...]) -> None:
+        super().__init__(HostEntry(name, f"127.0.0.1:{1000 + ord(name[0]) + int(name[-1])}", blocks, name), "router", 1)
+        self.relay = Wire(self.entry.address, 1, 1.0, name)
+        self.info = stage_pb2.DescribeResponse(name=f"stage-{blocks[0]}")
+
+    async def release(self, session: str | None = None) -> None: ...
+
+
+class RecordingRing(Ring):
+    """A ring of quiet hosts that remembers whom a session wants to avoid."""
+
+    def __init__(self, *, pieces: int = 16) -> None:
+        super().__init__((), RingSettings(pieces=pieces))
+        self.path = (QuietLink("a-1", (0,)), QuietLink("b-1", (1,)))
+        self.avoided: list[set[str]] = []
+
+    def choose(self, weights: Any, avoid: Collection[str] = ()) -> HostPath:
+        names = {link.entry.address: link.entry.name for link in self.path}
+        self.avoided.append({names[address] for address in avoid if address in names})
+        return self.path
+
+
+@pytest.mark.parametrize(
+    ("code", "host", "lost", "avoided"),
+    [
+        (CODE.UNAVAILABLE, "a-1", "b-1", {"b-1"}),
+        (CODE.UNAVAILABLE, "", "a-1", {"a-1"}),
+        (CODE.NOT_FOUND, "b-1", "", {"b-1"}),
+        (CODE.INVALID_ARGUMENT, "a-1", "b-1", {"a-1", "b-1"}),
+        (CODE.INTERNAL, "b-1", "", {"a-1", "b-1"}),
+        (CODE.NOT_FOUND, "stage-1", "", {"b-1"}),
+        (CODE.DEADLINE_EXCEEDED, "b-1", "", {"a-1", "b-1"}),
+        (CODE.PERMISSION_DENIED, "", "a-1", {"a-1", "b-1"}),
+        (CODE.ABORTED, "b-1", "", {"a-1", "b-1"}),
+    ],
+)
+def test_nonsense_may_be_anybodys_and_silence_is_one_hosts(
+    code: grpc.StatusCode, host: str, lost: str, avoided: set[str]
+) -> None:
+    async def fail_once() -> RecordingRing:
+        ring = RecordingRing()
+        session = opened(ring)
+        await session.push(stage_pb2.Decode(clean=b"a", remaining=1))
+        address = next((link.entry.address for link in ring.path if link.entry.name == lost), "")
+        session.attempts[0].fail(stage_pb2.Fault(code=code.value[0], message="no", host=host, lost=address))
+        waiting = asyncio.create_task(session.event())
+        while len(ring.avoided) < 2:
+            await asyncio.sleep(0)
+        waiting.cancel()
+        return ring
+
+    ring = asyncio.run(asyncio.wait_for(fail_once(), 10))
+    assert ring.avoided == [set(), avoided]
+
+
+def deliver(attempt: Attempt, event: stage_pb2.Event) -> None:
+    attempt.receive(attempt, event)
+
+
+def opened(ring: RecordingRing, deadline_s: float = 60.0, capacity: int = 8) -> Session:
+    deadline_ms = int((time.time() + deadline_s) * 1000)
+    return Session(RingView(ring, ("", "", "")), "ar", capacity, deadline_ms, Account())
+
+
+def ending(code: grpc.StatusCode, deadline_s: float = 60.0) -> tuple[StatusError, int]:
+    """What a request ends in whose hosts all say so, and how often they were asked."""
+
+    async def ask() -> tuple[StatusError, int]:
+        ring = RecordingRing()
+        session = opened(ring, deadline_s)
+        fault = stage_pb2.Fault(code=code.value[0], message="a sentence", host="b-1")
+        ring.path[0].relay.answer = lambda hop: ring._deliver(stage_pb2.Event(session=hop.session, fault=fault))
+        await session.push(stage_pb2.Decode(clean=b"a", remaining=1))
+        with pytest.raises(StatusError) as caught:
+            await session.event()
+        return caught.value, len(ring.avoided)
+
+    return asyncio.run(asyncio.wait_for(ask(), 30))
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (CODE.INVALID_ARGUMENT, CODE.INVALID_ARGUMENT),
+        (CODE.UNAUTHENTICATED, CODE.INTERNAL),
+        (CODE.DEADLINE_EXCEEDED, CODE.INTERNAL),
+    ],
+)
+def test_what_all_hosts_say_ends_a_request_with_their_sentence(code: grpc.StatusCode, told: grpc.StatusCode) -> None:
+    """What would look like a mistake of who asked is the router's trouble with its hosts."""
+    refusal, tries = ending(code)
+    assert (refusal.code, refusal.message, tries) == (told, "b-1: a sentence", 3)
+
+
+def test_a_deadline_that_has_passed_ends_a_request_at_once() -> None:
+    refusal, tries = ending(CODE.DEADLINE_EXCEEDED, 0.0)
+    assert (refusal.code, tries) == (CODE.DEADLINE_EXCEEDED, 1)
+
+
+def test_results_without_end_are_nonsense() -> None:
+    async def flood() -> RecordingRing:
+        ring = RecordingRing()
+        session = opened(ring)
+        await session.push(stage_pb2.Decode(number=5, clean=b"a", remaining=1))
+        for _ in range(10_000):  # each looks as if it came late
+            deliver(session.attempts[0], stage_pb2.Event(number=0, text=b"b"))
+        assert session._inbox.qsize() < 30
+        waiting = asyncio.create_task(session.event())
+        while len(ring.avoided) < 2:
+            await asyncio.sleep(0)
+        assert session.attempts[0].unread == 0
+        waiting.cancel()
+        return ring
+
+    assert asyncio.run(asyncio.wait_for(flood(), 10)).avoided == [set(), {"a-1", "b-1"}]
+
+
+class SlowAuditor(Auditor):
+    def picks(self) -> bool:
+        return True
+
+    async def audit(self, *_: Any) -> bool:
+        await asyncio.sleep(0.3)
+        return True
+
+
+def test_an_audits_time_is_not_the_hosts() -> None:
+    async def ask() -> float:
+        ring, took = RecordingRing(), list[float]()
+        ring.auditor = SlowAuditor(ring, 1.0, None)
+        ring.hedging.learn = lambda kind, took_s: took.append(took_s)  # type: ignore[method-assign]
+        session = opened(ring)
+        await session.push(stage_pb2.Decode(clean=b"a", remaining=1))
+        begin = time.monotonic()
+        deliver(session.attempts[0], stage_pb2.Event(text=b"b"))
+        await session.event()
+        return (time.monotonic() - begin) - took[0]
+
+    assert asyncio.run(asyncio.wait_for(ask(), 10)) >= 0.3
+
+
+def test_a_result_of_a_later_step_than_the_one_under_way_is_not_taken() -> None:
+    async def ask() -> bytes:
+        session = opened(RecordingRing())
+        await session.push(stage_pb2.Decode(number=5, clean=b"a", remaining=1))
+        deliver(session.attempts[0], stage_pb2.Event(number=6, text=b"x"))
+        waiting = asyncio.create_task(session.event())
+        first = session.attempts[0]
+        while session.attempts in ([first], []):
+            await asyncio.sleep(0)
+        deliver(session.attempts[0], stage_pb2.Event(number=5, text=b"b"))
+        return (await waiting).text
+
+    assert asyncio.run(asyncio.wait_for(ask(), 10)) == b"b"
+
+
+def test_text_of_a_host_that_was_quarantined_is_written_again() -> None:
+    async def ask() -> None:
+        ring = RecordingRing()
+        session = opened(ring)
+        await session.push(stage_pb2.Decode(clean=b"a", remaining=2))
+        deliver(session.attempts[0], stage_pb2.Event(text=b"b"))
+        await session.event()
+        ring.quarantine(ring.path[1], "it computed something else")
+        waiting, first = asyncio.create_task(session.event()), session.attempts[0]
+        while session.attempts in ([first], []):
+            await asyncio.sleep(0)
+        deliver(session.attempts[0], stage_pb2.Event(number=1, text=b"c"))
+        with pytest.raises(AuditFailed, match="host b-1 is faulty"):
+            await waiting
+
+    asyncio.run(asyncio.wait_for(ask(), 10))
+
+
+class Impatient(Hedging):
+    """Makes a second try at once, and remembers what it is taught."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.learnt: list[str] = []
+
+    def wait_s(self, kind: str, left_s: float) -> float:
+        return 0.0
+
+    def learn(self, kind: str, took_s: float) -> None:
+        self.learnt.append(kind)
+
+
+@pytest.mark.parametrize(("winner", "learnt"), [(0, ["ar"]), (1, [])])
+def test_a_first_try_that_was_slow_teaches_patience(winner: int, learnt: list[str]) -> None:
+    """Else what always takes long would always be tried twice. When the second try wins, nothing is known."""
+
+    async def try_twice() -> Impatient:
+        ring = RecordingRing()
+        ring.hedging = patience = Impatient()
+        session = opened(ring)
+        await session.push(stage_pb2.Decode(clean=b"a", remaining=1))
+        ring.path = (QuietLink("a-2", (0,)), QuietLink("b-2", (1,)))
+        waiting = asyncio.create_task(session.event())
+        while len(session.attempts) < 2:
+            await asyncio.sleep(0)
+        deliver(session.attempts[winner], stage_pb2.Event(text=b"b"))
+        await waiting
+        return patience
+
+    assert asyncio.run(asyncio.wait_for(try_twice(), 10)).learnt == learnt

@@ -1,0 +1,72 @@
+"""The smoke test of a release: under load, beside faulty hosts, and by its loss."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+
+from serving.router import smoke_test as module
+from serving.router.session import AuditFailed
+from serving.router.smoke_test import BUSY_TRIES, LOSS_TOLERANCE, _when_free, expected_nats, smoke_test
+from stages.checkpoint.bundle import find_bundle
+from stages.checkpoint.manifest import read_manifest
+from stages.wire.status import StatusError, exhausted
+
+
+def trial(*answers: Exception | int) -> Callable[[], int]:
+    left = list(answers)
+
+    async def job() -> int:
+        answer = left.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return lambda: asyncio.run(_when_free(job))
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.router.smoke_test.BUSY_PAUSE_S", 0.0)
+
+
+def test_it_waits_for_busy_hosts_and_avoids_faulty_hosts() -> None:
+    assert trial(exhausted("full", 10), AuditFailed("host b is faulty"), 3)() == 3
+
+
+def test_it_does_not_try_for_ever() -> None:
+    with pytest.raises(StatusError, match="host b is faulty in the smoke test: look at the hosts") as caught:
+        trial(*[AuditFailed("host b is faulty")] * BUSY_TRIES)()
+    assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("off_nats", [0.3, -0.3, float("nan")])
+def test_a_release_whose_loss_is_not_its_manifests_is_refused(
+    bundles: Path, monkeypatch: pytest.MonkeyPatch, off_nats: float
+) -> None:
+    """The parts were measured one by one: only their loss together tells that they belong together."""
+    directory = bundles / "own"
+    pipeline = find_bundle(directory).ar
+    assert pipeline is not None
+    manifest = read_manifest(pipeline)
+    expected = expected_nats(manifest)
+    assert expected is not None
+    assert manifest.probe_tolerance + LOSS_TOLERANCE < 0.3
+    release: Any = SimpleNamespace(view=None, served_modes=[], modes={})
+
+    async def measured(nats: float) -> dict[str, float]:
+        async def answer(*_: Any) -> float:
+            return nats
+
+        monkeypatch.setattr(module, "_nats", answer)
+        return await smoke_test(release, directory, lambda line: None)
+
+    with pytest.raises(StatusError, match="the parts do not make the model that they should") as caught:
+        asyncio.run(measured(expected + off_nats))
+    assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION

@@ -1,0 +1,279 @@
+"""What a user can get wrong in a request: one sentence that says what to do, and the right code."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from serving.cli.deployment import Deployment
+from serving.cli.ports import free_port_block
+from serving.client.client import Client, RequestRefused, RouterError
+from serving.router.admission import AdmissionSettings
+from serving.router.topology import local_topology
+from serving.v1 import router_pb2, router_pb2_grpc
+from stages.checkpoint.checkpoint import save_ar, write_manifest
+from stages.checkpoint.gate import PROBE_TEXT
+from stages.checkpoint.manifest import Manifest, read_manifest
+from stages.model.architecture import Architecture
+from stages.model.pipeline import ArModel
+from stages.wire.channel import open_blocking_channel
+from stages.wire.status import RETRY_AFTER, trailing_metadata
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def sentence(err: str) -> str:
+    lines = err.strip().splitlines()
+    assert len(lines) == 1, err
+    assert lines[0].startswith("onesweep: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([""], "prompt is empty: give at least one byte"),
+        (["x" * 500, "--max-bytes", 13], r"prompt \(500 bytes\) and output \(13\).*context is 512: shorten"),
+        (["x" * (1 << 20) + "x"], "at most 1048576 can be sent: shorten it"),
+        (["x", "--mode", "magic"], "unknown mode 'magic'; choose from sweep, chunked, resample, verified"),
+        (["x", "--mode", "swéep"], "unknown mode 'swéep'"),
+        (["x", "--mode", "chunked", "--chunk", 0], "chunk must be a whole number from 1"),
+        (["x", "--temperature", -1], "temperature must be 0 to 100, not -1"),
+        (["x", "--temperature", "nan"], "temperature must be 0 to 100, not nan"),
+        (["x", "--temperature", "inf"], "temperature must be 0 to 100, not inf"),
+        (["x", "--max-bytes", 0], "max_bytes must be a whole number from 1"),
+        (["x", "--max-bytes", 1 << 32], "max_bytes must be a whole number from 1"),
+        (["x", "--seed", -1], "seed must be a whole number from 0"),
+        (["x", "--seed", 1 << 64], "seed must be a whole number from 0"),
+        (["x", "--steps", 0], "steps must be a whole number from 1"),
+        (["x", "--steps", 65], "steps must be 1 to 64, not 65"),
+        (["x", "--sampler", "sde"], "unknown sampler 'sde'; choose from stochastic, ode"),
+        (["x", "--codec", "zip"], "mode sweep has no codec 'zip'; choose from fp32, int8, int4"),
+        (["x", "--mode", "ar", "--codec", "int4"], "mode ar has no codec 'int4'; choose from fp32, int8"),
+        (["x", "--mode", "ar-speculative", "--drafter", "oracle"], "unknown drafter 'oracle'; choose from both, model"),
+        (["x", "--mode", "ar-speculative", "--draft", 0], "draft must be a whole number from 1"),
+        (["x", "--mode", "ar-speculative", "--draft", 33], "draft must be 1 to 32, not 33"),
+        (["x", "--mode", "verified", "--draft", 65], "draft must be 1 to 64, not 65"),
+        (["x", "--mode", "verified", "--codec", "int4"], "mode verified has no codec 'int4'; choose from fp32, int8"),
+        (["x", "--mode", "verified", "--scorer", "oracle"], "unknown scorer 'oracle'; choose from chain, ar"),
+        (["x", "--mode", "resample", "--scorer", "örakel"], "unknown scorer 'örakel'"),
+        (
+            ["x", "--mode", "resample", "--scorer", "chain"],
+            "scorer 'chain' cannot be served: the hosts have no scorer/ in their checkpoint; choose from ar",
+        ),
+        (["x", "--mode", "resample", "--candidates", 0], "candidates must be a whole number from 1"),
+        (["x", "--mode", "resample", "--candidates", 257], "candidates must be 1 to 256, not 257"),
+        (["x", "--mode", "resample", "--chunk", 0], "chunk must be a whole number from 1"),
+        (
+            ["x", "--mode", "resample", "--chunk", 100, "--candidates", 64],
+            r"64 candidates of 100 bytes are more than hosts take in a sweep \(4096 bytes in all\): give fewer",
+        ),
+        (["x", "--mode", "resample", "--temperature", 0], "give a temperature above 0, or use mode verified"),
+        (["x" * 500, "--mode", "resample", "--max-bytes", 13], r"prompt \(500 bytes\) and output \(13\).*512: shorten"),
+        (
+            ["x" * 400, "--mode", "infill", "--suffix", "yyyy", "--max-bytes", 112],
+            r"output \(112\) need a context of 516 bytes in mode infill, .* has 512: shorten",
+        ),
+        (["x", "--timeout-s", -1], "timeout_s must be above 0"),
+    ],
+)
+def test_a_wrong_value_is_named(deployment: Deployment, onesweep: Run, arguments: list[object], says: str) -> None:
+    code, out, err = onesweep("generate", "--router", deployment.topology.router, *arguments)
+    assert (code, out) == (2, "")
+    assert re.search(says, sentence(err)), err
+
+
+@pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:", "127.0.0.1:99999", "::1:80", "127.0.0.1:²"])
+def test_an_address_that_is_none(onesweep: Run, address: str) -> None:
+    code, _, err = onesweep("generate", "x", "--router", address)
+    assert code == 2
+    assert "must be HOST:PORT" in sentence(err)
+
+
+def test_bytes_that_are_no_text_on_the_command_line(onesweep: Run) -> None:
+    code, _, err = onesweep("generate", os.fsdecode(b"caf\xe9"), "--router", "127.0.0.1:1")
+    assert code == 2
+    assert "the prompt is not UTF-8" in sentence(err)
+
+
+def test_no_router(onesweep: Run) -> None:
+    address = f"127.0.0.1:{free_port_block(1)}"
+    for command in (["generate", "x"], ["compare", "x", "--modes", "ar"], ["status"]):
+        code, _, err = onesweep(*command, "--router", address)
+        assert code == 1
+        assert f"no router answers at {address}; start one with `onesweep up`" in sentence(err)
+
+
+def test_a_host_is_no_router(deployment: Deployment, onesweep: Run) -> None:
+    code, _, err = onesweep("generate", "x", "--router", deployment.topology.hosts[0].address)
+    assert code == 1
+    assert "is no router" in sentence(err)
+
+
+def test_compare_prints_a_mode_that_fails_among_the_others(deployment: Deployment, onesweep: Run) -> None:
+    router = deployment.topology.router
+    code, out, err = onesweep("compare", "x", "--modes", "local,magic", "--router", router, "--max-bytes", 8)
+    assert (code, err) == (1, "")
+    assert "unknown mode 'magic'" in out
+    assert "local:" in out
+
+
+# Without our client
+
+
+@pytest.fixture(scope="module")
+def stub(deployment: Deployment) -> Iterator[router_pb2_grpc.RouterServiceStub]:
+    with open_blocking_channel(deployment.topology.router) as channel:
+        yield router_pb2_grpc.RouterServiceStub(channel)
+
+
+GOOD: dict[str, Any] = {"prompt": b"x", "mode": "sweep", "max_bytes": 4}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"prompt": b""}, "prompt is empty"),
+        ({"prompt": b"caf\xe9"}, r"not UTF-8 \(byte 3\)"),
+        ({"mode": ""}, "unknown mode ''"),
+        ({"max_bytes": 0}, "max_bytes or max_tokens must be at least 1"),
+        ({"max_bytes": 4_000_000_000}, "the model's context is 512"),
+        ({"chunk": 0}, "chunk must be at least 1"),
+        ({"steps": 0}, "steps must be 1 to 64"),
+        ({"temperature": float("nan")}, "temperature must be 0 to 100"),
+        ({"temperature": float("-inf")}, "temperature must be 0 to 100"),
+        ({"codec": ""}, "mode sweep has no codec ''; choose from fp32, int8, int4"),
+        ({"mode": "ar-speculative", "codec": "int4"}, "mode ar-speculative has no codec 'int4'"),
+        ({"mode": "ar-speculative", "drafter": ""}, "unknown drafter ''; choose from both, model, ngram, lookup"),
+        ({"mode": "ar-speculative", "branches": 9}, "branches must be 1 to 8, not 9"),
+        ({"mode": "ar-speculative", "draft": 0}, "draft must be 1 to 32, not 0"),
+        ({"mode": "ar-speculative", "draft": 4_000_000_000}, "draft must be 1 to 32"),
+        ({"mode": "resample", "candidates": 0}, "candidates must be 1 to 256, not 0"),
+        ({"mode": "resample", "candidates": 4_000_000_000}, "candidates must be 1 to 256, not 4000000000"),
+        (
+            {"mode": "resample", "chunk": 4_000_000_000, "max_bytes": 400, "candidates": 11},
+            "11 candidates of 400 bytes",
+        ),
+        ({"mode": "verified", "scorer": ""}, "unknown scorer ''; choose from chain, ar"),
+    ],
+)
+def test_a_wrong_field_is_refused(stub: router_pb2_grpc.RouterServiceStub, changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(grpc.RpcError, match=says) as caught:
+        list(stub.Generate(router_pb2.GenerateRequest(**{**GOOD, **changes}), timeout=10))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "summary" in str(list(stub.Generate(router_pb2.GenerateRequest(**GOOD), timeout=10))[-1])
+
+
+def test_a_call_without_a_deadline_is_served(stub: router_pb2_grpc.RouterServiceStub) -> None:
+    *_, last = stub.Generate(router_pb2.GenerateRequest(**GOOD))
+    assert last.summary.output_bytes == 4
+
+
+# Routers whose hosts cannot serve
+
+
+def test_requests_over_the_limit_are_sent_away(bundles: Path, local_ring: Callable[..., Any]) -> None:
+    with local_ring(bundles / "own", 1, admission=AdmissionSettings(request_limit=1, queue_limit=0)) as client:
+        stream = client.stream("x", mode="ar", max_bytes=500)
+        next(stream)
+        with pytest.raises(RouterError, match="1 requests are under way, the limit") as caught:
+            client.generate("x", mode="local", max_bytes=4)
+        assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert caught.value.retry_after_ms == 1000
+        stream.close()
+
+
+def test_hosts_with_different_weights(bundles: Path, servers: Any, until: Callable[..., Any]) -> None:
+    topology = local_topology(2, 3, bundles / "own", free_port_block(3) + 1)
+    first, second = topology.hosts
+    servers.stage(bundles / "own", first.blocks, first.listen, second.address, name=first.name)
+    servers.stage(bundles / "other", second.blocks, second.listen, first.address, name=second.name)
+    servers.router(topology, None)
+    with Client(topology.router) as client:
+        until(lambda: "checkpoint" in _reasons(client))
+        with pytest.raises(RouterError, match="give every host the same checkpoint") as caught:
+            client.generate("x", mode="sweep", max_bytes=4)
+        assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+        digests = [_digest(bundles / name / "chain")[:12] for name in ("own", "other")]
+        assert all(digest in str(caught.value) for digest in digests)
+        with pytest.raises(RequestRefused, match="no local model") as refused:
+            client.generate("x", mode="local", max_bytes=4)
+        assert refused.value.code is grpc.StatusCode.FAILED_PRECONDITION
+
+
+def test_modes_that_lack_weights_say_which(bundles: Path, tmp_path: Path, local_ring: Callable[..., Any]) -> None:
+    for lacking, says in (("local", "no drafter .*has local/"), ("ar", r"no scorer \(neither scorer/ nor ar/")):
+        bare = tmp_path / f"no-{lacking}"
+        shutil.copytree(bundles / "own", bare)
+        shutil.rmtree(bare / lacking)
+        with local_ring(bare, 1) as client:
+            assert not {"resample", "verified"} & set(client.status().modes)
+            for mode in ("resample", "verified"):
+                with pytest.raises(RequestRefused, match=f"mode {mode} cannot be served: .*{says}") as caught:
+                    client.generate("x", mode=mode, max_bytes=4)
+                assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
+
+
+def test_a_drafter_with_a_smaller_context_is_the_limit(
+    bundles: Path, tmp_path: Path, local_ring: Callable[..., Any]
+) -> None:
+    mixed = tmp_path / "mixed"
+    shutil.copytree(bundles / "own", mixed)
+    shutil.rmtree(mixed / "local")
+    small = Architecture(parts=1, layers=1, width=32, heads=2, context_bytes=64, code_dim=32, condition_dim=16)
+    write_manifest(mixed / "local", Manifest("ar", small, (None,), probe_text=PROBE_TEXT))
+    save_ar(mixed / "local", ArModel(small))
+    with local_ring(mixed, 1) as client:
+        assert client.generate("x", mode="resample", max_bytes=63).output_bytes == 63
+        with pytest.raises(RequestRefused, match="need a context of 65 bytes in mode resample, the drafter has 64"):
+            client.generate("x", mode="resample", max_bytes=64)
+
+
+def test_a_host_that_nobody_reaches_is_named(bundles: Path, servers: Any, until: Callable[..., Any]) -> None:
+    topology = local_topology(3, 3, bundles / "own", free_port_block(4) + 1)
+    servers.router(topology, None)
+    with Client(topology.router) as client:
+        until(lambda: _reasons(client))
+        with pytest.raises(RouterError, match=r"host-1 at 127.*waited 1\.0 s"):
+            client.generate("x", mode="sweep", max_bytes=4)
+
+
+def _reasons(client: Client) -> str:
+    try:
+        return " ".join(host.reason for host in client.status().hosts)
+    except RouterError:
+        return ""
+
+
+def _digest(directory: Path) -> str:
+    return read_manifest(directory).digest()
+
+
+def test_status_shows_the_hosts(deployment: Deployment, onesweep: Run) -> None:
+    code, out, _ = onesweep("status", "--router", deployment.topology.router)
+    assert code == 0
+    assert (
+        "router ready; modes sweep, chunked, resample, verified, infill, ar, ar-speculative, local; 0 of 64 requests"
+        in out
+    )
+    assert [line.split()[0] for line in out.splitlines()[1:]] == ["host-1", "host-2", "host-3", "release"]
+
+
+def test_a_refusal_of_a_host_keeps_its_retry_time(bundles: Path, servers: Any, wait_ready: Any) -> None:
+    topology = local_topology(1, 3, bundles / "own", free_port_block(2) + 1)
+    servers.hosts(topology, bundles / "own", session_mb=0)
+    servers.router(topology, None)
+    wait_ready(topology.router)
+    with open_blocking_channel(topology.router) as channel:
+        stub = router_pb2_grpc.RouterServiceStub(channel)
+        with pytest.raises(grpc.RpcError, match=r"host host-1 at .* refused: no memory for another session") as caught:
+            list(stub.Generate(router_pb2.GenerateRequest(**GOOD), timeout=10))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert trailing_metadata(caught.value)[RETRY_AFTER] == "1000"

@@ -1,0 +1,308 @@
+"""A whole sweep, block by block, against Euler steps written out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from stages.backends import DEFAULT_BACKEND, backend_named
+from stages.backends.base import CleanPiece, Denoised
+from stages.backends.sweep import FEATURES, BlockWork, Boundary, SweepPlan, run_unbatched
+from stages.errors import CodecError
+from stages.model.block import Block
+from stages.model.codec import Fp32, Int8, StateCodec
+from stages.model.noise import euler_step, step_sigmas
+from stages.model.partition import NoisePartition
+from stages.model.pipeline import new_caches
+from stages.model.prefill import READ_POSITIONS, split_reads
+from stages.model.randomness import Purpose, normals, sample_symbols
+from stages.model.vocabulary import BYTES
+
+MakeChain = Callable[..., list[Block]]
+PROMPT = b"A prompt of some bytes."
+PLAN = SweepPlan(seed=5, start=len(PROMPT), slots=16, steps=3, temperature=0.8)
+FP32 = Fp32()
+STOCHASTIC = replace(PLAN, sampler="stochastic")
+PLANS = pytest.mark.parametrize("plan", [PLAN, STOCHASTIC], ids=lambda plan: plan.sampler)
+CONTEXTS = pytest.mark.parametrize("context", ["own", "chained"])
+
+
+class Sequence:
+    """One block with the caches of one request."""
+
+    def __init__(self, block: Block, partition: NoisePartition, capacity: int = 96) -> None:
+        self.block, self.partition, self.runner = block, partition, backend_named(DEFAULT_BACKEND).block(block)
+        self.caches = new_caches(block.architecture.layers, block.architecture, capacity)
+
+    @property
+    def length(self) -> int:
+        return self.caches[0].length
+
+    def work(self, plan: SweepPlan, codec: StateCodec, clean: bytes, before: Boundary | None) -> BlockWork:
+        a, index = self.block.architecture, self.block.index
+        return BlockWork(a, index, self.partition, self.caches, plan, codec, BYTES.decode(clean), before)
+
+    def run(self, plan: SweepPlan, codec: StateCodec, clean: bytes, before: Boundary | None) -> Boundary | bytes:
+        return run_unbatched(self.work(plan, codec, clean, before), self.runner)
+
+
+def open_sequences(chain: list[Block], partition: NoisePartition) -> list[Sequence]:
+    return [Sequence(block, partition) for block in chain]
+
+
+def sweep(
+    sequences: list[Sequence], plan: SweepPlan = PLAN, codec: StateCodec = FP32, clean: bytes = PROMPT
+) -> tuple[bytes, list[Boundary]]:
+    """The chunk's text, and what passed between the blocks."""
+    boundaries: list[Boundary] = []
+    result: Boundary | bytes | None = None
+    for sequence in sequences:
+        result = sequence.run(plan, codec, clean, result if isinstance(result, Boundary) else None)
+        if isinstance(result, Boundary):
+            boundaries.append(result)
+    assert isinstance(result, bytes)
+    return result, boundaries
+
+
+def reference(chain: list[Block], partition: NoisePartition, plan: SweepPlan, clean: bytes) -> tuple[bytes, Tensor]:
+    """Text and final state z by plain Euler steps on z, without caches, codecs or the state formula."""
+    z0 = partition.sigma_max * normals(plan.seed, Purpose.INITIAL_NOISE, plan.start, plan.slots, 8)[None]
+    z, source = z0, torch.tensor([list(clean)])
+    for block in chain:
+        features, memory = block.read(source)
+        if block.architecture.context == "chained":
+            source = FEATURES.round_trip(features[0], 1e6)[None]
+        sigmas = step_sigmas(*partition.range(block.index), plan.steps)
+        for sigma, following in [*pairwise(sigmas), (sigmas[-1], sigmas[-1])]:
+            if sigma == following and block is not chain[-1]:
+                break
+            a = sigma / partition.sigma_max
+            estimate = (z - a * z0) / (1 - a) if a < 1 else torch.zeros_like(z)
+            logits = block.denoise(z, estimate, torch.full((1, 1), sigma), memory, plan.start)
+            z = euler_step(z, block.point(logits), sigma, following)
+    return sample_symbols(logits[0], plan.temperature, plan.seed, plan.start), z[0]
+
+
+@CONTEXTS
+def test_a_sweep_is_euler_steps_through_all_blocks(
+    make_chain: MakeChain, partition: NoisePartition, context: str
+) -> None:
+    chain = make_chain(context=context)
+    text, _ = sweep(open_sequences(chain, partition))
+    expected, z = reference(chain, partition, PLAN, PROMPT)
+    assert text == expected
+    *others, last = open_sequences(chain, partition)
+    work = last.work(PLAN, Fp32(), PROMPT, sweep_boundary(others))
+    run_unbatched(work, last.runner)
+    estimate = work._estimate
+    a = partition.sigma_min / partition.sigma_max
+    initial = partition.sigma_max * normals(PLAN.seed, Purpose.INITIAL_NOISE, PLAN.start, PLAN.slots, 8)
+    assert torch.allclose(a * initial + (1 - a) * estimate, z, atol=1e-3)
+
+
+@CONTEXTS
+def test_a_stochastic_sweep_puts_new_noise_on_each_denoised_point(
+    make_chain: MakeChain, partition: NoisePartition, context: str
+) -> None:
+    chain = make_chain(context=context)
+    text, _ = sweep(open_sequences(chain, partition), STOCHASTIC)
+    source, point, evaluation = torch.tensor([list(PROMPT)]), torch.zeros(1, PLAN.slots, 8), 0
+    for block in chain:
+        features, memory = block.read(source)
+        if context == "chained":
+            source = FEATURES.round_trip(features[0], 1e6)[None]
+        sigmas = step_sigmas(*partition.range(block.index), PLAN.steps)
+        for sigma in sigmas if block is chain[-1] else sigmas[:-1]:
+            noise = normals(PLAN.seed, Purpose.INITIAL_NOISE, PLAN.start, PLAN.slots, 8, step=evaluation)
+            logits = block.denoise(point + sigma * noise, point, torch.full((1, 1), sigma), memory, PLAN.start)
+            point, evaluation = block.point(logits / PLAN.temperature), evaluation + 1
+    assert text == sample_symbols(logits[0], PLAN.temperature, PLAN.seed, PLAN.start)
+
+
+def sweep_boundary(sequences: list[Sequence]) -> Boundary:
+    result: Any = None
+    for sequence in sequences:
+        result = sequence.run(PLAN, Fp32(), PROMPT, result)
+    assert isinstance(result, Boundary)
+    return result
+
+
+@PLANS
+@CONTEXTS
+@pytest.mark.parametrize("codec", [Fp32(), Int8()], ids=lambda codec: codec.name)
+def test_it_does_not_matter_how_blocks_are_shared_out(
+    make_chain: MakeChain, partition: NoisePartition, context: str, codec: StateCodec, plan: SweepPlan
+) -> None:
+    """One process with all blocks, and blocks of their own that get nothing but a boundary's bytes."""
+    text, boundaries = sweep(open_sequences(make_chain(context=context), partition), plan, codec)
+    before: Boundary | None = None
+    for index in range(3):
+        alone = Sequence(make_chain(context=context)[index], partition)
+        result = alone.run(plan, codec, PROMPT, before)
+        if index < 2:
+            assert result == boundaries[index]
+            assert isinstance(result, Boundary)
+            before = Boundary(bytes(bytearray(result.estimate)), bytes(bytearray(result.features)))
+    assert result == text
+
+
+@CONTEXTS
+def test_what_a_boundary_carries(make_chain: MakeChain, partition: NoisePartition, context: str) -> None:
+    chain = make_chain(context=context)
+    _, (first, _) = sweep(open_sequences(chain, partition), codec=Int8())
+    assert len(first.estimate) == Int8().size(PLAN.slots, 8)
+    if context == "own":
+        assert first.features == b""
+        return
+    features, _ = chain[0].read(torch.tensor([list(PROMPT)]))
+    received = FEATURES.decode(first.features, len(PROMPT), 32, 1e6)
+    step = features[0].abs().amax(dim=1, keepdim=True) / 127
+    assert bool(((received - features[0]).abs() <= 0.51 * step + 1e-5).all())
+
+
+@CONTEXTS
+def test_chunk_after_chunk_is_the_same_as_starting_anew(
+    make_chain: MakeChain, partition: NoisePartition, context: str
+) -> None:
+    """What a replica computes that reads everything so far at once."""
+    chain = make_chain(context=context)
+    sequences = open_sequences(chain, partition)
+    first, _ = sweep(sequences)
+    plan = replace(PLAN, start=PLAN.start + PLAN.slots)
+    second, _ = sweep(sequences, plan, clean=first)
+    assert [sequence.length for sequence in sequences] == [plan.start] * 3
+    again, _ = sweep(open_sequences(chain, partition), plan, clean=PROMPT + first)
+    assert again == second
+
+
+@CONTEXTS
+def test_nothing_new_to_read_is_fine(make_chain: MakeChain, partition: NoisePartition, context: str) -> None:
+    """Another draft of the same chunk."""
+    sequences = open_sequences(make_chain(context=context), partition)
+    text, _ = sweep(sequences)
+    other, boundaries = sweep(sequences, replace(PLAN, seed=6), clean=b"")
+    assert other != text
+    assert [boundary.features for boundary in boundaries] == [b"", b""]
+    assert sweep(sequences, clean=b"")[0] == text
+
+
+def test_int8_moves_the_estimate_by_little(make_chain: MakeChain, partition: NoisePartition) -> None:
+    estimates = []
+    for codec in (Fp32(), Int8()):
+        _, (_, last) = sweep(open_sequences(make_chain(), partition), codec=codec)
+        estimates.append(codec.decode(last.estimate, PLAN.slots, 8, 2.0))
+    difference = (estimates[0] - estimates[1]).abs().max()
+    assert 0 < float(difference) < 0.1  # half a step is 0.004; the blocks of a random chain enlarge it
+
+
+@PLANS
+def test_the_same_request_gives_the_same_text(
+    make_chain: MakeChain, partition: NoisePartition, plan: SweepPlan
+) -> None:
+    first, second = (sweep(open_sequences(make_chain(), partition), plan) for _ in range(2))
+    assert first == second
+    assert len(first[0]) == plan.slots
+    changes: list[dict[str, Any]] = [{"seed": 6}, {"steps": 4}, {"temperature": 50.0}]
+    for change in changes:
+        assert sweep(open_sequences(make_chain(), partition), replace(plan, **change)) != first
+    assert sweep(open_sequences(make_chain(), partition), STOCHASTIC) != sweep(
+        open_sequences(make_chain(), partition), PLAN
+    )
+
+
+def test_temperature_zero_reads_out_the_most_probable_bytes(make_chain: MakeChain, partition: NoisePartition) -> None:
+    chain = make_chain(1, context="own")
+    whole = NoisePartition("uniform", (partition.sigma_max, partition.sigma_min))
+    (sequence,) = open_sequences(chain, whole)
+    plan = replace(PLAN, temperature=0.0)
+    work = sequence.work(plan, FP32, PROMPT, None)
+    assert run_unbatched(work, sequence.runner) == bytes(work._logits.argmax(dim=1).tolist())
+
+
+def test_each_block_keeps_to_its_range_and_the_last_reads_out_at_sigma_min(
+    make_chain: MakeChain, partition: NoisePartition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sequences, seen, first_states = open_sequences(make_chain(), partition), [], []
+    for sequence in sequences:
+
+        def spy(pieces: Any, sequence: Sequence = sequence, whole: Any = sequence.runner.denoise) -> list[Denoised]:
+            (piece,) = pieces
+            seen.append((sequence.block.index, piece.sigma))
+            first_states.append(piece.z)
+            return whole(pieces)
+
+        monkeypatch.setattr(sequence.runner, "denoise", spy)
+    sweep(sequences)
+    expected = [(i, sigma) for i in range(3) for sigma in step_sigmas(*partition.range(i), 3)[:-1]]
+    assert [index for index, _ in seen] == [index for index, _ in expected] + [2]
+    assert [sigma for _, sigma in seen] == pytest.approx([sigma for _, sigma in expected] + [partition.sigma_min])
+    noise = partition.sigma_max * normals(PLAN.seed, Purpose.INITIAL_NOISE, PLAN.start, PLAN.slots, 8)
+    assert torch.equal(first_states[0], noise)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda b: replace(b, estimate=b.estimate[:-1]),
+        lambda b: replace(b, features=b.features[:-1]),
+        lambda b: replace(b, estimate=b"\xff" * len(b.estimate)),
+    ],
+)
+def test_a_damaged_boundary_is_refused(
+    make_chain: MakeChain, partition: NoisePartition, damage: Callable[[Boundary], Boundary]
+) -> None:
+    sequences = open_sequences(make_chain(context="chained"), partition)
+    before = sequences[0].run(PLAN, Int8(), PROMPT, None)
+    assert isinstance(before, Boundary)
+    with pytest.raises(CodecError):
+        sequences[1].run(PLAN, Int8(), PROMPT, damage(before))
+
+
+# Long prompts
+
+
+def test_a_long_prompt_is_cut_by_its_own_positions() -> None:
+    source = torch.arange(300)
+    pieces = split_reads(source)
+    assert [len(piece) for piece in pieces] == [READ_POSITIONS, READ_POSITIONS, 300 - 2 * READ_POSITIONS]
+    assert torch.equal(torch.cat(pieces), source)
+    assert [len(piece) for piece in split_reads(source[:READ_POSITIONS])] == [READ_POSITIONS]
+    assert split_reads(source[:0]) == []
+
+
+@CONTEXTS
+def test_a_prompt_in_pieces_is_one_prompt(make_chain: MakeChain, partition: NoisePartition, context: str) -> None:
+    """Against the reference, which reads all of it at once."""
+    prompt = bytes((7 * i) % 251 for i in range(2 * READ_POSITIONS + 5))
+    plan = replace(PLAN, start=len(prompt))
+    chain = make_chain(context=context, context_bytes=320)
+    sequences = [Sequence(block, partition, 320) for block in chain]
+    text, boundaries = sweep(sequences, plan, clean=prompt)
+    assert text == reference(chain, partition, plan, prompt)[0]
+    assert [sequence.length for sequence in sequences] == [len(prompt)] * 3
+    if context == "chained":
+        features, _ = chain[0].read(torch.tensor([list(prompt)]))
+        received = FEATURES.decode(boundaries[0].features, len(prompt), 32, 1e6)
+        step = features[0].abs().amax(dim=1, keepdim=True) / 127
+        assert bool(((received - features[0]).abs() <= 0.51 * step + 1e-4).all())
+
+
+def test_work_tells_how_many_positions_come_next(make_chain: MakeChain, partition: NoisePartition) -> None:
+    chain = make_chain(context_bytes=320)
+    sequence = Sequence(chain[0], partition, 320)
+    work = sequence.work(replace(PLAN, start=200, steps=2), FP32, bytes(200), None)
+    rows = []
+    while not work.done:
+        rows.append(work.rows)
+        piece = work.piece
+        clean = isinstance(piece, CleanPiece)
+        assert work.rows == len(piece.source if clean else piece.z)
+        work.supply((sequence.runner.read if clean else sequence.runner.denoise)([piece])[0])
+    assert rows == [READ_POSITIONS, 200 - READ_POSITIONS, PLAN.slots, PLAN.slots]
+    assert isinstance(work.outcome(), Boundary)

@@ -1,0 +1,64 @@
+"""A bundle: which models are there, and whether hosts can share them out."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from stages.checkpoint.bundle import find_bundle
+from stages.checkpoint.inspect import verify
+from stages.checkpoint.release_store import read_release_manifest, release_files
+from stages.errors import CheckpointError
+from stages.host.parts import plan_host
+
+
+def linked(directory: Path, **folders: Path) -> Path:
+    """A bundle made of other bundles' folders."""
+    for name, source in folders.items():
+        (directory / name).symlink_to(source)
+    return directory
+
+
+def test_a_bundle_has_the_models_that_are_there(bundles: Path, tmp_path: Path) -> None:
+    whole = find_bundle(bundles / "scored")
+    assert [path and path.name for path in vars(whole).values()] == ["chain", "ar", "scorer", "local"]
+    some = find_bundle(linked(tmp_path, scorer=bundles / "scored" / "scorer", local=bundles / "own" / "local"))
+    assert [name for name, path in vars(some).items() if path] == ["scorer", "local"]
+
+
+def test_a_single_checkpoint_is_the_model_of_its_kind(bundles: Path) -> None:
+    assert [name for name, path in vars(find_bundle(bundles / "scored" / "scorer")).items() if path] == ["ar"]
+    assert [name for name, path in vars(find_bundle(bundles / "own" / "chain")).items() if path] == ["chain"]
+
+
+def test_a_drafter_may_lie_within_a_single_checkpoint(bundles: Path, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "single"
+    shutil.copytree(bundles / "own" / "ar", checkpoint)
+    (checkpoint / "local").symlink_to(bundles / "own" / "local")
+    found = {name: path for name, path in vars(find_bundle(checkpoint)).items() if path}
+    assert found == {"ar": checkpoint, "local": checkpoint / "local"}
+    contents = read_release_manifest(checkpoint)
+    assert contents.name != read_release_manifest(bundles / "own" / "ar").name
+    files = release_files(contents.directories, lambda folder, part: True)
+    assert {name.partition("/")[0] for name in files} == {"ar", "local"}
+    assert [check.model for check in verify(checkpoint)] == ["ar", "ar", "ar", "local"]
+
+
+def test_a_plan_has_the_models_of_hosts(bundles: Path) -> None:
+    plan = plan_host(bundles / "scored", (1,))
+    assert (list(plan.models), list(plan.pipelines)) == (["chain", "ar", "scorer"], ["ar", "scorer"])
+    assert len({source.digest for source in plan.models.values()}) == 3
+    assert plan_host(bundles / "own", (1,)).model("scorer") is None
+
+
+def test_models_of_different_parts_cannot_be_shared_out(bundles: Path, tmp_path: Path) -> None:
+    mixed = linked(tmp_path, chain=bundles / "own" / "chain", scorer=bundles / "own" / "local")
+    with pytest.raises(CheckpointError, match=r"different numbers of parts \(chain 3, scorer 1\)"):
+        plan_host(mixed, (0,))
+
+
+def test_a_router_model_alone_is_nothing_for_hosts(bundles: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no chain/, ar/ or scorer/"):
+        plan_host(linked(tmp_path, local=bundles / "own" / "local"), (0,))

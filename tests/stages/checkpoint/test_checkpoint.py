@@ -1,0 +1,263 @@
+"""Checkpoints: what was saved is what is loaded, or nothing is loaded; and of the files no more than it takes."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from stages.backends import DEFAULT_BACKEND, backend_named
+from stages.backends.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
+from stages.checkpoint.checkpoint import (
+    load_ar,
+    load_block,
+    load_chain,
+    load_stage,
+    save_ar,
+    save_block,
+    write_manifest,
+)
+from stages.checkpoint.gate import PROBE_INPUT, PROBE_OUTPUT, PROBE_TEXT
+from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
+from stages.errors import CheckpointError
+from stages.model.architecture import Architecture
+from stages.model.block import Block
+from stages.model.codec import Int8
+from stages.model.partition import NoisePartition
+from stages.model.pipeline import ArModel, new_caches
+from stages.model.vocabulary import BYTES
+from tests.stages.checkpoints import ALL, Copy, EditManifest, Forge, files, load, part_file
+
+
+def sweep(chain: list[Block], partition: NoisePartition) -> bytes:
+    plan, result = SweepPlan(1, 7, 24, 4, 0.9), None
+    for block in chain:
+        a = block.architecture
+        work = BlockWork(
+            a, block.index, partition, new_caches(a.layers, a, 96), plan, Int8(), BYTES.decode(b"A rider"), result
+        )
+        result = run_unbatched(work, backend_named(DEFAULT_BACKEND).block(block))
+        assert isinstance(result, Boundary | bytes)
+    assert isinstance(result, bytes)
+    return result
+
+
+def test_weights_come_back_bit_for_bit_and_write_the_same_text(directory: Path, block: Block) -> None:
+    (loaded,) = load_chain(directory)
+    saved = block.state_dict()
+    assert loaded.state_dict().keys() == saved.keys()
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in loaded.state_dict().items())
+    assert not any(parameter.requires_grad for parameter in loaded.parameters())
+    assert not loaded.training
+    partition = read_manifest(directory).partition
+    assert sweep([loaded], partition) == sweep([block], partition)
+
+
+def test_an_ar_model_comes_back_bit_for_bit(tmp_path: Path, make_ar: Callable[..., ArModel]) -> None:
+    model = make_ar(parts=3)
+    write_manifest(tmp_path, Manifest("ar", model.architecture, (None,) * 3, probe_text=PROBE_TEXT))
+    save_ar(tmp_path, model)
+    loaded, saved = load_ar(tmp_path), model.state_dict()
+    assert loaded.state_dict().keys() == saved.keys()
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in loaded.state_dict().items())
+    prompt = torch.tensor([list(b"A prompt")])
+    assert torch.equal(loaded(prompt), model(prompt))
+
+
+@ALL
+def test_every_part_loads(trained: Path, name: str) -> None:
+    assert read_manifest(trained / name).complete
+    for part in range(2):
+        assert load(trained / name, part).index == part
+
+
+def test_saving_again_replaces_the_file(directory: Path, block: Block) -> None:
+    old = part_file(directory, 0)
+    block.clean_head.bias[0] += 1
+    save_block(directory, block)
+    assert part_file(directory, 0).name != old.name
+    assert float(load_block(directory, 0).clean_head.bias[0]) == float(block.clean_head.bias[0])
+    save_block(directory, block)
+    assert load_block(directory, 0).index == 0
+    assert len(files(directory)) == 2
+
+
+# Damage
+
+
+@ALL
+def test_flipped_bits_anywhere_in_the_file(checkpoint: Copy, name: str) -> None:
+    directory = checkpoint(name)
+    path = part_file(directory, 1)
+    whole = path.read_bytes()
+    for place in (0, 8, 40, len(whole) // 2, len(whole) - 1):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match="SHA-256"):
+            load(directory, 1)
+
+
+@ALL
+def test_a_file_cut_off_or_gone(checkpoint: Copy, name: str) -> None:
+    directory = checkpoint(name)
+    path = part_file(directory, 0)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="fetch it again"):
+        load(directory, 0)
+    path.unlink()
+    with pytest.raises(CheckpointError, match=f"{path.name} is missing"):
+        load(directory, 0)
+
+
+@ALL
+def test_a_tensor_of_another_shape(checkpoint: Copy, forge: Forge, name: str) -> None:
+    directory = checkpoint(name)
+    tensor = "layers.0.qkv.weight"
+    forge(directory, 0, lambda tensors: {**tensors, tensor: tensors[tensor].T.contiguous()})
+    with pytest.raises(CheckpointError, match=r"layers\.0\.qkv\.weight has shape \(32, 96\), .* \(96, 32\)"):
+        load(directory, 0)
+
+
+@ALL
+def test_a_tensor_too_few_or_too_many(checkpoint: Copy, forge: Forge, name: str) -> None:
+    directory = checkpoint(name)
+    forge(directory, 0, lambda tensors: {k: v for k, v in tensors.items() if k != "layers.1.mlp_in.weight"})
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp_in\.weight has shape none"):
+        load(directory, 0)
+    forge(directory, 1, lambda tensors: {**tensors, "spare": torch.ones(1)})
+    with pytest.raises(CheckpointError, match=r"spare has shape .* asks for none"):
+        load(directory, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "tensor"), [("chained", 1, PROBE_INPUT), ("ar", 1, PROBE_INPUT), ("ar", 0, PROBE_OUTPUT)]
+)
+def test_a_probe_that_was_taken_out_or_bent(checkpoint: Copy, forge: Forge, name: str, part: int, tensor: str) -> None:
+    directory = checkpoint(name)
+    forge(directory, part, lambda tensors: {**tensors, tensor: tensors[tensor].flip(0).contiguous()})
+    with pytest.raises(CheckpointError, match=f"part {part} is refused"):
+        load(directory, part)
+    forge(directory, part, lambda tensors: {**tensors, tensor: tensors[tensor][:5].contiguous()})
+    with pytest.raises(CheckpointError, match=rf"{tensor} has shape \(5, 32\)"):
+        load(directory, part)
+    forge(directory, part, lambda tensors: {k: v for k, v in tensors.items() if k != tensor})
+    with pytest.raises(CheckpointError, match=f"{tensor} has shape none"):
+        load(directory, part)
+
+
+@ALL
+def test_weights_that_are_not_finite(checkpoint: Copy, forge: Forge, name: str) -> None:
+    """Also where no byte of the probe text would ever meet them."""
+    directory = checkpoint(name)
+
+    def poison(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        tensors["embedding.weight"][255, 3] = math.nan
+        return tensors
+
+    forge(directory, 0, poison)
+    with pytest.raises(CheckpointError, match=r"embedding\.weight holds numbers that are not finite"):
+        load(directory, 0)
+
+
+@pytest.mark.parametrize("part", [-1, 2, 100])
+def test_a_part_that_does_not_exist(trained: Path, part: int) -> None:
+    for name in ("chain", "ar"):
+        with pytest.raises(CheckpointError, match=f"has parts 0 to 1; there is no part {part}"):
+            load(trained / name, part)
+
+
+def test_a_part_that_is_not_trained(checkpoint: Copy, edit_manifest: EditManifest) -> None:
+    directory = checkpoint("chain")
+    edit_manifest(directory, lambda record: record["parts"].__setitem__(1, None))
+    with pytest.raises(CheckpointError, match=r"part 1 of .* is not trained yet"):
+        load_block(directory, 1)
+    assert load_block(directory, 0).index == 0
+
+
+def test_the_two_kinds_are_told_apart(trained: Path) -> None:
+    with pytest.raises(CheckpointError, match="holds an AR model, not a chain"):
+        load_block(trained / "ar", 0)
+    with pytest.raises(CheckpointError, match="holds a chain of blocks, not an AR model"):
+        load_stage(trained / "chain", 0)
+
+
+# A host reads its own part only
+
+
+class OpenedFiles:
+    """Every path that this process opens. An audit hook cannot be taken back, so it is silent when not asked."""
+
+    paths: list[str] | None = None
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and self.paths is not None:
+            self.paths.append(str(arguments[0]))
+
+
+@pytest.fixture(scope="module")
+def opened_files() -> OpenedFiles:
+    hook = OpenedFiles()
+    sys.addaudithook(hook)
+    return hook
+
+
+@ALL
+@pytest.mark.parametrize("part", [0, 1])
+def test_no_other_parts_file_is_opened(trained: Path, opened_files: OpenedFiles, name: str, part: int) -> None:
+    opened_files.paths = seen = []
+    load(trained / name, part)
+    opened_files.paths = None
+    touched = {Path(path).name for path in seen if str(trained) in path}
+    assert touched == {MANIFEST_NAME, part_file(trained / name, part).name}
+
+
+@ALL
+@pytest.mark.parametrize("part", [0, 1])
+def test_no_other_parts_file_is_needed(checkpoint: Copy, name: str, part: int) -> None:
+    directory = checkpoint(name)
+    part_file(directory, 1 - part).unlink()
+    assert load(directory, part).index == part
+
+
+MEASURE = """
+    import sys
+    import torch
+    from pathlib import Path
+    from stages.checkpoint.checkpoint import load_stage
+
+    torch.set_num_threads(1)
+
+    def peak():
+        (line,) = (line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+
+    load_stage(Path(sys.argv[1]), 0)  # kernels, buffers and imports
+    before = peak()
+    stage = load_stage(Path(sys.argv[2]), 0)
+    print(peak() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path) -> None:
+    for name, width, layers in (("small", 256, 1), ("large", 512, 4)):
+        a = Architecture(parts=1, layers=layers, width=width, context_bytes=32)
+        write_manifest(tmp_path / name, Manifest("ar", a, (None,), probe_text=PROBE_TEXT))
+        save_ar(tmp_path / name, ArModel(a).eval())
+    size = part_file(tmp_path / "large", 0).stat().st_size
+    assert size > 50_000_000
+    command = [sys.executable, "-c", textwrap.dedent(MEASURE), tmp_path / "small", tmp_path / "large"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3]), "OMP_NUM_THREADS": "1"}
+    measured = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert int(measured.stdout) < 1.3 * size

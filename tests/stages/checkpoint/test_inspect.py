@@ -1,0 +1,135 @@
+"""What `inspect` tells about a checkpoint, and whether it finds what is wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.checkpoint.checkpoint import load_block, load_stage
+from stages.checkpoint.inspect import Check, describe, record, verify
+from stages.checkpoint.manifest import read_manifest
+from stages.errors import CheckpointError
+
+Copy = Callable[[str], Path]
+
+
+@pytest.fixture
+def bundle(trained: Path, tmp_path: Path) -> Path:
+    for name, source in (("chain", "chain"), ("ar", "ar"), ("scorer", "ar"), ("local", "ar")):
+        shutil.copytree(trained / source, tmp_path / "bundle" / name)
+    return tmp_path / "bundle"
+
+
+def test_a_record_can_be_written_as_json_and_says_it_all(trained: Path) -> None:
+    (model,) = json.loads(json.dumps(record(trained / "chain"))).values()
+    manifest = read_manifest(trained / "chain")
+    assert model["digest"] == manifest.digest()
+    assert model["untrained"] == []
+    sizes = [sum(p.numel() for p in load_block(trained / "chain", i).parameters()) for i in range(2)]
+    assert [part["parameters"] for part in model["parts"]] == sizes
+    assert model["parameters"] == sum(sizes)
+    assert all(part["here"] for part in model["parts"])
+    written = json.loads((trained / "chain" / "manifest.json").read_text())
+    assert written.keys() <= model.keys()
+    assert model["metrics"] == written["metrics"]
+
+
+def test_an_ar_models_parameters_are_counted(trained: Path) -> None:
+    sizes = [sum(p.numel() for p in load_stage(trained / "ar", i).parameters()) for i in range(2)]
+    assert [part["parameters"] for part in record(trained / "ar")["ar"]["parts"]] == sizes
+
+
+def test_a_bundle_has_four_models(bundle: Path) -> None:
+    assert list(record(bundle)) == ["chain", "ar", "scorer", "local"]
+    text = describe(bundle)
+    assert [line.split()[1:3] for line in text.splitlines() if line.startswith("model ")] == [
+        ["chain", "(chain,"],
+        ["ar", "(ar,"],
+        ["scorer", "(ar,"],
+        ["local", "(ar,"],
+    ]
+
+
+def test_a_description_names_everything(trained: Path) -> None:
+    text, manifest = describe(trained / "chain"), read_manifest(trained / "chain")
+    parts = [part for part in manifest.parts if part]
+    expected = [
+        manifest.digest(),
+        "width 32",
+        "context own",
+        *(part.sha256[:12] for part in parts),
+        *(f"{part.bytes:,}" for part in parts),
+        *(f"next_byte_nats {part.probe['next_byte_nats']:.4g}" for part in parts),
+        manifest.codes.digest()[:12],
+        "equal_entropy",
+        "train_bytes 256",
+        "steps 40",
+        "valid_next_byte_nats 2.5",
+        "bytes",
+    ]
+    assert [word for word in expected if word not in text] == []
+    assert ["0", "8", "1"] in [line.split() for line in text.splitlines()]
+    assert ["1", "1", "0.2"] in [line.split() for line in text.splitlines()]
+    assert max(map(len, text.splitlines())) < 180
+
+
+def test_an_ar_description_has_no_noise(trained: Path) -> None:
+    text = describe(trained / "ar")
+    assert "hidden_relative_error" in text
+    assert "sigma high" not in text
+
+
+def test_what_is_not_there_is_said(checkpoint: Copy, edit_manifest: Callable[..., None]) -> None:
+    directory = checkpoint("chain")
+    edit_manifest(directory, lambda r: r["parts"].__setitem__(1, None))
+    (path,) = directory.glob("block-0-*")
+    path.unlink()
+    text = describe(directory)
+    assert "no: blocks 1 not trained yet" in text
+    assert f"{path.name} (not here)" in text
+    checks = verify(directory)
+    assert [check.ok for check in checks] == [False, False]
+    assert "is missing; fetch it again" in str(checks[0])
+    assert "not trained yet" in str(checks[1])
+
+
+def test_everything_verifies(bundle: Path) -> None:
+    checks = verify(bundle)
+    assert all(check.ok for check in checks)
+    assert [str(check) for check in checks] == [
+        f"{name} part {part}: ok" for name in ("chain", "ar", "scorer", "local") for part in (0, 1)
+    ]
+
+
+def test_only_what_is_damaged_fails(bundle: Path) -> None:
+    (path,) = (bundle / "ar").glob("stage-1-*")
+    damaged = bytearray(path.read_bytes())
+    damaged[-1] ^= 1
+    path.write_bytes(damaged)
+    failed = [check for check in verify(bundle) if not check.ok]
+    assert [(check.model, check.what) for check in failed] == [("ar", "part 1")]
+    assert "SHA-256" in failed[0].error
+    assert failed[0] != Check("ar", "part 1")
+
+
+def test_the_gate_is_part_of_it(checkpoint: Copy, edit_manifest: Callable[..., None]) -> None:
+    directory = checkpoint("chain")
+
+    def lie(manifest: dict[str, Any]) -> None:
+        manifest["parts"][1]["probe"]["next_byte_nats"] += 1
+
+    edit_manifest(directory, lie)
+    good, bad = verify(directory)
+    assert good.ok
+    assert "part 1 is refused: next_byte_nats" in bad.error
+
+
+@pytest.mark.parametrize("look", [record, describe, verify])
+def test_nothing_to_inspect(tmp_path: Path, look: Callable[[Path], object]) -> None:
+    with pytest.raises(CheckpointError, match="no checkpoint in"):
+        look(tmp_path)

@@ -1,0 +1,237 @@
+"""Manifests: they come back as they were written, and anything odd is refused in one sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stages.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, Part, read_manifest
+from stages.errors import CheckpointError
+from stages.model.architecture import Architecture
+from stages.model.block import Codes
+from stages.model.partition import NoisePartition
+
+PART = Part("block-0-0123456789ab.safetensors", "0" * 64, 1000, {"next_byte_nats": 2.25})
+
+
+@pytest.fixture
+def manifest() -> Manifest:
+    return Manifest(
+        kind="chain",
+        architecture=Architecture(parts=2, code_dim=8),
+        parts=(PART, None),
+        codes=Codes(3, 8),
+        partition=NoisePartition("equal_entropy", (10.0, 0.6, 0.15)),
+        probe_text="A probe.",
+        data={"name": "a text"},
+        training={"steps": 10, "chunks": [1, 8]},
+        metrics={"chain": {"from_noise_nats": 1.5}},
+    )
+
+
+@pytest.fixture
+def write(tmp_path: Path, manifest: Manifest) -> Callable[..., Path]:
+    """Write the manifest after a change to its record."""
+
+    def writer(change: Callable[[dict[str, Any]], object] = lambda record: None) -> Path:
+        record = json.loads(manifest.to_json())
+        change(record)
+        (tmp_path / MANIFEST_NAME).write_text(json.dumps(record))
+        return tmp_path
+
+    return writer
+
+
+def test_it_comes_back_as_it_was_written(write: Callable[..., Path], manifest: Manifest) -> None:
+    read = read_manifest(write())
+    assert read == manifest
+    assert read.digest() == manifest.digest()
+    assert read.to_json() == manifest.to_json()
+
+
+def test_an_ar_manifest_needs_no_codes(tmp_path: Path) -> None:
+    ar = Manifest("ar", Architecture(parts=1), (None,), probe_text="A probe.")
+    (tmp_path / MANIFEST_NAME).write_text(ar.to_json())
+    assert read_manifest(tmp_path) == ar
+
+
+def test_the_digest_names_the_weights_and_nothing_else(manifest: Manifest) -> None:
+    same = replace(manifest, metrics={}, data={}, training={}, probe_tolerance=0.5)
+    assert same.digest() == manifest.digest()
+    others = [
+        replace(manifest, architecture=replace(manifest.architecture, width=256)),
+        replace(manifest, codes=Codes(4, 8)),
+        replace(manifest, partition=NoisePartition("equal_entropy", (10.0, 0.7, 0.15))),
+        manifest.with_part(0, replace(PART, sha256="1" * 64)),
+        manifest.with_part(1, PART),
+    ]
+    assert len({manifest.digest(), *(other.digest() for other in others)}) == 6
+
+
+def test_a_part_is_put_in_beside_the_others(manifest: Manifest) -> None:
+    assert not manifest.complete
+    full = manifest.with_part(1, replace(PART, bytes=7))
+    assert full.complete
+    assert full.parts == (PART, replace(PART, bytes=7))
+
+
+def test_numbers_that_json_does_not_have_are_not_written(manifest: Manifest) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        replace(manifest, metrics={"loss": float("nan")}).to_json()
+
+
+# Damage
+
+
+def test_a_missing_manifest(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .*manifest.json is missing"):
+        read_manifest(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="no checkpoint in"):
+        read_manifest(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b"1" * 10_000,
+    ],
+    ids=["empty", "cut", "binary", "deep", "long number"],
+)
+def test_what_is_no_json_is_damaged(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / MANIFEST_NAME).write_bytes(text)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_a_number_that_is_not_finite(write: Callable[..., Path], number: str) -> None:
+    path = write() / MANIFEST_NAME
+    text = path.read_text()
+    assert '"from_noise_nats": 1.5' in text
+    path.write_text(text.replace('"from_noise_nats": 1.5', f'"from_noise_nats": {number}'))
+    with pytest.raises(CheckpointError, match=f"{number} is no finite number"):
+        read_manifest(path.parent)
+
+
+@pytest.mark.parametrize("text", [b"[]", b"null", b"{}", b'{"format": "1"}', b'{"format": true}', b'{"format": 1.0}'])
+def test_what_has_no_format_is_no_manifest(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / MANIFEST_NAME).write_bytes(text)
+    with pytest.raises(CheckpointError, match="no format number"):
+        read_manifest(tmp_path)
+
+
+def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / MANIFEST_NAME).open("wb") as file:
+        file.truncate(MAX_MANIFEST_BYTES + 1)
+    with pytest.raises(CheckpointError, match="that is no manifest"):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(("number", "advice"), [(2, "upgrade onesweep"), (0, "export it again")])
+def test_another_format_says_what_to_do(write: Callable[..., Path], number: int, advice: str) -> None:
+    with pytest.raises(CheckpointError, match=f"format {number}, this version reads 1: {advice}"):
+        read_manifest(write(lambda record: record.update(format=number)))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../block.safetensors", "/etc/block.safetensors", "a/b.safetensors", "..", "", "block.bin", "a\0.safetensors",
+     ".safetensors", "a\\b.safetensors", "\ud800.safetensors", "C:a.safetensors"],
+)  # fmt: skip
+def test_a_parts_file_lies_in_the_checkpoint(write: Callable[..., Path], name: str) -> None:
+    with pytest.raises(CheckpointError, match=r"plain \.safetensors name"):
+        read_manifest(write(lambda record: record["parts"][0].update(file=name)))
+
+
+CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "kind": (lambda r: r.update(kind="mixture"), "neither 'chain' nor 'ar'"),
+    "no kind": (lambda r: r.pop("kind"), "'kind' is missing"),
+    "too few parts": (lambda r: r["parts"].pop(), "1 parts listed, the architecture has 2"),
+    "too many parts": (lambda r: r["parts"].append(None), "3 parts listed, the architecture has 2"),
+    "parts are no list": (lambda r: r.update(parts=7), "damaged"),
+    "a part of text": (lambda r: r["parts"].__setitem__(0, "part"), "damaged"),
+    "a part without digest": (lambda r: r["parts"][0].pop("sha256"), "damaged"),
+    "a part with more": (lambda r: r["parts"][0].update(extra=1), "damaged"),
+    "a short digest": (lambda r: r["parts"][0].update(sha256="00"), "SHA-256"),
+    "a size of text": (lambda r: r["parts"][0].update(bytes="1000"), "size in bytes"),
+    "a size below nothing": (lambda r: r["parts"][0].update(bytes=-(1 << 50)), "size in bytes"),
+    "no size": (lambda r: r["parts"][0].update(bytes=0), "size in bytes"),
+    "a probe of text": (lambda r: r["parts"][0].update(probe={"next_byte_nats": "2"}), "must be numbers"),
+    "no probe": (lambda r: r["parts"][0].update(probe=None), "damaged"),
+    "architecture": (lambda r: r["architecture"].update(width=7), "width 7"),
+    "unknown size": (lambda r: r["architecture"].update(depth=7), "damaged.*depth"),
+    "code width": (lambda r: r["codes"].update(dim=9), "codes of 9 numbers, the architecture has 8"),
+    "code digest": (lambda r: r["codes"].update(digest="f" * 64), "recorded digest ffffffffffff"),
+    "code seed": (lambda r: r["codes"].update(seed=4), "codes from seed 4 do not have the recorded digest"),
+    "no codes": (lambda r: r.update(codes=None), "damaged"),
+    "no partition": (lambda r: r.update(partition=None), "damaged"),
+    "boundaries": (lambda r: r["partition"]["boundaries"].pop(), "2 boundaries for 2 blocks"),
+    "rising boundaries": (lambda r: r["partition"]["boundaries"].reverse(), "must fall"),
+    "boundaries of text": (lambda r: r["partition"].update(boundaries=["a", "b", "c"]), "damaged"),
+    "prior": (lambda r: r["partition"]["prior"].update(std=0), "positive std"),
+    "tokenizer": (lambda r: r.update(tokenizer="bpe"), "tokenizer 'bpe' is not that of its architecture"),
+    "empty probe": (lambda r: r.update(probe_text=""), "two bytes at least"),
+    "probe is no text": (lambda r: r.update(probe_text=5), "damaged"),
+    "no tolerance": (lambda r: r.update(probe_tolerance=0), "probe tolerance 0"),
+    "any tolerance": (lambda r: r.update(probe_tolerance=99), "probe tolerance 99"),
+    "metrics are a list": (lambda r: r.update(metrics=[1]), "metrics must be an object"),
+    "no metrics": (lambda r: r.pop("metrics"), "'metrics' is missing"),
+}
+
+
+@pytest.mark.parametrize("what", CONTRADICTIONS)
+def test_a_manifest_that_contradicts_itself(write: Callable[..., Path], what: str) -> None:
+    change, reason = CONTRADICTIONS[what]
+    directory = write(change)
+    with pytest.raises(CheckpointError, match=reason) as refusal:
+        read_manifest(directory)
+    assert str(directory / MANIFEST_NAME) in str(refusal.value)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+FIELDS = [
+    *[(name,) for name in ("kind", "architecture", "parts", "codes", "partition", "tokenizer", "probe_text")],
+    *[("architecture", name) for name in ("parts", "layers", "width", "heads", "context", "code_dim")],
+    *[("codes", name) for name in ("seed", "dim", "digest")],
+    *[("partition", name) for name in ("kind", "boundaries", "prior", "overlap")],
+    *[(name,) for name in ("data", "training", "metrics")],
+    *[("parts", 0, name) for name in ("file", "sha256", "bytes", "probe")],
+    ("format",),
+    ("probe_tolerance",),
+]
+
+
+@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(field=st.sampled_from(FIELDS), value=JSON)
+def test_any_value_in_any_field_is_read_or_refused(
+    write: Callable[..., Path], field: tuple[str | int, ...], value: object
+) -> None:
+    def change(record: dict[str, Any]) -> None:
+        place: Any = record
+        for key in field[:-1]:
+            place = place[key]
+        place[field[-1]] = value
+
+    try:
+        read_manifest(write(change))
+    except CheckpointError as error:
+        refused = str(error)
+    else:
+        refused = ""
+    assert not refused or MANIFEST_NAME in refused

@@ -1,0 +1,245 @@
+"""A shelf takes in what a release's manifests name, and nothing else; it knows what was in use when it comes back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stages.checkpoint.bundle import NGRAM_NAME
+from stages.checkpoint.manifest import MANIFEST_NAME
+from stages.checkpoint.release_store import (
+    CURRENT_NAME,
+    MOST_STORED,
+    IncomingRelease,
+    ReleaseManifest,
+    ReleaseStore,
+    read_release_manifest,
+    release_files,
+)
+from stages.checkpoint.release_transfer import ReleaseTransfer, manifest_of, offer_of
+from stages.errors import CheckpointError, ServiceError
+from stages.wire.status import StatusError
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> ReleaseStore:
+    return ReleaseStore(tmp_path / "shelf")
+
+
+@pytest.fixture
+def contents(bundles: Path) -> ReleaseManifest:
+    return read_release_manifest(bundles / "own")
+
+
+def of_block_1(folder: str, part: int) -> bool:
+    return folder != "local" and part == 1
+
+
+def raw(contents: ReleaseManifest, path: str) -> bytes:
+    folder, _, name = path.partition("/")
+    if path == NGRAM_NAME:
+        assert contents.root is not None
+        return (contents.root / path).read_bytes()
+    return (contents.directories[folder] / name).read_bytes()
+
+
+def fill(intake: IncomingRelease, contents: ReleaseManifest) -> None:
+    for path in intake.wanted:
+        data = raw(contents, path)
+        intake.write(path, data[:1000])
+        intake.write(path, data[1000:])
+    intake.finish()
+
+
+def test_a_host_gets_its_own_blocks(shelf: ReleaseStore, contents: ReleaseManifest) -> None:
+    intake = shelf.begin(contents, of_block_1)
+    assert {path.split("-")[0] for path in intake.wanted} == {"chain/block", "ar/stage"}
+    assert len(intake.wanted) == 2
+    assert shelf.path(contents.name) is None
+    fill(intake, contents)
+    place = shelf.path(contents.name)
+    assert place is not None
+    assert read_release_manifest(place).name == contents.name
+    assert not list(shelf.directory.glob(".coming*"))
+
+
+@pytest.fixture
+def drafted(bundles: Path, tmp_path: Path) -> ReleaseManifest:
+    """A release with a drafter of n-grams."""
+    shutil.copytree(bundles / "own", tmp_path / "drafted")
+    (tmp_path / "drafted" / NGRAM_NAME).write_bytes(b"what followed what" * 100)
+    return read_release_manifest(tmp_path / "drafted")
+
+
+def test_a_drafter_of_ngrams_goes_to_the_router_and_to_no_host(
+    shelf: ReleaseStore, contents: ReleaseManifest, drafted: ReleaseManifest
+) -> None:
+    assert drafted.name != contents.name
+    assert manifest_of(offer_of(drafted)) == drafted
+    assert NGRAM_NAME not in shelf.begin(drafted, of_block_1).wanted
+    fill(shelf.begin(drafted, lambda folder, part: True), drafted)
+    place = shelf.path(drafted.name)
+    assert place is not None
+    assert (place / NGRAM_NAME).read_bytes() == b"what followed what" * 100
+    assert read_release_manifest(place).name == drafted.name
+
+
+def test_a_drafter_of_ngrams_is_the_one_that_was_offered(shelf: ReleaseStore, drafted: ReleaseManifest) -> None:
+    intake = shelf.begin(drafted, lambda folder, part: True)
+    with pytest.raises(CheckpointError, match="SHA-256"):
+        intake.write(NGRAM_NAME, b"what followed else" * 100)
+    for change in ({"sha256": "ab\ncd"}, {"sha256": ""}, {"bytes": 0}):
+        assert drafted.ngrams is not None
+        with pytest.raises(CheckpointError, match="must have a SHA-256 and a size"):
+            shelf.begin(replace(drafted, ngrams=replace(drafted.ngrams, **change)), of_block_1)
+
+
+def test_what_is_there_already_is_not_asked_for(shelf: ReleaseStore, contents: ReleaseManifest, bundles: Path) -> None:
+    fill(shelf.begin(contents, of_block_1), contents)
+    assert not shelf.begin(contents, of_block_1).wanted
+    mixed = ReleaseManifest(
+        {**contents.manifests, "scorer": contents.manifests["ar"]}, directories=contents.directories
+    )
+    assert [path.split("/")[0] for path in shelf.begin(mixed, of_block_1).wanted] == ["scorer"]
+    shelf.remove_others([])
+    intake = shelf.begin(contents, of_block_1)
+    first, second = intake.wanted
+    intake.write(first, raw(contents, first))
+    assert list(shelf.begin(contents, of_block_1).wanted) == [second], "after a break it continues where it was"
+
+
+def test_nothing_else_is_written(shelf: ReleaseStore, contents: ReleaseManifest, tmp_path: Path) -> None:
+    intake = shelf.begin(contents, of_block_1)
+    for path in ("../../evil", "/etc/evil", f"chain/{MANIFEST_NAME}", "chain/block-0.safetensors", ""):
+        with pytest.raises(CheckpointError, match="was not asked for"):
+            intake.write(path, b"x")
+    path, part = next(iter(intake.wanted.items()))
+    with pytest.raises(CheckpointError, match="has more than"):
+        intake.write(path, bytes(part.bytes + 1))
+    with pytest.raises(CheckpointError, match="SHA-256"):
+        shelf.begin(contents, of_block_1).write(path, bytes(part.bytes))
+    with pytest.raises(CheckpointError, match="ended after 0 of"):
+        shelf.begin(contents, of_block_1).finish()
+    assert {path.name for path in tmp_path.iterdir()} == {"shelf"}
+
+
+@pytest.mark.parametrize(
+    ("manifests", "says"),
+    [
+        ({}, "without a manifest"),
+        ({"../chain": b"{}"}, "is no folder of a bundle"),
+        ({"chain": b"{"}, "is damaged"),
+        ({"chain": bytes(2 << 20)}, "a manifest or frontier of 2097152 bytes"),
+    ],
+)
+def test_what_cannot_be_a_release(shelf: ReleaseStore, manifests: dict[str, bytes], says: str) -> None:
+    with pytest.raises(CheckpointError, match=says):
+        shelf.begin(ReleaseManifest(manifests), of_block_1)
+
+
+def test_a_manifest_that_names_a_file_elsewhere(shelf: ReleaseStore, contents: ReleaseManifest) -> None:
+    record = json.loads(contents.manifests["chain"])
+    record["parts"][1]["file"] = "../../evil.safetensors"
+    with pytest.raises(CheckpointError, match=r"must be a plain \.safetensors name"):
+        shelf.begin(ReleaseManifest({"chain": json.dumps(record).encode()}), of_block_1)
+    with pytest.raises(CheckpointError, match="belongs elsewhere"):
+        shelf.begin(ReleaseManifest({"chain": contents.manifests["ar"]}), of_block_1)
+
+
+def test_a_release_is_named_after_what_is_in_it(contents: ReleaseManifest) -> None:
+    offer = offer_of(contents)
+    assert manifest_of(offer) == contents
+    offer.manifests[0].content += b" "
+    with pytest.raises(StatusError, match="is not named after its manifests"):
+        manifest_of(offer)
+
+
+def test_a_frontier_is_not_a_manifest_that_came_later() -> None:
+    """Contents that differ have names that differ, however they are cut."""
+    one = ReleaseManifest({"ar": b"a", "chain": b"c"})
+    line = f"chain {hashlib.sha256(b'c').hexdigest()}\n".encode()
+    assert ReleaseManifest({"ar": b"a"}, frontier=line).name != one.name
+
+
+def test_a_release_takes_the_place_of_its_damaged_self(shelf: ReleaseStore, contents: ReleaseManifest) -> None:
+    fill(shelf.begin(contents, of_block_1), contents)
+    place = shelf.path(contents.name)
+    assert place is not None
+    (spoilt,) = (place / "ar").glob("stage-1-*")
+    spoilt.write_bytes(bytes(spoilt.stat().st_size))
+    intake = shelf.begin(contents, of_block_1)
+    assert list(intake.wanted) == [f"ar/{spoilt.name}"]
+    fill(intake, contents)
+    assert spoilt.read_bytes() == raw(contents, f"ar/{spoilt.name}")
+    assert len(list(place.rglob("*.safetensors"))) == 2
+
+
+def test_everything_is_on_the_disk_before_it_is_in_its_place(
+    shelf: ReleaseStore, contents: ReleaseManifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr("stages.checkpoint.release_store._sync", synced.append)
+    intake = shelf.begin(contents, of_block_1)
+    fill(intake, contents)
+    place = shelf.path(contents.name)
+    assert place is not None
+    due = {intake.coming / path.relative_to(place) for path in place.rglob("*")}
+    assert {*synced} == due | {intake.coming, shelf.directory}
+
+
+def test_releases_that_nobody_uses_make_room(shelf: ReleaseStore, contents: ReleaseManifest) -> None:
+    used, *others = [f"{i:016x}" for i in range(MOST_STORED + 1)]
+    for name in (used, *others):
+        (shelf.directory / name).mkdir()
+    shelf.use([used])
+    fill(shelf.begin(contents, of_block_1), contents)
+    assert {path.name for path in shelf.directory.iterdir() if path.is_dir()} == {used, contents.name}
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770])
+def test_a_shelf_that_others_can_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(mode)
+    with pytest.raises(ServiceError, match="must be a directory of yours that nobody else can write to: chmod 700"):
+        ReleaseStore(tmp_path / "open")
+
+
+def test_a_shelf_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(ServiceError, match="must be a directory of yours"):
+        ReleaseStore(tmp_path / "shelf")
+
+
+def test_a_shelf_is_one_process_s(shelf: ReleaseStore, tmp_path: Path) -> None:
+    with pytest.raises(ServiceError, match="another process's: give each host its own --shelf"):
+        ReleaseStore(shelf.directory)
+    shelf.close()
+    ReleaseStore(shelf.directory).close()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ServiceError, match="cannot use the shelf"):
+        ReleaseStore(tmp_path / "file")
+
+
+def test_what_was_in_use_is_known_again(shelf: ReleaseStore) -> None:
+    assert shelf.in_use == []
+    names = ["0" * 16, "f" * 16]
+    shelf.use(names)
+    assert shelf.in_use == names
+    for damaged in ("", "[]", '{"releases": 3}', '{"releases": ["../x", "a"]}'):
+        (shelf.directory / CURRENT_NAME).write_text(damaged)
+        assert shelf.in_use == []
+    assert shelf.path("../shelf") is None
+
+
+def test_a_delivery_reads_nothing_but_the_release(contents: ReleaseManifest) -> None:
+    delivery = ReleaseTransfer.__new__(ReleaseTransfer)
+    delivery.contents = contents
+    for path in ("chain/../../x.safetensors", "../chain/x.safetensors", "chain/manifest.json", "/etc/passwd"):
+        with pytest.raises(CheckpointError, match="is no file of this release"):
+            delivery._source(path)
+    assert release_files(contents.directories, of_block_1)

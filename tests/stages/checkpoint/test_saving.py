@@ -1,0 +1,159 @@
+"""Saving a checkpoint never costs what was saved before."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stages.checkpoint.checkpoint import load_block, replace_file, save_ar, save_block, update_manifest, write_manifest
+from stages.checkpoint.gate import PROBE_TEXT
+from stages.checkpoint.manifest import Manifest, read_manifest
+from stages.errors import CheckpointError
+from stages.model.architecture import Architecture
+from stages.model.block import Block
+from stages.model.pipeline import ArModel
+from tests.stages.checkpoints import Copy, files, part_file
+
+
+def test_saving_needs_a_manifest(tmp_path: Path, block: Block, make_ar: Callable[..., ArModel]) -> None:
+    for directory in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(CheckpointError, match="no checkpoint in"):
+            save_block(directory, block)
+        with pytest.raises(CheckpointError, match="no checkpoint in"):
+            save_ar(directory, make_ar())
+        with pytest.raises(CheckpointError, match="no checkpoint in"):
+            update_manifest(directory, lambda manifest: manifest)
+
+
+def test_a_manifest_makes_its_directory(tmp_path: Path) -> None:
+    manifest = Manifest("ar", Architecture(parts=1), (None,), probe_text=PROBE_TEXT)
+    write_manifest(tmp_path / "a" / "b", manifest)
+    assert read_manifest(tmp_path / "a" / "b") == manifest
+    (tmp_path / "file").write_text("in the way")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(CheckpointError, match="cannot make the directory"):
+            write_manifest(place, manifest)
+
+
+def test_a_file_cannot_be_saved_where_there_is_no_directory(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot save"):
+        replace_file(tmp_path / "nowhere" / "file", lambda path: path.write_text("text"))
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+
+    def fail(path: Path) -> None:
+        path.write_text("new, cut off")
+        raise OSError(28, "No space left on device")
+
+    def interrupt(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(CheckpointError, match=r"No space left.*free some space"):
+        replace_file(tmp_path / "file", fail)
+    with pytest.raises(KeyboardInterrupt):
+        replace_file(tmp_path / "file", interrupt)
+    assert files(tmp_path) == {"file": b"old"}
+
+
+def test_a_manifest_that_cannot_be_written_leaves_no_orphan(
+    directory: Path, block: Block, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = files(directory)
+
+    def fail(*_: object) -> None:
+        raise CheckpointError("cannot save the manifest")
+
+    monkeypatch.setattr("stages.checkpoint.checkpoint.write_manifest", fail)
+    with pytest.raises(CheckpointError, match="cannot save the manifest"):
+        save_block(directory, block)  # the same weights, so the same file
+    assert files(directory) == before
+    block.clean_head.bias[0] += 1
+    with pytest.raises(CheckpointError, match="cannot save the manifest"):
+        save_block(directory, block)
+    assert files(directory) == before
+
+
+def test_what_a_killed_process_left_is_cleared_away(checkpoint: Copy) -> None:
+    directory = checkpoint("chain")
+    others = files(directory).keys() - {part_file(directory, 0).name}
+    of_another = "block-10-0123456789ab.safetensors"
+    for name in ("block-0-0123456789ab.safetensors", ".block-0.safetensors.k1ll3d", of_another):
+        (directory / name).write_bytes(b"left over")
+    save_block(directory, load_block(directory, 0))
+    assert files(directory).keys() == {*others, part_file(directory, 0).name, of_another}
+
+
+def test_workers_on_one_directory_lose_nothing_of_each_other(directory: Path) -> None:
+    def work(worker: int) -> None:
+        for step in range(8):
+            update_manifest(
+                directory, lambda m, key=f"{worker}-{step}": replace(m, metrics={**m.metrics, key: {"nats": 1.0}})
+            )
+
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(read_manifest(directory).metrics) == 32
+
+
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def check_a_save_that_does_not_fit(directory: Path, block: Block) -> None:
+    before = files(directory)
+    block.clean_head.bias[0] += 1
+    with pytest.raises(CheckpointError, match="what was saved before is untouched"):
+        save_block(directory, block)
+    assert files(directory) == before
+    assert float(load_block(directory, 0).clean_head.bias[0]) == pytest.approx(float(block.clean_head.bias[0]) - 1)
+
+
+def test_a_file_too_large_for_the_file_system(directory: Path, block: Block) -> None:
+    with file_size_limit(part_file(directory, 0).stat().st_size // 2):
+        check_a_save_that_does_not_fit(directory, block)
+    save_block(directory, block)
+    assert float(load_block(directory, 0).clean_head.bias[0]) == float(block.clean_head.bias[0])
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk(small_disk: Path, directory: Path, block: Block) -> None:
+    place = small_disk / "chain"
+    write_manifest(place, replace(read_manifest(directory), parts=(None,)))
+    save_block(place, block)
+    room = os.statvfs(small_disk)
+    (small_disk / "ballast").write_bytes(bytes(room.f_bavail * room.f_bsize - 50_000))
+    check_a_save_that_does_not_fit(place, block)
+    (small_disk / "ballast").unlink()
+    save_block(place, block)
+    assert float(load_block(place, 0).clean_head.bias[0]) == float(block.clean_head.bias[0])

@@ -1,0 +1,176 @@
+"""Reading a part's file: exactly the tensors that were asked for, or a refusal."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import Tensor
+
+from stages.checkpoint.weights import Shapes, read_weights
+from stages.errors import CheckpointError
+
+TENSORS = {"a.weight": torch.randn(3, 4), "b": torch.randn(5), "c": torch.randn(1, 2, 3)}
+SHAPES: Shapes = {name: tuple(tensor.shape) for name, tensor in TENSORS.items()}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "part.safetensors"
+    save_file(TENSORS, path, metadata={"made by": "a test"})
+    return path
+
+
+def read(path: Path, shapes: Shapes = SHAPES) -> dict[str, Tensor]:
+    """With a manifest that agrees with the file, whatever the file is."""
+    raw = path.read_bytes()
+    return read_weights(path, len(raw), hashlib.sha256(raw).hexdigest(), shapes)
+
+
+def with_header(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    raw = path.read_bytes()
+    end = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:end])
+    change(header)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + raw[end:])
+    return path
+
+
+def test_what_safetensors_wrote_comes_back(file: Path) -> None:
+    tensors = read(file)
+    assert tensors.keys() == TENSORS.keys()
+    assert all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
+
+
+def test_weights_do_not_change_with_the_file(file: Path) -> None:
+    tensors = read(file)
+    size = file.stat().st_size
+    with file.open("r+b") as handle:
+        handle.write(bytes(size))
+    assert all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
+    os.truncate(file, 0)
+    assert all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
+
+
+def test_every_flipped_bit_is_found(file: Path) -> None:
+    raw = file.read_bytes()
+    digest = hashlib.sha256(raw).hexdigest()
+    for bit in range(0, 8 * len(raw), 37):
+        damaged = bytearray(raw)
+        damaged[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match="SHA-256: it is damaged; fetch it again"):
+            read_weights(file, len(raw), digest, SHAPES)
+
+
+@pytest.mark.parametrize("keep", [0, 7, 8, 100, -1])
+def test_a_file_that_is_cut_off(file: Path, keep: int) -> None:
+    raw = file.read_bytes()
+    file.write_bytes(raw[:keep])
+    with pytest.raises(CheckpointError, match=f"has {len(raw[:keep])} bytes, its manifest says {len(raw)}"):
+        read_weights(file, len(raw), hashlib.sha256(raw).hexdigest(), SHAPES)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    for path in (tmp_path / "part.safetensors", tmp_path):
+        with pytest.raises(CheckpointError, match="is missing; fetch it again"):
+            read_weights(path, 1, "", SHAPES)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot read"):
+        read_weights(tmp_path / "file" / "part.safetensors", 1, "", SHAPES)
+
+
+# A digest that fits, and yet not the tensors that the architecture asks for
+
+
+@pytest.mark.parametrize(
+    ("shapes", "reason"),
+    [
+        ({**SHAPES, "b": (6,)}, r"tensor b has shape \(5,\), the manifest's architecture asks for \(6,\)"),
+        ({**SHAPES, "a.weight": (4, 3)}, r"tensor a.weight has shape \(3, 4\), .* asks for \(4, 3\)"),
+        ({**SHAPES, "d": (1,)}, r"tensor d has shape none, .* asks for \(1,\)"),
+        ({"b": (5,)}, r"tensor a.weight has shape \(3, 4\), .* asks for none"),
+    ],
+)
+def test_other_tensors(file: Path, shapes: Shapes, reason: str) -> None:
+    with pytest.raises(CheckpointError, match=reason):
+        read(file, shapes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.uint8])
+def test_other_number_formats(file: Path, dtype: torch.dtype) -> None:
+    save_file({name: tensor.to(dtype) for name, tensor in TENSORS.items()}, file)
+    with pytest.raises(CheckpointError, match="only F32 is read"):
+        read(file)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_numbers_that_are_not_finite(file: Path, number: float) -> None:
+    tensors = {name: tensor.clone() for name, tensor in TENSORS.items()}
+    tensors["c"][0, 1, 2] = number
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError, match="tensor c holds numbers that are not finite"):
+        read(file)
+
+
+LAYOUTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "overlap": (lambda h: h["b"].update(data_offsets=[0, 20]), "is not at bytes"),
+    "outside": (lambda h: h["b"].update(data_offsets=[10**9, 10**9 + 20]), "is not at bytes"),
+    "negative": (lambda h: h["b"].update(data_offsets=[-20, 0]), "is not at bytes"),
+    "fractions": (lambda h: h["b"].update(data_offsets=[0.5, 20.5]), "is not at bytes"),
+    "no offsets": (lambda h: h["b"].pop("data_offsets"), "header is damaged"),
+    "no shape": (lambda h: h["b"].pop("shape"), "header is damaged"),
+    "no dtype": (lambda h: h["b"].pop("dtype"), "header is damaged"),
+    "a list": (lambda h: h.update(b=[1, 2]), "header is damaged"),
+    "a shape of text": (lambda h: h["b"].update(shape="5"), "has shape"),
+    "offsets of text": (lambda h: h["b"].update(data_offsets="ab"), "header is damaged"),
+}
+
+
+@pytest.mark.parametrize("what", LAYOUTS)
+def test_a_header_that_lies(file: Path, what: str) -> None:
+    change, reason = LAYOUTS[what]
+    with pytest.raises(CheckpointError, match=reason):
+        read(with_header(file, change))
+
+
+@pytest.mark.parametrize("text", [b"[]", b"{", b"7", b"[" * 50_000, b"\xff"])
+def test_a_header_that_is_none(file: Path, text: bytes) -> None:
+    file.write_bytes(struct.pack("<Q", len(text)) + text)
+    with pytest.raises(CheckpointError, match="no safetensors file"):
+        read(file)
+
+
+@pytest.mark.parametrize("length", [10**6, 2**63, 2**64 - 1])
+def test_a_header_longer_than_the_file(file: Path, length: int) -> None:
+    raw = file.read_bytes()
+    file.write_bytes(struct.pack("<Q", length) + raw[8:])
+    with pytest.raises(CheckpointError, match=f"header would take {length} bytes"):
+        read(file)
+
+
+def test_bytes_behind_the_last_tensor(file: Path) -> None:
+    file.write_bytes(file.read_bytes() + b"more")
+    with pytest.raises(CheckpointError, match="its tensors take 92"):
+        read(file)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(raw=st.binary(max_size=300))
+def test_arbitrary_bytes_are_refused(tmp_path: Path, raw: bytes) -> None:
+    path = tmp_path / "arbitrary.safetensors"
+    path.write_bytes(raw)
+    with pytest.raises(CheckpointError, match=r"arbitrary\.safetensors"):
+        read(path)

@@ -1,0 +1,181 @@
+"""Continuous batching: nobody's text shows with whom it shared its passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stages.host import scheduler as engines
+from stages.host.parts import Parts, load_parts, plan_host
+from stages.host.scheduler import PASS_ROWS
+from stages.wire.messages import work_of
+from tests.stages.hops import Make, scores, steps, sweeps
+from tests.stages.slow_runner import Paced, alone
+
+prompts = st.one_of(
+    st.binary(min_size=1, max_size=40),
+    st.sampled_from([127, 128, 129, 256, 300]).map(lambda n: bytes((7 * i) % 251 for i in range(n))),
+)
+seeds = st.integers(0, 3)
+temperatures = st.sampled_from([0.0, 0.8, 2.0])
+sweep_requests = st.fixed_dictionaries(
+    {
+        "prompt": prompts,
+        "chunks": st.lists(st.integers(1, 40), min_size=1, max_size=3),
+        "seed": seeds,
+        "temperature": temperatures,
+        "steps": st.integers(1, 6),
+        "codec": st.sampled_from(["fp32", "int8", "int4"]),
+    }
+)
+step_requests = st.fixed_dictionaries(
+    {
+        "prompt": prompts,
+        "count": st.integers(1, 8),
+        "seed": seeds,
+        "temperature": temperatures,
+        "codec": st.sampled_from(["fp32", "int8"]),
+    }
+)
+score_requests = st.fixed_dictionaries(
+    {
+        "prompt": prompts,
+        "chunks": st.lists(st.integers(1, 40), min_size=1, max_size=3),
+        "count": st.integers(1, 20),
+        "seed": seeds,
+        "temperature": temperatures,
+        "codec": st.sampled_from(["fp32", "int8"]),
+    }
+)
+draft_lengths = st.lists(st.integers(0, 9), min_size=1, max_size=4)
+"""How many guesses, over and over."""
+wrong_places = st.lists(st.booleans(), min_size=1, max_size=8)
+"""Which bytes of the text are guessed wrong, over and over."""
+traffic = st.lists(
+    st.tuples(
+        st.integers(1, 4),
+        st.one_of(
+            st.tuples(st.just("sweeps"), sweep_requests),
+            st.tuples(st.just("steps"), step_requests),
+            st.tuples(st.just("scores"), score_requests),
+            st.tuples(st.just("drafts"), st.tuples(step_requests, draft_lengths, wrong_places)),
+        ),
+    ),
+    min_size=3,
+    max_size=8,
+)
+
+
+def guessing(text: bytes, lengths: Sequence[int], wrong: Sequence[bool]) -> Callable[[bytes], bytes]:
+    """Guesses of `text` that are wrong in places."""
+
+    def guess(so_far: bytes) -> bytes:
+        at = len(so_far)
+        length = lengths[at % len(lengths)]
+        return bytes(byte ^ wrong[i % len(wrong)] for i, byte in enumerate(text[at : at + length], at))
+
+    return guess
+
+
+def maker(parts: Parts, kind: str, request: Any) -> Make:
+    if kind == "sweeps":
+        return lambda: sweeps(**request)
+    if kind == "steps":
+        return lambda: steps(**request)
+    if kind == "scores":
+        return lambda: scores(**request)
+    plain, lengths, wrong = request
+    text = alone(parts, steps(**plain))
+    return lambda: steps(**plain, guess=guessing(text, lengths, wrong))
+
+
+@pytest.mark.parametrize("bundle", ["own", "chained"])
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(requests=traffic, most_hops=st.sampled_from([64, 2, 1]), pass_rows=st.sampled_from([1000, PASS_ROWS, 50, 1]))
+def test_every_request_writes_in_company_what_it_writes_alone(
+    loaded: dict[str, Parts], bundle: str, requests: list[Any], most_hops: int, pass_rows: int
+) -> None:
+    parts = loaded[bundle]
+    makers = [(at, maker(parts, kind, request)) for at, (kind, request) in requests]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engines, "PASS_ROWS", pass_rows)
+        engine = Paced(parts, most_hops=most_hops)
+        for i, (at, make) in enumerate(makers):
+            engine.begin(str(i), make(), at)
+        together = engine.finish()
+    assert engine.refusals == {}
+    assert together == {str(i): alone(parts, make()) for i, (_, make) in enumerate(makers)}
+
+
+def crowd() -> dict[str, Make]:
+    """Requests of every kind and size, that come in at four passes."""
+    makers: dict[str, Make] = {}
+    for i in range(24):
+        prompt, seed, temperature = bytes((i + 7 * j) % 251 for j in range(1 + 11 * i)), i, 0.4 * (i % 3)
+        fields: dict[str, Any] = {"prompt": prompt, "seed": seed, "temperature": temperature}
+        if i % 4 == 3:
+            makers[str(i)] = lambda fields=fields, i=i: scores(**fields, chunks=(1 + i, 9), count=1 + 2 * i)
+        elif i % 3 == 0:
+            makers[str(i)] = lambda fields=fields, i=i: sweeps(
+                **fields, chunks=(3 + i, 9), steps=2 + i % 5, codec="fp32"
+            )
+        elif i % 3 == 1:
+            makers[str(i)] = lambda fields=fields: steps(**fields, count=5)
+        else:
+            makers[str(i)] = lambda fields=fields, i=i: steps(**fields, count=12, guess=lambda text, i=i: bytes(i % 9))
+    return makers
+
+
+@pytest.mark.parametrize("bundle", ["own", "chained"])
+def test_a_crowd_writes_what_each_writes_alone(loaded: dict[str, Parts], bundle: str) -> None:
+    engine, makers = Paced(loaded[bundle]), crowd()
+    for i, (name, make) in enumerate(makers.items()):
+        engine.begin(name, make(), at=1 + i % 4)
+    assert engine.finish() == {name: alone(loaded[bundle], make()) for name, make in makers.items()}
+    assert len({at for _, at in engine.order}) < len(engine.order) / 2, "they hardly met"
+
+
+@pytest.mark.parametrize("blocks", [(0,), (0, 1)], ids=str)
+@pytest.mark.parametrize("bundle", ["own", "chained"])
+def test_what_a_host_hands_on_is_the_same_to_the_last_bit(bundles: Path, bundle: str, blocks: tuple[int, ...]) -> None:
+    """In fp32: a text would hide small differences."""
+    parts = load_parts(plan_host(bundles / bundle, blocks))
+    together = Paced(parts, following=len(blocks))
+    for name, make in crowd().items():
+        together.begin(name, make(), at=1 + int(name) % 4)
+    together.finish()
+    for name, make in crowd().items():
+        single = Paced(parts, following=len(blocks))
+        single.begin(name, make())
+        single.finish()
+        ours, theirs = together.handed_on[name], single.handed_on[name]
+        assert ours.WhichOneof("work") == theirs.WhichOneof("work")
+        mine, alone_ = work_of(ours), work_of(theirs)
+        for field in ("block", "estimate", "features") if ours.HasField("sweep") else ("stage", "hidden"):
+            assert getattr(mine, field) == getattr(alone_, field), field
+        assert mine.estimate if ours.HasField("sweep") else mine.hidden
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(request=step_requests, lengths=draft_lengths, wrong=wrong_places)
+def test_guesses_change_no_byte(
+    loaded: dict[str, Parts], request: dict[str, Any], lengths: list[int], wrong: list[bool]
+) -> None:
+    """Right, wrong or in part: what comes out is what the pipeline writes step by step."""
+    text = alone(loaded["own"], steps(**request))
+    assert alone(loaded["own"], steps(**request, guess=guessing(text, lengths, wrong))) == text
+
+
+def test_right_guesses_are_all_accepted_in_one_hop(loaded: dict[str, Parts]) -> None:
+    text = alone(loaded["own"], steps(count=20))
+    engine = Paced(loaded["own"])
+    engine.begin("right", steps(count=20, guess=lambda so_far: text[len(so_far) :]))
+    engine.begin("wrong", steps(count=20, guess=lambda so_far: bytes(b ^ 1 for b in text[len(so_far) :][:5])))
+    assert engine.finish() == {"right": text, "wrong": text}
+    assert [name for name, _ in engine.order].count("right") == 1
+    assert [name for name, _ in engine.order].count("wrong") == 20

@@ -1,0 +1,313 @@
+"""Scores and verdicts along hosts: what they say is what the whole model says of the same bytes, without a cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from stages.checkpoint.checkpoint import load_ar
+from stages.host.parts import Parts, load_parts, plan_host
+from stages.host.sessions import SessionStore
+from stages.host.validation import parse_hop
+from stages.host.work import begin_work
+from stages.model import scoring
+from stages.model.codec import HIDDEN
+from stages.model.pipeline import ArModel
+from stages.model.randomness import sample_symbols
+from stages.model.vocabulary import BYTES
+from stages.v1 import stage_pb2
+from stages.wire.messages import copy_of, next_decode, put_work, work_of
+from tests.stages.hops import step
+
+SPLITS: tuple[tuple[tuple[int, ...], ...], ...] = (((0, 1, 2),), ((0, 1), (2,)), ((0,), (1, 2)), ((0,), (1,), (2,)))
+CONTEXT = 512
+TOLERANCE = 1e-4
+KNOWN = b"It was late when the train came in, and nobody had waited for it but the dog. "
+
+
+@pytest.fixture(scope="module")
+def hosts(bundles: Path) -> dict[tuple[int, ...], Parts]:
+    spans = {span for split in SPLITS for span in split}
+    return {span: load_parts(plan_host(bundles / "scored", span)) for span in spans}
+
+
+@pytest.fixture(scope="module")
+def models(bundles: Path) -> dict[str, ArModel]:
+    return {kind: load_ar(bundles / "scored" / kind) for kind in ("ar", "scorer")}
+
+
+@dataclass
+class Line:
+    """One request's session on hosts that hand its hops on to each other, every field checked on the way."""
+
+    hosts: Sequence[Parts]
+    kind: str = "scorer"
+    capacity: int = CONTEXT
+    temperature: float = 0.8
+    seed: int = 5
+    stores: list[SessionStore] = field(default_factory=list)
+    number: int = 0
+    payloads: list[int] = field(default_factory=list)
+    """Bytes of hidden states of every hop."""
+
+    def __post_init__(self) -> None:
+        self.stores = [SessionStore(1 << 30, 60.0) for _ in self.hosts]
+
+    def step(self, clean: bytes, start: int = 0, **fields: Any) -> stage_pb2.Event:
+        source = self.hosts[0].plan.model(self.kind)
+        assert source is not None
+        hop = stage_pb2.Hop(router="r", session="s", capacity=self.capacity, digest=source.digest)
+        hop.deadline_unix_ms = int(time.time() * 1000) + 600_000
+        sampling = stage_pb2.Sampling(seed=self.seed, temperature=self.temperature)
+        fields = {"remaining": 1, "codec": "fp32", **fields}
+        put_work(hop, step(number=self.number, start=start, clean=clean, sampling=sampling, **fields))
+        self.number += 1
+        return self.along(hop)
+
+    def along(self, hop: stage_pb2.Hop) -> stage_pb2.Event:
+        outcome: stage_pb2.Hop | stage_pb2.Event = copy_of(hop)
+        for parts, store in zip(self.hosts, self.stores, strict=True):
+            assert isinstance(outcome, stage_pb2.Hop)
+            request = parse_hop(outcome, parts.plan)
+            session = store.sessions.get("s")
+            if session is None:
+                source = parts.plan.models[request.kind]
+                session = store.open("s", "r", request.kind, hop.capacity, source.manifest, parts)
+            work = begin_work(request, outcome, session, parts.plan.blocks[-1] + 1)
+            while work.outcome is None:
+                call = work.next_op()
+                work.complete(call.compute([call.piece])[0])
+            outcome = work.outcome
+            if isinstance(outcome, stage_pb2.Hop):
+                self.payloads.append(len(work_of(outcome).hidden))
+        assert isinstance(outcome, stage_pb2.Event)
+        return outcome
+
+    def scores(self, clean: bytes, candidates: Sequence[bytes], start: int = 0, **fields: Any) -> NDArray[np.float32]:
+        event = self.step(clean, start, candidates=candidates, **fields)
+        return np.frombuffer(event.scores.nats, "<f4").reshape(len(candidates), -1)
+
+
+@torch.inference_mode()
+def expected(model: ArModel, known: bytes, candidates: Sequence[bytes], temperature: float) -> NDArray[np.float64]:
+    """The same from one pass over each whole text."""
+    texts = torch.tensor([list(known + candidate) for candidate in candidates])
+    nats = (model(texts).double() / temperature).log_softmax(-1)[:, len(known) - 1 : -1]
+    return nats.gather(2, texts[:, len(known) :, None])[:, :, 0].numpy()
+
+
+def near(found: NDArray[np.float32], wanted: NDArray[np.float64]) -> bool:
+    """In nats: a logit is known to about TOLERANCE, and a low temperature magnifies it."""
+    return bool(np.abs(found - wanted).max() < TOLERANCE * max(1.0, np.abs(wanted).max()))
+
+
+def candidates_of(count: int, length: int, seed: int = 0) -> list[bytes]:
+    rng = np.random.default_rng(seed)
+    return [rng.bytes(length) for _ in range(count)]
+
+
+# Scores
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    known=st.binary(min_size=1, max_size=40)
+    | st.sampled_from([127, 128, 129, 300]).map(lambda n: bytes(range(n % 256))),
+    count=st.integers(1, 24),
+    length=st.integers(1, 40),
+    temperature=st.sampled_from([0.5, 0.8, 1.0, 4.0]),
+    split=st.sampled_from(SPLITS),
+    kind=st.sampled_from(["ar", "scorer"]),
+    seed=st.integers(0, 3),
+)
+def test_scores_are_the_models(
+    hosts: dict[tuple[int, ...], Parts],
+    models: dict[str, ArModel],
+    known: bytes,
+    count: int,
+    length: int,
+    temperature: float,
+    split: Any,
+    kind: str,
+    seed: int,
+) -> None:
+    known = known or b"x"
+    line = Line([hosts[span] for span in split], kind, temperature=temperature)
+    candidates = candidates_of(count, length, seed)
+    assert near(line.scores(known, candidates), expected(models[kind], known, candidates, temperature))
+
+
+def test_chunk_after_chunk_with_the_chosen_one_as_the_next_known_bytes(
+    hosts: dict[tuple[int, ...], Parts], models: dict[str, ArModel]
+) -> None:
+    line, known, clean, start = Line([hosts[0, 1], hosts[(2,)]]), KNOWN, KNOWN, 0
+    for sweep, length in enumerate((32, 7, 1, 64)):
+        candidates = candidates_of(9, length, sweep)
+        assert near(line.scores(clean, candidates, start), expected(models["scorer"], known, candidates, 0.8))
+        start, clean = len(known), candidates[sweep]
+        known += clean
+
+
+@pytest.mark.parametrize(("count", "length"), [(1, 1), (7, 1), (1, 300), (32, 32), (128, 32), (256, 16)])
+def test_the_split_among_hosts_changes_no_bit(
+    hosts: dict[tuple[int, ...], Parts], models: dict[str, ArModel], count: int, length: int
+) -> None:
+    candidates = candidates_of(count, length)
+    lines = [Line([hosts[span] for span in split]) for split in SPLITS]
+    found = [line.scores(KNOWN, candidates) for line in lines]
+    assert all(np.array_equal(each, found[0]) for each in found)
+    assert near(found[0], expected(models["scorer"], KNOWN, candidates, 0.8))
+    assert lines[-1].payloads == [4 * 32 * (len(KNOWN) + count * (length - 1))] * 2
+
+
+def test_hidden_states_in_int8_cost_a_little_of_the_scores(hosts: dict[tuple[int, ...], Parts]) -> None:
+    candidates = candidates_of(16, 16)
+    exact = Line([hosts[0, 1, 2]]).scores(KNOWN, candidates)
+    line = Line([hosts[span] for span in SPLITS[-1]])
+    rounded = line.scores(KNOWN, candidates, codec="int8")
+    assert 0 < np.abs(rounded - exact).mean() < 0.1
+    assert line.payloads == [HIDDEN["int8"].size(len(KNOWN) + 16 * 15, 32)] * 2
+
+
+def test_the_cut_into_pieces_and_the_order_of_candidates_change_nothing(
+    hosts: dict[tuple[int, ...], Parts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    candidates, line = candidates_of(20, 12), [hosts[0, 1, 2]]
+    whole = Line(line).scores(KNOWN, candidates)
+    assert np.allclose(Line(line).scores(KNOWN, candidates[::-1])[::-1], whole, atol=TOLERANCE)
+    parts = [Line(line).scores(KNOWN, candidates[i : i + 6]) for i in range(0, 20, 6)]
+    assert np.allclose(np.concatenate(parts), whole, atol=TOLERANCE)
+    for rows in (1, 30, 10_000):
+        monkeypatch.setattr(scoring, "BRANCH_ROWS", rows)
+        assert np.allclose(Line(line).scores(KNOWN, candidates), whole, atol=TOLERANCE)
+
+
+def test_the_shortest_and_the_longest_that_fit(hosts: dict[tuple[int, ...], Parts], models: dict[str, ArModel]) -> None:
+    for known, length in ((b"x", 511), (bytes(511), 1), (bytes(256), 256)):
+        candidates = candidates_of(2, length)
+        line = Line([hosts[0, 1, 2]], capacity=len(known))
+        assert near(line.scores(known, candidates), expected(models["scorer"], known, candidates, 0.8))
+
+
+def test_at_temperature_nought_one_byte_has_it_all(
+    hosts: dict[tuple[int, ...], Parts], models: dict[str, ArModel]
+) -> None:
+    first = models["scorer"](torch.tensor([list(KNOWN)]))[0, -1].argmax()
+    best = bytes([int(first), 7])
+    scores = Line([hosts[0, 1, 2]], temperature=0.0).scores(KNOWN, [best, bytes([best[0] ^ 1, 7])])
+    assert scores[:, 0].tolist() == [0.0, np.float32(scoring.IMPOSSIBLE_NATS)]
+    assert np.isfinite(scores).all()
+
+
+def test_candidates_are_not_remembered(hosts: dict[tuple[int, ...], Parts]) -> None:
+    """What comes after them is what comes without them, to the last bit of the text and of the caches."""
+    line, other = Line([hosts[0, 1, 2]]), Line([hosts[0, 1, 2]])
+    line.scores(KNOWN, candidates_of(16, 16))
+    other.step(KNOWN)
+    sessions = [each.stores[0].sessions["s"] for each in (line, other)]
+    for part in range(3):
+        for ours, theirs in zip(*(session.caches[part] for session in sessions), strict=True):
+            assert ours.length == theirs.length == len(KNOWN)
+            assert torch.equal(ours.keys, theirs.keys)
+            assert torch.equal(ours.values, theirs.values)
+    assert [line.step(b"The", len(KNOWN)).text for line in (line, other)].count(b"") == 0
+
+
+def test_a_copied_checkpoint_serves_as_both(bundles: Path, tmp_path: Path) -> None:
+    for name, source in (("ar", "ar"), ("scorer", "ar")):
+        (tmp_path / name).symlink_to(bundles / "scored" / source)
+    parts = load_parts(plan_host(tmp_path, (0, 1, 2)))
+    assert parts.scorer[0] is parts.ar[0]
+    texts = [Line([parts], kind).step(KNOWN).text for kind in ("ar", "scorer")]
+    scores = [Line([parts], kind).scores(KNOWN, [b"ab"]) for kind in ("ar", "scorer")]
+    assert texts[0] == texts[1]
+    assert np.array_equal(*scores)
+
+
+# Steps and verdicts on the scorer
+
+
+def test_plain_steps_write_what_the_scorer_samples(
+    hosts: dict[tuple[int, ...], Parts], models: dict[str, ArModel]
+) -> None:
+    line, text, hop = Line([hosts[span] for span in SPLITS[-1]]), b"", stage_pb2.Hop()
+    written = line.step(KNOWN, remaining=20).text
+    source = line.hosts[0].plan.scorer
+    assert source is not None
+    hop.digest, hop.capacity, hop.deadline_unix_ms = source.digest, CONTEXT, int(time.time() * 1000) + 600_000
+    hop.router, hop.session = "r", "s"
+    sampling = stage_pb2.Sampling(seed=5, temperature=0.8)
+    put_work(hop, step(clean=KNOWN, remaining=20, codec="fp32", sampling=sampling))
+    while hop.decode.remaining > 1:
+        hop = next_decode(hop, written[-1:], BYTES)
+        written += line.along(hop).text
+    while len(text) < len(written):
+        logits = models["scorer"](torch.tensor([list(KNOWN + text)]))[0, -1:]
+        text += sample_symbols(logits, 0.8, 5, len(KNOWN + text))
+    assert written == text
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=len)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_verdict_has_draws_of_the_model_after_what_it_accepted(
+    hosts: dict[tuple[int, ...], Parts], models: dict[str, ArModel], split: Any, temperature: float
+) -> None:
+    """And the next step continues from there, whatever was refused."""
+    line = Line([hosts[span] for span in split], temperature=temperature)
+    text, read, counts = KNOWN, 0, []
+    for i in range(12):
+        logits = models["scorer"](torch.tensor([list(text)]))[0, -1:]
+        (first,) = sample_symbols(logits, temperature, i, len(text))
+        guesses = bytes([first ^ (i % 3 == 0)]) + b"e" * (i % 5)
+        odds = np.full(len(guesses), 0.9 if i % 2 else 1e-6, dtype="<f4").tobytes()
+        event = line.step(text[read:] + guesses, read, draft=len(guesses), odds=odds, draws=1 + i % 2)
+        assert event.WhichOneof("outcome") == "verification"
+        told = event.verification
+        counts.append(told.accepted)
+        whole = text + guesses[: told.accepted]
+        read = len(whole)
+        if told.accepted == len(guesses):
+            assert (told.symbols, told.odds) == (b"", b"")
+            read, event = read - 1, line.step(whole[-1:], read - 1, draws=1 + i % 2)
+            told = event.verification
+        symbols = list(told.symbols or range(256))
+        p = np.frombuffer(told.odds, "<f4")
+        assert len(symbols) == len(p) == (256 if i % 2 else 64)
+        logits = models["scorer"](torch.tensor([list(whole)]))[0, -1].double()
+        wanted = (logits / (temperature or 1e-9)).softmax(-1).numpy()[symbols]
+        assert np.abs(p - wanted).max() < TOLERANCE
+        text = whole + bytes([symbols[int(p.argmax())]])
+    assert max(counts) > min(counts)
+
+
+def test_odds_of_little_make_every_guess_stand(hosts: dict[tuple[int, ...], Parts]) -> None:
+    line, guesses = Line([hosts[0, 1, 2]], temperature=5.0), bytes(range(65, 65 + 20))
+    odds = np.full(20, 1e-30, dtype="<f4").tobytes()
+    assert line.step(KNOWN + guesses, draft=20, odds=odds, draws=1).verification.accepted == 20
+
+
+def test_verdicts_over_many_seeds_have_the_rate_p_over_q(
+    hosts: dict[tuple[int, ...], Parts], models: dict[str, ArModel]
+) -> None:
+    p = (models["scorer"](torch.tensor([list(KNOWN)]))[0, -1].double() / 0.8).softmax(-1)
+    guess, trials = int(p.argmax()), 300
+    q = float(p[guess]) / 0.6
+    assert 0 < q <= 1, "choose another text"
+    odds = np.full(1, q, dtype="<f4").tobytes()
+    accepted = [
+        Line([hosts[0, 1, 2]], seed=seed)
+        .step(KNOWN + bytes([guess]), draft=1, odds=odds, draws=1)
+        .verification.accepted
+        for seed in range(trials)
+    ]
+    assert abs(np.mean(accepted) - 0.6) < 4 * (0.24 / trials) ** 0.5

@@ -1,0 +1,140 @@
+"""Hops that fail in an engine, and those that nobody waits for: they harm no other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import grpc
+import pytest
+
+from stages.host.parts import Parts
+from stages.host.work import KernelCall, SweepWork
+from stages.v1 import stage_pb2
+from stages.wire.status import StatusError
+from tests.stages.hops import Hops, scores, steps, sweeps
+from tests.stages.slow_runner import Paced, alone, watched
+
+
+def names_of(failed: Iterable[tuple[str, StatusError]], code: grpc.StatusCode) -> set[str]:
+    return {name for name, refusal in failed if refusal.code is code}
+
+
+def test_a_call_that_fails_ends_those_in_it_and_nobody_else(parts: Parts) -> None:
+    """Of two that are in block 1 when it fails, and others that are not."""
+    expected = {name: alone(parts, make()) for name, make in (("later", sweeps), ("step", lambda: steps(count=9)))}
+    engine = Paced(parts)
+    engine.begin("one", sweeps())
+    engine.begin("two", sweeps(seed=1))
+    engine.begin("later", sweeps(), at=3)
+    engine.begin("step", steps(count=9))
+    watched(parts, 1).fails = lambda method, pieces: method == "denoise" and len(pieces) == 2
+    texts = engine.finish()
+    assert names_of(engine.refusals.items(), grpc.StatusCode.INTERNAL) == {"one", "two"}
+    assert "the host's log says why" in engine.refusals["one"].message
+    assert {name: texts[name] for name in expected} == expected
+
+
+def test_candidates_that_fail_harm_nobody_else(parts: Parts) -> None:
+    expected = alone(parts, steps(count=9))
+    engine = Paced(parts)
+    engine.begin("bad", scores())
+    engine.begin("step", steps(count=9))
+    watched(parts, 1, "ar").fails = lambda method, pieces: method == "branch"
+    assert engine.finish()["step"] == expected
+    assert names_of(engine.refusals.items(), grpc.StatusCode.INTERNAL) == {"bad"}
+
+
+def test_a_step_that_ended_keeps_its_result_when_sweeps_of_its_pass_fail(parts: Parts) -> None:
+    engine = Paced(parts)
+    engine.begin("step", steps(count=1))
+    engine.begin("sweep", sweeps())
+    watched(parts, 0).fails = lambda method, pieces: True
+    texts = engine.finish()
+    assert len(texts["step"]) == 1
+    assert set(engine.refusals) == {"sweep"}
+
+
+def test_what_cannot_begin_fails_alone(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Paced(parts)
+    bad = engine.begin("bad", sweeps())
+    engine.begin("good", sweeps())
+    bad.session.caches.clear()
+    assert len(engine.finish()["good"]) == 16
+    assert names_of(engine.refusals.items(), grpc.StatusCode.INTERNAL) == {"bad"}
+
+
+def test_what_cannot_go_on_fails_alone(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Paced(parts)
+    engine.begin("bad", sweeps(seed=77))
+    engine.begin("good", sweeps())
+    whole = SweepWork.next_op
+
+    def next_op(work: SweepWork) -> KernelCall:
+        if work.hop.sweep.sampling.seed == 77:
+            raise RuntimeError("boom")
+        return whole(work)
+
+    monkeypatch.setattr(SweepWork, "next_op", next_op)
+    assert len(engine.finish()["good"]) == 16
+    assert names_of(engine.refusals.items(), grpc.StatusCode.INTERNAL) == {"bad"}
+
+
+def test_a_hop_that_nobody_waits_for_ends_without_being_computed(parts: Parts) -> None:
+    engine = Paced(parts)
+    for name in ("released", "late", "wanted"):
+        job = engine.begin(name, sweeps())
+        job.session.released = name == "released"
+        job.hop.deadline_unix_ms = 1 if name == "late" else job.hop.deadline_unix_ms
+    engine.finish()
+    assert {name: refusal.code for name, refusal in engine.refusals.items()} == {
+        "released": grpc.StatusCode.CANCELLED,
+        "late": grpc.StatusCode.DEADLINE_EXCEEDED,
+    }
+    assert set(watched(parts, 0).counts("denoise")) == {1}
+    assert engine.order[:2] == [("released", 1), ("late", 1)], "with the pass that they came in"
+
+
+@pytest.mark.parametrize("how", ["released", "late"])
+def test_a_hop_under_way_ends_at_the_next_pass(parts: Parts, how: str) -> None:
+    engine = Paced(parts)
+    job = engine.begin("it", sweeps(chunks=(16, 16)))
+    engine.begin("other", sweeps(seed=3))
+
+    def meddle(method: str, pieces: Sequence[Any]) -> bool:
+        job.session.released = how == "released"
+        job.hop.deadline_unix_ms = 1 if how == "late" else job.hop.deadline_unix_ms
+        return False
+
+    watched(parts, 1).fails = meddle
+    assert len(engine.finish()["other"]) == 16
+    assert set(engine.refusals) == {"it"}
+    assert max(watched(parts, 2).counts("denoise")) == 1, "it went on into the last block"
+
+
+def test_two_hops_of_one_session_are_done_in_their_order(parts: Parts) -> None:
+    """They share caches: the second waits for the end of the first, and others do not wait for it."""
+    text = alone(parts, steps(prompt=bytes(200), count=2))
+    ahead = steps(prompt=bytes(200), count=2)
+    first = next(ahead)
+    engine = Paced(parts)
+    engine.begin("other", steps(count=3))
+    jobs = [engine._arrive("first", iter_of(), first, 1)]
+    second = ahead.send(stage_pb2.Event(text=text[:1]))
+    jobs.append(engine._arrive("second", iter_of(), second, 1))
+    assert jobs[0].session is jobs[1].session
+    engine.texts.update(first=b"", second=b"")
+    texts = engine.finish()
+    assert texts["first"] + texts["second"] == text
+    assert sorted(engine.order) == [("first", 2), ("other", 1), ("other", 2), ("other", 3), ("second", 3)]
+
+
+def iter_of() -> Hops:
+    """A request that ends with the hop that was sent."""
+
+    def nothing() -> Hops:
+        yield stage_pb2.Hop()
+
+    hops = nothing()
+    next(hops)
+    return hops

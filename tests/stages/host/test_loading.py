@@ -1,0 +1,293 @@
+"""A host with two releases: sessions end on the weights that they began with, whatever is loaded or let go of."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+import weakref
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from stages.backends import backend_named
+from stages.checkpoint.release_store import ReleaseStore, read_release_manifest
+from stages.errors import CheckpointError
+from stages.host.host import Host, HostSettings
+from stages.host.loading import Loader, Sources, warm_up
+from stages.host.next_hosts import NextHosts
+from stages.host.parts import Release, load_parts, plan_host
+from stages.host.scheduler import HostObserver
+from stages.v1 import stage_pb2
+from stages.wire.status import StatusError
+
+Story = Callable[[Host, Loader], Awaitable[Any]]
+
+
+@pytest.fixture
+def tell(bundles: Path, tmp_path: Path) -> Callable[..., Any]:
+    """Run a story with a host that holds all blocks of `own`, and has `other` on its shelf."""
+
+    def run(story: Story, message_bytes: int = 64 << 20) -> Any:
+        shelf = ReleaseStore(tmp_path / "shelf")
+        put(shelf, bundles / "other")
+
+        async def main() -> Any:
+            sources = Sources(bundles / "own", (0, 1, 2), shelf)
+            (first,) = sources.start()
+            host = Host(first, HostSettings("h"), NextHosts(lambda *_: "", 0, 1 << 20, 1.0, 0.0, HostObserver()))
+            loader = Loader(host, sources, backend_named("torch"), message_bytes)
+            await loader.begin()
+            events = host.subscribers.listen("r")
+            await anext(events)
+            worker = asyncio.create_task(host.work())
+            try:
+                return await asyncio.wait_for(story(host, loader), 30)
+            finally:
+                worker.cancel()
+                host.close()
+
+        try:
+            return asyncio.run(main())
+        finally:
+            shelf.close()
+
+    return run
+
+
+def put(shelf: ReleaseStore, bundle: Path, blocks: tuple[int, ...] = (0, 1, 2)) -> None:
+    intake = shelf.begin(read_release_manifest(bundle), lambda folder, part: part in blocks)
+    for path in intake.wanted:
+        intake.write(path, (bundle / path).read_bytes())
+    intake.finish()
+
+
+@pytest.fixture
+def names(bundles: Path) -> dict[str, str]:
+    return {name: read_release_manifest(bundles / name).name for name in ("own", "other", "scored", "chained")}
+
+
+def step(digest: str, session: str, number: int = 0, clean: bytes = b"Once ", start: int = 0) -> stage_pb2.Hop:
+    hop = stage_pb2.Hop(router="r", session=session, capacity=40, digest=digest)
+    hop.deadline_unix_ms = int(time.time() * 1000) + 30_000
+    hop.decode.CopyFrom(stage_pb2.Decode(number=number, start=start, clean=clean, remaining=1, codec="fp32"))
+    return hop
+
+
+def ar_of(host: Host) -> str:
+    source = host.releases.newest.plan.ar
+    assert source is not None
+    return source.digest
+
+
+async def text(host: Host, digest: str, session: str) -> bytes:
+    """Two greedy bytes, one hop each."""
+    first = await host.run(step(digest, session), onward=False)
+    assert isinstance(first, stage_pb2.Event)
+    second = await host.run(step(digest, session, 1, first.text, 5), onward=False)
+    assert isinstance(second, stage_pb2.Event)
+    return first.text + second.text
+
+
+def held(host: Host) -> list[str]:
+    return [release.name for release in host.releases.all]
+
+
+def test_a_session_outlives_its_release(tell: Callable[..., Any], names: dict[str, str], bundles: Path) -> None:
+    async def story(host: Host, loader: Loader) -> None:
+        old = ar_of(host)
+        whole = await text(host, old, "whole")
+        first = await host.run(step(old, "begun"), onward=False)
+        assert isinstance(first, stage_pb2.Event)
+        await loader.load(names["other"], [names["own"]])
+        assert held(host) == [names["own"], names["other"]]
+        middle = ar_of(host)
+        assert {await text(host, middle, "m"), await text(host, old, "o")} > {whole}
+        put(loader.require_shelf(), bundles / "scored")
+        await loader.load(names["scored"], [names["other"]])
+        assert held(host) == [names["other"], names["scored"]]
+        rest = await host.run(step(old, "begun", 1, first.text, 5), onward=False)
+        assert isinstance(rest, stage_pb2.Event)
+        assert first.text + rest.text == whole
+        with pytest.raises(StatusError, match="the request is for the checkpoint") as caught:
+            await host.run(step(old, "late"), onward=False)
+        assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
+
+    tell(story)
+
+
+def test_a_session_takes_no_work_for_other_weights(tell: Callable[..., Any], names: dict[str, str]) -> None:
+    async def story(host: Host, loader: Loader) -> None:
+        old = ar_of(host)
+        first = await host.run(step(old, "s"), onward=False)
+        assert isinstance(first, stage_pb2.Event)
+        await loader.load(names["other"], [names["own"]])
+        with pytest.raises(StatusError, match="the request is for the checkpoint"):
+            await host.run(step(ar_of(host), "s", 1, first.text, 5), onward=False)
+
+    tell(story)
+
+
+def test_what_a_host_refuses_to_load(
+    tell: Callable[..., Any], names: dict[str, str], bundles: Path, tmp_path: Path
+) -> None:
+    async def story(host: Host, loader: Loader) -> None:
+        async def refusal(name: str, *keep: str) -> StatusError:
+            with pytest.raises(StatusError) as caught:
+                await loader.load(name, keep)
+            return caught.value
+
+        assert (await refusal(names["chained"])).code is grpc.StatusCode.NOT_FOUND
+        assert (await refusal("../../x")).code is grpc.StatusCode.NOT_FOUND
+        await loader.load(names["other"], [names["own"]])
+        put(loader.require_shelf(), bundles / "scored")
+        assert "2 releases at most" in (await refusal(names["scored"], names["own"], names["other"])).message
+        (damaged,) = (tmp_path / "shelf" / names["scored"] / "ar").glob("stage-1-*")
+        damaged.write_bytes(damaged.read_bytes()[:-4])
+        short = await refusal(names["scored"], names["other"])
+        assert short.code is grpc.StatusCode.NOT_FOUND
+        assert short.message == f"release {names['scored']} is not whole here: store it again"
+        damaged.write_bytes(damaged.read_bytes() + b"....")
+        spoilt = await refusal(names["scored"], names["other"])
+        assert spoilt.code is grpc.StatusCode.FAILED_PRECONDITION
+        assert "fetch it again" in spoilt.message
+        assert held(host) == [names["other"]]
+        with pytest.raises(StatusError, match="is the only release that h has"):
+            await loader.drop(names["other"])
+        await loader.load(names["own"], [names["other"]])
+        assert held(host) == [names["other"], names["own"]]
+        await loader.drop(names["other"])
+        assert held(host) == [names["own"]]
+        assert loader.require_shelf().in_use == [names["own"]]
+
+    tell(story)
+
+
+def test_a_release_for_larger_messages(tell: Callable[..., Any], names: dict[str, str]) -> None:
+    async def story(host: Host, loader: Loader) -> None:
+        with pytest.raises(StatusError, match="h was started for 1000: start it with this checkpoint"):
+            await loader.load(names["other"], [])
+
+    tell(story, message_bytes=1000)
+
+
+def test_a_host_comes_back_with_what_it_had(tell: Callable[..., Any], names: dict[str, str], tmp_path: Path) -> None:
+    async def story(host: Host, loader: Loader) -> list[str]:
+        await loader.load(names["other"], [names["own"]])
+        again = loader.sources.start()
+        (broken,) = (tmp_path / "shelf" / names["other"] / "ar").glob("manifest.json")
+        broken.write_text("{")
+        assert [release.name for release in loader.sources.start()] == [names["own"]]
+        return [release.name for release in again]
+
+    assert tell(story) == [names["own"], names["other"]]
+
+
+def test_a_host_that_holds_other_blocks_now_asks_for_their_files(
+    bundles: Path, tmp_path: Path, names: dict[str, str]
+) -> None:
+    shelf = ReleaseStore(tmp_path / "shelf")
+    put(shelf, bundles / "other", (1,))
+    shelf.use([names["other"]])
+    assert [release.name for release in Sources(bundles / "own", (1,), shelf).start()] == [names["other"]]
+    sources = Sources(bundles / "own", (1, 2), shelf)
+    assert [release.name for release in sources.start()] == [names["own"]]
+    with pytest.raises(StatusError, match="is not whole here: store it again") as caught:
+        sources.plan(names["other"])
+    assert caught.value.code is grpc.StatusCode.NOT_FOUND
+    put(shelf, bundles / "other", (1, 2))
+    assert sources.plan(names["other"]).blocks == (1, 2)
+    shelf.close()
+
+
+def test_what_cannot_be_run_any_more_gives_way_to_what_was_given(
+    bundles: Path, tmp_path: Path, names: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    shelf = ReleaseStore(tmp_path / "shelf")
+    put(shelf, bundles / "other", (1,))
+    shelf.use([names["other"]])
+    (spoilt,) = (tmp_path / "shelf" / names["other"] / "ar").glob("stage-1-*")
+    spoilt.write_bytes(bytes(spoilt.stat().st_size))
+
+    async def main() -> None:
+        sources = Sources(bundles / "own", (1,), shelf)
+        (first,) = sources.start()
+        assert first.name == names["other"]
+        host = Host(first, HostSettings("h"), NextHosts(lambda *_: "", 0, 1 << 20, 1.0, 0.0, HostObserver()))
+        await Loader(host, sources, backend_named("torch"), 64 << 20).begin()
+        assert held(host) == [names["own"]]
+        assert host.releases.newest.parts is not None
+        host.close()
+
+    asyncio.run(main())
+    shelf.close()
+    assert f"release {names['other']} is left out" in caplog.text
+
+
+def test_a_release_that_is_not_loaded_yet_is_loaded_when_it_is_asked_for(
+    tell: Callable[..., Any], names: dict[str, str]
+) -> None:
+    async def story(host: Host, loader: Loader) -> None:
+        waiting = Release(names["other"], loader.sources.plan(names["other"]))
+        host.releases.all.insert(0, waiting)
+        await loader.load(names["other"], [names["own"]])
+        assert held(host) == [names["own"], names["other"]]
+        assert waiting.parts is not None
+
+    tell(story)
+
+
+def test_a_release_that_was_let_go_of_is_not_loaded(tell: Callable[..., Any], names: dict[str, str]) -> None:
+    async def story(host: Host, loader: Loader) -> None:
+        waiting = Release(names["other"], loader.sources.plan(names["other"]))
+        host.releases.all.insert(0, waiting)
+        async with loader._busy:
+            rest = asyncio.create_task(loader.load_rest())
+            await asyncio.sleep(0)
+            host.releases.all.remove(waiting)
+        await rest
+        assert waiting.parts is None
+        assert held(host) == [names["own"]]
+
+    tell(story)
+
+
+def test_a_disk_that_cannot_be_written_is_named_when_a_release_is_dropped(
+    tell: Callable[..., Any], names: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(host: Host, loader: Loader) -> None:
+        await loader.load(names["other"], [names["own"]])
+
+        def fail(names: object) -> None:
+            raise CheckpointError("cannot save current.json: no space left")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(loader.require_shelf(), "use", fail)
+            with pytest.raises(StatusError, match="no space left") as caught:
+                await loader.drop(names["other"])
+        assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
+        await loader.drop(names["other"])
+        assert loader.require_shelf().in_use == [names["own"]]
+
+    tell(story)
+
+
+@pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
+def test_parts_are_freed_when_nobody_holds_them(bundles: Path, backend: str) -> None:
+    if backend == "onnxruntime":
+        pytest.importorskip("onnxruntime")
+    plan = plan_host(bundles / "own", (0,))
+    load_parts(plan, backend_named(backend))
+    gc.collect()
+    gc.disable()  # a collection stalls requests: none must be needed
+    try:
+        parts = load_parts(plan, backend_named(backend))
+        warm_up(parts)
+        runners = [weakref.ref(parts.chain[0]), weakref.ref(parts.ar[0])]
+        del parts
+        assert [runner() for runner in runners] == [None, None]
+    finally:
+        gc.enable()

@@ -1,0 +1,310 @@
+"""A long step in pieces: where it is cut, and what a host does with them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.cli.ports import free_port_block
+from stages.host.host import Host, HostSettings
+from stages.host.next_hosts import NextHosts
+from stages.host.parts import Parts, Release, load_parts, plan_host
+from stages.host.scheduler import HostObserver
+from stages.model.prefill import MAX_PREFILL_CHUNKS, max_new_symbols, read_lengths
+from stages.model.vocabulary import Alphabet
+from stages.v1 import stage_pb2, stage_pb2_grpc
+from stages.wire.channel import new_server
+from stages.wire.messages import PROTOCOL, AnyWork, draft_of, prefill_hops, put_work, work_of
+from stages.wire.status import StatusError
+from tests.stages.hops import step
+from tests.stages.raw_client import ROUTER, Peer, peer
+from tests.stages.scripted_server import Answering, take
+
+PROMPT = bytes(i * 37 % 96 + 32 for i in range(400))
+TOKENS = Alphabet(300)
+
+
+def opening(digest: str = "", session: str = "s", **fields: Any) -> stage_pb2.Hop:
+    hop = stage_pb2.Hop(router=ROUTER, session=session, digest=digest, capacity=500)
+    hop.deadline_unix_ms = int(time.time() * 1000) + 30_000
+    sampling = stage_pb2.Sampling(seed=3, temperature=0.8)
+    put_work(hop, step(**{"clean": PROMPT, "remaining": 1, "codec": "fp32", **fields}, sampling=sampling))
+    return hop
+
+
+def lengths(work: AnyWork) -> list[int]:
+    """Of the reads in which a host reads it."""
+    return read_lengths(TOKENS.count(work.clean), start=work.start, reads=work.reads, draft=draft_of(work))
+
+
+# Where it is cut
+
+
+@given(st.data())
+def test_pieces_are_read_as_the_whole_would_be(data: st.DataObject) -> None:
+    known, draft = data.draw(st.integers(1, 6000)), data.draw(st.sampled_from([0, 0, 1, 60]))
+    reads = data.draw(st.lists(st.integers(1, 300), max_size=30))
+    while sum(reads) > known:
+        reads.pop()
+    count, start = known + draft, data.draw(st.sampled_from([0, 7]))
+    candidates = [b"abcd"] if not draft and data.draw(st.booleans()) else []
+    clean = TOKENS.encode([i % 300 for i in range(count)])
+    whole = opening(clean=clean, start=start, reads=reads, draft=draft, candidates=candidates)
+    hops = prefill_hops(whole, TOKENS)
+    works = [work_of(hop) for hop in hops]
+    assert len(works) <= MAX_PREFILL_CHUNKS
+    assert b"".join(work.clean for work in works) == clean
+    counts = [TOKENS.count(work.clean) for work in works]
+    assert [work.start for work in works] == [start + sum(counts[:i]) for i in range(len(works))]
+    assert [read for work in works for read in lengths(work)] == lengths(work_of(whole))
+    assert max(counts) <= max_new_symbols(count)
+    assert counts[-1] > draft, "drafts come after a known symbol"
+    for work in works[:-1]:
+        assert isinstance(work, stage_pb2.Prefill)
+        assert work.for_score == bool(candidates)
+    assert type(works[-1]) is type(work_of(whole))
+    assert draft_of(works[-1]) == draft
+    if isinstance(works[-1], stage_pb2.Score):
+        assert list(works[-1].candidates) == candidates
+
+
+def test_what_is_read_at_once_travels_at_once() -> None:
+    short = opening(clean=PROMPT[:128])
+    assert prefill_hops(short, Alphabet(256)) == [short]
+    whole = opening()
+    assert prefill_hops(whole, Alphabet(256), most=1) == [whole]
+    chunk = stage_pb2.Hop(sweep=stage_pb2.Sweep(clean=PROMPT))
+    assert prefill_hops(chunk, Alphabet(256)) == [chunk]
+
+
+def test_a_long_prompt_goes_in_few_large_pieces() -> None:
+    hops = prefill_hops(opening(clean=bytes(8000)), Alphabet(256))
+    assert [len(work_of(hop).clean) for hop in hops] == [512] * 15 + [320]
+
+
+# What a host does with them
+
+
+Story = Callable[[Host], Awaitable[Any]]
+
+
+@pytest.fixture(scope="module")
+def whole(bundles: Path) -> Parts:
+    return load_parts(plan_host(bundles / "own", (0, 1, 2)))
+
+
+def drive(parts: Parts, story: Story, **settings: Any) -> Any:
+    """Run a story with a host of all stages that works."""
+
+    async def main() -> Any:
+        links = NextHosts(lambda address, other: "", 0, 1 << 20, 1.0, 0.0, HostObserver())
+        host = Host(Release("r", parts.plan, parts), HostSettings("h", **settings), links)
+        events = host.subscribers.listen(ROUTER)
+        await anext(events)
+        worker = asyncio.create_task(host.work())
+        try:
+            return await asyncio.wait_for(story(host), 20)
+        finally:
+            worker.cancel()
+            host.close()
+
+    return asyncio.run(main())
+
+
+def pieces(parts: Parts, session: str = "s", **fields: Any) -> list[stage_pb2.Hop]:
+    source = parts.plan.ar
+    assert source is not None
+    return prefill_hops(opening(source.digest, session, **fields), Alphabet(256))
+
+
+async def event_of(host: Host) -> stage_pb2.Event:
+    return await host.subscribers.queues[ROUTER].get()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"remaining": 3},
+        {"draft": 20},
+        {"candidates": [b"abcde", b"fghij"]},
+        {"reads": [150, 20, 60, 60], "candidates": [b"abcde"]},
+    ],
+    ids=["text", "guesses", "scores", "a replay"],
+)
+def test_what_comes_out_is_that_of_one_hop(whole: Parts, fields: dict[str, Any]) -> None:
+    async def write(host: Host, *hops: stage_pb2.Hop) -> list[stage_pb2.Event]:
+        assert not host.take(stage_pb2.HopBatch(protocol=PROTOCOL, hops=hops)).rejections
+        events = [await event_of(host) for _ in range(fields.get("remaining", 1))]
+        assert host.subscribers.queues[ROUTER].empty()
+        return events
+
+    async def story(host: Host) -> None:
+        cut = pieces(whole, "cut", **fields)
+        assert len(cut) >= 3
+        one = await write(host, opening(cut[0].digest, "one", **fields))
+        several = await write(host, *cut)
+        assert [(e.number, e.text, e.scores.nats) for e in one] == [(e.number, e.text, e.scores.nats) for e in several]
+        assert one[0].text or one[0].scores.nats
+        caches = [host.sessions.sessions[name].caches for name in ("one", "cut")]
+        for part in range(3):
+            for mine, other in zip(caches[0][part], caches[1][part], strict=True):
+                assert mine.length == other.length
+                assert mine.keys.equal(other.keys)
+                assert mine.values.equal(other.values)
+        (passage,) = several[0].timings
+        received = sum(hop.ByteSize() for hop in cut)
+        assert (passage.host, passage.received_bytes) == ("h", received)
+        assert passage.compute_ms > 0
+
+    drive(whole, story)
+
+
+def test_pieces_come_once_and_in_order(whole: Parts) -> None:
+    async def story(host: Host) -> None:
+        first, second, third, last = pieces(whole)
+        host.accept(first, 1)
+        with refused(grpc.StatusCode.ALREADY_EXISTS, "is open already"):
+            host.accept(first, 1)
+        with refused(grpc.StatusCode.FAILED_PRECONDITION, "has read 128 positions, the sweep continues at 256"):
+            host.accept(third, 1)
+        host.accept(second, 1)
+        with refused(grpc.StatusCode.ALREADY_EXISTS, "the piece of sweep 0 of session 's' at 128 was accepted before"):
+            host.accept(second, 1)
+        host.accept(third, 1)
+        host.accept(last, 1)
+        with refused(grpc.StatusCode.ALREADY_EXISTS, "sweep 0 of session 's' was accepted before"):
+            host.accept(last, 1)
+        host._go()
+        assert (await event_of(host)).text
+
+    drive(whole, story)
+
+
+def test_pieces_without_end_are_refused(whole: Parts) -> None:
+    async def story(host: Host) -> None:
+        first, second, *_ = pieces(whole)
+        host.accept(first, 1)
+        for at in range(128, 128 + MAX_PREFILL_CHUNKS - 2):
+            work_of(second).start, work_of(second).clean = at, b"x"
+            host.accept(second, 1)
+        work_of(second).start += 1
+        with refused(grpc.StatusCode.INVALID_ARGUMENT, "more than 16 pieces of one step"):
+            host.accept(second, 1)
+
+    drive(whole, story)
+
+
+def test_pieces_of_a_step_are_one_in_the_queue(whole: Parts) -> None:
+    async def story(host: Host) -> None:
+        with host.scheduler._passing:  # nothing is computed meanwhile
+            for session in ("a", "b"):
+                for hop in pieces(whole, session)[:-1]:
+                    host.accept(hop, 1)
+            with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "h has 2 hops under way"):
+                host.accept(pieces(whole, "c")[0], 1)
+            host.accept(pieces(whole, "a")[-1], 1)
+        host._go()
+        assert (await event_of(host)).session == "a"
+
+    drive(whole, story, queue_limit=2)
+
+
+def test_a_session_that_is_freed_between_pieces_is_gone(whole: Parts) -> None:
+    async def story(host: Host) -> None:
+        first, second, *_ = pieces(whole)
+        host.accept(first, 1)
+        host._go()
+        while host.sessions.sessions["s"].pending:
+            await asyncio.sleep(0.01)
+        assert host.release(["s"]) == 1
+        with refused(grpc.StatusCode.NOT_FOUND, "unknown session 's'"):
+            host.accept(second, 1)
+        assert host.subscribers.queues[ROUTER].empty()
+        assert host.sessions.bytes == 0
+
+    drive(whole, story)
+
+
+def test_others_go_between_pieces(whole: Parts) -> None:
+    """A request that came after all pieces of a long prompt has its text before that one has."""
+
+    async def story(host: Host) -> list[str]:
+        with host.scheduler._passing:  # so that all of them are there when it begins
+            assert not host.take(stage_pb2.HopBatch(protocol=PROTOCOL, hops=pieces(whole, "long"))).rejections
+            assert not host.take(
+                stage_pb2.HopBatch(protocol=PROTOCOL, hops=pieces(whole, "short", clean=b"Once "))
+            ).rejections
+        return [(await event_of(host)).session for _ in range(2)]
+
+    assert drive(whole, story) == ["short", "long"]
+
+
+class refused:
+    """A block that a Refusal ends, with this code and a part of this sentence."""
+
+    def __init__(self, code: grpc.StatusCode, sentence: str) -> None:
+        self.code, self.sentence = code, sentence
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> bool:
+        assert isinstance(error, StatusError)
+        assert error.code is self.code
+        assert self.sentence in error.message
+        return True
+
+
+# Along the chain
+
+
+@pytest.fixture
+def chain(bundles: Path, servers: Any, until: Callable[..., Any]) -> Iterator[tuple[Peer, Answering]]:
+    """A host of the first stage, and what comes to the one after it."""
+    port = free_port_block(2)
+    address, after = f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"
+    second = Answering(take)
+
+    async def serve(stop: asyncio.Event) -> None:
+        server = new_server()
+        stage_pb2_grpc.add_StageServiceServicer_to_server(second, server)
+        server.add_insecure_port(after)
+        await server.start()
+        await stop.wait()
+        await server.stop(0)
+
+    servers.run(serve)
+    servers.stage(bundles / "own", (0,), address, after)
+    with peer(address) as first:
+        until(lambda: first.describe().releases and not first.describe().releases[0].loading)
+        yield first, second
+
+
+def test_a_piece_is_at_the_next_host_before_the_last_one_is_asked_for(
+    chain: tuple[Peer, Answering], whole: Parts, until: Callable[..., Any]
+) -> None:
+    first, second = chain
+    first.subscribe()
+
+    def handed_on(session: str, count: int) -> list[AnyWork]:
+        came = [work_of(hop) for parcel in second.parcels for hop in parcel.hops if hop.session == session]
+        return came if len(came) == count else []
+
+    cut = pieces(whole, "cut")
+    for number, hop in enumerate(cut, start=1):
+        first.push(hop)
+        until(lambda number=number: handed_on("cut", number))  # and the host was told of no other piece
+    steps = handed_on("cut", len(cut))
+    assert [(type(work), work.stage, work.start) for work in steps] == [
+        (type(work_of(hop)), 1, work_of(hop).start) for hop in cut
+    ]
+    first.push(opening(cut[0].digest, "one"))
+    (alone,) = until(lambda: handed_on("one", 1))
+    assert b"".join(step.hidden for step in steps) == alone.hidden

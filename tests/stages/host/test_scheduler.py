@@ -1,0 +1,166 @@
+"""Continuous batching: who takes part in a pass, and how many may be under way."""
+
+from __future__ import annotations
+
+import time
+
+from stages.host.parts import Parts
+from stages.host.scheduler import PASS_ROWS
+from stages.model.prefill import READ_POSITIONS
+from stages.model.scoring import BRANCH_ROWS
+from tests.stages.hops import scores, steps, sweeps
+from tests.stages.slow_runner import Paced, watched
+
+
+def test_hops_that_are_there_together_share_every_pass(parts: Parts) -> None:
+    engine = Paced(parts)
+    for i in range(5):
+        engine.begin(str(i), sweeps(seed=i, chunks=(8 + i,)))
+    engine.finish()
+    for i in range(3):
+        assert set(watched(parts, i).counts("denoise")) == {5}
+        assert watched(parts, i).counts("read") == [5]
+
+
+def test_a_hop_joins_at_the_next_pass_and_shares_a_part_with_those_at_other_noise_levels(parts: Parts) -> None:
+    engine = Paced(parts)
+    engine.begin("early", sweeps())
+    engine.begin("late", sweeps(seed=1), at=2)
+    engine.finish()
+    first, *others = (pieces for method, pieces in watched(parts, 0).calls if method == "denoise")
+    assert (len(first), [len(pieces) for pieces in others]) == (1, [2, 1])
+    early, late = others[0]
+    assert early.sigma < late.sigma
+    assert [name for name, _ in engine.order] == ["early", "late"]
+    assert engine.order[1][1] == engine.order[0][1] + 1
+
+
+def test_a_long_prompt_does_not_hold_up_a_step(parts: Parts) -> None:
+    """A pass takes one piece of each prompt, so a byte that is due goes out with the very pass that it joins."""
+    engine = Paced(parts)
+    engine.begin("long", steps(prompt=bytes(4 * READ_POSITIONS - 8), count=1))
+    engine.begin("sweep", sweeps(prompt=bytes(3 * READ_POSITIONS), chunks=(100,)))
+    engine.begin("short", steps(count=6))
+    engine.finish()
+    assert [at for name, at in engine.order if name == "short"] == [1, 2, 3, 4, 5, 6]
+    assert ("long", 4) in engine.order
+    assert max(len(p.source) for _, pieces in watched(parts, 0, "ar").calls for p in pieces) == READ_POSITIONS
+    reads = [pieces for method, pieces in watched(parts, 0).calls if method == "read"]
+    assert [len(piece.source) for pieces in reads for piece in pieces] == [READ_POSITIONS] * 3
+
+
+def test_steps_go_through_all_stages_of_the_host_in_one_pass_and_together(parts: Parts) -> None:
+    engine = Paced(parts)
+    for i in range(7):
+        engine.begin(str(i), steps(seed=i, count=3))
+    engine.finish()
+    assert {at for _, at in engine.order} == {1, 2, 3}
+    for stage in range(3):
+        assert watched(parts, stage, "ar").counts("read") == [7, 7, 7]
+    assert watched(parts, 2, "ar").counts("next_byte") == [7, 7, 7]
+
+
+def test_the_oldest_sweeps_fill_a_pass_first(parts: Parts) -> None:
+    engine = Paced(parts)
+    for name in "abcdefg":
+        engine.begin(name, sweeps(prompt=b"x", chunks=(100,), seed=ord(name)))
+    engine.finish()
+    assert [name for name, _ in engine.order] == list("abcdefg")
+    passes = [at for _, at in engine.order]
+    assert passes[0] == passes[2] < passes[3] == passes[5] < passes[6]
+    for i in range(3):
+        rows = [[len(piece.z) for piece in pieces] for method, pieces in watched(parts, i).calls if method == "denoise"]
+        assert max(sum(sizes) for sizes in rows) == 300
+        assert all(sum(sizes[:-1]) < PASS_ROWS for sizes in rows), "a sweep more than fits"
+
+
+def test_a_sweep_over_the_size_of_a_pass_is_served_all_the_same(parts: Parts) -> None:
+    engine = Paced(parts)
+    engine.begin("large", sweeps(prompt=b"x", chunks=(400,)))
+    engine.begin("small", sweeps(prompt=b"x", chunks=(4,)))
+    assert {name: len(text) for name, text in engine.finish().items()} == {"large": 400, "small": 4}
+    assert [name for name, _ in engine.order] == ["large", "small"]
+
+
+def test_sweeps_do_not_hold_up_steps(parts: Parts) -> None:
+    engine = Paced(parts)
+    for i in range(6):
+        engine.begin(f"sweep {i}", sweeps(chunks=(120,)))
+    engine.begin("step", steps(count=5), at=3)
+    engine.finish()
+    assert [at for name, at in engine.order if name == "step"] == [3, 4, 5, 6, 7]
+
+
+def test_candidates_do_not_hold_up_steps(parts: Parts) -> None:
+    """They are evaluated in pieces of whole branches, beside the steps of others."""
+    engine = Paced(parts)
+    engine.begin("scores", scores(chunks=(32,), count=32))
+    engine.begin("step", steps(count=8))
+    engine.finish()
+    assert [at for name, at in engine.order if name == "step"] == list(range(1, 9))
+    for stage in range(3):
+        branched = [pieces for method, pieces in watched(parts, stage, "ar").calls if method == "branch"]
+        assert [tuple(piece.source.shape[:2]) for (piece,) in branched] == [(8, 31)] * 4
+    heads = [
+        len(piece) for method, pieces in watched(parts, 2, "ar").calls if method == "next_byte" for piece in pieces
+    ]
+    assert max(heads) == BRANCH_ROWS
+    assert sum(heads) == 1 + 32 * 31 + 8
+
+
+def test_candidates_and_sweeps_share_what_is_left_of_a_pass(parts: Parts) -> None:
+    engine = Paced(parts)
+    engine.begin("scores", scores(chunks=(16,), count=8))
+    engine.begin("sweep", sweeps(chunks=(100,)))
+    engine.begin("late", scores(chunks=(32,), count=64))
+    engine.finish()
+    assert [name for name, _ in engine.order] == ["scores", "sweep", "late"]
+
+
+def test_a_batch_of_one_is_one_after_the_other(parts: Parts) -> None:
+    engine = Paced(parts, most_hops=1)
+    engine.begin("a", sweeps())
+    engine.begin("b", steps(count=1))
+    engine.begin("c", sweeps(seed=1))
+    engine.finish()
+    assert [name for name, _ in engine.order] == ["a", "b", "c"]
+    calls = [call for part in range(3) for call in watched(parts, part).calls]
+    assert {len(pieces) for _, pieces in calls} == {1}
+    owners = [id(pieces[0].caches) for _, pieces in watched(parts, 0).calls]
+    assert owners == sorted(owners, key=owners.index), "they took turns"
+
+
+def test_a_batch_of_two(parts: Parts) -> None:
+    engine = Paced(parts, most_hops=2)
+    for name in "abc":
+        engine.begin(name, sweeps(seed=ord(name)))
+        engine.begin(name + name, steps(seed=ord(name), count=2))
+    engine.finish()
+    assert max(watched(parts, 0).counts("denoise")) == 2
+    assert max(watched(parts, 0, "ar").counts("read")) == 2
+    assert [name for name, _ in engine.order if len(name) == 1] == ["a", "b", "c"]
+
+
+# Limits, and the end
+
+
+def test_hops_under_way_are_counted_up_to_the_limit(parts: Parts) -> None:
+    engine = Paced(parts, limit=3)
+    for i in range(3):
+        assert (len(engine), engine.full) == (i, False)
+        engine.submit(engine.begin(str(i), sweeps()))
+    assert (len(engine), engine.full) == (3, True)
+    engine.due.clear()
+    engine.finish()
+    assert (len(engine), engine.full) == (0, False)
+
+
+def test_shares_of_passes_add_up_to_no_more_than_the_time_there_was(parts: Parts) -> None:
+    engine = Paced(parts)
+    begin = time.perf_counter()
+    jobs = [engine.begin(str(i), sweeps(seed=i)) for i in range(4)]
+    engine.finish()
+    elapsed_ms = (time.perf_counter() - begin) * 1000
+    assert all(job.compute_ms > 0 and job.queue_ms >= 0 for job in jobs)
+    assert sum(job.compute_ms for job in jobs) <= elapsed_ms
+    assert all(job.compute_ms + job.queue_ms <= elapsed_ms for job in jobs)

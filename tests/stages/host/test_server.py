@@ -1,0 +1,131 @@
+"""A stage server over gRPC: health, readiness, and what it says of itself and its neighbours."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from serving.cli.ports import free_port_block
+from stages.backends import Backend
+from stages.host import loading
+from stages.host.parts import HostPlan, Parts, Release, load_parts, plan_host, wiring_problem
+from stages.host.server import SERVICE
+from stages.v1 import stage_pb2
+from tests.stages.raw_client import Peer, Until, peer, sweep
+
+
+def test_live_at_once_ready_when_the_next_host_is_reached(bundles: Path, servers: Any, until: Until) -> None:
+    port = free_port_block(2)
+    first, second = f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"
+    servers.stage(bundles / "own", (0, 1), first, second)
+    with peer(first) as host:
+        assert host.serving("")
+        until(lambda: "cannot be reached" in host.describe().not_ready_reason)
+        assert host.serving("")
+        assert not host.serving(SERVICE)
+        assert f"the host at {second} cannot be reached (" in host.describe().not_ready_reason
+
+        other = servers.stage(bundles / "own", (2,), second, first)
+        until(lambda: host.serving(SERVICE))
+        assert host.describe().ready
+        other.end()
+        until(lambda: not host.serving(SERVICE))
+        assert f"host stage-2 at {second} cannot be reached" in host.describe().not_ready_reason
+        servers.stage(bundles / "own", (2,), second, first)
+        until(lambda: host.serving(SERVICE))
+
+
+def test_not_ready_before_the_weights_are(
+    bundles: Path, servers: Any, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Event()
+
+    def load(plan: HostPlan, backend: Backend, held: Sequence[Parts]) -> Parts:
+        begun.wait(20)
+        return load_parts(plan, backend, held)
+
+    monkeypatch.setattr(loading, "load_parts", load)
+    address = f"127.0.0.1:{free_port_block(1)}"
+    servers.stage(bundles / "own", (0, 1, 2), address, None)
+    with peer(address) as host:
+        assert host.serving("")
+        assert not host.serving(SERVICE)
+        assert host.describe().not_ready_reason == "loading weights"
+        assert host.refusal(sweep("")).code() is grpc.StatusCode.UNAVAILABLE
+        begun.set()
+        until(lambda: host.serving(SERVICE))
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "blocks", "says"),
+    [
+        ("other", (2,), "give every host the same checkpoint"),
+        ("own", (0, 1), r"holds blocks \[0, 1\], block 2 must come next: check --next and --blocks"),
+    ],
+)
+def test_a_wrong_neighbour_is_named(
+    bundles: Path, servers: Any, until: Until, checkpoint: str, blocks: tuple[int, ...], says: str
+) -> None:
+    port = free_port_block(2)
+    first, second = f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"
+    servers.stage(bundles / "own", (0, 1), first, second)
+    servers.stage(bundles / checkpoint, blocks, second, first, name="other")
+    with peer(first) as host:
+        until(lambda: re.search(says, host.describe().not_ready_reason))
+        assert not host.serving(SERVICE)
+        if checkpoint == "other":
+            with peer(second) as neighbour:
+                digests = [peer.describe().releases[-1].chain.digest[:12] for peer in (host, neighbour)]
+            assert all(digest in host.describe().not_ready_reason for digest in digests)
+
+
+def test_a_part_of_the_ring_alone_is_never_ready(bundles: Path, servers: Any, until: Until) -> None:
+    address = f"127.0.0.1:{free_port_block(1)}"
+    servers.stage(bundles / "own", (1,), address, None)
+    with peer(address) as host:
+        until(lambda: "give --next" in host.describe().not_ready_reason)
+
+
+def test_wiring_is_checked_for_each_model(bundles: Path) -> None:
+    plan = plan_host(bundles / "own", (0, 1))
+    assert plan.chain is not None
+    assert plan.ar is not None
+    other = stage_pb2.DescribeResponse(name="b", blocks=[2])
+    assert "b at x:1 says nothing of its weights" in wiring_problem([plan], "x:1", other)
+    good = other.releases.add()
+    good.chain.digest, good.ar.digest = plan.chain.digest, plan.ar.digest
+    assert wiring_problem([plan], "x:1", other) == ""
+    good.scorer.digest = "f" * 64
+    assert "b at x:1 has the scorer checkpoint ffffffffffff, this host (none)" in wiring_problem([plan], "x:1", other)
+    good.ClearField("scorer")
+    good.ar.digest = ""
+    assert "b at x:1 has the ar checkpoint (none), this host" in wiring_problem([plan], "x:1", other)
+
+
+def test_neighbours_need_one_release_in_common(bundles: Path) -> None:
+    old, new = (plan_host(bundles / name, (0, 1)) for name in ("own", "other"))
+    other = stage_pb2.DescribeResponse(name="b", blocks=[2], releases=[Release("n", new).info()])
+    assert "give every host the same checkpoint" in wiring_problem([old], "x:1", other)
+    assert wiring_problem([old, new], "x:1", other) == wiring_problem([new, old], "x:1", other) == ""
+
+
+def test_reflection_lists_the_services(alone: Peer) -> None:
+    found = ProtoReflectionDescriptorDatabase(alone.channel).get_services()
+    assert set(found) == {SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+
+
+def test_a_host_describes_itself(alone: Peer) -> None:
+    description = alone.describe()
+    assert (description.name, list(description.blocks), list(description.links)) == ("alone", [0, 1, 2], [])
+    (release,) = description.releases
+    assert (len(release.name), release.loading) == (16, False)
+    chain = release.chain
+    assert (chain.parts, chain.positions, chain.width) == (3, 512, 32)
+    assert description.counters.session_bytes_limit == 1 << 20

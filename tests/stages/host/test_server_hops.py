@@ -1,0 +1,150 @@
+"""What a stage server does with hops: their accounts, their order, and the memory that they take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from serving.cli.ports import free_port_block
+from stages.v1 import stage_pb2
+from stages.wire.messages import put_work
+from tests.stages.hops import step
+from tests.stages.raw_client import SESSION_BYTES, Peer, Until, peer, sweep
+
+
+def test_a_sweep_comes_back_with_its_account(alone: Peer, digest: str, name: str) -> None:
+    request = sweep(digest, name)
+    alone.push(request)
+    event = alone.event()
+    assert (event.session, event.number, len(event.text)) == (name, 0, 16)
+    (passage,) = event.timings
+    assert (passage.host, passage.received_bytes) == ("alone", len(request.SerializeToString()))
+    assert passage.compute_ms > 0
+    assert alone.describe().counters.session_bytes == SESSION_BYTES
+    alone.release(name, "nobody")
+    assert alone.describe().counters.sessions == 0
+
+
+def test_sweeps_are_taken_once_and_in_order(alone: Peer, digest: str, name: str) -> None:
+    def later(number: int, start: int = 8) -> stage_pb2.Hop:
+        return sweep(digest, name, number=number, start=start, clean=b"and")
+
+    alone.push(sweep(digest, name))
+    alone.event()
+    cases = [
+        (sweep(digest, name), grpc.StatusCode.ALREADY_EXISTS),
+        (later(2), grpc.StatusCode.FAILED_PRECONDITION),
+        (later(1, start=9), grpc.StatusCode.FAILED_PRECONDITION),
+        (sweep(digest, "unknown", number=1, start=8), grpc.StatusCode.NOT_FOUND),
+        (sweep(digest, name, number=1, start=8, clean=bytes(33)), grpc.StatusCode.INVALID_ARGUMENT),
+    ]
+    for request, code in cases:
+        assert alone.refusal(request).code() is code
+    alone.push(later(1))
+    assert alone.event().number == 1
+    assert alone.refusal(later(1)).code() is grpc.StatusCode.ALREADY_EXISTS
+    alone.release(name)
+    assert alone.refusal(later(2, start=11)).code() is grpc.StatusCode.NOT_FOUND
+    assert alone.refusal(sweep(digest, name)).code() is grpc.StatusCode.NOT_FOUND, "it was released"
+
+
+def test_an_unknown_router_is_told_to_subscribe(alone: Peer, digest: str, name: str) -> None:
+    request = sweep(digest, name)
+    request.router = "somebody"
+    error = alone.refusal(request)
+    assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "'somebody' does not listen here: subscribe first" in error.details()
+
+
+def test_memory_for_sessions_is_bounded(alone: Peer, digest: str, name: str) -> None:
+    opened = []
+    for i in range((1 << 20) // SESSION_BYTES):
+        opened.append(f"{name}{i}")
+        alone.push(sweep(digest, opened[-1]))
+        alone.event()
+    error = alone.refusal(sweep(digest, name))
+    alone.release(*opened)
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "no memory for another session" in error.details()
+    assert error.retry_after_ms == 1000
+
+
+def test_a_message_over_the_limit_is_not_read(alone: Peer, digest: str, name: str) -> None:
+    with pytest.raises(grpc.RpcError, match="larger than max") as caught:
+        alone.push(sweep(digest, name, estimate=bytes(8 << 20)))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    alone.push(sweep(digest, name))
+    assert alone.event().session == name, "a new stream is served"
+    alone.release(name)
+
+
+def test_an_idle_session_is_freed(bundles: Path, servers: Any, until: Until) -> None:
+    address = f"127.0.0.1:{free_port_block(1)}"
+    servers.stage(bundles / "own", (0, 1, 2), address, None, lease_s=2.0)
+    with peer(address) as host:
+        until(lambda: host.describe().ready)
+        host.subscribe()
+        host.push(sweep(host.describe().releases[-1].chain.digest))
+        assert len(host.event().text) == 16
+        assert host.describe().counters.sessions == 1
+        until(lambda: host.describe().counters.sessions == 0)
+
+
+def test_sessions_end_with_their_router(bundles: Path, alone: Peer, digest: str, name: str, until: Until) -> None:
+    gone = alone.stub.Subscribe(stage_pb2.SubscribeRequest(router="gone"))
+    next(gone)
+    request = sweep(digest, name)
+    request.router = "gone"
+    alone.push(request)
+    assert [len(event.text) for event in next(gone).events] == [16]
+    assert alone.describe().counters.sessions == 1
+    gone.cancel()
+    until(lambda: alone.describe().counters.sessions == 0, 3)
+
+
+def test_a_subscription_needs_a_name(alone: Peer) -> None:
+    with pytest.raises(grpc.RpcError, match="router must be 1 to 64") as caught:
+        next(alone.stub.Subscribe(stage_pb2.SubscribeRequest(router="a\nb"), timeout=5))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_hops_of_a_parcel_are_accepted_or_rejected_one_by_one(alone: Peer, digest: str, name: str) -> None:
+    hops = [sweep(digest, f"{name}{i}", steps=2 if i % 2 == 0 else 999) for i in range(4)]
+    hops[3].capacity, hops[3].digest = 0, "f" * 64
+    rejections = alone.send(*hops).rejections
+    assert [(rejection.index, rejection.code) for rejection in rejections] == [
+        (1, grpc.StatusCode.INVALID_ARGUMENT.value[0]),
+        (3, grpc.StatusCode.FAILED_PRECONDITION.value[0]),
+    ]
+    events = [alone.event(), alone.event()]
+    assert {event.session for event in events} == {f"{name}0", f"{name}2"}
+    assert [len(event.text) for event in events] == [16, 16]
+    alone.release(*(hop.session for hop in hops))
+
+
+def test_an_empty_parcel_gets_its_receipt(alone: Peer) -> None:
+    assert alone.send().rejections == []
+
+
+def test_two_hops_of_one_session_are_done_one_after_the_other(alone: Peer, digest: str, name: str) -> None:
+    """A router may push ahead: the second hop reads on where the first ends, and no other session is harmed."""
+    ar = alone.describe().releases[-1].ar.digest
+
+    def steps(session: str) -> list[stage_pb2.Hop]:
+        first, second = sweep(ar, session), sweep(ar, session)
+        put_work(first, step(clean=b"The sea was calm, an", remaining=1, codec="fp32"))
+        put_work(second, step(number=1, start=20, clean=b"d nobody spoke of it", remaining=1, codec="fp32"))
+        return [first, second]
+
+    expected = []
+    for hop in steps(name):
+        alone.push(hop)
+        expected.append(alone.event().text)
+    assert alone.send(*steps(f"{name}x"), sweep(digest, f"{name}y")).rejections == []
+    events = {(event.session, event.number): event for event in (alone.event() for _ in range(3))}
+    assert [events[f"{name}x", number].text for number in (0, 1)] == expected
+    assert len(events[f"{name}y", 0].text) == 16
+    alone.release(name, f"{name}x", f"{name}y")

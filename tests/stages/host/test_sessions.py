@@ -1,0 +1,146 @@
+"""Sessions: leases, order, and the byte budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+import pytest
+
+from stages.checkpoint.manifest import Manifest
+from stages.host.parts import HostPlan, Parts, load_parts, plan_host, session_bytes
+from stages.host.sessions import REMEMBERED, Session, SessionStore
+from stages.wire.status import StatusError
+
+CAPACITY = 64
+
+
+@pytest.fixture(scope="module")
+def plan(bundles: Path) -> HostPlan:
+    return plan_host(bundles / "own", (1, 2))
+
+
+@pytest.fixture(scope="module")
+def parts(plan: HostPlan) -> Parts:
+    return load_parts(plan)
+
+
+class Fixture:
+    """A store for two sessions, on a clock that stands still."""
+
+    def __init__(self, plan: HostPlan, parts: Parts) -> None:
+        assert plan.chain is not None
+        self.manifest: Manifest = plan.chain.manifest
+        self.parts, self.now = parts, 0.0
+        self.need = session_bytes(self.manifest, (0, 1), CAPACITY)
+        self.store = SessionStore(2 * self.need, lease_s=10.0, clock=lambda: self.now)
+
+    def open(self, name: str, router: str = "r", capacity: int = CAPACITY) -> Session:
+        return self.store.open(name, router, "chain", capacity, self.manifest, self.parts)
+
+
+@pytest.fixture
+def held(plan: HostPlan, parts: Parts) -> Fixture:
+    return Fixture(plan, parts)
+
+
+def code_of(call: pytest.ExceptionInfo[StatusError]) -> grpc.StatusCode:
+    return call.value.code
+
+
+def test_a_session_takes_what_was_calculated(held: Fixture) -> None:
+    session = held.open("a")
+    tensors = [t for caches in session.caches.values() for cache in caches for t in (cache.keys, cache.values)]
+    assert sum(t.numel() * t.element_size() for t in tensors) == held.need == held.store.bytes
+    assert list(session.caches) == [1, 2]
+
+
+def test_an_ar_session_holds_stages(plan: HostPlan, parts: Parts, held: Fixture) -> None:
+    assert plan.ar is not None
+    session = held.store.open("a", "r", "ar", CAPACITY, plan.ar.manifest, parts)
+    assert (session.kind, list(session.caches)) == ("ar", [1, 2])
+
+
+def test_ar_steps_may_go_back_behind_guesses_and_sweeps_may_not(plan: HostPlan, parts: Parts, held: Fixture) -> None:
+    assert plan.ar is not None
+    steps, sweeps = held.store.open("a", "r", "ar", CAPACITY, plan.ar.manifest, parts), held.open("b")
+    for session in (steps, sweeps):
+        session.next_number, session.length = 1, 30
+    assert held.store.due("a", "ar", 1, 22) is steps
+    for name, kind, start in (("a", "ar", 31), ("b", "chain", 22), ("b", "chain", 31)):
+        with pytest.raises(StatusError, match=f"has read 30 positions, the sweep continues at {start}") as caught:
+            held.store.due(name, kind, 1, start)
+        assert code_of(caught) is grpc.StatusCode.FAILED_PRECONDITION
+
+
+def test_the_budget_holds(held: Fixture) -> None:
+    held.open("a")
+    held.open("b")
+    with pytest.raises(StatusError, match=r"no memory for another session: .*raise --session-mb") as caught:
+        held.open("c")
+    assert (code_of(caught), caught.value.retry_after_ms) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 1000)
+    assert held.store.release("a")
+    held.open("c")
+
+
+def test_an_expired_session_makes_room(held: Fixture) -> None:
+    held.open("a")
+    held.open("b")
+    held.now = 10.0
+    held.open("c")
+    assert list(held.store.sessions) == ["c"]
+
+
+def test_a_lease_can_be_renewed_and_work_under_way_holds_it(held: Fixture) -> None:
+    renewed, busy, idle = held.open("renewed", capacity=8), held.open("busy", capacity=8), held.open("idle", capacity=8)
+    busy.pending = 1
+    held.now = 6.0
+    held.store.renew(renewed)
+    held.now = 11.0
+    held.store.expire()
+    assert list(held.store.sessions) == ["renewed", "busy"]
+    assert idle.expires_at == 10.0
+    held.now, busy.pending = 16.0, 0
+    held.store.expire()
+    assert (held.store.sessions, held.store.bytes) == ({}, 0)
+
+
+def test_a_released_session_cannot_be_opened_by_work_that_was_on_its_way(held: Fixture) -> None:
+    assert not held.store.release("early")
+    with pytest.raises(StatusError, match="was released") as caught:
+        held.open("early")
+    assert code_of(caught) is grpc.StatusCode.NOT_FOUND
+    for i in range(REMEMBERED):
+        held.store.release(f"other-{i}")
+    held.open("early")
+
+
+def test_a_router_that_goes_takes_its_sessions_along(held: Fixture) -> None:
+    held.open("a", router="one")
+    held.open("b", router="two")
+    held.store.release_router("one")
+    assert list(held.store.sessions) == ["b"]
+
+
+def test_sweeps_come_once_and_in_order(held: Fixture) -> None:
+    session = held.open("a")
+    session.next_number, session.length = 2, 30
+    assert held.store.due("a", "chain", 2, 30) is session
+    cases = [
+        (("a", "chain", 1, 30), grpc.StatusCode.ALREADY_EXISTS, "sweep 1 .* was accepted before"),
+        (("a", "chain", 3, 30), grpc.StatusCode.FAILED_PRECONDITION, "sweep 3 .* came before sweep 2"),
+        (
+            ("a", "chain", 2, 31),
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "has read 30 positions, .* continues at 31",
+        ),
+        (("a", "ar", 2, 30), grpc.StatusCode.INVALID_ARGUMENT, "is of the chain model, not of ar"),
+        (("b", "chain", 2, 30), grpc.StatusCode.NOT_FOUND, "unknown session 'b'.*start the request again"),
+    ]
+    for arguments, code, says in cases:
+        with pytest.raises(StatusError, match=says) as caught:
+            held.store.due(*arguments)
+        assert code_of(caught) is code
+    with pytest.raises(StatusError, match="open already") as caught:
+        held.open("a")
+    assert code_of(caught) is grpc.StatusCode.ALREADY_EXISTS

@@ -1,0 +1,79 @@
+"""`onesweep stage`: options, checkpoints and ports that it cannot use."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from serving.cli.__main__ import main
+from tests.stages.raw_client import Peer
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--blocks", "0,2"], 2, "blocks 0,2 are not consecutive"),
+        (["--blocks", "7"], 2, "block 7 does not exist: this checkpoint has blocks 0 to 2"),
+        (["--blocks", "x"], 2, "--blocks 'x' must be numbers such as 0 or 0,1"),
+        (["--blocks", ""], 2, "--blocks '' must be numbers"),
+        (["--blocks", "0", "--listen", "0.0.0.0:0"], 2, "accept it with --insecure"),
+        (["--blocks", "0", "--listen", "here"], 2, "'here' must be HOST:PORT"),
+        (["--blocks", "0", "--next", "there"], 2, "next address 'there' must be HOST:PORT"),
+        (["--blocks", "0", "--name", "a/b"], 2, "host name 'a/b' must be"),
+        (["--blocks", "0", "--queue", "0"], 2, "--queue must be above 0"),
+        (["--blocks", "0", "--batch", "0"], 2, "--batch must be above 0"),
+        (["--blocks", "0", "--backend", "magic"], 2, "unknown backend 'magic'; choose from torch"),
+        (["--blocks", "0", "--keep-warm-ms", "3"], 2, "--keep-warm-ms must be 0 (off) or 10 to 60000, not 3"),
+        (["--blocks", "0", "--lease-s", "nan"], 2, "--lease-s must be above 0"),
+        (["--blocks", "0", "--threads", "99999"], 2, "--threads must be at most"),
+        (["--blocks", "0", "--checkpoint", "/nowhere"], 1, "no checkpoint in /nowhere"),
+    ],
+)
+def test_a_wrong_option_is_explained(
+    bundles: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], code: int, says: str
+) -> None:
+    defaults = ["--checkpoint", str(bundles / "own"), "--listen", "127.0.0.1:0"]
+    assert main(["stage", *defaults, *arguments]) == code
+    _, err = capfd.readouterr()
+    assert says in err
+    assert "Traceback" not in err
+
+
+def damage(directory: Path, how: str) -> None:
+    (path,) = (directory / "chain").glob("block-0-*.safetensors")
+    raw = bytearray(path.read_bytes())
+    manifest = directory / "chain" / "manifest.json"
+    if how == "cut":
+        path.write_bytes(raw[:-100])
+    elif how == "flipped":
+        raw[-50] ^= 4
+        path.write_bytes(raw)
+    elif how == "newer":
+        manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 2'))
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [("cut", "its manifest says"), ("flipped", "it is damaged; fetch it again"), ("newer", "upgrade onesweep")],
+)
+def test_a_damaged_checkpoint_ends_the_server(
+    bundles: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], how: str, says: str
+) -> None:
+    directory = Path(shutil.copytree(bundles / "own", tmp_path / "own"))
+    damage(directory, how)
+    assert main(["stage", "--checkpoint", str(directory), "--blocks", "0", "--listen", "127.0.0.1:0"]) == 1
+    _, err = capfd.readouterr()
+    assert says in err
+    assert "Traceback" not in err
+
+
+def test_a_port_in_use(bundles: Path, alone: Peer) -> None:
+    arguments = ["stage", "--checkpoint", str(bundles / "own"), "--blocks", "0", "--listen", alone.address]
+    done = subprocess.run([sys.executable, "-m", "serving.cli", *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert f"onesweep: cannot listen on {alone.address}: the port is in use" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,83 @@
+"""How a stage server ends: after the requests that it has, and not without a word when something fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.cli.ports import free_port_block
+from stages.errors import ServiceError
+from stages.host.host import HostSettings
+from stages.host.server import StageServer, StageSettings
+from stages.v1 import stage_pb2, stage_pb2_grpc
+from stages.wire.channel import open_blocking_channel
+from stages.wire.messages import PROTOCOL
+from stages.wire.registry import Registration, Registry, RegistrySettings, open_registry, parse_url
+
+
+def server_of(bundles: Path, registry: Registry) -> tuple[StageServer, str]:
+    """A host of all blocks, and its address."""
+    address = f"127.0.0.1:{free_port_block(1)}"
+    settings = StageSettings(
+        bundles / "own", (0, 1, 2), address, (), HostSettings("paris"), threads=1, registry=registry
+    )
+    return StageServer(settings), address
+
+
+def test_it_stays_registered_until_its_requests_have_ended(
+    bundles: Path, registry_url: str, servers: Any, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stages.wire.etcd import EtcdClient
+
+    monkeypatch.setattr("stages.host.server.DRAIN_S", 60.0)
+    where = RegistrySettings(*parse_url(registry_url))
+    gateway = EtcdClient(where)
+    server, address = server_of(bundles, open_registry(where))
+    running = servers.run(server.run)
+    with open_blocking_channel(address) as channel:
+        stub = stage_pb2_grpc.StageServiceStub(channel)
+
+        def described() -> stage_pb2.DescribeResponse:
+            return stub.Describe(stage_pb2.DescribeRequest(), timeout=20, wait_for_ready=True)
+
+        until(lambda: described().ready and gateway.holder("paris"), 60)
+        events = stub.Subscribe(stage_pb2.SubscribeRequest(router="r"))
+        next(events)
+        hop = stage_pb2.Hop(router="r", session="s", capacity=40, digest=described().releases[0].chain.digest)
+        hop.deadline_unix_ms = int(time.time() * 1000) + 60_000
+        hop.sweep.CopyFrom(stage_pb2.Sweep(clean=b"The sea ", slots=16, steps=2, codec="int8"))
+        assert not next(stub.Push(iter([stage_pb2.HopBatch(number=1, hops=[hop], protocol=PROTOCOL)]))).rejections
+        assert next(events).events[0].text
+        running.loop.call_soon_threadsafe(running.stop.set)
+        until(lambda: described().not_ready_reason == "it is stopping")
+        assert not described().ready
+        assert gateway.holder("paris") is not None
+        stub.Release(stage_pb2.ReleaseRequest(sessions=["s"]), timeout=20)
+        running.ended.result(60)
+    assert gateway.holder("paris") is None
+
+
+class Broken(Registry):
+    """One whose client fails in a way that nobody foresaw."""
+
+    async def check(self) -> None:
+        pass
+
+    async def register(self, registration: Registration) -> None:
+        raise RuntimeError("out of the blue")
+
+    async def follow(self) -> AsyncGenerator[tuple[Registration, ...], None]:
+        yield ()
+
+
+def test_what_nobody_foresaw_ends_it_with_a_sentence(
+    bundles: Path, servers: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, _ = server_of(bundles, Broken())
+    with pytest.raises(ServiceError, match="what nobody foresaw: RuntimeError"):
+        servers.run(server.run).ended.result(60)
+    assert [record.message for record in caplog.records if record.levelname == "CRITICAL"] == ["paris cannot go on"]

@@ -1,0 +1,322 @@
+"""Every field of a hop is checked before anything is made of it."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+from stages.backends.sweep import FEATURES
+from stages.checkpoint.manifest import Manifest
+from stages.host.parts import HostPlan, ModelSource, plan_host
+from stages.host.validation import MAX_TIMINGS, parse_hop
+from stages.model.codec import CODECS, HIDDEN
+from stages.model.llama import LlamaArchitecture
+from stages.model.prefill import max_new_symbols
+from stages.model.scoring import MAX_CANDIDATES, MAX_SCORED_ROWS
+from stages.v1 import stage_pb2
+from stages.wire.hop_stream import BATCH_BYTES
+from stages.wire.messages import put_work, work_of
+from stages.wire.status import StatusError
+from tests.stages.hops import step
+
+WIDTH, CODE_DIM = 32, 32
+NAN, INF = float("nan"), float("inf")
+
+Hop = stage_pb2.Hop
+Change = Callable[[Hop], object]
+
+
+@pytest.fixture(scope="module")
+def plans(bundles: Path) -> dict[str, HostPlan]:
+    """A first host and a middle one; the middle host's chain is `chained`."""
+    return {"first": plan_host(bundles / "own", (0,)), "middle": plan_host(bundles / "chained", (1,))}
+
+
+def hop(plan: HostPlan, kind: str) -> Hop:
+    """kind: of the model, or `score` or `verify` for such a step of the AR model."""
+    source = plan.model("ar" if kind in ("score", "verify") else kind)
+    assert source is not None
+    request = Hop(router="r", session="s", capacity=40, digest=source.digest)
+    request.deadline_unix_ms = int(time.time() * 1000) + 60_000
+    clean, first = b"0123456789", plan.is_first
+    if kind == "chain":
+        request.sweep.CopyFrom(stage_pb2.Sweep(clean=clean, slots=20, steps=2, codec="int8", block=plan.blocks[0]))
+        request.sweep.sampling.temperature = 0.8
+        if not first:
+            request.sweep.estimate = bytes(20 * (CODE_DIM + 4))
+            request.sweep.features = FEATURES.encode(torch.zeros(10, WIDTH))
+    else:
+        fields: dict[str, Any] = {
+            "score": {"candidates": [b"abcde", b"fghij", b"klmno"]},
+            "verify": {"draft": 3, "odds": struct.pack("<3f", 0.5, 1.0, 1e-30), "draws": 1},
+        }.get(kind, {"remaining": 20})
+        rows = 10 + 3 * 4 * (kind == "score")
+        hidden = b"" if first else bytes(rows * WIDTH * 4)
+        put_work(request, step(clean=clean, stage=plan.blocks[0], codec="fp32", hidden=hidden, **fields))
+    return request
+
+
+@pytest.mark.parametrize("where", ["first", "middle"])
+@pytest.mark.parametrize("kind", ["chain", "ar", "score", "verify"])
+def test_a_good_hop_is_taken(plans: dict[str, HostPlan], where: str, kind: str) -> None:
+    assert parse_hop(hop(plans[where], kind), plans[where]).kind == ("chain" if kind == "chain" else "ar")
+
+
+@pytest.mark.parametrize("where", ["first", "middle"])
+def test_a_sweep_may_fill_the_context_to_its_last_position(plans: dict[str, HostPlan], where: str) -> None:
+    request = hop(plans[where], "chain")
+    request.sweep.slots = 502
+    if where == "middle":
+        request.sweep.estimate = bytes(502 * (CODE_DIM + 4))
+    parse_hop(request, plans[where])
+    request.sweep.slots = 503
+    with pytest.raises(StatusError, match="503 slots after 10 symbols do not fit the context of 512"):
+        parse_hop(request, plans[where])
+
+
+def test_a_step_is_for_the_model_with_its_digest(bundles: Path) -> None:
+    plan = plan_host(bundles / "scored", (0,))
+    for kind in ("ar", "scorer"):
+        assert parse_hop(hop(plan, kind), plan).kind == kind
+    without = plan_host(bundles / "own", (0,))
+    with pytest.raises(StatusError, match=r"this host has [0-9a-f]{12} \(ar\): give every host") as caught:
+        parse_hop(hop(plan, "scorer"), without)
+    assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
+
+
+def test_the_largest_step_fits_a_message(plans: dict[str, HostPlan]) -> None:
+    plan, request = plans["middle"], hop(plans["middle"], "score")
+    candidates = [b"x" * 16] * MAX_CANDIDATES
+    assert len(candidates) * 16 == MAX_SCORED_ROWS
+    clean = b"x" * 496
+    hidden = bytes((496 + MAX_CANDIDATES * 15) * WIDTH * 4)
+    put_work(request, step(clean=clean, candidates=candidates, hidden=hidden, stage=1, codec="fp32"))
+    request.capacity = 496
+    assert parse_hop(request, plan).kind == "ar"
+    assert request.ByteSize() + BATCH_BYTES < plan.message_bytes()
+
+
+def test_a_message_has_room_for_a_piece_not_for_a_context(tmp_path: Path) -> None:
+    """A wide model with a long context: 8,192 positions alone would be 134 MB of hidden states."""
+    wide = LlamaArchitecture((1,), 4096, 32, 8, 128, 11008, 8192, 32000, 1e-5, 1e4)
+    plan = HostPlan((0,), 1, ar=ModelSource(tmp_path, Manifest("ar", wide, (None,), probe_tokens=(1,)), "d"))
+    rows = max_new_symbols(8192) + MAX_SCORED_ROWS
+    assert rows == 1024 + 4096
+    assert 4 * 4096 * rows + BATCH_BYTES < plan.message_bytes() < 90e6
+    assert max_new_symbols(1 << 17) == (1 << 13) + 256
+
+
+def test_a_wide_model_scores_fewer_symbols(tmp_path: Path) -> None:
+    """Their hidden states are in a host's memory and in messages."""
+    wide = LlamaArchitecture((1, 1), 1 << 15, 256, 8, 128, 4, 4096, 128_000, 1e-5, 1e4)
+    source = ModelSource(tmp_path, Manifest("ar", wide, (None, None), probe_tokens=(1,)), "d")
+    plan = HostPlan((0,), 2, ar=source)
+    request = Hop(router="r", session="s", capacity=40, digest="d", deadline_unix_ms=int(time.time() * 1000) + 60_000)
+    symbol = source.alphabet.encode([7])
+    put_work(request, step(clean=symbol, remaining=1, codec="int8", candidates=[symbol * 16] * 32))
+    assert parse_hop(request, plan).kind == "ar"
+    request.score.candidates.append(symbol * 16)
+    with pytest.raises(
+        StatusError, match="33 candidates of 16 symbols; a step scores at most 512 in all of width 32768"
+    ):
+        parse_hop(request, plan)
+
+
+def test_a_replay_is_taken_where_it_opens_a_session(plans: dict[str, HostPlan]) -> None:
+    for kind in ("chain", "ar", "score"):
+        request = hop(plans["first"], kind)
+        work_of(request).reads.extend([4, 3])
+        parse_hop(request, plans["first"])
+    request = hop(plans["first"], "chain")
+    request.sweep.MergeFrom(stage_pb2.Sweep(reads=[4, 3], start=1))
+    with pytest.raises(StatusError, match="only a sweep that opens a session can be a replay"):
+        parse_hop(request, plans["first"])
+
+
+def test_guesses_are_no_part_of_what_was_read(plans: dict[str, HostPlan]) -> None:
+    request = hop(plans["first"], "verify")
+    work_of(request).reads.append(7)
+    parse_hop(request, plans["first"])
+    work_of(request).reads[0] = 8
+    with pytest.raises(StatusError, match="reads of 8 symbols"):
+        parse_hop(request, plans["first"])
+
+
+def refusal(plan: HostPlan, kind: str, change: Change) -> StatusError:
+    request = hop(plan, kind)
+    change(request)
+    with pytest.raises(StatusError) as caught:
+        parse_hop(request, plan)
+    return caught.value
+
+
+ANYWHERE: list[tuple[Change, str]] = [
+    (lambda p: p.ClearField("router"), "router must be 1 to 64 printable"),
+    (lambda p: setattr(p, "router", "x" * 65), "router must be 1 to 64 printable"),
+    (lambda p: setattr(p, "session", "a\nb"), "session must be 1 to 64 printable"),
+    (lambda p: setattr(p, "session", "é"), "session must be 1 to 64 printable"),
+    (lambda p: p.ClearField("work"), "carries no work"),
+    (lambda p: p.timings.extend([stage_pb2.HopTiming(host="h")] * (MAX_TIMINGS + 1)), "65 timings"),
+    (lambda p: p.timings.add(), "a timing's host must be"),
+    (lambda p: p.timings.add(host="h", compute_ms=NAN), "negative, not finite"),
+    (lambda p: p.timings.add(host="h", queue_ms=-1), "negative, not finite"),
+    (lambda p: p.path.extend(["h:1"] * (MAX_TIMINGS + 1)), "a path of 65 hosts"),
+    (lambda p: p.path.append(""), "an address on the path must be 1 to 256 printable"),
+    (lambda p: p.path.append("h:1\n"), "an address on the path must be"),
+    (lambda p: p.path.append("x" * 257), "an address on the path must be"),
+    (lambda p: setattr(p, "place", 1), "place 1 on a path of 0 hosts"),
+    (lambda p: (p.path.extend(["a:1", "b:1"]), setattr(p, "place", 2)), "place 2 on a path of 2 hosts"),
+    (lambda p: setattr(p, "request", "x\n"), "request must be 1 to 64 printable"),
+    (lambda p: setattr(p, "traceparent", "0" * 65), "traceparent must be a W3C trace context"),
+    (lambda p: work_of(p).reads.extend([4, 0]), "reads of 4 symbols, some maybe empty, do not fit 10 clean ones"),
+    (lambda p: work_of(p).reads.extend([4, 7]), "reads of 11 symbols, some maybe empty, do not fit 10 clean ones"),
+    (lambda p: setattr(p, "capacity", 0), "a session of 0 positions"),
+    (lambda p: setattr(p, "capacity", 513), "a session of 513 positions does not fit the context of 512"),
+    (lambda p: setattr(p, "capacity", 9), "10 symbols at position 0 do not fit the session's 9"),
+]
+SWEEP: list[tuple[Change, str]] = [
+    (lambda p: setattr(p.sweep, "clean", b""), "at least one known symbol"),
+    (lambda p: setattr(p.sweep, "slots", 0), "0 slots after 10 symbols do not fit"),
+    (lambda p: setattr(p.sweep, "slots", 503), "503 slots after 10 symbols do not fit the context of 512"),
+    (lambda p: setattr(p.sweep, "slots", 4_000_000_000), "do not fit the context"),
+    (lambda p: setattr(p.sweep, "start", 4_000_000_000), "do not fit"),
+    (lambda p: setattr(p.sweep, "steps", 0), "steps must be 1 to 64, not 0"),
+    (lambda p: setattr(p.sweep, "steps", 1000), "steps must be 1 to 64, not 1000"),
+    (lambda p: setattr(p.sweep.sampling, "temperature", NAN), "temperature must be 0 to 100, not nan"),
+    (lambda p: setattr(p.sweep.sampling, "temperature", -0.1), "temperature must be 0 to 100, not -0.1"),
+    (lambda p: setattr(p.sweep, "codec", "zip"), "unknown state codec 'zip'"),
+    (lambda p: setattr(p.sweep, "sampler", "sde"), "unknown sampler 'sde'; choose from stochastic, ode"),
+]
+LATER_SWEEP: list[tuple[Change, str]] = [
+    (lambda p: setattr(p.sweep, "estimate", b""), "int8 payload has 0 bytes; 20 x 32 numbers take 720"),
+    (lambda p: setattr(p.sweep, "estimate", bytes(721)), "int8 payload has 721 bytes"),
+    (lambda p: setattr(p.sweep, "estimate", struct.pack("<20f", *[NAN] * 20) + bytes(640)), "not finite"),
+    (lambda p: setattr(p.sweep, "estimate", struct.pack("<20f", *[-1.0] * 20) + bytes(640)), "negative"),
+    (lambda p: setattr(p.sweep, "estimate", struct.pack("<20f", *[1.0] * 20) + bytes(640)), "beyond 2"),
+    (lambda p: setattr(p.sweep, "estimate", bytes(80) + b"\x80" * 640), "integers beyond 127"),
+    (lambda p: setattr(p.sweep, "features", b""), "int8 payload has 0 bytes; 10 x 32"),
+    (lambda p: setattr(p.sweep, "features", struct.pack("<40f", *[INF] * 40) + bytes(440)), "not finite"),
+]
+STEP: list[tuple[Change, str]] = [
+    (lambda p: setattr(work_of(p), "clean", b""), "at least one new symbol"),
+    (lambda p: setattr(work_of(p), "remaining", 0), "0 symbols to generate do not fit"),
+    (lambda p: setattr(work_of(p), "remaining", 503), "503 symbols to generate do not fit the context of 512"),
+    (lambda p: setattr(work_of(p), "start", 4_000_000_000), "do not fit"),
+    (lambda p: setattr(work_of(p).sampling, "temperature", INF), "temperature must be 0 to 100"),
+    (lambda p: work_of(p).ClearField("codec"), "unknown codec of hidden states ''"),
+    (lambda p: setattr(work_of(p), "codec", "int4"), "unknown codec of hidden states 'int4'; choose from fp32, int8"),
+]
+SCORE: list[tuple[Change, str]] = [
+    (lambda p: setattr(work_of(p), "clean", b""), "at least one new symbol"),
+    (lambda p: p.score.ClearField("candidates"), "0 candidates; a step scores 1 to 256"),
+    (lambda p: p.score.candidates.append(b"abc"), "candidates must have one length"),
+    (lambda p: p.score.candidates.append(b""), "candidates must have one length"),
+    (lambda p: p.score.MergeFrom(stage_pb2.Score(candidates=[b"abcde"] * MAX_CANDIDATES)), "259 candidates; a step"),
+    (lambda p: p.score.candidates.__setitem__(slice(None), [b""] * 3), "of at least one symbol"),
+    (
+        lambda p: p.score.candidates.__setitem__(slice(None), [b"x" * 400] * 11),
+        "11 candidates of 400 symbols; a step scores",
+    ),
+    (
+        lambda p: p.score.candidates.__setitem__(slice(None), [b"x" * 503]),
+        "of 503 symbols after 10 do not fit the context",
+    ),
+    (lambda p: setattr(work_of(p).sampling, "temperature", NAN), "temperature must be 0 to 100"),
+]
+VERIFY: list[tuple[Change, str]] = [
+    (lambda p: setattr(p.verify, "draft", 10), "10 draft tokens among 10 new symbols: give one known symbol"),
+    (lambda p: setattr(p.verify, "draft", 4_000_000_000), "give one known symbol"),
+    (lambda p: setattr(p.verify, "draft", 0), "odds of 12 bytes for 0 draft tokens"),
+    (lambda p: setattr(p.verify, "draft", 2), "odds of 12 bytes for 2 draft tokens: each takes one float32"),
+    (lambda p: setattr(p.verify.rejection, "odds", bytes(13)), "odds of 13 bytes for 3 draft tokens"),
+    (lambda p: setattr(p.verify.rejection, "draw_set", 0), "set 0 of draws; there are 3"),
+    (lambda p: setattr(p.verify.rejection, "draw_set", 4), "set 4 of draws; there are 3, and the last tells all odds"),
+    *(
+        (lambda p, odd=odd: setattr(p.verify.rejection, "odds", struct.pack("<3f", 0.5, odd, 0.5)), "odds must be")
+        for odd in (0.0, -0.1, 1.001, NAN, INF, -INF)
+    ),
+]
+LATER_STEP: list[tuple[Change, str]] = [
+    (lambda p: setattr(work_of(p), "codec", "int8"), "int8 payload has 1280 bytes; 10 x 32 numbers take 600"),
+    (lambda p: setattr(work_of(p), "hidden", b"x"), "fp32 payload has 1 bytes; 10 x 32 numbers take 1280"),
+    (lambda p: setattr(work_of(p), "hidden", struct.pack("<320f", *[NAN] * 320)), "not finite"),
+]
+LATER_SCORE: list[tuple[Change, str]] = [
+    (lambda p: setattr(work_of(p), "hidden", bytes(10 * WIDTH * 4)), "1280 bytes; 22 x 32 numbers take 2816"),
+    (lambda p: setattr(work_of(p), "hidden", struct.pack("<704f", *[INF] * 704)), "not finite"),
+    (lambda p: p.score.candidates.pop(), "2816 bytes; 18 x 32 numbers take 2304"),
+]
+CASES = [
+    *((where, kind, *case) for where in ("first", "middle") for kind in ("chain", "ar") for case in ANYWHERE),
+    *((where, "chain", *case) for where in ("first", "middle") for case in SWEEP),
+    *((where, "ar", *case) for where in ("first", "middle") for case in STEP),
+    *((where, "score", *case) for where in ("first", "middle") for case in SCORE),
+    *((where, "verify", *case) for where in ("first", "middle") for case in VERIFY),
+    *(("middle", "score", *case) for case in LATER_SCORE),
+    *(("middle", "chain", *case) for case in LATER_SWEEP),
+    *(("middle", "ar", *case) for case in LATER_STEP),
+    ("first", "chain", lambda p: setattr(p.sweep, "estimate", b"x"), "carries no estimate"),
+    ("first", "chain", lambda p: setattr(p.sweep, "features", b"x"), "carries no features"),
+    ("first", "ar", lambda p: setattr(work_of(p), "hidden", b"x"), "carries no hidden states"),
+]
+
+
+@pytest.mark.parametrize(("where", "kind", "change", "says"), CASES)
+def test_a_wrong_field_is_named(plans: dict[str, HostPlan], where: str, kind: str, change: Change, says: str) -> None:
+    refused = refusal(plans[where], kind, change)
+    assert refused.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert says in refused.message
+
+
+@pytest.mark.parametrize("kind", ["chain", "ar"])
+def test_other_weights_and_other_blocks(plans: dict[str, HostPlan], kind: str) -> None:
+    plan = plans["middle"]
+    other = refusal(plan, kind, lambda p: setattr(p, "digest", "abcdef" * 10))
+    assert other.code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "abcdefabcdef, this host has" in other.message
+    assert "(none)" in refusal(plan, kind, lambda p: p.ClearField("digest")).message
+    for part in (0, 2, 99):
+        change = {
+            "chain": lambda p, n=part: setattr(p.sweep, "block", n),
+            "ar": lambda p, n=part: setattr(work_of(p), "stage", n),
+        }
+        refused = refusal(plan, kind, change[kind])
+        assert refused.code is grpc.StatusCode.FAILED_PRECONDITION
+        assert f"{part} does not start here: this host holds 1" in refused.message
+
+
+def test_a_host_without_the_model(bundles: Path, plans: dict[str, HostPlan]) -> None:
+    only_ar = plan_host(bundles / "own" / "ar", (0,))
+    with pytest.raises(StatusError, match="this host has no chain model") as caught:
+        parse_hop(hop(plans["first"], "chain"), only_ar)
+    assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
+
+
+@pytest.mark.parametrize("deadline", [0, -5, 1_000_000_000_000])
+def test_late_work_is_dropped(plans: dict[str, HostPlan], deadline: int) -> None:
+    late = refusal(plans["first"], "chain", lambda p: setattr(p, "deadline_unix_ms", deadline))
+    assert late.code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+@pytest.mark.parametrize("codec", HIDDEN)
+@pytest.mark.parametrize("draft", [0, 1, 9])
+def test_guesses_and_every_codec_of_hidden_states_are_taken(plans: dict[str, HostPlan], codec: str, draft: int) -> None:
+    request = hop(plans["middle"], "ar")
+    hidden = HIDDEN[codec].encode(torch.full((10, WIDTH), 0.5))
+    put_work(request, step(clean=b"0123456789", stage=1, codec=codec, draft=draft, hidden=hidden))
+    assert parse_hop(request, plans["middle"]).kind == "ar"
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_every_codec_is_taken(plans: dict[str, HostPlan], codec: str) -> None:
+    request = hop(plans["middle"], "chain")
+    request.sweep.codec = codec
+    request.sweep.estimate = CODECS[codec].encode(torch.full((20, CODE_DIM), 0.5))
+    assert parse_hop(request, plans["middle"]).kind == "chain"

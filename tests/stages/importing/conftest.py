@@ -1,0 +1,30 @@
+"""One small model that knows the probe text, for every test of imports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from stages.importing.importing import Imported, ImportSettings, import_model
+from tests.stages.importing.published import learnt
+
+
+@pytest.fixture(scope="session")
+def weights() -> dict[str, Tensor]:
+    pytest.importorskip(
+        "tokenizers", reason="the package tokenizers is not installed: pip install 'onesweep[pretrained]'"
+    )
+    return learnt()
+
+
+@pytest.fixture
+def imported(tmp_path: Path) -> Callable[..., Imported]:
+    """Import a source in `blocks` stages into tmp_path / "out"."""
+
+    def run(source: Path, blocks: int = 2, **settings: object) -> Imported:
+        return import_model(ImportSettings(source, tmp_path / "out", blocks, **settings))
+
+    return run

@@ -1,0 +1,163 @@
+"""Models as they are published, in small: the folder and the GGUF file of given weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import functional as F
+
+from stages.checkpoint.gate import PROBE_TEXT
+from stages.importing.gate import interleaved
+from stages.importing.huggingface import _LAYER, _TOP
+from stages.model.llama import LlamaArchitecture, LlamaStage
+from tests.stages.model.tiny_llama import tiny_tokenizer
+
+SHAPE = LlamaArchitecture(
+    layers=(3,), width=32, heads=4, kv_heads=2, head_dim=12, mlp_width=32, positions=256, vocabulary=300
+)
+GGUF_NAMES = {
+    "attention_norm": "attn_norm",
+    "q": "attn_q",
+    "k": "attn_k",
+    "v": "attn_v",
+    "attention_out": "attn_output",
+    "mlp_norm": "ffn_norm",
+    "gate": "ffn_gate",
+    "up": "ffn_up",
+    "mlp_out": "ffn_down",
+}
+
+
+def letters() -> list[str]:
+    """The letter that stands for each token of the tiny tokenizer, by number."""
+    tokenizer = json.loads(tiny_tokenizer(300))
+    vocabulary = tokenizer["model"]["vocab"]
+    return [*vocabulary, *(token["content"] for token in tokenizer["added_tokens"])]
+
+
+def learnt(architecture: LlamaArchitecture = SHAPE, steps: int = 110) -> dict[str, Tensor]:
+    """Weights that know the probe text by heart, by the importer's names. A second or two."""
+    torch.manual_seed(0)
+    stage = LlamaStage(architecture, 0)
+    assert stage.head is not None
+    number = {letter: i for i, letter in enumerate(letters())}
+    known = torch.tensor([number[{" ": "Ġ", "\n": "Ċ"}.get(letter, letter)] for letter in PROBE_TEXT])[None]
+    optimizer = torch.optim.Adam(stage.parameters(), lr=1e-2)
+    for _ in range(steps):
+        loss = F.cross_entropy(stage.next_byte(stage.read(known))[0, :-1], known[0, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return taken_apart(stage)
+
+
+def taken_apart(stage: LlamaStage) -> dict[str, Tensor]:
+    """A whole model's tensors by the importer's names."""
+    a, tensors = stage.architecture, {}
+    for name, tensor in stage.state_dict().items():
+        if ".qkv." in name:
+            sizes = [a.query_width, *[a.kv_heads * a.head_dim] * 2]
+            parts = zip(("q", "k", "v"), tensor.split(sizes), strict=True)
+            tensors |= {name.replace("qkv", part): x.clone() for part, x in parts}
+        elif ".mlp_in." in name:
+            parts = zip(("gate", "up"), tensor.chunk(2), strict=True)
+            tensors |= {name.replace("mlp_in", part): x.clone() for part, x in parts}
+        else:
+            tensors[name] = tensor.clone()
+    return tensors
+
+
+def config_of(a: LlamaArchitecture) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": a.width,
+        "num_hidden_layers": sum(a.layers),
+        "num_attention_heads": a.heads,
+        "num_key_value_heads": a.kv_heads,
+        "head_dim": a.head_dim,
+        "intermediate_size": a.mlp_width,
+        "max_position_embeddings": a.positions,
+        "vocab_size": a.vocabulary,
+        "rms_norm_eps": a.norm_epsilon,
+        "rope_theta": a.rope_theta,
+        "tie_word_embeddings": a.tied_head,
+        "eos_token_id": 257,
+    }
+
+
+def their_name(name: str) -> str:
+    """A tensor's name in a Hugging Face folder."""
+    top = {ours: theirs for theirs, ours in _TOP.items()}
+    if name in top:
+        return top[name]
+    _, layer, kind, end = name.split(".")
+    theirs = next(theirs for theirs, ours in _LAYER.items() if ours == kind)
+    return f"model.layers.{layer}.{theirs}.{end}"
+
+
+def write_folder(directory: Path, tensors: Mapping[str, Tensor], a: LlamaArchitecture = SHAPE, **config: Any) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file({their_name(name): x.contiguous() for name, x in tensors.items()}, directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps(config_of(a) | config))
+    (directory / "tokenizer.json").write_text(tiny_tokenizer(a.vocabulary))
+    settings = {"chat_template": "{{ messages }}", "bos_token": {"content": "<extra_256>"}, "eos_token": "<extra_257>"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    (directory / "LICENSE").write_text("Do with it what you like.\n")
+    return directory
+
+
+def describe_letters(writer: Any) -> None:
+    """The tiny tokenizer, as a GGUF file has it."""
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(letters())
+    writer.add_token_types([1] * 256 + [3] * 44)
+    writer.add_token_merges([])
+    writer.add_eos_token_id(257)
+    writer.add_chat_template("{{ messages }}")
+
+
+def write_gguf(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    a: LlamaArchitecture = SHAPE,
+    permuted: bool = True,
+    describe: Callable[[Any], None] = describe_letters,
+) -> Path:
+    """:param permuted: queries and keys interleaved, as the format wants them.
+
+    :param describe: writes what the file says of its tokenizer.
+    """
+    import gguf
+
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(sum(a.layers))
+    writer.add_context_length(a.positions)
+    writer.add_embedding_length(a.width)
+    writer.add_feed_forward_length(a.mlp_width)
+    writer.add_head_count(a.heads)
+    writer.add_head_count_kv(a.kv_heads)
+    writer.add_key_length(a.head_dim)
+    writer.add_layer_norm_rms_eps(a.norm_epsilon)
+    writer.add_rope_freq_base(a.rope_theta)
+    describe(writer)
+    top = {"embedding.weight": "token_embd.weight", "norm.weight": "output_norm.weight", "head.weight": "output.weight"}
+    for name, tensor in tensors.items():
+        if name in top:
+            writer.add_tensor(top[name], tensor.numpy())
+            continue
+        _, layer, kind, end = name.split(".")
+        if permuted and kind in ("q", "k"):
+            tensor = interleaved(tensor, a.heads if kind == "q" else a.kv_heads)
+        writer.add_tensor(f"blk.{layer}.{GGUF_NAMES[kind]}.{end}", tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

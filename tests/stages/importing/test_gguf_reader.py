@@ -1,0 +1,91 @@
+"""GGUF files that say what is not so: each ends in a sentence, and at once."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from stages.errors import CheckpointError
+from tests.stages.importing.published import describe_letters, write_gguf
+
+pytest.importorskip("gguf", reason="the package gguf is not installed: pip install 'onesweep[pretrained]'")
+KINDS = b"tokenizer.ggml.token_type"
+"""Followed by the type of the field (array), that of its elements and their count."""
+Weights = dict[str, Tensor]
+
+
+@pytest.fixture
+def file(weights: Weights, tmp_path: Path) -> Path:
+    return write_gguf(tmp_path / "model.gguf", weights)
+
+
+def put(path: Path, before: bytes, skipped: int, content: bytes) -> None:
+    """Overwrite what comes so many bytes after the first `before`."""
+    whole = bytearray(path.read_bytes())
+    at = whole.index(before) + len(before) + skipped
+    whole[at : at + len(content)] = content
+    path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.2, 0.9, 0.999])
+def test_a_file_that_was_cut_off(imported: Any, file: Path, share: float) -> None:
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(CheckpointError, match=r"is damaged .it ends too soon.; fetch it again"):
+        imported(file)
+
+
+@pytest.mark.parametrize("element", [0, 9], ids=["bytes", "arrays"])
+def test_counts_beyond_the_file_are_not_counted_to(imported: Any, file: Path, element: int) -> None:
+    put(file, KINDS, 4, struct.pack("<IQ", element, 1 << 62))
+    with pytest.raises(CheckpointError, match=r"is damaged .an array of 4611686018427387904 elements; at most 4194304"):
+        imported(file)
+    put(file, KINDS, 4, struct.pack("<IQ", 0, 1 << 22))
+    with pytest.raises(CheckpointError, match="is damaged"):
+        imported(file)
+
+
+def test_no_heads(imported: Any, file: Path) -> None:
+    put(file, b"llama.attention.head_count", 4, bytes(4))
+    with pytest.raises(CheckpointError, match="cannot be read: integer division"):
+        imported(file)
+
+
+@pytest.mark.parametrize(
+    ("write", "sentence"),
+    [
+        (lambda writer: writer.add_rope_dimension_count(6), "6 of a head's 12 numbers are rotated; only models that"),
+        (lambda writer: writer.add_uint16("split.count", 3), "is one of 3 files of a model: join them with"),
+    ],
+)
+def test_what_is_not_read(
+    imported: Any, weights: Weights, tmp_path: Path, write: Callable[[Any], None], sentence: str
+) -> None:
+    with pytest.raises(CheckpointError, match=sentence):
+        imported(described(tmp_path, weights, write))
+
+
+def test_a_sliding_window_is_the_context(imported: Any, weights: Weights, tmp_path: Path) -> None:
+    path = described(tmp_path, weights, lambda writer: writer.add_sliding_window(100))
+    assert imported(path).manifest.architecture.positions == 100
+
+
+def test_a_tokenizer_beside_the_file_that_is_damaged(imported: Any, file: Path) -> None:
+    (file.parent / "tokenizer.json").write_bytes(b"\xff")
+    with pytest.raises(CheckpointError, match=r"tokenizer.json is damaged"):
+        imported(file)
+
+
+def described(directory: Path, weights: Weights, write: Callable[[Any], None]) -> Path:
+    """A file that says something more."""
+
+    def describe(writer: Any) -> None:
+        describe_letters(writer)
+        write(writer)
+
+    return write_gguf(directory / "model.gguf", weights, describe=describe)

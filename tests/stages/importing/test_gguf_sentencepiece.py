@@ -1,0 +1,168 @@
+"""A SentencePiece tokenizer out of a GGUF file cuts text as the library sentencepiece does."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.modes.pretrained_tokenizer import read_pretrained_tokenizer
+from serving.modes.tokenizer import Message
+from stages.errors import CheckpointError
+from stages.importing.gguf_tokenizer import read_vocabulary, tokenizer_json
+from stages.importing.tokenizer import open_tokenizer
+from stages.model.llama import LlamaStage
+from tests.stages.importing.pieces import describe, fields_of, trained
+from tests.stages.importing.published import SHAPE, taken_apart, write_gguf
+
+model = cache(trained)
+HARD = [
+    "",
+    " ",
+    "the sea",
+    " the  sea   and    the ship ",
+    "\n\nthe\n sea\r\n\t\n",
+    "    if x:\n        return 12345 + 1.5e-7",
+    "🚢🌊👩‍🚀 sea 🚢",
+    "ß 漢字 עברית море\u00a0и\u3000корабль \ufffd",
+    "e\u0301 \x00\x7f \ufeff",
+    "▁the▁sea",
+    "<0x41> <0x0A>",
+    "the" * 200,
+    "a" * 37,
+]
+LAST = 0x10FFFF
+anything = st.lists(st.integers(0, LAST).filter(lambda code: not 0xD800 <= code < 0xE000).map(chr), max_size=20)
+letters = st.text(st.sampled_from("thesandip  ▁12é€🚢\n"), max_size=40)
+
+
+def rebuilt(fields: dict[str, Any]) -> Any:
+    return open_tokenizer(tokenizer_json(read_vocabulary(fields)))
+
+
+@cache
+def usual() -> Any:
+    return rebuilt(fields_of(model()))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, {}),
+        ({"add_dummy_prefix": False}, {"add_space_prefix": False}),
+        ({"byte_fallback": False, "vocab_size": 160, "character_coverage": 0.98}, {}),
+    ],
+    ids=["as Llama's", "no space before", "unknown letters"],
+)
+def test_hard_texts(settings: dict[str, Any], said: dict[str, Any]) -> None:
+    library, made = model(**settings), rebuilt(fields_of(model(**settings), **said))
+    for text in HARD:
+        expected = library.encode(text)
+        assert made.encode(text).ids == expected, text
+        if library.unk_id() not in expected:  # theirs is read as " ⁇ ", ours as nothing
+            assert made.decode(expected) == library.decode(expected), text
+
+
+@settings(deadline=None)
+@given(st.one_of(letters, anything.map("".join)))
+def test_any_text(text: str) -> None:
+    assert usual().encode(text).ids == model().encode(text)
+    assert usual().decode(model().encode(text)) == model().decode(model().encode(text)) == text.replace("▁", " ")
+
+
+def test_merges_that_the_file_has_are_taken() -> None:
+    made = rebuilt(fields_of(model(), merges=["▁ t", "h e", "▁t he", "<s> t", "e no-such-token", "damaged"]))
+    assert made.encode("the sea").tokens == ["▁the", "▁", "s", "e", "a"]
+
+
+# What differs from sentencepiece, and why
+
+
+def test_what_is_spelled_as_a_control_token_is_one() -> None:
+    """As for every model with a tokenizer.json: chat templates spell them in the text."""
+    assert usual().encode("a</s>b").tokens == ["▁a", "</s>", "▁b"]
+    assert "</s>" not in model().encode("a</s>b", out_type=str)
+    assert usual().decode([1, *usual().encode("a").ids, 2]) == "a"
+
+
+def test_a_space_comes_before_what_follows_an_added_token() -> None:
+    """As in transformers and llama.cpp: what is between two tokens is a text of its own."""
+    added = ("<|user|>", "▁▁▁")
+    library, made = model(added), rebuilt(fields_of(model(added), added))
+    assert library.encode("a<|user|>b", out_type=str) == ["▁a", "<|user|>", "b"]
+    assert made.encode("a<|user|>b").tokens == ["▁a", "<|user|>", "▁b"]
+    assert made.decode(made.encode("<|user|>").ids) == "<|user|>", "a user's token is read, a control token is not"
+    assert made.encode("a   ").ids == library.encode("a   "), "its spaces are found in the text"
+
+
+def test_of_tokens_with_one_score_the_first_is_made() -> None:
+    """SentencePiece makes the leftmost, which a list of merges cannot say."""
+    records = pytest.importorskip("sentencepiece.sentencepiece_model_pb2")
+    record = records.ModelProto.FromString(model().serialized_model_proto())
+    for piece in record.pieces:
+        piece.score = 0.0 if len(piece.piece) == 2 else piece.score
+        piece.type = 5 if piece.type == 1 and len(piece.piece) > 2 else piece.type
+    library = type(model())(model_proto=record.SerializeToString())
+    assert library.piece_to_id("he") < library.piece_to_id("▁h")
+    assert library.encode("he", out_type=str) == ["▁h", "e"]
+    assert rebuilt(fields_of(library)).encode("he").tokens == ["▁", "he"]
+
+
+# From the file to the text
+
+
+def test_a_file_is_imported_and_speaks(imported: Any, tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="gguf is not installed: pip install 'onesweep[pretrained]'")
+    torch.manual_seed(0)
+    a = replace(SHAPE, layers=(2,), vocabulary=model().get_piece_size())
+    path = write_gguf(tmp_path / "model.gguf", taken_apart(LlamaStage(a, 0)), a, describe=partial(describe, model()))
+    manifest = imported(path, is_untrained=True).manifest
+    spelling = read_pretrained_tokenizer(tmp_path / "out", manifest)
+    symbols = spelling.alphabet.symbols
+    for text in HARD:
+        assert symbols(asyncio.run(spelling.encode_text(text.encode()))) == [1, *model().encode(text)]
+    prompt, _ = asyncio.run(spelling.encode_chat([Message("user", "the sea 🚢")]))
+    assert symbols(prompt) == [1, *model().encode("[user] the sea 🚢\n[assistant]")]
+    assert spelling.ends == {2}
+    reader = spelling.detokenizer(prompt)
+    told = [reader.feed(spelling.alphabet.encode([each])).decode() for each in [*model().encode("the 🌊s"), 2]]
+    assert "".join(told) == " the 🌊s"
+    assert told.count("") == 4, "three bytes of four, and the end"
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ({"scores": None}, "rebuilt from tokenizer.ggml.tokens, token_type and scores, and one of them is not in"),
+        ({"scores": [0.0] * 7}, "tokenizer.ggml.scores is of 7 tokens, the file has 420"),
+        ({"scores": [float("nan")] * 420}, "tokenizer.ggml.scores holds what is no number"),
+        ({"scores": [-3.5] * 420}, "are those of a unigram model"),
+        ({"token_type": ["1"] * 420}, "tokenizer.ggml.token_type must hold whole numbers"),
+        ({"token_type": 1}, "tokenizer.ggml.token_type must hold whole numbers"),
+        ({"token_type": None}, "one of them is not in this file: put the model's own tokenizer.json beside"),
+        ({"tokens": [1, 2, 3]}, "tokenizer.ggml.tokens must hold texts"),
+        ({"tokens": ["a"] * 420}, "tokens 0 and 1 are both spelled 'a'"),
+        ({"tokens": [*map(str, range(419)), "a" * 513]}, "token 419 has 513 letters, over 512"),
+        ({"merges": [1]}, "tokenizer.ggml.merges must hold texts"),
+        ({"model": 7}, "tokenizer.ggml.model is 7"),
+        ({"model": "t5"}, r"the tokenizer in this file \('t5'\) cannot be rebuilt from it; those of gpt2, llama can"),
+        ({"add_bos_token": "yes"}, "tokenizer.ggml.add_bos_token is 'yes'"),
+        ({"precompiled_charsmap": [1]}, "changes text before it cuts it"),
+        ({"remove_extra_whitespaces": True}, "changes text before it cuts it"),
+    ],
+)
+def test_what_cannot_be_rebuilt(said: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(CheckpointError, match=sentence):
+        rebuilt(fields_of(model(), **said))
+
+
+def test_numbers_of_tokens_that_there_are_not_are_those_of_llama() -> None:
+    vocabulary = read_vocabulary(fields_of(model(), bos_token_id=2**32 - 1, eos_token_id=420, eot_token_id=419))
+    assert (vocabulary.bos, vocabulary.eos, vocabulary.unknown, vocabulary.ends) == (1, 2, 0, [2, 419])

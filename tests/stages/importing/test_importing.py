@@ -1,0 +1,276 @@
+"""Imports: what is written, from a folder and from a GGUF file, and what is refused before."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from serving.cli.__main__ import main
+from stages import memory
+from stages.checkpoint.inspect import verify
+from stages.checkpoint.manifest import read_manifest
+from stages.errors import CheckpointError, InputError
+from stages.importing import importing
+from stages.importing.importing import ImportSettings, import_model
+from stages.model.llama import LlamaArchitecture
+from tests.stages.importing.published import SHAPE, write_folder, write_gguf
+
+Weights = dict[str, Tensor]
+
+
+@pytest.fixture
+def folder(weights: Weights, tmp_path: Path) -> Path:
+    return write_folder(tmp_path / "model", weights)
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_folder_becomes_a_checkpoint(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert main(["import", str(folder), "--blocks", "2", "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "nats a token on the probe text" in said
+    assert "stage 1: 1 layers with the head" in said
+    assert all(check.ok for check in verify(out))
+    manifest = read_manifest(out)
+    assert isinstance(manifest.architecture, LlamaArchitecture)
+    assert manifest.architecture.layers == (2, 1)
+    assert manifest.data == {"source": "model", "format": "safetensors", "dtype": "unknown"}
+    assert manifest.files.keys() == {"tokenizer.json", "chat_template.jinja", "special_tokens.json", "LICENSE"}
+    for name, digest in manifest.files.items():
+        assert hashlib.sha256((out / name).read_bytes()).hexdigest() == digest
+    assert json.loads((out / "special_tokens.json").read_text()) == {
+        "bos_token": "<extra_256>",
+        "eos_token": "<extra_257>",
+        "end_tokens": [257],
+    }
+    assert main(["inspect", str(out)]) == 0
+    assert "rope_theta" in capsys.readouterr().out
+    assert not list(tmp_path.glob(".out*")), "nothing is left beside it"
+
+
+def test_a_damaged_tokenizer_does_not_verify(imported: Any, folder: Path, tmp_path: Path) -> None:
+    imported(folder)
+    tokenizer = tmp_path / "out" / "tokenizer.json"
+    tokenizer.write_bytes(tokenizer.read_bytes() + b" ")
+    (damaged,) = (check for check in verify(tmp_path / "out") if not check.ok)
+    assert damaged.what == "tokenizer.json"
+    assert "SHA-256" in damaged.error
+
+
+def test_shards_and_a_gguf_file_give_the_same_stages(
+    imported: Any, weights: Weights, folder: Path, tmp_path: Path
+) -> None:
+    expected = imported(folder).manifest
+    shutil.rmtree(tmp_path / "out")
+    whole = load_file(folder / "model.safetensors")
+    names = sorted(whole)
+    places = {name: f"model-{i % 2 + 1}-of-2.safetensors" for i, name in enumerate(names)}
+    for file in set(places.values()):
+        save_file({name: whole[name] for name in names if places[name] == file}, folder / file)
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    assert imported(folder).manifest.parts == expected.parts
+    shutil.rmtree(tmp_path / "out")
+    pytest.importorskip("gguf", reason="gguf is not installed: pip install 'onesweep[pretrained]'")
+    from_gguf = imported(write_gguf(tmp_path / "model.gguf", weights)).manifest
+    assert from_gguf.architecture == expected.architecture
+    assert from_gguf.parts == expected.parts
+    shutil.rmtree(tmp_path / "out")
+    (folder / "model-2-of-2.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"1 of 2 shards are missing: model-2-of-2.safetensors"):
+        imported(folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"architectures": ["GemmaForCausalLM"]}, "architecture GemmaForCausalLM is not supported; there are LlamaFor"),
+        ({"hidden_act": "gelu"}, "activation 'gelu' is not supported"),
+        ({"mlp_bias": True}, "bias in the MLP"),
+        ({"quantization_config": {"bits": 4}}, "quantised safetensors"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rotary scaling 'yarn' is not supported"),
+        ({"num_attention_heads": 3}, "heads 3 must be a multiple of kv_heads 2"),
+        ({"hidden_size": None}, "config.json cannot be read"),
+        (
+            {"intermediate_size": 64},
+            r"layers.0.gate.weight has shape \(32, 32\), the config.* asks for \(64, 32\)",
+        ),
+        ({"max_position_embeddings": None}, "positions must be a whole number from 2 to 4194304, not None"),
+        ({"eos_token_id": list(range(100))}, "100 tokens are said to end a text; at most 64 are read"),
+        ({"num_hidden_layers": 4}, "layers.3.attention_norm.weight is missing"),
+        ({"num_hidden_layers": 2}, "have no place in the architecture that the configuration describes, layers.2"),
+        ({"vocab_size": 200}, r"embedding.weight has shape \(300, 32\)"),
+    ],
+)
+def test_a_configuration_that_cannot_be(imported: Any, folder: Path, config: dict[str, Any], sentence: str) -> None:
+    edit(folder / "config.json", **config)
+    with pytest.raises(CheckpointError, match=sentence):
+        imported(folder)
+
+
+def test_numbers_of_no_token_do_not_end_a_text(imported: Any, folder: Path, tmp_path: Path) -> None:
+    edit(folder / "config.json", eos_token_id=[257, -1, 300, 257])
+    imported(folder)
+    assert json.loads((tmp_path / "out" / "special_tokens.json").read_text())["end_tokens"] == [257]
+
+
+def test_a_short_context_is_gated_on_the_whole_probe(imported: Any, folder: Path) -> None:
+    expected = imported(folder).nats
+    shutil.rmtree(folder.parent / "out")
+    assert imported(folder, context=2).nats == expected
+
+
+def test_a_mistral_window_that_is_not_told_is_that_of_transformers(imported: Any, folder: Path) -> None:
+    edit(folder / "config.json", architectures=["MistralForCausalLM"], max_position_embeddings=8000)
+    assert imported(folder).manifest.architecture.positions == 4096
+
+
+@pytest.mark.parametrize("untrained", [False, True])
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_number_that_is_none_is_named(imported: Any, folder: Path, number: float, untrained: bool) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.embed_tokens.weight"][299, 3] = number  # of a token that the probe text does not have
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"tensor embedding.weight holds NaN or infinite numbers"):
+        imported(folder, is_untrained=untrained)
+
+
+def test_random_weights_that_compute_nothing(imported: Any, folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"].fill_(3e38)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match="no finite loss on the probe text"):
+        imported(folder, is_untrained=True)
+
+
+def test_an_untied_head_that_is_not_there(imported: Any, folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"head.weight is missing.* tied to the embedding, it seems"):
+        imported(folder)
+
+
+def test_what_is_refused_before_a_tensor_is_read(
+    imported: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InputError, match="--blocks 4: the model has 3 layers"):
+        imported(folder, blocks=4)
+    with pytest.raises(InputError, match=r"--context 300: the model reads from 2 to 256"):
+        imported(folder, context=300)
+    with pytest.raises(InputError, match=r"neither a Hugging Face folder .* nor a .gguf file"):
+        imported(tmp_path / "nothing")
+    monkeypatch.setattr(memory, "free_memory", lambda: 1000)
+    with pytest.raises(CheckpointError, match=r"not enough memory for importing .* MB needed, 0 MB free"):
+        imported(folder)
+    monkeypatch.undo()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").touch()
+    with pytest.raises(InputError, match="is there already"):
+        imported(folder)
+    link, long = tmp_path / "link", tmp_path / ("x" * 300)
+    link.symlink_to("nowhere")
+    with pytest.raises(InputError, match="is there already"):
+        import_model(ImportSettings(folder, link, 2))
+    with pytest.raises(InputError, match="cannot become a directory: File name too long"):
+        import_model(ImportSettings(folder, long, 2))
+
+
+def test_a_tokenizer_of_another_model(imported: Any, folder: Path) -> None:
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    few, damaged = {**tokenizer, "added_tokens": []}, {**tokenizer, "model": {}}
+    many = json.loads((folder / "tokenizer.json").read_text())
+    many["added_tokens"].append({**many["added_tokens"][-1], "id": 300, "content": "<one too many>"})
+    for changed, sentence in ((many, "knows 301 tokens"), (damaged, "tokenizer.json cannot be read")):
+        (folder / "tokenizer.json").write_text(json.dumps(changed))
+        with pytest.raises(CheckpointError, match=sentence):
+            imported(folder)
+    (folder / "tokenizer.json").write_text(json.dumps({**few, "model": {**few["model"], "vocab": {"a": 0, "b": 1}}}))
+    with pytest.raises(CheckpointError, match="does not match: it knows 2 tokens, up to number 1, and the model 300"):
+        imported(folder)
+
+
+def test_an_index_that_does_not_list_a_tensor(imported: Any, folder: Path) -> None:
+    places = dict.fromkeys(set(load_file(folder / "model.safetensors")) - {"model.norm.weight"}, "model.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    with pytest.raises(CheckpointError, match=r"does not list model.norm.weight, which is in model.safetensors"):
+        imported(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("chat_template.jinja", b"caf\xe9 {{ messages }}"),
+        ("tokenizer_config.json", b'{"chat_template": [5, {"name": []}]'),
+        ("tokenizer.json", b"\xff"),
+    ],
+)
+def test_texts_that_are_damaged(imported: Any, folder: Path, name: str, content: bytes) -> None:
+    (folder / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"{name} is damaged"):
+        imported(folder)
+
+
+def test_odd_settings_of_a_tokenizer_are_none(imported: Any, folder: Path) -> None:
+    settings = {"chat_template": [5, {"name": ["x"], "template": "y"}, {"name": "default"}], "bos_token": 7}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert "chat_template.jinja" not in imported(folder).manifest.files
+
+
+def test_lengths_that_a_tokenizer_was_trained_with_do_not_count(imported: Any, folder: Path) -> None:
+    expected = imported(folder).manifest.probe_tokens
+    shutil.rmtree(folder.parent / "out")
+    cut = {"direction": "Right", "max_length": 20, "strategy": "LongestFirst", "stride": 0}
+    filled = {"strategy": {"Fixed": 400}, "direction": "Right", "pad_to_multiple_of": None}
+    filled |= {"pad_id": 256, "pad_type_id": 0, "pad_token": "<extra_256>"}
+    edit(folder / "tokenizer.json", truncation=cut, padding=filled)
+    assert imported(folder).manifest.probe_tokens == expected
+
+
+def test_files_that_are_damaged(imported: Any, folder: Path, tmp_path: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"no")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        imported(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="pickled weights never"):
+        imported(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        imported(folder)
+    pytest.importorskip("gguf", reason="gguf is not installed: pip install 'onesweep[pretrained]'")
+    (tmp_path / "x.gguf").write_bytes(b"GGUF" + bytes(40))
+    with pytest.raises(CheckpointError, match="is no GGUF file, or is damaged"):
+        imported(tmp_path / "x.gguf")
+
+
+def test_a_quantisation_that_cannot_be_read(
+    imported: Any, weights: Weights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gguf = pytest.importorskip("gguf", reason="gguf is not installed: pip install 'onesweep[pretrained]'")
+    path = write_gguf(tmp_path / "model.gguf", weights)
+
+    def dequantize(*_: object) -> None:
+        raise NotImplementedError("not implemented yet")
+
+    monkeypatch.setattr(gguf, "dequantize", dequantize)
+    with pytest.raises(CheckpointError, match="is quantised as F32, which the package gguf cannot read"):
+        imported(path)
+
+
+def test_the_cut_balances_what_a_step_reads() -> None:
+    whole = LlamaArchitecture((30,), 576, 9, 3, 64, 1536, 8192, 49152)
+    assert importing.cut(whole, 3) == (12, 13, 5)
+    assert importing.cut(whole, 1) == (30,)
+    assert sum(importing.cut(whole, 30)) == 30
+    assert importing.cut(SHAPE, 3) == (1, 1, 1)

@@ -1,0 +1,41 @@
+"""Sizes that a model can have, and those that are refused by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from stages.errors import ShapeError
+from stages.model.architecture import Architecture
+
+
+def test_the_default_is_a_model() -> None:
+    assert Architecture().head_dim * Architecture().heads == Architecture().width
+
+
+@pytest.mark.parametrize("name", ["parts", "layers", "width", "heads", "context_bytes", "code_dim", "condition_dim"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, "4", True, None, (1 << 20) + 1])
+def test_a_size_must_be_a_sensible_whole_number(name: str, value: object) -> None:
+    with pytest.raises(ShapeError, match=name):
+        Architecture(**{name: value})
+
+
+def test_a_place_in_a_row_has_16_bits() -> None:
+    with pytest.raises(ShapeError, match="width must be a whole number from 1 to 65536"):
+        Architecture(width=(1 << 16) + 8)
+
+
+def test_one_byte_of_context_is_too_little() -> None:
+    with pytest.raises(ShapeError, match="context_bytes"):
+        Architecture(context_bytes=1)
+    assert Architecture(context_bytes=2).context_bytes == 2
+
+
+@pytest.mark.parametrize(("width", "heads"), [(30, 4), (12, 12), (36, 4)])
+def test_heads_must_divide_the_width_into_rotary_pairs(width: int, heads: int) -> None:
+    with pytest.raises(ShapeError, match=f"width {width}.*heads {heads}"):
+        Architecture(width=width, heads=heads)
+
+
+def test_context_is_own_or_chained() -> None:
+    with pytest.raises(ShapeError, match="'own' or 'chained'"):
+        Architecture(context="shared")

@@ -1,0 +1,209 @@
+"""State codecs: what is lost, what it costs, and what is refused."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+from torch import Tensor
+
+from stages.errors import CodecError
+from stages.model.codec import CODECS, HiddenInt8, Int4, Int8, StateCodec, codec_named, hidden_codec
+
+HIDDEN_INT8 = HiddenInt8()
+ALL = pytest.mark.parametrize("codec", [*CODECS.values(), HIDDEN_INT8], ids=lambda codec: type(codec).__name__)
+SCALED = pytest.mark.parametrize("codec", [Int8(), Int4()], ids=lambda codec: codec.name)
+LIMIT = 1e6
+
+
+@st.composite
+def matrices(draw: st.DrawFn, largest: float = 1e6) -> Tensor:
+    """Rows of very different magnitudes, exact zeros among them; odd widths and no positions at all too."""
+    shape = draw(array_shapes(min_dims=2, max_dims=2, min_side=1, max_side=9))
+    shape = (0, shape[1]) if draw(st.booleans()) and draw(st.booleans()) else shape
+    rows = draw(arrays(np.float32, shape, elements=st.floats(-1, 1, width=32, allow_subnormal=False)))
+    magnitudes = draw(arrays(np.float32, (shape[0], 1), elements=st.sampled_from([0.0, 1e-6, 0.01, 1.0, largest])))
+    return torch.from_numpy(rows * magnitudes)
+
+
+@ALL
+@given(matrices())
+def test_the_size_is_known_before_encoding(codec: StateCodec, matrix: Tensor) -> None:
+    assert len(codec.encode(matrix)) == codec.size(*matrix.shape)
+
+
+@ALL
+@given(st.integers(1, 9), st.integers(1, 600))
+def test_a_payload_says_how_wide_its_rows_are(codec: StateCodec, positions: int, dim: int) -> None:
+    assert codec.dim(codec.size(positions, dim), positions) == dim + (dim % 2 if codec.name == "int4" else 0)
+
+
+@given(matrices())
+def test_fp32_is_exact(matrix: Tensor) -> None:
+    assert torch.equal(codec_named("fp32").round_trip(matrix, LIMIT), matrix)
+
+
+@SCALED
+@given(matrix=matrices())
+def test_no_number_is_off_by_more_than_half_a_step(codec: Int8 | Int4, matrix: Tensor) -> None:
+    largest = matrix.abs().amax(dim=1, keepdim=True).double() if matrix.numel() else matrix.double()
+    step = largest / codec.levels
+    error = (codec.round_trip(matrix, LIMIT).double() - matrix.double()).abs()
+    assert bool((error <= step * 0.5 * (1 + 1e-5) + 1e-37).all())
+
+
+@given(matrices())
+def test_the_largest_of_a_hidden_row_are_exact_and_the_rest_has_a_scale_of_its_own(matrix: Tensor) -> None:
+    apart = min(HiddenInt8.APART, matrix.shape[1])
+    magnitudes = matrix.abs().double().sort(dim=1, descending=True).values
+    error = (HIDDEN_INT8.round_trip(matrix, LIMIT).double() - matrix.double()).abs()
+    if matrix.shape[1] == apart:
+        assert not error.any()
+        return
+    step = magnitudes[:, apart : apart + 1] / Int8.levels
+    assert bool((error <= step * 0.5 * (1 + 1e-5) + 1e-37).all())
+    assert bool(((error > 0).sum(dim=1) <= matrix.shape[1] - apart).all())
+    assert np.allclose(HIDDEN_INT8.steps(matrix.abs().numpy()), step.numpy(), rtol=1e-6, atol=1e-37)
+
+
+@given(matrices(), st.data())
+def test_a_hidden_row_travels_alike_whatever_is_beside_it(matrix: Tensor, data: st.DataObject) -> None:
+    row = data.draw(st.integers(0, max(len(matrix) - 1, 0)))
+    alone = HIDDEN_INT8.round_trip(matrix[row : row + 1], LIMIT)
+    assert torch.equal(HIDDEN_INT8.round_trip(matrix, LIMIT)[row : row + 1], alone)
+
+
+@SCALED
+@given(matrix=matrices())
+def test_a_decoded_matrix_encodes_to_the_same_bytes(codec: Int8 | Int4, matrix: Tensor) -> None:
+    payload = codec.encode(torch.where(matrix.abs() < 1e-30, 0.0, matrix))
+    assert codec.encode(codec.decode(payload, *matrix.shape, limit=LIMIT)) == payload
+
+
+@SCALED
+def test_scales_survive_a_second_round_whatever_their_last_bits(codec: Int8 | Int4) -> None:
+    """The proof's whole case: every significand of 24 bits, sampled densely."""
+    generator = torch.Generator().manual_seed(0)
+    column = 1 + torch.rand(200_000, 1, generator=generator)
+    payload = codec.encode(column)
+    assert codec.encode(codec.decode(payload, *column.shape, limit=LIMIT)) == payload
+
+
+def test_a_sweeps_state_fits_one_tcp_flight() -> None:
+    assert Int8().size(256, 32) == 256 * 36
+    assert Int8().size(256, 32) < 14_000
+    assert Int4().size(256, 32) == 256 * 20
+
+
+def test_int4_packs_the_low_nibble_first() -> None:
+    payload = Int4().encode(torch.tensor([[7.0, -7.0, 1.0]]))
+    assert payload == struct.pack("<f", 1.0) + bytes([15 | 1 << 4, 9 | 8 << 4])
+
+
+def test_a_hidden_row_is_its_largest_numbers_their_places_and_the_rest() -> None:
+    payload = HIDDEN_INT8.encode(torch.tensor([[900.0, 127.0, -800.0, 0.0, 700.0, -1.0, -600.0]]))
+    values, places = struct.pack("<4f", 900, -800, 700, -600), struct.pack("<4H", 0, 2, 4, 6)
+    assert payload == values + places + struct.pack("<f7b", 1.0, 0, 127, 0, 0, 0, -1, 0)
+    assert HIDDEN_INT8.size(1, 576) == 576 + 28
+
+
+# Refusals
+
+
+@ALL
+@given(st.binary(max_size=200), st.integers(0, 6), st.integers(0, 40), st.sampled_from([2.0, 1e6]))
+def test_arbitrary_bytes_decode_or_are_refused(
+    codec: StateCodec, payload: bytes, positions: int, dim: int, limit: float
+) -> None:
+    check_decoding(codec, payload, positions, dim, limit)
+
+
+@ALL
+@given(st.data(), st.integers(0, 6), st.integers(0, 9), st.sampled_from([2.0, 1e6]))
+def test_arbitrary_bytes_of_the_right_length_decode_or_are_refused(
+    codec: StateCodec, data: st.DataObject, positions: int, dim: int, limit: float
+) -> None:
+    size = codec.size(positions, dim)
+    check_decoding(codec, data.draw(st.binary(min_size=size, max_size=size)), positions, dim, limit)
+
+
+def check_decoding(codec: StateCodec, payload: bytes, positions: int, dim: int, limit: float) -> None:
+    try:
+        matrix = codec.decode(payload, positions, dim, limit)
+    except CodecError:
+        return
+    assert matrix.shape == (positions, dim)
+    assert matrix.dtype == torch.float32
+    assert bool((matrix.abs() <= limit * 1.0002).all())
+
+
+@ALL
+@pytest.mark.parametrize("change", [lambda p: p[:-1], lambda p: p + b"\0", lambda p: b""])
+def test_a_wrong_length_is_refused_with_both_lengths(codec: StateCodec, change: object) -> None:
+    payload, due = change(codec.encode(torch.ones(3, 5))), codec.size(3, 5)
+    with pytest.raises(CodecError, match=f"{codec.name} payload has {len(payload)} bytes; 3 x 5 numbers take {due}"):
+        codec.decode(payload, 3, 5, LIMIT)
+
+
+@SCALED
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), -1e-3, -float("inf"), 3e38, 2.1])
+def test_bad_scales_are_refused(codec: Int8 | Int4, scale: float) -> None:
+    payload = bytearray(codec.encode(torch.ones(3, 5)))
+    payload[4:8] = struct.pack("<f", scale)
+    with pytest.raises(CodecError, match="scales"):
+        codec.decode(bytes(payload), 3, 5, limit=2.0)
+
+
+@SCALED
+def test_integers_beyond_the_levels_are_refused(codec: Int8 | Int4) -> None:
+    """Two's complement has one more below zero."""
+    payload = codec.encode(torch.ones(1, 2))[:4] + bytes([0x80] * 2 if codec.name == "int8" else [0x00])
+    with pytest.raises(CodecError, match=f"integers beyond {codec.levels}"):
+        codec.decode(payload, 1, 2, limit=2.0)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 2.5])
+def test_bad_numbers_are_refused(number: float) -> None:
+    matrix = torch.zeros(3, 5)
+    matrix[1, 2] = number
+    codec = codec_named("fp32")
+    with pytest.raises(CodecError, match="not finite or beyond 2"):
+        codec.decode(codec.encode(matrix), 3, 5, limit=2.0)
+
+
+@pytest.mark.parametrize("places", [(0, 1, 2, 7), (0, 2, 1, 3), (0, 1, 1, 2), (0, 1, 2, 65535)])
+def test_places_that_are_no_places_are_refused(places: tuple[int, ...]) -> None:
+    payload = HIDDEN_INT8.encode(torch.ones(2, 7))
+    spoiled = payload[:40] + struct.pack("<4H", *places) + payload[48:]
+    with pytest.raises(CodecError, match="places that do not ascend, or are beyond a row of 7"):
+        HIDDEN_INT8.decode(spoiled, 2, 7, LIMIT)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 2.5])
+@pytest.mark.parametrize(("at", "message"), [(4, "numbers that are not finite or beyond 2"), (48, "scales")])
+def test_bad_numbers_of_hidden_rows_are_refused(number: float, at: int, message: str) -> None:
+    payload = HIDDEN_INT8.encode(torch.ones(2, 7))
+    with pytest.raises(CodecError, match=message):
+        HIDDEN_INT8.decode(payload[:at] + struct.pack("<f", number) + payload[at + 4 :], 2, 7, limit=2.0)
+
+
+@pytest.mark.parametrize("codec", [Int8(), Int4(), HIDDEN_INT8], ids=lambda codec: type(codec).__name__)
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_states_that_are_not_finite_do_not_get_through(codec: StateCodec, number: float) -> None:
+    matrix = torch.zeros(2, 4)
+    matrix[0, 3] = number
+    with pytest.raises(CodecError):
+        codec.round_trip(matrix, LIMIT)
+
+
+def test_an_unknown_codec_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(CodecError, match="'gzip'; choose from fp32, int8, int4"):
+        codec_named("gzip")
+    with pytest.raises(CodecError, match="of hidden states 'int4'; choose from fp32, int8"):
+        hidden_codec("int4")

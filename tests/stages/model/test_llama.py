@@ -1,0 +1,88 @@
+"""Checkpoints of pretrained models: what the manifest says of them, and the gate."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stages.checkpoint.checkpoint import load_stage
+from stages.checkpoint.inspect import describe, verify
+from stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
+from stages.errors import CheckpointError
+from tests.stages.model.tiny_llama import TINY, write_tiny
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    write_tiny(tmp_path)
+    return tmp_path
+
+
+def change(directory: Path, **changes: Any) -> None:
+    path = directory / MANIFEST_NAME
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_it_comes_back_as_it_was(tmp_path: Path) -> None:
+    saved = write_tiny(tmp_path)
+    manifest = read_manifest(tmp_path)
+    assert manifest.architecture == TINY
+    assert json.loads(manifest.to_json())["architecture"]["family"] == "llama"
+    for stage in saved:
+        loaded = load_stage(tmp_path, stage.index)
+        for name, tensor in stage.state_dict().items():
+            assert torch.equal(tensor, loaded.state_dict()[name]), name
+    assert all(check.ok for check in verify(tmp_path))
+    assert "tokens" in describe(tmp_path)
+
+
+def test_a_lone_stage_with_a_tied_head_stores_one_matrix(tmp_path: Path) -> None:
+    for parts, layers in (("one", (3,)), ("two", (2, 1))):
+        write_tiny(tmp_path / parts, replace(TINY, layers=layers, tied_head=True))
+    one, two = (read_manifest(tmp_path / parts).parts for parts in ("one", "two"))
+    matrix = 4 * TINY.vocabulary * TINY.width
+    assert sum(part.bytes for part in two if part) - sum(part.bytes for part in one if part) > matrix
+    stage = load_stage(tmp_path / "one", 0)
+    assert stage.embedding is not None
+    assert stage.head is not None
+    assert stage.head.weight is stage.embedding.weight
+    assert stage.to(torch.bfloat16).head.weight.dtype == torch.bfloat16
+    assert all(check.ok for check in verify(tmp_path / "one"))
+
+
+def test_its_tokenizer_is_part_of_what_it_is(directory: Path) -> None:
+    before = read_manifest(directory).digest()
+    change(directory, files={"tokenizer.json": "0" * 64})
+    assert read_manifest(directory).digest() != before
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"tokenizer": "bytes"}, "tokenizer 'bytes' is not that of its architecture"),
+        ({"probe_tokens": [1]}, "needs from 2 to"),
+        ({"probe_tokens": [1, 300]}, "whole numbers from 0 to 299"),
+        ({"files": {}}, "has tokenizer.json"),
+        ({"files": {"tokenizer.json": "0" * 64, "../x": "0" * 64}}, "must be a plain name"),
+        ({"files": {"tokenizer.json": "no"}}, "needs its SHA-256"),
+        ({"kind": "chain"}, "not a chain of blocks"),
+    ],
+)
+def test_a_manifest_that_contradicts_itself(directory: Path, changes: dict[str, Any], sentence: str) -> None:
+    change(directory, **changes)
+    with pytest.raises(CheckpointError, match=sentence):
+        read_manifest(directory)
+
+
+def test_weights_that_mean_something_else_are_refused(directory: Path) -> None:
+    """The architecture's numbers that no shape betrays."""
+    record = json.loads((directory / MANIFEST_NAME).read_text())["architecture"]
+    for name, value in (("rope_theta", 100.0), ("norm_epsilon", 0.1)):
+        change(directory, architecture=record | {name: value})
+        with pytest.raises(CheckpointError, match=r"part 0 is refused.*ln\(300\) = 5.704"):
+            load_stage(directory, 0)

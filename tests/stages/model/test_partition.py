@@ -1,0 +1,204 @@
+"""Noise partitions, against integrals and bisection that know nothing of the code's inverse CDF."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stages.errors import PartitionError
+from stages.model.partition import LogNormalPrior, NoisePartition, equal_entropy, equal_probability, uniform
+
+RANGES = st.tuples(st.floats(0.01, 1.0), st.floats(1.1, 80.0))
+
+
+def normal_cdf(x: float) -> float:
+    return (1 + math.erf(x / math.sqrt(2))) / 2
+
+
+def prior_cdf(sigma: float, mean: float = -1.2, std: float = 1.2) -> float:
+    return normal_cdf((math.log(sigma) - mean) / std)
+
+
+def sigma_with_mass_below(mass: float, low: float, high: float) -> float:
+    """By bisection in log sigma: the point below which `mass` of the truncated prior lies."""
+    target = prior_cdf(low) + mass * (prior_cdf(high) - prior_cdf(low))
+    a, b = math.log(low), math.log(high)
+    for _ in range(100):
+        middle = (a + b) / 2
+        a, b = (middle, b) if prior_cdf(math.exp(middle)) < target else (a, middle)
+    return math.exp(a)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.002, 80.0), (1.0, 10.0), (0.15, 10.0)])
+@pytest.mark.parametrize("blocks", [1, 2, 3, 6])
+def test_equal_probability_is_the_papers_closed_form(low: float, high: float, blocks: int) -> None:
+    boundaries = equal_probability(blocks, low, high).boundaries
+    expected = [sigma_with_mass_below(1 - b / blocks, low, high) for b in range(blocks + 1)]
+    assert boundaries == pytest.approx(expected, rel=1e-6)
+    assert (boundaries[0], boundaries[-1]) == (high, low)
+
+
+def test_the_papers_partition_in_numbers() -> None:
+    """P_mean -1.2, P_std 1.2, [0.002, 80], B = 3: the prior's terciles lie at exp(-1.2 +- 1.2 * 0.4307)."""
+    upper, lower = equal_probability(3, 0.002, 80.0).boundaries[1:3]
+    assert (upper, lower) == pytest.approx((0.505, 0.180), abs=0.001)
+
+
+@given(RANGES, st.integers(1, 12), st.floats(-2, 1), st.floats(0.5, 2))
+def test_every_range_has_the_same_mass(ends: tuple[float, float], blocks: int, mean: float, std: float) -> None:
+    """The density is integrated numerically over log sigma."""
+    partition = equal_probability(blocks, *ends, LogNormalPrior(mean, std))
+    masses = []
+    for block in range(blocks):
+        high, low = partition.range(block)
+        x = np.linspace(math.log(low), math.log(high), 2001)
+        masses.append(float(np.trapezoid(np.exp(-(((x - mean) / std) ** 2) / 2), x)))
+    assert masses == pytest.approx([sum(masses) / blocks] * blocks, rel=1e-3)
+
+
+@given(RANGES, st.integers(1, 12))
+def test_uniform_ranges_have_the_same_width(ends: tuple[float, float], blocks: int) -> None:
+    boundaries = uniform(blocks, *ends).boundaries
+    widths = [high - low for high, low in pairwise(boundaries)]
+    assert widths == pytest.approx([(ends[1] - ends[0]) / blocks] * blocks)
+
+
+@given(st.integers(1, 8), st.lists(st.floats(0.01, 1.0), min_size=1, max_size=30))
+def test_entropy_falls_by_the_same_amount_in_every_range(blocks: int, rises: list[float]) -> None:
+    sigmas = [0.15 * 1.2**i for i in range(len(rises) + 1)]
+    nats = [0.1 + sum(rises[:i]) for i in range(len(rises) + 1)]
+    partition = equal_entropy(blocks, sigmas, nats)
+    at_boundaries = [float(np.interp(math.log(s), np.log(sigmas), nats)) for s in partition.boundaries]
+    falls = [high - low for high, low in pairwise(at_boundaries)]
+    assert falls == pytest.approx([sum(rises) / blocks] * blocks, rel=1e-6, abs=1e-6)
+
+
+def test_equal_entropy_of_a_straight_curve_is_log_uniform() -> None:
+    sigmas = [0.1, 1.0, 10.0]
+    assert equal_entropy(4, sigmas, [1.0, 2.0, 3.0]).boundaries == pytest.approx([10, 10**0.5, 1, 10**-0.5, 0.1])
+
+
+def test_a_dip_in_a_measured_curve_is_levelled() -> None:
+    partition = equal_entropy(8, [0.1, 1.0, 2.5, 10.0], [0.0, 3.0, 2.0, 4.0])
+    assert partition.boundaries[1] == pytest.approx(5, rel=1e-6)  # 3.5 nats, half way from the level of 3 to 4
+
+
+# Training draws
+
+
+def draws(partition: NoisePartition, block: int, count: int = 2000) -> list[float]:
+    uniforms = (torch.arange(count, dtype=torch.float32) + 0.5) / count
+    return partition.sample(block, uniforms).tolist()
+
+
+@pytest.mark.parametrize("block", [0, 1, 2])
+def test_draws_follow_the_prior_cut_to_the_widened_range(block: int) -> None:
+    partition = equal_probability(3, 0.002, 80.0)
+    high, low = partition.widened(block)
+    sampled = draws(partition, block)
+    bottom, mass = prior_cdf(low), prior_cdf(high) - prior_cdf(low)
+    distance = max(abs((prior_cdf(s) - bottom) / mass - (i + 0.5) / len(sampled)) for i, s in enumerate(sampled))
+    assert distance < 1e-3
+
+
+@pytest.mark.parametrize("partition", [uniform(3, 0.15, 10.0), equal_entropy(3, [0.15, 1.0, 10.0], [0.5, 3.0, 5.0])])
+def test_draws_of_other_partitions_are_log_uniform(partition: NoisePartition) -> None:
+    high, low = partition.widened(1)
+    shares = [math.log(s / low) / math.log(high / low) for s in draws(partition, 1)]
+    assert shares == pytest.approx([(i + 0.5) / 2000 for i in range(2000)], abs=1e-4)
+
+
+@settings(max_examples=50)
+@given(RANGES, st.integers(1, 6), st.floats(0, 0.5), st.sampled_from(["equal_probability", "uniform"]))
+def test_draws_stay_in_the_widened_range(ends: tuple[float, float], blocks: int, overlap: float, kind: str) -> None:
+    make = equal_probability if kind == "equal_probability" else uniform
+    partition = make(blocks, *ends, overlap=overlap)
+    edges = torch.tensor([0.0, 1e-9, 0.5, 1 - 2**-24])
+    for block in range(blocks):
+        high, low = partition.widened(block)
+        sampled = partition.sample(block, edges)
+        assert low * (1 - 1e-4) <= float(sampled.min()) <= float(sampled.max()) <= high * (1 + 1e-4)
+
+
+@given(RANGES, st.integers(1, 6), st.floats(0, 0.9))
+def test_widening_adds_a_share_of_the_log_width_on_both_sides(
+    ends: tuple[float, float], blocks: int, overlap: float
+) -> None:
+    partition = uniform(blocks, *ends, overlap=overlap)
+    (high, low), (wide_high, wide_low) = partition.range(0), partition.widened(0)
+    margin = overlap * math.log(high / low)
+    assert math.log(wide_high / high) == pytest.approx(margin, abs=1e-9)
+    assert math.log(low / wide_low) == pytest.approx(margin, abs=1e-9)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("boundaries", "reason"),
+    [
+        ((1.0,), "finite and positive"),
+        ((1.0, 0.0), "finite and positive"),
+        ((math.inf, 1.0), "finite and positive"),
+        ((1.0, math.nan), "finite and positive"),
+        ((1.0, 2.0), "must fall"),
+        ((2.0, 1.0, 1.0), "must fall"),
+    ],
+)
+def test_boundaries_that_are_no_partition(boundaries: tuple[float, ...], reason: str) -> None:
+    with pytest.raises(PartitionError, match=reason):
+        NoisePartition("uniform", boundaries)
+
+
+def test_an_unknown_kind_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(PartitionError, match="equal_probability, equal_entropy, uniform"):
+        NoisePartition("even", (2.0, 1.0))
+
+
+@pytest.mark.parametrize("overlap", [-0.1, 1.0, math.nan])
+def test_overlap_is_a_share(overlap: float) -> None:
+    with pytest.raises(PartitionError, match="overlap"):
+        NoisePartition("uniform", (2.0, 1.0), overlap=overlap)
+
+
+@pytest.mark.parametrize(("mean", "std"), [(math.nan, 1.0), (0.0, 0.0), (0.0, -1.0), (0.0, math.inf)])
+def test_a_prior_is_a_normal_distribution(mean: float, std: float) -> None:
+    with pytest.raises(PartitionError, match="prior"):
+        LogNormalPrior(mean, std)
+
+
+@pytest.mark.parametrize("make", [equal_probability, uniform])
+@pytest.mark.parametrize(
+    ("blocks", "low", "high"), [(0, 0.1, 1.0), (2, 1.0, 1.0), (2, 2.0, 1.0), (2, 0.0, 1.0), (2, 0.1, math.inf)]
+)
+def test_a_range_that_cannot_be_cut(make: object, blocks: int, low: float, high: float) -> None:
+    with pytest.raises(PartitionError, match="noise partition"):
+        make(blocks, low, high)
+
+
+def test_a_range_without_mass_under_the_prior() -> None:
+    with pytest.raises(PartitionError, match="no mass"):
+        equal_probability(2, 1e4, 1e6)
+
+
+@pytest.mark.parametrize(
+    ("sigmas", "nats", "reason"),
+    [
+        ([1.0], [1.0], "at least two"),
+        ([1.0, 1.0], [1.0, 2.0], "rising noise"),
+        ([2.0, 1.0], [1.0, 2.0], "rising noise"),
+        ([0.0, 1.0], [1.0, 2.0], "0 < min"),
+        ([1.0, 2.0], [1.0], "one cross-entropy"),
+        ([1.0, 2.0], [2.0, 1.0], "rises with sigma"),
+        ([1.0, 2.0], [1.0, math.nan], "rises with sigma"),
+    ],
+)
+def test_a_curve_that_cannot_be_cut(sigmas: list[float], nats: list[float], reason: str) -> None:
+    with pytest.raises(PartitionError, match=reason):
+        equal_entropy(2, sigmas, nats)

@@ -1,0 +1,138 @@
+"""Random numbers: the same everywhere, independent where they must be, and distributed as they say."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stages.model.randomness import MAX_SEED, Purpose, gumbels, normals, raw_words, sample_symbols, uniforms
+from stages.model.vocabulary import Alphabet
+
+SEEDS = st.integers(0, MAX_SEED)
+
+
+FROZEN_WORDS = [
+    0xB2745A6A8B28F042,
+    0x6B64FDE1E4416BC2,
+    0x02D8A4C97AB3E736,
+    0x76782DD7E13EC9EF,
+    0xE1DEF061EBB65DF8,
+    0x44979BE93481F201,
+]
+FROZEN_WORDS_OF_THE_LAST_SEED = [0x779326F7CBDF3F79, 0xA60D723B97E5DBE6]
+FROZEN_NORMALS = [1.7033734, -0.8393951, 2.0919845, 0.5293458, -1.2559900, 0.4230506]
+FROZEN_GUMBELS = [-0.568513327429, 3.649515928935, 0.333611221035, 0.827000588507]
+
+
+def test_the_stream_is_frozen() -> None:
+    """A change here makes every recorded result and every running mix of versions wrong."""
+    words = raw_words(1234, Purpose.INITIAL_NOISE, 5, 1, 6, step=3)[0]
+    assert [int(word) for word in words] == FROZEN_WORDS
+    assert [int(word) for word in raw_words(MAX_SEED, Purpose.SAMPLE, 0, 1, 2)[0]] == FROZEN_WORDS_OF_THE_LAST_SEED
+    assert normals(1234, Purpose.INITIAL_NOISE, 7, 1, 6)[0].tolist() == pytest.approx(FROZEN_NORMALS, abs=1e-6)
+    assert gumbels(1234, 7, 1, 4)[0].tolist() == pytest.approx(FROZEN_GUMBELS, abs=1e-9)
+    assert sample_symbols(torch.zeros(8, 256), 1.0, 99, 3).hex() == "83e258b50cd51817"
+
+
+@given(SEEDS, st.integers(0, 1000), st.integers(1, 40), st.integers(1, 40), st.integers(0, 100))
+def test_a_position_does_not_depend_on_how_many_are_drawn(
+    seed: int, position: int, count: int, width: int, step: int
+) -> None:
+    whole = normals(seed, Purpose.INITIAL_NOISE, position, count, width, step)
+    for i in {0, count // 2, count - 1}:
+        alone = normals(seed, Purpose.INITIAL_NOISE, position + i, 1, width, step)
+        assert torch.equal(whole[i : i + 1], alone)
+
+
+def test_no_two_streams_share_a_word() -> None:
+    seeds = (0, 1, 2**63 - 1, 2**63, 2**63 + 1, MAX_SEED - 1, MAX_SEED)
+    streams = [raw_words(seed, p, 0, 8, 8, step) for seed, p, step in product(seeds, Purpose, (0, 1, 2))]
+    words = np.concatenate(streams).ravel()
+    assert len(np.unique(words)) == len(words)
+
+
+@pytest.mark.parametrize("seed", [2**53 + 1, 2**63, MAX_SEED])
+def test_large_seeds_keep_their_low_bits(seed: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        here, before = (raw_words(s, Purpose.CODES, 0, 1, 4) for s in (seed, seed - 1))
+    assert not np.array_equal(here, before)
+
+
+def test_uniforms_are_above_zero_and_at_most_one() -> None:
+    drawn = uniforms(3, Purpose.WINDOWS, 0, 1000, 100)
+    assert 0 < drawn.min() < 1e-4
+    assert 1 - 1e-4 < drawn.max() <= 1
+
+
+def test_normals_are_standard_normal() -> None:
+    drawn = normals(5, Purpose.INITIAL_NOISE, 0, 2000, 50)
+    flat = drawn.double().ravel().sort().values
+    n = len(flat)
+    assert float(flat.mean()) == pytest.approx(0, abs=4 / math.sqrt(n))
+    assert float(flat.var()) == pytest.approx(1, abs=4 * math.sqrt(2 / n))
+    assert float((flat**3).mean()) == pytest.approx(0, abs=4 * math.sqrt(15 / n))
+    assert float((flat**4).mean()) == pytest.approx(3, abs=4 * math.sqrt(96 / n))
+    distance = (torch.special.ndtr(flat) - (torch.arange(n) + 0.5) / n).abs().max()
+    assert float(distance) < 1.63 / math.sqrt(n)  # Kolmogorov-Smirnov at 1 %
+    correlation = torch.corrcoef(drawn.T.double()) - torch.eye(50)
+    assert float(correlation.abs().max()) < 5 / math.sqrt(2000)
+
+
+def test_odd_widths_are_the_start_of_nothing_else() -> None:
+    assert normals(1, Purpose.INITIAL_NOISE, 0, 4, 7).shape == (4, 7)
+
+
+# Sampling
+
+
+def test_temperature_zero_is_the_argmax() -> None:
+    logits = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
+    expected = bytes(logits.argmax(dim=1).tolist())
+    assert {sample_symbols(logits, 0.0, seed, 0) for seed in range(5)} == {expected}
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-6])
+def test_a_tiny_temperature_is_the_argmax_too(temperature: float) -> None:
+    logits = 10 * torch.randn(64, 256, generator=torch.Generator().manual_seed(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert sample_symbols(logits, temperature, 1, 0) == sample_symbols(logits, 0.0, 1, 0)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_frequencies_follow_the_softmax(temperature: float) -> None:
+    draws, symbols = 8000, torch.tensor([0, 10, 65, 97, 200, 255])
+    logits = torch.full((256,), -1e4)
+    logits[symbols] = torch.tensor([0.0, 0.5, 1.0, -0.5, 1.5, 0.2])
+    counts = np.bincount(list(sample_symbols(logits.expand(draws, 256), temperature, 7, 0)), minlength=256)
+    expected = draws * (logits[symbols] / temperature).softmax(0).numpy()
+    assert counts.sum() == counts[symbols].sum()
+    chi_square = float(((counts[symbols] - expected) ** 2 / expected).sum())
+    assert chi_square < 20.5  # 5 degrees of freedom, 0.1 %
+
+
+def test_a_byte_depends_on_its_position_and_not_on_its_chunk() -> None:
+    logits = torch.randn(20, 256, generator=torch.Generator().manual_seed(2))
+    whole = sample_symbols(logits, 1.0, 11, 40)
+    assert sample_symbols(logits[:7], 1.0, 11, 40) + sample_symbols(logits[7:], 1.0, 11, 47) == whole
+    assert sample_symbols(logits, 1.0, 12, 40) != whole
+    assert sample_symbols(logits, 1.0, 11, 41) != whole
+
+
+@pytest.mark.parametrize("vocabulary", [49_152, 128_256])
+def test_a_symbol_of_a_large_vocabulary_is_a_function_of_seed_and_position(vocabulary: int) -> None:
+    logits = 3 * torch.randn(5, vocabulary, generator=torch.Generator().manual_seed(3))
+    whole = Alphabet(vocabulary).symbols(sample_symbols(logits, 0.8, 11, 40))
+    scores = logits.double().numpy() / 0.8 + gumbels(11, 40, 5, vocabulary)
+    assert whole == scores.argmax(axis=1).tolist()
+    each = [Alphabet(vocabulary).symbols(sample_symbols(logits[i : i + 1], 0.8, 11, 40 + i)) for i in range(5)]
+    assert [[symbol] for symbol in whole] == each
+    assert Alphabet(vocabulary).symbols(sample_symbols(logits, 0.0, 1, 0)) == logits.argmax(dim=1).tolist()

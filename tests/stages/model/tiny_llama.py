@@ -1,0 +1,70 @@
+"""A pretrained model in small: random weights, and the checkpoint that an import of it would make."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stages.checkpoint.checkpoint import save_stage, write_manifest
+from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
+from stages.model.llama import LlamaArchitecture, LlamaStage
+
+TINY = LlamaArchitecture(
+    layers=(2, 1, 1), width=32, heads=4, kv_heads=2, head_dim=12, mlp_width=48, positions=128, vocabulary=300
+)
+"""Each stage of another size, heads that are not the width, and grouped queries."""
+PROBE = "The letter left the coast before dawn."
+
+
+def tiny_tokenizer(vocabulary: int) -> str:
+    """tokenizer.json of a byte-level BPE without merges: a byte is a token, the others are <extra_N>."""
+    letters = [chr(c) for c in [*range(33, 127), *range(161, 173), *range(174, 256)]]
+    letters += [chr(256 + i) for i in range(256 - len(letters))]
+    extra = [
+        {"id": i, "content": f"<extra_{i}>", "special": True}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        for i in range(256, vocabulary)
+    ]
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    model = {"type": "BPE", "vocab": {letter: i for i, letter in enumerate(letters)}, "merges": []}
+    parts: dict[str, Any] = {"version": "1.0", "added_tokens": extra, "pre_tokenizer": level, "decoder": level}
+    parts |= dict.fromkeys(("truncation", "padding", "normalizer", "post_processor"))
+    return json.dumps({**parts, "model": model})
+
+
+def random_stages(architecture: LlamaArchitecture = TINY, seed: int = 0) -> list[LlamaStage]:
+    """Weights so large that every path through the model shows in what it says."""
+    torch.manual_seed(seed)
+    stages = [LlamaStage(architecture, i).eval().requires_grad_(False) for i in range(architecture.parts)]
+    for stage in stages:
+        for parameter in stage.parameters():
+            parameter.add_(0.15 * torch.randn(parameter.shape))
+    if architecture.tied_head:
+        first, last = stages[0].embedding, stages[-1].head
+        assert first is not None
+        assert last is not None
+        last.weight.copy_(first.weight)
+    return stages
+
+
+def write_tiny(directory: Path, architecture: LlamaArchitecture = TINY, seed: int = 0) -> list[LlamaStage]:
+    """Make a checkpoint of random weights, whose tokens are bytes; returns its stages."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / TOKENIZER_NAME).write_text(tiny_tokenizer(architecture.vocabulary))
+    digest = hashlib.sha256((directory / TOKENIZER_NAME).read_bytes()).hexdigest()
+    letters = json.loads((directory / TOKENIZER_NAME).read_text())["model"]["vocab"]
+    probe = tuple(letters[{" ": "Ġ"}.get(letter, letter)] for letter in PROBE)
+    nothing = (None,) * architecture.parts
+    files = {TOKENIZER_NAME: digest}
+    write_manifest(
+        directory,
+        Manifest("ar", architecture, nothing, probe_text=PROBE, tokenizer="tokens", probe_tokens=probe, files=files),
+    )
+    stages, hidden = random_stages(architecture, seed), None
+    for stage in stages:
+        hidden = save_stage(directory, stage, hidden)
+    return stages

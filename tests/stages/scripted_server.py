@@ -1,0 +1,152 @@
+"""A server that answers a relay as it is told, and what became of the hops."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from stages.v1 import stage_pb2, stage_pb2_grpc
+from stages.wire.channel import new_server
+from stages.wire.hop_stream import Relay
+from stages.wire.messages import PROTOCOL
+from stages.wire.status import StatusError
+
+HOP_TIMEOUT_S = 0.3
+PATIENT_S = 20.0
+
+Answer = Callable[[Any, stage_pb2.HopBatch], Awaitable[stage_pb2.Ack]]
+Story = Callable[["Answering", Relay], Awaitable[Any]]
+
+
+class Answering(stage_pb2_grpc.StageServiceServicer):
+    """Answers parcels, and calls of Run, as it is told; keeps what came."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.parcels: list[stage_pb2.HopBatch] = []
+        self.streams = 0
+
+    async def Push(self, parcels: AsyncIterator[stage_pb2.HopBatch], context: Any) -> AsyncIterator[stage_pb2.Ack]:
+        self.streams += 1
+        async for parcel in parcels:
+            self.parcels.append(parcel)
+            yield await self.answer(context, parcel)
+
+    async def Run(self, request: stage_pb2.RunRequest, context: Any) -> stage_pb2.RunResponse:
+        await self.answer(context, stage_pb2.HopBatch(protocol=PROTOCOL, hops=[request.hop]))
+        if request.onward:
+            return stage_pb2.RunResponse(event=stage_pb2.Event(session=request.hop.session, text=b"end"))
+        return stage_pb2.RunResponse(next=request.hop)
+
+    async def Describe(self, request: stage_pb2.DescribeRequest, context: Any) -> stage_pb2.DescribeResponse:
+        return stage_pb2.DescribeResponse(name="tokyo", protocol=PROTOCOL)
+
+    @property
+    def sessions(self) -> list[list[str]]:
+        """Names of the hops of each parcel."""
+        return [[hop.session for hop in parcel.hops] for parcel in self.parcels]
+
+
+def with_relay(answer: Answer | None, story: Story, hop_timeout_s: float = PATIENT_S) -> Any:
+    """Run a story with a server that answers so (None: a server without the service) and a relay to it."""
+
+    async def run() -> Any:
+        server, service = new_server(), Answering(answer or take)
+        if answer is not None:
+            stage_pb2_grpc.add_StageServiceServicer_to_server(service, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        relay = Relay(f"127.0.0.1:{port}", 4 << 20, hop_timeout_s)
+        try:
+            return await asyncio.wait_for(story(service, relay), 30)
+        finally:
+            await relay.close()
+            await server.stop(0)
+
+    return asyncio.run(run())
+
+
+def hop(session: str = "s", left_s: float = 60.0, payload: int = 0) -> stage_pb2.Hop:
+    made = stage_pb2.Hop(session=session, deadline_unix_ms=int((time.time() + left_s) * 1000))
+    if payload:
+        made.sweep.estimate = bytes(payload)
+    return made
+
+
+def push_to(answer: Answer | None, left_s: float = 60.0, describe: bool = False, call: bool = False) -> StatusError:
+    """What comes of a push to a server that answers so; `call`: of a Run."""
+
+    async def story(service: Answering, relay: Relay) -> StatusError:
+        if describe:
+            await relay.describe(5.0)
+        with pytest.raises(StatusError) as caught:
+            await (relay.run(hop(left_s=left_s), onward=False) if call else relay.push(hop(left_s=left_s)))
+        return caught.value
+
+    return with_relay(answer, story, HOP_TIMEOUT_S if answer in (hang, None) else PATIENT_S)
+
+
+async def take(context: Any, parcel: stage_pb2.HopBatch) -> stage_pb2.Ack:
+    return stage_pb2.Ack(number=parcel.number)
+
+
+async def hang(context: Any, parcel: stage_pb2.HopBatch) -> stage_pb2.Ack:
+    await asyncio.sleep(60)
+    return stage_pb2.Ack()
+
+
+def rejecting(refusal: StatusError, indices: Sequence[int] = (0,)) -> Answer:
+    """Takes a parcel, but for the hops at these places."""
+
+    async def answer(context: Any, parcel: stage_pb2.HopBatch) -> stage_pb2.Ack:
+        receipt = stage_pb2.Ack(number=parcel.number)
+        for index in indices:
+            receipt.rejections.add(
+                index=index,
+                code=refusal.number,
+                message=refusal.message,
+                retry_after_ms=refusal.retry_after_ms or 0,
+            )
+        return receipt
+
+    return answer
+
+
+def aborting(refusal: StatusError) -> Answer:
+    """Ends the call, or the whole stream."""
+
+    async def answer(context: Any, parcel: stage_pb2.HopBatch) -> stage_pb2.Ack:
+        await refusal.abort(context)
+
+    return answer
+
+
+async def crash(context: Any, parcel: stage_pb2.HopBatch) -> stage_pb2.Ack:
+    raise RuntimeError("boom")
+
+
+# Parcels
+
+
+class Heard:
+    """What became of each hop, as `settled` told it."""
+
+    def __init__(self, relay: Relay) -> None:
+        self.relay = relay
+        self.told: list[tuple[str, StatusError | None]] = []
+
+    def send(self, made: stage_pb2.Hop) -> None:
+        self.relay.send(made, lambda refusal: self.told.append((made.session, refusal)))
+
+    async def all_of(self, count: int) -> dict[str, str]:
+        """Codes by session, `ok` for those that were taken, once `count` hops have been settled; each once."""
+        while len(self.told) < count:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.02)
+        codes = {session: refusal.code.name if refusal else "ok" for session, refusal in self.told}
+        assert len(codes) == len(self.told) == count, "a hop was settled twice"
+        return codes

@@ -1,0 +1,298 @@
+"""Counts of a host's work: buckets, families, and that the set of links has an end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client import Histogram as TheirHistogram
+
+from stages.errors import InputError, ServiceError
+from stages.host.host import Host, HostSettings
+from stages.host.metrics import MAX_LINKS, OTHERS, STAGE_METRICS, HostCounters
+from stages.host.parts import Release, load_parts, plan_host
+from stages.host.validation import parse_hop
+from stages.model.vocabulary import BYTES
+from stages.telemetry import prometheus as exposition
+from stages.telemetry.histograms import SECONDS, Histogram, MetricFamily
+from stages.telemetry.observability import ObservabilitySettings, Telemetry
+from stages.telemetry.prometheus import LoopCollector, MetricsServer
+from stages.v1 import stage_pb2
+from stages.wire.messages import PROTOCOL, next_decode
+from stages.wire.status import StatusError, exhausted
+from stages.wire.tls import Expiry
+
+
+def test_buckets_hold_what_prometheus_s_own_hold() -> None:
+    registry = CollectorRegistry()
+    own, theirs = Histogram(), TheirHistogram("h", "", buckets=SECONDS, registry=registry)
+    for value in (0.0, 0.0001, 0.00011, 0.5, 1, 119.9, 120, 120.1, 7e9):
+        own.add(value)
+        theirs.observe(value)
+    (metric,) = registry.collect()
+    rows = [(s.labels["le"], s.value) for s in metric.samples if s.name == "h_bucket"]
+    assert own.cumulative() == rows
+    assert [s.value for s in metric.samples if s.name == "h_sum"] == [own.total]
+
+
+def test_every_family_is_read_and_every_name_follows_the_conventions() -> None:
+    read = HostCounters().reader(stage_pb2.DescribeResponse)()
+    assert list(read) == [family.name for family in STAGE_METRICS]
+    for family in STAGE_METRICS:
+        assert family.name.endswith("_total") == (family.kind == "counter")
+        assert all(len(labels) == len(family.labels) for labels in read[family.name])
+
+
+def test_links_beyond_the_limit_share_their_figures() -> None:
+    figures = HostCounters()
+    for port in range(2 * MAX_LINKS):
+        figures.link(f"10.0.0.1:{port}").sent(1)
+    links = figures.links.links
+    assert len(links) == MAX_LINKS + 1
+    assert links[OTHERS].sent_bytes == MAX_LINKS
+
+
+def test_links_that_are_gone_make_room() -> None:
+    figures = HostCounters()
+    for port in range(2 * MAX_LINKS):
+        figures.link(f"10.0.0.1:{port}").sent(1)
+    host = stage_pb2.DescribeResponse()
+    host.links.add(address="10.0.0.1:3")
+    sent = figures.reader(lambda: host)()["onesweep_stage_link_sent_bytes_total"]
+    assert set(sent) == {("10.0.0.1:3",), (OTHERS,)}
+    figures.link("10.0.0.2:1").sent(5)
+    assert figures.links.links["10.0.0.2:1"].sent_bytes == 5
+
+
+def scrape(collector_of: Callable[[asyncio.AbstractEventLoop], Any]) -> str:
+    """A real server's answer, asked for while its event loop runs."""
+
+    async def main() -> str:
+        server = MetricsServer("127.0.0.1:0", collector_of(asyncio.get_running_loop()))
+        try:
+            url = f"http://127.0.0.1:{server.port}/metrics"
+            return await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=10).read().decode())
+        finally:
+            await server.close()
+
+    return asyncio.run(main())
+
+
+def test_a_server_serves_what_its_loop_counted_and_its_process_takes() -> None:
+    figures = HostCounters()
+    figures.refused(exhausted("full", 1))
+    host = stage_pb2.DescribeResponse(name="paris", blocks=[0, 1], ready=True)
+    host.links.add(address="127.0.0.1:1", rtt_ms=20)
+    host.links.add(address="127.0.0.1:2", problem="lost")
+    text = scrape(lambda loop: LoopCollector(STAGE_METRICS, figures.reader(lambda: host), loop))
+    for line in (
+        'onesweep_stage_info{backend="",blocks="0,1",name="paris",version=""} 1.0',
+        'onesweep_stage_refused_total{code="RESOURCE_EXHAUSTED"} 1.0',
+        'onesweep_stage_link_up{address="127.0.0.1:1"} 1.0',
+        'onesweep_stage_link_up{address="127.0.0.1:2"} 0.0',
+        'onesweep_stage_link_rtt_seconds{address="127.0.0.1:1"} 0.02',
+    ):
+        assert line in text.splitlines()
+    assert "process_resident_memory_bytes" in text
+
+
+def test_labels_are_quoted() -> None:
+    family = MetricFamily("odd", "gauge", "An odd one.", ("name",))
+    text = scrape(lambda loop: LoopCollector([family], lambda: {"odd": {('a"b\n',): 1}}, loop))
+    assert 'odd{name="a\\"b\\n"} 1.0' in text
+
+
+def test_a_loop_that_is_too_busy_fails_the_scrape_with_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(exposition, "READ_S", 0.1)
+    idle = asyncio.new_event_loop()  # never runs what it is given
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        scrape(lambda loop: LoopCollector([], dict, idle))
+    idle.run_until_complete(asyncio.sleep(0))
+    idle.close()
+    assert caught.value.code == 503
+    assert "a scrape failed: the event loop did not answer within 0.1 s" in caplog.text
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_who_asks_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(exposition._Handler, "timeout", 0.1)
+
+    async def main() -> None:
+        server = MetricsServer("127.0.0.1:0", LoopCollector([], dict, asyncio.get_running_loop()))
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            assert await asyncio.wait_for(reader.read(), 20) == b""
+            writer.close()
+        finally:
+            await server.close()
+
+    asyncio.run(main())
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("address", "insecure", "sentence"),
+    [
+        ("nowhere", False, "--metrics 'nowhere' must be HOST:PORT"),
+        ("127.0.0.1:70000", False, "--metrics '127.0.0.1:70000' must be HOST:PORT"),
+        ("0.0.0.0:9101", False, "--metrics 0.0.0.0:9101 could be read from other machines"),
+        ("10.8.0.1:9101", False, "give a loopback or tunnel address, or accept it with --insecure"),
+    ],
+)
+def test_addresses_that_are_refused(address: str, insecure: bool, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence.replace(".", r"\.")):
+        Telemetry(ObservabilitySettings(metrics=address), "onesweep-stage", "h", insecure)
+
+
+def test_an_open_address_can_be_accepted() -> None:
+    assert Telemetry(ObservabilitySettings(metrics="0.0.0.0:9101"), "onesweep-stage", "h", insecure=True).tracer is None
+
+
+def test_a_port_in_use_is_a_sentence() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ServiceError, match=f"cannot serve metrics on {address}: .*give --metrics another port"):
+            MetricsServer(address, LoopCollector([], dict, asyncio.new_event_loop()))
+
+
+# A host's own story: what it counts and logs of a hop that fails
+
+
+@pytest.fixture(scope="module")
+def host_that_fails(bundles: Path) -> Callable[[], Host]:
+    plan = plan_host(bundles / "own", (0, 1, 2))
+    parts = load_parts(plan)
+
+    def broken(pieces: object) -> None:
+        raise RuntimeError("it broke")
+
+    parts.chain[0] = SimpleNamespace(read=broken, denoise=broken)  # type: ignore[assignment]
+
+    def make() -> Host:
+        return Host(Release("r", plan, parts), HostSettings("h"), None, HostCounters())
+
+    return make
+
+
+def sweep_for(host: Host, **names: str) -> stage_pb2.Hop:
+    source = host.releases.newest.plan.chain
+    assert source is not None
+    hop = stage_pb2.Hop(router="r", session="s", capacity=40, digest=source.digest, deadline_unix_ms=1 << 45, **names)
+    hop.sweep.CopyFrom(stage_pb2.Sweep(clean=b"A secret prompt", slots=4, steps=1, codec="int8"))
+    return hop
+
+
+def test_a_fault_is_counted_and_logged_with_the_request_s_name(
+    host_that_fails: Callable[[], Host], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> Host:
+        host = host_that_fails()
+        events = host.subscribers.listen("r")
+        await anext(events)
+        worker = asyncio.create_task(host.work())
+        try:
+            host.take(stage_pb2.HopBatch(protocol=PROTOCOL, hops=[sweep_for(host, request="cafe0123")]))
+            await asyncio.wait_for(anext(events), 20)
+            rejected = host.take(stage_pb2.HopBatch(protocol=PROTOCOL, hops=[stage_pb2.Hop()]))
+            assert rejected.rejections[0].code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+        finally:
+            worker.cancel()
+            host.close()
+        return host
+
+    with caplog.at_level(logging.INFO):
+        host = asyncio.run(main())
+    assert isinstance(host.meter, HostCounters)
+    assert host.meter.faults == {"INTERNAL": 1}
+    assert host.meter.refusals == {"INVALID_ARGUMENT": 1}
+    assert host.meter.models["chain"].received_bytes > 0
+    assert sum(host.meter.models["chain"].compute_s.counts) == 0  # a hop that failed took no time that counts
+    read = host.meter.reader(stage_pb2.DescribeResponse)()
+    assert read["onesweep_stage_faults_total"] == {("INTERNAL",): 1}
+    named = [record for record in caplog.records if getattr(record, "request", "") == "cafe0123"]
+    assert [record.levelname for record in named] == ["ERROR", "WARNING"]
+    assert "request cafe0123 ends here" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_a_fault_of_a_call_is_counted_and_logged_too(
+    host_that_fails: Callable[[], Host], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> Host:
+        host = host_that_fails()
+        events = host.subscribers.listen("r")
+        await anext(events)
+        worker = asyncio.create_task(host.work())
+        try:
+            with pytest.raises(StatusError):
+                await asyncio.wait_for(host.run(sweep_for(host, request="cafe0123"), onward=False), 20)
+        finally:
+            worker.cancel()
+            host.close()
+        return host
+
+    host = asyncio.run(main())
+    assert isinstance(host.meter, HostCounters)
+    assert host.meter.faults == {"INTERNAL": 1}
+    assert host.counters.faults == 1
+    assert "request cafe0123 ends here" in caplog.text
+
+
+# Names that come over the wire
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"request": "two\nlines"},
+        {"request": "x" * 65},
+        {"traceparent": "x"},
+        {"traceparent": "00-" + "0" * 32 + "-" + "1" * 16 + "-01"},
+        {"traceparent": "00-" + "1" * 32 + "-" + "1" * 16 + "-01\n"},
+    ],
+)
+def test_bad_names_in_a_hop_are_refused(host_that_fails: Callable[[], Host], names: dict[str, str]) -> None:
+    host = host_that_fails()
+    plan = host.releases.newest.plan
+    parse_hop(sweep_for(host, request="a name", traceparent="00-" + "1" * 32 + "-" + "1" * 16 + "-00"), plan)
+    with pytest.raises(StatusError) as caught:
+        parse_hop(sweep_for(host, **names), plan)
+    assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_the_next_step_keeps_the_names() -> None:
+    hop = stage_pb2.Hop(request="cafe", traceparent="00-" + "1" * 32 + "-" + "1" * 16 + "-01")
+    hop.decode.remaining = 2
+    after = next_decode(hop, b"x", BYTES)
+    assert (after.request, after.traceparent) == (hop.request, hop.traceparent)
+
+
+# Certificates
+
+
+def test_the_end_of_a_certificate_is_read_again_when_it_is_renewed(new_pki: Callable[[str], Any]) -> None:
+    pki = new_pki("own")
+    tls = pki.issue("host", "paris")
+    expiry = Expiry(tls)
+    first = expiry.unix_s()
+    assert first == tls.read().certificate.until.timestamp()
+    assert expiry.rows() == {(): first}
+    pki.expire(tls)  # it is refused: the last that was right still tells when
+    assert expiry.unix_s() == first
+    renewed = pki.issue("host", "paris", force=True)
+    assert expiry.unix_s() == renewed.read().certificate.until.timestamp() >= first
+    assert Expiry(None).rows() == {}

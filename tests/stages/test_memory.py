@@ -1,0 +1,54 @@
+"""Freed memory goes back to the system."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import sys
+
+import psutil
+import pytest
+import torch
+
+from stages import memory as allocator
+from stages.memory import give_back, is_owned, keep_trimmed
+
+MB = 1 << 20
+
+
+@pytest.mark.skipif(getattr(ctypes.CDLL(None), "malloc_trim", None) is None, reason="the C library is not glibc")
+def test_what_is_freed_in_the_midst_of_a_heap_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocator, "TRIM_S", 0.01)
+    process = psutil.Process()
+    kept = [bytes(8000) for _ in range(16_000)]  # 128 MB in small pieces
+    del kept[:-1:2], kept[: len(kept) // 2]  # the last one stays, above all that is free
+    before = process.memory_info().rss
+
+    async def for_a_while() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(keep_trimmed(), 0.5)
+
+    asyncio.run(for_a_while())
+    assert process.memory_info().rss < before - 20 * MB
+
+
+# Tensors whose memory is given back while they exist.
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux only")
+def test_a_tensor_that_is_given_back_takes_nothing() -> None:
+    tensor, process = torch.ones(64 * MB // 4), psutil.Process()
+    before = process.memory_info().rss
+    give_back(tensor[: 48 * MB // 4])
+    assert process.memory_info().rss < before - 40 * MB
+    assert float(tensor[-1]) == 1.0
+    give_back(torch.ones(3))
+
+
+def test_a_tensor_is_owned_by_one_name() -> None:
+    tensor = torch.ones(8)
+    assert is_owned(tensor)
+    view = tensor[2:]
+    assert not is_owned(tensor)
+    del view
+    assert is_owned(tensor)

@@ -1,0 +1,162 @@
+"""Flags and TOML keys made from a dataclass: what a user may write, and the sentence for what is wrong."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from stages.errors import ConfigError, InputError, TopologyError
+from stages.settings import add_flags, check, flag, from_flags, from_toml, limits, read_toml
+
+
+@dataclass(frozen=True)
+class Lab:
+    hosts: int = field(default=3, metadata=flag("hosts", least=1, most=64))
+    rate_mbps: float | None = field(default=None, metadata=flag("of each link", above=0))
+
+
+@dataclass(frozen=True)
+class Load:
+    checkpoint: Path = field(metadata=flag("bundle to serve", metavar="DIR"))
+    users: int = field(default=8, metadata=flag("users at once", least=1))
+    timeout_s: float = field(default=60.0, metadata=flag("deadline", above=0))
+    modes: tuple[str, ...] = field(default=("ar",), metadata=flag("modes", metavar="M[,M]"))
+    sizes: tuple[int, ...] = field(default=(1, 8), metadata=flag("sizes", least=1))
+    codec: Literal["fp32", "int8"] = field(default="int8", metadata=flag("100 % of traffic"))
+    html: Path | None = field(default=None, metadata=flag("write a report"))
+    verify: bool = field(default=True, metadata=flag("accept any text"))
+    names: tuple[str, ...] = field(default=(), metadata=flag("a name", name="--allow-host", action="append"))
+    lab: Lab = field(default_factory=Lab)
+    seed: int = field(default=0, metadata=limits(least=0))
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def parser_of(settings: type = Load) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="load")
+    add_flags(parser, settings)
+    return parser
+
+
+def parsed(*arguments: str, base: Load | None = None, **values: object) -> Load:
+    return from_flags(Load, parser_of().parse_args(["--checkpoint", "w", *arguments]), base, **values)
+
+
+def test_without_flags_the_defaults_stand() -> None:
+    assert parsed() == Load(Path("w"))
+
+
+def test_every_flag_is_of_its_fields_type() -> None:
+    text = "--users 2 --timeout-s 1 --modes a,b --sizes 2,3 --codec fp32 --html r.html --no-verify --rate-mbps 5"
+    assert parsed(*text.split(), "--allow-host", "x", "--allow-host", "y", seed=7) == Load(
+        Path("w"), 2, 1.0, ("a", "b"), (2, 3), "fp32", Path("r.html"), False, ("x", "y"), Lab(3, 5.0), 7
+    )
+
+
+def test_only_flags_that_are_given_change_a_base() -> None:
+    base = Load(Path("v"), users=3, verify=False, lab=Lab(5))
+    assert parsed("--timeout-s", "2", base=base) == Load(Path("w"), users=3, timeout_s=2.0, verify=False, lab=Lab(5))
+
+
+def test_help_shows_defaults_and_units() -> None:
+    text = " ".join(parser_of().format_help().split())
+    for words in ("--users N users at once (8)", "--timeout-s S deadline (60)", "sizes (1,8)", "modes (ar)"):
+        assert words in text
+    for words in ("100 % of traffic (int8)", "--html FILE write a report", "--no-verify accept any text"):
+        assert words in text
+
+
+def test_a_field_may_be_a_positional_argument() -> None:
+    @dataclass(frozen=True)
+    class Inspect:
+        directory: Path = field(metadata=flag("", name="directory", metavar="DIR"))
+        names: tuple[str, ...] = field(default=(), metadata=flag("", name="names", metavar="NAME"))
+
+    options = parser_of(Inspect).parse_args(["d", "a", "b"])
+    assert from_flags(Inspect, options) == Inspect(Path("d"), ("a", "b"))
+
+
+def test_some_of_the_flags_can_be_left_out() -> None:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, Load, only={"users"})
+    assert vars(parser.parse_args([])) == {"users": None}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("--users 0", "--users must be at least 1, not 0"),
+        ("--timeout-s 0", "--timeout-s must be above 0, not 0.0"),
+        ("--timeout-s nan", "--timeout-s must be above 0, not nan"),
+        ("--timeout-s inf", "--timeout-s must be above 0, not inf"),
+        ("--hosts 65", "--hosts must be from 1 to 64, not 65"),
+        ("--sizes 0", "sizes must be a list, each a whole number of at least 1, not (0,)"),
+    ],
+)
+def test_a_number_out_of_bounds_is_named_with_its_flag(arguments: str, sentence: str) -> None:
+    with pytest.raises(InputError) as error:
+        parsed(*arguments.split())
+    assert str(error.value) == sentence
+
+
+@pytest.mark.parametrize("arguments", ["--users x", "--sizes 1,x", "--codec int3", "--unknown"])
+def test_what_is_no_value_ends_with_the_usage(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as error:
+        parsed(*arguments.split())
+    assert error.value.code == 2
+    assert arguments.split()[0] in capsys.readouterr().err
+
+
+def test_a_table_gives_settings_over_a_base() -> None:
+    table = {"users": 4, "sizes": [2], "html": "r.html", "lab": {"rate_mbps": 1}, "verify": False}
+    base = Load(Path("w"), timeout_s=5.0, lab=Lab(7))
+    read = from_toml(Load, table, "load.toml", base)
+    assert read == Load(Path("w"), 4, 5.0, sizes=(2,), html=Path("r.html"), lab=Lab(7, 1), verify=False)
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        ({"user": 1}, "f: unknown setting 'user'; there are checkpoint, codec, html, lab, modes, names, seed, "),
+        ({"users": 0}, "f: users must be a whole number of at least 1, not 0"),
+        ({"users": True}, "f: users must be a whole number of at least 1, not True"),
+        ({"users": "x"}, "f: users must be a whole number of at least 1, not 'x'"),
+        ({"timeout_s": 0}, "f: timeout_s must be a finite number above 0, not 0"),
+        ({"timeout_s": float("inf")}, "f: timeout_s must be a finite number above 0, not inf"),
+        ({"verify": 1}, "f: verify must be true or false, not 1"),
+        ({"codec": "int3"}, "f: codec must be one of fp32, int8, not 'int3'"),
+        ({"modes": "ar"}, "f: modes must be a list, each text in quotes, not 'ar'"),
+        ({"sizes": [1, 0]}, "f: sizes must be a list, each a whole number of at least 1, not [1, 0]"),
+        ({"checkpoint": 1}, "f: checkpoint must be text in quotes, not 1"),
+        ({"lab": 1}, "f: lab must be a section [lab]"),
+        ({"lab": {"hosts": 65}}, "f [lab]: hosts must be a whole number from 1 to 64, not 65"),
+        ({"lab": {"rate_mbps": -1.0}}, "f [lab]: rate_mbps must be a finite number above 0, not -1.0"),
+        ({"seed": -1}, "f: seed must be a whole number of at least 0, not -1"),
+        ({}, "f: checkpoint is missing"),
+        ([], "f must be a section"),
+    ],
+)
+def test_a_table_that_is_wrong_is_told_where_and_what_may_stand_there(table: object, sentence: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        from_toml(Load, table, "f")
+    assert str(error.value).startswith(sentence)
+
+
+def test_settings_made_in_python_are_checked_too() -> None:
+    with pytest.raises(ConfigError, match="users must be a whole number of at least 1, not 0"):
+        Load(Path("w"), users=0)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TopologyError, match=r"^cannot read the topology .*none.toml: No such file"):
+        read_toml(tmp_path / "none.toml", "the topology", TopologyError)
+    (tmp_path / "bad.toml").write_text("a = ")
+    with pytest.raises(ConfigError, match=r"bad.toml is not TOML: "):
+        read_toml(tmp_path / "bad.toml")
+    (tmp_path / "good.toml").write_text("[a]\nb = 1")
+    assert read_toml(tmp_path / "good.toml") == {"a": {"b": 1}}

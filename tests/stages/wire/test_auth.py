@@ -1,0 +1,96 @@
+"""What a certificate allows: hosts, routers and clients at a stage server."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from stages.v1 import stage_pb2
+from stages.wire.auth import CLIENT, HOST, ROUTER, Identity, check_caller
+from stages.wire.hop_stream import Relay
+from stages.wire.status import StatusError
+from tests.stages.fake_stage_server import PATIENT_S, NewPki, refusal, with_relay
+
+
+def test_a_client_is_no_host(new_pki: NewPki) -> None:
+    pki = new_pki("a")
+    refused = with_relay(pki.issue(HOST, "paris"), pki.issue(CLIENT, "alice"), refusal)
+    assert refused.code is grpc.StatusCode.PERMISSION_DENIED
+    assert "your certificate is onesweep://client/alice: a stage server takes hosts and routers only" in refused.message
+
+
+def test_routers_may_listen_under_their_own_name(new_pki: NewPki) -> None:
+    pki = new_pki("a")
+
+    async def listen(relay: Relay) -> list[str]:
+        outcomes = []
+        for name in ("router.1234", "other.1234", "router", "router.paris.1234"):
+            try:
+                async for events in relay.stub.Subscribe(stage_pb2.SubscribeRequest(router=name)):
+                    outcomes.append(str(events))
+            except grpc.aio.AioRpcError as error:
+                outcomes.append(f"{error.code().name}: {error.details()}")
+        return outcomes
+
+    own, *others = with_relay(pki.issue(HOST, "paris"), pki.issue(ROUTER, "router"), listen)
+    assert own == ""
+    assert len(others) == 3
+    for outcome in others:
+        assert outcome.startswith("PERMISSION_DENIED: ")
+        assert outcome.endswith("you may listen as router.SOMETHING only")
+
+
+def test_a_host_may_not_do_what_routers_do(new_pki: NewPki) -> None:
+    pki = new_pki("a")
+
+    async def release(relay: Relay) -> grpc.aio.AioRpcError:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await relay.stub.Release(stage_pb2.ReleaseRequest(sessions=["x"]), timeout=PATIENT_S)
+        return caught.value
+
+    error = with_relay(pki.issue(HOST, "paris"), pki.issue(HOST, "tokyo"), release)
+    assert error.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert error.details().endswith("Release is for routers only")
+
+
+def test_a_path_that_nobody_serves_is_no_error_of_ours(new_pki: NewPki) -> None:
+    pki = new_pki("a")
+
+    async def call(relay: Relay) -> grpc.StatusCode:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await relay.channel.unary_unary("/x")(b"", timeout=PATIENT_S)
+        return caught.value.code()
+
+    assert with_relay(pki.issue(HOST, "paris"), pki.issue(HOST, "tokyo"), call) is grpc.StatusCode.UNIMPLEMENTED
+
+
+def may(peer: Identity | None, method: str) -> bool:
+    try:
+        check_caller(peer, method, stage_pb2.SubscribeRequest(router="r.1") if method == "Subscribe" else None)
+    except StatusError:
+        return False
+    return True
+
+
+def test_every_method_has_its_rule() -> None:
+    methods = {m.name for m in stage_pb2.DESCRIPTOR.services_by_name["StageService"].methods}
+    assert {m for m in methods if may(Identity(ROUTER, "r"), m)} == methods
+    assert {m for m in methods if may(Identity(HOST, "paris"), m)} == {"Describe", "Push", "Run", "Warm"}
+    assert not any(may(nobody, m) for m in methods for nobody in (None, Identity(CLIENT, "alice")))
+
+
+@pytest.mark.parametrize(
+    ("names", "identity"),
+    [
+        (["onesweep://host/paris"], Identity(HOST, "paris")),
+        (["https://example.org", "onesweep://client/a"], Identity(CLIENT, "a")),
+        ([], None),
+        (["onesweep://host/a", "onesweep://router/b"], None),
+        (["onesweep://king/a"], None),
+        (["onesweep://host/"], None),
+        (["onesweep://host/a/b"], None),
+    ],
+)
+def test_identities(names: list[str], identity: Identity | None) -> None:
+    assert Identity.of(names) == identity
+    assert identity is None or identity.uri in names

@@ -1,0 +1,187 @@
+"""Addresses, names, and who may listen where."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from stages.errors import InputError, ServiceError
+from stages.host.host import HostSettings
+from stages.host.server import SERVICE, StageServer, StageSettings
+from stages.v1 import stage_pb2, stage_pb2_grpc
+from stages.wire.channel import bind, check_name, is_loopback, new_server, parse_address
+from stages.wire.tls import Security
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("127.0.0.1:7700", ("127.0.0.1", 7700)),
+        ("[::1]:80", ("::1", 80)),
+        ("tokyo-1.example:0", ("tokyo-1.example", 0)),
+    ],
+)
+def test_an_address_is_host_and_port(text: str, parsed: tuple[str, int]) -> None:
+    assert parse_address(text) == parsed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ":",
+        "x",
+        "x:",
+        ":80",
+        "x:65536",
+        "x:-1",
+        "x:²",
+        "x:٣",
+        "::1",
+        "::1:80",
+        "x y:80",
+        "x/y:80",
+        "x:1\n",
+        "x:000001",
+    ],
+)
+def test_what_is_no_address(text: str) -> None:
+    with pytest.raises(InputError, match=r"next address .* must be HOST:PORT"):
+        parse_address(text, "next address")
+
+
+@pytest.mark.parametrize(
+    ("address", "loopback"),
+    [
+        *(("127.0.0.1:1", True), ("127.9.9.9:1", True), ("[::1]:1", True), ("localhost:1", True)),
+        *(("0.0.0.0:1", False), ("[::]:1", False), ("10.0.0.1:1", False), ("example.org:1", False)),
+    ],
+)
+def test_loopback(address: str, loopback: bool) -> None:
+    assert is_loopback(address) is loopback
+
+
+@pytest.mark.parametrize("name", ["a", "host-1", "eu.west_2", "7", "x" * 64])
+def test_names(name: str) -> None:
+    assert check_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["", "-x", ".x", "a b", "a/b", "é", "a\n", "\udcff", "x" * 65])
+def test_what_is_no_name(name: str) -> None:
+    with pytest.raises(InputError, match="must be 1 to 64 letters"):
+        check_name(name)
+
+
+def listen(address: str, insecure: bool = False, servers: int = 1) -> int:
+    async def run() -> int:
+        port = 0
+        for _ in range(servers):
+            server = new_server()
+            port = bind(server, address.replace("PORT", str(port)), Security(insecure=insecure))
+            await server.start()
+        return port
+
+    return asyncio.run(run())
+
+
+def test_a_port_is_chosen() -> None:
+    assert listen("127.0.0.1:0") > 0
+
+
+def test_a_port_is_not_shared() -> None:
+    with pytest.raises(ServiceError, match="the port is in use"):
+        listen("127.0.0.1:PORT", servers=2)
+
+
+def test_an_address_of_another_machine() -> None:
+    with pytest.raises(ServiceError, match=r"cannot listen on 192\.0\.2\.1:0"):
+        listen("192.0.2.1:0", insecure=True)
+
+
+def test_others_may_reach_it_only_if_that_is_said() -> None:
+    with pytest.raises(InputError, match=r"not encrypted.*--insecure"):
+        listen("0.0.0.0:0")
+    assert listen("0.0.0.0:0", insecure=True) > 0
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "0.0.0.0:0"])
+def test_plain_text_for_other_machines_is_said_aloud(address: str, caplog: pytest.LogCaptureFixture) -> None:
+    listen(address, insecure=True)
+    said = [record.message for record in caplog.records if record.name == "stages.wire.channel"]
+    due = f"{address} can be reached from other machines, and what passes there is not encrypted"
+    assert said == ([] if is_loopback(address) else [due])
+
+
+# Being told to stop
+
+STOPPING = """
+import asyncio
+from stages.wire.channel import stop_on_signals
+
+async def main():
+    stop = stop_on_signals()
+    print("up", flush=True)
+    await stop.wait()
+    print("stopping", flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_who_is_told_twice_ends_at_once(second: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, "-c", STOPPING], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "stopping\n"
+        process.send_signal(second)
+        assert process.wait(60) == -second
+
+
+# The health port: what a probe may ask, and nothing else. With a real server.
+
+
+Until = Callable[..., Any]
+
+
+def test_probes_learn_of_life_and_readiness_only(bundles: Path, servers: Any, unused_port: int, until: Until) -> None:
+    where = f"127.0.0.1:{unused_port}"
+    host = HostSettings("whole")
+    settings = StageSettings(bundles / "own", (0, 1, 2), "127.0.0.1:0", (), host, threads=1, health=where)
+    running = servers.run(StageServer(settings).run)
+    with grpc.insecure_channel(where) as channel:
+        probe = health_pb2_grpc.HealthStub(channel)
+
+        def status(service: str) -> int:
+            request = health_pb2.HealthCheckRequest(service=service)
+            answer = probe.Check(request, wait_for_ready=True, timeout=20)
+            return int(answer.status)
+
+        assert status("") == health_pb2.HealthCheckResponse.SERVING
+        until(lambda: status(SERVICE) == health_pb2.HealthCheckResponse.SERVING, 30)
+        with pytest.raises(grpc.RpcError) as caught:
+            stage_pb2_grpc.StageServiceStub(channel).Describe(stage_pb2.DescribeRequest(), timeout=10)
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    running.end()
+
+
+@pytest.mark.parametrize(("where", "error"), [("here", InputError), ("192.0.2.1:7701", ServiceError)])
+def test_an_address_that_cannot_be_listened_on(bundles: Path, where: str, error: type[Exception]) -> None:
+    settings = StageSettings(bundles / "own", (0,), "127.0.0.1:0", (), HostSettings("host"), health=where)
+
+    async def run() -> None:
+        await StageServer(settings).run(asyncio.Event())
+
+    with pytest.raises(error):
+        asyncio.run(run())

@@ -1,0 +1,455 @@
+"""Hosts register in a real etcd, and are followed there, whatever becomes of them and of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import http.server
+import ipaddress
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from stages.errors import ServiceError
+from stages.wire import etcd as gateway_module
+from stages.wire.etcd import EtcdClient, EtcdRegistry, RegistryDown
+from stages.wire.registry import Registration, RegistrySettings, follow_successors, parse_url, write_entry
+
+pytest.importorskip("etcd3gw", reason="etcd3gw is not installed: pip install 'onesweep[etcd]'")
+
+
+LEASE_S = 2
+"""The shortest that etcd grants."""
+REGISTER = """
+import asyncio, sys
+from stages.wire.registry import Registration, RegistrySettings, parse_url
+from stages.wire.etcd import EtcdRegistry
+registry = EtcdRegistry(RegistrySettings(*parse_url(sys.argv[1])), lease_s=2)
+asyncio.run(registry.register(Registration("victim", "127.0.0.1:9", (0,))))
+"""
+
+Eventually = Callable[..., Any]
+Jobs = Callable[..., Any]
+
+
+def settings_of(url: str) -> RegistrySettings:
+    return RegistrySettings(*parse_url(url))
+
+
+def host(name: str, port: int = 7701, block: int = 0) -> Registration:
+    return Registration(name, f"127.0.0.1:{port}", (block,))
+
+
+class Recorder:
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.sets: list[list[str]] = []
+
+    async def follow(self, registry: EtcdRegistry) -> None:
+        async with contextlib.aclosing(registry.follow()) as changes:
+            async for registrations in changes:
+                self.sets.append([host.name for host in registrations])
+
+    def last(self, *names: str) -> Callable[[], bool]:
+        return lambda: self.sets[-1:] == [list(names)]
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def registry(registry_url: str) -> EtcdRegistry:
+    return EtcdRegistry(settings_of(registry_url), LEASE_S)
+
+
+@pytest.fixture
+def own_etcd(etcd_with: Callable[..., Any]) -> Iterator[Any]:
+    """One that may be harmed."""
+    with etcd_with() as etcd:
+        yield etcd
+
+
+def test_hosts_come_and_go(registry: EtcdRegistry, recorder: Recorder, eventually: Eventually, jobs: Jobs) -> None:
+    async def scene() -> None:
+        await registry.check()
+        async with jobs(recorder.follow(registry)):
+            await eventually(recorder.last())
+            async with jobs(registry.register(host("tokyo", 7702, block=1))):
+                await eventually(recorder.last("tokyo"))
+                async with jobs(registry.register(host("paris", 7701))):
+                    await eventually(recorder.last("paris", "tokyo"))  # in the order of their blocks
+                # one that stops has taken its entry away: nobody waits for a lease
+                left = await asyncio.to_thread(EtcdClient(registry.settings).snapshot)
+                assert [entry.name for entry in left.entries] == ["tokyo"]
+                await eventually(recorder.last("tokyo"))
+
+    asyncio.run(scene())
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("register")]
+
+
+def test_a_host_that_is_killed_disappears(
+    registry: EtcdRegistry, recorder: Recorder, eventually: Eventually, jobs: Jobs
+) -> None:
+    async def scene() -> None:
+        async with jobs(recorder.follow(registry), registry.register(host("paris"))):
+            victim = subprocess.Popen([sys.executable, "-c", REGISTER, registry.settings.url])
+            try:
+                await eventually(recorder.last("paris", "victim"))
+            finally:
+                victim.kill()
+                victim.wait(10)
+            await eventually(recorder.last("paris"))
+
+    asyncio.run(scene())
+
+
+def test_what_a_host_left_behind_when_it_was_killed_is_taken_over(
+    registry: EtcdRegistry, eventually: Eventually, jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    gateway, moved = EtcdClient(registry.settings), host("paris", 7799)
+    gateway.put("paris", write_entry(host("paris")), gateway.grant(60))
+
+    def value() -> bytes:
+        return gateway.snapshot().entries[0].value
+
+    async def scene() -> None:
+        async with jobs(registry.register(moved)):
+            await eventually(lambda: value() == write_entry(moved))
+
+    asyncio.run(scene())
+    assert caplog.records == []
+
+
+def test_of_two_hosts_with_one_name_the_first_says_so(
+    registry: EtcdRegistry, eventually: Eventually, jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene() -> None:
+        async with jobs(registry.register(host("paris"))):
+            await eventually(lambda: EtcdClient(registry.settings).holder("paris"))
+            async with jobs(registry.register(host("paris", 7799))):
+                await eventually(lambda: caplog.records)
+
+    asyncio.run(scene())
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["another host registered as paris"]
+
+
+def test_etcd_goes_and_comes_back(
+    own_etcd: Any,
+    recorder: Recorder,
+    eventually: Eventually,
+    jobs: Jobs,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    registry = EtcdRegistry(settings_of(own_etcd.url), LEASE_S)
+
+    def said(words: str) -> int:
+        return sum(words in record.getMessage() for record in caplog.records)
+
+    async def scene() -> None:
+        async with jobs(recorder.follow(registry), registry.register(host("paris"))):
+            await eventually(recorder.last("paris"))
+            own_etcd.kill()
+            await eventually(lambda: said("is down") == 2)
+            own_etcd.start()
+            await eventually(lambda: said(f"{own_etcd.url} is back") == 2)
+            async with jobs(registry.register(host("tokyo", 7702))):
+                await eventually(recorder.last("paris", "tokyo"))
+
+    asyncio.run(scene())
+    assert said("is down") == 2  # the host once, the follower once
+    assert [] not in recorder.sets[1:]
+
+
+def test_an_etcd_that_forgot_everything_is_told_again(
+    own_etcd: Any,
+    recorder: Recorder,
+    eventually: Eventually,
+    jobs: Jobs,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """And who follows does not lose the hosts meanwhile."""
+    caplog.set_level(logging.INFO)
+    registry = EtcdRegistry(settings_of(own_etcd.url), LEASE_S)
+    back = f"registry {own_etcd.url} is back"
+
+    async def scene() -> None:
+        async with jobs(recorder.follow(registry), registry.register(host("paris"))):
+            await eventually(recorder.last("paris"))
+            own_etcd.kill(forget=True)
+            await eventually(lambda: any("the hosts stay" in message for message in caplog.messages))
+            own_etcd.start()
+            await eventually(lambda: EtcdClient(registry.settings).holder("paris"))
+            await eventually(lambda: back in caplog.messages)
+            async with jobs(registry.register(host("tokyo", 7702))):
+                await eventually(recorder.last("paris", "tokyo"))
+            await eventually(recorder.last("paris"))
+
+    asyncio.run(scene())
+    assert [] not in recorder.sets[1:]
+
+
+def test_bad_entries_are_passed_over_with_one_line_each(
+    registry: EtcdRegistry,
+    recorder: Recorder,
+    eventually: Eventually,
+    jobs: Jobs,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gateway = EtcdClient(registry.settings)
+    lease = gateway.grant(60)
+    values = {"paris": b"{", "a/b": b"{}", "bell\a": b"{}", "rome": write_entry(host("paris")), "vast": b"9" * 20_000}
+    for name, value in values.items():
+        gateway.put(name, value, lease)
+
+    async def scene() -> None:
+        async with jobs(recorder.follow(registry)):
+            await eventually(recorder.last())
+            async with jobs(registry.register(host("tokyo"))):
+                await eventually(recorder.last("tokyo"))
+            await eventually(recorder.last())
+
+    asyncio.run(scene())
+    assert sorted(message.split("'")[1] for message in caplog.messages) == sorted(
+        name.replace("\a", "\\x07") for name in values
+    )
+
+
+def test_of_two_hosts_with_one_address_the_newer_is_believed(
+    registry: EtcdRegistry, recorder: Recorder, eventually: Eventually, jobs: Jobs
+) -> None:
+    async def scene() -> None:
+        async with jobs(recorder.follow(registry), registry.register(host("old-name"))):
+            await eventually(recorder.last("old-name"))
+            async with jobs(registry.register(host("new-name"))):
+                await eventually(recorder.last("new-name"))
+
+    asyncio.run(scene())
+
+
+def test_next_hosts_are_told(registry: EtcdRegistry, eventually: Eventually, jobs: Jobs) -> None:
+    told: list[list[str]] = []
+
+    async def scene() -> None:
+        own = host("paris")
+        async with jobs(registry.register(own), follow_successors(registry, own, 2, lambda new: told.append([*new]))):
+            await eventually(lambda: told == [[]])
+            async with jobs(registry.register(host("tokyo", 7702, block=1))):
+                await eventually(lambda: told[1:] == [["127.0.0.1:7702"]])
+                async with jobs(registry.register(host("austin", 7703, block=1))):
+                    await eventually(lambda: told[2:] == [["127.0.0.1:7703", "127.0.0.1:7702"]])
+            await eventually(lambda: told[-1] == [])
+
+    asyncio.run(scene())
+
+
+def test_another_member_is_asked_when_one_is_down(
+    common_etcd: Any, unused_port: int, eventually: Eventually, jobs: Jobs
+) -> None:
+    registry = EtcdRegistry(
+        settings_of(f"etcd://127.0.0.1:{unused_port},127.0.0.1:{common_etcd.port}/members"), LEASE_S
+    )
+    recorder = Recorder()
+
+    async def scene() -> None:
+        await registry.check()
+        async with jobs(recorder.follow(registry), registry.register(host("paris"))):
+            await eventually(recorder.last("paris"))
+
+    asyncio.run(scene())
+
+
+def test_a_prefix_keeps_deployments_apart(registry_url: str, eventually: Eventually, jobs: Jobs) -> None:
+    one, two = (EtcdRegistry(settings_of(f"{registry_url}{end}"), LEASE_S) for end in ("", "2"))
+    recorder = Recorder()
+
+    async def scene() -> None:
+        async with jobs(two.register(host("tokyo")), recorder.follow(one), one.register(host("paris"))):
+            await eventually(lambda: EtcdClient(two.settings).holder("tokyo"))
+            await eventually(recorder.last("paris"))
+
+    asyncio.run(scene())
+
+
+# Who does not answer
+
+
+@pytest.fixture
+def web_port() -> Iterator[int]:
+    """A web server that is no etcd."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    thread.join(10)
+    server.server_close()
+
+
+@contextlib.contextmanager
+def answering(status: int, body: bytes, length: int) -> Iterator[int]:
+    """A server that says the same to everybody; its port."""
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(length))
+            self.end_headers()
+            self.wfile.write(body)
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join(10)
+        server.server_close()
+
+
+def check(port: int) -> str:
+    with pytest.raises(ServiceError) as caught:
+        asyncio.run(EtcdRegistry(settings_of(f"etcd://127.0.0.1:{port}/onesweep")).check())
+    return str(caught.value)
+
+
+def test_an_absent_etcd_is_named(unused_port: int) -> None:
+    assert check(unused_port) == (
+        f"no registry answers at etcd://127.0.0.1:{unused_port}/onesweep "
+        f"(127.0.0.1:{unused_port} refuses connections): "
+        "start etcd there, or put --registry right"
+    )
+
+
+def test_a_server_that_is_no_etcd_is_named(web_port: int) -> None:
+    assert f"127.0.0.1:{web_port} does not answer as etcd 3.4 or newer does" in check(web_port)
+
+
+def test_an_answer_that_is_too_long_is_not_read(registry: EtcdRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_module, "MAX_ANSWER_BYTES", 10)
+    with pytest.raises(RegistryDown):
+        EtcdClient(registry.settings).snapshot()
+
+
+def test_a_lease_that_is_gone_is_refused(registry: EtcdRegistry) -> None:
+    gateway = EtcdClient(registry.settings)
+    assert not gateway.renew(7)
+    with pytest.raises(RegistryDown, match="refused: 'etcdserver: requested lease not found'"):
+        gateway.put("paris", b"", 7)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "length"),
+    [
+        (200, b"[]", 2),
+        (200, b"[" * 100_000, 100_000),
+        (200, b'{"header"', 1000),
+        (503, b"[]", 2),
+        (503, b"unav", 1000),
+    ],
+    ids=["list", "deep", "cut", "busy", "busy-cut"],
+)
+def test_an_answer_that_is_none_is_a_registry_that_is_down(
+    status: int, body: bytes, length: int, eventually: Eventually, jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever registers, or follows, continues."""
+    caplog.set_level(logging.INFO)
+
+    async def scene(port: int) -> None:
+        registry = EtcdRegistry(settings_of(f"etcd://127.0.0.1:{port}/onesweep"), LEASE_S)
+        with pytest.raises(ServiceError, match="no registry answers"):
+            await registry.check()
+        async with jobs(Recorder().follow(registry), registry.register(host("paris"))):
+            await eventually(lambda: len([message for message in caplog.messages if "is down" in message]) == 2)
+
+    with answering(status, body, length) as port:
+        gateway = EtcdClient(settings_of(f"etcd://127.0.0.1:{port}/onesweep"))
+        asks: list[Callable[[], object]] = [
+            gateway.snapshot,
+            lambda: gateway.holder("paris"),
+            lambda: gateway.grant(2),
+            lambda: gateway.renew(7),
+        ]
+        for ask in asks:
+            with pytest.raises(RegistryDown):
+                ask()
+        assert gateway.wait(1, 5.0) is False
+        asyncio.run(scene(port))
+
+
+def test_an_answer_that_comes_byte_by_byte_is_not_waited_for(common_etcd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_module, "ANSWER_S", -1.0)
+    with pytest.raises(RegistryDown):
+        EtcdClient(settings_of(common_etcd.url)).grant(2)
+
+
+# A registry that is spoken to over TLS, with a certificate on both sides.
+
+
+pytest.importorskip("etcd3gw", reason="etcd3gw is not installed: pip install 'onesweep[etcd]'")
+pytest.importorskip("cryptography", reason="certificates are made with cryptography")
+
+
+def write_identity(directory: Path, name: str, authority: tuple[Any, Any] | None) -> tuple[Any, Any]:
+    """`name`.pem and `name`.key for 127.0.0.1, signed by an authority or by itself."""
+    key, subject = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    issuer, signer = (authority[0].subject, authority[1]) if authority else (subject, key)
+    # etcd's gateway is a client of its own server, with the server's certificate
+    usages = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+    certificate = (
+        x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(x509.BasicConstraints(ca=authority is None, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(usages, critical=False)
+        .sign(signer, hashes.SHA256())
+    )
+    (directory / f"{name}.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    plain = serialization.NoEncryption()
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+    (directory / f"{name}.key").write_bytes(pem)
+    return certificate, key
+
+
+@pytest.fixture
+def identities(tmp_path: Path) -> Path:
+    authority = write_identity(tmp_path, "authority", None)
+    write_identity(tmp_path, "etcd", authority)
+    write_identity(tmp_path, "paris", authority)
+    write_identity(tmp_path, "stranger", None)
+    return tmp_path
+
+
+def test_who_shows_a_certificate_is_let_in(identities: Path, etcd_with: Callable[..., Any]) -> None:
+    names = {"ca": "authority.pem", "cert": "etcd.pem", "key": "etcd.key"}
+    files = {kind: identities / name for kind, name in names.items()}
+
+    def check(ca: str, name: str | None) -> None:
+        pair = {"cert": identities / f"{name}.pem", "key": identities / f"{name}.key"} if name else {}
+        asyncio.run(EtcdRegistry(RegistrySettings(*where, ca=identities / ca, **pair)).check())
+
+    with etcd_with("--client-cert-auth", tls=files) as etcd:
+        where = parse_url(etcd.url)
+        check("authority.pem", "paris")
+        for name in ("stranger", None):
+            with pytest.raises(ServiceError, match="no registry answers"):
+                check("authority.pem", name)
+        with pytest.raises(ServiceError, match="CERTIFICATE_VERIFY_FAILED"):
+            check("stranger.pem", "paris")

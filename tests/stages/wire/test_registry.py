@@ -1,0 +1,242 @@
+"""What a host may say of itself, and what is believed of what others say."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.cli.__main__ import main
+from stages.errors import InputError
+from stages.wire.registry import (
+    MAX_ENDPOINTS,
+    MAX_ENTRY_BYTES,
+    MAX_PREFIX,
+    Registration,
+    RegistrySettings,
+    add_registry_flags,
+    parse_url,
+    read_entry,
+    registry_settings,
+    successors,
+    write_entry,
+)
+from stages.wire.tls import add_server_options
+
+PARIS = Registration("paris", "10.8.0.1:7701", (0, 1))
+
+
+def test_what_is_written_is_read() -> None:
+    assert read_entry("paris", write_entry(PARIS)) == PARIS
+
+
+def test_keys_of_a_newer_version_are_passed_over() -> None:
+    record = {**json.loads(write_entry(PARIS)), "colour": ["green"]}
+    assert read_entry("paris", json.dumps(record).encode()) == PARIS
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[" * 10_000, "not JSON"),
+        (b'{"name": ' + b"9" * 10_000 + b"}", "not JSON"),
+        (b"[]", "not a JSON object"),
+        (b"{}", "names another host"),
+        (b" " * (MAX_ENTRY_BYTES + 1), "the limit is"),
+    ],
+)
+def test_what_is_no_registration_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_entry("paris", data)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": "tokyo"}, "names another host"),
+        ({"address": 7}, "address is not text"),
+        ({"address": ""}, "must be HOST:PORT"),
+        ({"address": "10.8.0.1:0"}, "not 0"),
+        ({"address": "0.0.0.0:7701"}, "cannot be dialled"),
+        ({"address": "[::]:7701"}, "cannot be dialled"),
+        ({"address": "a" * 300 + ":1"}, "at most 255"),
+        ({"address": "unix:/tmp/x"}, "must be HOST:PORT"),
+        ({"blocks": [1]}, "blocks is not"),
+        ({"blocks": [1, 0]}, "blocks is not"),
+        ({"blocks": [-1, 0]}, "blocks is not"),
+        ({"blocks": [False, True]}, "blocks is not"),
+        ({"blocks": [0, 10**9]}, "blocks is not"),
+        ({"blocks": "0"}, "blocks is not"),
+    ],
+)
+def test_a_field_that_cannot_be_true_is_refused(change: dict[str, Any], message: str) -> None:
+    record = {**json.loads(write_entry(PARIS)), **change}
+    with pytest.raises(InputError, match=message):
+        read_entry("paris", json.dumps(record).encode())
+
+
+def test_a_router_is_no_host() -> None:
+    with pytest.raises(InputError, match="cannot be called 'router'"):
+        Registration("router", "10.8.0.1:7701", (0,))
+
+
+def host(name: str, port: int, *blocks: int) -> Registration:
+    return Registration(name, f"10.8.0.1:{port}", blocks)
+
+
+def test_successors_begin_where_a_host_ends() -> None:
+    a, b, c, d = host("a", 1, 0), host("b", 2, 1), host("c", 3, 1, 2), host("d", 4, 2)
+    hosts = [a, b, c, d]
+    assert successors(hosts, a, parts=3) == ["10.8.0.1:2", "10.8.0.1:3"]
+    assert successors(hosts, b, parts=3) == ["10.8.0.1:4"]
+    assert successors(hosts, c, parts=3) == successors(hosts, d, parts=3) == ["10.8.0.1:1"]
+
+
+def test_nothing_comes_after_a_host_that_holds_everything() -> None:
+    whole, replica = host("whole", 1, 0, 1), host("replica", 2, 0, 1)
+    assert successors([whole, replica], whole, parts=2) == []
+
+
+# What `onesweep stage` makes of --registry.
+
+
+URL = "etcd://127.0.0.1:1/onesweep"
+Until = Callable[..., Any]
+
+
+def test_a_url_is_taken_apart() -> None:
+    assert parse_url("etcd://10.0.0.1:2379,[::1]:2379/a/b-1") == (("10.0.0.1:2379", "[::1]:2379"), "/a/b-1")
+    settings = RegistrySettings(*parse_url(URL))
+    assert settings.url == URL
+    assert not settings.tls
+    assert RegistrySettings(*parse_url(URL), ca=Path("ca.pem")).tls
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "127.0.0.1:2379/onesweep",
+        "http://127.0.0.1:2379/onesweep",
+        "etcd://127.0.0.1:2379",
+        "etcd://127.0.0.1:2379/",
+        "etcd:///onesweep",
+        "etcd://127.0.0.1/onesweep",
+        "etcd://127.0.0.1:2379,/onesweep",
+        "etcd://127.0.0.1:0/onesweep",
+        "etcd://0.0.0.0:2379/onesweep",
+        "etcd://user:secret@127.0.0.1:2379/onesweep",
+        "etcd://127.0.0.1:2379/one//sweep",
+        "etcd://127.0.0.1:2379/one sweep",
+        "etcd://127.0.0.1:2379/" + "a" * (MAX_PREFIX + 1),
+        "etcd://" + ",".join(["127.0.0.1:2379"] * (MAX_ENDPOINTS + 1)) + "/onesweep",
+    ],
+)
+def test_a_url_that_cannot_be_used_is_refused(url: str) -> None:
+    with pytest.raises(InputError):
+        parse_url(url)
+
+
+@pytest.fixture
+def refused(bundles: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Exit code and sentence of a stage server that does not start."""
+
+    def run(*arguments: object) -> tuple[int, str]:
+        stage = ("stage", "--checkpoint", bundles / "own", "--blocks", "0", *arguments)
+        code = main([str(argument) for argument in stage])
+        return code, capfd.readouterr().err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--registry", "etcd://"), "must be etcd://HOST:PORT[,HOST:PORT]/PREFIX"),
+        (("--registry", URL, "--next", "127.0.0.1:2"), "--next and --registry both say who comes next"),
+        (("--advertise", "127.0.0.1:2"), "--advertise says what a registry hands out"),
+        (("--registry-ca", "ca.pem"), "--registry-ca says how to reach a registry"),
+        (("--registry", URL, "--registry-cert", "a.pem"), "--registry-cert and --registry-key belong together"),
+        (("--registry", URL, "--registry-ca", "/nowhere/ca.pem"), "there is no file /nowhere/ca.pem"),
+        (("--registry", "etcd://10.8.0.9:2379/onesweep"), "10.8.0.9:2379 is on another machine and traffic would not"),
+    ],
+)
+def test_flags_that_contradict_each_other(
+    refused: Callable[..., tuple[int, str]], arguments: tuple[str, ...], message: str
+) -> None:
+    code, err = refused("--listen", "127.0.0.1:0", *arguments)
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_plain_text_to_a_registry_elsewhere_is_accepted_aloud() -> None:
+    parser = argparse.ArgumentParser()
+    add_registry_flags(parser)
+    add_server_options(parser)
+    url = "etcd://10.8.0.9:2379/onesweep"
+    settings = registry_settings(parser.parse_args(["--registry", url, "--insecure"]))
+    assert settings is not None
+    assert settings.url == url
+
+
+@pytest.mark.parametrize(
+    ("advertised", "message"),
+    [
+        ("0.0.0.0:7701", "--advertise '0.0.0.0:7701' cannot be dialled"),
+        ("here", "--advertise 'here' must be HOST:PORT"),
+    ],
+)
+def test_what_is_advertised_can_be_dialled(
+    refused: Callable[..., tuple[int, str]], advertised: str, message: str
+) -> None:
+    pytest.importorskip("etcd3gw", reason="etcd3gw is not installed")
+    code, err = refused("--listen", "127.0.0.1:0", "--registry", URL, "--advertise", advertised)
+    assert code == 2
+    assert message in err
+
+
+def test_an_address_that_nobody_can_dial_is_not_registered(refused: Callable[..., tuple[int, str]]) -> None:
+    pytest.importorskip("etcd3gw", reason="etcd3gw is not installed")
+    code, err = refused("--listen", "0.0.0.0:7701", "--registry", URL, "--insecure")
+    assert code == 2
+    assert "give the address that others reach (--advertise)" in err
+
+
+def test_without_etcd_a_host_does_not_start(refused: Callable[..., tuple[int, str]], unused_port: int) -> None:
+    pytest.importorskip("etcd3gw", reason="etcd3gw is not installed")
+    code, err = refused("--listen", "127.0.0.1:0", "--registry", f"etcd://127.0.0.1:{unused_port}/onesweep")
+    assert code == 1
+    assert f"no registry answers at etcd://127.0.0.1:{unused_port}/onesweep" in err
+
+
+def test_a_stage_server_registers_itself_and_leaves(bundles: Path, registry_url: str, until: Until) -> None:
+    pytest.importorskip("etcd3gw", reason="etcd3gw is not installed")
+    from stages.wire.etcd import EtcdClient
+    from stages.wire.registry import read_entry
+
+    gateway = EtcdClient(RegistrySettings(*parse_url(registry_url)))
+    arguments = ("stage", "--checkpoint", bundles / "own", "--blocks", "1,2", "--listen", "127.0.0.1:0")
+    more = ("--name", "tokyo", "--threads", "1", "--registry", registry_url)
+    command = [sys.executable, "-P", "-m", "serving.cli", *map(str, arguments + more)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as stage:
+        try:
+            (entry,) = until(lambda: gateway.snapshot().entries, 60)
+            registration = read_entry(entry.name, entry.value)
+            assert registration.name == "tokyo"
+            assert registration.blocks == (1, 2)
+            assert registration.address.startswith("127.0.0.1:")
+            stage.send_signal(signal.SIGTERM)
+            assert stage.wait(20) == 0, stage.stderr and stage.stderr.read()
+            assert gateway.snapshot().entries == ()
+        finally:
+            stage.kill()

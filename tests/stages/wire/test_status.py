@@ -1,0 +1,37 @@
+"""Refusals: sentences for people, whatever somebody sent."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from stages.wire.status import MAX_CHARACTERS, StatusError, invalid
+
+
+def test_a_sentence_that_quotes_a_long_field_is_cut() -> None:
+    refusal = invalid("x" * 10_000_000)
+    assert refusal.message == str(refusal) == "x" * MAX_CHARACTERS + " ..."
+    assert invalid("x" * MAX_CHARACTERS).message == "x" * MAX_CHARACTERS
+
+
+def test_nobody_refuses_with_ok() -> None:
+    assert StatusError.numbered(0, "no").code is grpc.StatusCode.UNKNOWN
+
+
+class Over:
+    """The context of a call that ended while its refusal was on its way. Fuzzing met it; real ones are hard to time."""
+
+    def trailing_metadata(self) -> None: ...
+
+    async def abort(self, *status: object) -> None:
+        raise grpc.aio.InternalError("Failed to execute the batch")
+
+
+def test_nobody_is_told_when_the_call_is_over() -> None:
+    over: Any = Over()
+    with pytest.raises(asyncio.CancelledError):  # which gRPC takes for what it is
+        asyncio.run(invalid("no").abort(over))

@@ -1,0 +1,38 @@
+"""Which token a command shows, and to whom."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from stages.errors import InputError
+from stages.wire.tls import Tls
+from stages.wire.tokens import TOKEN_VARIABLE, add_token_options, token_of
+
+HERE, AWAY = "127.0.0.1:7800", "10.8.0.9:7800"
+TLS = Tls(Path("ca.pem"))
+
+
+def options(*words: object) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_token_options(parser)
+    return parser.parse_args([str(word) for word in words])
+
+
+def test_the_token_of_the_environment_does_not_travel_in_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, "secret")
+    assert token_of(options(), HERE, None) == "secret"
+    assert token_of(options(), AWAY, TLS) == "secret"
+    assert token_of(options(), AWAY, None) == ""
+    assert token_of(options("--token", "given"), AWAY, None) == "given"
+
+
+def test_a_file_is_read_and_must_hold_a_token(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.touch(mode=0o600)
+    with pytest.raises(InputError, match="is empty: it must hold a token"):
+        token_of(options("--token-file", path), HERE, None)
+    path.write_text("secret\n")
+    assert token_of(options("--token-file", path), HERE, None) == "secret"

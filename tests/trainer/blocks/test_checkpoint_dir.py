@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from stages.checkpoint.checkpoint import load_ar, load_chain
+from stages.checkpoint.manifest import read_manifest
+from stages.errors import CheckpointError, ConfigError
+from stages.model.architecture import Architecture
+from trainer.blocks.checkpoint_dir import (
+    add_metrics,
+    create_untrained,
+    identity,
+    new_ar,
+    new_chain,
+    open_checkpoint_dir,
+)
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.data import Corpus
+
+
+def test_an_identity_names_settings_and_data_but_not_results(tiny: TrainingConfig, corpus: Corpus) -> None:
+    manifest = new_chain(tiny, corpus)
+    assert identity(manifest) == identity(replace(manifest, metrics={"chain": {}}))
+    assert identity(manifest) == identity(new_chain(replace(tiny, log_every=7, save_every_s=1.0), corpus))
+    for other in (replace(tiny, seed=9), replace(tiny, anchor=0.1), replace(tiny, chunks=(1,))):
+        assert identity(manifest) != identity(new_chain(other, corpus))
+    assert identity(manifest) != identity(new_ar(tiny.architecture, tiny, corpus, "end to end"))
+
+
+def test_a_new_destination_is_written_once(tmp_path: Path, tiny: TrainingConfig, corpus: Corpus) -> None:
+    manifest = open_checkpoint_dir(tmp_path / "out", new_chain(tiny, corpus))
+    assert open_checkpoint_dir(tmp_path / "out", new_chain(tiny, corpus)) == manifest
+    assert read_manifest(tmp_path / "out") == manifest
+
+
+def test_measurements_of_workers_side_by_side_are_all_kept(
+    tmp_path: Path, tiny: TrainingConfig, corpus: Corpus
+) -> None:
+    open_checkpoint_dir(tmp_path, new_chain(tiny, corpus))
+    threads = [
+        threading.Thread(target=add_metrics, args=(tmp_path, {f"block-{i}": {"nats": float(i)}})) for i in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert read_manifest(tmp_path).metrics == {f"block-{i}": {"nats": float(i)} for i in range(8)}
+
+
+TINY = Architecture(parts=3, layers=1, width=16, heads=2, context_bytes=32, code_dim=8, condition_dim=8)
+
+PEAK = """
+import sys
+from pathlib import Path
+import torch
+from stages.model.architecture import Architecture
+from trainer.blocks.checkpoint_dir import create_untrained
+
+def peak():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) << 10
+
+torch.set_num_threads(1)
+small = Architecture(parts=4, layers=1, width=16, heads=2)
+create_untrained(Path(sys.argv[1]) / "warm", sys.argv[2], small)
+before = peak()
+large = Architecture(parts=4, layers=1, width=1024, heads=8)
+manifest = create_untrained(Path(sys.argv[1]) / "large", sys.argv[2], large)
+print((peak() - before) / max(part.bytes for part in manifest.parts))
+"""
+
+
+@pytest.mark.parametrize("context", ["own", "chained"])
+def test_a_chain_is_loaded_and_gated_like_any_other(tmp_path: Path, context: str) -> None:
+    manifest = create_untrained(tmp_path, "chain", replace(TINY, context=context), seed=3)
+    assert manifest.complete
+    assert manifest.training == {"steps": 0, "seed": 3}
+    blocks = load_chain(tmp_path)
+    assert [block.index for block in blocks] == [0, 1, 2]
+    assert not torch.equal(blocks[1].state_in.weight, blocks[2].state_in.weight)
+
+
+def test_an_ar_model_is_loaded_and_gated_like_any_other(tmp_path: Path) -> None:
+    create_untrained(tmp_path, "ar", TINY)
+    assert load_ar(tmp_path)(torch.zeros(1, 4, dtype=torch.long)).shape == (1, 4, 256)
+
+
+def test_a_seed_gives_the_same_weights(tmp_path: Path) -> None:
+    made = {
+        name: [p.sha256 for p in create_untrained(tmp_path / name, "ar", TINY, seed).parts if p]
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    }
+    assert made["a"] == made["b"]
+    assert not set(made["a"]) & set(made["c"])
+
+
+def test_a_checkpoint_is_not_overwritten(tmp_path: Path) -> None:
+    create_untrained(tmp_path, "ar", TINY)
+    before = read_manifest(tmp_path)
+    with pytest.raises(CheckpointError, match="holds a checkpoint already; give another directory"):
+        create_untrained(tmp_path, "chain", TINY)
+    assert read_manifest(tmp_path) == before
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot write into .*file.*: .*; give another directory"):
+        create_untrained(tmp_path / "file" / "below", "chain", TINY)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+def test_one_part_at_a_time_is_in_memory(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", PEAK, str(tmp_path), "chain"]
+    made = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert float(made.stdout) < 2, "parts of four; the rest is what the probe needs"

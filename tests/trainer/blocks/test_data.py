@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from stages.errors import DataError
+from trainer.blocks.data import MIN_BYTES, VALID_SHARE, Corpus, load_corpus, windows
+
+
+def text_of(tensor: torch.Tensor) -> bytes:
+    return bytes(tensor.tolist())
+
+
+def test_a_file_is_split_at_its_end(text_file: Path, corpus: Corpus) -> None:
+    raw = text_file.read_bytes()
+    assert text_of(corpus.train) + text_of(corpus.valid) == raw
+    assert len(corpus.valid) == max(int(len(raw) * VALID_SHARE), MIN_BYTES // 2)
+
+
+def test_a_folders_own_split_is_kept(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.txt").write_text(name * 5000)
+        (tmp_path / name / "valid.txt").write_text(name.upper() * 100)
+    corpus = load_corpus(tmp_path)
+    assert text_of(corpus.train) == b"a" * 5000 + b"b" * 5000
+    assert text_of(corpus.valid) == b"A" * 100 + b"B" * 100
+
+
+def test_other_folders_are_read_whole_in_order(tmp_path: Path) -> None:
+    for name in ("2.txt", "1.txt"):
+        (tmp_path / name).write_text(name[0] * 5000)
+    corpus = load_corpus(tmp_path)
+    assert text_of(corpus.train).startswith(b"1" * 5000 + b"\n2")
+
+
+def test_the_text_that_ships_with_python_is_enough() -> None:
+    corpus = load_corpus(None)
+    assert corpus.name == "python-docs"
+    assert len(corpus.train) > 100_000
+    corpus.require(513)
+
+
+def test_bad_text_is_refused(tmp_path: Path) -> None:
+    folder, latin, short, file = (tmp_path / name for name in ("empty", "latin.txt", "short.txt", "file.txt"))
+    folder.mkdir()
+    latin.write_bytes(b"x" * 9000 + b"\xff" + b"x" * 9000)
+    short.write_text("short")
+    file.write_text("x" * 9000)
+    for path, message in (
+        (tmp_path / "nowhere", "no text at .*: give a file or a folder"),
+        (folder, "no .txt file under"),
+        (latin, r"latin.txt is not UTF-8 \(byte 9000\); convert it"),
+        (short, "short.txt: 0 bytes of training text are too few; give at least 4096"),
+        (file / "below", "no text at .*: give a file or a folder"),
+    ):
+        with pytest.raises(DataError, match=message):
+            load_corpus(path)
+
+
+def test_empty_validation_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("x" * 9000)
+    (tmp_path / "valid.txt").write_text("")
+    with pytest.raises(DataError, match="validation text is empty"):
+        load_corpus(tmp_path)
+
+
+def test_a_context_longer_than_the_text_is_refused(corpus: Corpus) -> None:
+    corpus.require(len(corpus.valid))
+    with pytest.raises(DataError, match="validation text has 2048 bytes, but one window needs 2049; give more text"):
+        corpus.require(len(corpus.valid) + 1)
+    with pytest.raises(DataError, match="needs 10"):
+        windows(torch.zeros(9, dtype=torch.uint8), np.zeros(1, dtype=np.int64), 10)
+
+
+def test_a_batch_is_a_function_of_seed_and_step(corpus: Corpus) -> None:
+    one = corpus.batch(1, 5, 4, 33)
+    assert one.shape == (4, 33)
+    assert one.dtype == torch.int64
+    assert torch.equal(one, corpus.batch(1, 5, 4, 33))
+    assert not torch.equal(one, corpus.batch(1, 6, 4, 33))
+    assert not torch.equal(one, corpus.batch(2, 5, 4, 33))
+
+
+def test_batches_are_windows_of_the_training_text_and_reach_its_ends() -> None:
+    corpus = Corpus("count", torch.arange(40, dtype=torch.uint8), torch.arange(40, dtype=torch.uint8))
+    rows = torch.cat([corpus.batch(0, step, 8, 33) for step in range(40)])
+    assert torch.equal(rows, rows[:, :1] + torch.arange(33))
+    assert set(rows[:, 0].tolist()) == set(range(7)), "from the first byte to the last but one"
+
+
+def test_validation_windows_are_evenly_spaced_from_end_to_end() -> None:
+    corpus = Corpus("count", torch.arange(100, dtype=torch.uint8), torch.arange(100, dtype=torch.uint8))
+    assert corpus.valid_batch(4, 10)[:, 0].tolist() == [0, 30, 60, 90]

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+
+from stages.model.block import Codes
+from trainer.blocks import entropy
+from trainer.blocks.config import NoiseConfig
+from trainer.blocks.data import Corpus
+from trainer.blocks.entropy import entropy_curve, make_partition
+
+
+def unigram_nats(text: torch.Tensor) -> float:
+    share = torch.bincount(text.long()).double() / len(text)
+    return float(-(share[share > 0] * share[share > 0].log()).sum())
+
+
+def test_the_curve_rises_from_nothing_to_the_entropy_of_a_byte(corpus: Corpus) -> None:
+    sigmas, nats = entropy_curve(Codes(0, 32), corpus.train, 0.02, 50.0)
+    assert all(low < high for low, high in pairwise(sigmas))
+    assert all(high > low - 1e-3 for low, high in pairwise(nats))
+    assert nats[0] < 1e-6
+    assert nats[-1] == pytest.approx(unigram_nats(corpus.train), abs=0.1)
+
+
+def test_blocks_share_the_entropy_equally(corpus: Corpus) -> None:
+    noise, codes = NoiseConfig(), Codes(0, 32)
+    partition = make_partition(noise, 4, codes, corpus.train)
+    assert (partition.sigma_max, partition.sigma_min) == (noise.sigma_max, noise.sigma_min)
+    sigmas, nats = entropy_curve(codes, corpus.train, noise.sigma_min, noise.sigma_max)
+    curve = [interpolate(math.log(b), sigmas, nats) for b in partition.boundaries]
+    falls = [high - low for high, low in pairwise(curve)]
+    assert max(falls) - min(falls) < 0.02 * sum(falls)
+
+
+def interpolate(x: float, sigmas: list[float], nats: list[float]) -> float:
+    for (s0, n0), (s1, n1) in pairwise(zip(sigmas, nats, strict=True)):
+        if x <= math.log(s1) + 1e-12:
+            return n0 + (n1 - n0) * (x - math.log(s0)) / (math.log(s1) - math.log(s0))
+    raise AssertionError(x)
+
+
+def test_measured_boundaries_do_not_depend_on_threads(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entropy, "SAMPLES", 512)
+    made = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        made.append(make_partition(NoiseConfig(), 3, Codes(0, 32), corpus.train))
+    assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("kind", ["equal_probability", "equal_entropy", "uniform"])
+def test_every_kind_covers_the_range_it_was_given(corpus: Corpus, kind: str) -> None:
+    partition = make_partition(NoiseConfig(partition=kind, overlap=0.1), 3, Codes(0, 16), corpus.train)
+    assert partition.kind == kind
+    assert len(partition.boundaries) == 4
+    assert (partition.boundaries[0], partition.boundaries[-1], partition.overlap) == (10.0, 0.15, 0.1)

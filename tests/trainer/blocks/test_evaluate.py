@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from stages.checkpoint.checkpoint import load_ar, load_block
+from stages.errors import CheckpointError, DataError, InputError
+from stages.model.architecture import Architecture
+from stages.model.pipeline import ArModel
+from trainer.blocks.config import NoiseConfig, TrainingConfig
+from trainer.blocks.data import Corpus
+from trainer.blocks.evaluate import Scorer, TextScore, bundle_divergences, checkpoints, divergence
+from trainer.blocks.train import train_ar, train_blocks
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
+    """chain/, ar/ and local/, hardly trained."""
+    architecture = Architecture(parts=2, layers=1, width=16, heads=2, context_bytes=32, code_dim=8, condition_dim=8)
+    noise = NoiseConfig(partition="equal_probability")
+    config = TrainingConfig(architecture=architecture, noise=noise, steps=2, sequences=2, bfloat16=False)
+    directory = tmp_path_factory.mktemp("bundle")
+    train_blocks(config, corpus, directory / "chain")
+    train_ar(config, corpus, directory / "ar", 2, 2)
+    train_ar(config, corpus, directory / "local", 1, 1)
+    return directory
+
+
+def by_name(scores: list[TextScore]) -> dict[str, float]:
+    return {score.name: score.bits_per_byte for score in scores}
+
+
+def naive_bits(logits_of: Callable[[torch.Tensor], torch.Tensor], text: torch.Tensor, skip: int) -> tuple[float, int]:
+    """One byte at a time, in float64."""
+    total, count = 0.0, 0
+    for row in text:
+        logits = logits_of(row[None, :-1])[0].double()
+        for position in range(skip, len(row)):
+            total -= float(torch.log_softmax(logits[position - 1], dim=-1)[row[position]])
+            count += 1
+    return total / count / math.log(2), count
+
+
+@torch.inference_mode()
+def test_scores_are_those_of_one_byte_at_a_time(bundle: Path, corpus: Corpus) -> None:
+    text = corpus.valid_batch(6, 33)
+    (score,) = Scorer(corpus, windows=6, min_context=5).score(bundle / "ar").scores
+    bits, count = naive_bits(load_ar(bundle / "ar"), text, 5)
+    assert score.bits_per_byte == pytest.approx(bits, rel=1e-5)
+    assert score.bytes == count == 6 * 28
+    result = Scorer(corpus, windows=6, min_context=5).score(bundle / "chain")
+    block = load_block(bundle / "chain", 1)
+    bits, _ = naive_bits(lambda known: block.next_byte(block.read(known)[0]), text, 5)
+    assert by_name(result.scores)["next byte, block 1"] == pytest.approx(bits, rel=1e-5)
+
+
+def test_a_chain_shows_every_figure_that_defines_it(bundle: Path, corpus: Corpus) -> None:
+    result = Scorer(corpus, windows=4, min_context=8, steps=2).score(bundle / "chain")
+    assert by_name(result.scores).keys() == {
+        "next byte, block 0",
+        "next byte, block 1",
+        "denoise at sigma_max",
+        "from noise",
+        "from noise, scrambled prefix",
+        "from noise, last block alone",
+        "from noise, read at sigma 1",
+        "from noise, read at sigma 1, scrambled prefix",
+    }
+    assert [score.bytes for score in result.scores] == [4 * 25] * 2 + [4 * 24] * 6
+    assert result.trained_on_this_text
+    assert result.kind == "chain"
+
+
+def test_the_same_text_gives_the_same_figures(bundle: Path, corpus: Corpus) -> None:
+    scorer = Scorer(corpus, windows=3, min_context=8, steps=2)
+    assert scorer.score(bundle / "chain") == scorer.score(bundle / "chain")
+
+
+def test_no_byte_is_scored_twice(bundle: Path, corpus: Corpus) -> None:
+    (score,) = Scorer(corpus, windows=10_000, min_context=1).score(bundle / "local").scores
+    assert score.bytes == (len(corpus.valid) // 33) * 32
+
+
+def test_other_training_text_is_told(bundle: Path, corpus: Corpus) -> None:
+    other = replace(corpus, train=corpus.train[1:])
+    assert not Scorer(other, windows=2, min_context=8).score(bundle / "local").trained_on_this_text
+
+
+def test_a_bundle_has_three_checkpoints(bundle: Path, tmp_path: Path) -> None:
+    assert checkpoints(bundle) == [bundle / "chain", bundle / "ar", bundle / "local"]
+    assert checkpoints(bundle / "ar") == [bundle / "ar"]
+    with pytest.raises(CheckpointError, match="no checkpoint in"):
+        checkpoints(tmp_path)
+
+
+def test_an_unfinished_chain_shows_what_it_has(tmp_path: Path, tiny: TrainingConfig, corpus: Corpus) -> None:
+    config = replace(tiny, steps=0)
+    train_blocks(config, corpus, tmp_path, only=1)
+    result = Scorer(corpus, windows=2, min_context=8).score(tmp_path)
+    assert by_name(result.scores).keys() == {"next byte, block 1"}
+
+
+@pytest.mark.parametrize("setting", ["windows", "min_context", "steps"])
+def test_settings_below_one_are_refused(corpus: Corpus, setting: str) -> None:
+    with pytest.raises(InputError, match=f"{setting} must be at least 1, not 0"):
+        Scorer(corpus, **{setting: 0})
+
+
+def test_what_cannot_be_scored_is_refused(bundle: Path, corpus: Corpus, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="min_context 32 leaves nothing of the 32 bytes"):
+        Scorer(corpus, min_context=32).score(bundle / "ar")
+    short = replace(corpus, valid=corpus.valid[:20])
+    with pytest.raises(DataError, match="one window needs 33"):
+        Scorer(short, min_context=8).score(bundle / "ar")
+    copy = tmp_path / "damaged"
+    shutil.copytree(bundle / "local", copy)
+    (part,) = copy.glob("stage-0-*.safetensors")
+    part.write_bytes(part.read_bytes()[:-10])
+    with pytest.raises(CheckpointError, match="fetch it again"):
+        Scorer(corpus, min_context=8).score(copy)
+
+
+SIZES = Architecture(parts=1, layers=1, width=16, heads=2, context_bytes=32)
+
+
+def constant(odds: dict[int, float]) -> ArModel:
+    """A model that always gives the same odds."""
+    model = ArModel(SIZES)
+    head = model.stages[-1].head
+    assert head is not None
+    rest = (1 - sum(odds.values())) / (256 - len(odds))
+    row = torch.full((256,), rest)
+    for byte, share in odds.items():
+        row[byte] = share
+    head.weight.data.zero_()
+    head.bias.data = row.log()
+    return model
+
+
+def test_odds_known_in_closed_form(corpus: Corpus) -> None:
+    q, p = constant({0: 0.5, 1: 0.25}), constant({0: 0.25, 1: 0.5})
+    found = divergence(q, p, "ar", corpus, 4, 8, 1.0)
+    assert found.total_variation == pytest.approx(0.25, abs=1e-6)
+    assert found.kl_bits == pytest.approx(0.25, abs=1e-5)  # 0.5 log2(2) - 0.25 log2(2)
+    assert found.reverse_kl_bits == pytest.approx(0.25, abs=1e-5)
+    assert found.verified_sweeps == pytest.approx(1 + 256 * 0.25, abs=1e-3)
+
+
+def test_temperature_sharpens_both(corpus: Corpus) -> None:
+    q, p = constant({0: 0.5, 1: 0.25}), constant({0: 0.25, 1: 0.5})
+    cold = divergence(q, p, "ar", corpus, 4, 8, 0.5)
+    # squares of the odds, normalised; the other 254 bytes share what is left
+    rest = 254 * (0.25 / 254) ** 2
+    total = 0.5**2 + 0.25**2 + rest
+    assert cold.total_variation == pytest.approx((0.5**2 - 0.25**2) / total, abs=1e-5)
+    assert cold.kl_bits == pytest.approx((0.5**2 - 0.25**2) / total * 2 * math.log2(2), abs=1e-4)
+
+
+def test_a_model_does_not_differ_from_itself(corpus: Corpus) -> None:
+    model = ArModel(SIZES)
+    found = divergence(model, model, "ar", corpus, 4, 8, 1.0)
+    assert found.total_variation == found.kl_bits == found.reverse_kl_bits == 0
+    assert found.verified_sweeps == 1
+
+
+def test_a_bundle_without_a_local_model_has_nothing_to_compare(tmp_path: Path, corpus: Corpus) -> None:
+    from dataclasses import replace
+
+    from trainer.blocks.checkpoint_dir import create_untrained
+
+    create_untrained(tmp_path / "ar", "ar", replace(SIZES, parts=2), 0)
+    assert bundle_divergences(tmp_path, corpus, 4, 8, 1.0) == []
+    create_untrained(tmp_path / "local", "ar", SIZES, 1)
+    create_untrained(tmp_path / "scorer", "ar", replace(SIZES, parts=2), 2)
+    assert [found.scorer for found in bundle_divergences(tmp_path, corpus, 4, 8, 1.0)] == ["ar", "chain"]

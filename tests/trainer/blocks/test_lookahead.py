@@ -1,0 +1,197 @@
+"""Stages trained apart: what reaches them, what does not, and what end-to-end training would have given them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from stages.checkpoint.checkpoint import load_ar, load_chain
+from stages.errors import ConfigError
+from stages.model.architecture import Architecture
+from stages.model.block import Codes
+from stages.model.partition import equal_probability
+from stages.model.pipeline import ArModel
+from trainer.blocks.config import LookaheadConfig, TrainingConfig
+from trainer.blocks.data import Corpus
+from trainer.blocks.lookahead import BlockWorkers, ChainTask, ScorerTask, Workers, _through_int8
+from trainer.blocks.losses import next_byte_loss
+from trainer.blocks.run import Run, train_step
+from trainer.blocks.task import BlockBatch
+from trainer.blocks.train import train_blocks_ahead, train_scorer
+
+
+@pytest.fixture
+def three(tiny: TrainingConfig) -> Architecture:
+    return replace(tiny.architecture, parts=3, layers=1)
+
+
+def text(length: int = 33) -> torch.Tensor:
+    return torch.randint(256, (2, length), generator=torch.Generator().manual_seed(1))
+
+
+def gradients(workers: Workers, index: int) -> list[torch.Tensor]:
+    return [p.grad.clone() for p in workers.stages[index].parameters() if p.grad is not None]
+
+
+def test_fresh_copies_give_the_gradient_of_end_to_end_training(three: Architecture) -> None:
+    workers = Workers(three, LookaheadConfig(refresh_every=1))
+    workers.refresh()
+    workers.losses(text())[0].backward()
+    whole = ArModel(three)
+    whole.load_state_dict({k: v for k, v in workers.state_dict().items() if k.startswith("stages.")})
+    next_byte_loss(whole(text()[:, :-1]), text()).backward()
+    for ours, theirs in zip(workers.stages, whole.stages, strict=True):
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_stale_copies_give_another_gradient(three: Architecture) -> None:
+    workers = Workers(three, LookaheadConfig())
+    workers.refresh()
+    workers.losses(text())[0].backward()
+    fresh = gradients(workers, 0)
+    workers.zero_grad()
+    for parameter in workers.stages[2].parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    workers.losses(text())[0].backward()
+    assert all(torch.equal(a, b) for a, b in zip(fresh, gradients(workers, 0), strict=True))  # it cannot know yet
+    workers.zero_grad()
+    workers.refresh()
+    workers.losses(text())[0].backward()
+    assert not torch.allclose(fresh[0], gradients(workers, 0)[0])
+
+
+@pytest.mark.parametrize("features", ["live", "copies"])
+def test_features_come_from_the_stages_or_from_their_copies(three: Architecture, features: str) -> None:
+    workers = Workers(three, LookaheadConfig(features=features))  # type: ignore[arg-type]
+    workers.refresh()
+    before = workers.losses(text())[1][2].item()
+    for parameter in workers.stages[0].parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    assert (workers.losses(text())[1][2].item() != before) == (features == "live")
+
+
+def test_own_losses_reach_no_other_stage(three: Architecture) -> None:
+    workers = Workers(three, LookaheadConfig(1, own_weight=1.0, ahead=False))
+    workers.refresh()
+    _, own = workers.losses(text())
+    own[1].backward()
+    assert gradients(workers, 1)
+    assert not gradients(workers, 0)
+    assert not gradients(workers, 2)
+
+
+def test_a_head_without_weight_learns_and_its_stage_does_not(three: Architecture) -> None:
+    workers = Workers(three, LookaheadConfig())
+    workers.refresh()
+    _, own = workers.losses(text())
+    own[0].backward()
+    assert not gradients(workers, 0)
+    assert workers.heads[0].head.weight.grad is not None
+
+
+def test_copies_are_never_trained(three: Architecture, corpus: Corpus, tiny: TrainingConfig) -> None:
+    workers = Workers(three, LookaheadConfig())
+    task = ScorerTask("scorer", workers, corpus, replace(tiny, architecture=three))
+    trained = {id(p) for part in task.trained for p in part.parameters()}
+    assert trained == {id(p) for p in workers.parameters() if p.requires_grad}
+    assert not any(id(p) in trained for copy in workers.copies for p in copy.parameters())
+
+
+def test_int8_copies_are_close(three: Architecture) -> None:
+    weight = torch.randn(5, 40)
+    error = (_through_int8(weight) - weight).abs().amax(dim=1)
+    assert torch.all(error <= weight.abs().amax(dim=1) / 127 / 2 * 1.001)
+    assert torch.equal(_through_int8(torch.zeros(2, 3)), torch.zeros(2, 3))
+    workers = Workers(three, LookaheadConfig(copies="int8"))
+    workers.refresh()
+    for ours, theirs in zip(workers.stages[1].parameters(), workers.copies[1].parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=float(ours.detach().abs().max()) / 250, rtol=0)
+
+
+def test_a_scorer_is_served_like_an_ar_model(tmp_path: Path, tiny: TrainingConfig, corpus: Corpus) -> None:
+    manifest = train_scorer(tiny, corpus, tmp_path)
+    assert manifest.kind == "ar"
+    assert manifest.complete
+    assert manifest.training["objective"] == "block by block"
+    assert manifest.training["lookahead"]["refresh_every"] == 10
+    model = load_ar(tmp_path)
+    assert model(text()[:, :-1]).shape == (2, 32, 256)
+    assert train_scorer(tiny, corpus, tmp_path) == manifest
+
+
+def test_a_resumed_scorer_is_the_one_that_was_never_stopped(
+    tmp_path: Path, tiny: TrainingConfig, corpus: Corpus
+) -> None:
+    config = replace(tiny, steps=7, lookahead=LookaheadConfig(refresh_every=4))
+
+    def task() -> ScorerTask:
+        torch.manual_seed(0)
+        return ScorerTask("scorer", Workers(config.architecture, config.lookahead), corpus, config)
+
+    whole = task()
+    Run(whole, config, tmp_path / "whole", "run").train()
+    stopped = Run(task(), config, tmp_path / "stopped", "run")
+    for _ in range(6):  # copies are of step 4 then
+        train_step(stopped.task, stopped.optimizers, config, stopped.step)
+        stopped.step += 1
+    stopped._save()
+    resumed = task()
+    Run(resumed, config, tmp_path / "stopped", "run").train()
+    for ours, theirs in zip(whole.module.parameters(), resumed.module.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"refresh_every": 0}, "refresh_every must be a whole number from 1"),
+        ({"copies": "fp8"}, "copies must be one of fp32, int8"),
+        ({"features": "none"}, "features must be one of live, copies"),
+        ({"own_weight": -1.0}, "own_weight must be a finite number"),
+        ({"ahead": False}, "give own_weight above 0"),
+        ({"ahead": 1}, "ahead must be true or false"),
+        ({"private_layers": -1}, "private_layers must be a whole number"),
+    ],
+)
+def test_settings_that_make_no_sense_are_named(changes: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        LookaheadConfig(**changes)  # type: ignore[arg-type]
+
+
+def test_a_chain_trained_ahead_is_a_chain(tmp_path: Path, tiny: TrainingConfig, corpus: Corpus) -> None:
+    config = replace(tiny, steps=3, architecture=replace(tiny.architecture, context="chained"))
+    manifest = train_blocks_ahead(config, corpus, tmp_path)
+    assert manifest.complete
+    assert manifest.training["objective"] == "lookahead"
+    assert {"lookahead", "chain"} <= manifest.metrics.keys()
+    assert [block.index for block in load_chain(tmp_path)] == [0, 1]
+    assert train_blocks_ahead(config, corpus, tmp_path) == manifest
+
+
+def test_lookahead_needs_features_to_go_through(tmp_path: Path, tiny: TrainingConfig, corpus: Corpus) -> None:
+    with pytest.raises(ConfigError, match="give --context chained"):
+        train_blocks_ahead(tiny, corpus, tmp_path)
+
+
+def test_a_block_ahead_learns_from_the_last_head_and_its_own_noise(tiny: TrainingConfig, corpus: Corpus) -> None:
+    config = replace(tiny, architecture=replace(tiny.architecture, context="chained"))
+    partition = equal_probability(2, 0.15, 10.0)
+    task = ChainTask("chain", BlockWorkers(config, Codes(0, 8)), partition, corpus, config)
+    task.loss(0).total.backward()
+    first, last = task.module.blocks
+    alone = BlockWorkers(config, Codes(0, 8))
+    text = corpus.batch(config.seed, 0, config.sequences, 33)
+    lesson = BlockBatch.draw(alone.blocks[0], partition, config, 0, len(text))
+    loss = lesson.loss(alone.blocks[0], text, None, config, 0.0)
+    features, _ = alone.copies[1].read(loss.clean)
+    (loss.total + config.anchor * next_byte_loss(alone.copies[1].next_byte(features), text)).backward()
+    assert first.embedding is not None
+    assert alone.blocks[0].embedding is not None
+    torch.testing.assert_close(first.embedding.weight.grad, alone.blocks[0].embedding.weight.grad)
+    assert first.clean_head.weight.grad is not None
+    assert last.clean_head.weight.grad is not None
+    assert all(p.grad is None for copied in task.module.copies for p in copied.parameters())

@@ -1,0 +1,46 @@
+"""The section [rounds]: what it takes, and the sentence for what it does not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from stages.errors import ConfigError
+from trainer.blocks.config import load_config
+from trainer.blocks.round_settings import RoundSettings
+
+
+def test_a_file_sets_them(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('steps = 90\n[rounds]\nsteps_per_round = 40\ncodec = "e3m0"\nquorum = 1\n')
+    rounds = load_config(path).rounds
+    assert (rounds.steps_per_round, rounds.codec, rounds.quorum) == (40, "e3m0", 1)
+    assert rounds.count(90) == 3
+    assert RoundSettings(rounds=7).count(90) == 7
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps_per_round": 0}, "steps_per_round must be a whole number from 1 to 2147483648, not 0"),
+        ({"replicas": 2.0}, "replicas must be a whole number from 1 to 1024, not 2.0"),
+        ({"rounds": True}, "rounds must be a whole number"),
+        ({"outer": "adam"}, "outer must be one of mean, nesterov, delayed, radial, not 'adam'"),
+        ({"codec": "int4"}, "codec must be one of fp32, bf16, int8, e3m0, ternary, not 'int4'"),
+        ({"quorum": 1.5}, "quorum must be a number from 0 to 1, not 1.5"),
+        ({"deadline_s": float("nan")}, "deadline_s must be a number"),
+        ({"deadline_s": "10"}, "deadline_s must be a number"),
+        ({"outer_momentum": 1.0}, "outer_momentum must be below 1, not 1.0"),
+        ({"trim_share": 0.5}, "trim_share must be a number from 0 to 0.49, not 0.5"),
+        ({"robust": "clip"}, "robust clip cannot tell which of 2 workers is wrong: give replicas of at least 3"),
+        ({"lookahead": 1}, "lookahead must be true or false, not 1"),
+        ({"fragments": 31}, "31 fragments do not find room in a round of 30 steps"),
+        ({"overlap": "eager", "outer": "radial"}, "outer must be mean or nesterov, not radial"),
+        ({"overlap": "patient", "outer": "delayed"}, "overlap patient repeats the outer step"),
+    ],
+)
+def test_what_is_wrong_is_said(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        RoundSettings(**changes)  # type: ignore[arg-type]

@@ -1,0 +1,303 @@
+"""Resuming: after a kill, a stop, a full disk. The log has each step once and the weights are the undisturbed ones."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from stages.checkpoint.manifest import read_manifest
+from stages.errors import CheckpointError, ConfigError, Interrupted, ResumeError
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.progress import Progress, TrainingState
+from trainer.blocks.run import Clock, Run, StepLoss
+from trainer.blocks.state import exclusive, read_records
+
+
+class Line:
+    """Fits one matrix to a number that depends on the step; may do something at a step."""
+
+    def __init__(self, at: int = -1, action: Callable[[], None] = lambda: None) -> None:
+        torch.manual_seed(0)
+        layers = nn.Sequential(nn.Linear(24, 24), nn.Linear(24, 1))
+        self.name, self.module = "line", nn.ModuleDict({"layers": layers})
+        self.trained, self.at, self.action = [self.module], at, action
+
+    def loss(self, step: int) -> StepLoss:
+        if step == self.at:
+            self.action()
+        x = torch.randn(4, 24, generator=torch.Generator().manual_seed(step))
+        loss = (self.module["layers"](x) - x.sum()).square().mean()
+        return StepLoss(loss, {"line_nats": float(loss.detach())})
+
+    def evaluate(self) -> dict[str, float]:
+        return {"valid_nats": float(self.module["layers"](torch.ones(1, 24)))}
+
+
+def weights(task: Line) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in task.module.parameters()]
+
+
+def steps_of(path: Path) -> list[int]:
+    return [record["step"] for record in read_records(path) if not record.get("final")]
+
+
+def without_times(path: Path) -> list[dict[str, Any]]:
+    return [{key: value for key, value in record.items() if key != "time"} for record in read_records(path)]
+
+
+@pytest.fixture
+def undisturbed(tmp_path: Path, tiny: TrainingConfig) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
+    task = Line()
+    Run(task, tiny, tmp_path / "undisturbed", "run").train()
+    return weights(task), without_times(tmp_path / "undisturbed" / "line.jsonl")
+
+
+def check_resumed(directory: Path, tiny: TrainingConfig, undisturbed: tuple) -> None:
+    task = Line()
+    run = Run(task, tiny, directory, "run")
+    run.train()
+    assert all(torch.equal(a, b) for a, b in zip(weights(task), undisturbed[0], strict=True))
+    assert without_times(directory / "line.jsonl") == undisturbed[1]
+    run.finish()
+    assert not run.state_path.exists()
+
+
+def test_a_run_logs_each_step_evaluates_and_ends(tmp_path: Path, tiny: TrainingConfig) -> None:
+    final = Run(Line(), tiny, tmp_path, "run").train()
+    records = read_records(tmp_path / "line.jsonl")
+    assert [r["step"] for r in records] == [1, 2, 3, 4, 5, 6, 6]
+    assert [("valid_nats" in r) for r in records] == [False, False, False, True, False, False, True]
+    assert records[-1] == {"step": 6, "time": records[-1]["time"], "final": True, **final}
+    assert {"line_nats", "gradient_norm", "rate_share", "time"} <= records[0].keys()
+
+
+def test_log_lines_come_every_so_many_steps_and_at_evaluations(tmp_path: Path, tiny: TrainingConfig) -> None:
+    Run(Line(), replace(tiny, log_every=3, evaluate_every=4, steps=7), tmp_path, "run").train()
+    assert steps_of(tmp_path / "line.jsonl") == [3, 4, 6, 7]
+
+
+@pytest.mark.parametrize(("number", "at"), [(signal.SIGINT, 2), (signal.SIGTERM, 0), (signal.SIGINT, 4)])
+def test_a_stop_saves_and_the_next_run_goes_on(
+    tmp_path: Path, tiny: TrainingConfig, undisturbed: tuple, number: int, at: int
+) -> None:
+    config = replace(tiny, save_every_s=60.0)
+    before = signal.getsignal(number)
+    with pytest.raises(Interrupted, match=f"stopped and saved at step {at + 1}; run again to go on"):
+        Run(Line(at, lambda: os.kill(os.getpid(), number)), config, tmp_path / "run", "run").train()
+    assert signal.getsignal(number) is before
+    check_resumed(tmp_path / "run", config, undisturbed)
+
+
+def test_a_stop_after_the_last_step_is_told(tmp_path: Path, tiny: TrainingConfig) -> None:
+    run = Run(Line(5, lambda: os.kill(os.getpid(), signal.SIGINT)), tiny, tmp_path, "run")
+    run.train()
+    assert run.asked_to_stop
+
+
+def test_a_second_signal_does_not_wait(tmp_path: Path, tiny: TrainingConfig) -> None:
+    def twice() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        Run(Line(2, twice), tiny, tmp_path, "run").train()
+
+
+def test_a_torn_log_line_is_survived(tmp_path: Path, tiny: TrainingConfig, undisturbed: tuple) -> None:
+    def crash() -> None:
+        raise RuntimeError("power")
+
+    with pytest.raises(RuntimeError, match="power"):
+        Run(Line(3, crash), tiny, tmp_path / "run", "run").train()
+    with (tmp_path / "run" / "line.jsonl").open("a") as log:
+        log.write('{"step": 4, "line_n')
+    (tmp_path / "run" / ".line.state.safetensors.leftover").write_bytes(b"half")
+    check_resumed(tmp_path / "run", tiny, undisturbed)
+    assert not list((tmp_path / "run").glob(".line*"))
+
+
+def test_a_run_killed_after_its_last_step_only_evaluates_again(
+    tmp_path: Path, tiny: TrainingConfig, undisturbed: tuple
+) -> None:
+    Run(Line(), tiny, tmp_path / "run", "run").train()
+    check_resumed(tmp_path / "run", tiny, undisturbed)
+
+
+def test_another_runs_state_and_a_second_process_are_refused(tmp_path: Path, tiny: TrainingConfig) -> None:
+    Run(Line(), tiny, tmp_path, "run").train()
+    with pytest.raises(ResumeError, match="other settings"):
+        Run(Line(), tiny, tmp_path, "another").train()
+    with exclusive(tmp_path / "line.lock"), pytest.raises(ResumeError, match="being trained by another process"):
+        Run(Line(), tiny, tmp_path, "run").train()
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path, tiny: TrainingConfig) -> None:
+    task = Line()
+
+    def spoil() -> None:
+        task.module["layers"][0].weight.data.fill_(float("nan"))
+
+    task.at, task.action = 3, spoil
+    with pytest.raises(ConfigError, match="the gradient is nan at step 3; lower learning_rate"):
+        Run(task, tiny, tmp_path, "run").train()
+    assert steps_of(tmp_path / "line.jsonl") == [1, 2, 3]
+
+
+def test_progress_is_told(tmp_path: Path, tiny: TrainingConfig) -> None:
+    progress, seen = Progress(), []
+    Run(Line(3, lambda: seen.append(progress.now)), tiny, tmp_path, "run", progress).train()
+    (moment,) = seen
+    assert (moment.run, moment.step, moment.steps, moment.state) == ("line", 3, 6, TrainingState.RUNNING)
+    assert moment.seconds_left is not None
+    assert moment.losses.keys() == {"line_nats"}
+    assert progress.now.losses.keys() == {"line_nats", "valid_nats"}
+
+
+# A full disk
+
+
+@contextmanager
+def file_limit(limit: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_state_that_does_not_fit_leaves_the_last_one(
+    tmp_path: Path, tiny: TrainingConfig, undisturbed: tuple
+) -> None:
+    directory = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        Run(Line(2, lambda: os.kill(os.getpid(), signal.SIGINT)), tiny, directory, "run").train()
+    before = (directory / "line.state.safetensors").read_bytes()
+    with file_limit(4000), pytest.raises(CheckpointError, match=r"cannot save .*what was saved before is untouched"):
+        Run(Line(), tiny, directory, "run").train()
+    assert (directory / "line.state.safetensors").read_bytes() == before
+    assert not list(directory.glob(".line*")), "no half-written file is left"
+    check_resumed(directory, tiny, undisturbed)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 128 kB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    if shutil.which("mount") is None or os.geteuid() != 0:
+        pytest.skip("only root can mount a small file system")
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", path], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
+    yield path
+    subprocess.run(["umount", path], check=True)
+
+
+def test_a_full_disk_leaves_the_last_state(small_disk: Path, tiny: TrainingConfig, undisturbed: tuple) -> None:
+    filler = small_disk / "filler"
+
+    def fill() -> None:
+        with filler.open("wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(b"x" * 1024)
+            except OSError:
+                return
+
+    with pytest.raises(CheckpointError, match=r"No space left on device.*free some space"):
+        Run(Line(3, fill), tiny, small_disk / "run", "run").train()
+    filler.unlink()
+    check_resumed(small_disk / "run", tiny, undisturbed)
+
+
+# A killed process
+
+
+def part_digests(out: Path) -> list[str | None]:
+    return [part.sha256 if part else None for part in read_manifest(out).parts]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "log", "save_every_s"),
+    [
+        (["blocks", "--context", "chained"], "block-1.jsonl", 0.1),
+        (["ar", "--layers", "2", "--stages", "2"], "ar.jsonl", 0.0),
+    ],
+)
+def test_a_killed_process_loses_and_repeats_nothing(
+    tmp_path: Path,
+    text_file: Path,
+    settings: Callable[..., Path],
+    driver: list[str],
+    onesweep: Callable[..., Any],
+    arguments: list[str],
+    log: str,
+    save_every_s: float,
+) -> None:
+    def command(out: str) -> list[str]:
+        given = ["--config", settings(save_every_s), "--data", text_file, "--steps", 60, "--threads", 1]
+        return [str(word) for word in ["train", *arguments, *given, "--out", tmp_path / out]]
+
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    watched = tmp_path / "killed" / "training" / log
+    with subprocess.Popen([*driver, *command("killed")], env=environment, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 60
+        while len(read_records(watched)) < 8:
+            assert process.poll() is None, "it ended before it could be killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    assert None in part_digests(tmp_path / "killed")
+
+    assert onesweep(*command("killed")).code == 0
+    assert onesweep(*command("whole")).code == 0
+    assert part_digests(tmp_path / "killed") == part_digests(tmp_path / "whole"), "weights are equal bit for bit"
+    for path in sorted((tmp_path / "whole" / "training").glob("*.jsonl")):
+        records = without_times(tmp_path / "killed" / "training" / path.name)
+        assert records == without_times(path)
+        if path.name != "chain.jsonl":
+            assert [r["step"] for r in records if not r.get("final")] == list(range(1, 61))
+    assert not list((tmp_path / "killed" / "training").glob("*.state.safetensors"))
+    metrics = [json.loads((tmp_path / out / "manifest.json").read_text())["metrics"] for out in ("killed", "whole")]
+    assert metrics[0] == metrics[1]
+
+
+def test_a_budget_of_time_counts_over_resumed_runs(
+    tmp_path: Path, tiny: TrainingConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = itertools.count()
+    monkeypatch.setattr(
+        "trainer.blocks.run.time", SimpleNamespace(monotonic=lambda: float(next(seconds)), time=time.time)
+    )
+    config = replace(tiny, steps=1000, evaluate_every=1000)
+    looked = list[int]()
+    clock = Clock(budget_s=10, evaluate_every_s=3, evaluated=lambda run, losses: looked.append(run.step))
+    with pytest.raises(Interrupted):
+        Run(Line(1, lambda: os.kill(os.getpid(), signal.SIGINT)), config, tmp_path, "run", clock=clock).train()
+    run = Run(Line(), config, tmp_path, "run", clock=clock)
+    run.train()
+    assert (run.step, run.spent_s) == (10, 10)
+    assert looked == [6], "two steps before the stop, then four"
+    shares = [record["rate_share"] for record in read_records(tmp_path / "line.jsonl") if not record.get("final")]
+    assert shares[-1] < 0.1 < shares[2], "the rates have fallen with the time"

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from stages.errors import CheckpointError, ResumeError
+from stages.model.block import Block
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.optimizer import OptimizerSet
+from trainer.blocks.state import Reached, StepLog, exclusive, load_state, read_records, save_state, state_path
+
+
+@pytest.fixture
+def trained(make_blocks: Callable[..., list[Block]], tiny: TrainingConfig) -> tuple[Block, OptimizerSet]:
+    block = make_blocks()[0]
+    optimizers = OptimizerSet(block, tiny)
+    for parameter in block.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizers.step(0)
+    return block, optimizers
+
+
+@pytest.fixture
+def saved(tmp_path: Path, trained: tuple[Block, OptimizerSet]) -> Path:
+    path = state_path(tmp_path, "block-0")
+    save_state(path, *trained, reached=Reached(5, 2.5), identity="this run")
+    return path
+
+
+def test_a_state_comes_back_whole(
+    saved: Path, trained: tuple[Block, OptimizerSet], make_blocks: Callable[..., list[Block]], tiny: TrainingConfig
+) -> None:
+    block = make_blocks()[1]
+    optimizers = OptimizerSet(block, tiny)
+    assert load_state(saved, block, optimizers, "this run") == Reached(5, 2.5)
+    assert all(torch.equal(a, b) for a, b in zip(block.parameters(), trained[0].parameters(), strict=True))
+    back, there = optimizers.tensors(), trained[1].tensors()
+    assert back.keys() == there.keys()
+    assert all(torch.equal(back[name], there[name]) for name in back)
+
+
+def test_another_runs_state_is_refused(saved: Path, trained: tuple[Block, OptimizerSet]) -> None:
+    with pytest.raises(ResumeError, match="belongs to a run with other settings or data; give the same ones"):
+        load_state(saved, *trained, "another run")
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def garble(path: Path) -> None:
+    path.write_bytes(b"nothing of the kind")
+
+
+def flip(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[-50] ^= 1
+    path.write_bytes(raw)
+
+
+def drop(path: Path) -> None:
+    tensors = load_file(path)
+    del tensors["module.slot"]
+    save_file(tensors, path, {"step": "5", "identity": "this run"})
+
+
+def unstep(path: Path) -> None:
+    save_file(load_file(path), path, {"identity": "this run"})
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (cut, "cannot be read"),
+        (garble, "cannot be read"),
+        (flip, "is damaged: its tensors do not have the recorded SHA-256"),
+        (drop, "does not fit this run"),
+        (unstep, "does not fit this run"),
+    ],
+)
+def test_a_damaged_state_is_refused(
+    saved: Path, trained: tuple[Block, OptimizerSet], damage: Callable[[Path], None], message: str
+) -> None:
+    damage(saved)
+    with pytest.raises(ResumeError, match=message) as caught:
+        load_state(saved, *trained, "this run")
+    assert "delete it to start anew" in str(caught.value)
+
+
+def test_records_come_back_in_order(tmp_path: Path) -> None:
+    log = StepLog(tmp_path / "run.jsonl")
+    assert read_records(log.path) == []
+    for step in (1, 2):
+        log.append({"step": step, "nats": 0.5})
+    log.flush()
+    assert read_records(log.path) == [{"step": 1, "nats": 0.5}, {"step": 2, "nats": 0.5}]
+
+
+@pytest.mark.parametrize("torn", ['{"step": 3, "na', "{", "3", '{"nats": 1}', "\x00\x00\xff"])
+def test_a_torn_last_line_is_forgotten(tmp_path: Path, torn: str) -> None:
+    log = StepLog(tmp_path / "run.jsonl")
+    log.append({"step": 1})
+    with log.path.open("a") as file:
+        file.write(torn)
+    assert read_records(log.path) == [{"step": 1}]
+    log.cut(5)
+    log.append({"step": 2})
+    assert [record["step"] for record in read_records(log.path)] == [1, 2]
+    assert len(log.path.read_text().splitlines()) == 2
+
+
+def test_cutting_forgets_later_steps_and_final_evaluations(tmp_path: Path) -> None:
+    log = StepLog(tmp_path / "run.jsonl")
+    log.cut(0)
+    for step in (1, 2, 3):
+        log.append({"step": step})
+    log.append({"step": 2, "final": True})
+    log.cut(2)
+    assert read_records(log.path) == [{"step": 1}, {"step": 2}]
+
+
+def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"cannot write .*run.jsonl: No such file or directory; free some space"):
+        StepLog(tmp_path / "nowhere" / "run.jsonl").append({"step": 1})
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from trainer.blocks.state import exclusive
+with exclusive(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_holder_is_refused_until_the_first_lets_go(tmp_path: Path) -> None:
+    path = tmp_path / "run.lock"
+    with (
+        exclusive(path),
+        pytest.raises(ResumeError, match="already trained here"),
+        exclusive(path, "already trained here"),
+    ):
+        pass
+    with exclusive(path, "already trained here"):
+        assert path.exists()
+
+
+def test_without_a_refusal_it_waits(tmp_path: Path) -> None:
+    path, order = tmp_path / "run.lock", []
+
+    def wait() -> None:
+        with exclusive(path):
+            order.append("second")
+
+    with exclusive(path):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        thread.join(0.2)
+        order.append("first")
+    thread.join(10)
+    assert order == ["first", "second"]
+
+
+def test_a_killed_holder_lets_go(tmp_path: Path) -> None:
+    path = tmp_path / "run.lock"
+    command = [sys.executable, "-c", HOLD, str(path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(ResumeError), exclusive(path, "no"):
+            pass
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    with exclusive(path, "no"):
+        assert path.exists()

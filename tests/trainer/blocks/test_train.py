@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import builtins
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stages.checkpoint.checkpoint import load_ar, load_chain, write_manifest
+from stages.checkpoint.manifest import read_manifest
+from stages.errors import CheckpointError, ConfigError, DataError, Interrupted, ResumeError
+from stages.model.block import Block
+from trainer.blocks import train as local
+from trainer.blocks.config import NoiseConfig, TrainingConfig, load_config
+from trainer.blocks.data import Corpus
+from trainer.blocks.diagnostics import next_byte_nats
+from trainer.blocks.state import StepLog, read_records
+from trainer.blocks.task import BlockTask
+from trainer.blocks.train import draw_curves, train_ar, train_blocks
+
+
+@pytest.fixture
+def short(tiny: TrainingConfig) -> TrainingConfig:
+    return replace(tiny, steps=3, architecture=replace(tiny.architecture, layers=1))
+
+
+def chained(config: TrainingConfig) -> TrainingConfig:
+    return replace(config, architecture=replace(config.architecture, context="chained"))
+
+
+def digests(out: Path) -> list[str | None]:
+    return [part.sha256 if part else None for part in read_manifest(out).parts]
+
+
+def test_blocks_are_trained_in_order_and_measured(tmp_path: Path, short: TrainingConfig, corpus: Corpus) -> None:
+    manifest = train_blocks(short, corpus, tmp_path)
+    assert manifest.complete
+    assert manifest == read_manifest(tmp_path)
+    assert {"block-0", "block-1", "chain"} <= manifest.metrics.keys()
+    assert {"sigma_max_nats", "from_noise_nats", "from_noise_scrambled_nats"} <= manifest.metrics["chain"].keys()
+    assert manifest.data["train_sha256"] == corpus.digest()
+    assert [block.index for block in load_chain(tmp_path)] == [0, 1]
+    (record,) = read_records(tmp_path / "training" / "chain.jsonl")
+    assert record["from_noise_nats"] == manifest.metrics["chain"]["from_noise_nats"]
+    assert not list((tmp_path / "training").glob("*.safetensors"))
+
+
+def test_only_the_block_in_training_has_gradients(
+    tmp_path: Path, short: TrainingConfig, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, list[bool]]] = []
+    loss = BlockTask.loss
+
+    def watched(task: BlockTask, step: int) -> Any:
+        assert all(parameter.requires_grad for parameter in task.module.parameters())
+        seen.append((task.module.index, [p.requires_grad for block in task.before for p in block.parameters()]))
+        return loss(task, step)
+
+    monkeypatch.setattr(BlockTask, "loss", watched)
+    train_blocks(chained(short), corpus, tmp_path)
+    assert [index for index, _ in seen] == [0, 0, 0, 1, 1, 1]
+    assert not any(any(flags) for _, flags in seen)
+
+
+@pytest.mark.parametrize("context", ["own", "chained"])
+def test_blocks_trained_one_command_each_are_the_same(
+    tmp_path: Path, short: TrainingConfig, corpus: Corpus, context: str
+) -> None:
+    config = chained(short) if context == "chained" else short
+    train_blocks(config, corpus, tmp_path / "whole")
+    for index in (0, 1):
+        train_blocks(config, corpus, tmp_path / "parts", only=index)
+    assert digests(tmp_path / "parts") == digests(tmp_path / "whole")
+    assert read_manifest(tmp_path / "parts").metrics == read_manifest(tmp_path / "whole").metrics
+
+
+def test_own_blocks_need_no_order(tmp_path: Path, short: TrainingConfig, corpus: Corpus) -> None:
+    assert "chain" not in train_blocks(short, corpus, tmp_path, only=1).metrics
+    assert "chain" in train_blocks(short, corpus, tmp_path, only=0).metrics
+
+
+def test_what_is_done_is_not_done_again(
+    tmp_path: Path, short: TrainingConfig, corpus: Corpus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train_blocks(short, corpus, tmp_path)
+    before = digests(tmp_path)
+    (tmp_path / "training" / "block-0.state.safetensors").write_bytes(b"left by a kill after the block was saved")
+    train_blocks(short, corpus, tmp_path)
+    assert digests(tmp_path) == before
+    assert "block 0: already trained" in capsys.readouterr().out
+    assert not list((tmp_path / "training").glob("*.state.safetensors"))
+
+
+@pytest.mark.parametrize("index", [-1, 2, 99])
+def test_a_block_out_of_range_is_refused(tmp_path: Path, short: TrainingConfig, corpus: Corpus, index: int) -> None:
+    with pytest.raises(ConfigError, match=f"there is no block {index}: this chain has blocks 0 to 1"):
+        train_blocks(short, corpus, tmp_path / "out", only=index)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_chained_block_needs_those_before_it(tmp_path: Path, short: TrainingConfig, corpus: Corpus) -> None:
+    with pytest.raises(ConfigError, match=r"block 1 reads the features of block 0, .* train it first \(--block 0\)"):
+        train_blocks(chained(short), corpus, tmp_path, only=1)
+
+
+def test_another_runs_checkpoint_is_refused(tmp_path: Path, short: TrainingConfig, corpus: Corpus) -> None:
+    train_blocks(short, corpus, tmp_path, only=0)
+    before = digests(tmp_path)
+    message = "holds a checkpoint of other settings or data; give another --out"
+    for other in (replace(short, steps=4), replace(short, seed=1), chained(short), replace(short, learning_rate=1.0)):
+        with pytest.raises(CheckpointError, match=message):
+            train_blocks(other, corpus, tmp_path)
+    with pytest.raises(CheckpointError, match=message):
+        train_blocks(short, replace(corpus, train=corpus.train[1:]), tmp_path)
+    with pytest.raises(CheckpointError, match=message):
+        train_ar(short, corpus, tmp_path, 2, 1)
+    assert digests(tmp_path) == before
+
+
+def test_how_often_to_log_and_save_may_change(tmp_path: Path, short: TrainingConfig, corpus: Corpus) -> None:
+    train_blocks(short, corpus, tmp_path, only=0)
+    changed = replace(short, log_every=2, evaluate_every=3, save_every_s=9.0)
+    assert train_blocks(changed, corpus, tmp_path).complete
+
+
+def test_boundaries_measured_on_another_machine_are_taken_over(
+    tmp_path: Path, short: TrainingConfig, corpus: Corpus
+) -> None:
+    short = replace(short, noise=NoiseConfig())
+    manifest = train_blocks(short, corpus, tmp_path, only=0)
+    assert manifest.partition is not None
+    assert manifest.partition.kind == "equal_entropy"
+    high, middle, low = manifest.partition.boundaries
+    moved = replace(manifest.partition, boundaries=(high, middle * (1 + 1e-6), low))
+    write_manifest(tmp_path, replace(manifest, partition=moved))
+    assert train_blocks(short, corpus, tmp_path).partition == moved
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, short: TrainingConfig, corpus: Corpus) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ConfigError, match=r"cannot train into .*file: .*; give another --out"):
+        train_blocks(short, corpus, tmp_path / "file")
+
+
+def test_a_context_longer_than_the_text_is_refused_before_training(
+    tmp_path: Path, short: TrainingConfig, corpus: Corpus
+) -> None:
+    long = replace(short, architecture=replace(short.architecture, context_bytes=4096))
+    for train in (lambda: train_blocks(long, corpus, tmp_path / "a"), lambda: train_ar(long, corpus, tmp_path, 1, 1)):
+        with pytest.raises(DataError, match="but one window needs 4097; give more text, or a smaller context_bytes"):
+            train()
+
+
+def test_a_kill_between_measuring_and_saving_loses_no_measurement(
+    tmp_path: Path, short: TrainingConfig, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(local, "save_block", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train_blocks(short, corpus, tmp_path / "killed")
+    train_blocks(short, corpus, tmp_path / "killed")
+    train_blocks(short, corpus, tmp_path / "whole")
+    assert digests(tmp_path / "killed") == digests(tmp_path / "whole")
+    assert read_manifest(tmp_path / "killed").metrics == read_manifest(tmp_path / "whole").metrics
+
+
+def test_a_stop_at_a_blocks_last_step_does_not_start_the_next(
+    tmp_path: Path, short: TrainingConfig, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss = BlockTask.loss
+
+    def stopping(task: BlockTask, step: int) -> Any:
+        if step == short.steps - 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return loss(task, step)
+
+    monkeypatch.setattr(BlockTask, "loss", stopping)
+    with pytest.raises(Interrupted, match="block 0 is trained and saved; stopped as asked"):
+        train_blocks(short, corpus, tmp_path)
+    assert [digest is not None for digest in digests(tmp_path)] == [True, False]
+
+
+def test_a_foreign_state_is_not_gone_on_from(tmp_path: Path, short: TrainingConfig, corpus: Corpus) -> None:
+    class Cut(Exception):
+        pass
+
+    def fail(*_: object) -> None:
+        raise Cut
+
+    for out, config in (("a", short), ("b", replace(short, seed=5))):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(local, "save_block", fail)
+            with pytest.raises(Cut):
+                train_blocks(config, corpus, tmp_path / out, only=0)
+    state = "training/block-0.state.safetensors"
+    (tmp_path / "b" / state).replace(tmp_path / "a" / state)
+    with pytest.raises(ResumeError, match="belongs to a run with other settings or data"):
+        train_blocks(short, corpus, tmp_path / "a", only=0)
+
+
+@pytest.mark.parametrize(("layers", "stages"), [(3, 2), (0, 1), (2, 0), (-2, -1), (1, 2)])
+def test_layers_that_cannot_be_cut_are_refused(
+    tmp_path: Path, short: TrainingConfig, corpus: Corpus, layers: int, stages: int
+) -> None:
+    with pytest.raises(ConfigError, match=f"{layers} layers cannot be cut into {stages} equal stages; give --layers"):
+        train_ar(short, corpus, tmp_path, layers, stages)
+
+
+def test_the_stored_stages_are_the_model_that_was_measured(
+    tmp_path: Path, short: TrainingConfig, corpus: Corpus
+) -> None:
+    manifest = train_ar(short, corpus, tmp_path, 4, 2)
+    assert (manifest.architecture.parts, manifest.architecture.layers) == (2, 2)
+    text = corpus.valid_batch(short.valid_windows, 33)
+    with torch.inference_mode():
+        nats = next_byte_nats(load_ar(tmp_path)(text[:, :-1]), text)
+    assert nats == pytest.approx(manifest.metrics["ar"]["valid_next_byte_nats"], rel=1e-6)
+
+
+def test_an_ar_model_is_not_trained_twice(
+    tmp_path: Path, short: TrainingConfig, corpus: Corpus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = train_ar(short, corpus, tmp_path, 1, 1)
+    assert train_ar(short, corpus, tmp_path, 1, 1) == first
+    assert "AR model: already trained" in capsys.readouterr().out
+
+
+def test_training_learns(tmp_path: Path, tiny: TrainingConfig, corpus: Corpus) -> None:
+    config = replace(tiny, steps=60, sequences=8, evaluate_every=1000)
+    losses = train_blocks(config, corpus, tmp_path / "chain", only=0).metrics["block-0"]
+    assert losses["valid_next_byte_nats"] < 3.5
+    assert train_ar(config, corpus, tmp_path / "ar", 2, 1).metrics["ar"]["valid_next_byte_nats"] < 3.5
+
+
+def test_the_blocktrain_range_trains(
+    tmp_path: Path, tiny: TrainingConfig, corpus: Corpus, make_blocks: Callable[..., list[Block]]
+) -> None:
+    profile = load_config(None, "blocktrain")
+    config = replace(profile, architecture=tiny.architecture, steps=3, sequences=2, bfloat16=False)
+    manifest = train_blocks(config, corpus, tmp_path)
+    assert manifest.partition is not None
+    assert (manifest.partition.sigma_max, manifest.partition.sigma_min) == (10.0, 1.0)
+    chain = manifest.metrics["chain"]
+    assert chain["from_noise_sigma1_nats"] == chain["from_noise_nats"], "its range ends at sigma 1"
+    assert chain["from_noise_nats"] < 8
+
+
+@pytest.fixture
+def logged(tmp_path: Path) -> Path:
+    log = StepLog(tmp_path / "block-0.jsonl")
+    for step in range(1, 6):
+        log.append({"step": step, "next_byte_nats": 5 / step, "denoise_nats": 4 / step})
+    log.append({"step": 5, "final": True, "valid_next_byte_nats": 1.1})
+    with log.path.open("a") as file:
+        file.write('{"step": 6, "next')
+    return tmp_path
+
+
+def test_a_picture_is_drawn(logged: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
+    path = draw_curves(logged)
+    assert path is not None
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert not list(logged.glob(".curves*"))
+
+
+def test_nothing_logged_is_an_empty_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
+    assert draw_curves(tmp_path) == tmp_path / "curves.png"
+
+
+def test_without_matplotlib_it_says_what_to_install(
+    logged: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: object) -> object:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    assert draw_curves(logged) is None
+    assert "install onesweep[plots]" in capsys.readouterr().out

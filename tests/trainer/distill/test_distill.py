@@ -1,0 +1,197 @@
+"""A distillation from beginning to end, in small."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from stages import memory
+from stages.checkpoint.checkpoint import load_stage
+from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
+from stages.errors import Interrupted, OnesweepError
+from stages.model.architecture import Architecture
+from tests.stages.model.tiny_llama import write_tiny
+from trainer.blocks.checkpoint_dir import create_untrained
+from trainer.blocks.run import StepLoss
+from trainer.distill.distill import distill
+from trainer.distill.settings import DistillSettings, layer_list
+from trainer.distill.student import DistillTask
+from trainer.distill.teacher import Teacher
+
+Short = Callable[..., DistillSettings]
+
+
+def told(settings: DistillSettings) -> tuple[Manifest, list[str]]:
+    lines = list[str]()
+    return distill(settings, lines.append), lines
+
+
+def test_the_drafter_comes_nearer_and_is_a_checkpoint_like_others(short: Short, pipeline: Path) -> None:
+    manifest, lines = told(short(steps=30, learning_rate=3e-3, lens_rate=0.0, window=32, sequences=8))
+    first, last = lines[1], manifest.metrics["distilled"]
+    assert lines[0].startswith("a drafter of the teacher's layers 0, 1: ")
+    assert "held-out text: KL " in first
+    assert "of 8 guesses stand" in first
+    assert float(first.split("KL ")[1].split()[0]) > 1.03 * last["text_kl_bits"]
+    assert (last["steps"], last["symbols"], last["finished"]) == (30, 30 * 8 * 32, True)
+    out, source = short().folder, read_manifest(pipeline)
+    assert manifest == read_manifest(out)
+    assert manifest.files == source.files
+    assert (out / TOKENIZER_NAME).read_bytes() == (pipeline / TOKENIZER_NAME).read_bytes()
+    assert manifest.architecture == replace(source.architecture, layers=(2,))
+    assert manifest.training["teacher"] == source.digest()
+    load_stage(out, 0)
+    assert sorted(path.name for path in (out / "training").iterdir()) == ["distill.jsonl", "distill.lock"]
+
+
+def test_what_is_recorded_is_what_the_stage_does(short: Short, teacher: Teacher, tokens) -> None:
+    manifest, _ = told(short(layers=(0, 1, 2, 3)))
+    stage = load_stage(short().folder, 0)
+    text = tokens.valid_batch(4, 16)
+    with torch.no_grad():
+        logits = stage.next_byte(stage.read(text)).log_softmax(-1)
+    expected = teacher.head.logits(teacher.read(text).flatten(0, 1)).log_softmax(-1).view_as(logits)
+    kl = (expected.exp() * (expected - logits)).sum(-1).mean()
+    assert manifest.metrics["distilled"]["text_kl_bits"] < 0.01
+    assert float(kl) < 0.01
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_weights(short: Short, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, _ = told(short(steps=6))
+    loss, settings = DistillTask.loss, replace(short(steps=6), out=short().folder.parent / "stopped")
+
+    def stopping(self: DistillTask, step: int) -> StepLoss:
+        if step == 3:
+            raise Interrupted("killed")
+        return loss(self, step)
+
+    monkeypatch.setattr(DistillTask, "loss", stopping)
+    monkeypatch.setattr(DistillSettings, "training", lambda s: replace(TRAINING(s), save_every_s=0.0))
+    with pytest.raises(Interrupted):
+        told(settings)
+    half = read_manifest(settings.folder)
+    assert half.complete, "an early one can be used"
+    assert half.metrics["distilled"]["finished"] is False
+    monkeypatch.setattr(DistillTask, "loss", loss)
+    again, _ = told(settings)
+    assert again.parts[0].sha256 == whole.parts[0].sha256
+    assert again.metrics["distilled"]["text_kl_bits"] == whole.metrics["distilled"]["text_kl_bits"]
+
+
+TRAINING = DistillSettings.training
+
+
+def test_models_of_bytes_are_distilled_by_the_same_code(short: Short, tmp_path: Path) -> None:
+    architecture = Architecture(parts=2, layers=1, width=16, heads=2, context_bytes=64)
+    create_untrained(tmp_path / "ar", "ar", architecture)
+    manifest, _ = told(replace(short(layers=None), checkpoint=tmp_path / "ar"))
+    assert manifest.architecture == replace(architecture, parts=1)
+    assert manifest.tokenizer == "bytes"
+    load_stage(short().folder, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": None}, "say how long to train: either --steps or --minutes"),
+        ({"minutes": 1.0}, "either --steps or --minutes"),
+        ({"steps": -1}, "steps must be a whole number from 0"),
+        ({"steps": None, "minutes": 1e9}, "--minutes must be above 0, and at most a year"),
+        ({"window": 8}, "window must be a whole number from 16"),
+        ({"window": 200}, "--window 200: the model reads 128 positions at most"),
+        ({"written": 1.5}, "--written is a share of the samples"),
+        ({"passes": 0.5}, "passes must be a number from 1"),
+        ({"learning_rate": float("nan")}, "learning_rate must be a finite number"),
+        ({"layers": (0, 4)}, "--layers 0,4: the model has layers 0 to 3"),
+        ({"layers": ()}, "the model has layers 0 to 3"),
+        ({"device": "cuda"}, "there is no device cuda here"),
+        ({"device": "tpu"}, "--device must be cpu, cuda or cuda:N"),
+    ],
+)
+def test_bad_settings_are_sentences(short: Short, changes: dict, message: str) -> None:
+    with pytest.raises(OnesweepError, match=message):
+        distill(short(**changes))
+    assert not short().folder.exists()
+
+
+def test_what_cannot_be_distilled_is_a_sentence(
+    short: Short, tmp_path: Path, pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_untrained(tmp_path / "chain", "chain", Architecture(parts=2, layers=1, width=16, heads=2, context_bytes=64))
+    few = tmp_path / "few.txt"
+    few.write_text("too little")
+    uneven = tmp_path / "uneven"
+    uneven.mkdir()
+    (uneven / "train.txt").write_text("words " * 1000)
+    (uneven / "valid.txt").write_text("word")
+    settings = short()
+    for bad, message in (
+        (replace(settings, checkpoint=tmp_path), "no checkpoint in"),
+        (replace(settings, checkpoint=tmp_path / "chain"), "a drafter is distilled from an AR pipeline"),
+        (replace(settings, texts=(tmp_path / "none.txt",)), "no text at"),
+        (replace(settings, texts=()), "give some text"),
+        (replace(settings, texts=(few,)), "are too few"),
+        (replace(settings, texts=(uneven,)), "the held-out text has 4 tokens, and one window needs 16"),
+        (replace(settings, out=few), "is there already: name a new directory in --out"),
+        (replace(settings, out=pipeline), "is there already, of another training"),
+        (replace(settings, out=few / "below"), "cannot distil into"),
+    ):
+        with pytest.raises(OnesweepError, match=message):
+            distill(bad)
+    shutil.copytree(pipeline, tmp_path / "damaged")
+    (tmp_path / "damaged" / TOKENIZER_NAME).write_text("{}")
+    with pytest.raises(OnesweepError, match="is damaged: its SHA-256"):
+        distill(replace(settings, checkpoint=tmp_path / "damaged"))
+    monkeypatch.setattr(memory, "free_memory", lambda: 1)
+    with pytest.raises(OnesweepError, match="not enough memory for the model in"):
+        distill(settings)
+
+
+def test_a_finished_drafter_is_not_overwritten(short: Short) -> None:
+    told(short(steps=1))
+    with pytest.raises(OnesweepError, match="is there already, and finished: name a new directory"):
+        distill(short(steps=1))
+    with pytest.raises(OnesweepError, match="is there already, of another training"):
+        distill(short(steps=5))
+
+
+# The command line of a distillation.
+
+
+def test_a_drafter_is_put_beside_its_model(onesweep: Callable[..., object], tmp_path: Path, text_file: Path) -> None:
+    write_tiny(tmp_path)
+    words = (
+        f"distill --checkpoint {tmp_path} --text {text_file} --steps 1 --window 16 --layers 0-1 --threads 1 --float32"
+    )
+    done = onesweep(*words.split())
+    assert done.code == 0
+    assert f"{tmp_path / 'local'}: 128 symbols in 0.0 minutes; on text of the model's own KL " in done.out
+    assert done.out.rstrip().endswith("ms a guess")
+    assert read_manifest(tmp_path / "local").training["layers"] == [0, 1]
+    again = onesweep(*words.split())
+    assert (again.code, again.out) == (2, done.out.splitlines()[0] + "\n")
+    assert "is there already, and finished" in again.message
+
+
+def test_no_time_and_no_steps_is_a_sentence(onesweep: Callable[..., object], tmp_path: Path) -> None:
+    done = onesweep("distill", "--checkpoint", tmp_path, "--text", tmp_path)
+    assert (done.code, done.message) == (2, "say how long to train: either --steps or --minutes")
+
+
+def test_a_flag_out_of_bounds_is_named(onesweep: Callable[..., object], tmp_path: Path) -> None:
+    for flag, value, bounds in (("--steps", -1, "from 0 to 4294967296"), ("--window", 8, "from 16 to 4096")):
+        done = onesweep("distill", "--checkpoint", tmp_path, "--text", tmp_path, flag, value)
+        assert (done.code, done.message) == (2, f"{flag} must be {bounds}, not {value}")
+
+
+def test_layers_are_listed_or_a_range() -> None:
+    assert layer_list("0,1,5") == (0, 1, 5)
+    assert layer_list("2-4") == (2, 3, 4)
+    assert layer_list("0-1,7,9-10") == (0, 1, 7, 9, 10)
+    with pytest.raises(ValueError, match="invalid literal"):
+        layer_list("all")

@@ -1,0 +1,124 @@
+"""Seconds and shares of a plan, against sums made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from stages.errors import ConfigError
+from trainer.blocks.round_settings import RoundSettings
+from trainer.planning.cost import WorkerLink, WorkerMemory, coordinator_memory, outer_tensors, timing_of, worker_memory
+from trainer.planning.inventory import PartInventory
+from trainer.planning.traffic import WorkerTraffic, traffic_of, wire_bytes
+
+MB = 1_000_000
+NEAR, FAR = WorkerLink(20, 100, 0), WorkerLink(20, 100, 30)
+
+
+def settings(**changes: object) -> RoundSettings:
+    return RoundSettings(rounds=10, **changes)  # type: ignore[arg-type]
+
+
+def traffic(pieces: int = 1, copies: tuple[int, ...] = ()) -> WorkerTraffic:
+    """Of a megabyte a round both ways."""
+    each = (MB // pieces,) * pieces
+    return WorkerTraffic(MB, each, each, copies, 10, 9, 9)
+
+
+def test_without_delay_a_file_takes_its_bits() -> None:
+    assert NEAR.up_s(MB) == pytest.approx(wire_bytes(MB) * 8 / 20e6)
+    assert NEAR.down_s(MB) == pytest.approx(wire_bytes(MB) * 8 / 100e6)
+
+
+def test_slow_start_waits_for_four_answers() -> None:
+    """At 20 Mbit/s and 60 ms, windows of 14.5, 29, 58 and 116 kB do not fill the link; the next one does."""
+    windows = [14480 * 2**i * 8 / 20e6 for i in range(4)]
+    gaps = sum(0.06 - window for window in windows)
+    assert FAR.up_s(MB) == pytest.approx(wire_bytes(MB) * 8 / 20e6 + gaps)
+    assert FAR.up_s(10_000) == pytest.approx(wire_bytes(10_000) * 8 / 20e6), "one window holds it"
+
+
+def test_a_round_that_waits_is_training_and_talking() -> None:
+    timing = timing_of(traffic(copies=(500_000,)), settings(steps_per_round=30), FAR, 0.5)
+    talking = FAR.up_s(MB) + FAR.down_s(MB) + FAR.down_s(500_000) + 5 * 0.06
+    assert timing.round_s == pytest.approx(15 + talking)
+    assert timing.used == pytest.approx(15 / (15 + talking))
+    assert timing.seconds == pytest.approx(10 * timing.round_s + FAR.down_s(MB) + 3 * 0.06)
+
+
+def test_with_overlap_only_what_is_fetched_is_lost() -> None:
+    timing = timing_of(traffic(), settings(steps_per_round=30, overlap="eager"), FAR, 0.5)
+    assert timing.round_s == pytest.approx(15 + FAR.down_s(MB) + 2 * 0.06)
+
+
+def test_an_update_longer_than_a_round_is_what_a_round_takes() -> None:
+    timing = timing_of(traffic(), settings(steps_per_round=1, overlap="eager"), FAR, 0.001)
+    assert timing.round_s == pytest.approx(FAR.up_s(MB) + 2 * 0.06)
+
+
+def test_fragments_ask_more_often() -> None:
+    whole = timing_of(traffic(), settings(), NEAR, 0.5)
+    pieces = timing_of(traffic(4), settings(fragments=4), NEAR, 0.5)
+    assert pieces.round_s == pytest.approx(whole.round_s, rel=1e-3)
+    far, farther = (timing_of(traffic(n), settings(fragments=n), FAR, 0.5).round_s for n in (1, 4))
+    assert farther > far + 3 * 4 * 0.06
+
+
+@pytest.mark.parametrize("changed", [{"up_mbps": 0}, {"down_mbps": float("inf")}, {"latency_ms": -1}])
+def test_a_link_that_there_is_not_is_told(changed: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(changed))):
+        WorkerLink(**{"up_mbps": 20, "down_mbps": 100, "latency_ms": 30, **changed})
+
+
+# Memory of a plan, against sums made by hand.
+
+
+P = 4 * 1000
+PART = PartInventory("block-0", {"a": (10, 100)}, 3 * P + 500, {"block-1": {"b": (200,)}}, 3)
+
+
+def worker(**changes: object) -> WorkerMemory:
+    settings = RoundSettings(**{"rounds": 2, "codec": "fp32", "down_codec": "fp32", **changes})  # type: ignore[arg-type]
+    return worker_memory(PART, traffic_of(PART, settings), settings)
+
+
+def test_a_worker_of_whole_numbers_that_waits() -> None:
+    memory = worker()
+    assert (memory.weights, memory.gradients, memory.optimizer) == (P, P, P + 500)
+    assert memory.copies == 2 * 800, "as fetched, and in the module that reads"
+    assert (memory.rounds, memory.encoding) == (P, 4 * P), "its base; update, weights, and the payload twice"
+    assert memory.total == P + (P + 500) + 1600 + P + 4 * P
+
+
+def test_gradients_and_activations_go_before_an_update_is_made() -> None:
+    memory = WorkerMemory(100, 100, 200, 0, 100, 400, activations=5000)
+    assert memory.total == 100 + 200 + 100 + 5100
+
+
+@pytest.mark.parametrize(
+    ("changes", "times"),
+    [
+        ({"codec": "int8"}, 2),
+        ({"overlap": "naive"}, 2),
+        ({"overlap": "eager"}, 4),
+        ({"overlap": "eager", "codec": "e3m0"}, 5),
+    ],
+)
+def test_what_stays_between_rounds(changes: dict[str, str], times: int) -> None:
+    """The base; error feedback; the last update; eager's own base and momentum."""
+    assert worker(**changes).rounds == times * P
+
+
+@pytest.mark.parametrize(("outer", "tensors"), [("mean", 0), ("nesterov", 1), ("delayed", 1), ("radial", 1)])
+def test_an_outer_optimizer_is_asked_what_it_keeps(outer: str, tensors: int) -> None:
+    assert outer_tensors(RoundSettings(outer=outer)) == tensors  # type: ignore[arg-type]
+
+
+def test_a_coordinator_by_hand() -> None:
+    settings = RoundSettings(rounds=2, replicas=3, outer="nesterov", codec="fp32", down_codec="fp32")
+    traffic = [traffic_of(PART, settings)] * 2
+    # weights and momentum, two whole files, of both parts; three updates, their payload, and a merge's own tensors
+    assert coordinator_memory([PART] * 2, traffic, settings) == 2 * (2 * P + 2 * P) + (3 + 1 + 3) * P
+    lossy = RoundSettings(rounds=2, replicas=3, outer="nesterov", codec="fp32", down_codec="int8")
+    traffic = [traffic_of(PART, lossy)] * 2
+    differences = 2 * 4 * (1000 + 40)
+    assert coordinator_memory([PART] * 2, traffic, lossy) == 2 * 5 * P + differences + 7 * P

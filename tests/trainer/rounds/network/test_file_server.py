@@ -1,0 +1,142 @@
+"""What workers are offered: versions and copies, whole or as differences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trainer.blocks.round_settings import CodecName, RoundSettings
+from trainer.rounds.cache import WeightCache
+from trainer.rounds.client import FileGoneError, RoundsClient
+from trainer.rounds.codecs import codec_named, receive
+from trainer.rounds.file_server import CopyLine, WeightServer
+from trainer.rounds.ledger import Ledger
+from trainer.rounds.store import MemoryStore
+from trainer.rounds.tensors import Tensors, digest, shapes
+from trainer.v1 import rounds_pb2
+
+Close = Callable[[Ledger, int], None]
+
+
+@pytest.fixture
+def ledger(tensors: Callable[..., Tensors]) -> Ledger:
+    return Ledger(RoundSettings(replicas=1, outer="mean"), {"p": tensors(0)}, MemoryStore(), "run")
+
+
+@pytest.fixture
+def close(update: Callable[..., Any]) -> Close:
+    """Make the next version."""
+
+    def close(ledger: Ledger, number: int) -> None:
+        assert ledger.accept(update(number), 0.0).kind == "accepted"
+        ledger.close("p", 0.0)
+
+    return close
+
+
+def holding(offered: rounds_pb2.Weights) -> rounds_pb2.Held:
+    return rounds_pb2.Held(part=offered.part, version=offered.version, digest=offered.digest)
+
+
+@pytest.mark.parametrize("codec", ["int8", "e3m0"])
+def test_copies_come_as_differences_to_who_has_one(ledger: Ledger, close: Close, codec: CodecName) -> None:
+    offers = WeightServer(ledger, RoundSettings(copies_codec=codec))
+    offered = offers.copy("p", None)
+    assert (offered.version, offered.whole) == (0, True)
+    held, like = ledger.weights("p"), shapes(ledger.weights("p"))
+    for number in range(3):
+        close(ledger, number)
+        before, offered = holding(offered), offers.copy("p", holding(offered))
+        assert (offered.version, offered.whole, len(offered.files)) == (number + 1, False, 1)
+        assert offered.files[0].size == codec_named(codec).size(like)
+        held = receive(held, offers.read(offered.files[0].name), codec)
+        assert digest(held) == offered.digest
+        assert list(offers.copy("p", holding(offered)).files) == []
+        before.digest = "of other weights"
+        assert offers.copy("p", before).whole, "as a coordinator that began anew says of what it did not send"
+        assert offers.copy("p", None).whole
+    error = max(float((held[key] - tensor).abs().max()) for key, tensor in ledger.weights("p").items())
+    assert error < 0.2, "what a refresh rounds away is in the next"
+
+
+def test_copies_are_refreshed_as_often_as_it_is_said(ledger: Ledger, close: Close) -> None:
+    line = CopyLine(RoundSettings(copies_every=3), 0, ledger.weights("p"))
+    seen = []
+    for number in range(7):
+        close(ledger, number)
+        line.follow(ledger.round("p"), ledger.weights("p"))
+        seen.append((line.number, line.version))
+    assert seen == [(0, 0), (0, 0), (1, 3), (1, 3), (1, 3), (2, 6), (2, 6)]
+
+
+def test_bytes_are_those_of_what_is_missed(ledger: Ledger, close: Close) -> None:
+    line = CopyLine(RoundSettings(copies_codec="e3m0"), 0, ledger.weights("p"))
+    like = shapes(ledger.weights("p"))
+    one, whole = codec_named("e3m0").size(like), codec_named("fp32").size(like)
+    assert (line.size(0), line.size(None)) == (0, whole)
+    for number in range(6):
+        close(ledger, number)
+        line.follow(ledger.round("p"), ledger.weights("p"))
+    assert [line.size(held) for held in (6, 5, 4)] == [0, one, 2 * one]
+    assert line.size(1) == whole, "so old a copy is no longer followed"
+
+
+def test_a_copy_travels_exactly_where_it_travels_whole(ledger: Ledger, close: Close) -> None:
+    offers = WeightServer(ledger, RoundSettings())
+    first = offers.copy("p", None)
+    close(ledger, 0)
+    offered = offers.copy("p", holding(first))
+    assert (offered.whole, offered.digest) == (True, digest(ledger.weights("p")))
+    found = codec_named("fp32").decode(offers.read(offered.files[0].name), shapes(ledger.weights("p")))
+    assert all(torch.equal(tensor, ledger.weights("p")[key]) for key, tensor in found.items())
+
+
+def test_many_who_ask_cost_one_look_at_the_disk(ledger: Ledger, close: Close, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = RoundSettings(replicas=1, outer="mean", down_codec="e3m0")
+    ledger.settings = settings
+    offers, looks, real = WeightServer(ledger, settings), list[int](), ledger.store.get_version
+    monkeypatch.setattr(ledger.store, "get_version", lambda part, n, sha: looks.append(n) or real(part, n, sha))
+    for number in range(3):
+        close(ledger, number)
+    held = rounds_pb2.Held(part="p", version=0)
+    for _ in range(10):
+        assert len(offers.weights("p", held).files) == 3
+    assert sorted(looks) == [1, 2], "the newest is in memory"
+
+
+class OfferedFiles(RoundsClient):
+    """Fetches from offers in this process; `damaged` are the names of files that come with other bytes."""
+
+    def __init__(self, offers: WeightServer) -> None:
+        super().__init__("127.0.0.1:1")
+        self.offers, self.damaged = offers, set[str]()
+
+    def fetch(self, file: rounds_pb2.File, worker: str, lease: str, path: Path) -> bytes:
+        data = self.offers.read(file.name)
+        return bytes(len(data)) if file.name in self.damaged else data
+
+
+def test_after_a_damaged_difference_a_worker_asks_for_the_whole(ledger: Ledger, close: Close, tmp_path: Path) -> None:
+    offers = WeightServer(ledger, ledger.settings)
+    client = OfferedFiles(offers)
+    cache = WeightCache(client, "w", "", tmp_path, {"p": shapes(ledger.weights("p"))})
+
+    def offered() -> rounds_pb2.Weights:
+        return offers.weights("p", next(iter(cache.summary()), None))
+
+    cache.fetch(offered(), "int8")
+    close(ledger, 0)
+    difference = offered()
+    assert not difference.whole
+    client.damaged = {file.name for file in difference.files}
+    with pytest.raises(FileGoneError, match="version 1 of p: it does not have the digest that was told"):
+        cache.fetch(difference, "int8")
+    assert cache.summary() == []
+    whole = offered()
+    assert whole.whole
+    assert digest(cache.fetch(whole, "int8")) == whole.digest
+    assert [held.version for held in cache.summary()] == [1]

@@ -1,0 +1,138 @@
+"""Codecs: sizes, what comes back, what is refused; error feedback."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stages.errors import CodecError
+from trainer.rounds.codecs import (
+    CODECS,
+    E3M0_GROUP,
+    E3M0_VALUES,
+    TERNARY_GROUP,
+    ErrorFeedback,
+    TensorCodec,
+    codec_named,
+)
+from trainer.rounds.tensors import Tensors, norm, shapes, subtract
+
+ALL = list(CODECS.values())
+shape = st.lists(st.integers(0, 9), max_size=3).map(tuple)
+numbers = st.floats(-(2.0**100), 2.0**100, width=32)
+
+
+@st.composite
+def some_tensors(draw: st.DrawFn) -> Tensors:
+    found = {}
+    for name in draw(st.lists(st.sampled_from("abcdef"), unique=True)):
+        size = draw(shape)
+        count = math.prod(size)
+        values = draw(st.lists(numbers, min_size=count, max_size=count))
+        found[name] = torch.tensor(np.array(values, np.float32)).reshape(size)
+    return found
+
+
+@pytest.mark.parametrize("codec", ALL, ids=lambda codec: codec.name)
+@settings(deadline=None, max_examples=60)
+@given(tensors=some_tensors())
+def test_sizes_are_exact_and_shapes_come_back(codec: TensorCodec, tensors: Tensors) -> None:
+    data = codec.encode(tensors)
+    assert len(data) == codec.size(shapes(tensors))
+    decoded = codec.decode(data, shapes(tensors))
+    assert shapes(decoded) == shapes(tensors)
+    for name, values in tensors.items():
+        assert decoded[name].dtype == torch.float32
+        assert bool(decoded[name].isfinite().all())
+        assert not values.numel() or decoded[name].abs().max() <= values.abs().max() * (1 + 1 / 128)
+    if codec.name == "fp32":
+        assert all(torch.equal(decoded[name], tensors[name]) for name in tensors)
+
+
+@pytest.mark.parametrize("codec", ALL, ids=lambda codec: codec.name)
+@settings(deadline=None, max_examples=30)
+@given(data=st.binary(max_size=200))
+def test_any_bytes_are_decoded_or_refused(codec: TensorCodec, data: bytes) -> None:
+    like = {"a": (3, 5), "b": (4,)}
+    if len(data) == codec.size(like):
+        assert shapes(codec.decode(data, like)) == like
+    else:
+        with pytest.raises(CodecError, match=f"{len(data)} bytes of {codec.name}, but these tensors take"):
+            codec.decode(data, like)
+
+
+@pytest.mark.parametrize("codec", ALL, ids=lambda codec: codec.name)
+def test_a_huge_shape_is_refused_before_memory_is_taken(codec: TensorCodec) -> None:
+    with pytest.raises(CodecError):
+        codec.decode(b"few", {"a": (2**40, 2**20)})
+
+
+@pytest.mark.parametrize("codec", ALL, ids=lambda codec: codec.name)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_does_not_travel(codec: TensorCodec, bad: float) -> None:
+    with pytest.raises(CodecError, match="a has numbers that are not finite"):
+        codec.encode({"a": torch.tensor([1.0, bad])})
+
+
+def test_bits_are_what_they_say() -> None:
+    like = {"a": (1024, 1024)}
+    for codec in ALL:
+        scales = {"int8": 1024, "e3m0": 2**20 // E3M0_GROUP, "ternary": 2**20 // TERNARY_GROUP}.get(codec.name, 0)
+        assert codec.size(like) == math.ceil(codec.bits * 2**20 / 8) + 4 * scales
+
+
+def test_int8_is_half_a_step_away_at_most_in_each_row() -> None:
+    values = torch.randn(5, 40, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 6, 5)[:, None]
+    decoded = codec_named("int8").decode(codec_named("int8").encode({"a": values}), {"a": (5, 40)})["a"]
+    steps = values.abs().amax(dim=1, keepdim=True) / 127
+    assert bool(((decoded - values).abs() <= steps * 0.5001).all())
+
+
+def test_e3m0_takes_the_nearest_of_its_fifteen_values() -> None:
+    values = torch.randn(3, 100, generator=torch.Generator().manual_seed(0))
+    codec = codec_named("e3m0")
+    decoded = codec.decode(codec.encode({"a": values}), {"a": (3, 100)})["a"].reshape(-1)
+    flat = values.reshape(-1)
+    for start in range(0, 300, E3M0_GROUP):
+        group = flat[start : start + E3M0_GROUP]
+        levels = torch.cat([-E3M0_VALUES, E3M0_VALUES]) * group.abs().max()
+        nearest = (group[:, None] - levels).abs().min(dim=1).values
+        torch.testing.assert_close((decoded[start : start + E3M0_GROUP] - group).abs(), nearest)
+
+
+def test_ternary_is_nearly_the_best_scale_and_threshold() -> None:
+    """The best three levels are found by trying every threshold: those above it have their mean size as scale."""
+    values = torch.randn(TERNARY_GROUP + 100, generator=torch.Generator().manual_seed(0))
+    codec = codec_named("ternary")
+    decoded = codec.decode(codec.encode({"a": values}), {"a": tuple(values.shape)})["a"]
+    for group, found in zip(values.split(TERNARY_GROUP), decoded.split(TERNARY_GROUP), strict=True):
+        assert len(found.abs().unique()) == 2
+        assert bool((found * group >= 0).all())
+        sizes = group.abs().sort(descending=True).values
+        best = group.square().sum() - (sizes.cumsum(0).square() / torch.arange(1, len(sizes) + 1)).max()
+        assert (group - found).square().sum() < 1.05 * best
+
+
+def test_bf16_rounds_as_torch_does() -> None:
+    values = torch.randn(50, generator=torch.Generator().manual_seed(0))
+    codec = codec_named("bf16")
+    assert torch.equal(codec.decode(codec.encode({"a": values}), {"a": (50,)})["a"], values.bfloat16().float())
+
+
+@pytest.mark.parametrize("codec", ALL, ids=lambda codec: codec.name)
+def test_with_error_feedback_what_arrives_adds_up(codec: TensorCodec) -> None:
+    """Sum of what was sent = sum of what arrived + what is still carried."""
+    feedback, sent, arrived = ErrorFeedback(codec), torch.zeros(4, 50), torch.zeros(4, 50)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(40):
+        delta = {"a": torch.randn(4, 50, generator=generator)}
+        sent += delta["a"]
+        arrived += codec.decode(feedback.encode(delta), shapes(delta))["a"]
+    carried = feedback.carried.get("a", torch.zeros(4, 50))
+    torch.testing.assert_close(sent, arrived + carried, rtol=0, atol=1e-4)
+    assert norm(subtract({"a": sent}, {"a": arrived})) < 0.2 * norm({"a": sent})

@@ -1,0 +1,203 @@
+"""The engines: the same weights from each, whose work counts, and what they cannot do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from stages.errors import ConfigError, InputError, ServiceError
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.data import Corpus
+from trainer.blocks.round_settings import RoundSettings
+from trainer.rounds.comparison import ENGINES, ArmResult, engine_named, tally_table
+from trainer.rounds.outer import new_outer as ours
+from trainer.rounds.processes import Merges, SubprocessPool
+from trainer.rounds.simulated_workers import SimulatedWorkers, Throttle
+from trainer.rounds.simulation import WorkerTally
+from trainer.rounds.spec import RunSpec
+from trainer.rounds.store import Share
+from trainer.rounds.tensors import Tensors, norm, subtract
+from trainer.rounds.torchft import torch_outer
+
+with_torchft = pytest.mark.skipif(find_spec("torchft") is None, reason="torchft is not installed")
+
+
+@pytest.fixture
+def plain(tiny: TrainingConfig) -> TrainingConfig:
+    """Plain DiLoCo of a small AR model: two workers that are always there, fp32, Nesterov."""
+    rounds = RoundSettings(
+        model="ar", rounds=3, steps_per_round=2, deadline="lockstep", codec="fp32", down_codec="fp32"
+    )
+    return replace(tiny, architecture=replace(tiny.architecture, parts=1, layers=1), rounds=rounds)
+
+
+# The same weights
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["grpc", pytest.param("torchft", marks=with_torchft)])
+def test_real_processes_make_the_weights_of_one_process(name: str, plain: TrainingConfig, corpus: Corpus) -> None:
+    spec = RunSpec.of(plain, corpus)
+    expected = engine_named("inprocess").train(spec, corpus, SimulatedWorkers())
+    engine = engine_named(name)
+    engine.check(spec.config, SimulatedWorkers())
+    trained = engine.train(spec, corpus, SimulatedWorkers())
+    begin = spec.initial()["ar"]
+    ours, theirs = trained.weights["ar"], expected.weights["ar"]
+    # an exchange adds in another order: that is 1e-8 apart, of which Muon, which computes in bfloat16, may make more
+    for key, tensor in theirs.items():
+        torch.testing.assert_close(ours[key], tensor, rtol=0, atol=1e-3)
+    assert norm(subtract(ours, theirs)) < 1e-3 * norm(subtract(theirs, begin))
+    assert trained.traffic.updates["in time"] == 6
+    assert trained.traffic.up_bytes == expected.traffic.up_bytes
+    assert [(tally.made, tally.merged) for tally in trained.tallies] == [(6, 6), (6, 6)]
+
+
+@with_torchft
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_with_a_deadline_torchft_goes_on_without_who_is_slow(plain: TrainingConfig, corpus: Corpus) -> None:
+    rounds = replace(plain.rounds, replicas=3, rounds=2, deadline="fixed", deadline_s=0.5, late="drop")
+    fleet = SimulatedWorkers(slowness=(1.0, 1.0, 10_000.0), pace_s=0.05)
+    trained = engine_named("torchft").train(RunSpec.of(replace(plain, rounds=rounds), corpus), corpus, fleet)
+    assert sum(tally.merged for tally in trained.tallies[:2]) >= 2
+    assert trained.tallies[2].merged == 0
+    assert norm(trained.weights["ar"]) > 0
+
+
+@pytest.mark.parametrize("changes", [{"outer": "mean"}, {}, {"outer_rate": 0.3, "outer_momentum": 0.0}])
+def test_the_outer_optimizer_of_torch_is_that_of_the_ledger(
+    changes: dict[str, Any], tensors: Callable[..., Tensors]
+) -> None:
+    settings = RoundSettings(**changes)
+    expected, outer = tensors(0), ours(settings)
+    parameters = {name: nn.Parameter(each) for name, each in tensors(0).items()}
+    theirs = torch_outer(settings, nn.ParameterList(parameters.values()))
+    for number in range(3):
+        gradient = tensors(number + 1)
+        expected = outer.step(expected, [Share(4.0, gradient)])
+        for name, parameter in parameters.items():
+            parameter.grad = gradient[name]
+        theirs.step()
+    for name, parameter in parameters.items():
+        torch.testing.assert_close(parameter.data, expected[name], rtol=1e-5, atol=1e-6)
+
+
+# What they cannot do
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"outer": "radial"}, "the outer optimizer is mean or nesterov, not radial"),
+        ({"overlap": "eager"}, "overlap must be none"),
+        ({"deadline": "adaptive"}, "there is no adaptive deadline: give deadline = lockstep"),
+        ({"deadline": "fixed"}, "late work of any worker is lost"),
+        ({"codec": "e3m0"}, "codec and down_codec must be fp32"),
+        ({"down_codec": "int8"}, "codec and down_codec must be fp32"),
+        ({"robust": "clip", "replicas": 3}, "whatever comes is averaged"),
+        ({"fragments": 2}, "fragments must be 1"),
+        ({"model": "scorer"}, "torchft knows nothing of other parts"),
+    ],
+)
+def test_what_torchft_cannot_do_is_said(
+    plain: TrainingConfig, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], sentence: str
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    engine = engine_named("torchft")
+    engine.check(plain, SimulatedWorkers())
+    with pytest.raises(ConfigError, match=sentence):
+        engine.check(replace(plain, rounds=replace(plain.rounds, **changes)), SimulatedWorkers())
+
+
+def test_without_the_extra_it_is_said_how_to_have_it(plain: TrainingConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install 'onesweep\[torchft\]'"):
+        engine_named("torchft").check(plain, SimulatedWorkers())
+
+
+def test_virtual_and_real_workers_are_told_apart(plain: TrainingConfig) -> None:
+    with pytest.raises(ConfigError, match="up_mbps is of virtual workers, real ones have"):
+        engine_named("grpc").check(plain, SimulatedWorkers(up_mbps=5.0))
+    with pytest.raises(ConfigError, match="pace_s is of real workers"):
+        engine_named("inprocess").check(plain, SimulatedWorkers(pace_s=0.1))
+    with pytest.raises(ConfigError, match="engine must be one of inprocess, grpc, torchft, not 'ray'"):
+        engine_named("ray")
+
+
+# How slow a worker is, and whose work counted
+
+
+def test_a_pace_makes_steps_as_slow_as_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    pace = Throttle(SimulatedWorkers(slowness=(1.0, 10.0), pace_s=5.0))
+    for replica in (0, 1, 2):
+        with pace.step(replica):
+            pass
+    assert [round(seconds) for seconds in slept] == [5, 50, 5]
+    assert pace.steps == 3
+    assert SimulatedWorkers(slowness=(3.0,)).rest_s(0, 2.0) == 4.0
+    assert SimulatedWorkers().rest_s(0, 2.0) == 0.0
+
+
+def test_merges_are_read_from_the_log() -> None:
+    def accepted(name: str, worker: str, staleness: int = 0, weight: float = 4.0) -> dict[str, Any]:
+        return {
+            "kind": "accepted", "part": "p", "id": name, "worker": worker, "staleness": staleness, "weight": weight,
+        }  # fmt: skip
+
+    records = [
+        {"kind": "run"},
+        accepted("a", "fast"),
+        {"kind": "closed", "part": "p", "updates": ["a"]},
+        accepted("b", "slow", staleness=1, weight=2.0),
+        accepted("c", "fast"),
+        {"kind": "closed", "part": "p", "updates": ["b", "c"]},
+        {"kind": "dropped", "part": "p", "id": "d"},
+        accepted("e", "slow"),
+    ]
+    merges = Merges(records)
+    assert merges.updates == {"in time": 3, "late": 1, "dropped": 1}
+    assert merges.steps == {"fast": 8.0, "slow": 2.0}
+
+
+def test_the_table_says_who_worked_and_who_waited() -> None:
+    def result(engine: str, tallies: list[WorkerTally]) -> ArmResult:
+        return ArmResult(
+            arm=f"engine={engine}", seed=0, losses={"next_byte": 2.0}, rounds=1, workers=2, up_bytes=0, down_bytes=0,
+            copies_bytes=0, updates={"in time": 2}, busy=1.0, seconds=10.0, memory_bytes=0, held_copies_bytes=0,
+            step_gflop=0.0, tallies=tallies,
+        )  # fmt: skip
+
+    rows = tally_table([result("torchft", [WorkerTally(20, 20, 1.0), WorkerTally(2, 0, 12.0)])])
+    assert rows[-1] == "| engine=torchft | 2.000 | 10.0 | 20 / 2 | 20 / 0 | 10% / 100% |"
+    assert tally_table([result("inprocess", [])]) == []
+
+
+# Processes
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("job", "sentence"), [(engine_named, "^w: engine must be one of"), (int, "the process of w ended with code 1")]
+)
+def test_a_process_that_fails_ends_the_run(job: Callable[..., Any], sentence: str) -> None:
+    """One that raises an error of ours, and one that raises another: a job is given its way to tell things."""
+    with SubprocessPool(1) as crew:
+        crew.start("w", job)
+        with pytest.raises(ServiceError, match=sentence):
+            list(crew.told())
+
+
+def test_every_engine_has_a_name(onesweep: Callable[..., Any], tmp_path: Path) -> None:
+    found = onesweep("train", "rounds", "--engine", "ray", "--out", tmp_path)
+    assert f"engine must be one of {', '.join(ENGINES)}, not 'ray'" in found.message

@@ -1,0 +1,236 @@
+"""The engine in one process against loops written out by hand, and what late, lost and slow workers do to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from stages.errors import ConfigError
+from trainer.blocks.config import LookaheadConfig, TrainingConfig
+from trainer.blocks.data import Corpus
+from trainer.blocks.optimizer import OptimizerSet
+from trainer.blocks.round_settings import RoundSettings
+from trainer.blocks.run import train_step
+from trainer.rounds.comparison import PooledCorpus
+from trainer.rounds.simulated_workers import SimulatedWorkers
+from trainer.rounds.simulation import Simulation
+from trainer.rounds.spec import RunSpec, replica_seed
+from trainer.rounds.store import MemoryStore
+from trainer.rounds.tensors import digest, load, subtract, trainable
+
+EXACT = {"codec": "fp32", "down_codec": "fp32"}
+LOCKSTEP: dict[str, Any] = {"rounds": 3, "steps_per_round": 2, "deadline": "lockstep", **EXACT}
+
+
+def make(tiny: TrainingConfig, corpus: Corpus, fleet: SimulatedWorkers | None = None, **rounds: Any) -> Simulation:
+    settings = RoundSettings(**{**LOCKSTEP, **rounds})
+    return Simulation(
+        RunSpec.of(replace(tiny, rounds=settings), corpus), corpus, MemoryStore(), fleet or SimulatedWorkers()
+    )
+
+
+@pytest.fixture
+def small(tiny: TrainingConfig) -> TrainingConfig:
+    """One part, so that what is about time costs little."""
+    return replace(tiny, architecture=replace(tiny.architecture, parts=1, layers=1))
+
+
+def digests(engine: Simulation) -> list[str]:
+    return [digest(weights) for weights in engine.published().values()]
+
+
+@pytest.mark.parametrize("outer", ["mean", "nesterov"])
+def test_it_is_diloco_bit_for_bit(tiny: TrainingConfig, corpus: Corpus, outer: str) -> None:
+    engine = make(tiny, corpus, outer=outer, outer_rate=0.7, outer_momentum=0.9)
+    engine.run()
+
+    config = replace(tiny, steps=6)
+    for index, name in enumerate(engine.spec.parts):
+        replicas = [engine.spec.task(index, corpus, replica_seed(config.seed, i)) for i in range(2)]
+        inner = [OptimizerSet(task.module, config) for task in replicas]
+        theta = trainable(replicas[0].module)
+        buffer = {key: torch.zeros_like(tensor) for key, tensor in theta.items()}
+        for number in range(3):
+            deltas = []
+            for task, optimizer in zip(replicas, inner, strict=True):
+                load(task.module, theta)
+                for step in range(2 * number, 2 * number + 2):
+                    train_step(task, optimizer, config, step)
+                deltas.append(subtract(theta, trainable(task.module)))
+            for key in theta:
+                mean = torch.stack([delta[key] for delta in deltas]).mean(dim=0)
+                if outer == "mean":
+                    theta[key] = theta[key] - mean
+                else:
+                    buffer[key] = mean + 0.9 * buffer[key]
+                    theta[key] = theta[key] - 0.7 * (mean + 0.9 * buffer[key])
+        for key, tensor in theta.items():
+            assert torch.equal(engine.published()[name][key], tensor)
+
+
+def test_one_replica_without_outer_optimizer_is_the_training_in_one_place(tiny: TrainingConfig, corpus: Corpus) -> None:
+    engine = make(tiny, corpus, replicas=1, outer="mean", rounds=1, steps_per_round=6)
+    engine.run()
+    task = engine.spec.task(0, corpus, tiny.seed)
+    optimizers = OptimizerSet(task.module, replace(tiny, steps=6))
+    for step in range(6):
+        train_step(task, optimizers, replace(tiny, steps=6), step)
+    ours, theirs = engine.published()["block-0"], trainable(task.module)
+    for key in theirs:
+        torch.testing.assert_close(ours[key], theirs[key], rtol=1e-5, atol=1e-6)
+
+
+def test_the_same_run_gives_the_same_bits(small: TrainingConfig, corpus: Corpus) -> None:
+    fleet = SimulatedWorkers(in_time=0.6, lost=0.2, slowness=(1.0, 3.0))
+    runs = []
+    for _ in range(2):
+        engine = make(small, corpus, fleet, model="ar", deadline="adaptive", rounds=5, codec="e3m0", down_codec="int8")
+        traffic = engine.run()
+        runs.append((digests(engine), traffic))
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("model", ["chain", "scorer", "ar"])
+@pytest.mark.parametrize("lookahead", [False, True])
+def test_every_model_is_trained_and_measured(tiny: TrainingConfig, corpus: Corpus, model: str, lookahead: bool) -> None:
+    if lookahead and model != "chain":
+        with pytest.raises(ConfigError, match="a scorer is set by the section"):
+            make(tiny, corpus, model=model, lookahead=True)
+        return
+    context = "chained" if lookahead else "own"
+    config = replace(tiny, architecture=replace(tiny.architecture, context=context, layers=1))
+    engine = make(config, corpus, model=model, lookahead=lookahead, rounds=2)
+    begin = engine.published()
+    engine.run()
+    assert all(digest(begin[name]) != digest(weights) for name, weights in engine.published().items())
+    losses = engine.spec.evaluate(engine.published(), corpus)
+    assert 0 < losses["next_byte"] < 7
+    assert (engine.traffic.copies_bytes > 0) == (lookahead or model == "scorer")
+
+
+def test_a_scorer_learns_from_copies_that_are_as_old_as_the_round(tiny: TrainingConfig, corpus: Corpus) -> None:
+    config = replace(tiny, lookahead=LookaheadConfig())
+    engine = make(config, corpus, model="scorer", rounds=1)
+    engine.run()
+    task = engine.workers[0].learner.part
+    copies = {name: weights for name, weights in engine.spec.initial().items() if name in task.needs}
+    assert copies.keys() == {"stage-1"}
+    kept = {f"stage.{key}": tensor for key, tensor in task.later[0].state_dict().items()}  # type: ignore[attr-defined]
+    assert all(torch.equal(tensor, kept[key]) for key, tensor in copies["stage-1"].items())
+
+
+def test_overlap_hides_the_links(small: TrainingConfig, corpus: Corpus) -> None:
+    share = {}
+    for overlap in ("none", "naive", "eager"):
+        engine = make(
+            small, corpus, SimulatedWorkers(up_mbps=0.5, down_mbps=0.5), overlap=overlap, rounds=4, model="ar"
+        )
+        traffic = engine.run()
+        assert engine.ledger.round("ar") == 4
+        share[overlap] = traffic.busy_s / (traffic.seconds * len(engine.workers))
+    assert share["none"] < 0.9 * share["naive"]
+    assert share["naive"] == share["eager"] <= 1
+
+
+def test_fragments_go_in_turn_and_are_the_whole(tiny: TrainingConfig, corpus: Corpus) -> None:
+    engine = make(tiny, corpus, fragments=2, steps_per_round=4, rounds=2)
+    engine.run()
+    assert {name: engine.ledger.round(name) for name in engine.ledger.fragments()} == {
+        "block-0.f0": 2,
+        "block-0.f1": 2,
+        "block-1.f0": 2,
+        "block-1.f1": 2,
+    }
+    whole = make(tiny, corpus, steps_per_round=4, rounds=2)
+    assert engine.published()["block-0"].keys() == whole.published()["block-0"].keys()
+    whole.run()
+    assert engine.traffic.up_bytes == whole.traffic.up_bytes
+
+
+def test_late_work_is_merged_or_dropped_and_the_run_ends(small: TrainingConfig, corpus: Corpus) -> None:
+    seen = {}
+    for late in ("drop", "stale", "keep"):
+        engine = make(
+            small,
+            corpus,
+            SimulatedWorkers(in_time=0.5),
+            model="ar",
+            late=late,
+            deadline="adaptive",
+            rounds=6,
+            replicas=3,
+        )
+        seen[late] = engine.run().updates
+        assert all(engine.ledger.round(name) == 6 for name in engine.spec.parts)
+    assert seen["drop"]["dropped"] > 0
+    assert seen["drop"]["late"] == 0
+    assert seen["stale"] == seen["keep"]
+    assert seen["keep"]["late"] > 0
+
+
+def test_who_is_patient_waits_for_a_merge_but_not_for_a_late_update(small: TrainingConfig, corpus: Corpus) -> None:
+    found = {}
+    for overlap in ("none", "patient"):
+        in_time = make(small, corpus, overlap=overlap, model="ar")
+        in_time.run()
+        engine = make(
+            small,
+            corpus,
+            SimulatedWorkers(in_time=0.5, late_rounds=2.5),
+            overlap=overlap,
+            model="ar",
+            late="add",
+            deadline="adaptive",
+            rounds=8,
+        )
+        found[overlap] = digests(in_time), engine.run()
+    assert found["none"][0] == found["patient"][0]
+    waiting, patient = found["none"][1], found["patient"][1]
+    assert sum(patient.updates.values()) > sum(waiting.updates.values())
+    assert patient.updates["late"] > 0
+    assert patient.busy_s / patient.seconds > waiting.busy_s / waiting.seconds
+
+
+def test_a_slow_worker_holds_nobody_up_and_its_work_counts(small: TrainingConfig, corpus: Corpus) -> None:
+    engine = make(
+        small,
+        corpus,
+        SimulatedWorkers(slowness=(1.0, 1.0, 10.0)),
+        model="ar",
+        deadline="adaptive",
+        rounds=12,
+        replicas=3,
+    )
+    traffic = engine.run()
+    alone = make(small, corpus, SimulatedWorkers(), model="ar", rounds=12, replicas=3).run()
+    assert traffic.seconds < 2 * alone.seconds
+    assert traffic.updates["late"] > 0
+
+
+def test_when_all_updates_of_a_round_are_lost_it_is_trained_again(small: TrainingConfig, corpus: Corpus) -> None:
+    for overlap in ("none", "eager"):
+        engine = make(small, corpus, SimulatedWorkers(lost=0.7), model="ar", rounds=3, replicas=1, overlap=overlap)
+        assert engine.run().updates["lost"] > 0
+        assert engine.ledger.round("ar") == 3
+
+
+@pytest.mark.parametrize("codec", ["bf16", "int8", "e3m0"])
+def test_fewer_bits_end_near_and_are_counted(tiny: TrainingConfig, corpus: Corpus, codec: str) -> None:
+    whole, fewer = make(tiny, corpus), make(tiny, corpus, codec=codec, down_codec=codec)
+    a, b = whole.run(), fewer.run()
+    assert a.up_bytes / b.up_bytes > {"bf16": 1.9, "int8": 3.0, "e3m0": 5.0}[codec]
+    for name, weights in whole.published().items():
+        moved = subtract(weights, whole.spec.initial()[name])
+        missed = subtract(weights, fewer.published()[name])
+        assert sum(float(t.norm()) for t in missed.values()) < 0.6 * sum(float(t.norm()) for t in moved.values())
+
+
+def test_replicas_read_other_text_and_one_place_reads_all_of_it(corpus: Corpus) -> None:
+    assert replica_seed(5, 0) == 5
+    assert len({replica_seed(5, i) for i in range(50)} | {replica_seed(6, i) for i in range(1, 50)}) == 99
+    pooled = PooledCorpus(corpus.name, corpus.train, corpus.valid, 2)
+    both = [corpus.batch(replica_seed(5, i), 3, 2, 16) for i in range(2)]
+    assert torch.equal(pooled.batch(5, 3, 4, 16), torch.cat(both))

@@ -1,0 +1,1 @@
+"""Training of blocks and AR models on one machine: data, losses, runs, evaluation."""

@@ -1,0 +1,141 @@
+"""The checkpoint that a run trains into, and checkpoints with random weights for capacity tests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stages.checkpoint.checkpoint import save_block, save_stage, update_manifest, write_manifest
+from stages.checkpoint.gate import PROBE_TEXT
+from stages.checkpoint.manifest import MANIFEST_NAME, Kind, Manifest, read_manifest
+from stages.errors import CheckpointError, ConfigError
+from stages.model.architecture import Architecture
+from stages.model.block import Block, Codes
+from stages.model.pipeline import ArStage
+from trainer.blocks.config import NoiseConfig, TrainingConfig
+from trainer.blocks.data import Corpus, load_corpus
+from trainer.blocks.entropy import make_partition
+from trainer.blocks.state import exclusive
+
+RUN_FOLDER = "training"
+
+
+def new_chain(config: TrainingConfig, corpus: Corpus, objective: str = "own losses") -> Manifest:
+    """The manifest of a chain with no block trained yet.
+
+    objective: what the blocks' clean streams learn from, "own losses" or "lookahead".
+    """
+    codes = Codes(config.noise.code_seed, config.architecture.code_dim)
+    return Manifest(
+        kind="chain",
+        architecture=config.architecture,
+        parts=(None,) * config.architecture.parts,
+        codes=codes,
+        partition=make_partition(config.noise, config.architecture.parts, codes, corpus.train),
+        probe_text=PROBE_TEXT,
+        data=_data(corpus),
+        training={"objective": objective, **_training(config)},
+    )
+
+
+def new_ar(architecture: Architecture, config: TrainingConfig, corpus: Corpus, objective: str) -> Manifest:
+    """The manifest of an AR model with no stage stored yet.
+
+    objective: how its stages are trained, "end to end" or "block by block".
+    """
+    return Manifest(
+        kind="ar",
+        architecture=architecture,
+        parts=(None,) * architecture.parts,
+        probe_text=PROBE_TEXT,
+        data=_data(corpus),
+        training={"objective": objective, **_training(config)},
+    )
+
+
+def open_checkpoint_dir(out: Path, new: Manifest) -> Manifest:
+    """The manifest in `out` if it is of the same run, else `new`, written there.
+
+    Raises CheckpointError for another run's, ConfigError for a directory that cannot be made.
+    """
+    try:
+        (out / RUN_FOLDER).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot train into {out}: {error.strerror}; give another --out") from None
+    with exclusive(out / RUN_FOLDER / "manifest.lock"):  # two blocks' trainings may be the first at once
+        if not (out / MANIFEST_NAME).exists():
+            write_manifest(out, new)
+            return new
+        old = read_manifest(out)
+    # measured boundaries differ in their last digits between machines; what they were measured from is compared
+    if identity(old) != identity(replace(new, partition=old.partition)):
+        raise CheckpointError(
+            f"{out} holds a checkpoint of other settings or data; give another --out, or the same settings to go on"
+        )
+    return old
+
+
+def identity(manifest: Manifest) -> str:
+    """Digest of everything that decides a run's weights."""
+    record = asdict(replace(manifest, parts=(), metrics={}))
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def add_metrics(out: Path, metrics: dict[str, Any]) -> Manifest:
+    """Add measurements to the manifest in `out`."""
+    return update_manifest(out, lambda manifest: replace(manifest, metrics={**manifest.metrics, **metrics}))
+
+
+def _data(corpus: Corpus) -> dict[str, Any]:
+    return {"name": corpus.name, "train_bytes": len(corpus.train), "train_sha256": corpus.digest()}
+
+
+def _training(config: TrainingConfig) -> dict[str, Any]:
+    """The settings that decide the weights: not how often a run logs or saves, nor its rounds."""
+    record = asdict(config)
+    # The architecture has a place of its own in the manifest.
+    for name in ("architecture", "rounds", "log_every", "evaluate_every", "save_every_s"):
+        record.pop(name)
+    return dict(json.loads(json.dumps(record)))  # tuples become lists, as they are when read back
+
+
+def create_untrained(directory: Path, kind: Kind, architecture: Architecture, seed: int = 0) -> Manifest:
+    """Write a checkpoint with random weights, one part in memory at a time.
+
+    Its gate records the losses of these weights, so it is loaded and checked like any other.
+    Raises CheckpointError when `directory` holds a checkpoint, ConfigError when it cannot be made.
+    """
+    if (directory / MANIFEST_NAME).exists():
+        raise CheckpointError(f"{directory} holds a checkpoint already; give another directory")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write into {directory}: {error.strerror}; give another directory") from None
+    write_manifest(directory, _manifest(kind, architecture, seed))
+    out: Tensor | None = None
+    for index in range(architecture.parts):
+        torch.manual_seed(seed + index)
+        if kind == "chain":
+            codes = Codes(NoiseConfig().code_seed, architecture.code_dim)
+            read = out if architecture.context == "chained" else None
+            out = save_block(directory, Block(architecture, index, codes).eval(), read)
+        else:
+            out = save_stage(directory, ArStage(architecture, index).eval(), out)
+    return read_manifest(directory)
+
+
+def _manifest(kind: Kind, architecture: Architecture, seed: int) -> Manifest:
+    training = {"steps": 0, "seed": seed}
+    parts = (None,) * architecture.parts
+    if kind == "ar":
+        return Manifest(kind, architecture, parts, probe_text=PROBE_TEXT, training=training)
+    noise = NoiseConfig()
+    codes = Codes(noise.code_seed, architecture.code_dim)
+    partition = make_partition(noise, architecture.parts, codes, load_corpus(None).train)
+    return Manifest(kind, architecture, parts, codes, partition, probe_text=PROBE_TEXT, training=training)

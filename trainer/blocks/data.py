@@ -1,0 +1,112 @@
+"""Training text: any file or folder of UTF-8 text, read as bytes."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stages.errors import DataError
+from stages.model.randomness import Purpose, uniforms
+
+VALID_SHARE = 0.05
+MIN_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Train and validation bytes, each a 1-D uint8 tensor."""
+
+    name: str
+    train: Tensor
+    valid: Tensor
+
+    def batch(self, seed: int, step: int, sequences: int, length: int) -> Tensor:
+        """Training windows (sequences, length) int64: a pure function of (seed, step), so a run can resume."""
+        draws = uniforms(seed, Purpose.WINDOWS, 0, 1, sequences, step)[0]
+        return windows(self.train, (draws * (len(self.train) - length)).astype(np.int64), length)
+
+    def valid_batch(self, sequences: int, length: int) -> Tensor:
+        """Evenly spaced validation windows (sequences, length) int64."""
+        starts = np.linspace(0, len(self.valid) - length, sequences).astype(np.int64)
+        return windows(self.valid, starts, length)
+
+    def require(self, length: int) -> None:
+        """Raise DataError unless both texts hold a window of `length` bytes."""
+        for what, text in (("training", self.train), ("validation", self.valid)):
+            if len(text) < length:
+                raise DataError(
+                    f"{self.name}: the {what} text has {len(text)} bytes, but one window needs {length}; "
+                    "give more text, or a smaller context_bytes"
+                )
+
+    def digest(self) -> str:
+        """SHA-256 of the training bytes, for the manifest."""
+        return hashlib.sha256(self.train.numpy().tobytes()).hexdigest()
+
+
+def windows(text: Tensor, starts: np.ndarray, length: int) -> Tensor:
+    """Slices of `text` at `starts`, clamped into it: (len(starts), length) int64."""
+    if len(text) < length:
+        raise DataError(f"the text has {len(text)} bytes, but one window needs {length}; give more text")
+    index = torch.from_numpy(np.minimum(starts, len(text) - length))[:, None] + torch.arange(length)
+    return text[index].long()
+
+
+def load_corpus(path: Path | None) -> Corpus:
+    """Read a file or a folder of text; with no path, the text that ships with Python.
+
+    A folder's `train.txt` and `valid.txt` files are kept apart; otherwise the last 5 % is held out.
+    Raises DataError for a missing path, text that is not UTF-8, or too little text.
+    """
+    if path is None:
+        return _split("python-docs", _python_docs())
+    if not path.exists():
+        raise DataError(f"no text at {path}: give a file or a folder of UTF-8 text")
+    if path.is_file():
+        return _split(path.name, _read(path))
+    files = sorted(p for p in path.rglob("*.txt") if p.is_file())
+    if not files:
+        raise DataError(f"no .txt file under {path}")
+    train = [p for p in files if p.name == "train.txt"]
+    valid = [p for p in files if p.name == "valid.txt"]
+    if train and valid:
+        return _checked(path.name, b"".join(map(_read, train)), b"".join(map(_read, valid)))
+    return _split(path.name, b"\n".join(map(_read, files)))
+
+
+def _python_docs() -> bytes:
+    # Training needs no download: this text ships with Python.
+    from pydoc_data.topics import topics
+
+    return "\n".join(topics[name] for name in sorted(topics)).encode()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        raw = path.read_bytes()
+        raw.decode()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 (byte {error.start}); convert it or leave it out") from None
+    return raw
+
+
+def _split(name: str, raw: bytes) -> Corpus:
+    # The end rather than a sample: windows of validation text must not overlap training text.
+    held_out = max(int(len(raw) * VALID_SHARE), MIN_BYTES // 2)
+    return _checked(name, raw[:-held_out], raw[-held_out:])
+
+
+def _checked(name: str, train: bytes, valid: bytes) -> Corpus:
+    if len(train) < MIN_BYTES:
+        raise DataError(f"{name}: {len(train)} bytes of training text are too few; give at least {MIN_BYTES}")
+    if not valid:
+        raise DataError(f"{name}: the validation text is empty")
+    tensors = [torch.from_numpy(np.frombuffer(raw, dtype=np.uint8).copy()) for raw in (train, valid)]
+    return Corpus(name, *tensors)

@@ -1,0 +1,204 @@
+"""Scores of checkpoints on held-out text, in bits per byte, and how far a drafter is from its scorer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stages.checkpoint.bundle import find_bundle
+from stages.checkpoint.checkpoint import load_ar, load_block
+from stages.checkpoint.manifest import Manifest, read_manifest
+from stages.errors import CheckpointError, InputError
+from stages.model.pipeline import ArModel
+from trainer.blocks.data import Corpus
+from trainer.blocks.diagnostics import ROWS, bits, chain_diagnostics, clean_features, next_byte_nats
+
+
+@dataclass(frozen=True)
+class TextScore:
+    """One score and the number of bytes that it is the mean of."""
+
+    name: str
+    bits_per_byte: float
+    bytes: int
+
+
+@dataclass(frozen=True)
+class CheckpointScores:
+    directory: str
+    kind: str
+    digest: str
+    description: str
+    trained_on_this_text: bool  # true if the training text beside this validation text is the one in the manifest
+    scores: list[TextScore]
+
+    def to_record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Scores `windows` evenly spaced windows of a model's context; the first `min_context` bytes of each are only read.
+
+    The same text and settings always give the same figures.
+    """
+
+    corpus: Corpus
+    windows: int = 64
+    min_context: int = 64
+    steps: int = 4  # Euler steps in each block of a chain
+
+    def __post_init__(self) -> None:
+        for name in ("windows", "min_context", "steps"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+    def score(self, directory: Path) -> CheckpointScores:
+        """Score one checkpoint. Raises CheckpointError, DataError or InputError."""
+        manifest = read_manifest(directory)
+        context = manifest.byte_architecture.context_bytes
+        if self.min_context >= context:
+            raise InputError(
+                f"min_context {self.min_context} leaves nothing of the {context} bytes that {directory} reads; "
+                "give a smaller --min-context"
+            )
+        self.corpus.require(context + 1)
+        # No more windows than fit side by side, so that no byte is scored twice.
+        text = self.corpus.valid_batch(min(self.windows, len(self.corpus.valid) // (context + 1)), context + 1)
+        scores = self._chain(directory, manifest, text) if manifest.kind == "chain" else self._ar(directory, text)
+        return CheckpointScores(
+            directory=str(directory),
+            kind=manifest.kind,
+            digest=manifest.digest(),
+            description=_describe(manifest),
+            trained_on_this_text=manifest.data.get("train_sha256") == self.corpus.digest(),
+            scores=scores,
+        )
+
+    @torch.inference_mode()
+    def _ar(self, directory: Path, text: Tensor) -> list[TextScore]:
+        model, nats = load_ar(directory), 0.0
+        for row in range(0, len(text), ROWS):
+            part = text[row : row + ROWS]
+            nats += next_byte_nats(model(part[:, :-1]), part, self.min_context) * len(part)
+        return [TextScore("next byte", bits(nats / len(text)), self._scored(text))]
+
+    @torch.inference_mode()
+    def _chain(self, directory: Path, manifest: Manifest, text: Tensor) -> list[TextScore]:
+        trained = [i for i, part in enumerate(manifest.parts) if part is not None]
+        if manifest.byte_architecture.context == "chained":
+            trained = [i for position, i in enumerate(trained) if position == i]
+        if not trained:
+            raise CheckpointError(f"no block of {directory} is trained yet")
+        blocks = [load_block(directory, i) for i in trained]
+        nats = [0.0] * len(blocks)
+        for row in range(0, len(text), ROWS):
+            part = text[row : row + ROWS]
+            for i, (features, _) in enumerate(clean_features(blocks, part[:, :-1])):
+                nats[i] += next_byte_nats(blocks[i].next_byte(features), part, self.min_context) * len(part)
+        scored = self._scored(text)
+        scores = [
+            TextScore(f"next byte, block {block.index}", bits(total / len(text)), scored)
+            for block, total in zip(blocks, nats, strict=True)
+        ]
+        if len(blocks) == manifest.architecture.parts:
+            assert manifest.partition is not None
+            losses = chain_diagnostics(blocks, manifest.partition, text, self.steps, self.min_context)
+            slots = scored - len(text)  # a window's last byte is a target of the heads, but fills no slot
+            scores += [TextScore(_DIAGNOSTICS[name], bits(value), slots) for name, value in losses.items()]
+        return scores
+
+    def _scored(self, text: Tensor) -> int:
+        return len(text) * (text.shape[1] - self.min_context)
+
+
+_DIAGNOSTICS = {
+    "sigma_max_nats": "denoise at sigma_max",
+    "from_noise_nats": "from noise",
+    "from_noise_scrambled_nats": "from noise, scrambled prefix",
+    "last_block_from_noise_nats": "from noise, last block alone",
+    "from_noise_sigma1_nats": "from noise, read at sigma 1",
+    "from_noise_sigma1_scrambled_nats": "from noise, read at sigma 1, scrambled prefix",
+}
+
+
+def checkpoints(directory: Path) -> list[Path]:
+    """The checkpoints in a bundle, or the one in `directory` itself. Raises CheckpointError when there is none."""
+    bundle = find_bundle(directory)
+    return [path for path in (bundle.chain, bundle.ar, bundle.scorer, bundle.local) if path is not None]
+
+
+def _describe(manifest: Manifest) -> str:
+    a = manifest.byte_architecture
+    noun = "stage" if manifest.kind == "ar" else f"{a.context}-context block"
+    return (
+        f"{a.parts} {noun}{'s' * (a.parts > 1)} of {a.layers} layer{'s' * (a.layers > 1)}, width {a.width}, "
+        f"context {a.context_bytes} bytes"
+    )
+
+
+TEXT_BYTES = 256  # length of text for which `verified_sweeps` is computed
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Means over the bytes of held-out text; q is the drafter, p the scorer, both at `temperature`."""
+
+    drafter: str
+    scorer: str
+    temperature: float
+    total_variation: float
+    kl_bits: float  # KL(p || q): about 2^(chunk * this) candidates stand for a chunk of the scorer's own text
+    reverse_kl_bits: float  # KL(q || p): what a byte of the drafter's text costs more under the scorer
+
+    @property
+    def verified_sweeps(self) -> float:
+        """Sweeps that rejection sampling takes for 256 bytes: 1 + N TV."""
+        return 1 + TEXT_BYTES * self.total_variation
+
+    def to_record(self) -> dict[str, Any]:
+        return {**asdict(self), "verified_sweeps": self.verified_sweeps}
+
+
+def bundle_divergences(
+    directory: Path, corpus: Corpus, windows: int, min_context: int, temperature: float
+) -> list[Divergence]:
+    """The bundle's local model against each scorer in it; none where either is missing."""
+    bundle = find_bundle(directory)
+    scorers = {"ar": bundle.ar, "chain": bundle.scorer}
+    if bundle.local is None:
+        return []
+    drafter = load_ar(bundle.local)
+    return [
+        divergence(drafter, load_ar(path), name, corpus, windows, min_context, temperature)
+        for name, path in scorers.items()
+        if path is not None
+    ]
+
+
+@torch.inference_mode()
+def divergence(
+    drafter: ArModel, scorer: ArModel, name: str, corpus: Corpus, windows: int, min_context: int, temperature: float
+) -> Divergence:
+    """On evenly spaced windows of validation text, past their first `min_context` bytes."""
+    length = min(model.architecture.context_bytes for model in (drafter, scorer))
+    corpus.require(length)
+    text = corpus.valid_batch(min(windows, len(corpus.valid) // length), length)
+    sums = torch.zeros(3, dtype=torch.float64)
+    for part in text.split(ROWS):
+        q, p = (_log_odds(model, part, min_context, temperature) for model in (drafter, scorer))
+        sums += torch.stack(
+            [0.5 * (p.exp() - q.exp()).abs().sum(), (p.exp() * (p - q)).sum(), (q.exp() * (q - p)).sum()]
+        )
+    tv, kl, reverse = (sums / (len(text) * (length - min_context))).tolist()
+    return Divergence("local", name, temperature, tv, kl / math.log(2), reverse / math.log(2))
+
+
+def _log_odds(model: ArModel, text: Tensor, min_context: int, temperature: float) -> Tensor:
+    """(rows, positions, 256) float64."""
+    return (model(text)[:, min_context:].double() / temperature).log_softmax(-1)

@@ -1,0 +1,246 @@
+"""Stages of one pipeline, each trained alone: its loss is the last head's, through frozen copies of the others.
+
+A worker holds gradients and optimizer state of one stage. It reads the features that the stages before it send, and
+has copies of the stages after it that are refreshed now and then. With copies that are always fresh, and no own losses,
+every worker's gradient is that of end-to-end training; the copies' age is all that is lost.
+
+A scorer is a pipeline of its own rather than the chain's clean stream: trained with noisy slots in the same blocks it
+is 0.13 bits a byte worse for the same budget, and a second set of weights costs a host 1.8 MB.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from stages.model.architecture import VOCABULARY, Architecture
+from stages.model.block import Block, Codes
+from stages.model.layers import Layer, initialise, rotary_table
+from stages.model.partition import NoisePartition
+from stages.model.pipeline import ArStage
+from trainer.blocks.config import Copies, LookaheadConfig, TrainingConfig
+from trainer.blocks.data import Corpus
+from trainer.blocks.diagnostics import bits, chain_diagnostics, clean_features, next_byte_nats
+from trainer.blocks.losses import BlockLoss, next_byte_loss
+from trainer.blocks.run import StepLoss
+from trainer.blocks.task import STEPS_PER_BLOCK, BlockBatch
+
+INT8_LEVELS = 127
+
+
+class OwnHead(nn.Module):
+    """A stage's own next-byte head, with layers that it does not pass on. Only training uses it."""
+
+    layers: Sequence[Layer]
+    rotary: Tensor
+
+    def __init__(self, architecture: Architecture, layers: int) -> None:
+        super().__init__()
+        a = architecture
+        self.layers = cast(Sequence[Layer], nn.ModuleList(Layer(a.width, a.heads) for _ in range(layers)))
+        self.norm, self.head = nn.RMSNorm(a.width), nn.Linear(a.width, VOCABULARY)
+        self.register_buffer("rotary", rotary_table(a.context_bytes, a.head_dim), persistent=False)
+        initialise(self, a.layers * a.parts)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Logits (batch, positions, 256) from a stage's hidden states (batch, positions, width)."""
+        for layer in self.layers:
+            hidden, _, _ = layer.clean(hidden, self.rotary[:, : hidden.shape[1]])
+        return self.head(self.norm(hidden))
+
+
+class Workers(nn.Module):
+    """The stages in training and their copies of each other, as if each were on a machine of its own."""
+
+    stages: Sequence[ArStage]
+    heads: Sequence[OwnHead]
+    copies: Sequence[ArStage]
+
+    def __init__(self, architecture: Architecture, config: LookaheadConfig) -> None:
+        super().__init__()
+        self.config = config
+        stages = [ArStage(architecture, i) for i in range(architecture.parts)]
+        heads = [OwnHead(architecture, config.private_layers) for _ in stages[:-1]]
+        self.stages = cast(Sequence[ArStage], nn.ModuleList(stages))
+        self.heads = cast(Sequence[OwnHead], nn.ModuleList(heads))
+        copies = nn.ModuleList(copy.deepcopy(stage) for stage in stages)
+        self.copies = cast(Sequence[ArStage], copies.requires_grad_(False))
+
+    def refresh(self) -> None:
+        """Give every worker the others' stages as they are now."""
+        for stage, frozen in zip(self.stages, self.copies, strict=True):
+            copy_parameters(stage, frozen, self.config.copies)
+
+    def losses(self, text: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Sum of the workers' objectives, no parameter in more than one of them, and each stage's own loss in nats.
+
+        text: (batch, length + 1) int64. The last stage's own loss is its objective.
+        """
+        x, total, own = text[:, :-1], torch.zeros(()), []
+        for index, stage in enumerate(self.stages):
+            hidden = stage.read(x)
+            if stage.is_last:
+                own.append(next_byte_loss(stage.next_byte(hidden), text))
+                return total + own[-1], own
+            objective, nats = stage_losses(self.heads[index], self.copies[index + 1 :], hidden, text, self.config)
+            own.append(nats)
+            total = total + objective
+            # Detached: no gradient crosses from one stage's worker to another.
+            x = hidden.detach() if self.config.features == "live" else self.copies[index].read(x)
+        raise AssertionError("a pipeline has a last stage")
+
+
+def stage_losses(
+    head: OwnHead, later: Sequence[ArStage], hidden: Tensor, text: Tensor, config: LookaheadConfig
+) -> tuple[Tensor, Tensor]:
+    """Objective of a stage that is not the last, and its own head's loss in nats.
+
+    later: frozen copies of the stages after it; hidden: (batch, length, width), what it passes on.
+    """
+    own = next_byte_loss(head(hidden if config.own_weight else hidden.detach()), text)
+    objective = (config.own_weight or 1.0) * own
+    if config.ahead:
+        ahead = hidden
+        for frozen in later:
+            ahead = frozen.read(ahead)
+        objective = objective + next_byte_loss(later[-1].next_byte(ahead), text)
+    return objective, own
+
+
+class ScorerTask:
+    """All workers of a scorer in one process. They share batches, and nothing else but the copies."""
+
+    def __init__(self, name: str, workers: Workers, corpus: Corpus, config: TrainingConfig) -> None:
+        self.name, self.module, self.corpus, self.config = name, workers, corpus, config
+        self.trained = [nn.ModuleList([stage, *workers.heads[i : i + 1]]) for i, stage in enumerate(workers.stages)]
+        self.length = workers.stages[0].architecture.context_bytes
+
+    def loss(self, step: int) -> StepLoss:
+        if step % self.config.lookahead.refresh_every == 0:
+            self.module.refresh()
+        text = self.corpus.batch(self.config.seed, step, self.config.sequences, self.length + 1)
+        total, own = self.module.losses(text)
+        parts = {f"stage_{i}_nats": float(nats.detach()) for i, nats in enumerate(own[:-1])}
+        return StepLoss(total, {**parts, "next_byte_nats": float(own[-1].detach())})
+
+    def evaluate(self) -> dict[str, float]:
+        """Losses of the pipeline as it is served, on validation text: of its end, and of each stage's own head."""
+        text = self.corpus.valid_batch(self.config.valid_windows, self.length + 1)
+        x, losses = text[:, :-1], dict[str, float]()
+        for i, stage in enumerate(self.module.stages):
+            x = stage.read(x)
+            logits = stage.next_byte(x) if stage.is_last else self.module.heads[i](x)
+            name = "valid_next_byte" if stage.is_last else f"valid_stage_{i}"
+            nats = next_byte_nats(logits, text)
+            losses |= {f"{name}_nats": nats, f"{name}_bits": bits(nats)}
+        return losses
+
+
+@torch.no_grad()
+def copy_parameters(source: nn.Module, target: nn.Module, how: Copies) -> None:
+    """Copy a part's weights as they arrive over a network: in int8 its matrices lose some precision."""
+    for ours, theirs in zip(source.parameters(), target.parameters(), strict=True):
+        # Vectors travel in fp32: they are few bytes, and norms are sensitive.
+        theirs.copy_(_through_int8(ours) if how == "int8" and ours.dim() > 1 else ours)
+
+
+def _through_int8(weight: Tensor) -> Tensor:
+    """A matrix as it arrives when its rows travel as int8 with one scale each."""
+    scale = weight.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / INT8_LEVELS
+    return (weight / scale).round() * scale
+
+
+# The same for the blocks of a `chained` chain: each learns to denoise its own noise range as ever, and its clean stream
+# learns from the last block's next-byte head through frozen copies of the later blocks.
+
+
+class BlockWorkers(nn.Module):
+    """The blocks in training and their copies of each other."""
+
+    blocks: Sequence[Block]
+    copies: Sequence[Block]
+
+    def __init__(self, config: TrainingConfig, codes: Codes) -> None:
+        super().__init__()
+        blocks = []
+        for index in range(config.architecture.parts):
+            torch.manual_seed(config.seed + index)  # the same start as in train_blocks
+            blocks.append(Block(config.architecture, index, codes))
+        self.blocks = cast(Sequence[Block], nn.ModuleList(blocks))
+        copies = nn.ModuleList(copy.deepcopy(block) for block in blocks)
+        self.copies = cast(Sequence[Block], copies.requires_grad_(False))
+
+    def refresh(self, how: Copies) -> None:
+        """Give every worker the others' blocks as they are now."""
+        for block, frozen in zip(self.blocks, self.copies, strict=True):
+            copy_parameters(block, frozen, how)
+
+
+def ahead_loss(
+    block: Block,
+    later: Sequence[Block],
+    batch: BlockBatch,
+    text: Tensor,
+    features: Tensor | None,
+    config: TrainingConfig,
+) -> tuple[Tensor, BlockLoss]:
+    """A block's objective, and the losses of its own streams.
+
+    later: frozen copies of the blocks after it, none for the last; features: read in place of bytes.
+    """
+    own = config.anchor * (config.lookahead.own_weight if later else 1.0)
+    loss = batch.loss(block, text, features, config, own)
+    if not later:
+        return loss.total, loss
+    ahead = loss.clean
+    for frozen in later:
+        ahead, _ = frozen.read(ahead)
+    total = loss.total + config.anchor * next_byte_loss(later[-1].next_byte(ahead), text)
+    if not config.lookahead.own_weight:  # the head still learns, but sends no gradient to the block
+        total = total + next_byte_loss(block.next_byte(loss.clean.detach()), text)
+    return total, loss
+
+
+class ChainTask:
+    """All workers of a chain in one process. They share batches, and nothing else but the copies."""
+
+    def __init__(
+        self, name: str, workers: BlockWorkers, partition: NoisePartition, corpus: Corpus, config: TrainingConfig
+    ) -> None:
+        self.name, self.module, self.partition = name, workers, partition
+        self.corpus, self.config = corpus, config
+        self.trained = list(workers.blocks)
+        self.length = config.architecture.context_bytes
+
+    def loss(self, step: int) -> StepLoss:
+        config, workers = self.config, self.module
+        if step % config.lookahead.refresh_every == 0:
+            workers.refresh(config.lookahead.copies)
+        text = self.corpus.batch(config.seed, step, config.sequences, self.length + 1)
+        total, parts, features = torch.zeros(()), dict[str, float](), None
+        for index, block in enumerate(workers.blocks):
+            batch = BlockBatch.draw(block, self.partition, config, step, len(text))
+            objective, loss = ahead_loss(block, workers.copies[index + 1 :], batch, text, features, config)
+            total = total + objective
+            parts |= {f"block_{index}_denoise_nats": float(loss.denoise)}
+            parts |= {f"block_{index}_next_byte_nats": float(loss.next_byte.detach())}
+            if config.lookahead.features == "live":
+                features = loss.clean.detach()
+            else:
+                features, _ = workers.copies[index].read(text[:, :-1] if features is None else features)
+        return StepLoss(total, parts)
+
+    def evaluate(self) -> dict[str, float]:
+        """Losses of the chain as it is served, on validation text."""
+        text = self.corpus.valid_batch(self.config.valid_windows, self.length + 1)
+        blocks = list(self.module.blocks)
+        losses = dict[str, float]()
+        for block, (features, _) in zip(blocks, clean_features(blocks, text[:, :-1]), strict=True):
+            nats = next_byte_nats(block.next_byte(features), text)
+            losses |= {f"valid_block_{block.index}_nats": nats, f"valid_block_{block.index}_bits": bits(nats)}
+        chain = chain_diagnostics(blocks, self.partition, text, STEPS_PER_BLOCK)
+        return losses | {f"valid_{name}": nats for name, nats in chain.items()}

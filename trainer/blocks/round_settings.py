@@ -1,0 +1,115 @@
+"""Settings of decentralised rounds: the section [rounds] of a training's TOML."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from stages.errors import ConfigError
+from stages.settings import check, limits
+
+MIN_ROBUST = 3
+MAX_COUNT = 2**31
+MAX_SECONDS = 1e7
+
+Model = Literal["chain", "scorer", "ar"]
+OuterName = Literal["mean", "nesterov", "delayed", "radial"]
+OverlapName = Literal["none", "naive", "eager", "patient"]
+DeadlineName = Literal["lockstep", "fixed", "adaptive"]
+LateName = Literal["drop", "stale", "keep", "add"]
+CodecName = Literal["fp32", "bf16", "int8", "e3m0", "ternary"]
+ContextBy = Literal["copies", "features"]
+RobustName = Literal["none", "clip", "trimmed"]
+
+
+@dataclass(frozen=True)
+class RoundSettings:
+    """Settings of training by workers that meet once a round."""
+
+    model: Model = "chain"  # what is trained: blocks of a chain, stages of a scorer, or an AR model that is one part
+    # Whether the blocks of a `chained` chain learn from the last head; a scorer's stages do as [lookahead] says.
+    lookahead: bool = False
+    # 0: as many as the `steps` of the run make.
+    rounds: int = field(default=0, metadata=limits(least=0, most=MAX_COUNT))
+    # H: local steps of a worker between two merges.
+    steps_per_round: int = field(default=30, metadata=limits(least=1, most=MAX_COUNT))
+    replicas: int = field(default=2, metadata=limits(least=1, most=1024))  # M: workers a part
+    # In 45 rounds of 30 steps a plain mean ends nearest to one place. DiLoCo's momentum of 0.9 is far worse in short
+    # runs, and worst where updates are late or workers do not wait; docs/research/rounds.md has the tables.
+    outer: OuterName = "mean"
+    # In 30 rounds of 16 steps on tiny batches, rate 1 with momentum 0.3 was 0.03 nats better than a mean.
+    outer_rate: float = field(default=1.0, metadata=limits(least=1e-6, most=10))
+    outer_momentum: float = field(default=0.3, metadata=limits(least=0, most=1))
+    # `delayed`: merges between two updates of the momentum.
+    momentum_every: int = field(default=4, metadata=limits(least=1, most=MAX_COUNT))
+    # While its update travels, a worker waits, continues from the last version, or from that and its own update;
+    # `patient` waits until the round is closed, and continues so if it was closed without its update.
+    overlap: OverlapName = "none"
+    deadline: DeadlineName = "adaptive"
+    # Seconds after which a round is closed with what has come, if anything has; `lockstep` has no deadline.
+    deadline_s: float = field(default=600.0, metadata=limits(least=1e-3, most=MAX_SECONDS))
+    # `adaptive`: share of the expected workers that is waited for.
+    quorum: float = field(default=0.5, metadata=limits(least=0, most=1))
+    # `adaptive`: times the median arrival that the others are given.
+    grace: float = field(default=1.5, metadata=limits(least=1, most=1000))
+    # With a mean, and with rate 1 and momentum 0.3, late work at half weight is better than none; with DiLoCo's
+    # momentum of 0.9 it is not.
+    late: LateName = "stale"
+    # `stale`: weight lost with each round that an update is late.
+    stale_discount: float = field(default=0.5, metadata=limits(least=0, most=1))
+    # Rounds after which an update is refused, whatever `late` says.
+    max_staleness: int = field(default=8, metadata=limits(least=0, most=1024))
+    # int8 cost no loss against fp32; on a 20 Mbit/s uplink a worker with steps of 0.4 s trains 93 % of the time with
+    # int8 and 87 % with fp32 (`onesweep plan --link links-60 --up-mbps 20 --step-s 0.4`).
+    codec: CodecName = "int8"  # how updates travel to the coordinator
+    down_codec: CodecName = "int8"  # how new versions travel to the workers: `fp32` whole, the others as differences
+    # Features cost the coordinator arithmetic and bandwidth for every worker, so copies are the default.
+    # How a block of a `chained` chain gets what it reads: from copies of the blocks before it, which it runs, or as the
+    # features that the coordinator makes of each round's text.
+    context_by: ContextBy = "copies"
+    # How copies travel of the parts that another is trained with: `fp32` whole, the others as differences.
+    copies_codec: CodecName = "fp32"
+    # Rounds of a part between two refreshes of the copies that others have of it.
+    copies_every: int = field(default=1, metadata=limits(least=1, most=MAX_COUNT))
+    # Fragments of a part that are exchanged in turn within a round; 1 is the whole at its end.
+    fragments: int = field(default=1, metadata=limits(least=1, most=256))
+    robust: RobustName = "none"
+    # `clip`: times the median norm that an update may have.
+    clip_factor: float = field(default=2.0, metadata=limits(least=0.1, most=1000))
+    # `trimmed`: share of the values that is left out at either end, coordinate by coordinate.
+    trim_share: float = field(default=0.25, metadata=limits(least=0, most=0.49))
+    # Times the median norm of what was accepted before at which an update is refused as absurd.
+    norm_limit: float = field(default=10.0, metadata=limits(least=1, most=1e6))
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.outer_momentum >= 1:
+            raise ConfigError(f"outer_momentum must be below 1, not {self.outer_momentum!r}")
+        if self.fragments > self.steps_per_round:
+            raise ConfigError(
+                f"{self.fragments} fragments do not find room in a round of {self.steps_per_round} steps; "
+                "give fewer fragments, or more steps_per_round"
+            )
+        if self.context_by == "features" and (self.model != "chain" or self.lookahead or self.fragments > 1):
+            raise ConfigError(
+                "context_by = features is for the blocks of a chain, which go through their rounds whole: "
+                'give model = "chain", lookahead = false and fragments = 1, or context_by = "copies"'
+            )
+        if self.robust != "none" and self.replicas < MIN_ROBUST:
+            raise ConfigError(
+                f"robust {self.robust} cannot tell which of {self.replicas} workers is wrong: "
+                f"give replicas of at least {MIN_ROBUST}, or robust = none"
+            )
+        if self.overlap in ("eager", "patient") and self.outer not in ("mean", "nesterov"):
+            raise ConfigError(
+                f"overlap {self.overlap} repeats the outer step: outer must be mean or nesterov, not {self.outer}"
+            )
+
+    @property
+    def ahead(self) -> int:
+        """Rounds that a worker may begin before they are open."""
+        return int(self.overlap in ("naive", "eager"))
+
+    def count(self, steps: int) -> int:
+        """Rounds of a run whose workers make `steps` local steps each; the last may have fewer."""
+        return self.rounds or -(-steps // self.steps_per_round)

@@ -1,0 +1,217 @@
+"""One training run: a task, its optimizer, its log; resumable after a kill without loss or repetition."""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from stages.errors import ConfigError, Interrupted
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.optimizer import OptimizerSet
+from trainer.blocks.progress import Progress, TrainingState
+from trainer.blocks.state import Reached, StepLog, exclusive, load_state, save_state, state_path
+
+MAX_GRADIENT_NORM = 1.0
+
+
+@dataclass(frozen=True)
+class StepLoss:
+    """`total` carries the gradient; `parts` (nats) go to the log.
+
+    A part that is a tensor is read after the gradient: to read a number from a GPU is to wait for it.
+    """
+
+    total: Tensor
+    parts: Mapping[str, float | Tensor]
+
+
+class Task(Protocol):
+    """A thing to train. Batches and noise are a pure function of the step, so a run can resume anywhere."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def module(self) -> nn.Module: ...
+
+    @property
+    def trained(self) -> Sequence[nn.Module]:
+        """Parts of the module that are trained apart: each has its own gradient norm."""
+        ...
+
+    def loss(self, step: int) -> StepLoss: ...
+
+    def evaluate(self) -> dict[str, float]: ...
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Limits and callbacks of a run that depend on time instead of steps."""
+
+    # The run ends after so much time, resumed runs counted together; the learning rates fall with it.
+    budget_s: float = math.inf
+    evaluate_every_s: float = math.inf
+    # Called with the losses of each evaluation but the final one.
+    evaluated: Callable[[Run, dict[str, float]], None] = lambda run, losses: None
+
+
+class Run:
+    """Trains one task in `directory`: NAME.jsonl, one line a log step; NAME.state.safetensors, to resume."""
+
+    def __init__(
+        self,
+        task: Task,
+        config: TrainingConfig,
+        directory: Path,
+        identity: str,
+        progress: Progress | None = None,
+        clock: Clock | None = None,
+        optimizers: OptimizerSet | None = None,
+    ) -> None:
+        """identity: digest of config and data; a state of another identity is not resumed.
+
+        optimizers: those of the task's module, if not an OptimizerSet.
+        """
+        self.task, self.config, self.identity = task, config, identity
+        self.progress, self.clock = progress or Progress(), clock or Clock()
+        directory.mkdir(parents=True, exist_ok=True)
+        self.state_path = state_path(directory, task.name)
+        self.lock_path = directory / f"{task.name}.lock"
+        self.log = StepLog(directory / f"{task.name}.jsonl")
+        self.optimizers = optimizers or OptimizerSet(task.module, config)
+        self.step = 0
+        self.spent_s = 0.0  # time in this run's loop and in the runs that it resumed
+        self.asked_to_stop = False
+
+    def train(self) -> dict[str, float]:
+        """Train to the last step and return the final evaluation.
+
+        Raises Interrupted on SIGINT or SIGTERM once the state is saved; a second signal does not wait for that.
+        A signal after the last step sets `asked_to_stop` only.
+        """
+        with exclusive(
+            self.lock_path, f"{self.task.name} is being trained by another process in {self.log.path.parent}"
+        ):
+            self._resume()
+            handlers = {number: signal.signal(number, self._ask_to_stop) for number in (signal.SIGINT, signal.SIGTERM)}
+            try:
+                return self._loop()
+            finally:
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)
+
+    def finish(self) -> None:
+        """Drop the state once the weights are in their checkpoint."""
+        self.state_path.unlink(missing_ok=True)
+
+    @property
+    def done(self) -> float:
+        """Share of the run that is over, by steps or by its time, whichever is further."""
+        return max(self.step / max(self.config.steps, 1), self.spent_s / self.clock.budget_s)
+
+    def _loop(self) -> dict[str, float]:
+        saved_at = evaluated_at = time.monotonic()
+        began = saved_at - self.spent_s
+        self.progress.begin(self.task.name, self.step, self.config.steps)
+        with _bar(self.task.name, self.step, None if math.isfinite(self.clock.budget_s) else self.config.steps) as bar:
+            last = self.done >= 1 or self.config.steps == 0
+            while not last:
+                record = train_step(self.task, self.optimizers, self.config, self.step, self.done)
+                now = time.monotonic()
+                self.step, self.spent_s = self.step + 1, now - began
+                self.progress.reach(self.step)
+                bar.update()
+                last = self.done >= 1
+                # A run with a time budget cannot say in steps when to evaluate.
+                is_due = now - evaluated_at > self.clock.evaluate_every_s
+                evaluate = (self.step % self.config.evaluate_every == 0 or is_due) and not last
+                if self.step % self.config.log_every == 0 or evaluate or last:
+                    if evaluate:
+                        losses, evaluated_at = self._evaluate(), now
+                        record |= losses
+                    self._log(record)
+                    shown = {key: f"{value:.3f}" for key, value in record.items() if key.endswith("nats")}
+                    bar.set_postfix(shown, refresh=False)
+                if last or self.asked_to_stop or now - saved_at > self.config.save_every_s:
+                    self._save()
+                    saved_at = now
+                if evaluate:
+                    self.clock.evaluated(self, losses)
+                if self.asked_to_stop and not last:
+                    raise Interrupted(f"{self.task.name}: stopped and saved at step {self.step}; run again to go on")
+        final = self._evaluate()
+        self._log({"final": True, **final})
+        return final
+
+    def _evaluate(self) -> dict[str, float]:
+        self.progress.enter(TrainingState.EVALUATING)
+        self.task.module.eval()
+        with torch.inference_mode():
+            return self.task.evaluate()
+
+    def _log(self, record: dict[str, Any]) -> None:
+        self.progress.record({key: value for key, value in record.items() if key.endswith("nats")})
+        self.log.append({"step": self.step, "time": round(time.time(), 1), **record})
+
+    def _save(self) -> None:
+        # The log first: after a crash in between, steps are repeated, but no line of a finished step is missing.
+        self.log.flush()
+        reached = Reached(self.step, self.spent_s)
+        save_state(self.state_path, self.task.module, self.optimizers, reached, self.identity)
+
+    def _resume(self) -> None:
+        """Take the saved state, if any, and cut the log back to it."""
+        # A kill during a save leaves its temporary file; the state itself is always whole.
+        for leftover in self.state_path.parent.glob(f".{self.task.name}.*"):
+            leftover.unlink(missing_ok=True)
+        if self.state_path.exists():
+            reached = load_state(self.state_path, self.task.module, self.optimizers, self.identity)
+            self.step, self.spent_s = reached.step, reached.spent_s
+        self.log.cut(self.step)
+
+    def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
+        # The first signal waits for the end of the step; a second one means now.
+        if self.asked_to_stop:
+            raise KeyboardInterrupt
+        self.asked_to_stop = True
+
+
+def train_step(
+    task: Task, optimizers: OptimizerSet, config: TrainingConfig, step: int, done: float | None = None
+) -> dict[str, Any]:
+    """One local step; returns what is logged. Raises ConfigError for a gradient that is not finite.
+
+    done: share of the run that is over, for a run that has a time budget.
+    """
+    task.module.train()
+    device = next(task.module.parameters()).device.type
+    with torch.autocast(device, dtype=torch.bfloat16, enabled=config.bfloat16):
+        loss = task.loss(step)
+    loss.total.backward()
+    # Parts that are trained apart are clipped apart: workers with one part each could not know the norm of all.
+    norm = max(float(nn.utils.clip_grad_norm_(part.parameters(), MAX_GRADIENT_NORM)) for part in task.trained)
+    if not math.isfinite(norm):
+        raise ConfigError(
+            f"{task.name}: the gradient is {norm} at step {step}; lower learning_rate and "
+            "matrix_learning_rate, or set bfloat16 = false"
+        )
+    parts = {name: value.item() if isinstance(value, Tensor) else value for name, value in loss.parts.items()}
+    share = optimizers.step(step, done)
+    return {**parts, "gradient_norm": norm, "rate_share": share}
+
+
+def _bar(name: str, step: int, steps: int | None) -> tqdm[Any]:
+    # A log file gets a line every half minute, not one a second.
+    interval = 1.0 if sys.stderr.isatty() else 30.0
+    return tqdm(total=steps, initial=step, desc=name, unit="step", mininterval=interval)

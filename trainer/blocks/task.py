@@ -1,0 +1,127 @@
+"""Training tasks: one block of a chain, or an AR model end to end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stages.model.block import Block
+from stages.model.partition import NoisePartition
+from stages.model.pipeline import ArModel
+from stages.model.randomness import Purpose, uniforms
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.data import Corpus
+from trainer.blocks.diagnostics import bits, block_diagnostics, next_byte_nats
+from trainer.blocks.losses import BlockLoss, ChunkLayout, Corruption, block_loss, next_byte_loss
+from trainer.blocks.run import StepLoss
+
+STEPS_PER_BLOCK = 4  # Euler steps with which the diagnostics denoise
+
+
+@dataclass(frozen=True)
+class BlockBatch:
+    """The chunks and noise of one block in one step: a pure function of (seed, block, step)."""
+
+    layout: ChunkLayout
+    corruption: Corruption
+    self_condition: bool
+
+    @classmethod
+    def draw(cls, block: Block, partition: NoisePartition, config: TrainingConfig, step: int, batch: int) -> BlockBatch:
+        length = block.architecture.context_bytes
+        # Four draws a step: the noise's seed, the chunk size, its offset, and whether the block sees its own guess.
+        draws = uniforms(config.seed, Purpose.TRAINING, 1 + block.index, 1, 4, step)[0]
+        generator = torch.Generator().manual_seed(int(draws[0] * 2**53))
+        chunk = config.chunks[int(draws[1] * len(config.chunks)) % len(config.chunks)] or length
+        layout = ChunkLayout(length, chunk, int(draws[2] * chunk) % chunk)
+        corruption = Corruption.draw(block, partition, layout, batch, generator)
+        return cls(layout, corruption, bool(draws[3] <= config.self_condition))
+
+    def loss(
+        self, block: Block, text: Tensor, features: Tensor | None, config: TrainingConfig, anchor: float | None = None
+    ) -> BlockLoss:
+        """anchor: weight of the clean loss, if not that of `config`."""
+        return block_loss(
+            block,
+            text,
+            features,
+            self.layout,
+            self.corruption,
+            self_condition=self.self_condition,
+            anchor=config.anchor if anchor is None else anchor,
+            edm_weighted=config.edm_weighted,
+        )
+
+
+class BlockTask:
+    """One block; the blocks before it run forward only, where the chain is `chained`."""
+
+    def __init__(
+        self, block: Block, before: list[Block], partition: NoisePartition, corpus: Corpus, config: TrainingConfig
+    ) -> None:
+        self.name = f"block-{block.index}"
+        self.module, self.before, self.partition = block, before, partition
+        self.corpus, self.config = corpus, config
+        self.length = block.architecture.context_bytes
+        self.trained = [block]
+
+    def loss(self, step: int) -> StepLoss:
+        text = self.corpus.batch(self.config.seed, step, self.config.sequences, self.length + 1)
+        batch = BlockBatch.draw(self.module, self.partition, self.config, step, len(text))
+        loss = batch.loss(self.module, text, self._read(step, text[:, :-1]), self.config)
+        return StepLoss(
+            loss.total,
+            {
+                "denoise_nats": float(loss.denoise),
+                "next_byte_nats": float(loss.next_byte.detach()),
+                "chunk": batch.layout.chunk,
+            },
+        )
+
+    def evaluate(self) -> dict[str, float]:
+        """Validation losses of this block alone; the from-noise CE starts from pure noise at its own sigma_max."""
+        block = self.module
+        text = self.corpus.valid_batch(self.config.valid_windows, self.length + 1)
+        features = self._features(text[:, :-1])
+        clean, _ = block.read(text[:, :-1] if features is None else features)
+        next_byte = next_byte_nats(block.next_byte(clean), text)
+        losses = block_diagnostics(self.before, block, self.partition, text, STEPS_PER_BLOCK)
+        return {
+            "valid_next_byte_nats": next_byte,
+            "valid_next_byte_bits": bits(next_byte),
+            **{f"valid_{name}": nats for name, nats in losses.items()},
+        }
+
+    def _read(self, step: int, known: Tensor) -> Tensor | None:
+        """Features (sequences, positions, width) that the block reads in place of bytes; None if it reads bytes."""
+        return self._features(known)
+
+    def _features(self, known: Tensor) -> Tensor | None:
+        if self.module.reads_bytes:
+            return None
+        x = known
+        with torch.no_grad():
+            for block in self.before:
+                x, _ = block.read(x)
+        return x.float()
+
+
+class ArTask:
+    """An AR model, all of its stages at once."""
+
+    def __init__(self, name: str, model: ArModel, corpus: Corpus, config: TrainingConfig) -> None:
+        self.name, self.module, self.corpus, self.config = name, model, corpus, config
+        self.length = model.architecture.context_bytes
+        self.trained = [model]
+
+    def loss(self, step: int) -> StepLoss:
+        text = self.corpus.batch(self.config.seed, step, self.config.sequences, self.length + 1)
+        loss = next_byte_loss(self.module(text[:, :-1]), text)
+        return StepLoss(loss, {"next_byte_nats": float(loss.detach())})
+
+    def evaluate(self) -> dict[str, float]:
+        text = self.corpus.valid_batch(self.config.valid_windows, self.length + 1)
+        nats = next_byte_nats(self.module(text[:, :-1]), text)
+        return {"valid_next_byte_nats": nats, "valid_next_byte_bits": bits(nats)}

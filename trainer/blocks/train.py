@@ -1,0 +1,209 @@
+"""Local training: the blocks of a chain one at a time, or an AR model, on one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from stages.checkpoint.checkpoint import load_block, replace_file, save_ar, save_block
+from stages.checkpoint.gate import probe_block
+from stages.checkpoint.manifest import Manifest, read_manifest
+from stages.errors import ConfigError, Interrupted
+from stages.model.block import Block
+from stages.model.pipeline import ArModel, ArStage
+from trainer.blocks.checkpoint_dir import RUN_FOLDER, add_metrics, identity, new_ar, new_chain, open_checkpoint_dir
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.data import Corpus
+from trainer.blocks.diagnostics import chain_diagnostics
+from trainer.blocks.lookahead import BlockWorkers, ChainTask, ScorerTask, Workers
+from trainer.blocks.progress import Progress, TrainingState
+from trainer.blocks.run import Run, Task
+from trainer.blocks.state import StepLog, read_records, state_path
+from trainer.blocks.task import STEPS_PER_BLOCK, ArTask, BlockTask
+
+
+def train_blocks(
+    config: TrainingConfig, corpus: Corpus, out: Path, only: int | None = None, progress: Progress | None = None
+) -> Manifest:
+    """Train the blocks of a chain into the checkpoint `out`, in order, skipping those that are done.
+
+    Only the block being trained has gradients and optimizer state. `only` picks one block; a `chained` one needs
+    those before it in `out`. Raises OnesweepError with what to do.
+    """
+    architecture = config.architecture
+    if only is not None and not 0 <= only < architecture.parts:
+        raise ConfigError(f"there is no block {only}: this chain has blocks 0 to {architecture.parts - 1}")
+    corpus.require(architecture.context_bytes + 1)
+    manifest = open_checkpoint_dir(out, new_chain(config, corpus))
+    for index in range(architecture.parts) if only is None else [only]:
+        if manifest.parts[index] is not None:
+            print(f"block {index}: already trained in {out}")
+            state_path(out / RUN_FOLDER, f"block-{index}").unlink(missing_ok=True)
+            continue
+        manifest = _train_block(config, corpus, out, manifest, index, progress)
+    if manifest.complete and "chain" not in manifest.metrics:
+        manifest = diagnose(config, corpus, out, manifest, progress)
+    return manifest
+
+
+def train_blocks_ahead(config: TrainingConfig, corpus: Corpus, out: Path, progress: Progress | None = None) -> Manifest:
+    """Train all blocks of a `chained` chain side by side, with lookahead; see trainer/blocks/lookahead.py."""
+    if config.architecture.context != "chained":
+        raise ConfigError("lookahead goes through the features that blocks pass on: give --context chained")
+    corpus.require(config.architecture.context_bytes + 1)
+    manifest = open_checkpoint_dir(out, new_chain(config, corpus, "lookahead"))
+    if not manifest.complete:
+        assert manifest.codes is not None
+        assert manifest.partition is not None
+        workers = BlockWorkers(config, manifest.codes)
+        task = ChainTask("chain-lookahead", workers, manifest.partition, corpus, config)
+        run = Run(task, config, out / RUN_FOLDER, identity(manifest), progress)
+        losses = run.train()
+        add_metrics(out, {"lookahead": losses})
+        features: Tensor | None = None
+        for block in workers.blocks:
+            features = save_block(out, block.eval(), features)
+        run.finish()
+        draw_curves(out / RUN_FOLDER)
+        manifest = read_manifest(out)
+    return manifest if "chain" in manifest.metrics else diagnose(config, corpus, out, manifest, progress)
+
+
+def train_ar(
+    config: TrainingConfig, corpus: Corpus, out: Path, layers: int, stages: int, progress: Progress | None = None
+) -> Manifest:
+    """Train an AR model of `layers` layers end to end, and store it cut into `stages` equal stages."""
+    if layers < 1 or stages < 1 or layers % stages:
+        raise ConfigError(
+            f"{layers} layers cannot be cut into {stages} equal stages; "
+            "give --layers as a multiple of --stages, both at least 1"
+        )
+    architecture = replace(config.architecture, parts=stages, layers=layers // stages, context="own")
+    torch.manual_seed(config.seed)
+    model = ArModel(architecture)
+    task = ArTask("ar", model, corpus, config)
+    return _train_pipeline(config, corpus, out, task, model.stages, "end to end", progress)
+
+
+def train_scorer(config: TrainingConfig, corpus: Corpus, out: Path, progress: Progress | None = None) -> Manifest:
+    """Train an AR pipeline stage by stage, as workers do that hold one stage each; see trainer/blocks/lookahead.py."""
+    architecture = replace(config.architecture, context="own")
+    torch.manual_seed(config.seed)
+    workers = Workers(architecture, config.lookahead)
+    task = ScorerTask("scorer", workers, corpus, config)
+    return _train_pipeline(config, corpus, out, task, workers.stages, "block by block", progress)
+
+
+def _train_pipeline(
+    config: TrainingConfig,
+    corpus: Corpus,
+    out: Path,
+    task: Task,
+    stages: Sequence[ArStage],
+    objective: str,
+    progress: Progress | None,
+) -> Manifest:
+    architecture = stages[0].architecture
+    corpus.require(architecture.context_bytes + 1)
+    manifest = open_checkpoint_dir(out, new_ar(architecture, config, corpus, objective))
+    if manifest.complete:
+        print(f"AR model: already trained in {out}")
+        state_path(out / RUN_FOLDER, task.name).unlink(missing_ok=True)
+        return manifest
+    run = Run(task, config, out / RUN_FOLDER, identity(manifest), progress)
+    losses = run.train()
+    add_metrics(out, {"ar": losses})
+    save_ar(out, ArModel(architecture, list(stages)).eval())
+    run.finish()
+    draw_curves(out / RUN_FOLDER)
+    return read_manifest(out)
+
+
+def _train_block(
+    config: TrainingConfig, corpus: Corpus, out: Path, manifest: Manifest, index: int, progress: Progress | None
+) -> Manifest:
+    assert manifest.codes is not None
+    assert manifest.partition is not None
+    before = _blocks_before(config, out, manifest, index)
+    # The same start whether blocks are trained in one command or one each.
+    torch.manual_seed(config.seed + index)
+    block = Block(config.architecture, index, manifest.codes)
+    task = BlockTask(block, before, manifest.partition, corpus, config)
+    run = Run(task, config, out / RUN_FOLDER, identity(manifest), progress)
+    losses = run.train()
+    # Measurements first: after a kill in between, a part without them would count as done.
+    add_metrics(out, {f"block-{index}": losses})
+    save_block(out, block.eval(), _probe_features(before, manifest))
+    run.finish()
+    draw_curves(out / RUN_FOLDER)
+    # The signal came after the last step: this block is saved, the next one is not begun.
+    if run.asked_to_stop:
+        raise Interrupted(f"block {index} is trained and saved; stopped as asked, run again to go on")
+    return read_manifest(out)
+
+
+def _blocks_before(config: TrainingConfig, out: Path, manifest: Manifest, index: int) -> list[Block]:
+    """The blocks whose features block `index` reads: none unless the chain is `chained`."""
+    if config.architecture.context == "own":
+        return []
+    for earlier in range(index):
+        if manifest.parts[earlier] is None:
+            raise ConfigError(
+                f"block {index} reads the features of block {earlier}, which is not trained yet in {out}; "
+                f"train it first (--block {earlier}), or all in order (no --block)"
+            )
+    return [load_block(out, i) for i in range(index)]
+
+
+def diagnose(
+    config: TrainingConfig, corpus: Corpus, out: Path, manifest: Manifest, progress: Progress | None
+) -> Manifest:
+    """Measure a whole chain on validation text, into `chain.jsonl` and the manifest; returns the manifest."""
+    assert manifest.partition is not None
+    if progress is not None:
+        progress.enter(TrainingState.EVALUATING)
+    blocks = [load_block(out, i) for i in range(config.architecture.parts)]
+    text = corpus.valid_batch(config.valid_windows, config.architecture.context_bytes + 1)
+    losses = chain_diagnostics(blocks, manifest.partition, text, STEPS_PER_BLOCK)
+    log = StepLog(out / RUN_FOLDER / "chain.jsonl")
+    # A measurement before a kill is replaced.
+    log.cut(-1)
+    log.append({"step": config.steps, "steps_per_block": STEPS_PER_BLOCK, **losses})
+    return add_metrics(out, {"chain": {**losses, "steps_per_block": STEPS_PER_BLOCK}})
+
+
+def _probe_features(before: list[Block], manifest: Manifest) -> Tensor | None:
+    features = None
+    for block in before:
+        assert manifest.partition is not None
+        _, features = probe_block(block, manifest.partition, manifest.probe_text, features)
+    return features
+
+
+def draw_curves(directory: Path) -> Path | None:
+    """Draw every NAME.jsonl of `directory` into curves.png; None without matplotlib (extra `plots`)."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        print("no picture of the curves: install onesweep[plots]")
+        return None
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for path in sorted(directory.glob("*.jsonl")):
+        records = read_records(path)
+        for key, style in (("next_byte_nats", "-"), ("denoise_nats", ":"), ("valid_next_byte_nats", "o")):
+            points = [(r["step"], r[key]) for r in records if key in r]
+            if points:
+                axes.plot(*zip(*points, strict=True), style, markersize=3, linewidth=1, label=f"{path.stem} {key[:-5]}")
+    axes.set_xlabel("step")
+    axes.set_ylabel("cross-entropy, nats a byte")
+    axes.grid(alpha=0.3)
+    if axes.lines:
+        axes.legend(fontsize=7)
+    target = directory / "curves.png"
+    replace_file(target, lambda path: figure.savefig(path, dpi=120, format="png"))
+    return target

@@ -1,0 +1,244 @@
+"""A distillation from start to finish: the run, its reports, the checkpoint it leaves behind."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stages.backends import drafting_runner
+from stages.backends.base import CleanPiece
+from stages.checkpoint.checkpoint import file_digest, replace_file, save_stage, write_manifest
+from stages.checkpoint.gate import PROBE_TEXT
+from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
+from stages.errors import CheckpointError, InputError
+from stages.model.families import PipelineStage
+from stages.model.pipeline import new_caches
+from trainer.blocks.checkpoint_dir import RUN_FOLDER
+from trainer.blocks.data import Corpus
+from trainer.blocks.device import check_device, within_memory
+from trainer.blocks.run import Clock, Run
+from trainer.blocks.state import state_path
+from trainer.distill.samples import FIRST, Samples, held_out, symbols_corpus
+from trainer.distill.settings import DistillSettings
+from trainer.distill.student import DistillTask, Student, fitting_layers, numbers_in, one_stage
+from trainer.distill.teacher import Teacher
+
+PUBLISH_EVERY_S = 600.0  # time between two evaluations on held-out text, after each of which the checkpoint is replaced
+DRAFT_STEPS = 24
+Tell = Callable[[str], None]
+
+
+def distill(settings: DistillSettings, tell: Tell = print) -> Manifest:
+    """Make a drafter, or continue one; `tell` gets a line of progress now and then. Raises OnesweepError."""
+    check_device(settings.device)
+    teacher = read_manifest(settings.checkpoint)
+    _check(settings, teacher)
+    with within_memory(settings.device, "give a smaller --window, or fewer --sequences or --layers"):
+        return _distilled(settings, teacher, tell)
+
+
+def _distilled(s: DistillSettings, source: Manifest, tell: Tell) -> Manifest:
+    corpus = symbols_corpus(s.texts, s.checkpoint, source, s.window)
+    layers = s.layers if s.layers is not None else fitting_layers(source.pipeline_architecture)
+    destination = DrafterDir(s.folder, s.checkpoint, _plan(s, layers, source, corpus))
+    tell(_sizes(source, layers))
+    is_known = destination.open()
+    dtype = torch.bfloat16 if s.bfloat16 else torch.float32
+    teacher = Teacher(s.checkpoint, source, s.device, dtype)
+    student = Student(teacher, layers)
+    samples = Samples(teacher, corpus, s, destination.folder / "samples", destination.identity)
+    task = DistillTask(student, samples, held_out(teacher, corpus, s.window, s.seed))
+    report = _Report(task, destination, s, tell)
+    clock = Clock(60 * s.minutes if s.minutes else float("inf"), PUBLISH_EVERY_S, report)
+    run = Run(task, s.training(), destination.folder, destination.identity, clock=clock)
+    # Without a state nothing was trained yet, so the run starts from the lens in closed form.
+    if not (is_known and state_path(destination.folder, task.name).exists()):
+        _begin(student, samples, report, run)
+    losses = run.train()
+    manifest = report.publish(run, losses, finished=True)
+    run.finish()
+    samples.drop()
+    return manifest
+
+
+def _check(settings: DistillSettings, manifest: Manifest) -> None:
+    """Raise InputError unless this pipeline can be distilled with these settings."""
+    if manifest.kind != "ar":
+        raise InputError(f"{settings.checkpoint} holds a chain of blocks: a drafter is distilled from an AR pipeline")
+    if not manifest.complete:
+        raise InputError(f"{settings.checkpoint} is not trained to its end yet: a drafter needs a whole one")
+    a = manifest.architecture
+    if settings.window > a.positions:
+        raise InputError(f"--window {settings.window}: the model reads {a.positions} positions at most")
+    total = sum(a.layers_in(index) for index in range(a.parts))
+    if settings.layers is not None and not (settings.layers and all(0 <= i < total for i in settings.layers)):
+        raise InputError(f"--layers {','.join(map(str, settings.layers))}: the model has layers 0 to {total - 1}")
+
+
+def _plan(s: DistillSettings, layers: tuple[int, ...], teacher: Manifest, corpus: Corpus) -> Manifest:
+    return Manifest(
+        kind="ar",
+        architecture=one_stage(teacher.pipeline_architecture, len(layers)),
+        parts=(None,),
+        probe_text=teacher.probe_text or PROBE_TEXT,
+        tokenizer=teacher.tokenizer,
+        data={"name": corpus.name, "train_symbols": len(corpus.train), "train_sha256": corpus.digest()},
+        training={"objective": "distilled", "teacher": teacher.digest(), **s.record(), "layers": list(layers)},
+        probe_tokens=teacher.probe_tokens,
+        files=teacher.files,
+    )
+
+
+def _sizes(teacher: Manifest, layers: tuple[int, ...]) -> str:
+    a = teacher.pipeline_architecture
+    own = numbers_in(one_stage(a, len(layers)), 0)
+    largest = max(numbers_in(a, index) for index in range(a.parts))
+    fits = "no more than" if own <= largest else "MORE than"
+    shown = ", ".join(map(str, layers))
+    return (
+        f"a drafter of the teacher's layers {shown}: {own / 1e6:.1f} million numbers, {fits} the {largest / 1e6:.1f} "
+        "million of the largest stage"
+    )
+
+
+def _begin(student: Student, samples: Samples, report: _Report, run: Run) -> None:
+    """Start a run: the layers as copied, and the lens in closed form."""
+    first = [samples.sample(index) for index in range(FIRST)]
+    symbols, features = (torch.cat(each) for each in zip(*first, strict=True))
+    student.fit_lens(symbols, features.to(student.teacher.device), samples.settings.sequences)
+    with torch.inference_mode():
+        report(run, report.task.evaluate())
+
+
+class _Report:
+    """Prints the progress of a run and publishes the checkpoint as it is then."""
+
+    def __init__(self, task: DistillTask, destination: DrafterDir, settings: DistillSettings, tell: Tell) -> None:
+        self.task, self.destination, self.settings, self.tell = task, destination, settings, tell
+        self.noun = destination.plan.tokenizer
+
+    def __call__(self, run: Run, losses: dict[str, float]) -> None:
+        self.tell(self._line(run, losses))
+        self.publish(run, losses, finished=False)
+
+    def publish(self, run: Run, losses: dict[str, float], finished: bool) -> Manifest:
+        s = self.settings
+        metrics: dict[str, Any] = {**losses, "steps": run.step, "symbols": run.step * s.sequences * s.window}
+        stage = self.task.student.stage_alone()
+        metrics |= {"minutes": round(run.spent_s / 60, 1), "finished": finished}
+        if finished:
+            # A copy, because the backend takes over the matrices of the stage that it runs.
+            metrics["draft_ms"] = round(draft_ms(deepcopy(stage)), 2)
+        return self.destination.publish(stage, metrics)
+
+    def _line(self, run: Run, losses: dict[str, float]) -> str:
+        s = self.settings
+        names = {"text": "held-out text", "written": "the model's own text"}
+        parts = [
+            f"{shown}: KL {losses[f'{name}_kl_bits']:.3f} bits, TV {losses[f'{name}_total_variation']:.3f}, "
+            f"{losses[f'{name}_accepted']:.2f} of 8 guesses stand"
+            for name, shown in names.items()
+        ]
+        if run.done:
+            parts.append(f"{run.step * s.sequences * s.window / run.spent_s:.0f} {self.noun}/s")
+            parts.append(f"{run.spent_s * (1 / run.done - 1) / 60:.0f} min left")
+        return f"step {run.step}: {'; '.join(parts)}"
+
+
+@dataclass(frozen=True)
+class DrafterDir:
+    """The checkpoint of a drafter: always whole, replaced by a better one after each evaluation."""
+
+    out: Path
+    source: Path  # the teacher's checkpoint; its tokenizer and licences are copied
+    plan: Manifest  # the manifest without parts and metrics
+
+    @property
+    def folder(self) -> Path:
+        """The run's state, log and samples."""
+        return self.out / RUN_FOLDER
+
+    @property
+    def identity(self) -> str:
+        """Digest of everything that decides the weights."""
+        record = json.loads(replace(self.plan, metrics={}).to_json())
+        return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+    def open(self) -> bool:
+        """Make the directory if needed; true if a run can be resumed from it.
+
+        Raises InputError if something else is there, or the drafter is finished.
+        """
+        known = self.folder.is_dir()
+        if (self.out / MANIFEST_NAME).exists():
+            there = read_manifest(self.out)
+            if (there.training, there.data) != (self.plan.training, self.plan.data):
+                raise InputError(f"{self.out} is there already, of another training: name a new directory in --out")
+            if there.metrics.get("distilled", {}).get("finished", True):
+                raise InputError(f"{self.out} is there already, and finished: name a new directory in --out")
+        elif self.out.exists() and (not known or not self.out.is_dir()):
+            raise InputError(f"{self.out} is there already: name a new directory in --out")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"cannot distil into {self.out}: {error.strerror}; give another --out") from None
+        return known
+
+    def publish(self, stage: PipelineStage, metrics: dict[str, Any]) -> Manifest:
+        """Replace the checkpoint atomically by one of these weights."""
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix=".new.") as made:
+            new = Path(made)
+            write_manifest(new, replace(self.plan, metrics={"distilled": metrics}))
+            save_stage(new, stage)
+            manifest = read_manifest(new)
+            for name in (*manifest.files, *(part.file for part in manifest.parts if part)):
+                source = new / name if (new / name).exists() else self.source / name
+                self._put(name, source)
+            # Last: until it is replaced, readers find the old checkpoint whole.
+            self._put(MANIFEST_NAME, new / MANIFEST_NAME)
+        named = {part.file for part in manifest.parts if part}
+        for path in self.out.glob("stage-*.safetensors"):
+            if path.name not in named:
+                path.unlink(missing_ok=True)
+        return manifest
+
+    def _put(self, name: str, source: Path) -> None:
+        if source.parent == self.source:
+            target = self.out / name
+            if not target.exists():
+                replace_file(target, lambda path: shutil.copyfile(source, path))
+            if file_digest(target) != self.plan.files[name]:
+                raise CheckpointError(f"{source} is damaged: its SHA-256 is not that of its manifest")
+            return
+        try:
+            source.replace(self.out / name)
+        except OSError as error:
+            raise CheckpointError(f"cannot save {self.out / name}: {error.strerror}; free some space") from None
+
+
+@torch.inference_mode()
+def draft_ms(stage: PipelineStage) -> float:
+    """Processor time of the fastest of some steps from one symbol to the odds of the next, run as the router runs them.
+
+    Processor time, because a wall clock also counts whatever else the machine does. stage: the whole drafter; its
+    matrices may be taken over.
+    """
+    a, runner, taken = stage.architecture, drafting_runner(stage), list[float]()
+    steps = min(DRAFT_STEPS, a.positions)
+    caches = new_caches(a.layers_in(0), a, steps)
+    for symbol in torch.arange(steps) % a.vocabulary:
+        begin = time.process_time()
+        (hidden,) = runner.read([CleanPiece(symbol[None], caches)])
+        runner.next_byte([hidden])
+        taken.append(1000 * (time.process_time() - begin))
+    return min(taken)

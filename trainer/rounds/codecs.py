@@ -1,0 +1,286 @@
+"""Codecs: how the numbers of a fragment travel, with error feedback up and differences between versions down."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from stages.errors import CodecError
+from trainer.blocks.round_settings import CodecName
+from trainer.rounds.tensors import Shapes, Tensors, add, shapes, subtract
+
+WHOLE: CodecName = "fp32"  # codec of a version that travels whole, to a worker that has none before it
+INT8_LEVELS = 127
+E3M0_GROUP = 128
+E3M0_VALUES = torch.tensor([0.0, *(2.0**power for power in range(-6, 1))])
+E3M0_BOUNDARIES = (E3M0_VALUES[1:] + E3M0_VALUES[:-1]) / 2
+E3M0_SIGN = 8
+TERNARY_GROUP = 256
+TERNARY_DIGITS = 5
+TERNARY_ZERO = 0.7
+TERNARY_POWERS = 3 ** torch.arange(TERNARY_DIGITS)
+TERNARY_SIGNS = torch.tensor([0.0, 1.0, -1.0])
+
+Raw = NDArray[np.uint8]
+
+
+class TensorCodec(ABC):
+    """Tensors travel in the order of their sorted names, one after the other, with nothing in between."""
+
+    name: str
+    bits: float  # of one number; scales come on top
+
+    def size(self, like: Shapes) -> int:
+        """Bytes of tensors of these shapes, exactly."""
+        return sum(self.tensor_size(shape) for shape in like.values())
+
+    def encode(self, tensors: Tensors) -> bytes:
+        """Raises CodecError for numbers that are not finite."""
+        written = []
+        for name in sorted(tensors):
+            values = tensors[name].detach().to("cpu", torch.float32).contiguous()
+            if not bool(values.isfinite().all()):
+                raise CodecError(f"{name} has numbers that are not finite; they do not travel")
+            written.append(self.write(values))
+        return b"".join(written)
+
+    def decode(self, data: bytes | memoryview, like: Shapes) -> Tensors:
+        """Raises CodecError unless `data` has `size(like)` bytes, before anything is allocated."""
+        if len(data) != (size := self.size(like)):
+            raise CodecError(f"{len(data)} bytes of {self.name}, but these tensors take {size}")
+        raw, offset, tensors = np.frombuffer(data, dtype=np.uint8), 0, dict[str, Tensor]()
+        for name in sorted(like):
+            end = offset + self.tensor_size(like[name])
+            tensors[name] = self.read(raw[offset:end], like[name])
+            offset = end
+        return tensors
+
+    @abstractmethod
+    def tensor_size(self, shape: tuple[int, ...]) -> int:
+        """Bytes of one tensor."""
+
+    @abstractmethod
+    def write(self, values: Tensor) -> bytes: ...
+
+    @abstractmethod
+    def read(self, raw: Raw, shape: tuple[int, ...]) -> Tensor: ...
+
+
+class Fp32Codec(TensorCodec):
+    """Float32 as it is."""
+
+    name, bits = "fp32", 32
+
+    def tensor_size(self, shape: tuple[int, ...]) -> int:
+        return 4 * math.prod(shape)
+
+    def write(self, values: Tensor) -> bytes:
+        return _float_bytes(values)
+
+    def read(self, raw: Raw, shape: tuple[int, ...]) -> Tensor:
+        return _floats(raw).reshape(shape)
+
+
+class Bf16Codec(TensorCodec):
+    """The upper half of float32, rounded to nearest even."""
+
+    name, bits = "bf16", 16
+
+    def tensor_size(self, shape: tuple[int, ...]) -> int:
+        return 2 * math.prod(shape)
+
+    def write(self, values: Tensor) -> bytes:
+        return values.reshape(-1).bfloat16().view(torch.int16).numpy().astype("<i2", copy=False).tobytes()
+
+    def read(self, raw: Raw, shape: tuple[int, ...]) -> Tensor:
+        halves = torch.from_numpy(raw.view("<i2").astype(np.int16))
+        return halves.view(torch.bfloat16).float().reshape(shape)
+
+
+class RowInt8Codec(TensorCodec):
+    """Whole numbers from -127 to 127 times one float32 scale a row of a matrix, or one for anything flatter.
+
+    A tensor is its scales, then its numbers. The scale of a row is its largest number by size over 127.
+    """
+
+    name, bits = "int8", 8
+
+    def tensor_size(self, shape: tuple[int, ...]) -> int:
+        return 4 * _rows(shape) + math.prod(shape)
+
+    def write(self, values: Tensor) -> bytes:
+        count = _rows(tuple(values.shape))
+        if not values.numel():
+            return _float_bytes(torch.zeros(count))
+        rows = values.reshape(count, -1)
+        scales = rows.abs().amax(dim=1) / INT8_LEVELS
+        steps = (rows / torch.where(scales > 0, scales, 1.0)[:, None]).round().clamp(-INT8_LEVELS, INT8_LEVELS)
+        return _float_bytes(scales) + steps.to(torch.int8).numpy().tobytes()
+
+    def read(self, raw: Raw, shape: tuple[int, ...]) -> Tensor:
+        split = 4 * _rows(shape)
+        steps = torch.from_numpy(raw[split:].view(np.int8).astype(np.float32))
+        if not steps.numel():
+            return steps.reshape(shape)
+        return (steps.reshape(_rows(shape), -1) * _floats(raw[:split])[:, None]).reshape(shape)
+
+
+class E3M0Codec(TensorCodec):
+    """A sign and three bits of exponent, one float32 scale for 128 numbers.
+
+    The format of Streaming DiLoCo's outer gradients (arXiv 2501.18512), whose paper does not say how numbers are
+    scaled: here the largest of a group is 1, and the values are 0 and plus or minus 1, 1/2, ... 1/64 of it, each number
+    going to the nearest. A tensor is the scales of its groups, then two numbers a byte, the first in the lower half.
+    """
+
+    name, bits = "e3m0", 4
+
+    def tensor_size(self, shape: tuple[int, ...]) -> int:
+        return 4 * _groups(shape, E3M0_GROUP) + -(-math.prod(shape) // 2)
+
+    def write(self, values: Tensor) -> bytes:
+        flat = values.reshape(-1)
+        groups = _padded(flat, E3M0_GROUP)
+        scales = groups.abs().amax(dim=1) if len(groups) else groups.new_zeros(0)
+        relative = groups / torch.where(scales > 0, scales, 1.0)[:, None]
+        exponents = torch.bucketize(relative.abs(), E3M0_BOUNDARIES)
+        codes = (exponents + E3M0_SIGN * ((relative < 0) & (exponents > 0))).reshape(-1)[: len(flat)]
+        pairs = _padded(codes, 2)
+        return _float_bytes(scales) + (pairs[:, 0] + 16 * pairs[:, 1]).to(torch.uint8).numpy().tobytes()
+
+    def read(self, raw: Raw, shape: tuple[int, ...]) -> Tensor:
+        split, total = 4 * _groups(shape, E3M0_GROUP), math.prod(shape)
+        pairs = torch.from_numpy(raw[split:].astype(np.int64))
+        codes = torch.stack([pairs % 16, pairs // 16], dim=1).reshape(-1)[:total]
+        values = torch.cat([E3M0_VALUES, -E3M0_VALUES])[codes]
+        return (values * _floats(raw[:split]).repeat_interleave(E3M0_GROUP)[:total]).reshape(shape)
+
+
+class TernaryCodec(TensorCodec):
+    """-1, 0 or 1 times one float32 scale for 256 numbers, five to a byte.
+
+    Zeros and scale are those of ternary weight networks (arXiv 1605.04711): numbers nearer to 0 than 0.7 of their
+    group's mean size are 0, and the scale is the mean size of the others. That is coarse and needs error feedback
+    (after which, with Muon inside, two bits are said to cost nothing: arXiv 2505.23725). A tensor is the scales of its
+    groups, then base-3 numbers of five digits, the lowest first; digit 0 stands for 0, 1 for plus and 2 for minus.
+    """
+
+    name, bits = "ternary", 8 / TERNARY_DIGITS
+
+    def tensor_size(self, shape: tuple[int, ...]) -> int:
+        return 4 * _groups(shape, TERNARY_GROUP) + _groups(shape, TERNARY_DIGITS)
+
+    def write(self, values: Tensor) -> bytes:
+        flat = values.reshape(-1)
+        groups = _padded(flat, TERNARY_GROUP)
+        sizes = groups.abs()
+        # the zeros that fill the last group do not count in its mean
+        numbers = torch.full((len(groups), 1), TERNARY_GROUP)
+        numbers[-1:] -= groups.numel() - len(flat)
+        is_large = sizes > TERNARY_ZERO * sizes.sum(dim=1, keepdim=True) / numbers
+        scales = (sizes * is_large).sum(dim=1) / is_large.sum(dim=1).clamp(min=1)
+        digits = (is_large * torch.where(groups < 0, 2, 1)).reshape(-1)[: len(flat)]
+        packed = (_padded(digits, TERNARY_DIGITS) * TERNARY_POWERS).sum(dim=1)
+        return _float_bytes(scales) + packed.to(torch.uint8).numpy().tobytes()
+
+    def read(self, raw: Raw, shape: tuple[int, ...]) -> Tensor:
+        split, total = 4 * _groups(shape, TERNARY_GROUP), math.prod(shape)
+        packed = torch.from_numpy(raw[split:].astype(np.int64))
+        digits = (packed[:, None] // TERNARY_POWERS % 3).reshape(-1)[:total]
+        return (TERNARY_SIGNS[digits] * _floats(raw[:split]).repeat_interleave(TERNARY_GROUP)[:total]).reshape(shape)
+
+
+CODECS: dict[CodecName, TensorCodec] = {
+    "fp32": Fp32Codec(),
+    "bf16": Bf16Codec(),
+    "int8": RowInt8Codec(),
+    "e3m0": E3M0Codec(),
+    "ternary": TernaryCodec(),
+}
+
+
+def codec_named(name: CodecName) -> TensorCodec:
+    return CODECS[name]
+
+
+class ErrorFeedback:
+    """Adds to an update what the codec rounded away of those before (arXiv 1901.09847); one for each fragment.
+
+    `carried` is part of a worker's state.
+    """
+
+    def __init__(self, codec: TensorCodec, carried: Tensors | None = None) -> None:
+        self.codec, self.carried = codec, carried or {}
+
+    def encode(self, delta: Tensors) -> bytes:
+        """The payload of this update and all that was rounded away before."""
+        wanted = add(delta, self.carried) if self.carried else delta
+        payload = self.codec.encode(wanted)
+        if self.codec.name != "fp32":
+            self.carried = subtract(wanted, self.codec.decode(payload, shapes(delta)))
+        return payload
+
+
+def publish(weights: Tensors, public: Tensors, codec: CodecName) -> tuple[Tensors, bytes]:
+    """The weights that workers have next, and the difference that brings them there; (weights, b"") for `fp32`.
+
+    The difference is taken from the weights that they have, not from the version before, so that what one version
+    rounds away is in the next: error feedback without a state of its own.
+    """
+    if codec == WHOLE:
+        return weights, b""
+    difference = codec_named(codec).encode(subtract(weights, public))
+    return receive(public, difference, codec), difference
+
+
+def receive(public: Tensors, difference: bytes, codec: CodecName) -> Tensors:
+    """The next public weights, on the worker's side. Raises CodecError for another size."""
+    return add(public, codec_named(codec).decode(difference, shapes(public)))
+
+
+def route(
+    held: int | None, newest: int, difference: Callable[[int], bytes | None], weights: Tensors
+) -> dict[int, bytes]:
+    """Differences, by number, from what is held to the newest; none where one is missing or the whole is smaller."""
+    if held is None or not 0 <= newest - held <= newest:
+        return {}
+    found = dict[int, bytes]()
+    for number in range(newest, held, -1):
+        found[number] = difference(number) or b""
+        if not found[number] or sum(map(len, found.values())) >= whole_size(weights):
+            return {}
+    return dict(sorted(found.items()))
+
+
+def whole_size(weights: Tensors) -> int:
+    """Bytes of a version that travels whole."""
+    return codec_named(WHOLE).size(shapes(weights))
+
+
+def _rows(shape: tuple[int, ...]) -> int:
+    return shape[0] if len(shape) > 1 else 1
+
+
+def _groups(shape: tuple[int, ...], size: int) -> int:
+    return -(-math.prod(shape) // size)
+
+
+def _padded(flat: Tensor, size: int) -> Tensor:
+    """Groups of `size` numbers, the last filled up with zeros."""
+    return F.pad(flat, (0, -len(flat) % size)).reshape(-1, size)
+
+
+def _floats(raw: Raw) -> Tensor:
+    """Little-endian float32 numbers, as a tensor of its own memory."""
+    return torch.from_numpy(raw.view("<f4").astype(np.float32))
+
+
+def _float_bytes(values: Tensor) -> bytes:
+    return values.reshape(-1).numpy().astype("<f4", copy=False).tobytes()

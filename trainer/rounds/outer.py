@@ -1,0 +1,261 @@
+"""Outer optimizers, which make the next version of a merge, and overlaps, which repeat that step on a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from trainer.blocks.round_settings import RoundSettings
+from trainer.rounds.store import Share
+from trainer.rounds.tensors import Tensors, add, scale, subtract, under, zeros_like
+
+MOMENTUM, COLLECTED, COUNT = "momentum.", "collected.", "count"
+
+
+def relative_weights(shares: Sequence[Share]) -> list[float]:
+    """Weights that sum to 1."""
+    total = sum(share.weight for share in shares)
+    return [share.weight / total for share in shares]
+
+
+def weighted_mean(shares: Sequence[Share]) -> Tensors:
+    """sum(weight * delta) / sum(weight) of at least one share, accumulated in float32."""
+    mean = zeros_like(shares[0].delta)
+    for share, weight in zip(shares, relative_weights(shares), strict=True):
+        for name, total in mean.items():
+            total.add_(share.delta[name], alpha=weight)
+    return mean
+
+
+def of_all(shares: Sequence[Share], workers: int) -> list[Share]:
+    """Scaled so that their weighted mean is sum(weight * delta) / (workers * heaviest weight)."""
+    whole = workers * max(share.weight for share in shares)
+    factor = sum(share.weight for share in shares) / whole
+    return [replace(share, delta=scale(share.delta, factor)) for share in shares]
+
+
+class Outer(Protocol):
+    """One for each fragment. Its state is plain tensors, so that it is stored with the weights."""
+
+    def step(self, theta: Tensors, shares: Sequence[Share]) -> Tensors:
+        """The next version from this one and at least one update, in an order that does not depend on arrival."""
+        ...
+
+    def state(self) -> Tensors: ...
+
+    def restore(self, state: Tensors) -> None: ...
+
+
+class MeanOuter:
+    """The plain average of where the workers went, as federated averaging does (arXiv 1602.05629)."""
+
+    def step(self, theta: Tensors, shares: Sequence[Share]) -> Tensors:
+        return subtract(theta, weighted_mean(shares))
+
+    def state(self) -> Tensors:
+        return {}
+
+    def restore(self, state: Tensors) -> None:
+        assert not state, "the mean has no state"
+
+
+class NesterovOuter:
+    """SGD with Nesterov momentum on the mean pseudo-gradient: DiLoCo (arXiv 2311.08105, algorithm 1).
+
+    m <- b m + g, theta <- theta - rate (g + b m); torch.optim.SGD(nesterov=True) does the same.
+    """
+
+    def __init__(self, rate: float, momentum: float) -> None:
+        self.rate, self.momentum = rate, momentum
+        self.buffer: Tensors = {}
+
+    def step(self, theta: Tensors, shares: Sequence[Share]) -> Tensors:
+        gradient = self.merge(shares)
+        self.buffer = add(gradient, self.buffer, self.momentum) if self.buffer else gradient
+        return add(theta, add(gradient, self.buffer, self.momentum), -self.rate)
+
+    def merge(self, shares: Sequence[Share]) -> Tensors:
+        return weighted_mean(shares)
+
+    def state(self) -> Tensors:
+        return dict(self.buffer)
+
+    def restore(self, state: Tensors) -> None:
+        self.buffer = dict(state)
+
+
+class DelayedOuter:
+    """Delayed Nesterov (arXiv 2401.09135, algorithm 3, with c = 0): gradients at once, momentum every N merges.
+
+    Momentum that each late update moves keeps going in directions that are long stale; here the gradients of N merges
+    are collected, and the momentum takes their mean and acts once. The paper's server steps for each single worker, N a
+    round, hence its factor 1/N of every gradient; ours steps for the mean of a round.
+    """
+
+    def __init__(self, rate: float, momentum: float, every: int) -> None:
+        """:param every: N, merges between two updates of the momentum."""
+        self.rate, self.momentum, self.every = rate, momentum, every
+        self.buffer: Tensors = {}
+        self.collected: Tensors = {}
+        self.count = 0
+
+    def step(self, theta: Tensors, shares: Sequence[Share]) -> Tensors:
+        gradient = weighted_mean(shares)
+        self.collected = add(self.collected, gradient) if self.collected else gradient
+        self.count += 1
+        theta = add(theta, gradient, -self.rate)
+        if self.count < self.every:
+            return theta
+        mean = scale(self.collected, 1 / self.every)
+        self.buffer = add(mean, self.buffer, self.momentum) if self.buffer else mean
+        self.collected, self.count = {}, 0
+        return add(theta, self.buffer, -self.rate * self.momentum)
+
+    def state(self) -> Tensors:
+        return {
+            **{MOMENTUM + name: tensor for name, tensor in self.buffer.items()},
+            **{COLLECTED + name: tensor for name, tensor in self.collected.items()},
+            COUNT: torch.tensor(float(self.count)),
+        }
+
+    def restore(self, state: Tensors) -> None:
+        self.buffer, self.collected = under(MOMENTUM, state), under(COLLECTED, state)
+        self.count = int(state[COUNT]) if state else 0
+
+
+class RadialOuter(NesterovOuter):
+    """Norms and directions averaged apart, then Nesterov: radial-directional averaging (after arXiv 2604.21428).
+
+    Pseudo-gradients that point apart cancel in a plain mean, so it becomes the shorter the more workers there are. Here
+    a tensor's merged length is the mean of the workers' lengths, its direction that of the mean of their directions.
+    How the paper cuts the weights into vectors is not known to us; here each tensor is one.
+    """
+
+    def merge(self, shares: Sequence[Share]) -> Tensors:
+        weights = relative_weights(shares)
+        return {name: _radial([share.delta[name] for share in shares], weights) for name in shares[0].delta}
+
+
+def _radial(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    direction, length = torch.zeros_like(tensors[0]), 0.0
+    for tensor, weight in zip(tensors, weights, strict=True):
+        norm = float(tensor.double().norm())
+        length += weight * norm
+        if norm > 0:  # in float64: one over the norm of denormal numbers is no float32
+            direction.add_((tensor.double() / norm).float(), alpha=weight)
+    total = float(direction.double().norm())
+    return direction * (length / total) if total > 0 else direction
+
+
+def new_outer(settings: RoundSettings) -> Outer:
+    """The outer optimizer of one fragment, before its first merge."""
+    rate, momentum = settings.outer_rate, settings.outer_momentum
+    match settings.outer:
+        case "mean":
+            return MeanOuter()
+        case "nesterov":
+            return NesterovOuter(rate, momentum)
+        case "delayed":
+            return DelayedOuter(rate, momentum, settings.momentum_every)
+        case "radial":
+            return RadialOuter(rate, momentum)
+
+
+class Overlap(Protocol):
+    """The weights that a worker starts from while its update travels; one for each worker and fragment."""
+
+    @property
+    def waits(self) -> bool:
+        """True if the worker waits until its update has arrived, however late."""
+        ...
+
+    def start(self, weights: Tensors, own: Tensors | None, merged: bool) -> Tensors:
+        """Weights with which the next round begins. Called once a round.
+
+        weights: the newest version that has arrived; own: the worker's pseudo-gradient of the round that it has just
+        finished, None before the first; merged: whether it is in `weights`.
+        """
+        ...
+
+    def state(self) -> Tensors: ...
+
+    def restore(self, state: Tensors) -> None: ...
+
+
+class NoOverlap:
+    """A worker waits for the version that its update went into."""
+
+    waits = True
+
+    def start(self, weights: Tensors, own: Tensors | None, merged: bool) -> Tensors:
+        return weights
+
+    def state(self) -> Tensors:
+        return {}
+
+    def restore(self, state: Tensors) -> None:
+        assert not state, "without an overlap there is no state"
+
+
+class NaiveOverlap(NoOverlap):
+    """A worker continues at once from the last version, which lacks the round that it has just finished.
+
+    The naive delay that eager updates are measured against (arXiv 2502.12996).
+    """
+
+    waits = False
+
+
+class EagerOverlap:
+    """Eager updates (arXiv 2502.12996): a worker applies its own part of the merge before the others' arrive.
+
+    In the paper every worker has weights of its own, stepped with (own now + sum of the others' before) / M, and
+    corrected one round later. The outer step is linear in what it is given, so those weights are the newest common
+    version plus the response of the optimizer to the worker's own pseudo-gradients alone: with Nesterov,
+    rate (own + b m) / M, where m is the momentum of its own. So a worker needs nothing from the others but the common
+    version, which may skip rounds.
+
+    `patient` is the same for a worker that does not go ahead: in time, it starts from the merge; late, it applies its
+    own part instead of waiting on.
+    """
+
+    waits = False
+
+    def __init__(self, rate: float, momentum: float, replicas: int) -> None:
+        """:param rate, momentum: those of the outer optimizer (1 and 0 for the mean).
+
+        :param replicas: M, workers whose updates make a merge.
+        """
+        self.rate, self.momentum, self.replicas = rate, momentum, replicas
+        self.buffer: Tensors = {}
+
+    def start(self, weights: Tensors, own: Tensors | None, merged: bool) -> Tensors:
+        if own is None:
+            return weights
+        self.buffer = add(own, self.buffer, self.momentum) if self.buffer else own
+        if merged:
+            return weights
+        return add(weights, add(own, self.buffer, self.momentum), -self.rate / self.replicas)
+
+    def state(self) -> Tensors:
+        return dict(self.buffer)
+
+    def restore(self, state: Tensors) -> None:
+        self.buffer = dict(state)
+
+
+def new_overlap(settings: RoundSettings) -> Overlap:
+    """The overlap of one worker, before its first round."""
+    match settings.overlap:
+        case "none":
+            return NoOverlap()
+        case "naive":
+            return NaiveOverlap()
+        case "eager" | "patient":
+            nesterov = settings.outer == "nesterov"
+            rate, momentum = (settings.outer_rate, settings.outer_momentum) if nesterov else (1.0, 0.0)
+            return EagerOverlap(rate, momentum, settings.replicas)

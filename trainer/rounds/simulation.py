@@ -1,0 +1,303 @@
+"""Engines of rounds, and the one in this process: real training and ledger, virtual time and links."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from stages.errors import ConfigError
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.data import Corpus
+from trainer.blocks.round_settings import RoundSettings
+from trainer.rounds.codecs import ErrorFeedback, codec_named
+from trainer.rounds.features import FeatureReader, names_before
+from trainer.rounds.file_server import CopyLine
+from trainer.rounds.ledger import Ledger
+from trainer.rounds.outer import new_overlap
+from trainer.rounds.parts import FedPart, Learner
+from trainer.rounds.simulated_workers import SimulatedWorkers
+from trainer.rounds.spec import RunSpec, boundaries, replica_seed
+from trainer.rounds.store import MemoryStore, Store, Update
+from trainer.rounds.tensors import Tensors, shapes, subtract
+
+
+@dataclass
+class RoundsTraffic:
+    """Bytes on the links, and counts of updates."""
+
+    up_bytes: int = 0
+    down_bytes: int = 0  # of the parts that a worker trains
+    copies_bytes: int = 0  # of the copies that it has of others
+    features_bytes: int = 0  # of the features that it reads instead
+    updates: Counter[str] = field(default_factory=Counter)  # by fate: in time, late, dropped, refused, lost
+    busy_s: float = 0.0  # virtual seconds of all workers that were spent on training
+    seconds: float = 0.0  # virtual, until the last round was closed
+
+
+class Simulation:
+    """Parts times replicas, moved by a queue of events in virtual time; everything in it is deterministic."""
+
+    def __init__(self, spec: RunSpec, corpus: Corpus, store: Store, fleet: SimulatedWorkers) -> None:
+        self.spec, self.settings, self.fleet = spec, spec.config.rounds, fleet
+        self.codec = codec_named(self.settings.codec)
+        self.fragments = spec.fragments
+        parts = self.fragments.split(spec.initial())
+        self.ledger = Ledger(self.settings, parts, store, spec.identity(corpus))
+        self.copies = {name: CopyLine(self.settings, 0, weights) for name, weights in parts.items()}
+        self.reader = FeatureReader(spec.config, spec.codes, corpus) if self.settings.context_by == "features" else None
+        self.traffic = RoundsTraffic()
+        self.workers = [
+            VirtualWorker(spec, index, replica, corpus, self)
+            for index in range(len(self.fragments.parts))
+            for replica in range(self.settings.replicas)
+        ]
+        self.waiting: list[VirtualWorker] = []
+        self.handed_in: set[tuple[str, str, int]] = set()
+        self._queue: list[tuple[float, int, Callable[[float], None]]] = []
+        self._events = 0
+
+    def run(self) -> RoundsTraffic:
+        """Train until every part has made its last round. Raises what training raises."""
+        for worker in self.workers:
+            self.at(0.0, worker.train)
+        while self._queue or self.waiting:
+            if not self._queue:  # nobody would ever hand in: all updates of a round were lost
+                waiting, self.waiting = self.waiting, []
+                for worker in waiting:
+                    worker.try_again(self.traffic.seconds)
+            now, _, action = heapq.heappop(self._queue)
+            action(now)
+        return self.traffic
+
+    def at(self, time: float, action: Callable[[float], None]) -> None:
+        """Do `action` at a time; actions of the same time are done in the order of the calls."""
+        heapq.heappush(self._queue, (time, self._events, action))
+        self._events += 1
+
+    def published(self) -> dict[str, Tensors]:
+        """The newest weights of every part, whole."""
+        return {part: self.fragments.whole(part, self.ledger.weights) for part in self.fragments.parts}
+
+    def arrive(self, update: Update, now: float) -> None:
+        staleness = self.ledger.round(update.fragment) - update.round
+        verdict = self.ledger.accept(update, now)
+        accepted = "late" if staleness > 0 else "in time"
+        self.traffic.updates[accepted if verdict.kind == "accepted" else verdict.kind] += 1
+        if verdict.kind == "accepted":
+            self.handed_in.add((update.worker, update.fragment, update.round))
+        self.check(update.fragment, now)
+
+    def check(self, part: str, now: float) -> None:
+        """Close the open round if it is due, else come again when it will be."""
+        while self.ledger.round(part) < self.settings.rounds and self.ledger.due(part, now):
+            merged = self.ledger.close(part, now)
+            self.traffic.seconds = max(self.traffic.seconds, now)
+            for worker in self.workers:
+                worker.hear(merged.updates)
+            waiting, self.waiting = self.waiting, []
+            for worker in waiting:
+                worker.go_on(now)
+        due = self.ledger.due_at(part)
+        if due is not None and due > now and self.ledger.round(part) < self.settings.rounds:
+            self.at(due, partial(self.check, part))
+
+
+class SimulatedFragment:
+    """A virtual worker's state of one fragment."""
+
+    def __init__(self, name: str, base: Tensors, settings: RoundSettings) -> None:
+        """:param base: weights that it begins with."""
+        self.name, self.base = name, base
+        self.feedback = ErrorFeedback(codec_named(settings.codec))
+        self.overlap = new_overlap(settings)
+        self.round = self.version = self.steps = 0
+        self.count = 0
+        """Updates handed in, so that a round made again has an id of its own."""
+        self.own: Tensors | None = None
+        self.sent, self.merged = "", False
+
+
+class VirtualWorker:
+    """One replica of one part. Each fragment goes through rounds of its own; with one, that is the whole part."""
+
+    def __init__(self, spec: RunSpec, index: int, replica: int, corpus: Corpus, engine: Simulation) -> None:
+        self.engine, self.settings, self.index, self.replica = engine, spec.config.rounds, index, replica
+        self.seed = replica_seed(spec.config.seed, replica)
+        task = spec.task(index, corpus, self.seed)
+        self.learner = Learner(task, spec.config)
+        self.part = spec.parts[index]
+        self.name = f"{self.part}-{replica}"
+        self.after = boundaries(self.settings.steps_per_round, self.settings.fragments)
+        self.fragments = [
+            SimulatedFragment(name, engine.ledger.weights(name), self.settings)
+            for name in engine.fragments.parts[self.part]
+        ]
+        self.turn = 0
+        self.seen: dict[str, int] = {}
+        """Numbers of the copies that it has of other parts, by fragment."""
+        for fragment in self.fragments:
+            self.learner.load(fragment.base)
+            self._count_down(fragment, whole=True)
+
+    def train(self, now: float) -> None:
+        """Real steps until the next exchange, in virtual time."""
+        fragment = self.fragments[self.turn]
+        if fragment.round >= self.settings.rounds:
+            if any(other.round < self.settings.rounds for other in self.fragments):
+                self.turn = (self.turn + 1) % len(self.fragments)
+                self.train(now)
+            return
+        if self.turn == 0 and self.learner.part.needs:
+            self.see_copies()
+        if isinstance(self.learner.part, FedPart):
+            self.be_fed(self.learner.part)
+        begin = self.after[self.turn - 1] if self.turn else 0
+        steps = self.after[self.turn] - begin
+        self.learner.train(fragment.round * self.settings.steps_per_round + begin, steps)
+        for other in self.fragments:
+            other.steps += steps
+        seconds = self.engine.fleet.training_s(self.replica, steps)
+        self.engine.traffic.busy_s += seconds
+        self.engine.at(now + seconds, self.hand_in)
+
+    def see_copies(self) -> None:
+        """Take the newest copies of the parts that this one is trained with."""
+        fragments, copies = self.engine.fragments, self.engine.copies
+        for fragment in (name for part in self.learner.part.needs for name in fragments.parts[part]):
+            line = copies[fragment]
+            line.follow(self.engine.ledger.round(fragment), self.engine.ledger.weights(fragment))
+            self.engine.traffic.copies_bytes += line.size(self.seen.get(fragment))
+            self.seen[fragment] = line.number
+        whole = {part: fragments.whole(part, lambda name: copies[name].tensors) for part in self.learner.part.needs}
+        self.learner.part.see(whole)
+
+    def be_fed(self, part: FedPart) -> None:
+        """Read features of the newest blocks before, made when a step needs them, until the next round."""
+        reader = self.engine.reader
+        assert reader is not None
+        reader.take({name: self.engine.ledger.weights(name) for name in names_before(self.index)})
+        part.feed(lambda step: reader.format.decode(reader.payload(self.index, self.seed, step)))
+        self.engine.traffic.features_bytes += reader.format.size
+
+    def hand_in(self, now: float) -> None:
+        """Send the update of the fragment whose turn it is; wait, or do not."""
+        engine, fragment = self.engine, self.fragments[self.turn]
+        weights = self.learner.weights()
+        payload = fragment.feedback.encode(subtract(fragment.base, {key: weights[key] for key in fragment.base}))
+        engine.traffic.up_bytes += len(payload)
+        fragment.own = engine.codec.decode(payload, shapes(fragment.base))
+        update = Update(
+            id=f"{self.name}-{fragment.round}-{fragment.count}",
+            worker=self.name,
+            fragment=fragment.name,
+            base_version=fragment.version,
+            round=fragment.round,
+            steps=min(fragment.steps, self.settings.steps_per_round),
+            sequences=fragment.steps * self.learner.config.sequences,
+            delta=fragment.own,
+        )
+        fragment.sent, fragment.merged, fragment.steps = update.id, False, 0
+        fragment.count += 1
+        fate = engine.fleet.fate(fragment.name, update.id)
+        there = now + engine.fleet.up_s(len(payload))
+        if fate == "late":
+            there += engine.fleet.late_rounds * engine.fleet.training_s(0, self.settings.steps_per_round)
+        if fate == "lost":
+            engine.traffic.updates["lost"] += 1
+        else:
+            engine.at(there, partial(engine.arrive, update))
+        if fragment.overlap.waits:
+            engine.at(there, self.go_on)
+        else:
+            self.go_on(now)
+
+    def hear(self, merged: tuple[str, ...]) -> None:
+        for fragment in self.fragments:
+            fragment.merged = fragment.merged or fragment.sent in merged
+
+    def go_on(self, now: float) -> None:
+        """Begin the next round of the fragment, or wait until there is one to begin."""
+        engine, fragment = self.engine, self.fragments[self.turn]
+        newest = engine.ledger.round(fragment.name)
+        if fragment.round + 1 > newest + self.settings.ahead:
+            engine.waiting.append(self)
+            return
+        fragment.base = fragment.overlap.start(engine.ledger.weights(fragment.name), fragment.own, fragment.merged)
+        missed, fragment.version = newest - fragment.version, newest
+        fragment.round = max(fragment.round + 1, newest)
+        self.learner.load(fragment.base)
+        size = self._count_down(fragment, whole=missed > 1) if missed else 0
+        self.turn = (self.turn + 1) % len(self.fragments)
+        engine.at(now + (0.0 if self.settings.ahead else engine.fleet.down_s(size)), self.train)
+
+    def try_again(self, now: float) -> None:
+        """Train the open round once more, unless this worker's update of it has come."""
+        engine, fragment = self.engine, self.fragments[self.turn]
+        fragment.round = fragment.version = engine.ledger.round(fragment.name)
+        if (self.name, fragment.name, fragment.round) in engine.handed_in:
+            engine.waiting.append(self)
+            return
+        fragment.base = engine.ledger.weights(fragment.name)
+        self.learner.load(fragment.base)
+        engine.at(now, self.train)
+
+    def _count_down(self, fragment: SimulatedFragment, whole: bool) -> int:
+        codec = codec_named("fp32" if whole else self.settings.down_codec)
+        size = codec.size(shapes(fragment.base))
+        self.engine.traffic.down_bytes += size
+        return size
+
+
+# Settings of a fleet that only virtual workers have.
+VIRTUAL = ("step_s", "latency_s", "up_mbps", "down_mbps", "in_time", "late_rounds", "lost")
+
+
+@dataclass(frozen=True)
+class WorkerTally:
+    """One real worker."""
+
+    made: int = 0  # local steps
+    merged: float = 0.0  # those of them that were merged, late ones times their worth
+    busy_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Result of a run."""
+
+    weights: dict[str, Tensors] = field(repr=False)  # the newest version of every part, as workers have it
+    traffic: RoundsTraffic
+    workers: int
+    tallies: Sequence[WorkerTally] = ()  # of real workers, part by part, replica by replica
+
+
+class RoundsEngine(Protocol):
+    def check(self, config: TrainingConfig, fleet: SimulatedWorkers) -> None:
+        """Raise ConfigError for what this engine cannot do."""
+        ...
+
+    def train(self, spec: RunSpec, corpus: Corpus, fleet: SimulatedWorkers) -> Trained:
+        """Make all rounds of a run that `check` let pass. Raises OnesweepError."""
+        ...
+
+
+def check_real(fleet: SimulatedWorkers) -> None:
+    """Raise ConfigError where a fleet asks of real workers what only virtual ones have."""
+    for name in VIRTUAL:
+        if getattr(fleet, name) != getattr(SimulatedWorkers(), name):
+            raise ConfigError(f"{name} is of virtual workers, real ones have slowness and pace_s: leave it out")
+
+
+class InProcessEngine:
+    def check(self, config: TrainingConfig, fleet: SimulatedWorkers) -> None:
+        if fleet.pace_s:
+            raise ConfigError("pace_s is of real workers, and these are virtual: give step_s instead")
+
+    def train(self, spec: RunSpec, corpus: Corpus, fleet: SimulatedWorkers) -> Trained:
+        engine = Simulation(spec, corpus, MemoryStore(), fleet)
+        traffic = engine.run()
+        return Trained(engine.published(), traffic, len(engine.workers))

@@ -1,0 +1,348 @@
+"""A run's specification, equal on every machine by digest: settings, parts, fragments, initial weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from stages.checkpoint.manifest import Manifest
+from stages.errors import ConfigError, InputError
+from stages.model.architecture import Architecture
+from stages.model.block import Block, Codes
+from stages.model.partition import NoisePartition
+from stages.model.pipeline import ArModel, ArStage
+from stages.wire.channel import check_name
+from stages.wire.status import failed_precondition, invalid
+from trainer.blocks.checkpoint_dir import identity, new_ar, new_chain, open_checkpoint_dir
+from trainer.blocks.config import MAX_WHOLE, TrainingConfig
+from trainer.blocks.data import Corpus
+from trainer.blocks.diagnostics import chain_diagnostics, next_byte_nats
+from trainer.blocks.entropy import make_partition
+from trainer.blocks.lookahead import OwnHead
+from trainer.blocks.task import STEPS_PER_BLOCK
+from trainer.rounds.features import FeatureFormat, check_features, is_fed
+from trainer.rounds.parts import (
+    AR,
+    HEAD,
+    STAGE,
+    AheadPart,
+    ArPart,
+    BlockPart,
+    FedPart,
+    PartTask,
+    StagePart,
+    block_name,
+    stage_name,
+    stage_weights,
+)
+from trainer.rounds.tensors import Shapes, Tensors, load, parameter_shapes, trainable
+from trainer.v1 import rounds_pb2
+
+DATA_KIND = "bytes"  # the text a model reads; a worker with data of another kind cannot take part
+
+
+@dataclass(frozen=True)
+class FragmentMap:
+    """The fragments of every part (Streaming DiLoCo, arXiv 2501.18512). A ledger knows nothing but fragments."""
+
+    # Names of the fragments of each part, in turn; a part that travels whole is its own fragment.
+    parts: Mapping[str, tuple[str, ...]]
+    like: Mapping[str, Shapes]  # shapes of the tensors of each fragment
+
+    @classmethod
+    def of(cls, parts: Mapping[str, Shapes], count: int) -> FragmentMap:
+        """Raises ConfigError for more fragments than tensors."""
+        names, like = dict[str, tuple[str, ...]](), dict[str, Shapes]()
+        for part, shapes in parts.items():
+            names[part] = tuple(fragment_name(part, index, count) for index in range(count))
+            for fragment, keys in zip(names[part], cut(shapes, count), strict=True):
+                like[fragment] = {key: shapes[key] for key in keys}
+        return cls(names, like)
+
+    @cached_property
+    def part_of(self) -> Mapping[str, str]:
+        return {fragment: part for part, fragments in self.parts.items() for fragment in fragments}
+
+    def split(self, parts: Mapping[str, Tensors]) -> dict[str, Tensors]:
+        """Weights of parts, by fragment."""
+        return {
+            fragment: {key: weights[key] for key in self.like[fragment]}
+            for part, weights in parts.items()
+            for fragment in self.parts[part]
+        }
+
+    def whole(self, part: str, weights: Callable[[str], Tensors]) -> Tensors:
+        """A part, from the weights of its fragments."""
+        return {key: tensor for fragment in self.parts[part] for key, tensor in weights(fragment).items()}
+
+
+def cut(like: Shapes, count: int) -> tuple[tuple[str, ...], ...]:
+    """Names of the tensors of each fragment, in the order of the part, with about equally many numbers in each.
+
+    Raises ConfigError for more fragments than tensors.
+    """
+    if count > len(like):
+        raise ConfigError(f"{count} fragments of {len(like)} tensors: a fragment has at least one; give fewer")
+    total, before, found = sum(math.prod(shape) for shape in like.values()), 0, [list[str]() for _ in range(count)]
+    index, names = 0, list(like)
+    for position, name in enumerate(names):
+        left = len(names) - position
+        if found[index] and (before * count >= (index + 1) * total or left <= count - 1 - index):
+            index += 1
+        found[index].append(name)
+        before += math.prod(like[name])
+    return tuple(tuple(names) for names in found)
+
+
+def boundaries(steps: int, count: int) -> Sequence[int]:
+    """Steps of a round after which each fragment is exchanged; the last at its end."""
+    return [steps * (index + 1) // count for index in range(count)]
+
+
+def fragment_name(part: str, index: int, count: int) -> str:
+    return part if count == 1 else f"{part}.f{index}"
+
+
+def replica_seed(seed: int, replica: int) -> int:
+    """Seed of a replica's batches and noise: a pure function, so that any machine can take its place.
+
+    Replica 0 has the run's own seed, so that a run of one replica is the training in one place.
+    """
+    if replica == 0:
+        return seed
+    word = hashlib.sha256(f"{seed} {replica}".encode()).digest()
+    return int.from_bytes(word[:8], "little") % MAX_WHOLE
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """Settled settings, for a chain its codes and noise partition, and over the network the checkpoint it makes."""
+
+    config: TrainingConfig
+    codes: Codes
+    partition: NoisePartition | None
+    manifest: Manifest | None = None  # of the checkpoint that a coordinator writes; a run in one process has none
+
+    @classmethod
+    def of(
+        cls,
+        config: TrainingConfig,
+        corpus: Corpus,
+        partition: NoisePartition | None = None,
+        manifest: Manifest | None = None,
+    ) -> RunSpec:
+        """:param partition: the run's, if it is known already; else it is measured, for a chain.
+
+        Raises ConfigError for settings that do not go together, DataError for too little text.
+        """
+        model, architecture = config.rounds.model, config.architecture
+        if config.rounds.lookahead and (model != "chain" or architecture.context != "chained"):
+            raise ConfigError(
+                "lookahead in [rounds] goes through the features that blocks pass on: "
+                'give model = "chain" and context = "chained"; a scorer is set by the section [lookahead]'
+            )
+        if config.lookahead.copies != "fp32":
+            raise ConfigError(
+                f"copies = {config.lookahead.copies!r} in [lookahead] is for training in one place: over rounds give "
+                "copies_codec in [rounds]"
+            )
+        check_features(config)
+        corpus.require(architecture.context_bytes + 1)
+        codes = Codes(config.noise.code_seed, architecture.code_dim)
+        if model == "chain":
+            partition = partition or make_partition(config.noise, architecture.parts, codes, corpus.train)
+        else:
+            config = replace(config, architecture=replace(architecture, context="own"))
+        return cls(settled(config), codes, partition, manifest)
+
+    @classmethod
+    def begin(cls, config: TrainingConfig, corpus: Corpus, out: Path) -> RunSpec:
+        """A run into the checkpoint `out`, which is made if it is not there.
+
+        Raises ConfigError, DataError; CheckpointError where `out` is of another run.
+        """
+        spec = cls.of(config, corpus)
+        _ = spec.fragments  # refused before anything is written
+        if config.rounds.model == "chain":
+            new = replace(new_chain(spec.config, corpus, "rounds"), partition=spec.partition)
+        else:
+            new = new_ar(spec.config.architecture, spec.config, corpus, "rounds")
+        manifest = open_checkpoint_dir(out, new)
+        return cls.of(config, corpus, manifest.partition, manifest)
+
+    @property
+    def rounds(self) -> int:
+        return self.config.rounds.rounds
+
+    @property
+    def checkpoint(self) -> Manifest:
+        assert self.manifest is not None, "a run in one process makes no checkpoint"
+        return self.manifest
+
+    @cached_property
+    def run(self) -> str:
+        """Name of a run over the network: a digest of everything that decides its weights."""
+        record = {"manifest": identity(self.checkpoint), "rounds": asdict(self.config.rounds)}
+        return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+    def identity(self, corpus: Corpus) -> str:
+        """Name of a run in one process: a digest of everything that decides its weights."""
+        config = asdict(self.config)
+        for name in ("log_every", "evaluate_every", "save_every_s"):
+            config.pop(name)
+        record = {"config": config, "data": corpus.digest()}
+        return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+    @cached_property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the parts, in order."""
+        if self.config.rounds.model == "ar":
+            return (AR,)
+        named = block_name if self.config.rounds.model == "chain" else stage_name
+        return tuple(named(index) for index in range(self.config.architecture.parts))
+
+    @cached_property
+    def fragments(self) -> FragmentMap:
+        """Raises ConfigError for more fragments than a part has tensors."""
+        with torch.device("meta"):  # a worker that holds one part has no room for all
+            like = {name: parameter_shapes(self.module(index)) for index, name in enumerate(self.parts)}
+        return FragmentMap.of(like, self.config.rounds.fragments)
+
+    def fragments_of(self, part: int) -> tuple[str, ...]:
+        return self.fragments.parts[self.parts[part]]
+
+    def module(self, index: int) -> nn.Module:
+        """A part as it begins, whatever was drawn before."""
+        config, architecture = self.config, self.config.architecture
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed + index)
+            match config.rounds.model:
+                case "chain":
+                    return Block(architecture, index, self.codes)
+                case "ar":
+                    return ArModel(architecture)
+                case "scorer":
+                    stage = nn.ModuleDict({STAGE: ArStage(architecture, index)})
+                    if index < architecture.parts - 1:
+                        stage[HEAD] = OwnHead(architecture, config.lookahead.private_layers)
+                    return stage
+
+    def initial(self) -> dict[str, Tensors]:
+        """Version 0 of all parts."""
+        return {name: trainable(self.module(index)) for index, name in enumerate(self.parts)}
+
+    def task(self, index: int, corpus: Corpus, seed: int) -> PartTask:
+        """Part number `index`, for a worker whose batches and noise come from `seed`."""
+        config, parts, module = replace(self.config, seed=seed), self.config.architecture.parts, self.module(index)
+        if isinstance(module, ArModel):
+            return ArPart(module, corpus, config)
+        if isinstance(module, nn.ModuleDict):
+            copies = [ArStage(config.architecture, i) for i in range(parts) if i != index]
+            return StagePart(module, copies, corpus, config)
+        assert isinstance(module, Block)
+        assert self.partition is not None
+        if is_fed(config, index):
+            return FedPart(module, self.partition, corpus, config)
+        chained = config.architecture.context == "chained"
+        before = [Block(config.architecture, i, self.codes) for i in range(index if chained else 0)]
+        if not config.rounds.lookahead:
+            return BlockPart(module, before, self.partition, corpus, config)
+        later = [Block(config.architecture, i, self.codes) for i in range(index + 1, parts)]
+        return AheadPart(module, before, later, self.partition, corpus, config)
+
+    def evaluate(self, published: Mapping[str, Tensors], corpus: Corpus) -> dict[str, float]:
+        """Validation losses in nats of what was published: "next_byte" at its end; of a chain also those of the whole,
+        as `chain_diagnostics` names them, and "PART KIND" of each block.
+        """
+        text = corpus.valid_batch(self.config.valid_windows, self.config.architecture.context_bytes + 1)
+        if self.config.rounds.model != "chain":
+            with torch.inference_mode():
+                return {"next_byte": next_byte_nats(self.pipeline(published)(text[:, :-1]), text)}
+        losses, blocks = dict[str, float](), list[Block]()
+        # this process has all blocks, so it needs no features
+        rounds = replace(self.config.rounds, context_by="copies")
+        whole = replace(self, config=replace(self.config, rounds=rounds))
+        for index, name in enumerate(self.parts):
+            task = whole.task(index, corpus, self.config.seed)
+            load(task.module, published[name])
+            task.see(published)
+            task.module.eval()
+            with torch.inference_mode():
+                found = task.evaluate()
+            assert isinstance(task.module, Block)
+            blocks.append(task.module)
+            kinds = {key.removeprefix("valid_").removesuffix("_nats"): nats for key, nats in found.items()}
+            losses |= {f"{name} {kind}": nats for kind, nats in kinds.items() if not kind.endswith("_bits")}
+        assert self.partition is not None
+        chain = chain_diagnostics(blocks, self.partition, text, STEPS_PER_BLOCK)
+        losses |= {key.removesuffix("_nats"): nats for key, nats in chain.items()}
+        return losses | {"next_byte": losses[f"{self.parts[-1]} next_byte"]}
+
+    def pipeline(self, published: Mapping[str, Tensors]) -> ArModel:
+        """A scorer or AR model as it was published."""
+        whole = ArModel(self.config.architecture)
+        if self.config.rounds.model == "ar":
+            load(whole, published[AR])
+        else:
+            for stage in whole.stages:
+                load(stage, stage_weights(published[stage_name(stage.index)]))
+        return whole.eval()
+
+    def check_join(self, request: rounds_pb2.JoinRequest, own_data: bool) -> None:
+        """Raise Refusal unless the worker that asks can take part.
+
+        :param own_data: whether it may bring other text.
+        """
+        try:
+            check_name(request.worker, "worker")
+        except InputError as error:
+            raise invalid(str(error)) from None
+        if request.version != version("onesweep"):
+            raise failed_precondition(
+                f"you have version {request.version[:40]!r} of onesweep, this coordinator has {version('onesweep')}: "
+                "workers compute alike only with the same one"
+            )
+        if request.architecture and request.architecture != architecture_digest(self.config.architecture):
+            raise failed_precondition(
+                "your settings have another architecture than this run: give --config of the coordinator, or none"
+            )
+        if request.run and request.run != self.run:
+            raise failed_precondition(
+                f"your state is of the run {request.run[:12]}, this is {self.run[:12]}: give another --state"
+            )
+        if request.data_kind != DATA_KIND:
+            raise failed_precondition(f"this run learns from {DATA_KIND}, not {request.data_kind[:40]!r}")
+        if not own_data and request.data != self.checkpoint.data["train_sha256"]:
+            raise failed_precondition(
+                f"your training text ({request.data[:12] or 'none'}) is not that of this run, "
+                f"{self.checkpoint.data['name']} ({self.checkpoint.data['train_sha256'][:12]}): give the same --data"
+            )
+
+
+def settled(config: TrainingConfig) -> TrainingConfig:
+    """`steps` and `rounds` in agreement, so that the schedule of the rates ends with the last round."""
+    rounds = config.rounds.count(config.steps)
+    if rounds < 1:
+        raise ConfigError("a run of rounds has at least one: give steps or rounds above 0")
+    return replace(config, rounds=replace(config.rounds, rounds=rounds), steps=rounds * config.rounds.steps_per_round)
+
+
+def architecture_digest(architecture: Architecture) -> str:
+    return hashlib.sha256(json.dumps(asdict(architecture), sort_keys=True).encode()).hexdigest()
+
+
+def feed_nothing(part: PartTask, spec: RunSpec) -> PartTask:
+    """The part with features of zeros, to measure what its steps cost."""
+    if isinstance(part, FedPart):
+        form = FeatureFormat.of(spec.config)
+        part.feed(lambda step: torch.zeros(form.sequences, form.positions, form.width))
+    return part
