@@ -89,7 +89,6 @@ def test_tcp_of_every_node_is_as_the_profile_says_and_the_machine_s_is_not_touch
     ipv4 = Path("/proc/sys/net/ipv4")
     names = ["tcp_congestion_control", "tcp_slow_start_after_idle", "tcp_allowed_congestion_control"]
 
-
     def of_the_machine() -> list[str]:
         with (ipv4 / names[-1]).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH)  # another lab may just be coming up
