@@ -14,19 +14,17 @@ from typing import TYPE_CHECKING
 from serving.cli.deployment import SHIPPED
 from serving.cli.generate import add_router_options, async_client_of, client_of
 from serving.gateway.commands import DEFAULT_LISTEN
+from serving.router.settings import RouterSettings
 from serving.router.topology import DEFAULT_ROUTER
 from stages.errors import InputError
 from stages.host.commands import (
-    add_drain_flag,
-    add_health_flag,
     add_host_options,
-    add_shelf,
     check_positive,
     host_settings,
-    keep_warm_s,
 )
+from stages.settings import add_flags, from_flags
 from stages.telemetry.logs import start_log
-from stages.telemetry.observability import add_observability, observability_of
+from stages.telemetry.observability import observability_of
 from stages.wire.registry import add_registry_flags, registry_settings
 from stages.wire.tls import add_server_options, security_of
 from stages.wire.web_access import check_framework
@@ -49,26 +47,8 @@ def register_servers(subparsers: Subparsers) -> None:
     router.add_argument("--topology", type=Path, metavar="FILE", help="the hosts; or where they register: --registry")
     add_registry_flags(router)
     router.add_argument("--listen", metavar="HOST:PORT", help=f"default: the topology's, else {DEFAULT_ROUTER}")
-    router.add_argument("--checkpoint", type=Path, metavar="DIR", help="bundle with the local model, for mode `local`")
-    router.add_argument(
-        "--frontier", type=Path, metavar="FILE", help="what mode `auto` chooses from (the bundle's frontier.json)"
-    )
-    add_shelf(router)
-    router.add_argument("--threads", type=int, metavar="N", help="processor threads (default: all cores)")
-    router.add_argument("--max-requests", type=int, default=64, metavar="N", help="requests in flight (64)")
-    router.add_argument("--max-rate", type=int, default=1000, metavar="R", help="requests started a second (1000)")
-    router.add_argument("--hop-timeout-s", type=float, default=5.0, metavar="S", help="wait for a host (5)")
-    router.add_argument("--keep-warm-ms", type=int, default=150, metavar="MS", help="pace on idle links, 0 = off (150)")
-    router.add_argument(
-        "--audit", type=float, default=0.0, metavar="SHARE", help="sweeps that replicas compute again, 0 to 1 (0)"
-    )
-    router.add_argument("--max-waiting", type=int, default=16, metavar="N", help="requests that wait for a place (16)")
-    router.add_argument("--max-wait-s", type=float, default=2.0, metavar="S", help="longest wait for a place (2)")
-    router.add_argument("--tokens", type=Path, metavar="FILE", help="who may ask, from `onesweep token`")
+    add_flags(router, RouterSettings)
     add_server_options(router)
-    add_health_flag(router)
-    add_drain_flag(router)
-    add_observability(router, share=True)
     router.set_defaults(run=run_router_command)
 
     host = subparsers.add_parser("host", help="run one host of a topology on this machine")
@@ -140,40 +120,21 @@ def register_demo(subparsers: Subparsers) -> None:
 
 
 def run_router_command(options: argparse.Namespace) -> int:
-    from serving.router.admission import AdmissionSettings
-    from serving.router.ring import RingSettings
-    from serving.router.server import RouterSettings, serve
+    from serving.router.server import serve
 
-    check_positive(options, "threads", "max_requests", "max_rate", "max_wait_s", "hop_timeout_s", "drain_s")
+    check_positive(options, "threads")
     seeing = observability_of(options)
     start_log(seeing.log_format, "router")
     topology = _topology_of(options)
-    if options.max_waiting < 0:
-        raise InputError(f"--max-waiting must be 0 or more, not {options.max_waiting}")
-    settings = RouterSettings(
+    settings = from_flags(
+        RouterSettings,
+        options,
         topology=topology,
         listen=options.listen or topology.router,
         checkpoint=options.checkpoint or topology.checkpoint,
-        admission=AdmissionSettings(
-            request_limit=options.max_requests,
-            requests_per_s=options.max_rate,
-            queue_limit=options.max_waiting,
-            queue_wait_s=options.max_wait_s,
-        ),
-        ring=RingSettings(
-            hop_timeout_s=options.hop_timeout_s,
-            keep_warm_s=keep_warm_s(options.keep_warm_ms),
-            audit_share=_audit_share(options.audit),
-        ),
-        threads=options.threads,
         security=security_of(options, topology.tls_of("router")),
-        tokens=options.tokens,
-        shelf=options.shelf,
-        frontier=options.frontier,
-        health=options.health,
         registry=registry_settings(options),
         seeing=seeing,
-        drain_s=options.drain_s,
     )
     serve(settings)
     return 0
@@ -188,12 +149,6 @@ def _topology_of(options: argparse.Namespace, within_s: float | None = None) -> 
     if (registry is None) == (options.topology is None):
         raise InputError("give either --topology FILE, or --registry URL where hosts register")
     return await_topology(registry, DEFAULT_ROUTER, within_s) if registry else read_topology(options.topology)
-
-
-def _audit_share(share: float) -> float:
-    if not 0 <= share <= 1:
-        raise InputError(f"--audit must be 0 (off) to 1 (every sweep), not {share}")
-    return share
 
 
 def run_host(options: argparse.Namespace) -> int:

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from serving.modes import SCORERS
 from serving.modes.base import Generation, Mode
+from serving.modes.candidates import Floats, check_scores, read_scores
 from serving.modes.drafters.available import Drafters
 from serving.modes.drafters.base import LocalModel
 from serving.modes.tokenizer import BYTE_TOKENIZER, NO_TOKENIZERS, Tokenizer, Tokenizers
 from serving.router.ring import RingView
+from serving.router.session import Session
 from stages.model.codec import HIDDEN
 from stages.model.scoring import MAX_LOGITS, most_scored
+from stages.model.vocabulary import Alphabet
 from stages.v1 import stage_pb2
 from stages.wire.status import failed_precondition, invalid
 
 FOLDERS = {"scorer": "scorer/", "ar": "ar/"}
+
+
+async def score(session: Session, step: stage_pb2.Score, alphabet: Alphabet) -> tuple[stage_pb2.Event, Floats]:
+    """The result of a step, and ln p of every symbol of its candidates: (candidates, symbols). Raises Refusal."""
+    shape = (len(step.candidates), alphabet.count(step.candidates[0]))
+    await session.push(step)
+    event = await session.event(partial(check_scores, shape=shape))
+    return event, read_scores(event.scores.nats, *shape)
 
 
 class ScoredMode(Mode):
@@ -101,6 +114,19 @@ class ScoredMode(Mode):
                 f"{count} candidates are more than the drafter writes at once: with {vocabulary} {noun} there are at "
                 f"most {MAX_LOGITS // vocabulary}"
             )
+
+    def step(
+        self, request: Generation, number: int, read: int, clean: bytes, candidates: list[bytes]
+    ) -> stage_pb2.Score:
+        """:param read: symbols that the hosts have read."""
+        return stage_pb2.Score(
+            number=number,
+            start=read,
+            clean=clean,
+            sampling=request.sampling,
+            codec=request.codec,
+            candidates=candidates,
+        )
 
     def margin(self, request: Generation) -> int:
         """Positions that the mode needs beyond prompt and output."""

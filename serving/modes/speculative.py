@@ -55,7 +55,7 @@ class SpeculativeMode(ArMode):
                         number=number,
                         start=read,
                         clean=alphabet.cut(text, read) + alphabet.encode(draft.symbols),
-                        sampling=stage_pb2.Sampling(seed=request.seed, temperature=request.temperature),
+                        sampling=request.sampling,
                         codec=request.codec,
                         draft=drafted,
                         tree=stage_pb2.DraftTree(depths=draft.depths) if is_tree else None,

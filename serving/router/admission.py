@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import grpc
 from asyncio_throttle.throttler import Throttler
 
+from serving.router.settings import AdmissionSettings
 from stages.wire.status import StatusError, exhausted
 from stages.wire.tokens import Key
 
@@ -27,20 +28,6 @@ DAY_S = 86_400
 LEAST_RETRY_MS, MOST_RETRY_MS = 1000, 60_000
 # Weight of a new request in the mean of how long they take.
 LEARN = 0.2
-
-
-@dataclass(frozen=True)
-class AdmissionSettings:
-    """Limits of a router."""
-
-    # Requests in flight.
-    request_limit: int = 64
-    # Pace at which admitted requests start.
-    requests_per_s: int = 1000
-    # Requests that wait for a place; 0 = refuse at once.
-    queue_limit: int = 16
-    # Longest wait for a place; a request that would wait longer is refused at once.
-    queue_wait_s: float = 2.0
 
 
 @dataclass

@@ -35,7 +35,12 @@ from stages.model.codec import CODECS, FEATURE_LIMIT, HIDDEN, StateCodec
 from stages.model.vocabulary import BYTES, Alphabet
 from stages.v1 import stage_pb2
 from stages.wire.messages import Outcome, copy_of, hidden_rows, work_of
-from stages.wire.status import StatusError
+from stages.wire.status import StatusError, internal, unavailable
+
+if TYPE_CHECKING:
+    from serving.router.ring import Ring
+
+log = logging.getLogger(__name__)
 
 # Whether two hosts gave the same answer to the same hop, as far as honest machines do.
 
@@ -184,12 +189,6 @@ def _kind(plan: HostPlan, digest: str) -> ModelKind | None:
     return next((kind for kind in MODEL_KINDS if kind in plan.models and plan.models[kind].digest == digest), None)
 
 
-if TYPE_CHECKING:
-    from serving.router.ring import Ring
-
-log = logging.getLogger(__name__)
-
-
 @dataclass
 class AuditCounters:
     """Cost and findings of audits."""
@@ -275,7 +274,7 @@ class Auditor:
                 break
             hops = [outcome for outcome in outcomes if isinstance(outcome, stage_pb2.Hop)]
         if isinstance(result := outcomes[-1], stage_pb2.Hop):
-            raise StatusError(grpc.StatusCode.INTERNAL, "the last host handed a hop on instead of ending it")
+            raise internal("the last host handed a hop on instead of ending it")
         if same_result(result, event) or not compared:
             return True
         await self._find_by_leaving_out(path, weights, opening, result)
@@ -287,9 +286,7 @@ class Auditor:
         try:
             return [await self._ask_one(link, hop, session) for hop in hops]
         except TimeoutError:
-            raise StatusError(
-                grpc.StatusCode.UNAVAILABLE, f"{link.relay.host} did not answer within {link.relay.hop_timeout_s:g} s"
-            ) from None
+            raise unavailable(f"{link.relay.host} did not answer within {link.relay.hop_timeout_s:g} s") from None
         finally:
             self.ring.spawn(link.release(session))
 
@@ -313,7 +310,7 @@ class Auditor:
             third = await self._third(hops, link, others[1:])
             if third is not None and all_agree(theirs, third, alphabet):
                 return theirs
-        raise StatusError(grpc.StatusCode.UNAVAILABLE, f"host {link.entry.name} cannot be asked alone")
+        raise unavailable(f"host {link.entry.name} cannot be asked alone")
 
     async def _judge(
         self,

@@ -8,7 +8,6 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -16,11 +15,11 @@ import grpc.aio
 
 from serving.router.audit import Auditor, ReferenceVerifier
 from serving.router.paths import Attempt, HostLink, HostPath, Suspects, Weights, best_path
+from serving.router.settings import RingSettings
 from serving.router.topology import HostEntry
 from stages.host.parts import MODEL_KINDS, ModelKind
-from stages.model.prefill import MAX_PREFILL_CHUNKS
 from stages.v1 import stage_pb2
-from stages.wire.hop_stream import KEEP_WARM_S, LinkObserver
+from stages.wire.hop_stream import LinkObserver
 from stages.wire.status import StatusError
 from stages.wire.tls import LOOPBACK_ONLY, Security
 
@@ -72,20 +71,6 @@ WATCH_S = 0.1
 # Beyond the longest that an audit waits: what asks a host that is taken out is to hear its answer.
 CLOSE_S = 1.0
 WARM_BYTES = 16 << 10
-
-
-@dataclass(frozen=True)
-class RingSettings:
-    """Settings of a ring."""
-
-    # How long to wait for a host's receipt, or description, and for hosts that are lost to come back.
-    hop_timeout_s: float = 5.0
-    # Pause between messages that keep an idle link's congestion window open; 0 = none.
-    keep_warm_s: float = KEEP_WARM_S
-    # Sweeps that are computed again by other hosts, of all.
-    audit_share: float = 0.0
-    # Hops that a long step is sent in at most; 1 only shows what pieces are worth.
-    pieces: int = MAX_PREFILL_CHUNKS
 
 
 class Ring:

@@ -7,8 +7,6 @@ import gc
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import grpc.aio
 import torch
@@ -16,24 +14,23 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from serving.router.active_release import ActiveRelease, RouterParts
-from serving.router.admission import Admission, AdmissionSettings
+from serving.router.admission import Admission
 from serving.router.audit import ReferenceVerifier
 from serving.router.discovery import follow_hosts
 from serving.router.records import ROUTER_METRICS, RequestRecords, RouterCounters
-from serving.router.ring import Ring, RingSettings, RingView
+from serving.router.ring import Ring, RingView
 from serving.router.rollout import Rollout, find_release
 from serving.router.service import RouterService
-from serving.router.topology import Topology
+from serving.router.settings import RouterSettings
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.checkpoint.release_store import ReleaseStore
 from stages.errors import InputError, OnesweepError, ServiceError
 from stages.host.parts import plan_host
 from stages.memory import keep_trimmed, return_large_buffers
-from stages.telemetry.observability import ObservabilitySettings, Telemetry
+from stages.telemetry.observability import Telemetry
 from stages.wire.auth import ROUTER
-from stages.wire.channel import DRAIN_S, bind, is_loopback, new_server, serve_health, stop_on_signals
-from stages.wire.registry import RegistrySettings, open_registry
-from stages.wire.tls import LOOPBACK_ONLY, Security
+from stages.wire.channel import bind, is_loopback, new_server, serve_health, stop_on_signals
+from stages.wire.registry import open_registry
 from stages.wire.tokens import Keyring
 
 log = logging.getLogger(__name__)
@@ -43,33 +40,6 @@ HEALTH_S = 0.2
 POLL_S = 0.02
 # For the last words of requests that have ended.
 FLUSH_S = 1.0
-
-
-@dataclass(frozen=True)
-class RouterSettings:
-    """Settings of `onesweep router`."""
-
-    topology: Topology
-    listen: str
-    # Bundle with the local model; None = no mode `local`.
-    checkpoint: Path | None = None
-    admission: AdmissionSettings = field(default_factory=AdmissionSettings)
-    ring: RingSettings = field(default_factory=RingSettings)
-    threads: int | None = None
-    security: Security = LOOPBACK_ONLY
-    # Who may ask; None = anybody, on a loopback address or with `insecure`.
-    tokens: Path | None = None
-    # Where releases are kept that are deployed; None = there can be none.
-    shelf: Path | None = None
-    # What mode `auto` chooses from; None = the bundle's, if it has one.
-    frontier: Path | None = None
-    # Where probes without a certificate ask.
-    health: str | None = None
-    # Where hosts register; None = they are those of the topology.
-    registry: RegistrySettings | None = None
-    seeing: ObservabilitySettings = field(default_factory=ObservabilitySettings)
-    # Time for requests under way once the router is to stop.
-    drain_s: float = DRAIN_S
 
 
 async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:

@@ -16,7 +16,7 @@ from typing import TypeVar
 import grpc
 
 from serving.modes.base import Generation, Mode
-from serving.modes.candidates import check_scores, read_scores
+from serving.modes.scored import score
 from serving.router.accounting import Account
 from serving.router.active_release import ActiveRelease
 from serving.router.ring import RingView
@@ -131,9 +131,8 @@ async def _nats(view: RingView, kind: ModelKind, manifest: Manifest) -> float:
                 codec="fp32",
                 candidates=[alphabet.encode(piece)],
             )
-            await session.push(step)
-            event = await session.event(partial(check_scores, shape=(1, len(piece))))
-            total -= float(read_scores(event.scores.nats, 1, len(piece)).sum())
+            _, nats = await score(session, step, alphabet)
+            total -= float(nats.sum())
             number, read = number + 1, at
     return total / (len(known) - 1)
 

@@ -15,7 +15,7 @@ import pytest
 from serving.cli.deployment import Deployment, temporary_deployment
 from serving.cli.ports import free_port_block
 from serving.client.client import AsyncClient, Client, RequestRefused, Result, RouterError, Tls
-from serving.router.admission import AdmissionSettings
+from serving.router.settings import AdmissionSettings
 from serving.router.topology import HostEntry, Topology, local_topology, read_topology
 from stages.errors import InputError
 from stages.wire.auth import CLIENT, HOST, ROUTER

@@ -11,7 +11,8 @@ from typing import Any
 import grpc
 import pytest
 
-from serving.router.admission import DAY_S, Admission, AdmissionSettings
+from serving.router.admission import DAY_S, Admission
+from serving.router.settings import AdmissionSettings
 from stages.wire.status import StatusError
 from stages.wire.tokens import ANYBODY, Key
 

@@ -20,7 +20,8 @@ from serving.cli.ports import free_port_block
 from serving.client.client import Client, Result, RouterError
 from serving.router.active_release import ActiveRelease
 from serving.router.ring import Ring
-from serving.router.server import SERVICE, RouterSettings, _first
+from serving.router.server import SERVICE, _first
+from serving.router.settings import RouterSettings
 from serving.router.topology import local_topology
 from stages.checkpoint.release_store import ReleaseStore, read_release_manifest
 from stages.errors import ServiceError

@@ -13,8 +13,9 @@ import pytest
 from serving.router.accounting import Account
 from serving.router.audit import Auditor
 from serving.router.paths import Attempt, HostLink, HostPath
-from serving.router.ring import Hedging, Ring, RingSettings, RingView
+from serving.router.ring import Hedging, Ring, RingView
 from serving.router.session import AuditFailed, Session
+from serving.router.settings import RingSettings
 from serving.router.topology import HostEntry
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import Relay, Settled

@@ -15,7 +15,7 @@ import pytest
 from serving.cli.deployment import Deployment
 from serving.cli.ports import free_port_block
 from serving.client.client import Client, RequestRefused, RouterError
-from serving.router.admission import AdmissionSettings
+from serving.router.settings import AdmissionSettings
 from serving.router.topology import local_topology
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.checkpoint.checkpoint import save_ar, write_manifest
