@@ -9,33 +9,34 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from serving.cli.deployment import SHIPPED
-from serving.cli.generate import add_router_options, async_client_of, client_of
+from serving.cli.deployment import (
+    SHIPPED,
+    Deployment,
+    ends_cleanly,
+    require_deployment,
+    state_directory,
+    temporary_deployment,
+)
+from serving.cli.generate import add_router_options, async_client_of, client_of, print_outcomes
+from serving.cli.ports import free_port_block
+from serving.client.client import Client
+from serving.client.comparison import all_entrants, run_entrants
 from serving.gateway.commands import DEFAULT_LISTEN
 from serving.router.settings import RouterSettings
-from serving.router.topology import DEFAULT_ROUTER
+from serving.router.topology import DEFAULT_ROUTER, Topology, local_topology, read_topology
 from stages.errors import InputError
 from stages.host.commands import (
     add_host_options,
     check_positive,
     host_settings,
 )
-from stages.settings import add_flags, from_flags
+from stages.settings import Subparsers, add_flags, from_flags
 from stages.telemetry.logs import start_log
 from stages.telemetry.observability import observability_of
 from stages.wire.registry import add_registry_flags, registry_settings
 from stages.wire.tls import add_server_options, security_of
 from stages.wire.web_access import check_framework
-
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
-    from serving.cli.deployment import Deployment
-    from serving.router.topology import Topology
-
-    Subparsers = _SubParsersAction[argparse.ArgumentParser]
 
 DEMO_PROMPT = "The old man looked at the sea and said that "
 DEMO_BYTES = 128
@@ -88,6 +89,7 @@ def register_up(subparsers: Subparsers) -> None:
         metavar="HOST:PORT",
         help=f"an API and a page, too ({DEFAULT_LISTEN})",
     )
+    # on two cores, three hosts of two threads each would only wait for each other
     up.add_argument("--threads", type=int, default=1, metavar="N", help="processor threads of each process (1)")
     up.set_defaults(run=run_up)
 
@@ -143,7 +145,6 @@ def run_router_command(options: argparse.Namespace) -> int:
 def _topology_of(options: argparse.Namespace, within_s: float | None = None) -> Topology:
     """The hosts that a file names, or those that are registered. Raises OnesweepError."""
     from serving.router.discovery import await_topology
-    from serving.router.topology import read_topology
 
     registry = registry_settings(options)
     if (registry is None) == (options.topology is None):
@@ -152,7 +153,6 @@ def _topology_of(options: argparse.Namespace, within_s: float | None = None) -> 
 
 
 def run_host(options: argparse.Namespace) -> int:
-    from serving.router.topology import read_topology
     from stages.host.server import StageSettings, serve
 
     topology = read_topology(options.topology)
@@ -191,8 +191,6 @@ def run_doctor_command(options: argparse.Namespace) -> int:
 
 
 def run_up(options: argparse.Namespace) -> int:
-    from serving.cli.deployment import Deployment, ends_cleanly, state_directory
-    from serving.router.topology import local_topology, read_topology
     from stages.host.parts import plan_host
 
     if options.http:
@@ -245,8 +243,6 @@ def _watch(deployment: Deployment) -> None:
 
 
 def run_down(options: argparse.Namespace) -> int:
-    from serving.cli.deployment import require_deployment, state_directory
-
     deployment = require_deployment(state_directory())
     deployment.stop()
     print(f"stopped {len(deployment.processes)} processes")
@@ -300,12 +296,6 @@ def run_status(options: argparse.Namespace) -> int:
 
 
 def run_demo(options: argparse.Namespace) -> int:
-    from serving.cli.deployment import ends_cleanly, temporary_deployment
-    from serving.cli.generate import print_outcomes
-    from serving.cli.ports import free_port_block
-    from serving.client.client import Client
-    from serving.client.comparison import all_entrants, run_entrants
-    from serving.router.topology import local_topology
     from stages.host.parts import plan_host
 
     parts = plan_host(options.checkpoint, (0,)).parts

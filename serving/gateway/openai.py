@@ -14,10 +14,8 @@ from serving.client.comparison import AUTO, INFILL
 from serving.gateway.access import Authorization, RouterClient, Settings, StrictRoute
 from serving.gateway.completions import (
     AnswerFormat,
-    ChatFormat,
     ChoiceEnd,
     ChoiceText,
-    CompletionFormat,
     CompletionOrder,
     order_of,
     run_choice,
@@ -94,9 +92,8 @@ async def completions(
 ) -> Response:
     """Continue a prompt, or fill the gap before `suffix`."""
     order = await _order(client, request, request.prompt, settings.timeout_s, authorization)
-    return await _answer(
-        client, order, request, CompletionFormat(request.model), request.prompt if request.echo else ""
-    )
+    echo = request.prompt if request.echo else ""
+    return await _answer(client, order, request, AnswerFormat(request.model, chat=False), echo)
 
 
 @routes.post("/chat/completions", response_class=Response, responses=_STREAM)
@@ -105,7 +102,7 @@ async def chat_completions(
 ) -> Response:
     """Continue the messages in the model's chat template; a byte model continues their texts, one line each."""
     order = await _order(client, request, "", settings.timeout_s, authorization)
-    return await _answer(client, order, request, ChatFormat(request.model), "")
+    return await _answer(client, order, request, AnswerFormat(request.model, chat=True), "")
 
 
 @routes.get("/models", response_class=Response)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
@@ -29,42 +28,31 @@ _TYPES = {
 }
 
 
-@dataclass(frozen=True)
-class _File:
-    content: bytes
-    media_type: str
-
-
-def _read() -> dict[str, _File]:
-    folder = files("serving.gateway").joinpath("static")
-    return {f.name: _File(f.read_bytes(), _TYPES[f.name.rpartition(".")[2]]) for f in folder.iterdir() if f.is_file()}
-
-
 # The pages have no build step and no library: a reader can open them, and the policy can forbid all other scripts.
 def page_routes() -> APIRouter:
     """Routes to the files of `static/`, which are read once."""
-    held, routes = _read(), APIRouter(include_in_schema=False)
+    folder, routes = files("serving.gateway").joinpath("static"), APIRouter(include_in_schema=False)
+    held = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+
+    def shown(name: str) -> Response:
+        # never cached: a page must match the server that it talks to
+        return Response(held[name], media_type=_TYPES[name.rpartition(".")[2]], headers={"cache-control": "no-cache"})
 
     @routes.get("/static/{name}", response_class=Response)
     async def asset(name: str) -> Response:
         if name not in held:
             raise ApiError(404, "no such file")
-        return _response(held[name])
+        return shown(name)
 
     @routes.get("/", response_class=Response)
     async def race() -> Response:
-        return _response(held["race.html"])
+        return shown("race.html")
 
     @routes.get("/hosts", response_class=Response)
     async def hosts() -> Response:
-        return _response(held["hosts.html"])
+        return shown("hosts.html")
 
     return routes
-
-
-def _response(file: _File) -> Response:
-    # never cached: a page must match the server that it talks to
-    return Response(file.content, media_type=file.media_type, headers={"cache-control": "no-cache"})
 
 
 race_routes = APIRouter(route_class=StrictRoute, tags=["pages"])
@@ -104,13 +92,7 @@ async def _lane(
 ) -> AsyncGenerator[dict[str, Any], None]:
     """The events of one entrant. Its error ends no other lane."""
     decoder = TextDecoder()
-    asked = {
-        "suffix": request.suffix,
-        "max_bytes": request.max_bytes,
-        "seed": request.seed,
-        "temperature": request.temperature,
-        "budget_ms": request.budget_ms,
-    }
+    asked = request.model_dump(include={"suffix", "max_bytes", "seed", "temperature", "budget_ms"})
     yield {"lane": entrant.label, "started": True}
     events = client.events(
         request.prompt,

@@ -53,7 +53,6 @@ class EventStream(StreamingResponse):
 
 # Several streams as one.
 
-
 T = TypeVar("T")
 
 

@@ -96,7 +96,6 @@ def draw(odds: Floats, u: Floats) -> NDArray[np.int64]:
 
 # Many continuations of one text, written together by the local model. The text itself is read, and kept, once.
 
-
 # Branches that one round may have: each branch of each round draws from a stream of its own.
 ROUND = 1 << 16
 # Odds that are looked at together: 2 MB, whatever the vocabulary.

@@ -113,6 +113,7 @@ class InfillDrafter:
         turns: list[Callable[[], None]] = [beam.open, *[beam.grow] * length, beam.close]
         turns += [partial(beam.follow, symbol) for symbol in after[: self.peek]]
         if len(after) > self.peek:
+            # the same bits to the second digit, for less than half of the reading
             turns.append(partial(beam.thin, SPARE * count, u[0]))
             turns += [partial(beam.follow, symbol) for symbol in after[self.peek :]]
         turns.append(partial(beam.thin, count, u[1]))
@@ -263,6 +264,8 @@ class InfillSizes:
     peek: int
 
 
+# Bits a byte of a filling of eight bytes with what follows it (docs/decisions.md): 1.99, 1.93, 1.90 with 64, 128, 256
+# drafts, and 1.93, 1.90, 1.90 with a look at 4, 8, 16 bytes of the suffix.
 OF_BYTES = InfillSizes(chunk=32, candidates=16, drafts=256, ahead=16, peek=4)
 # As much text, at about four bytes a token. A draft costs a look at the odds of the whole vocabulary at every symbol,
 # so there are fewer.

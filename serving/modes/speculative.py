@@ -17,7 +17,7 @@ from serving.modes.drafters.available import MODEL, NGRAM, Drafters
 from serving.modes.drafters.base import LocalSequence
 from serving.modes.drafters.drafting import AsyncDrafting, BothDrafter, Draft, Drafter, LookupDrafter, ModelDrafter
 from serving.modes.drafters.tree import MAX_DRAFT, DraftLength, DraftPlan, SweepTime
-from serving.modes.tokenizer import NO_TOKENIZERS, Tokenizers
+from serving.modes.tokenizer import Tokenizers
 from serving.router.accounting import Account
 from serving.router.ring import RingView
 from serving.router.session import Session
@@ -29,12 +29,14 @@ BOTH, LOOKUP = "both", "lookup"
 DEFAULT_BRANCHES = 4
 
 
+# The hosts draw at every guess with the numbers that `ar` would use there, and keep guesses that agree. Rejection would
+# accept the share 1 - TV (0.850 on 24 windows of validation text), this accepts 0.828, and the text is that of `ar`.
 class SpeculativeMode(ArMode):
     """A sweep for each round of guesses; the router hears the result and guesses again."""
 
     name = "ar-speculative"
 
-    def __init__(self, ring: RingView, drafters: Drafters, tokenizers: Tokenizers = NO_TOKENIZERS) -> None:
+    def __init__(self, ring: RingView, drafters: Drafters, tokenizers: Tokenizers) -> None:
         super().__init__(ring, tokenizers)
         self.drafters = drafters
         sweeps = SweepTime()
@@ -60,6 +62,7 @@ class SpeculativeMode(ArMode):
                         draft=drafted,
                         tree=stage_pb2.DraftTree(depths=draft.depths) if is_tree else None,
                     )
+                    # guesses need the result before, so a sweep ends at the router: H + 1 trips, where a byte costs H
                     await session.push(step)
                     ahead.begin(text, draft, _plan(request, left))
                     event = await session.event(partial(check_symbols, alphabet=alphabet, most=drafted + 1))

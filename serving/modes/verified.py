@@ -18,7 +18,7 @@ from serving.modes.drafters.available import Drafters
 from serving.modes.drafters.base import Guesses, LocalSequence
 from serving.modes.drafters.drafting import MAX_RUN, RunLength
 from serving.modes.scored import ScoredMode
-from serving.modes.tokenizer import NO_TOKENIZERS, Tokenizers
+from serving.modes.tokenizer import Tokenizers
 from serving.router.accounting import Account
 from serving.router.ring import RingView
 from serving.router.session import Session
@@ -65,6 +65,8 @@ def residual_sample(verdict: Verification, q: Floats, seed: int, position: int, 
     return int(symbols[fits[0]]) if len(fits) else None
 
 
+# Rejection accepts more than the draws of `ar-speculative`, and there is no text of another mode to keep to. A run that
+# stands whole settles its guesses and nothing else, so the text does not depend on where a run ends.
 class VerifiedMode(ScoredMode):
     """A sweep for each run of guesses: about one for each guess that is refused."""
 
@@ -72,7 +74,7 @@ class VerifiedMode(ScoredMode):
     default_codec = "fp32"
     most_draft = MAX_RUN
 
-    def __init__(self, ring: RingView, drafters: Drafters, tokenizers: Tokenizers = NO_TOKENIZERS) -> None:
+    def __init__(self, ring: RingView, drafters: Drafters, tokenizers: Tokenizers) -> None:
         super().__init__(ring, drafters, tokenizers)
         self._lengths = dict[tuple[str, str], RunLength]()
 

@@ -86,6 +86,7 @@ class Admission:
         if self.stopping:
             raise StatusError(grpc.StatusCode.UNAVAILABLE, "the router is stopping: ask another one, or this one later")
         usage = self._usage.setdefault(key.name, Usage())
+        # waiting for one's own quota helps nobody: the caller knows best when to come back
         self._check_quotas(key, usage, max_bytes)
         ticket, day = AdmittedRequest(), usage.day
         usage.bytes_today += max_bytes

@@ -26,6 +26,7 @@ RELEASE_AFTER_S = 0.005
 MOST_OWED = 4096
 MESSAGE_BYTES = 64 << 20
 # A host whose answer to the next keep-warm message is so late, and by three round trips, is taken for lost.
+# gRPC's own keepalive takes 15 s with the least settings that servers accept.
 SILENT_S = 1.0
 LEARN = 0.1
 
@@ -133,7 +134,6 @@ class HostLink:
 
 # Which hosts a request goes through: those that hold all blocks between them with the least delay and waiting.
 
-
 HostPath = tuple[HostLink, ...]
 
 
@@ -185,6 +185,8 @@ class Suspects:
         return self._until.get(pair, 0.0) > time.monotonic()
 
 
+# The router chooses, and hosts dial only where their own --next allows: nobody else knows where a request's sessions
+# are, and a path of any addresses would let a stolen router certificate make hosts dial anything.
 def best_path(
     links: Sequence[HostLink], weights: Weights, suspects: Suspects, avoid: Collection[str] = ()
 ) -> HostPath | None:

@@ -26,6 +26,7 @@ from stages.wire.tls import LOOPBACK_ONLY, Security
 # Hedging: a result that takes longer than nearly all others is tried again on other hosts.
 
 
+# A fixed time would be too long for a byte and too short for a long sweep on a busy host.
 # Less is not waited while the deadline leaves time: a machine that stalls a moment shall not get twice the work.
 LEAST_S = 1.0
 # Second tries that may be made at once, after a quiet time.
@@ -272,7 +273,6 @@ def _tell_failure(task: asyncio.Task[None]) -> None:
 
 
 # The ring as the requests of one release see it: hosts that hold its weights, and no others.
-
 
 # How long a look for a way through all hosts holds good: one request asks a dozen times.
 FOUND_S = 0.02

@@ -87,6 +87,7 @@ class Rollout:
             name = self.previous_name
             if not name:
                 raise failed_precondition("there is no release to go back to: nothing was deployed here")
+            # these weights are not tried again: a rollback is for trouble, and they were served before
             previous = self._previous or await self._revived(name)
             contents = await asyncio.to_thread(_contents, previous.directory, name)
             await self._stop_bringing()
@@ -180,6 +181,7 @@ class Rollout:
         before, name = self.current.release, served.release
         self.current.view.pin()
         self.current.name = before
+        # the switch is one assignment here: hosts that had to agree on it could end as a ring of two minds
         self._previous, self.previous_name, self.current = self.current, before, served
         log.info("release %s takes the place of %s", name, before)
         if (verifier := self.ring.auditor.verifier) is not None:
@@ -213,6 +215,7 @@ class Rollout:
 
     async def _quiet(self) -> None:
         """Return when nothing needs the release before the last any more. Raises Refusal."""
+        # no clock and no host can tell: `auto` opens sessions late, and only the router knows its requests
         for _ in range(int(DRAIN_S / POLL_S)):
             if not self._bringing and not (self._previous and self._previous.requests):
                 return

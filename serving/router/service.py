@@ -17,7 +17,6 @@ from serving.modes.tokenizer import BYTE_TOKENIZER, Message, OutputText, Tokeniz
 from serving.router.accounting import Account
 from serving.router.active_release import ActiveRelease
 from serving.router.admission import Admission
-from serving.router.paths import HostLink
 from serving.router.records import UNKNOWN_MODE, RequestRecord, RequestRecords
 from serving.router.request import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S
 from serving.router.rollout import Rollout, Tell
@@ -102,7 +101,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
     def status(self) -> router_pb2.StatusResponse:
         """The router and its hosts as they are now."""
-        served = self.rollout.current
+        served, names = self.rollout.current, {link.entry.address: link.entry.name for link in self.ring.links}
         return router_pb2.StatusResponse(
             version=version("onesweep"),
             ready=not served.view.problem,
@@ -114,15 +113,21 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                     ready=not link.problem,
                     reason=link.problem,
                     rtt_ms=link.relay.rtt_ms or 0.0,
-                    sessions=link.info.counters.sessions if link.info else 0,
-                    session_bytes=link.info.counters.session_bytes if link.info else 0,
-                    queued=link.info.counters.queued if link.info else 0,
-                    queue_limit=link.info.counters.queue_limit if link.info else 0,
-                    backend=link.info.backend if link.info else "",
-                    links=self._links_of(link),
+                    sessions=info.counters.sessions,
+                    session_bytes=info.counters.session_bytes,
+                    queued=info.counters.queued,
+                    queue_limit=info.counters.queue_limit,
+                    backend=info.backend,
+                    links=[
+                        router_pb2.LinkStatus(
+                            to=names.get(each.address, each.address), rtt_ms=each.rtt_ms, problem=each.problem
+                        )
+                        for each in info.links
+                    ],
                     releases=[release.name for release in link.held.values()],
                 )
                 for link in self.ring.links
+                for info in [link.info or stage_pb2.DescribeResponse()]
             ],
             modes=served.served_modes,
             chain_digest=served.view.digest("chain"),
@@ -152,14 +157,6 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         finally:
             if task is not None:
                 task.cancel()
-
-    def _links_of(self, link: HostLink) -> list[router_pb2.LinkStatus]:
-        names = {other.entry.address: other.entry.name for other in self.ring.links}
-        found = link.info.links if link.info else ()
-        return [
-            router_pb2.LinkStatus(to=names.get(each.address, each.address), rtt_ms=each.rtt_ms, problem=each.problem)
-            for each in found
-        ]
 
     async def _admit(
         self, request: router_pb2.GenerateRequest, ticket: RequestRecord

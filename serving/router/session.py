@@ -16,6 +16,7 @@ import grpc
 
 from serving.router import records as ticket
 from serving.router.accounting import Account
+from serving.router.audit import Sweep
 from serving.router.paths import Attempt, HostLink, HostPath
 from serving.router.ring import RingView
 from stages.host.parts import MODEL_KINDS, ModelKind
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 
 # The journal of a session's reads: with it, other hosts can take over where they stopped.
-
 
 # An AR step's symbols are read as if they came one by one up to so many at once (FEW_POSITIONS in stages/backends).
 READ_BYTES = 64
@@ -51,6 +51,7 @@ class Journal:
         clean = self.text + work.clean
         again = copy_of(work)
         again.start, again.clean = 0, clean
+        # caches of the same bytes read in other pieces differ in the last bits, and a near tie could fall otherwise
         again.reads[:] = self.reads if isinstance(work, stage_pb2.Sweep | stage_pb2.Score) else self._merged()
         return again
 
@@ -311,6 +312,7 @@ class Session:
     def _send(self, attempt: Attempt, work: Work) -> None:
         hop = self._hop(attempt, work)
         ticket.stamp(hop)
+        # cut here and not by the hosts: a piece is a hop like others, checked, queued, refused and resent as one
         attempt.send(prefill_hops(hop, self.alphabet, self.ring.settings.pieces))
 
     def _hop(self, attempt: Attempt, work: Work) -> stage_pb2.Hop:
@@ -333,7 +335,8 @@ class Session:
             opening.decode.remaining = 1
         self._helpers.update(attempt.path)
         hops = prefill_hops(opening, self.alphabet)
-        if not await self.ring.auditor.audit(attempt.path, self.weights, hops, event, self.alphabet):
+        sweep = Sweep(attempt.path, self.weights, hops, event, self.alphabet)
+        if not await self.ring.auditor.audit(sweep):
             self._audit_failed = True
 
     def _give_up(self, attempt: Attempt) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from serving.client.client import Client, RequestRefused, Result
 from serving.modes.candidates import Branches
@@ -80,45 +79,6 @@ def test_a_verified_text_is_the_same_however_much_is_guessed(scene: Scene) -> No
     assert {result.reached for result in results} == {COUNT}, "each is a guess that was tried, or came in its place"
     assert 0 < results[0].accepted < COUNT
     assert results[2].sweeps < COUNT
-
-
-@torch.inference_mode()
-def odds_of_pairs(stages: list[LlamaStage], prompt: list[int]) -> torch.Tensor:
-    """Of every two tokens after `prompt`, at temperature 1: (first, second)."""
-
-    def after(tokens: torch.Tensor) -> torch.Tensor:
-        x = tokens
-        for stage in stages:
-            x = stage.read(x)
-        return stages[-1].next_byte(x[:, -1:])[:, 0].double().softmax(-1)
-
-    size = ALPHABET.size
-    first = after(torch.tensor([prompt]))[0]
-    contexts = torch.tensor(prompt).repeat(size, 1)
-    return first[:, None] * after(torch.column_stack([contexts, torch.arange(size)]))
-
-
-@pytest.mark.parametrize("settings", [{"mode": "verified", "draft": 2}, {"mode": "resample", "candidates": 256}])
-def test_texts_have_the_odds_of_the_pipeline(scene: Scene, settings: dict[str, Any]) -> None:
-    """Of two tokens: how often they make a text that the model likes better than its drafter does."""
-    prompt, samples = ids("the"), 120
-    pieces = [text_of([token]) for token in range(ALPHABET.size)]
-    shown = [token for token, piece in enumerate(pieces) if piece.isascii() and piece]
-    p, q = (odds_of_pairs(stages, prompt)[shown][:, shown] for stages in (scene.model, scene.drafter))
-    liked = {pieces[shown[a]] + pieces[shown[b]] for a, b in (p > q).nonzero().tolist()}
-    unlike = {pieces[shown[a]] + pieces[shown[b]] for a, b in (p <= q).nonzero().tolist()}
-    sure = liked - unlike  # some texts are made of two pairs
-    law, drafted = (
-        sum(float(odds[a, b]) for a, b in (p > q).nonzero().tolist() if pieces[shown[a]] + pieces[shown[b]] in sure)
-        for odds in (p, q)
-    )
-    texts = [
-        scene.client.generate("the", max_tokens=2, temperature=1.0, seed=seed, **settings).text
-        for seed in range(samples)
-    ]
-    error = (law * (1 - law) / samples) ** 0.5
-    assert abs(sum(text in sure for text in texts) / samples - law) < 4 * error
-    assert law - drafted > 4 * error, "the test can tell the drafter's"
 
 
 # Candidates

@@ -72,7 +72,7 @@ def test_a_release_is_deployed_with_its_tokenizer_and_its_drafter(
         assert caller.generate(PROMPT, mode="verified", max_tokens=8, seed=3).drafted
 
 
-@pytest.mark.parametrize(("mode", "letter"), [("ar", "a"), ("ar-speculative", "b"), ("verified", "a")])
+@pytest.mark.parametrize(("mode", "letter"), [("ar-speculative", "b"), ("verified", "a")])
 def test_a_host_that_is_killed_costs_no_text(
     doubles: Deployment,
     caller: Client,

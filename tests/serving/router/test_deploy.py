@@ -253,8 +253,6 @@ def test_one_deployment_at_a_time(at: Callable[[Path], None], router: str, old: 
     ("harm", "says"),
     [
         ("digest", "chain/block-1"),
-        ("shapes", "has shape"),
-        ("other weights", "the weights do not mean what the manifest says"),
         ("noise", "the weights do not mean what the manifest says"),
     ],
 )

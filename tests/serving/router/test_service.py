@@ -70,7 +70,7 @@ def test_a_router_that_stops_ends_what_it_began_and_takes_no_more(
         return None
 
     with Client(topology.router) as client:
-        stream = client.stream("x", mode="chunked", chunk=1, max_bytes=500)
+        stream = client.stream("x", mode="ar", max_bytes=200)
         next(stream)
         router.loop.call_soon_threadsafe(router.stop.set)
         error = until(refused)
@@ -78,7 +78,7 @@ def test_a_router_that_stops_ends_what_it_began_and_takes_no_more(
         assert error.code is grpc.StatusCode.UNAVAILABLE
         *_, result = stream
         assert isinstance(result, Result)
-        assert result.output_bytes == 500
+        assert result.output_bytes == 200
     router.ended.result(60)
 
 
@@ -136,7 +136,7 @@ def test_the_demo_shows_every_mode(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     there = contextlib.nullcontext(deployment)
-    monkeypatch.setattr("serving.cli.deployment.temporary_deployment", lambda topology, checkpoint: there)
+    monkeypatch.setattr("serving.cli.serve.temporary_deployment", lambda topology, checkpoint: there)
     code, out, _ = onesweep("demo", "--checkpoint", bundles / "own", "--prompt", "The sea ")
     assert code == 0
     assert all(f"\n{mode}:" in out for mode in ("sweep", "chunked", "ar", "ar-speculative", "local"))
