@@ -27,7 +27,7 @@ KEEP_WARM_S = 0.15
 WARM_TIMEOUT_S = 2.0
 # A link without hops for so long is idle, and gets a message in a pause of this length: twenty small messages a second
 # to each neighbour cost a host two hundredths of a core for nothing.
-IDLE_AFTER_S, IDLE_PAUSE_S = 3.0, 2.0
+IDLE_AFTER_S, IDLE_PAUSE_S = 10.0, 2.0
 # Keep-warm messages whose quickest tells the link's own round trip: the others may have waited for a processor.
 RECENT = 8
 BATCH_BYTES = 1 << 20  # A batch takes hops until it has this many bytes
