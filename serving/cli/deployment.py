@@ -96,7 +96,9 @@ class Deployment:
             raise ServiceError(f"a deployment is up already (router {previous.topology.router}); `onesweep down` first")
         if place is None:
             _check_free(topology, http)
-        deployment = cls(topology, directory, {}, place, ready_within_s=_ready_within_s(checkpoint))
+        # all of it is read by processes that share this machine
+        weight_bytes = sum(path.stat().st_size for path in checkpoint.rglob("*.safetensors"))
+        deployment = cls(topology, directory, {}, place, ready_within_s=READY_S + weight_bytes / LOADED_BYTES_S)
         topology_path = directory / TOPOLOGY
         topology_path.write_text(topology.to_toml(), encoding="utf-8")
         shelves = directory / "shelves"
@@ -187,11 +189,7 @@ class Deployment:
     def _launch(self, name: str, command: list[str], log_mode: str) -> None:
         with (self.directory / f"{name}.log").open(log_mode) as log:
             process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
         self.processes[name] = process.pid
         self._record_path(self.directory).write_text(json.dumps({"processes": self.processes}), encoding="utf-8")
@@ -273,11 +271,6 @@ def require_deployment(directory: Path) -> Deployment:
     if deployment is None:
         raise NothingUp("nothing is up; start a deployment with `onesweep up --detach`")
     return deployment
-
-
-def _ready_within_s(checkpoint: Path) -> float:
-    """All of it is read by processes that share this machine."""
-    return READY_S + sum(path.stat().st_size for path in checkpoint.rglob("*.safetensors")) / LOADED_BYTES_S
 
 
 @contextlib.contextmanager

@@ -12,14 +12,7 @@ from typing import Any, TypedDict
 
 from serving.cli.deployment import router_here
 from serving.client.client import AsyncClient, Client, Result, TextDecoder
-from serving.client.comparison import (
-    all_entrants,
-    comparison,
-    named_entrants,
-    printable,
-    run_entrants,
-    titled,
-)
+from serving.client.comparison import all_entrants, comparison, named_entrants, printable, run_entrants, titled
 from serving.modes import MODES
 from serving.router.request import DEFAULT_TIMEOUT_S, SETTINGS, Request
 from serving.router.topology import DEFAULT_ROUTER

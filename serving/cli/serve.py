@@ -26,11 +26,7 @@ from serving.gateway.commands import DEFAULT_LISTEN
 from serving.router.settings import RouterSettings
 from serving.router.topology import DEFAULT_ROUTER, Topology, local_topology, read_topology
 from stages.errors import InputError
-from stages.host.commands import (
-    add_host_options,
-    check_positive,
-    host_settings,
-)
+from stages.host.commands import add_host_options, check_positive, host_settings
 from stages.settings import Subparsers, add_flags, from_flags
 from stages.telemetry.logs import start_log
 from stages.telemetry.observability import observability_of

@@ -110,6 +110,7 @@ class _Connection:
 
     def _open(self) -> None:
         """Connect with the certificates as they are now."""
+        # taken before the files are read: what changes meanwhile is noticed at the next failure
         stamp = self._security.stamp()
         self._dial()
         self._stamp = stamp

@@ -36,13 +36,7 @@ have an object `onesweep` with settings of ours; answers have `onesweep.accounti
 def make_app(settings: HttpSettings, client: AsyncClient, figures: HttpCounters) -> ASGIApp:
     """An app that talks to one router."""
     # no docs_url, no redoc_url: those pages load scripts from other servers
-    app = FastAPI(
-        title="onesweep",
-        version=version("onesweep"),
-        description=_ABOUT,
-        docs_url=None,
-        redoc_url=None,
-    )
+    app = FastAPI(title="onesweep", version=version("onesweep"), description=_ABOUT, docs_url=None, redoc_url=None)
     app.state.client, app.state.settings = client, settings
     for routes in (openai_routes, race_routes, host_routes, page_routes()):
         app.include_router(routes)

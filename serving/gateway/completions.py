@@ -6,12 +6,13 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
-from serving.client.client import AsyncClient, Result, RouterError, TextDecoder
+from serving.client.client import Result, RouterError, TextDecoder
+from serving.gateway.access import Caller
 from serving.gateway.fields import DEFAULT_MAX_TOKENS, OF_REQUESTS, ChatRequest, CompletionRequest, TextRequest
 from serving.router.request import MAX_SEED
 
@@ -29,39 +30,29 @@ RANDOM_SEEDS = 1 << 53
 
 @dataclass(frozen=True)
 class CompletionOrder:
-    """A request to the router: one prompt, one or more choices."""
+    """A request to the router, and the seeds of its choices."""
 
-    prompt: str  # empty where the settings have messages
-    seeds: tuple[int, ...]  # one for each choice
-    timeout_s: float
-    settings: dict[str, Any]  # with the seed of the first choice
-    authorization: str | None = field(default=None, repr=False)
+    settings: dict[str, Any]
+    seeds: tuple[int, ...]
 
 
-def order_of(
-    request: TextRequest, prompt: str, suffix: str, mode: str, timeout_s: float, authorization: str | None
-) -> CompletionOrder:
-    """:param timeout_s: where the request names none."""
+def order_of(request: TextRequest, prompt: str, suffix: str, mode: str) -> CompletionOrder:
+    """:param prompt: empty where the request has messages."""
     own, chat = request.onesweep, request if isinstance(request, ChatRequest) else None
     newer, messages = (chat.max_completion_tokens, chat.messages) if chat else (None, [])
     seed = secrets.randbelow(RANDOM_SEEDS) if request.seed is None else request.seed
     settings: dict[str, Any] = {
+        "prompt": prompt,
         "mode": mode,
         "max_tokens": newer or request.max_tokens or DEFAULT_MAX_TOKENS,
-        "seed": seed,
         "temperature": request.temperature,
         "suffix": suffix,
         "stops": request.stop or (),
         "messages": [(each.role, each.content) for each in messages],
+        "timeout_s": own.timeout_s,
         **{f.name: getattr(own, f.name) for f in OF_REQUESTS},
     }
-    return CompletionOrder(
-        prompt,
-        tuple((seed + index) % (MAX_SEED + 1) for index in range(request.n or 1)),
-        own.timeout_s or timeout_s,
-        settings,
-        authorization,
-    )
+    return CompletionOrder(settings, tuple((seed + index) % (MAX_SEED + 1) for index in range(request.n or 1)))
 
 
 def suffix_of(request: TextRequest) -> str:
@@ -94,7 +85,7 @@ class ChoiceEnd:
 
 
 async def run_choice(
-    client: AsyncClient, order: CompletionOrder, index: int, named: Callable[[str], object], whole: bool
+    router: Caller, order: CompletionOrder, index: int, named: Callable[[str], object], whole: bool
 ) -> AsyncGenerator[ChoiceText | ChoiceEnd, None]:
     """Texts of one choice, then its end.
 
@@ -103,15 +94,7 @@ async def run_choice(
     Raises OnesweepError.
     """
     decoder, result = TextDecoder(), None
-    settings: dict[str, Any] = {**order.settings, "seed": order.seeds[index]}
-    events = client.events(
-        order.prompt,
-        timeout_s=order.timeout_s,
-        whole=whole,
-        authorization=order.authorization,
-        named=named,
-        **settings,
-    )
+    events = router.events(**order.settings, seed=order.seeds[index], whole=whole, named=named)
     async with aclosing(events):
         async for event in events:
             if isinstance(event, Result):

@@ -10,9 +10,9 @@ from typing import Any
 from fastapi import APIRouter, Response
 from google.protobuf.json_format import MessageToDict
 
-from serving.client.client import AsyncClient, RequestRefused, Result, RouterError, TextDecoder
+from serving.client.client import RequestRefused, Result, RouterError, TextDecoder
 from serving.client.comparison import Entrant, all_entrants, entrant_settings, named_entrants
-from serving.gateway.access import Authorization, RouterClient, Settings, StrictRoute
+from serving.gateway.access import Caller, Router, RouterClient, StrictRoute
 from serving.gateway.completions import costs_of
 from serving.gateway.errors import ApiError, api_error_of, json_response
 from serving.gateway.fields import RaceRequest
@@ -63,12 +63,10 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 
 
 @race_routes.post("/api/race", response_class=Response, responses=_STREAM)
-async def race(
-    request: RaceRequest, client: RouterClient, settings: Settings, authorization: Authorization
-) -> Response:
+async def race(request: RaceRequest, router: Router) -> Response:
     """Events with a `lane` and one of: `started`, `trip`, `text`, `result`, `error`; then [DONE]."""
     entrants = named_entrants(",".join(request.entrants))
-    lanes = [_lane(client, entrant, request, settings.timeout_s, authorization) for entrant in entrants]
+    lanes = [_lane(router, entrant, request) for entrant in entrants]
     events = _events(merged(lanes) if request.together else _in_turn(lanes))
     return EventStream(await anext(events), events)
 
@@ -87,20 +85,12 @@ async def _in_turn(lanes: Sequence[AsyncGenerator[dict[str, Any], None]]) -> Asy
                 yield item
 
 
-async def _lane(
-    client: AsyncClient, entrant: Entrant, request: RaceRequest, timeout_s: float, authorization: str | None
-) -> AsyncGenerator[dict[str, Any], None]:
+async def _lane(router: Caller, entrant: Entrant, request: RaceRequest) -> AsyncGenerator[dict[str, Any], None]:
     """The events of one entrant. Its error ends no other lane."""
     decoder = TextDecoder()
-    asked = request.model_dump(include={"suffix", "max_bytes", "seed", "temperature", "budget_ms"})
+    asked = request.model_dump(include={"prompt", "suffix", "max_bytes", "seed", "temperature", "budget_ms"})
     yield {"lane": entrant.label, "started": True}
-    events = client.events(
-        request.prompt,
-        timeout_s=timeout_s,
-        trips=True,
-        authorization=authorization,
-        **entrant_settings(entrant, asked),
-    )
+    events = router.events(**entrant_settings(entrant, asked), trips=True)
     try:
         async with aclosing(events):
             async for event in events:
@@ -131,9 +121,9 @@ host_routes = APIRouter()
 
 
 @host_routes.get("/api/hosts", response_class=Response, tags=["pages"])
-async def hosts(client: RouterClient, authorization: Authorization) -> Response:
+async def hosts(router: Router) -> Response:
     """The router's Status, with the entrants that a race may have."""
-    return json_response(_shown(await client.status(authorization=authorization)))
+    return json_response(_shown(await router.status()))
 
 
 @host_routes.get("/healthz", response_class=Response, tags=["health"])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from serving.modes.drafters.tree import MAX_DRAFT
 from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, Tokenizers
 from serving.router.accounting import Account
-from serving.router.request import Choosable, Request
+from serving.router.request import Request
 from serving.router.ring import RingView
 from stages.errors import CodecError
 from stages.host.parts import ModelKind
@@ -70,7 +70,7 @@ class Mode(ABC):
     # Whether it writes what stands before a given suffix.
     fills: bool = False
     # Settings that are the mode's to choose: a request that names one is refused.
-    chooses: tuple[Choosable, ...] = ()
+    chooses: tuple[str, ...] = ()
     keeps_budget: bool = False
 
     @property

@@ -43,7 +43,7 @@ class SpeculativeMode(ArMode):
         self._worth = {name: DraftLength(sweeps) for name in DRAFTERS}
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
-        name = request.drafter or self._default(request)
+        name = request.drafter or (BOTH if self._roomy(request) else LOOKUP)
         drafter, worth, alphabet = self._drafter(name, request), self._worth[name], self.tokenizer.alphabet
         capacity = self._reach(request) - 1  # the last symbol is never read back
         with Session(self.ring, "ar", capacity, request.deadline_unix_ms, account) as session:
@@ -83,9 +83,6 @@ class SpeculativeMode(ArMode):
                     draft = Draft()
                     if left > 1:
                         draft = await ahead.take(written) or await drafter.draft(text, _plan(request, left))
-
-    def _default(self, request: Generation) -> str:
-        return BOTH if self._roomy(request) else LOOKUP
 
     def _drafter(self, name: str, request: Generation) -> Drafter:
         worth = self._worth[name]

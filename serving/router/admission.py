@@ -15,11 +15,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-import grpc
 from asyncio_throttle.throttler import Throttler
 
 from serving.router.settings import AdmissionSettings
-from stages.wire.status import StatusError, exhausted
+from stages.wire.status import StatusError, exhausted, unavailable
 from stages.wire.tokens import Key
 
 # One place of so many is kept for keys that hold none, where there is more than one key.
@@ -84,7 +83,7 @@ class Admission:
         Raises Refusal: RESOURCE_EXHAUSTED says which limit was met and when to come back.
         """
         if self.stopping:
-            raise StatusError(grpc.StatusCode.UNAVAILABLE, "the router is stopping: ask another one, or this one later")
+            raise unavailable("the router is stopping: ask another one, or this one later")
         usage = self._usage.setdefault(key.name, Usage())
         # waiting for one's own quota helps nobody: the caller knows best when to come back
         self._check_quotas(key, usage, max_bytes)

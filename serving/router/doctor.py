@@ -123,8 +123,7 @@ async def _examine_host(report: Report, topology: Topology, host: HostEntry, rel
         report.hops.append(_hop("router", host.name, quality))
     begin = time.time()
     probe = await _measured(
-        relay,
-        lambda: relay.stub.Probe(stage_pb2.ProbeRequest(bytes=MAX_PROBE_BYTES), timeout=PROBE_TIMEOUT_S * 10),
+        relay, lambda: relay.stub.Probe(stage_pb2.ProbeRequest(bytes=MAX_PROBE_BYTES), timeout=PROBE_TIMEOUT_S * 10)
     )
     if relay.rtt_ms is None:
         await relay.warm(0)
@@ -143,8 +142,9 @@ async def _examine_host(report: Report, topology: Topology, host: HostEntry, rel
             newest.scorer.digest,
         )
     )
+    names = {host.address: host.name for host in topology.hosts}
     for link in probe.links:
-        target = _name_of(topology, link.address)
+        target = names.get(link.address, link.address)
         if link.problem:
             report.bad(f"{host.name} -> {target}", link.problem)
         else:
@@ -176,10 +176,6 @@ def _settings(kernel: stage_pb2.Kernel) -> tuple[str, str, str]:
 
 def _hop(source: str, target: str, quality: stage_pb2.LinkQuality) -> MeasuredLink:
     return MeasuredLink(source, target, quality.rtt_ms, quality.rtt_min_ms, quality.state_ms, quality.rate_mbps)
-
-
-def _name_of(topology: Topology, address: str) -> str:
-    return next((host.name for host in topology.hosts if host.address == address), address)
 
 
 def judge(report: Report) -> None:

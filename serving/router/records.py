@@ -39,23 +39,13 @@ UNKNOWN_MODE = "unknown"
 _current: ContextVar[RequestRecord | None] = ContextVar("ticket", default=None)
 
 
-class RequestRecords:
-    """Gives every request its ticket."""
-
-    def __init__(self, figures: RouterCounters | None = None, tracer: Tracer | None = None) -> None:
-        self.figures, self.tracer = figures, tracer
-
-    def open(self, mode: str, deadline_unix_ms: int) -> RequestRecord:
-        """A ticket for `with`: it lies on the table for `stamp` and `arrived`, and is closed however the block ends.
-
-        :param mode: one that exists, or UNKNOWN_MODE."""
-        return RequestRecord(self, mode, deadline_unix_ms)
-
-
 class RequestRecord:
-    """One request."""
+    """One request, for `with`: `stamp` and `arrived` find it, and it is closed however the block ends."""
 
-    def __init__(self, tickets: RequestRecords, mode: str, deadline_unix_ms: int) -> None:
+    def __init__(
+        self, mode: str, deadline_unix_ms: int, figures: RouterCounters | None = None, tracer: Tracer | None = None
+    ) -> None:
+        """:param mode: one that exists, or UNKNOWN_MODE."""
         self.mode, self.deadline_unix_ms = mode, deadline_unix_ms
         self.name = secrets.token_hex(8)
         self.account = Account()
@@ -64,7 +54,7 @@ class RequestRecord:
         self.code = grpc.StatusCode.OK
         self._reason = ""
         self._begin = time.perf_counter()
-        self._tickets = tickets
+        self._figures, self._tracer = figures, tracer
         # None where this request is not traced.
         self._span: Span | None = None
         self._sweep: Span | None = None
@@ -81,8 +71,8 @@ class RequestRecord:
 
     def __enter__(self) -> Self:
         _current.set(self)  # never taken back: every call has a context of its own
-        if self._tickets.tracer is not None:
-            span = self._tickets.tracer.begin("request")
+        if self._tracer is not None:
+            span = self._tracer.begin("request")
             self._span = span if span.is_recording() else None
         return self
 
@@ -94,18 +84,18 @@ class RequestRecord:
         self._end_sweep()
         if self._span is not None:
             self._end_span(self._span)
-        if self._tickets.figures is not None:
-            self._tickets.figures.ended(self)
+        if self._figures is not None:
+            self._figures.ended(self)
         self._log()
 
     def stamp(self, hop: stage_pb2.Hop) -> None:
         """Name the request, and its trace, in work that leaves for the hosts."""
         hop.request = self.name
-        if self._span is None or self._tickets.tracer is None:
+        if self._span is None or self._tracer is None:
             return
         self._end_sweep()
         work = work_of(hop)
-        self._sweep = sweep = self._tickets.tracer.begin("sweep", self._span)
+        self._sweep = sweep = self._tracer.begin("sweep", self._span)
         sweep.set_attributes({"onesweep.request": self.name, "onesweep.number": work.number})
         hop.traceparent = traceparent_of(sweep)
 

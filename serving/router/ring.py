@@ -20,7 +20,7 @@ from serving.router.topology import HostEntry
 from stages.host.parts import MODEL_KINDS, ModelKind
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import LinkObserver
-from stages.wire.status import StatusError
+from stages.wire.status import StatusError, unavailable
 from stages.wire.tls import LOOPBACK_ONLY, Security
 
 # Hedging: a result that takes longer than nearly all others is tried again on other hosts.
@@ -114,6 +114,7 @@ class Ring:
 
         Raises InputError where one may not be dialled: the ring stays as it was.
         """
+        # new links are made before old ones go: where one may not be dialled, nothing has changed yet
         before = {link.entry: link for link in self.links}
         self.links = [before.pop(entry) if entry in before else self._link(entry) for entry in hosts]
         for entry, link in before.items():
@@ -317,7 +318,7 @@ class RingView:
         waited = 0.0
         while problem := self.problem:
             if waited >= wait_s:
-                raise StatusError(grpc.StatusCode.UNAVAILABLE, f"{problem} (waited {wait_s:.1f} s)")
+                raise unavailable(f"{problem} (waited {wait_s:.1f} s)")
             await asyncio.sleep(RETRY_S)
             waited += RETRY_S
 

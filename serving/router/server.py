@@ -17,7 +17,7 @@ from serving.router.active_release import ActiveRelease, RouterParts
 from serving.router.admission import Admission
 from serving.router.audit import ReferenceVerifier
 from serving.router.discovery import follow_hosts
-from serving.router.records import ROUTER_METRICS, RequestRecords, RouterCounters
+from serving.router.records import ROUTER_METRICS, RouterCounters
 from serving.router.ring import Ring, RingView
 from serving.router.rollout import Rollout, find_release
 from serving.router.service import RouterService
@@ -54,13 +54,14 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     figures = RouterCounters() if settings.seeing.metrics else None
     meter = figures.links.link if figures else None
     security = settings.security
-    ring = Ring(settings.topology.hosts, settings.ring, _verifier(settings), meter, security, name)
+    audited = settings.checkpoint if settings.ring.audit_share else None
+    verifier = ReferenceVerifier(audited) if audited else None
+    ring = Ring(settings.topology.hosts, settings.ring, verifier, meter, security, name)
     shelf = ReleaseStore(settings.shelf) if settings.shelf else None
     rollout = Rollout(ring, _first(settings, ring, shelf), shelf, settings.checkpoint)
     lookout = Telemetry(settings.seeing, "onesweep-router", "router", security.insecure)
     admission = Admission(settings.admission, reserves=not keyring.open)
-    tickets = RequestRecords(figures, lookout.tracer)
-    service = RouterService(rollout, keyring, admission, settings.ring.hop_timeout_s, tickets)
+    service = RouterService(rollout, keyring, admission, settings.ring.hop_timeout_s, figures, lookout.tracer)
     checks = Health(rollout)
     server = _server_of(service, checks)
     port = bind(server, settings.listen, security)
@@ -127,10 +128,6 @@ def _server_of(service: RouterService, checks: Health) -> grpc.aio.Server:
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     return server
-
-
-def _verifier(settings: RouterSettings) -> ReferenceVerifier | None:
-    return ReferenceVerifier(settings.checkpoint) if settings.checkpoint and settings.ring.audit_share else None
 
 
 def _own_name(settings: RouterSettings) -> str:

@@ -24,7 +24,7 @@ from stages.host.validation import check_timings
 from stages.model.vocabulary import BYTES, Alphabet
 from stages.v1 import stage_pb2
 from stages.wire.messages import Work, copy_of, draft_of, prefill_hops, put_work
-from stages.wire.status import StatusError
+from stages.wire.status import StatusError, internal, unavailable
 
 if TYPE_CHECKING:
     from serving.modes.base import Generation, Mode
@@ -172,7 +172,7 @@ class Session:
                 continue  # of a hop that was sent twice
             try:
                 if event.number > due:
-                    raise StatusError(_Code.INTERNAL, f"the result of {event.number} came for {due}")
+                    raise internal(f"the result of {event.number} came for {due}")
                 check_timings(event.timings)
                 if check is not None:
                     check(event)
@@ -269,15 +269,17 @@ class Session:
         is_over = time.time() * 1000 >= self.deadline_unix_ms - ticket.JITTER_MS
         late = is_over and refusal.code is _Code.DEADLINE_EXCEEDED
         if refusal.code in OF_THE_ROUTER and not late:
-            refusal = StatusError(_Code.INTERNAL, refusal.message)
+            refusal = internal(refusal.message)
         self._tries += 1
         self._failed_at = self._failed_at or time.monotonic()
         patience_s = self.ring.settings.hop_timeout_s - (time.monotonic() - self._failed_at)
         nonsense = refusal.code not in ELSEWHERE
         if late or patience_s <= 0 or (nonsense and self._tries >= NONSENSE_TRIES):
             raise refusal
-        if refusal.code is _Code.RESOURCE_EXHAUSTED and not self._other_path(attempt):
-            raise refusal
+        if refusal.code is _Code.RESOURCE_EXHAUSTED:
+            path = self.ring.choose(self.weights, self._blamed)
+            if path is None or path == attempt.path:
+                raise refusal
         if self._tries > 1:
             await asyncio.sleep(min(PAUSE_S * 2**self._tries, MOST_PAUSE_S))
         await self._try(refusal)
@@ -290,7 +292,7 @@ class Session:
         while (path := self.ring.choose(self.weights, self._blamed)) is None:
             if time.monotonic() > deadline:
                 problem = because.message if because else self.ring.problem_of(self.weights)
-                raise StatusError(_Code.UNAVAILABLE, f"{problem} (waited {patience_s:.1f} s)")
+                raise unavailable(f"{problem} (waited {patience_s:.1f} s)")
             await asyncio.sleep(PAUSE_S)
         self._begin(path)
 
@@ -357,10 +359,6 @@ class Session:
         elif guilty:
             self._blamed.add(guilty)
 
-    def _other_path(self, attempt: Attempt) -> bool:
-        path = self.ring.choose(self.weights, self._blamed)
-        return path is not None and path != attempt.path
-
     @property
     def _pace(self) -> str:
         """Kind of the work under way, for its usual time."""
@@ -393,6 +391,4 @@ async def retry_after_audit(mode: Mode, generation: Generation, account: Account
         except AuditFailed:
             account.begin_again()
             await asyncio.sleep(RETRY_PAUSE_S)
-    raise StatusError(
-        grpc.StatusCode.UNAVAILABLE, f"{MOST_TRIES} times a host of this request was faulty: look at the hosts"
-    )
+    raise unavailable(f"{MOST_TRIES} times a host of this request was faulty: look at the hosts")

@@ -32,7 +32,7 @@ from stages.host.parts import ModelKind
 from stages.model.scoring import most_scored
 from stages.model.vocabulary import Alphabet
 from stages.v1 import stage_pb2
-from stages.wire.status import StatusError, failed_precondition
+from stages.wire.status import StatusError, failed_precondition, unavailable
 
 PROMPT, SUFFIX = b"The old man said that ", b" and went home."
 TEST_TOKENS = 8
@@ -68,9 +68,7 @@ async def _when_free(job: Callable[[], Awaitable[T]]) -> T:
             return await job()
         except AuditFailed as error:  # that host is taken out
             if not left:
-                raise StatusError(
-                    grpc.StatusCode.UNAVAILABLE, f"{error} in the smoke test: look at the hosts"
-                ) from None
+                raise unavailable(f"{error} in the smoke test: look at the hosts") from None
         except StatusError as refusal:
             if refusal.code is not grpc.StatusCode.RESOURCE_EXHAUSTED or not left:
                 raise

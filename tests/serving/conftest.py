@@ -108,7 +108,7 @@ def new(bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def texts(old: Path, new: Path, local_ring: Callable[..., Any]) -> dict[str, Texts]:
+def texts(old: Path, new: Path, local_ring: Any) -> dict[str, Texts]:
     """What hosts write that have nothing but one release."""
     written = {}
     for name, bundle in (("old", old), ("new", new)):

@@ -99,9 +99,7 @@ def answered(client: Client) -> int:
 
 
 @pytest.fixture(scope="module")
-def served(
-    bundles: Path, module_servers: Any, tmp_path_factory: pytest.TempPathFactory, until: Callable[..., Any]
-) -> Served:
+def served(bundles: Path, module_servers: Any, tmp_path_factory: pytest.TempPathFactory, until: Any) -> Served:
     directory, address = tmp_path_factory.mktemp("served"), f"127.0.0.1:{free_port_block(1)}"
     tokens = {name: new_token() for name in LIMITS}
     usual = {"scopes": ("generate", "status")}
@@ -169,9 +167,7 @@ def test_clients_check_the_router(served: Served, new_pki: NewPki) -> None:
         assert ask(client) == 4, "a client may have a certificate, and needs none"
 
 
-def test_clients_see_a_new_authority(
-    served: Served, new_pki: NewPki, until: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_clients_see_a_new_authority(served: Served, new_pki: NewPki, until: Any, tmp_path: Path) -> None:
     """A client that was opened with the wrong file continues once the right one is there."""
     mine = tmp_path / "mine.pem"
     shutil.copy(new_pki("other").authority.directory / "ca.pem", mine)
@@ -278,6 +274,8 @@ blocks = [0, 1, 2]
         (["router", "--tls-ca", "/nowhere"], "cannot read /nowhere"),
         (["router", "--tls-ca", "CA"], "a server needs a certificate: give --tls-cert and --tls-key"),
         (["router", "--max-waiting", "-1"], "--max-waiting must be 0 or more, not -1"),
+        (["router", "--keep-warm-ms", "-1"], "--keep-warm-ms must be 0 (off) or 10 to 60000"),
+        (["router", "--keep-warm-ms", "9"], "--keep-warm-ms must be 0 (off) or 10 to 60000"),
         (["router", "--max-wait-s", "0"], "--max-wait-s must be above 0"),
         (["host", "paris", "--tls-ca", "CA", "--tls-cert", "ALICE.pem", "--tls-key", "ALICE.key"], "is for onesweep:"),
     ],

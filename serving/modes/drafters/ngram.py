@@ -319,10 +319,7 @@ def _level(keys: Keys, contexts: int, counts: Numbers) -> Level:
     shares = np.maximum(counts - _discount(counts), 0) / np.maximum(totals[parents], 1)
     lefts = np.clip(1 - np.bincount(parents, shares, minlength=contexts), 0, 1)
     return Level(
-        begins.astype(np.uint32),
-        lefts.astype(np.float32),
-        (keys & _LOW).astype(np.uint32),
-        shares.astype(np.float32),
+        begins.astype(np.uint32), lefts.astype(np.float32), (keys & _LOW).astype(np.uint32), shares.astype(np.float32)
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html.parser
 import unicodedata
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.cli.generate import comparison_page
-from serving.client.client import Client, Result
+from serving.client.client import Result
 from serving.client.comparison import Entrant, all_entrants, comparison, named_entrants, printable
 from serving.client.result import result_of
 from serving.v1 import router_pb2
 from stages.errors import InputError
 
 Run = Callable[..., tuple[int, str, str]]
-LocalRing = Callable[..., AbstractContextManager[Client]]
 SERVED = ("sweep", "resample", "infill", "ar", "local")
 
 
@@ -151,7 +149,7 @@ def test_nothing_that_is_given_becomes_a_tag(prompt: str, suffix: str, text: byt
 # From the command line
 
 
-def test_compare_writes_a_page(bundles: Path, local_ring: LocalRing, onesweep: Run, tmp_path: Path) -> None:
+def test_compare_writes_a_page(bundles: Path, local_ring: Any, onesweep: Run, tmp_path: Path) -> None:
     with local_ring(bundles / "scored", 1) as client:
         router = ("--router", client.address, "--max-bytes", 6)
         path = tmp_path / "page.html"
@@ -173,7 +171,7 @@ def test_compare_writes_a_page(bundles: Path, local_ring: LocalRing, onesweep: R
         assert "[infill, seed 0: 6 bytes, 1 sweeps" in err
 
 
-def test_a_scorer_that_is_not_served_is_left_out(bundles: Path, local_ring: LocalRing, onesweep: Run) -> None:
+def test_a_scorer_that_is_not_served_is_left_out(bundles: Path, local_ring: Any, onesweep: Run) -> None:
     with local_ring(bundles / "own", 1) as client:
         code, out, _ = onesweep("compare", "x", "--max-bytes", 4, "--router", client.address)
         assert code == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ def answer(stages: list[LlamaStage]) -> list[int]:
 
 @pytest.fixture(scope="module")
 def chat(
-    answer: list[int], tmp_path_factory: pytest.TempPathFactory, local_ring: Callable[..., Any], running: Any
+    answer: list[int], tmp_path_factory: pytest.TempPathFactory, local_ring: Any, running: Any
 ) -> Iterator[OpenAI]:
     directory: Path = tmp_path_factory.mktemp("chat")
     write_model(directory / "model", ends=answer[-1:])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from serving.client.client import Client, RequestRefused, Result
 from serving.modes.infill import OF_BYTES
 
-LocalRing = Callable[..., AbstractContextManager[Client]]
 PROMPT, SUFFIX = b"The sea was calm. The ", b" was calm, and the sea was wide."
 REQUESTS: list[dict[str, Any]] = [
     {"seed": 0, "max_bytes": 8},
@@ -23,7 +21,7 @@ REQUESTS: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def lone(bundles: Path, local_ring: LocalRing) -> Iterator[Client]:
+def lone(bundles: Path, local_ring: Any) -> Iterator[Client]:
     """One host."""
     with local_ring(bundles / "scored", 1) as client:
         yield client

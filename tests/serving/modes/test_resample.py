@@ -5,7 +5,7 @@ That the text is the one of a single process is shown in tests/e2e/test_lossless
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ PROMPT = b"The sea was calm. The sea was "
 
 
 @pytest.fixture(scope="module")
-def ring(bundles: Path, local_ring: Callable[..., Any]) -> Iterator[Client]:
+def ring(bundles: Path, local_ring: Any) -> Iterator[Client]:
     with local_ring(bundles / "scored", 3) as client:
         yield client
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from functools import cache
 from itertools import cycle, product
 from pathlib import Path
@@ -19,7 +18,6 @@ from serving.modes.drafters.drafting import Draft
 from serving.modes.drafters.ngram import fit, write_ngrams
 from serving.modes.drafters.tree import DraftPlan, SweepTime
 
-LocalRing = Callable[..., AbstractContextManager[Client]]
 PROMPTS = (b"x", b"The sea was calm. The sea was ", bytes((7 * i) % 128 for i in range(200)))
 DRAFTERS = ("model", "ngram", "lookup", "both")
 LENGTHS = (1, 2, 3, 8, 31, 32, None)
@@ -38,7 +36,7 @@ def bundle(bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ring(bundle: Path, local_ring: LocalRing) -> Iterator[Client]:
+def ring(bundle: Path, local_ring: Any) -> Iterator[Client]:
     with local_ring(bundle, 3) as client:
         yield client
 
@@ -121,7 +119,7 @@ def test_a_drafter_that_knows_and_one_that_is_against_us(
 
 
 def test_a_small_model_with_the_same_odds_guesses_everything_right(
-    bundles: Path, tmp_path: Path, local_ring: LocalRing, monkeypatch: pytest.MonkeyPatch
+    bundles: Path, tmp_path: Path, local_ring: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At any temperature, for both draw with the same random numbers."""
     monkeypatch.setattr(SweepTime, "ms", lambda *_: 1e6)  # drafting is the quicker, however busy this machine is
@@ -139,7 +137,7 @@ def test_a_small_model_with_the_same_odds_guesses_everything_right(
         assert 0 < ahead.ahead_used < ahead.sweeps
 
 
-def test_who_guesses_if_nobody_says(bundles: Path, tmp_path: Path, local_ring: LocalRing, ring: Client) -> None:
+def test_who_guesses_if_nobody_says(bundles: Path, tmp_path: Path, local_ring: Any, ring: Client) -> None:
     """Both where the router has a model; what is looked up needs none."""
     result = compare(ring, b"x", None, None)
     assert result.drafted > 0

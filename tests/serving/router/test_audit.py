@@ -96,7 +96,7 @@ def silent_of(name: str, refuses: bool = False) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="module")
-def references(bundles: Path, local_ring: Callable[..., Any]) -> list[bytes]:
+def references(bundles: Path, local_ring: Any) -> list[bytes]:
     with local_ring(bundles / "scored", 3) as client:
         return [client.generate(PROMPT, seed=4, **request).output for request in MODES]
 
@@ -170,11 +170,7 @@ def test_a_liar_that_does_not_answer_audits_is_found_in_the_ring(
 
 
 def test_an_audit_whose_replica_freezes_harms_nobody(
-    bundles: Path,
-    servers: Any,
-    wait_ready: Any,
-    references: list[bytes],
-    monkeypatch: pytest.MonkeyPatch,
+    bundles: Path, servers: Any, wait_ready: Any, references: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It answers keep-warm messages, but no question; as a replica it ends the audit, as a host it is answered for."""
     monkeypatch.setattr(Host, "run", silent_of("b-1"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ from serving.cli.__main__ import main
 from serving.cli.ports import free_port_block
 from serving.router.doctor import Diagnosis, Endpoint, MeasuredLink, Report, judge
 from serving.router.topology import Topology, local_topology
-
-MakeTopology = Callable[..., Topology]
 
 
 def topology_of(checkpoint: Path, hosts: int = 3) -> Topology:

@@ -19,7 +19,6 @@ from stages.v1 import stage_pb2
 PROMPT = "The road went "
 LONG = {"mode": "ar", "max_bytes": 450, "seed": 1}
 
-Until = Callable[..., Any]
 Count = Callable[[Deployment], int]
 
 
@@ -59,7 +58,7 @@ class Request(threading.Thread):
 
 
 def test_a_killed_host_ends_its_requests_and_may_come_back(
-    victim: Deployment, client: Client, sessions: Count, until: Until, wait_ready: Callable[..., None]
+    victim: Deployment, client: Client, sessions: Count, until: Any, wait_ready: Any
 ) -> None:
     text = client.generate(PROMPT, max_bytes=40, seed=3).text
     request = Request(client)
@@ -81,7 +80,7 @@ def test_a_killed_host_ends_its_requests_and_may_come_back(
 
 
 def test_a_hanging_host_is_waited_for_and_named(
-    victim: Deployment, client: Client, sessions: Count, until: Until, wait_ready: Callable[..., None]
+    victim: Deployment, client: Client, sessions: Count, until: Any, wait_ready: Any
 ) -> None:
     request = Request(client)
     os.kill(victim.processes["host-2"], signal.SIGSTOP)
@@ -105,7 +104,7 @@ def test_leaving_a_stream_frees_its_sessions(
     client: Client,
     sessions: Count,
     counters: Callable[[str], stage_pb2.Counters],
-    until: Until,
+    until: Any,
     settings: dict[str, Any],
 ) -> None:
     def work() -> tuple[int, int]:
@@ -125,7 +124,7 @@ def test_leaving_a_stream_frees_its_sessions(
 
 
 def test_a_deadline_ends_the_request_everywhere(
-    victim: Deployment, client: Client, sessions: Count, until: Until
+    victim: Deployment, client: Client, sessions: Count, until: Any
 ) -> None:
     with pytest.raises(RouterError, match=r"no answer within 0\.3 s") as caught:
         client.generate(PROMPT, **LONG, timeout_s=0.3)
@@ -135,7 +134,7 @@ def test_a_deadline_ends_the_request_everywhere(
 
 
 def test_a_router_that_is_told_to_stop_ends_what_it_began(
-    victim: Deployment, client: Client, sessions: Count, until: Until, wait_ready: Callable[..., None]
+    victim: Deployment, client: Client, sessions: Count, until: Any, wait_ready: Any
 ) -> None:
     request = Request(client)
     router = victim._process("router")
@@ -154,7 +153,7 @@ def test_a_router_that_is_told_to_stop_ends_what_it_began(
     assert client.generate(PROMPT, max_bytes=40).output_bytes == 40
 
 
-def test_a_killed_router_leaves_no_sessions(victim: Deployment, client: Client, sessions: Count, until: Until) -> None:
+def test_a_killed_router_leaves_no_sessions(victim: Deployment, client: Client, sessions: Count, until: Any) -> None:
     request = Request(client)
     os.kill(victim.processes["router"], signal.SIGKILL)
     request.join(30)

@@ -20,7 +20,6 @@ from serving.router.topology import HostEntry, Topology
 from stages.host.host import Host
 from stages.v1 import stage_pb2
 
-Until = Callable[..., Any]
 Describe = Callable[[str], stage_pb2.DescribeResponse]
 PROMPT = b"The sea was calm. The sea was "
 REQUESTS: dict[str, dict[str, Any]] = {
@@ -58,7 +57,7 @@ def caller(doubles: Deployment) -> Iterator[Client]:
 
 
 @pytest.fixture(scope="module")
-def all_ready(caller: Client, until: Until) -> Callable[[], None]:
+def all_ready(caller: Client, until: Any) -> Callable[[], None]:
     def ready() -> bool:
         hosts = caller.status().hosts
         return all(host.ready and not any(link.problem for link in host.links) for host in hosts)
@@ -67,7 +66,7 @@ def all_ready(caller: Client, until: Until) -> Callable[[], None]:
 
 
 @pytest.fixture(scope="module")
-def references(bundles: Path, local_ring: Callable[..., Any]) -> dict[str, bytes]:
+def references(bundles: Path, local_ring: Any) -> dict[str, bytes]:
     """From hosts that nothing happens to."""
     with local_ring(bundles / "scored", 3) as client:
         return {name: client.generate(PROMPT, seed=3, **request).output for name, request in REQUESTS.items()}
@@ -135,7 +134,7 @@ def test_a_host_that_freezes(
     caller: Client,
     describe: Describe,
     all_ready: Callable[[], None],
-    until: Until,
+    until: Any,
     references: dict[str, bytes],
     name: str,
     letter: str,
@@ -155,11 +154,7 @@ def test_a_host_that_freezes(
 
 
 def test_a_host_that_is_slow_is_overtaken(
-    bundles: Path,
-    servers: Any,
-    wait_ready: Callable[..., None],
-    references: dict[str, bytes],
-    monkeypatch: pytest.MonkeyPatch,
+    bundles: Path, servers: Any, wait_ready: Any, references: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes longer for a sweep than a request has for all."""
     slow, go_on = threading.Event(), Host._go_on
@@ -191,7 +186,7 @@ def test_a_host_that_is_slow_is_overtaken(
     assert max(result.replays for result in results) >= 1
 
 
-def test_hosts_take_turns(caller: Client, all_ready: Callable[[], None], until: Until) -> None:
+def test_hosts_take_turns(caller: Client, all_ready: Callable[[], None], until: Any) -> None:
     all_ready()
     used: set[str] = set()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ PROMPT = b"The sea was calm. The sea was "
 
 
 @pytest.fixture(scope="module")
-def ring_client(bundles: Path, local_ring: Callable[..., Any]) -> Iterator[Client]:
+def unwarmed(bundles: Path, local_ring: Any) -> Iterator[Client]:
+    """Of a ring without keep-warm messages."""
     with local_ring(bundles / "own", 3, ring={"keep_warm_s": 0.0}) as client:
         yield client
 
@@ -41,7 +42,8 @@ def test_a_stream_adds_up_to_the_text(client: Client, mode: str) -> None:
     assert whole.text == whole.output.decode(errors="replace")
 
 
-def test_sweep_is_chunked_with_one_chunk(client: Client) -> None:
+def test_sweep_is_chunked_with_one_chunk(unwarmed: Client) -> None:
+    client = unwarmed
     sweep = client.generate(PROMPT, mode="sweep", max_bytes=50, seed=2)
     assert client.generate(PROMPT, mode="chunked", chunk=50, max_bytes=50, seed=2).output == sweep.output
     assert client.generate(PROMPT, mode="chunked", chunk=500, max_bytes=50, seed=2).output == sweep.output
@@ -69,23 +71,6 @@ def test_a_host_that_is_full(bundles: Path, servers: Any, wait_ready: Any) -> No
                 client.generate(PROMPT, mode=mode, max_bytes=5)
             assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert caught.value.retry_after_ms == 1000
-
-
-@pytest.mark.parametrize(
-    ("option", "says"),
-    [
-        (["--keep-warm-ms", "-1"], "--keep-warm-ms must be 0 (off) or 10 to 60000"),
-        (["--keep-warm-ms", "9"], "--keep-warm-ms must be 0 (off) or 10 to 60000"),
-    ],
-)
-def test_wrong_options_of_a_router(
-    bundles: Path, tmp_path: Path, onesweep: Callable[..., tuple[int, str, str]], option: list[str], says: str
-) -> None:
-    path = tmp_path / "t.toml"
-    path.write_text(local_topology(1, 3, bundles / "own", free_port_block(2) + 1).to_toml())
-    code, _, err = onesweep("router", "--topology", path, *option)
-    assert code == 2
-    assert says in err
 
 
 # Sessions are freed together

@@ -27,8 +27,10 @@ from stages.checkpoint.release_store import ReleaseStore, read_release_manifest
 from stages.errors import ServiceError
 from stages.wire.channel import open_blocking_channel
 
+Run = Callable[..., tuple[int, str, str]]
 
-def test_live_at_once_ready_with_its_hosts(bundles: Path, servers: Any, until: Callable[..., Any]) -> None:
+
+def test_live_at_once_ready_with_its_hosts(bundles: Path, servers: Any, until: Any) -> None:
     topology = local_topology(1, 3, bundles / "own", free_port_block(2) + 1)
     servers.router(topology, bundles / "own")
     with open_blocking_channel(topology.router) as channel, Client(topology.router) as client:
@@ -55,7 +57,7 @@ def test_live_at_once_ready_with_its_hosts(bundles: Path, servers: Any, until: C
 
 
 def test_a_router_that_stops_ends_what_it_began_and_takes_no_more(
-    bundles: Path, servers: Any, wait_ready: Callable[..., None], until: Callable[..., Any]
+    bundles: Path, servers: Any, wait_ready: Any, until: Any
 ) -> None:
     topology = local_topology(1, 3, bundles / "own", free_port_block(2) + 1)
     servers.hosts(topology, bundles / "own")
@@ -102,7 +104,7 @@ def answers(client: Client) -> bool:
     return False
 
 
-def test_latency_counts_the_wait_for_hosts(bundles: Path, servers: Any, until: Callable[..., Any]) -> None:
+def test_latency_counts_the_wait_for_hosts(bundles: Path, servers: Any, until: Any) -> None:
     topology = local_topology(1, 3, bundles / "own", free_port_block(2) + 1)
     servers.router(topology, bundles / "own", ring={"hop_timeout_s": 60.0})
     with Client(topology.router) as client, ThreadPoolExecutor(1) as thread:
@@ -130,10 +132,7 @@ def test_status_tells_what_can_be_served(deployment: Deployment) -> None:
 
 
 def test_the_demo_shows_every_mode(
-    bundles: Path,
-    deployment: Deployment,
-    onesweep: Callable[..., tuple[int, str, str]],
-    monkeypatch: pytest.MonkeyPatch,
+    bundles: Path, deployment: Deployment, onesweep: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = contextlib.nullcontext(deployment)
     monkeypatch.setattr("serving.cli.serve.temporary_deployment", lambda topology, checkpoint: there)

@@ -173,7 +173,7 @@ def test_a_call_without_a_deadline_is_served(stub: router_pb2_grpc.RouterService
 # Routers whose hosts cannot serve
 
 
-def test_requests_over_the_limit_are_sent_away(bundles: Path, local_ring: Callable[..., Any]) -> None:
+def test_requests_over_the_limit_are_sent_away(bundles: Path, local_ring: Any) -> None:
     with local_ring(bundles / "own", 1, admission=AdmissionSettings(request_limit=1, queue_limit=0)) as client:
         stream = client.stream("x", mode="ar", max_bytes=500)
         next(stream)
@@ -184,7 +184,7 @@ def test_requests_over_the_limit_are_sent_away(bundles: Path, local_ring: Callab
         stream.close()
 
 
-def test_hosts_with_different_weights(bundles: Path, servers: Any, until: Callable[..., Any]) -> None:
+def test_hosts_with_different_weights(bundles: Path, servers: Any, until: Any) -> None:
     topology = local_topology(2, 3, bundles / "own", free_port_block(3) + 1)
     first, second = topology.hosts
     servers.stage(bundles / "own", first.blocks, first.listen, second.address, name=first.name)
@@ -202,7 +202,7 @@ def test_hosts_with_different_weights(bundles: Path, servers: Any, until: Callab
         assert refused.value.code is grpc.StatusCode.FAILED_PRECONDITION
 
 
-def test_modes_that_lack_weights_say_which(bundles: Path, tmp_path: Path, local_ring: Callable[..., Any]) -> None:
+def test_modes_that_lack_weights_say_which(bundles: Path, tmp_path: Path, local_ring: Any) -> None:
     for lacking, says in (("local", "no drafter .*has local/"), ("ar", r"no scorer \(neither scorer/ nor ar/")):
         bare = tmp_path / f"no-{lacking}"
         shutil.copytree(bundles / "own", bare)
@@ -216,9 +216,7 @@ def test_modes_that_lack_weights_say_which(bundles: Path, tmp_path: Path, local_
                 assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
 
 
-def test_a_drafter_with_a_smaller_context_is_the_limit(
-    bundles: Path, tmp_path: Path, local_ring: Callable[..., Any]
-) -> None:
+def test_a_drafter_with_a_smaller_context_is_the_limit(bundles: Path, tmp_path: Path, local_ring: Any) -> None:
     mixed = tmp_path / "mixed"
     shutil.copytree(bundles / "own", mixed)
     shutil.rmtree(mixed / "local")

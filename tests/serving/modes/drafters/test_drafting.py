@@ -116,11 +116,7 @@ def local(bundles: Path) -> NeuralModel:
     return NeuralModel(bundles / "own" / "local")
 
 
-edits = st.lists(
-    st.tuples(st.integers(0, 60), st.binary(max_size=20), st.integers(0, 12)),
-    min_size=1,
-    max_size=6,
-)
+edits = st.lists(st.tuples(st.integers(0, 60), st.binary(max_size=20), st.integers(0, 12)), min_size=1, max_size=6)
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
