@@ -36,7 +36,7 @@ from stages.checkpoint.manifest import read_manifest
 from stages.errors import InputError, OnesweepError
 from stages.model.prefill import MAX_PREFILL_CHUNKS, READ_POSITIONS, max_new_symbols
 from stages.model.vocabulary import Alphabet
-from stages.telemetry.logs import start_log
+from stages.telemetry.observability import start_log
 from stages.v1 import stage_pb2
 from stages.wire.channel import parse_address
 from stages.wire.messages import prefill_hops, work_of

@@ -25,8 +25,7 @@ from stages.host.commands import (
     host_settings,
     keep_warm_s,
 )
-from stages.telemetry.logs import start_log
-from stages.telemetry.observability import add_observability, observability_of
+from stages.telemetry.observability import add_observability, observability_of, start_log
 from stages.wire.registry import add_registry_flags, registry_settings
 from stages.wire.tls import add_server_options, security_of
 from stages.wire.web_access import check_framework

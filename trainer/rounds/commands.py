@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stages.telemetry.logs import LOG_FORMATS, check_log_format, start_log
+from stages.telemetry.observability import LOG_FORMATS, check_log_format, start_log
 from stages.wire.tls import add_server_options, security_of
 from stages.wire.tokens import add_token_options, token_of
 from trainer.options import (
