@@ -28,8 +28,8 @@ from loadtest.workload.testbed import Testbed, default_hosts, deployed, open_net
 from loadtest.workload.texts import symbols_of, tokenizer_of
 from serving.modes.ar import ArMode
 from serving.modes.tokenizer import Tokenizer
-from serving.router.ring import RingSettings
-from serving.router.server import RouterSettings, serve
+from serving.router.server import serve
+from serving.router.settings import RingSettings, RouterSettings
 from serving.router.topology import read_topology
 from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.manifest import read_manifest

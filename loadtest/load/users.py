@@ -20,8 +20,7 @@ from locust.exception import StopUser
 from locust.runners import LocalRunner
 
 from loadtest.load.plan import CUT, OK, OPEN, Drained, LoadPlan, LoadSample, Message, Window, to_line
-from serving.client.client import Client, Result
-from serving.client.errors import RequestRefused, RouterError
+from serving.client.client import Client, RequestRefused, Result, RouterError
 from stages.wire.status import STATUS_MARK, trailing_metadata
 
 # A user whose request failed tries again after this: a dead host must not be counted thousands of times a second.

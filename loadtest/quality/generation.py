@@ -10,8 +10,7 @@ from typing import Any
 from loadtest.quality.prompts import Passage
 from loadtest.quality.settings import finite
 from loadtest.workload.caller import Access
-from serving.client.client import AsyncClient, Client, Result
-from serving.client.errors import RequestRefused, RouterError
+from serving.client.client import AsyncClient, Client, RequestRefused, Result, RouterError
 from serving.modes.frontier import SETTINGS
 from serving.router.request import Request
 from stages.errors import InputError, ServiceError

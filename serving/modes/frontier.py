@@ -11,25 +11,17 @@ from pathlib import Path
 from typing import Any, Self
 
 from serving.modes.resample import ChunkSchedule
+from serving.router.request import Request
 from stages.errors import InputError
 
 VERSION = 1
 WRITTEN_BY = "onesweep frontier --write FILE"
 # Modes that can be chosen for any prompt.
 MODES = ("sweep", "chunked", "resample", "verified", "ar", "ar-speculative", "local")
-# What an option can say about a request.
-SETTINGS: Mapping[str, type] = {
-    "scorer": str,
-    "chunk": int,
-    "candidates": int,
-    "steps": int,
-    "temperature": float,
-    "codec": str,
-    "sampler": str,
-    "drafter": str,
-    "draft": int,
-    "branches": int,
-}
+# What an option can say about a request, in the order of its label; the kinds are those of `Request`.
+_KINDS: Mapping[str, type] = {"int | None": int, "float | None": float, "str | None": str}
+_NAMES = ("scorer", "chunk", "candidates", "steps", "temperature", "codec", "sampler", "drafter", "draft", "branches")
+SETTINGS = {name: _KINDS[Request.__annotations__[name]] for name in _NAMES}
 
 
 @dataclass(frozen=True)

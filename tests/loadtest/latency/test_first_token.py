@@ -16,7 +16,7 @@ from loadtest.latency.interleave import Sample
 from loadtest.workload.texts import symbols_of
 from serving.cli.__main__ import main
 from serving.modes.tokenizer import BYTE_TOKENIZER
-from serving.router.server import RouterSettings
+from serving.router.settings import RouterSettings
 from serving.router.topology import local_topology
 from stages.model.vocabulary import BYTES, Alphabet
 
