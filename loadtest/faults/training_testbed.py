@@ -1,6 +1,6 @@
 """A training to measure or to break: one coordinator and its workers as real processes, in a lab or on loopback.
 
-    with open_training_testbed(TrainingSetup(config, text, profile="links-60")) as testbed:
+    with open_training_testbed(TrainingSetup(config, text, profile="links-60"), TrainingTestbed) as testbed:
         testbed.start()
         testbed.wait_until(lambda: testbed.log.accepted >= 10, 60.0)
         testbed.workers["w0"].kill()
@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from loadtest.faults.process import Disk, Program, open_disk
 from loadtest.faults.training_observer import LOG_NAME, LogFollower, RunView, RunWatcher
@@ -114,10 +115,6 @@ class TrainingTestbed:
             command = [sys.executable, *MODULE, *look, *self.network.options]
             self.watcher = RunWatcher(self.network.command(COORDINATOR_NODE, command), self.directory / "watch.log")
 
-    def set_cut(self, name: str, cut: bool) -> None:
-        """Drop every packet between a worker and the coordinator, or carry them again. Raises LabError."""
-        self.network.set_cut(COORDINATOR_NODE, self.node(name), cut)
-
     def wait_until(self, happened: Callable[[], bool], within_s: float) -> bool:
         """False when nothing happened in time; the log is read meanwhile. Raises ServiceError."""
         deadline = time.monotonic() + within_s
@@ -164,8 +161,13 @@ class TrainingTestbed:
         return self.beside(node, name, [sys.executable, *MODULE, *arguments, *self.network.options])
 
 
+B = TypeVar("B", bound=TrainingTestbed)
+
+
 @contextlib.contextmanager
-def open_training_testbed(setup: TrainingSetup) -> Iterator[TrainingTestbed]:
+def open_training_testbed(
+    setup: TrainingSetup, make: Callable[[TrainingSetup, Network, Path, Disk | None], B]
+) -> Iterator[B]:
     """A testbed whose processes are not started yet; they, and their files, are gone after the `with` block.
 
     Raises OnesweepError where no lab can be made.
@@ -175,7 +177,7 @@ def open_training_testbed(setup: TrainingSetup) -> Iterator[TrainingTestbed]:
         with contextlib.ExitStack() as under:
             network = under.enter_context(open_network(setup.profile, len(setup.parts), setup.profiles))
             disk = under.enter_context(open_disk(directory / "disk")) if setup.own_disk else None
-            testbed = TrainingTestbed(setup, network, directory, disk)
+            testbed = make(setup, network, directory, disk)
             under.callback(testbed.close)
             yield testbed
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,16 +10,16 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from loadtest.faults.serving_testbed import impostor_of
 from loadtest.host.benchmark import PROMPT, Benchmark, TextDiffers, check_modes, ring_of
 from loadtest.host.settings import AuditSettings
 from loadtest.report.table import aligned
-from serving.cli.deployment import MODULE, Deployment, temporary_deployment
+from serving.cli.deployment import Deployment, temporary_deployment
 from serving.client.client import Client, Result
 from serving.v1 import router_pb2
 from stages.errors import ServiceError
 from stages.host.parts import plan_host
 
-WRONG_HOST = ("loadtest.faults.faulty_host", "wrong")
 STOP_S = 10.0
 READY_S = 60.0
 POLL_S = 0.1
@@ -135,19 +134,13 @@ def _false(deployment: Deployment, client: Client, name: str) -> Iterator[None]:
     """A deployment in which one host computes wrongly."""
     deployment.kill(name)
     _await_hosts(client, "miss the one that ended", lambda hosts: not all(map(_usable, hosts)))
-    command = deployment.commands[name]
-    at = command.index(MODULE[-1])
-    log = deployment.directory / f"{name}-false.log"
-    with (
-        log.open("wb") as output,
-        subprocess.Popen([*command[:at], *WRONG_HOST, *command[at + 1 :]], stdout=output, stderr=output) as process,
-    ):
-        try:
-            _await_hosts(client, "are ready", lambda hosts: all(map(_usable, hosts)))
-            yield
-        finally:
-            process.terminate()
-            process.wait(STOP_S)
+    host = impostor_of(deployment, name, "wrong")
+    host.start()
+    try:
+        _await_hosts(client, "are ready", lambda hosts: all(map(_usable, hosts)))
+        yield
+    finally:
+        host.stop(STOP_S)
 
 
 def _await_hosts(client: Client, what: str, holds: Callable[[list[router_pb2.HostStatus]], bool]) -> None:

@@ -244,6 +244,7 @@ def measure_hosts(checkpoint: Path, session_mb: int) -> list[HostMemory]:
         ready = {name: memory_of(pid) for name, pid in deployment.processes.items()}
         held = _fill(deployment, filling)
         after = {name: memory_of(pid) for name, pid in deployment.processes.items()}
+    names = {host.name: host for host in ring.hosts}
     return [
         HostMemory(
             name,
@@ -254,7 +255,7 @@ def measure_hosts(checkpoint: Path, session_mb: int) -> list[HostMemory]:
             loading_peak=ready[name].peak - idle,
             peak=after[name].peak - idle,
         )
-        for name, host in ((host.name, host) for host in ring.hosts)
+        for name, host in names.items()
     ]
 
 

@@ -18,8 +18,16 @@ from pathlib import Path
 from typing import IO, Any
 
 from loadtest.lab.forwarder import control_name, give_order
-from loadtest.lab.namespaces import TUN, LabError, end_processes, processes_in, start_ticks
-from loadtest.lab.netem import device_name, netem_works, shape_line
+from loadtest.lab.namespaces import (
+    TUN,
+    LabError,
+    device_name,
+    end_processes,
+    netem_works,
+    processes_in,
+    shape_line,
+    start_ticks,
+)
 from loadtest.lab.profile import Profile
 from serving.cli.deployment import check_private
 from stages.errors import InputError

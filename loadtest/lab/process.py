@@ -24,6 +24,8 @@ from loadtest.lab.namespaces import (
     allowed,
     batch,
     end_processes,
+    make_mesh,
+    netem_works,
     node_address,
     open_tun,
     own_namespace,
@@ -32,7 +34,6 @@ from loadtest.lab.namespaces import (
     start_ticks,
     tun_lines,
 )
-from loadtest.lab.netem import make_mesh, netem_works
 from loadtest.lab.profile import Profile, node_names
 
 NETEM, USER_SPACE, UNSHAPED = "netem", "user space", "unshaped"

@@ -40,13 +40,6 @@ def test_a_short_run_finds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "findings" in said
 
 
-@pytest.mark.parametrize("flags", [["--inputs", "0"], ["--targets", "moon"], ["--json", "/nowhere/x.json"]])
-def test_a_mistake_is_told_before_anything_starts(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("fastapi", reason="the extra `http` is not installed")
-    assert main(["fuzz", *flags]) == 2
-    assert flags[1] in capsys.readouterr().err
-
-
 @pytest.fixture
 def watched(tmp_path: Path) -> Callable[[str, psutil.Process | None], TargetTally]:
     """What a watch finds where one process has such a log."""
