@@ -15,8 +15,10 @@ from loadtest.faults.settings import (
     RoundsBenchSettings,
     TrainingChaosSettings,
 )
+from loadtest.report.record import origin, this_command, write_json
+from serving.cli.deployment import ends_cleanly
 from stages.errors import InputError, Interrupted, OnesweepError
-from stages.settings import add_flags, from_flags
+from stages.settings import add_flags, check_destination, from_flags
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -31,7 +33,7 @@ SOAK_MINUTES = 30.0
 
 
 def register(subparsers: Subparsers) -> None:
-    from loadtest.workload.caller import add_access_options
+    from loadtest.workload.caller import add_access_options  # imports grpc
 
     chaos = subparsers.add_parser("chaos", help="faults under load: nothing may be lost, no text may change")
     add_flags(chaos, ChaosSettings)
@@ -75,7 +77,6 @@ def run_soak_command(options: argparse.Namespace) -> int:
 def _run_chaos(options: argparse.Namespace, settings: ChaosSettings) -> int:
     from loadtest.faults.serving_report import serving_report
     from loadtest.faults.serving_run import check_chaos, run_chaos
-    from serving.cli.deployment import ends_cleanly
 
     check_chaos(settings)
     files = from_flags(ReportFiles, options)
@@ -88,8 +89,6 @@ def _run_chaos(options: argparse.Namespace, settings: ChaosSettings) -> int:
 def run_training_command(options: argparse.Namespace) -> int:
     from loadtest.faults.training_report import training_report
     from loadtest.faults.training_run import check_training_chaos, run_training_chaos
-    from serving.cli.deployment import ends_cleanly
-    from stages.settings import check_destination
 
     settings = from_flags(TrainingChaosSettings, options)
     check_training_chaos(settings)
@@ -116,11 +115,9 @@ def run_flood_command(options: argparse.Namespace) -> int:
     from loadtest.load.generator import check_locust
     from loadtest.load.plan import check_settings
     from loadtest.load.report import run_line, run_table
-    from loadtest.report.record import origin, write_json
     from loadtest.workload.prompts import seeded_prompts
     from loadtest.workload.testbed import check_testbed, open_testbed
     from loadtest.workload.texts import Texts
-    from serving.cli.deployment import ends_cleanly
     from serving.modes import MODES
 
     flags, files = from_flags(FloodFlags, options), from_flags(ReportFiles, options)
@@ -172,8 +169,6 @@ def _flood_settings(flags: FloodFlags, options: argparse.Namespace) -> FloodSett
 
 def run_rounds_bench(options: argparse.Namespace) -> int:
     from loadtest.faults.rounds_bench import check_bench, measure_rounds, rounds_record, rounds_table
-    from loadtest.report.record import this_command, write_json
-    from serving.cli.deployment import ends_cleanly
 
     settings, files = from_flags(RoundsBenchSettings, options), from_flags(ReportFiles, options)
     settings = replace(settings, config=settings.config.resolve())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from loadtest.faults.base import Fault, FaultRecord, FaultRun
@@ -11,6 +12,7 @@ from loadtest.faults.settings import ReportFiles
 from loadtest.report.chart import Panel, draw_timeline
 from loadtest.report.page import bullets, figure, html_page, html_pairs, shown, text_table
 from loadtest.report.record import MachineFacts, commit, origin, this_command, this_machine, write_json
+from loadtest.report.table import markdown, number
 from stages.settings import write_destination
 
 if TYPE_CHECKING:
@@ -27,11 +29,6 @@ class ReportTable:
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     text_columns: int = 1  # how many, from the left, are no figures
-
-    def markdown(self) -> str:
-        """Figures stand to the right."""
-        lines = [self.head, ["---", *("---:" for _ in self.head[1:])], *self.rows]
-        return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ class FaultReport:
     text: str = ""  # settings file, shown as it is
 
     def terminal(self) -> str:
-        parts = [table.markdown() for table in self.printed if table.rows]
+        parts = [markdown(table.head, table.rows) for table in self.printed if table.rows]
         return "\n" + "\n\n".join([*parts, "\n".join(f"- {words}" for words in self.verdict)])
 
     def time_line(self) -> str:
@@ -88,8 +85,7 @@ class FaultReport:
             write_destination(files.svg, self.time_line() + "\n")
 
 
-def seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+seconds = partial(number, digits=2)
 
 
 def draw_faults(

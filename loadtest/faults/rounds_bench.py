@@ -267,15 +267,6 @@ def _run_over_links(
 def _follow(testbed: TrainingTestbed, within_s: float) -> list[RunView]:
     """Every view of the run, the last one of its end, when all its processes have ended."""
     seen: list[RunView] = []
-
-    def looked() -> bool:
-        """True at the end."""
-        testbed.check()
-        view = testbed.view
-        if view is not None and (not seen or view.at_s != seen[-1].at_s):
-            seen.append(view)
-        return view is not None and view.finished
-
     # the watcher finds a coordinator at the first try, and so before any worker is ready to train
     testbed.coordinator.start()
 
@@ -285,7 +276,7 @@ def _follow(testbed: TrainingTestbed, within_s: float) -> list[RunView]:
 
     testbed.wait_until(begun, within_s)
     testbed.start()
-    if not testbed.wait_until(looked, within_s) or not testbed.wait_end(within_s):
+    if not testbed.follow(seen.append, within_s) or not testbed.wait_end(within_s):
         raise OnesweepError(f"the run has not ended after {within_s:.0f} s: {testbed.coordinator.last_words()}")
     return seen
 

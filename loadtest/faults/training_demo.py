@@ -56,18 +56,15 @@ def _follow(testbed: TrainingTestbed, say: Say) -> RunView:
     testbed.start()
     told = 0
 
-    def ended() -> bool:
+    def tell(view: RunView) -> None:
         nonlocal told
-        testbed.check()
-        view = testbed.view
-        if view is not None and view.least_round >= told + max(view.update.rounds // 6, 1):
+        if view.least_round >= told + max(view.update.rounds // 6, 1):
             told = view.least_round
             losses = ", ".join(f"{part.name} {dict(part.losses).get(LOSS, '-'):.4}" for part in view.update.parts)
             say(f"  round {told} of {view.update.rounds}: {losses} nats; {view.moved_bytes / MEGABYTE:.1f} MB moved")
-        return view is not None and view.finished
 
     known = -1
-    while not testbed.wait_until(ended, PATIENCE_S):
+    while not testbed.follow(tell, PATIENCE_S):
         if known == (known := len(testbed.log.entries)):
             raise ServiceError(f"nothing happened for {PATIENCE_S:.0f} s: {testbed.coordinator.last_words()}")
     if not testbed.wait_end(PATIENCE_S):

@@ -58,8 +58,7 @@ class TrainingTestbed:
         self.address = network.address(COORDINATOR_NODE)
         self.out = (directory if disk is None else disk.path) / "out"
         self.log = LogFollower(self.out / "rounds" / LOG_NAME)
-        self.names = tuple(f"w{number}" for number in range(len(setup.parts)))
-        """Of the workers."""
+        self.names = tuple(f"w{number}" for number in range(len(setup.parts)))  # of the workers
         self._data = () if setup.data is None else ("--data", str(setup.data))
         self.coordinator = self._program(
             "coordinator",
@@ -125,6 +124,23 @@ class TrainingTestbed:
             if time.monotonic() > deadline:
                 return False
             time.sleep(POLL_S)
+
+    def follow(self, told: Callable[[RunView], object], within_s: float) -> bool:
+        """Hand each new view on, until the run is over; False when it is not over in time.
+
+        Raises ServiceError with the last words of a process that failed.
+        """
+        last: RunView | None = None
+
+        def ended() -> bool:
+            nonlocal last
+            self.check()
+            if (view := self.view) is not None and view is not last:
+                last = view
+                told(view)
+            return last is not None and last.finished
+
+        return self.wait_until(ended, within_s)
 
     def wait_end(self, patience_s: float) -> bool:
         """Wait for the end of the run and of every process; False when there is no progress for so long.

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from loadtest.commands import setting
 from loadtest.faults.settings import SEED
+from loadtest.report.record import write_json
+from serving.cli.deployment import ends_cleanly
 from stages.errors import InputError, ServiceError
 from stages.settings import add_flags, check_destination, from_flags
 
@@ -52,9 +54,6 @@ def register(subparsers: Subparsers) -> None:
 
 
 def run_fuzz_command(options: argparse.Namespace) -> int:
-    from loadtest.report.record import write_json
-    from serving.cli.deployment import ends_cleanly
-
     settings = from_flags(FuzzSettings, options)
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         raise InputError(f"`onesweep fuzz` needs {', '.join(missing)}: pip install 'onesweep[http,loadtest]'")

@@ -71,7 +71,7 @@ def _change_one(rng: random.Random, message: Message, others: Sequence[Message])
         if field.message_type is not None and not _is_map(field)
         for part in (value if field.is_repeated else [value])
     ]
-    if inner and rng.random() < 0.7:
+    if inner and rng.random() < 0.7:  # most of what is checked lies in messages within messages
         _change_one(rng, rng.choice(inner), others)
         return
     fields = message.DESCRIPTOR.fields

@@ -96,6 +96,7 @@ class AuditBench(Benchmark[AuditSettings, AuditFigures]):
 
 
 def _deployed(settings: AuditSettings, share: float) -> AbstractContextManager[Deployment]:
+    # an audit needs another host with the same blocks, so every part is on two
     ring = ring_of(settings.checkpoint, min(2, plan_host(settings.checkpoint, (0,)).parts), REPLICAS)
     return temporary_deployment(ring, settings.checkpoint, router_options=("--audit", str(share)))
 
@@ -109,6 +110,7 @@ def _find(settings: AuditSettings, seed: int) -> CatchResult:
             _false(deployment, client, name),
             ThreadPoolExecutor(REPLICAS) as threads,  # as many at once, so that every replica has work
         ):
+            # sweeps are counted by what was sent: verdicts come later, and the sweeps meanwhile count against audits
             for number in range(0, settings.sweeps, REPLICAS):
                 seeds = range(1000 * seed + number, 1000 * seed + number + REPLICAS)
                 list(threads.map(lambda each: _ask(client, "sweep", 8, each), seeds))
@@ -168,6 +170,7 @@ def cost_of(settings: AuditSettings, mode: str, plain: Client, audited: Client) 
         _ask(client, mode, settings.max_bytes, settings.requests)
     before = audited.status().audits
     for seed in range(settings.requests):
+        # whichever is second finds the processor's caches and clock as the first left them
         order = (plain, audited) if seed % 2 else (audited, plain)
         results = {client: _ask(client, mode, settings.max_bytes, seed) for client in order}
         if results[plain].output != results[audited].output:

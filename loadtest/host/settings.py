@@ -23,7 +23,7 @@ def absolute(text: str) -> Path:
 
 
 def numbers_flag(name: str, one: str) -> dict[str, Any]:
-    """How a list of whole numbers is read from its flag."""
+    """Metadata of a flag that takes a list of whole numbers."""
     return {"name": name, "metavar": f"{one}[,{one}]", "type": partial(numbers, flag=name)}
 
 

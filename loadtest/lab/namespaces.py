@@ -123,7 +123,7 @@ def end_processes(inodes: set[int], address_of: dict[int, str] | None = None, wi
         for pid in running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
+        time.sleep(0.01)  # what is killed may have forked just before
 
 
 def start_ticks(pid: int) -> int:
@@ -234,6 +234,7 @@ def route_lines(node: int, nodes: int) -> list[str]:
     lines = []
     for other in (i for i in range(nodes) if i != node):
         name = device_name(node, other)
+        # one segment a packet, or netem would count 64 KB of a socket as one
         lines.append(f"link set {name} arp off addrgenmode none gso_max_segs 1 up")
         lines.append(f"route add {node_address(other)}/32 dev {name} src {node_address(node)}")
     return lines
@@ -241,6 +242,7 @@ def route_lines(node: int, nodes: int) -> list[str]:
 
 def make_mesh(namespaces: list[int], paths: list[str], profile: Profile, names: tuple[str, ...], shape: bool) -> None:
     """Join namespaces; without `shape` by links that neither delay nor drop. Raises LabError."""
+    # all pairs first: a route needs the device that the other node's turn makes
     for node, namespace in enumerate(namespaces):
         with inside(namespace):
             batch("ip", mesh_lines(node, paths))

@@ -121,6 +121,7 @@ class Profile:
 
     def link(self, source: str, destination: str) -> Link:
         """The link from one node to another."""
+        # from the last: a file says what holds for many links first, and then the exceptions
         for override in reversed(self.overrides):
             if (override.source, override.destination) == (source, destination):
                 return override.link

@@ -27,7 +27,7 @@ def test_a_full_router_refuses_and_what_it_answers_is_right(bundle: Path) -> Non
     target_settings = TestbedSettings(
         checkpoint=bundle, hosts=1, router_options=("--max-requests", "2", "--max-waiting", "0")
     )
-    load = LoadSettings(target_settings, "ar", 1, 2.0, max_bytes=8, cases=4, warm_up_s=0.2)
+    load = LoadSettings(target_settings, "ar", 1, 3.0, max_bytes=8, cases=4, warm_up_s=0.2)
     with open_testbed(load.target) as target:
         texts = Texts(target, seeded_prompts(4, 0, 8, 96), 8)
         result = run_flood(FloodSettings(load, at=6.0, knee=1, polite=1), target, texts, lambda result: None)

@@ -147,7 +147,9 @@ def test_what_was_planned_is_what_was_sent(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("loadtest.faults.rounds_bench.worker_loads", lambda *_: [WorkerLoad("w0", 0.9, 0.05)])
     monkeypatch.setattr("loadtest.faults.rounds_bench.answer_of", answered_here)
     (tmp_path / "run.toml").write_text(SETTINGS)
-    bench = RoundsBenchSettings(config=tmp_path / "run.toml", profile="loopback", up_mbps=None, within_s=300.0)
+    bench = RoundsBenchSettings(
+        config=tmp_path / "run.toml", profile="loopback", up_mbps=None, pace_s=0.02, within_s=300.0
+    )
     check_bench(bench)
     figures = measure_rounds(bench, print)
     by_name = {compared.name: compared for compared in figures.compared()}
