@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from dataclasses import field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stages.errors import InputError
+from stages.settings import flag
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
     Subparsers = _SubParsersAction[argparse.ArgumentParser]
+
+T = TypeVar("T")
 
 
 def register(subparsers: Subparsers) -> None:
@@ -40,6 +44,12 @@ def register(subparsers: Subparsers) -> None:
     register_latency(benches)
     quality.register_infill(benches)
     register_rounds_bench(benches)
+
+
+def setting(default: T, help: str, **more: Any) -> T:  # noqa: ANN401 - of `flag`
+    """A field of a settings dataclass with a flag."""
+    made: T = field(default=default, metadata=flag(help, **more))
+    return made
 
 
 def numbers(text: str, flag: str) -> tuple[int, ...]:
