@@ -1,8 +1,9 @@
 """Real processes without their second of `import torch`: forked from a template that has imported it.
 
-`install()` replaces `subprocess.Popen` for commands that run `python -m serving.cli`. Each becomes its own process,
-a child of the test process with its own descriptors, environment, session and signals, forked from the template (this
-file, run as a program), which has loaded the modules and started no thread. Every other command runs as always.
+`install()` replaces `subprocess.Popen` for commands that run `python -m serving.cli`, or the benchmarks' client. Each
+becomes its own process, a child of the test process with its own descriptors, environment, session and signals, forked
+from the template (this file, run as a program), which has loaded the modules and started no thread. `nsenter` and
+`setpriv` before a command, as a lab writes them, are two system calls of the fork. Every other command runs as always.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-MODULE = ["-m", "serving.cli"]
+MODULES = ("serving.cli", "loadtest.workload.caller")
 ROOM = "x" * 4000  # of the template's own command line, for those of its children
 MAX_REQUEST = 1 << 17
-PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
+CLONE_NEWNET = 0x40000000  # setns(2)
+MORTAL = ["setpriv", "--pdeathsig", "KILL", "--"]
 
 # Libraries read these when they are loaded: a command that changes one needs a new interpreter.
 EARLY = ("OMP_", "MKL_", "ATEN_", "TORCH", "PYTHON", "GRPC_", "LD_", "ONEDNN_", "DNNL_")
@@ -39,12 +43,13 @@ def serve(requests: socket.socket) -> None:
     import grpc.aio
     import torch
 
+    import loadtest.workload.caller
     import serving.cli.__main__
     import serving.router.server
     import stages.host.server
 
     assert threading.active_count() == 1, "a fork would lose the other threads"
-    _ = grpc.aio, torch, serving.router.server, serving.cli.__main__, stages.host.server
+    _ = grpc.aio, torch, serving.router.server, serving.cli.__main__, stages.host.server, loadtest.workload.caller
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
         data, descriptors, _flags, _address = socket.recv_fds(requests, MAX_REQUEST, 3)
@@ -54,11 +59,12 @@ def serve(requests: socket.socket) -> None:
         # Forked twice: the orphan becomes a child of the test process, which waits for it as for any other.
         between = os.fork()
         if between == 0:
+            middle = os.getpid()
             child = os.fork()
             if child == 0:
                 requests.close()
                 os.close(number_read)
-                _become(json.loads(data), descriptors, number_write)
+                _become(json.loads(data), descriptors, number_write, middle)
             os._exit(0)
         os.waitpid(between, 0)
         os.close(number_write)
@@ -67,8 +73,11 @@ def serve(requests: socket.socket) -> None:
             os.close(descriptor)
 
 
-def _become(request: dict[str, Any], descriptors: list[int], number_write: int) -> None:
-    """Run the command in this fork, and end with its exit code."""
+def _become(request: dict[str, Any], descriptors: list[int], number_write: int, middle: int) -> None:
+    """Run the command in this fork, and end with its exit code.
+
+    :param middle: the process that forked this one and ends at once.
+    """
     code = 70
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -82,10 +91,17 @@ def _become(request: dict[str, Any], descriptors: list[int], number_write: int) 
         os.chdir(request["directory"])
         os.environ.clear()
         os.environ.update(request["environment"])
+        _place(request, middle)
         sys.argv = ["onesweep", *request["arguments"]]
-        from serving.cli.__main__ import main
+        if request["module"] == "serving.cli":
+            from serving.cli.__main__ import main
 
-        code = main(request["arguments"])
+            code = main(request["arguments"])
+        else:
+            from loadtest.workload.caller import main as answer
+
+            answer()
+            code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
@@ -99,6 +115,20 @@ def _become(request: dict[str, Any], descriptors: list[int], number_write: int) 
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code)
+
+
+def _place(request: dict[str, Any], middle: int) -> None:
+    """Enter the network namespace, and end with the test process, where the command asks for it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if request["namespace"]:
+        descriptor = os.open(request["namespace"], os.O_RDONLY)
+        if libc.setns(descriptor, CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns")
+        os.close(descriptor)
+    if request["mortal"]:
+        while os.getppid() == middle:  # its end must not be taken for that of the test process
+            time.sleep(0.001)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _show(command: list[str]) -> None:
@@ -143,12 +173,18 @@ _template: Template | None = None
 _starting = threading.Lock()
 
 
-def _arguments_of(command: list[str]) -> list[str] | None:
-    """The arguments of a command `python [-P] -m serving.cli ...`, or None for any other."""
-    if command[:1] != [sys.executable]:
-        return None
+def _parsed(command: list[str]) -> dict[str, Any] | None:
+    """The parts of a command `[nsenter ...] [setpriv ...] python [-P] -m MODULE ...`, or None for any other."""
+    namespace, mortal = "", False
+    if command[:1] == ["nsenter"] and command[1].startswith("--net=") and command[2] == "--":
+        namespace, command = command[1].removeprefix("--net="), command[3:]
+    if command[:4] == MORTAL:
+        mortal, command = True, command[4:]
     words = command[2:] if command[1:2] == ["-P"] else command[1:]
-    return words[2:] if words[:2] == MODULE else None
+    if command[:1] != [sys.executable] or words[:1] != ["-m"] or words[1] not in MODULES:
+        return None
+    parts = {"command": command, "module": words[1], "arguments": words[2:]}
+    return {**parts, "namespace": namespace, "mortal": mortal}
 
 
 def _early(environment: dict[str, str]) -> dict[str, str]:
@@ -164,17 +200,16 @@ class ForkingPopen(_Popen):  # type: ignore[type-arg]
         session, own_user = how[20], [x for x in how[16:19] if x is not None]
         command = [os.fspath(word) for word in args] if isinstance(args, list | tuple) else []
         environment = {os.fsdecode(k): os.fsdecode(v) for k, v in (os.environ if env is None else env).items()}
-        arguments = _arguments_of(command)
+        parts = _parsed(command)
         plain = not (shell or executable or preexec or pass_fds or own_user) and close_fds
-        if arguments is None or not plain or _early(environment) != _early(dict(os.environ)):
+        if parts is None or not plain or _early(environment) != _early(dict(os.environ)):
             super()._execute_child(args, *how)
             return
         global _template
         with _starting:
             _template = _template or Template()
         request = {
-            "arguments": arguments,
-            "command": command,
+            **parts,
             "directory": os.fspath(cwd or Path.cwd()),
             "environment": environment,
             "session": bool(session),

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from loadtest.commands import numbers
+from loadtest.commands import CHECKPOINT, absolute, numbers
 from serving.cli.deployment import SHIPPED
 from stages.settings import flag
 
@@ -16,17 +16,9 @@ MOST_SYMBOLS = 1 << 20
 MOST_REQUESTS = 100_000
 
 
-def absolute(text: str) -> Path:
-    """A path that still holds when a server with another working directory reads it."""
-    return Path(text).resolve()
-
-
 def numbers_flag(help: str, name: str, metavar: str, shown: str | None = None) -> dict[str, Any]:
     """Metadata of a field with a list of whole numbers, whose flag is `name`."""
     return flag(help, name=name, metavar=metavar, shown=shown, type=partial(numbers, flag=name))
-
-
-CHECKPOINT = flag("default: shipped weights", metavar="DIR", shown="", type=absolute)
 
 
 @dataclass(frozen=True)
@@ -147,4 +139,4 @@ class ParitySettings:
     checkpoint: Path = field(metadata=flag("imported model", metavar="DIR", type=absolute))
     source: Path = field(metadata=flag("folder or .gguf file that it was imported from", metavar="SOURCE"))
     prompts: int = field(default=20, metadata=flag("prompts"))
-    tokens: int = field(default=64, metadata=flag("tokens to generate"))
+    tokens: int = field(default=64, metadata=flag("tokens to generate", name="--max-tokens"))

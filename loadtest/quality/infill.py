@@ -10,10 +10,12 @@ from typing import Any
 from loadtest.quality.generation import INFILL, QualityArm, check_served, generate_all, router_facts
 from loadtest.quality.intervals import Estimate, difference_of_ratios, flat, ratio_of_sums
 from loadtest.quality.judge import Progress
-from loadtest.quality.panel import HUMAN
+from loadtest.quality.panel import HUMAN, Figure, JudgedText
 from loadtest.quality.prompts import Passage, PromptSet
-from loadtest.quality.run import JudgedText, Meter, check_settings, cut, head, judge_text, target_settings
+from loadtest.quality.run import check_settings, cut, judge_text, samples_of, target_settings
 from loadtest.quality.settings import InfillSettings
+from loadtest.report.record import origin, settings_record
+from loadtest.report.table import open_meter
 from loadtest.workload.testbed import open_testbed
 from serving.client.client import Result
 from stages.errors import InputError
@@ -24,14 +26,23 @@ LEFT_ONLY = "ar"  # the others are compared with it, prompt by prompt: it sees t
 SAMPLES = 4
 
 FIGURES = {
-    "exact_match": "share of gaps filled with the very bytes that stood there",
-    "span_bits": "judge bits for a byte of the filling, given the text before it",
-    "joined_bits": f"judge bits for a byte of the filling and the {SUFFIX_BYTES} bytes after it",
-    "after_bits": f"judge bits for a byte of the {SUFFIX_BYTES} bytes after it, given what was filled in",
-    "joined_ngram_bits": "as joined bits, of an n-gram model fitted to the training text",
-    "joined_minus_ar": f"joined bits less those of mode `{LEFT_ONLY}`, gap by gap",
-    "between_minus_ar": "judge bits for a byte of the filling, given the text on both sides, less those of mode "
-    f"`{LEFT_ONLY}`: what follows is the same for both, so these are the joined bits over the filling's bytes alone",
+    "exact_match": Figure("exact", 3, "share of gaps filled with the very bytes that stood there"),
+    "span_bits": Figure("span bits", 3, "judge bits for a byte of the filling, given the text before it"),
+    "joined_bits": Figure(
+        "joined bits", 3, f"judge bits for a byte of the filling and the {SUFFIX_BYTES} bytes after it"
+    ),
+    "after_bits": Figure(
+        "after bits", 3, f"judge bits for a byte of the {SUFFIX_BYTES} bytes after it, given what was filled in"
+    ),
+    "joined_ngram_bits": Figure("n-gram joined", 3, "as joined bits, of an n-gram model fitted to the training text"),
+    "joined_minus_ar": Figure("joined - ar", 3, f"joined bits less those of mode `{LEFT_ONLY}`, gap by gap"),
+    "between_minus_ar": Figure(
+        "between - ar",
+        2,
+        "judge bits for a byte of the filling, given the text on both sides, less those of mode "
+        f"`{LEFT_ONLY}`: what follows is the same for both, so these are the joined bits over the filling's bytes "
+        "alone",
+    ),
 }
 
 
@@ -53,28 +64,6 @@ class InfillRow:
 
 
 @dataclass(frozen=True)
-class InfillResult:
-    """Rows of all lengths, and the first texts as they came."""
-
-    settings: InfillSettings
-    judge: str
-    rows: list[InfillRow]
-    samples: list[dict[str, Any]]
-    digests: dict[str, str]
-    command: str
-
-    def record(self) -> dict[str, Any]:
-        return {
-            **head("infill", self.command),
-            "settings": self.settings.to_record() | {"suffix_bytes": SUFFIX_BYTES},
-            "weights": self.digests,
-            "judge": self.judge,
-            "rows": [row.to_record() for row in self.rows],
-            "samples": self.samples,
-        }
-
-
-@dataclass(frozen=True)
 class _Judged:
     """Bits and bytes, gap by gap."""
 
@@ -84,8 +73,11 @@ class _Judged:
     wholes: list[int]
 
 
-def run_infill(settings: InfillSettings, command: str, meter: Meter) -> InfillResult:
-    """Raises OnesweepError; for a mistake, before a host is started."""
+def run_infill(settings: InfillSettings) -> tuple[list[InfillRow], dict[str, Any]]:
+    """Rows of all lengths, and the record for a JSON file.
+
+    Raises OnesweepError; for a mistake, before a host is started.
+    """
     lengths = list(dict.fromkeys(settings.lengths))
     for length in lengths:
         if length < 1:
@@ -98,19 +90,25 @@ def run_infill(settings: InfillSettings, command: str, meter: Meter) -> InfillRe
         facts = router_facts(target.access)
         chosen = arms or tuple(QualityArm(mode) for mode in DEFAULT_ARMS if mode in facts.modes)
         check_served(chosen, facts, settings.prompt_bytes + max(lengths) + SUFFIX_BYTES)
-        in_flight = min(settings.in_flight, facts.request_limit)
-        with meter("filling", len(lengths) * len(chosen) * settings.count) as progress:
+        with open_meter("filling", len(lengths) * len(chosen) * settings.count) as progress:
             for length in lengths:
-                results[length] = generate_all(
-                    target.access, chosen, prompts[length].asked, length, settings.seed, in_flight, progress
-                )
+                asked, of_length = prompts[length].asked, replace(settings, max_bytes=length)
+                results[length] = generate_all(target.access, chosen, asked, of_length, facts, progress)
     judged = judge_text(settings, prompts[lengths[0]])
     rows, samples = [], []
-    with meter("judging", 2 * len(lengths) * (len(chosen) + 1) * settings.count) as progress:
+    with open_meter("judging", 2 * len(lengths) * (len(chosen) + 1) * settings.count) as progress:
         for length in lengths:
             rows += _rows(judged, prompts[length], length, results[length], settings.seed, progress)
-            samples += _samples(prompts[length], length, results[length])
-    return InfillResult(settings, judged.judge.name, rows, samples, facts.digests, command)
+            samples += [{"length": length, **one} for one in samples_of(prompts[length], results[length], SAMPLES)]
+    return rows, {
+        "quality": "infill",
+        **origin(),
+        "settings": settings_record(settings, suffix_bytes=SUFFIX_BYTES),
+        "weights": facts.digests,
+        "judge": judged.judge.name,
+        "rows": [row.to_record() for row in rows],
+        "samples": samples,
+    }
 
 
 def _rows(
@@ -176,16 +174,3 @@ def _figures(
         bits = judged_by.ngram.bits([passage.prompt for passage in passages], joined)
         found["joined_ngram_bits"] = ratio_of_sums(bits, judged.wholes, seed)
     return {name: estimate for name, estimate in found.items() if estimate is not None}
-
-
-def _samples(prompts: PromptSet, length: int, results: dict[QualityArm, list[Result]]) -> list[dict[str, Any]]:
-    return [
-        {
-            "length": length,
-            "prompt": passage.prompt.decode(),
-            "suffix": passage.suffix.decode(),
-            HUMAN: passage.continuation.decode(),
-            "texts": {arm.label: taken[i].text for arm, taken in results.items()},
-        }
-        for i, passage in enumerate(prompts.asked[:SAMPLES])
-    ]

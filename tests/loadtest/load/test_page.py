@@ -10,9 +10,10 @@ import pytest
 
 from loadtest.load.accounting import Counts, LoadFigures, figures_of, judge
 from loadtest.load.plan import LoadSample, LoadSettings, Window
-from loadtest.load.report import knee_page, knee_record, load_page, load_record, load_row, run_notes
+from loadtest.load.report import RUNS, knee_page, knee_record, load_page, load_record, run_notes
 from loadtest.load.run import Climb, LoadResult, LoadRun
-from loadtest.report.record import this_machine
+from loadtest.report.page import shown
+from loadtest.report.record import this_command, this_machine
 from loadtest.workload.caller import Access, RouterState
 from loadtest.workload.testbed import Network, Testbed, TestbedSettings
 from stages.errors import OnesweepError
@@ -36,14 +37,8 @@ def needs_matplotlib() -> None:
 @pytest.fixture
 def scene() -> LoadRun:
     facts = RouterState(True, "", ["sweep"], 3, 512, 64)
-    settings = LoadSettings(TestbedSettings())
-    return LoadRun(
-        settings,
-        Testbed(Access("127.0.0.1:7700"), Network("lan", 3, 7700)),
-        facts,
-        this_machine(),
-        "onesweep loadtest --users 8",
-    )
+    target = Testbed(Access("127.0.0.1:7700"), Network("lan", 3, 7700))
+    return LoadRun(LoadSettings(TestbedSettings()), target, facts)
 
 
 def result() -> LoadResult:
@@ -59,10 +54,10 @@ def picture_of(page: str) -> str:
 
 def test_the_page_of_a_run(scene: LoadRun) -> None:
     page, words = load_page(scene, result()), picture_of(load_page(scene, result()))
-    assert all(f">{cell}</td>" in page for cell in load_row(result()))
+    assert all(f">{cell}</td>" in page for cell in RUNS.cells([result()])[0])
     assert all(label in words for label in ("p50", "p95", "p99 289 ms", "refused", "failed", "lost", "wrong"))
-    assert "onesweep loadtest --users 8" in page
-    assert scene.machine.sentence in page
+    assert shown(this_command()) in page
+    assert shown(this_machine().processor) in page
     assert "<b>host-2" not in page
     assert "&lt;b&gt;host-2&lt;/b&gt; is lost" in page
     assert "prompt &#x27;x&#x27;" in page
