@@ -40,7 +40,7 @@ from stages.checkpoint.manifest import read_manifest
 from stages.errors import InputError, OnesweepError
 
 COSTS_PROFILE = "lan"  # sweeps and arithmetic do not depend on the links, so they are counted on the fastest
-PROMPT_BYTES = 64
+PROMPT_BYTES = 64  # as `onesweep quality` cuts them, so that texts are alike
 PASSAGES = 100  # for exact bits and prompts
 
 

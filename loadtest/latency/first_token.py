@@ -43,8 +43,8 @@ from stages.wire.messages import prefill_hops, work_of
 from stages.wire.tls import Security
 
 WHOLE_ROUTER = [sys.executable, "-P", "-m", "loadtest.latency.first_token"]
-PORTS_APART = 50
-READY_S, POLL_S, STOP_S = 120.0, 0.5, 15.0
+PORTS_APART = 50  # of the two routers: beyond the ports of the hosts
+READY_S, POLL_S, STOP_S = 120.0, 0.5, 15.0  # as long as a router on a busy machine may take
 # Places of a text where a prompt of exactly the wanted length is looked for: a cut may change the last symbols.
 TRIES = 200
 

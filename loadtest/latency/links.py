@@ -20,9 +20,9 @@ from loadtest.report.table import Table, number, number_column, text_column
 from stages.errors import OnesweepError
 
 ECHO = [sys.executable, "-P", "-m", "loadtest.latency.links"]
-PORT = 7600
-ROUND_TRIPS = 10
-TIMEOUT_S = 120.0
+PORT = 7600  # no server of a deployment listens there
+ROUND_TRIPS = 10  # seconds over far links, and a median that one repeated packet does not move
+TIMEOUT_S = 120.0  # a lossy link repeats a packet only after a second
 
 LINKS: Table[dict[str, Any]] = Table(
     (
@@ -94,7 +94,7 @@ def _echo_server(lab: Lab, node: str) -> Iterator[None]:
 # difference from the profile is the lab's and not the servers'.
 
 SIZE = 64  # bytes of a message: one small packet
-DISCARDED = 3
+DISCARDED = 3  # addresses are resolved with the first, and windows open
 CONNECT_S = 10.0
 
 

@@ -23,7 +23,7 @@ PART_COLOURS = {
     "queue": COLOURS[3],
     "rest": COLOURS[1],
 }
-WIDTH_IN, HEIGHT_IN = 7.6, 3.8
+WIDTH_IN, HEIGHT_IN = 7.6, 3.8  # a page's column
 
 
 def latency_picture(rows: Sequence[Row], profile: str) -> str:

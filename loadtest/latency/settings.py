@@ -14,8 +14,8 @@ from serving.cli.deployment import SHIPPED
 from stages.settings import flag
 
 MAX_AT_ONCE = 64  # requests in flight that a router takes by default
-MAX_SEED = (1 << 63) - 1
-MAX_IDLE_S = 3600
+MAX_SEED = (1 << 63) - 1  # half of a request's range: seeds count up from the first one
+MAX_IDLE_S = 3600  # windows and sessions have long fallen back
 
 
 def _modes(*default: str, help: str) -> Any:  # noqa: ANN401 - a field

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 KNEE_MODES = ("sweep", "chunked", "ar", "ar-speculative")
 DEFAULT_USERS = 8
-MOST_KNEE_USERS = 256
-WEB_PORT = 8089
+MOST_KNEE_USERS = 256  # four times the requests that a router takes at once: beyond are refusals
+WEB_PORT = 8089  # locust's own
 
 
 def register(subparsers: Subparsers) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 SLICES = 30  # points along the window
-BINS = 40
+BINS = 40  # of the histogram
 
 
 def knee_picture(climbs: Sequence[Climb]) -> str:

@@ -16,7 +16,7 @@ from loadtest.quality.settings import QualitySettings
 from loadtest.report.table import open_meter
 from stages.errors import InputError
 
-PHRASE_WORDS = 4
+PHRASE_WORDS = 4  # short enough that a judge knows the next word for sure, as a model does that got stuck
 
 
 def shuffled_words(passage: Passage, numbers: np.random.Generator) -> bytes:
@@ -60,7 +60,7 @@ def _repeated(text: bytes, length: int) -> bytes:
     return bytes(islice(cycle(text), length))
 
 
-REFERENCE = "reference"
+REFERENCE = "reference"  # human text that is nobody's: both sides are held against it
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ def _check_request(spec: str, arm: QualityArm) -> None:
 
 
 TRIES = 20  # of one request while the router is busy
-TIMEOUT_S = 600.0
+TIMEOUT_S = 600.0  # far links and many candidates: a slow text is no reason to end a run of hours
 
 
 def router_facts(access: Access) -> RouterState:

@@ -23,7 +23,7 @@ from stages.errors import InputError
 SUFFIX_BYTES = 32  # judged with the gap, and given to modes that take a suffix
 DEFAULT_ARMS = (INFILL, "ar", "local")
 LEFT_ONLY = "ar"  # the others are compared with it, prompt by prompt: it sees the text before the gap alone
-SAMPLES = 4
+SAMPLES = 4  # of each length
 
 FIGURES = {
     "exact_match": Figure("exact", 3, "share of gaps filled with the very bytes that stood there"),
@@ -64,13 +64,21 @@ class InfillRow:
 
 
 @dataclass(frozen=True)
-class _Judged:
-    """Bits and bytes, gap by gap."""
+class _Filled:
+    """Fillings of one arm: texts and their bits under the judge, alone and with what follows, gap by gap."""
 
-    span: list[float]
-    joined: list[float]
-    sizes: list[int]
-    wholes: list[int]
+    texts: Sequence[bytes]
+    joined: list[bytes]
+    bits: list[float]
+    joined_bits: list[float]
+
+    @property
+    def sizes(self) -> list[int]:
+        return list(map(len, self.texts))
+
+    @property
+    def wholes(self) -> list[int]:
+        return list(map(len, self.joined))
 
 
 def run_infill(settings: InfillSettings) -> tuple[list[InfillRow], dict[str, Any]]:
@@ -119,19 +127,18 @@ def _rows(
     seed: int,
     progress: Progress,
 ) -> list[InfillRow]:
-    truth = [passage.continuation for passage in prompts.asked]
+    asked = prompts.asked
+    truth = [passage.continuation for passage in asked]
     texts = {arm.label: [result.output for result in taken] for arm, taken in results.items()} | {HUMAN: truth}
-    judged = {label: _judge(judged_by, prompts.asked, outputs, progress) for label, outputs in texts.items()}
-    figures = {label: _figures(judged_by, prompts.asked, texts[label], judged[label], seed) for label in texts}
-    if left := judged.get(LEFT_ONLY):
-        for label, one in judged.items():
+    filled = {label: _judge(judged_by, asked, outputs, progress) for label, outputs in texts.items()}
+    figures = {label: _figures(judged_by, asked, one, seed) for label, one in filled.items()}
+    if left := filled.get(LEFT_ONLY):
+        for label, one in filled.items():
             if label != LEFT_ONLY:
-                for name, ours, theirs in (
-                    ("joined_minus_ar", one.wholes, left.wholes),
-                    ("between_minus_ar", one.sizes, left.sizes),
-                ):
-                    pairs = ((one.joined, ours), (left.joined, theirs))
-                    figures[label][name] = difference_of_ratios(*pairs, seed)
+                joined = (one.joined_bits, one.wholes), (left.joined_bits, left.wholes)
+                figures[label]["joined_minus_ar"] = difference_of_ratios(*joined, seed)
+                between = (one.joined_bits, one.sizes), (left.joined_bits, left.sizes)
+                figures[label]["between_minus_ar"] = difference_of_ratios(*between, seed)
     rows = [
         InfillRow(
             arm.label,
@@ -147,30 +154,23 @@ def _rows(
     return [*rows, InfillRow(HUMAN, length, len(truth), figures=figures[HUMAN])]
 
 
-def _judge(judged_by: JudgedText, passages: Sequence[Passage], outputs: Sequence[bytes], progress: Progress) -> _Judged:
+def _judge(judged_by: JudgedText, passages: Sequence[Passage], texts: Sequence[bytes], progress: Progress) -> _Filled:
     given = [passage.prompt for passage in passages]
-    joined = [output + passage.suffix for passage, output in zip(passages, outputs, strict=True)]
-    return _Judged(
-        judged_by.judge.judge(given, outputs, progress).bits,
-        judged_by.judge.judge(given, joined, progress).bits,
-        [len(output) for output in outputs],
-        [len(text) for text in joined],
-    )
+    joined = [text + passage.suffix for passage, text in zip(passages, texts, strict=True)]
+    bits, joined_bits = (judged_by.judge.judge(given, each, progress).bits for each in (texts, joined))
+    return _Filled(texts, joined, bits, joined_bits)
 
 
-def _figures(
-    judged_by: JudgedText, passages: Sequence[Passage], outputs: Sequence[bytes], judged: _Judged, seed: int
-) -> dict[str, Estimate]:
-    same = [float(output == passage.continuation) for passage, output in zip(passages, outputs, strict=True)]
-    after = [joined - span for joined, span in zip(judged.joined, judged.span, strict=True)]
+def _figures(judged_by: JudgedText, passages: Sequence[Passage], filled: _Filled, seed: int) -> dict[str, Estimate]:
+    same = [float(text == passage.continuation) for passage, text in zip(passages, filled.texts, strict=True)]
+    after = [joined - alone for joined, alone in zip(filled.joined_bits, filled.bits, strict=True)]
     found = {
         "exact_match": ratio_of_sums(same, [1.0] * len(same), seed),
-        "span_bits": ratio_of_sums(judged.span, judged.sizes, seed),
-        "joined_bits": ratio_of_sums(judged.joined, judged.wholes, seed),
+        "span_bits": ratio_of_sums(filled.bits, filled.sizes, seed),
+        "joined_bits": ratio_of_sums(filled.joined_bits, filled.wholes, seed),
         "after_bits": ratio_of_sums(after, [len(passage.suffix) for passage in passages], seed),
     }
     if judged_by.ngram:
-        joined = [output + passage.suffix for passage, output in zip(passages, outputs, strict=True)]
-        bits = judged_by.ngram.bits([passage.prompt for passage in passages], joined)
-        found["joined_ngram_bits"] = ratio_of_sums(bits, judged.wholes, seed)
+        bits = judged_by.ngram.bits([passage.prompt for passage in passages], filled.joined)
+        found["joined_ngram_bits"] = ratio_of_sums(bits, filled.wholes, seed)
     return {name: estimate for name, estimate in found.items() if estimate is not None}

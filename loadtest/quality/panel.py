@@ -29,7 +29,7 @@ from stages.errors import InputError
 HUMAN = "human"
 JUDGED = "judge_bits_per_byte"
 GRAMS = "gram_entropy"
-AT_HUMAN_ENTROPY = "judge_bits_at_human_entropy"
+AT_HUMAN_ENTROPY = "judge_bits_at_human_entropy"  # a fair figure: nobody can buy it with monotony
 
 
 class Figure(NamedTuple):
@@ -168,8 +168,8 @@ def _mixed(first: Estimate, second: Estimate, share: float) -> Estimate:
     return Estimate(value, between(first.low, second.low), between(first.high, second.high))
 
 
-_PERFECT = {"auc": 0.5, "mauve": 1.0}
-_SAME = 1e-9
+_PERFECT = {"auc": 0.5, "mauve": 1.0}  # of text that nothing tells from human text; of other figures the reference's
+_SAME = 1e-9  # rounding is no difference
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from stages.checkpoint.manifest import read_manifest
 from stages.errors import InputError
 
 LOCAL = "local"
-SUFFIX_BYTES = 64
+SUFFIX_BYTES = 64  # true text behind a gap, judged with it
 SAMPLES = 6  # prompts whose texts are shown: the first ones, as they come
 
 

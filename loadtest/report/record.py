@@ -21,7 +21,7 @@ from stages.settings import check_destination, write_destination
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-GIT_S = 10.0
+GIT_S = 10.0  # a folder on a slow network must not hold up a record
 
 
 @dataclass(frozen=True)

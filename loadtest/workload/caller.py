@@ -25,10 +25,10 @@ from stages.wire.channel import check_target
 from stages.wire.tls import LOOPBACK_ONLY, Tls, add_client_options, security_of
 from stages.wire.tokens import token_for
 
-COMMAND = [sys.executable, "-P", "-m", "loadtest.workload.caller"]
+COMMAND = [sys.executable, "-P", "-m", "loadtest.workload.caller"]  # -P: not what lies in the working directory
 MODELS = ("chain", "ar", "scorer", "local")
-MAX_AT_ONCE = 64
-STOP_S = 5.0
+MAX_AT_ONCE = 64  # requests that a router takes by default
+STOP_S = 5.0  # a call that still runs is not waited for
 STATUS_TIMEOUT_S = 5.0
 TIMEOUT_S = 900.0  # 256 bytes of `ar` round a ring of 3 x 150 ms take 115 s, many candidates of a large model longer
 

@@ -27,8 +27,8 @@ from stages.settings import flag
 from stages.wire.channel import parse_address
 
 LOOPBACK = "loopback"  # the profile without a lab: every process on this machine, no link emulated
-AS_FOUND = "as found"
-DEFAULT_HOSTS = 3
+AS_FOUND = "as found"  # the profile of a deployment that was not started here
+DEFAULT_HOSTS = 3  # the fewest with a host that is neither first nor last
 FIRST_PORT = parse_address(DEFAULT_ROUTER)[1]
 INSECURE = "--insecure"  # a lab's addresses are not loopback, and nobody else can reach them
 # Before a command on loopback: the process ends with the thread that started it, as everything in a lab does.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -16,8 +15,6 @@ from loadtest.report.page import shown
 from loadtest.report.record import this_command, this_machine
 from loadtest.workload.caller import Access, RouterState
 from loadtest.workload.testbed import Network, Testbed, TestbedSettings
-from stages.errors import OnesweepError
-from stages.settings import write_destination
 
 WINDOW = Window(0.0, 10.0, 0.5)
 SAMPLES = [
@@ -106,10 +103,3 @@ def test_notes_say_what_the_table_has_no_room_for() -> None:
     assert "refusals came after 2.0 ms (p50), 2.0 ms (p95) and said to come back in 1,000.0 ms" in notes
     assert "failed 1 x: UNAVAILABLE: <b>host-2</b> is lost" in notes
     assert "the load generator took 0.05 of one of" in notes
-
-
-def test_a_page_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
-    write_destination(tmp_path / "page.html", "text")
-    assert (tmp_path / "page.html").read_text() == "text"
-    with pytest.raises(OnesweepError, match="the figures above are complete"):
-        write_destination(tmp_path, "text")
