@@ -49,8 +49,10 @@ TINY = {"parts": 3, "layers": 1, "width": 32, "heads": 2, "context_bytes": 512, 
 INITIAL_SEED = 67280421310721  # torch's own default
 READY_S = 60.0
 POLL_S = 0.02
+# Of servers in this process: a machine that is busy with other things may keep them waiting for seconds.
+HOP_TIMEOUT_S = 5.0
+# And busy ones with the usual pause take twice as much time from the tests.
 KEEP_WARM_S = 0.5
-"""Of servers in this process: idle ones with the usual pause take twice as much time from the tests."""
 
 forking.install()
 
@@ -189,7 +191,7 @@ class Servers:
     def stage(
         self, checkpoint: Path, blocks: tuple[int, ...], listen: str, after: Sequence[str] = (), **host: Any
     ) -> Running:
-        host = {"name": f"stage-{blocks[0]}", "hop_timeout_s": 1.0, "keep_warm_s": KEEP_WARM_S, **host}
+        host = {"name": f"stage-{blocks[0]}", "hop_timeout_s": HOP_TIMEOUT_S, "keep_warm_s": KEEP_WARM_S, **host}
         following = (after,) if isinstance(after, str) else tuple(after or ())
         settings = StageSettings(checkpoint, blocks, listen, following, HostSettings(**host), threads=1, drain_s=5.0)
         return self.run(StageServer(settings).run)
@@ -204,7 +206,7 @@ class Servers:
     def router(
         self, topology: Topology, checkpoint: Path | None, ring: dict[str, Any] | None = None, **settings: Any
     ) -> Running:
-        link = RingSettings(**{"hop_timeout_s": 1.0, "keep_warm_s": KEEP_WARM_S, **(ring or {})})
+        link = RingSettings(**{"hop_timeout_s": HOP_TIMEOUT_S, "keep_warm_s": KEEP_WARM_S, **(ring or {})})
         chosen = RouterSettings(topology, topology.router, checkpoint, ring=link, **{"drain_s": 5.0, **settings})
         return self.run(lambda stop: run_router(chosen, stop))
 

@@ -31,7 +31,7 @@ class IdleSettings:
         default=None, metadata=flag("bundle to serve", metavar="DIR", shown="the shipped weights")
     )
     hosts: int | None = field(default=None, metadata=flag("hosts that share the blocks", least=1, shown="3"))
-    settle_s: float = field(default=5.0, metadata=flag("wait between the last request and the measurement", least=0))
+    settle_s: float = field(default=15.0, metadata=flag("wait between the last request and the measurement", least=0))
     seconds: float = field(default=20.0, metadata=flag("length of the measurement", metavar="S", above=0))
 
 

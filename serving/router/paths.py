@@ -25,7 +25,7 @@ RELEASE_TIMEOUT_S = 5.0
 RELEASE_AFTER_S = 0.005
 MOST_OWED = 4096
 MESSAGE_BYTES = 64 << 20
-# A host whose answer to the next keep-warm message is so late, and by three round trips, is taken for lost.
+# A host whose answer to a keep-warm message is so late, and by three round trips, is taken for lost.
 SILENT_S = 1.0
 LEARN = 0.1
 
@@ -67,15 +67,12 @@ class HostLink:
         """Expected wait of a hop here."""
         return self.sessions * self.hop_ms
 
-    def silent_s(self, pause_s: float) -> float | None:
-        """Seconds without an answer, if those are too many.
-
-        :param pause_s: between keep-warm messages, whose answers are what is heard.
-        """
-        if self.relay.answered_at is None:
+    def silent_s(self) -> float | None:
+        """Seconds without an answer to a keep-warm message, if those are too many."""
+        if self.relay.asked_at is None:
             return None
-        quiet_s = time.monotonic() - self.relay.answered_at
-        return quiet_s if quiet_s > pause_s + SILENT_S + 3 * (self.relay.least_rtt_ms or 0.0) / 1000 else None
+        quiet_s = time.monotonic() - self.relay.asked_at
+        return quiet_s if quiet_s > SILENT_S + 3 * (self.relay.least_rtt_ms or 0.0) / 1000 else None
 
     def learn(self, timing: stage_pb2.HopTiming) -> None:
         """Book what a hop took."""

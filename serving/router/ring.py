@@ -67,8 +67,9 @@ class Hedging:
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.2
-DESCRIBE_S = 1.0
-WATCH_S = 0.1
+# Pause between two descriptions of a host, and of one that no request uses.
+DESCRIBE_S, IDLE_DESCRIBE_S = 1.0, 3.0
+WATCH_S = 0.2
 # Beyond the longest that an audit waits: what asks a host that is taken out is to hear its answer.
 CLOSE_S = 1.0
 WARM_BYTES = 16 << 10
@@ -171,6 +172,7 @@ class Ring:
         self._attempts[attempt.name] = attempt
         for link in path:
             link.sessions += 1
+            link.relay.wake()
         return attempt
 
     def end(self, attempt: Attempt) -> None:
@@ -239,21 +241,22 @@ class Ring:
                     self.spawn(link.release())
                 except StatusError as refusal:
                     self._lose(link, refusal.message)
-                await asyncio.sleep(DESCRIBE_S if not link.problem else RETRY_S)
+                usual_s = IDLE_DESCRIBE_S if link.relay.is_idle else DESCRIBE_S
+                await asyncio.sleep(RETRY_S if link.problem else usual_s)
         finally:
             if warmer is not None:
                 warmer.cancel()
 
     async def watch(self) -> None:
         """Take hosts for lost that fell silent, for ever: one that is frozen, or behind a cut link, closes nothing."""
-        before, pause_s = time.monotonic(), self.settings.keep_warm_s
+        before = time.monotonic()
         while True:
             await asyncio.sleep(WATCH_S)
             now = time.monotonic()
             stalled = now - before > 3 * WATCH_S  # then it was this process that heard nobody
             before = now
             for link in self.links:
-                if not stalled and not link.problem and (silent_s := link.silent_s(pause_s)) is not None:
+                if not stalled and not link.problem and (silent_s := link.silent_s()) is not None:
                     self._lose(link, f"it has been silent for {silent_s:.1f} s")
 
     def _deliver(self, event: stage_pb2.Event) -> None:

@@ -39,7 +39,7 @@ from stages.wire.tokens import Keyring
 log = logging.getLogger(__name__)
 
 SERVICE = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
-HEALTH_S = 0.2
+HEALTH_S = 0.5
 POLL_S = 0.02
 # For the last words of requests that have ended.
 FLUSH_S = 1.0

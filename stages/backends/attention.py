@@ -69,7 +69,7 @@ def sights(pieces: Sequence[CleanPiece], few: int) -> list[Sight]:
         if piece.depths:
             found.append(piece.depths)
             continue
-        past, count = piece.caches[0].length, len(piece.source)
+        past, count = piece.caches[0].length, piece.source.shape[0]
         together = past and count > (1 if piece.at_once else few)
         found.append(torch.ones(count, past + count, dtype=torch.bool).tril(past) if together else None)
     return found
@@ -182,8 +182,8 @@ def _attend_one(query: Tensor, row: NDArray[np.float32], cache: LayerCache, resu
     """
     position, keys, values = cache.length, cache.keys, cache.values
     _, heads, _, dim = keys.shape
-    keys.numpy()[0, :, position] = row[:heads]
-    values.numpy()[0, :, position] = row[heads:]
+    stored_keys, stored_values = cache.arrays
+    stored_keys[:, position], stored_values[:, position] = row[:heads], row[heads:]
     cache.length = end = position + 1
     _, apart, stride, _ = keys.stride()
     weights = torch.bmm(query, keys.as_strided((heads, dim, end), (apart, 1, stride))).softmax(-1)
@@ -213,8 +213,9 @@ def _attend_tree(
         attend(q[i], numbers[i], cache, mixed[i])
     kept = first_branch(depths)  # of which others took the places
     cache.length = end = past + kept
-    cache.keys.numpy()[0, :, past:end] = numbers[:kept, :kv_heads].swapaxes(0, 1)
-    cache.values.numpy()[0, :, past:end] = numbers[:kept, kv_heads:].swapaxes(0, 1)
+    stored_keys, stored_values = cache.arrays
+    stored_keys[:, past:end] = numbers[:kept, :kv_heads].swapaxes(0, 1)
+    stored_values[:, past:end] = numbers[:kept, kv_heads:].swapaxes(0, 1)
 
 
 def _attend_many(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, mask: Tensor | None) -> Tensor:

@@ -181,11 +181,11 @@ class PackedReader:
 
     def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
         """See `BlockRunner.read`."""
-        return [x for group in groups([len(piece.source) for piece in pieces]) for x in self._read(pieces[group])]
+        return [x for group in groups([piece.source.shape[0] for piece in pieces]) for x in self._read(pieces[group])]
 
     def _read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
         starts = [piece.caches[0].length for piece in pieces]
-        counts = [len(piece.source) for piece in pieces]
+        counts = [piece.source.shape[0] for piece in pieces]
         rows = self.rows_of(counts)
         x = rows.pack([self.input(piece.source) for piece in pieces])
         angles = self.angles_of(rows, starts, [piece.depths for piece in pieces])
@@ -261,10 +261,12 @@ class PackedBlock(BlockRunner):
 
     @torch.inference_mode()
     def denoise(self, pieces: Sequence[NoisyPiece]) -> list[Denoised]:
-        return [each for group in groups([len(piece.z) for piece in pieces]) for each in self._denoise(pieces[group])]
+        return [
+            each for group in groups([piece.z.shape[0] for piece in pieces]) for each in self._denoise(pieces[group])
+        ]
 
     def _denoise(self, pieces: Sequence[NoisyPiece]) -> list[Denoised]:
-        rows = Rows.of([len(piece.z) for piece in pieces], self.reader.hidden)
+        rows = Rows.of([piece.z.shape[0] for piece in pieces], self.reader.hidden)
         angles = self.reader.angles_of(rows, [piece.start for piece in pieces])
         x = torch.addmm(self.block.slot, self._inputs(pieces, rows), self.inputs)
         modulations = self._modulation_rows([self.modulations(piece.sigma) for piece in pieces], rows)
@@ -330,11 +332,11 @@ class PipelineRunner(DraftingRunner):
 
     @torch.inference_mode()
     def next_byte(self, hidden: Sequence[Tensor]) -> list[Tensor]:
-        return [x for group in groups([len(piece) for piece in hidden]) for x in self._next_byte(hidden[group])]
+        return [x for group in groups([piece.shape[0] for piece in hidden]) for x in self._next_byte(hidden[group])]
 
     def _next_byte(self, hidden: Sequence[Tensor]) -> list[Tensor]:
         assert self.head is not None, "only the last stage has a head"
-        rows = self.reader.rows_of([len(piece) for piece in hidden])
+        rows = self.reader.rows_of([piece.shape[0] for piece in hidden])
         return rows.unpack(self.head(rows.pack(hidden)))
 
 

@@ -101,6 +101,11 @@ class NextHosts:
         dialled = ", ".join(self._relays) or "no other host"
         raise failed_precondition(f"no link to {address or 'one next host only'}: this host may go on to {dialled}")
 
+    def wake(self) -> None:
+        """Open the windows of idle links: work is on its way here."""
+        for relay in self._relays.values():
+            relay.wake()
+
     async def close(self) -> None:
         if self._again is not None:
             self._again.cancel()

@@ -77,7 +77,7 @@ class HostPlan:
         return {kind: source for kind, source in self.models.items() if kind != "chain"}
 
     def model(self, kind: str) -> ModelSource | None:
-        return self.models.get(kind)
+        return self.chain if kind == "chain" else self.ar if kind == "ar" else self.scorer
 
     def message_bytes(self) -> int:
         """Largest message that a hop can need, with room for those that leave with it: of a sweep the features and

@@ -120,7 +120,7 @@ class Scheduler:
         """True if what arrived is nothing but a few rows of AR steps, and such a pass took no time of late."""
         return self._steps_ms < QUICK_MS and all(
             isinstance(job.request, PipelineRequest)
-            and len(job.request.clean) <= QUICK_ROWS
+            and job.request.clean.shape[0] <= QUICK_ROWS
             and not isinstance(job.request, ScoreRequest)
             and job.session.pending <= 1  # what is computed here must not overtake a piece that the thread had
             for job in list(self._arrived)  # at once: the engine's thread may be taking from it

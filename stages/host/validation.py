@@ -53,7 +53,7 @@ class WorkRequest:
     @property
     def positions(self) -> int:
         """Positions that the new symbols take."""
-        return len(self.clean)
+        return self.clean.shape[0]
 
     @property
     def remembered(self) -> int:
@@ -80,7 +80,7 @@ class PipelineRequest(WorkRequest):
     @property
     def lengths(self) -> list[int]:
         """Lengths of the reads in which the host reads the new symbols."""
-        return read_lengths(len(self.clean), start=self.start, reads=self.reads)
+        return read_lengths(self.clean.shape[0], start=self.start, reads=self.reads)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,16 +101,16 @@ class SamplingRequest(PipelineRequest):
 
     @property
     def positions(self) -> int:
-        return tree_positions(len(self.clean), self.depths)
+        return tree_positions(self.clean.shape[0], self.depths)
 
     @property
     def remembered(self) -> int:
-        return remembered_positions(len(self.clean), self.depths)
+        return remembered_positions(self.clean.shape[0], self.depths)
 
     @property
     def lengths(self) -> list[int]:
         is_tree = bool(self.depths)
-        return read_lengths(len(self.clean), start=self.start, reads=self.reads, draft=self.draft, is_tree=is_tree)
+        return read_lengths(self.clean.shape[0], start=self.start, reads=self.reads, draft=self.draft, is_tree=is_tree)
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,10 +193,11 @@ def _check_names(hop: stage_pb2.Hop) -> None:
 
 def _model(hop: stage_pb2.Hop, plan: HostPlan, kinds: Sequence[ModelKind]) -> tuple[ModelKind, ModelSource]:
     """The model that a hop is for, by its digest: the first, where two have the same."""
-    held = {kind: source for kind in kinds if (source := plan.model(kind)) is not None}
-    for kind, source in held.items():
-        if source.digest == hop.digest:
+    for kind in kinds:
+        source = plan.model(kind)
+        if source is not None and source.digest == hop.digest:
             return kind, source
+    held = {kind: source for kind in kinds if (source := plan.model(kind)) is not None}
     if not held:
         lacking = " and ".join(f"{kind}/" for kind in kinds)
         raise failed_precondition(f"this host has no {kinds[0]} model; its checkpoint directory lacks {lacking}")
@@ -259,24 +260,25 @@ def _pipeline(
     a = source.manifest.architecture
     _check_part(work.stage, plan, "stage")
     clean = _symbols(work.clean, source.alphabet)
-    if not len(clean):
+    count = clean.shape[0]
+    if not count:
         raise invalid("an AR step needs at least one new symbol")
-    draft, depths = _drafts(work, len(clean)) if isinstance(work, stage_pb2.Verify) else (0, ())
-    extent = tree_positions(len(clean), depths)
+    draft, depths = _drafts(work, count) if isinstance(work, stage_pb2.Verify) else (0, ())
+    extent = tree_positions(count, depths)
     _check_extent(hop.capacity, work.start, extent, a.positions)
-    _check_reads(work, len(clean), draft)
-    if len(clean) > (most := max_new_symbols(a.positions)):
-        raise invalid(f"{len(clean)} new symbols in one hop; at most {most}: send the step in pieces")
+    _check_reads(work, count, draft)
+    if count > (most := max_new_symbols(a.positions)):
+        raise invalid(f"{count} new symbols in one hop; at most {most}: send the step in pieces")
     _check_remaining(work, work.start + extent, a.positions)
     if (draft + 1) * a.vocabulary > MAX_LOGITS:
         raise invalid(
             f"{draft} draft tokens; with {a.vocabulary} symbols there are at most {MAX_LOGITS // a.vocabulary - 1}"
         )
     odds = _odds(work)
-    candidates = _candidates(work, work.start + len(clean), source) if isinstance(work, stage_pb2.Score) else None
+    candidates = _candidates(work, work.start + count, source) if isinstance(work, stage_pb2.Score) else None
     seed, temperature = (0, 0.0) if isinstance(work, stage_pb2.Prefill) else _sampling(work.sampling)
     branch_rows = 0 if candidates is None else candidates[:, 1:].numel()
-    codec, hidden = _hidden(work, len(clean) + branch_rows, a.width)
+    codec, hidden = _hidden(work, count + branch_rows, a.width)
     begin = kind, work.number, work.start, clean, tuple(work.reads), codec, hidden
     if isinstance(work, stage_pb2.Prefill):
         return PrefillRequest(*begin, work.for_score)

@@ -170,7 +170,7 @@ class PipelineWork(_StageWork):
 
     @property
     def rows(self) -> int:
-        return len(self._x)
+        return self._x.shape[0]
 
     def next_op(self) -> KernelCall:
         if self._at == len(self._stages):
@@ -209,8 +209,8 @@ class PipelineWork(_StageWork):
         """The event with what was sampled. logits: (rows, vocabulary)."""
         request, event = self.request, stage_pb2.Event(session=self.hop.session, number=self.request.number)
         assert isinstance(request, SamplingRequest)
-        drafts = request.clean[len(request.clean) - request.draft :].tolist() if request.draft else []
-        first, alphabet = request.start + len(request.clean) - request.draft, self.session.alphabet
+        drafts = request.clean[request.clean.shape[0] - request.draft :].tolist() if request.draft else []
+        first, alphabet = request.start + request.clean.shape[0] - request.draft, self.session.alphabet
         if isinstance(request, RejectionRequest):
             judged = verify_drafts(
                 logits, drafts, request.odds, request.temperature, request.seed, first, request.draw_set
@@ -240,7 +240,7 @@ class ScoreWork(_StageWork):
 
     def __init__(self, request: ScoreRequest, hop: stage_pb2.Hop, session: Session, following: int) -> None:
         super().__init__(request, hop, session, following)
-        self.request, self._known = request, len(request.clean)
+        self.request, self._known = request, request.clean.shape[0]
         self._scores = CandidateScores(request.candidates, request.temperature)
         clean, inner = request.clean, request.candidates[:, :-1]  # nothing is asked after a last symbol
         if (hidden := request.hidden) is not None:
@@ -252,8 +252,8 @@ class ScoreWork(_StageWork):
     @property
     def rows(self) -> int:
         if self._heads:
-            return len(self._heads[0])
-        return self._x.shape[0] * self._x.shape[1] if self._branching else len(self._x)
+            return self._heads[0].shape[0]
+        return self._x.shape[0] * self._x.shape[1] if self._branching else self._x.shape[0]
 
     def next_op(self) -> KernelCall:
         if self._heads:

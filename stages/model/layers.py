@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -35,6 +38,11 @@ class LayerCache:
     keys: Tensor
     values: Tensor
     length: int = 0
+
+    @cached_property
+    def arrays(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Keys and values of the first sequence as numpy sees the same memory: (heads, capacity, head_dim) each."""
+        return self.keys.numpy()[0], self.values.numpy()[0]
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store new positions; return all keys and values so far."""

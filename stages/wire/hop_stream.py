@@ -1,13 +1,14 @@
 """The link to the next host: hands over work, and keeps the connection warm.
 
 Hops go over one stream, those that leave together in one batch: a call for each would cost half a millisecond of
-processor time. A small message every 150 ms keeps TCP's congestion window from falling back to its start while the
-link is idle; gRPC's keepalive pings do not.
+processor time. A small message every 150 ms keeps TCP's congestion window from falling back to its start between the
+hops of a request; gRPC's keepalive pings do not. A link that no request uses is asked for a sign of life only.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -24,6 +25,9 @@ from stages.wire.tls import LOOPBACK_ONLY, Security, handshake_problem
 
 KEEP_WARM_S = 0.15
 WARM_TIMEOUT_S = 2.0
+# A link without hops for so long is idle, and gets a message in a pause of this length: twenty small messages a second
+# to each neighbour cost a host two hundredths of a core for nothing.
+IDLE_AFTER_S, IDLE_PAUSE_S = 10.0, 2.0
 # Keep-warm messages whose quickest tells the link's own round trip: the others may have waited for a processor.
 RECENT = 8
 BATCH_BYTES = 1 << 20  # A batch takes hops until it has this many bytes
@@ -85,8 +89,10 @@ class Relay:
         self._open()
         self.rtt_ms: float | None = None
         """Round trip of the last keep-warm message; None while the host does not answer."""
-        self.answered_at: float | None = None
-        """When a keep-warm message was answered last, by the monotonic clock."""
+        self.asked_at: float | None = None
+        """When the oldest keep-warm message without an answer was sent, by the monotonic clock."""
+        self._used_at = time.monotonic()
+        self._woken = asyncio.Event()
         self._rtts_ms: deque[float] = deque(maxlen=RECENT)
         self._outbox: deque[_Handover] = deque()
         self._sent: dict[int, list[_Handover]] = {}
@@ -97,6 +103,7 @@ class Relay:
 
     def send(self, hop: stage_pb2.Hop, settled: Settled) -> None:
         """Hand a hop over; `settled` hears of it once, with a StatusError that names this address if it failed."""
+        self.wake()
         handover = _Handover(hop, settled)
         left_s = hop.deadline_unix_ms / 1000 - time.time()
         loop = asyncio.get_running_loop()
@@ -115,6 +122,7 @@ class Relay:
 
     async def run(self, hop: stage_pb2.Hop, onward: bool) -> Outcome:
         """Have a hop done and wait for its outcome. Raises StatusError."""
+        self.wake()
         left_s, begin = hop.deadline_unix_ms / 1000 - time.time(), time.perf_counter()
         try:
             request = stage_pb2.RunRequest(hop=hop, onward=onward, protocol=PROTOCOL)
@@ -142,24 +150,41 @@ class Relay:
     async def warm(self, size: int) -> None:
         """Send one message of `size` bytes, so that the next one of that size finds the window open."""
         begin = time.perf_counter()
+        if self.asked_at is None:
+            self.asked_at = time.monotonic()
         try:
             await self.stub.Warm(stage_pb2.WarmRequest(padding=bytes(size)), timeout=WARM_TIMEOUT_S)
             self.rtt_ms = (time.perf_counter() - begin) * 1000
             self._rtts_ms.append(self.rtt_ms)
-            self.answered_at = time.monotonic()
+            self.asked_at = None
         except grpc.aio.AioRpcError as error:
             self.rtt_ms = None
             self._rtts_ms.clear()
             raise self.refusal(error, begin) from None
 
+    @property
+    def is_idle(self) -> bool:
+        """True if no request has used the link of late."""
+        return time.monotonic() - self._used_at > IDLE_AFTER_S
+
+    def wake(self) -> None:
+        """Open the congestion window of an idle link: work is about to take it."""
+        if self.is_idle:
+            self._woken.set()
+        self._used_at = time.monotonic()
+
     async def keep_warm(self, size: int, pause_s: float = KEEP_WARM_S) -> None:
-        """Warm the link for ever; after a break, with a message of `size` bytes."""
+        """Warm the link for ever, in pauses of `pause_s` while it is used; after a break, with `size` bytes."""
         while True:
+            is_cold = self.rtt_ms is None or self._woken.is_set()
+            self._woken.clear()
             try:
-                await self.warm(0 if self.rtt_ms is not None else size)
+                await self.warm(size if is_cold else 0)
             except StatusError:
                 await asyncio.sleep(pause_s)
-            await asyncio.sleep(pause_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(pause_s, IDLE_PAUSE_S) if self.is_idle else pause_s):
+                    await self._woken.wait()
 
     async def close(self, grace_s: float | None = None) -> None:
         """:param grace_s: how long calls that wait for an answer may go on; None = not at all."""

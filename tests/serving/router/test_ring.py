@@ -110,12 +110,13 @@ def test_a_liar_that_registers_again_is_no_better(topology: Topology) -> None:
     tell(topology, story)
 
 
-def test_a_long_pause_between_messages_is_no_silence(topology: Topology) -> None:
+def test_a_message_without_an_answer_is_silence_and_a_pause_is_none(topology: Topology) -> None:
     async def story(ring: Ring) -> None:
         link = ring.links[0]
-        link.relay.answered_at = time.monotonic() - 30.0
-        assert link.silent_s(60.0) is None
-        assert (link.silent_s(0.15) or 0.0) >= 30.0
+        link.relay.asked_at = None
+        assert link.silent_s() is None
+        link.relay.asked_at = time.monotonic() - 30.0
+        assert (link.silent_s() or 0.0) >= 30.0
 
     tell(topology, story)
 

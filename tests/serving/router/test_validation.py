@@ -238,7 +238,7 @@ def test_a_drafter_with_a_smaller_context_is_the_limit(
 
 def test_a_host_that_nobody_reaches_is_named(bundles: Path, servers: Any, until: Callable[..., Any]) -> None:
     topology = local_topology(3, 3, bundles / "own", free_port_block(4) + 1)
-    servers.router(topology, None)
+    servers.router(topology, None, ring={"hop_timeout_s": 1.0})
     with Client(topology.router) as client:
         until(lambda: _reasons(client))
         with pytest.raises(RouterError, match=r"host-1 at 127.*waited 1\.0 s"):
