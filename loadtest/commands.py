@@ -84,7 +84,7 @@ def add_measurement(
 
 
 def say(text: str) -> None:
-    """A line for whoever waits, at once also where the output is a pipe."""
+    """Print a line at once, also where the output is a pipe."""
     print(text, flush=True)
 
 
