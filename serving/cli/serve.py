@@ -28,8 +28,7 @@ from serving.router.topology import DEFAULT_ROUTER, Topology, local_topology, re
 from stages.errors import InputError
 from stages.host.commands import add_host_options, check_positive, host_settings
 from stages.settings import Subparsers, add_flags, from_flags
-from stages.telemetry.logs import start_log
-from stages.telemetry.observability import observability_of
+from stages.telemetry.observability import observability_of, start_log
 from stages.wire.registry import add_registry_flags, registry_settings
 from stages.wire.tls import add_server_options, security_of
 from stages.wire.web_access import check_framework

@@ -12,8 +12,13 @@ from serving.router.topology import DEFAULT_ROUTER
 from stages.errors import InputError
 from stages.host.commands import add_drain_flag, check_positive
 from stages.settings import Subparsers, add_flags, flag, from_flags
-from stages.telemetry.logs import start_log
-from stages.telemetry.observability import UNOBSERVED, ObservabilitySettings, add_observability, observability_of
+from stages.telemetry.observability import (
+    UNOBSERVED,
+    ObservabilitySettings,
+    add_observability,
+    observability_of,
+    start_log,
+)
 from stages.wire.channel import DRAIN_S, is_loopback, parse_address
 from stages.wire.tls import Tls
 from stages.wire.web_access import check_framework

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from serving.modes import MODES
 from serving.modes.resample import ChunkSchedule
 from serving.router.request import Request
 from stages.errors import InputError
 
 VERSION = 1
 WRITTEN_BY = "onesweep frontier --write FILE"
-# Modes that can be chosen for any prompt.
-MODES = ("sweep", "chunked", "resample", "verified", "ar", "ar-speculative", "local")
+# Modes that can be chosen for any prompt: `infill` needs a suffix, and `auto` chooses itself.
+CHOOSABLE = tuple(mode for mode in MODES if mode not in ("infill", "auto"))
 # What an option can say about a request, in the order of its label; the kinds are those of `Request`.
 _KINDS: Mapping[str, type] = {"int | None": int, "float | None": float, "str | None": str}
 _NAMES = ("scorer", "chunk", "candidates", "steps", "temperature", "codec", "sampler", "drafter", "draft", "branches")
@@ -88,8 +89,8 @@ class Option:
         """Raises InputError that says which key is wrong."""
         table = _table(record, "an option")
         mode, settings = table.get("mode"), _table(table.get("settings", {}), "settings")
-        if mode not in MODES:
-            raise InputError(f"there is no mode {mode!r}; there are {', '.join(MODES)}")
+        if mode not in CHOOSABLE:
+            raise InputError(f"there is no mode {mode!r}; there are {', '.join(CHOOSABLE)}")
         for name, value in settings.items():
             kind = SETTINGS.get(name)
             fits = isinstance(value, str) if kind is str else _is_number(value)

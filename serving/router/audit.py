@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 # Largest difference of honest numbers, relative to the largest of their row where that is over one: what backends are
-# held to (stages/backends/parity.py), and above what they were measured to differ by.
+# held to (stages/backends/runner_checks.py), and above what they were measured to differ by.
 TOLERANCE = 1e-3
 # And where they were rounded to integers, so many steps more: a rounding may fall either way.
 STEPS = 1.01
