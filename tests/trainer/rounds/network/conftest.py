@@ -18,12 +18,11 @@ import pytest
 
 from stages.wire.channel import is_loopback
 from stages.wire.tokens import Keyring
-from tests.trainer.small import tiny
+from tests.trainer.small import corpus, rounds_config
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
-from trainer.blocks.round_settings import RoundSettings
 from trainer.rounds.client import RoundsClient
-from trainer.rounds.codecs import codec_named
+from trainer.rounds.codecs import Tensors, codec_named, scale, shapes
 from trainer.rounds.coordinator import Coordinator
 from trainer.rounds.features import FeatureReader
 from trainer.rounds.page import page_served
@@ -32,12 +31,10 @@ from trainer.rounds.server import STORE, OpenPort, ledger_of, open_port
 from trainer.rounds.settings import CoordinatorSettings, WorkerSettings
 from trainer.rounds.spec import RunSpec
 from trainer.rounds.store import open_store
-from trainer.rounds.tensors import Tensors, scale, shapes
 from trainer.rounds.worker import work
 from trainer.v1 import rounds_pb2, rounds_pb2_grpc
 
 OPEN_S, WORK_S, END_S = 60.0, 100.0, 60.0
-LOCKSTEP = RoundSettings(steps_per_round=2, rounds=3, replicas=2, deadline="lockstep", codec="fp32", down_codec="fp32")
 
 
 class Network:
@@ -177,13 +174,7 @@ class Network:
 
 
 @pytest.fixture
-def rounds_config() -> TrainingConfig:
-    architecture = replace(tiny.architecture, layers=1)
-    return replace(tiny, architecture=architecture, rounds=LOCKSTEP)
-
-
-@pytest.fixture
-def network(rounds_config: TrainingConfig, corpus: Corpus, tmp_path: Path) -> Iterator[Callable[..., Network]]:
+def network(tmp_path: Path) -> Iterator[Callable[..., Network]]:
     """`network(**changes of [rounds])`: a coordinator that takes calls, in the directory `out`."""
     with contextlib.ExitStack() as stack:
 

@@ -13,7 +13,6 @@ from stages.wire.status import StatusError
 from stages.wire.tls import LOOPBACK_ONLY, Security
 from stages.wire.tokens import Key, new_token, token_hash, write_tokens
 from tests.trainer.rounds.network.calls import Start, refused
-from trainer.blocks.config import TrainingConfig
 from trainer.rounds.members import Members, Place
 from trainer.rounds.spec import architecture_digest
 from trainer.v1 import rounds_pb2
@@ -182,7 +181,7 @@ def test_more_workers_than_planned_are_told(network: Start) -> None:
         net.work("c")
 
 
-def test_own_data_may_be_allowed(network: Start, rounds_config: TrainingConfig) -> None:
+def test_own_data_may_be_allowed(network: Start) -> None:
     net = network(coordinator={"own_data": True})
     place = net.join(data="5" * 64, architecture=architecture_digest(net.spec.config.architecture))
     assert (place.part, place.replica, place.codec) == (0, 0, "fp32")
