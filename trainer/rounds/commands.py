@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stages.settings import add_flags, from_flags
-from stages.telemetry.logs import LOG_FORMATS, check_log_format, start_log
+from stages.telemetry.observability import LOG_FORMATS, check_log_format, start_log
 from stages.wire.tls import add_server_options, security_of
 from stages.wire.tokens import add_token_options, token_of
 from trainer.options import (
