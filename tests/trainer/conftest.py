@@ -23,6 +23,7 @@ sequences = 2
 warmup_steps = 2
 log_every = 1
 evaluate_every = 25
+valid_windows = 4
 save_every_s = {save_every_s}
 chunks = [1, 4, 0]
 [noise]

@@ -38,6 +38,7 @@ tiny = TrainingConfig(
     bfloat16=False,
     log_every=1,
     evaluate_every=4,
+    valid_windows=4,
     save_every_s=0.0,
 )
 # For rounds over the network: two blocks, whose workers wait for each other.

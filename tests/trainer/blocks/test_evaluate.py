@@ -24,7 +24,9 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """chain/, ar/ and local/, hardly trained."""
     architecture = Architecture(parts=2, layers=1, width=16, heads=2, context_bytes=32, code_dim=8, condition_dim=8)
     noise = NoiseConfig(partition="equal_probability")
-    config = TrainingConfig(architecture=architecture, noise=noise, steps=2, sequences=2, bfloat16=False)
+    config = TrainingConfig(
+        architecture=architecture, noise=noise, steps=2, sequences=2, bfloat16=False, valid_windows=2
+    )
     directory = tmp_path_factory.mktemp("bundle")
     train_blocks(config, corpus, directory / "chain")
     train_ar(config, corpus, directory / "ar", 2, 2)

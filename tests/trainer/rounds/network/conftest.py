@@ -47,6 +47,7 @@ class Network:
         self.reader: type[FeatureReader] = settings.pop("reader", FeatureReader)
         self.settings = CoordinatorSettings("127.0.0.1:0", out, **settings)
         self.stop = threading.Event()
+        self._links = list[RoundsClient]()
         self._opened: Future[int] = Future()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -67,6 +68,8 @@ class Network:
     def end(self) -> None:
         self.stop.set()
         self._ended.set()
+        for link in self._links:
+            link.close()
         self._thread.join(END_S)
         assert not self._thread.is_alive(), "the coordinator did not end"
         if hasattr(self, "channel"):
@@ -118,14 +121,14 @@ class Network:
     # As a worker
 
     def link(self, **settings: Any) -> RoundsClient:
-        return RoundsClient(self.address, asked_to_stop=self.stop.is_set, **settings)
+        """Closed with the network."""
+        link = RoundsClient(self.address, asked_to_stop=self.stop.is_set, **settings)
+        self._links.append(link)
+        return link
 
     def work(self, name: str, **changes: Any) -> int:
-        link = self.link(patience_s=60.0)
-        try:
-            return work(link, self.corpus, WorkerSettings(name, self.out.parent / f"state-{name}", **changes))
-        finally:
-            link.close()
+        settings = WorkerSettings(name, self.out.parent / f"state-{name}", **changes)
+        return work(self.link(patience_s=60.0), self.corpus, settings)
 
     def work_together(self, *parts: int | None) -> list[int]:
         """So many workers, to the end of the run; the rounds that each has trained."""

@@ -125,7 +125,6 @@ def test_nobody_waits_while_features_are_made(network: Start, held: threading.Ev
     payload = net.payload("block-0")
     link = net.link()
     assert link.submit(net.submission(other, payload, "other"), payload).outcome == rounds_pb2.OUTCOME_ACCEPTED
-    link.close()
     asked.wait_seconds = 30
     held.set()
     order = net.stub.Next(asked, timeout=60).order
@@ -159,7 +158,6 @@ def test_a_disk_that_takes_nothing_is_told_and_tried_again(network: Start, until
         until(lambda: net.coordinator.features.problem, 30)
         link = net.link()
         assert "File exists" in next(link.watch(1.0)).problem
-        link.close()
         in_the_way.unlink()
         assert job.result(60).order.features.size > 0
     assert net.coordinator.features.problem == ""

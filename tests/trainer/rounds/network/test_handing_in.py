@@ -125,7 +125,6 @@ def test_a_cut_submission_goes_on_where_it_ended(network: Start) -> None:
     verdict = link.submit(header.submission, payload)
     assert verdict.outcome == rounds_pb2.OUTCOME_ACCEPTED
     assert link.sent_bytes == len(payload) - len(first.data)
-    link.close()
 
 
 def test_a_damaged_payload_is_sent_anew(network: Start) -> None:

@@ -199,7 +199,6 @@ def test_tokens_say_who_may_work_and_as_whom(network: Start, tmp_path: Path) -> 
         link = net.link(token=shown)
         with pytest.raises(ServiceError) as caught:
             link.join(request)
-        link.close()
         return str(caught.value)
 
     assert "a token is wanted here" in code_of("ann", "")
@@ -208,7 +207,6 @@ def test_tokens_say_who_may_work_and_as_whom(network: Start, tmp_path: Path) -> 
     assert "of onesweep" in code_of("ann.2", token), "who may work hears of the next problem"
     watcher = net.link(token=other)
     assert next(watcher.watch(1.0)).rounds == 3
-    watcher.close()
 
 
 def test_certificates_say_who_may_work(network: Start, new_pki: Callable[[str], Any]) -> None:
@@ -220,7 +218,6 @@ def test_certificates_say_who_may_work(network: Start, new_pki: Callable[[str], 
         link = net.link(security=security, patience_s=1.0)
         with pytest.raises(ServiceError) as caught:
             link.join(rounds_pb2.JoinRequest(worker=name))
-        link.close()
         return str(caught.value)
 
     assert "of onesweep" in problem("ann", Security(worker)), "who may work hears of the next problem"
