@@ -69,8 +69,7 @@ def step(digest: str, session: str, number: int = 0, clean: bytes = b"Once ", st
 
 
 def ar_of(host: Host) -> str:
-    source = host.releases.newest.plan.ar
-    return source.digest
+    return str(host.releases.newest.plan.ar.digest)
 
 
 async def text(host: Host, digest: str, session: str) -> bytes:
