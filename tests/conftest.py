@@ -28,8 +28,8 @@ from torch import nn
 
 from serving.cli.ports import free_port_block
 from serving.client.client import Client, RouterError
-from serving.router.ring import RingSettings
-from serving.router.server import RouterSettings, run_router
+from serving.router.server import run_router
+from serving.router.settings import RingSettings, RouterSettings
 from serving.router.topology import HostEntry, Topology, local_topology
 from stages.checkpoint.checkpoint import save_ar, save_block, write_manifest
 from stages.checkpoint.gate import PROBE_TEXT

@@ -1,8 +1,10 @@
 """Real processes without their second of `import torch`: forked from a template that has imported it.
 
-`install()` replaces `subprocess.Popen` for commands that run `python -m serving.cli`. Each becomes its own process,
-a child of the test process with its own descriptors, environment, session and signals, forked from the template (this
-file, run as a program), which has loaded the modules and started no thread. Every other command runs as always.
+`install()` replaces `subprocess.Popen` for commands that run `python -m` with one of MODULES. Each becomes its own
+process, a child of the test process with its own descriptors, environment, session and signals, forked from the
+template (this file, run as a program), which has loaded the modules and started no thread. What a lab or the load test
+writes before a command (nsenter for a network namespace, setpriv for a death signal) the fork does itself. Every other
+command runs as always.
 """
 
 from __future__ import annotations
@@ -11,16 +13,25 @@ import atexit
 import ctypes
 import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-MODULE = ["-m", "serving.cli"]
+CLI = "serving.cli"
+MODULES = (CLI, "loadtest.faults.clients", "loadtest.faults.faulty_host", "loadtest.faults.byzantine_worker")
+MODULES += ("loadtest.workload.caller",)
+MORTAL = ["setpriv", "--pdeathsig", "KILL", "--"]
+CLONE_NEWNET = 0x40000000
+PR_SET_PDEATHSIG = 1  # prctl(2)
+ADOPTED_S = 10.0  # within which an orphan becomes a child of the test process
 ROOM = "x" * 4000  # of the template's own command line, for those of its children
 MAX_REQUEST = 1 << 17
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
@@ -79,13 +90,21 @@ def _become(request: dict[str, Any], descriptors: list[int], number_write: int) 
         for number, descriptor in enumerate(descriptors):
             os.dup2(descriptor, number)
         os.closerange(3, max(*descriptors, number_write) + 1)
+        # The template's own streams know whether its files can be sought, and these may be others.
+        sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+        sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
         os.chdir(request["directory"])
         os.environ.clear()
         os.environ.update(request["environment"])
-        sys.argv = ["onesweep", *request["arguments"]]
-        from serving.cli.__main__ import main
+        _place(request["namespace"], request["mortal"])
+        sys.argv = [request["module"], *request["arguments"]]
+        if request["module"] == CLI:
+            from serving.cli.__main__ import main
 
-        code = main(request["arguments"])
+            code = main(request["arguments"])
+        else:
+            runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+            code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
@@ -99,6 +118,24 @@ def _become(request: dict[str, Any], descriptors: list[int], number_write: int) 
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code)
+
+
+def _place(namespace: str | None, mortal: int) -> None:
+    """Enter a network namespace, and have the kernel kill this process when the process `mortal` ends; 0: do not."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if namespace is not None:
+        descriptor = os.open(namespace, os.O_RDONLY)
+        if libc.setns(descriptor, CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
+        os.close(descriptor)
+    if mortal:
+        # Until the process between has gone, its end would be the one that the kernel signals.
+        deadline = time.monotonic() + ADOPTED_S
+        while os.getppid() != mortal and time.monotonic() < deadline:
+            time.sleep(0.001)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != mortal:
+            os._exit(1)
 
 
 def _show(command: list[str]) -> None:
@@ -143,12 +180,28 @@ _template: Template | None = None
 _starting = threading.Lock()
 
 
-def _arguments_of(command: list[str]) -> list[str] | None:
-    """The arguments of a command `python [-P] -m serving.cli ...`, or None for any other."""
-    if command[:1] != [sys.executable]:
-        return None
-    words = command[2:] if command[1:2] == ["-P"] else command[1:]
-    return words[2:] if words[:2] == MODULE else None
+@dataclass(frozen=True)
+class Command:
+    """A command that the template can run: `[nsenter --net=FILE --] [setpriv ...] python [-P] -m MODULE ...`."""
+
+    module: str
+    arguments: list[str]
+    namespace: str | None
+    mortal: bool  # it ends with the test process
+
+    @classmethod
+    def parse(cls, words: list[str]) -> Command | None:
+        """None for any other command."""
+        namespace = None
+        if words[:1] == ["nsenter"] and words[1].startswith("--net=") and words[2] == "--":
+            namespace, words = words[1].removeprefix("--net="), words[3:]
+        if mortal := words[:4] == MORTAL:
+            words = words[4:]
+        if words[:1] != [sys.executable]:
+            return None
+        words = words[2:] if words[1:2] == ["-P"] else words[1:]
+        known = words[:1] == ["-m"] and words[1] in MODULES
+        return cls(words[1], words[2:], namespace, mortal) if known else None
 
 
 def _early(environment: dict[str, str]) -> dict[str, str]:
@@ -164,16 +217,19 @@ class ForkingPopen(_Popen):  # type: ignore[type-arg]
         session, own_user = how[20], [x for x in how[16:19] if x is not None]
         command = [os.fspath(word) for word in args] if isinstance(args, list | tuple) else []
         environment = {os.fsdecode(k): os.fsdecode(v) for k, v in (os.environ if env is None else env).items()}
-        arguments = _arguments_of(command)
+        known = Command.parse(command)
         plain = not (shell or executable or preexec or pass_fds or own_user) and close_fds
-        if arguments is None or not plain or _early(environment) != _early(dict(os.environ)):
+        if known is None or not plain or _early(environment) != _early(dict(os.environ)):
             super()._execute_child(args, *how)
             return
         global _template
         with _starting:
             _template = _template or Template()
         request = {
-            "arguments": arguments,
+            "module": known.module,
+            "arguments": known.arguments,
+            "namespace": known.namespace,
+            "mortal": os.getpid() if known.mortal else 0,
             "command": command,
             "directory": os.fspath(cwd or Path.cwd()),
             "environment": environment,

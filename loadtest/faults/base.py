@@ -47,8 +47,8 @@ class Fault(Generic[T]):
     end: Callable[[T, str], object]
     targets: Callable[[T], Sequence[str]]  # names of what it can be done to
     weight: int = 1  # how often it comes, beside the others
-    # In the time line.
-    colour: str = "#777777"
+    words: str = ""  # what happens, for the report
+    colour: str = "#777777"  # in the time line
     absent: Callable[[Conditions], str] = lambda conditions: ""  # why it cannot be done; empty when it can
     # Waits for the right moment. Not a part of the fault's time.
     prepare: Callable[[T, str], object] = lambda testbed, target: None
@@ -75,6 +75,30 @@ class FaultRecord:
     end_s: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class FaultRun:
+    """The parts of a run's result that all targets share. Times are seconds of the monotonic clock."""
+
+    faults: Sequence[FaultRecord]
+    left_out: tuple[str, ...]  # what this run cannot have, and why
+    ended: dict[str, str]  # processes that had ended without a fault's doing, and their last words
+    begin_s: float
+    end_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.begin_s
+
+    @property
+    def endings(self) -> list[str]:
+        """A sentence for each process that had ended."""
+        return [f"{name} had ended: {last}" for name, last in self.ended.items()]
+
+    @property
+    def omissions(self) -> list[str]:
+        return [f"left out: {reason}" for reason in self.left_out]
+
+
 @dataclass(frozen=True)
 class Selection(Generic[T]):
     """The kinds of faults that a run asks for."""
@@ -85,10 +109,6 @@ class Selection(Generic[T]):
 
     def has(self, name: str) -> bool:
         return any(fault.name == name for fault in self.able)
-
-    def kinds(self, testbed: T) -> list[Kind]:
-        """As the schedule wants them."""
-        return [Kind(f.name, f.weight, f.length_s, tuple(f.targets(testbed))) for f in self.able]
 
     @property
     def left_out(self) -> list[str]:
@@ -134,19 +154,6 @@ def check_links(profile: str, profiles: Path | None, hosts: int) -> None:
         raise ServiceError(f"{problem}; --profile {LOOPBACK} needs no lab, and has no links to cut")
 
 
-# The schedule
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of fault as the schedule sees it."""
-
-    name: str
-    weight: int
-    length_s: tuple[float, float]
-    targets: tuple[str, ...]
-
-
 @dataclass(frozen=True)
 class Planned:
     """One fault that is to come."""
@@ -157,26 +164,29 @@ class Planned:
     length_s: float
 
 
-def make_schedule(kinds: Sequence[Kind], seconds: float, count: int, seed: int) -> list[Planned]:
+def make_schedule(
+    faults: Sequence[Fault[T]], testbed: T, seconds: float, count: int, seed: int, length_scale: float = 1.0
+) -> list[Planned]:
     """`count` faults, one in each equal turn of the time, drawn beforehand from a seed.
 
     Kinds come by their weights, and every kind at least once where `count` allows; the targets of a kind take turns
     in a shuffled order.
     """
     chance = random.Random(seed)
-    drawn = [kind.name for kind in kinds][:count]
+    drawn = [fault.name for fault in faults][:count]
     while len(drawn) < count:
         # the kind that is furthest behind its weight
-        drawn.append(min(kinds, key=lambda kind: (drawn.count(kind.name) / kind.weight, kind.name)).name)
+        drawn.append(min(faults, key=lambda fault: (drawn.count(fault.name) / fault.weight, fault.name)).name)
     chance.shuffle(drawn)
-    by_name = {kind.name: kind for kind in kinds}
-    orders = {kind.name: chance.sample(kind.targets, len(kind.targets)) for kind in kinds}
+    by_name = {fault.name: fault for fault in faults}
+    targets = {fault.name: list(fault.targets(testbed)) for fault in faults}
+    orders = {name: chance.sample(each, len(each)) for name, each in targets.items()}
     turn_s = seconds / max(count, 1)
     plan = []
     for i, name in enumerate(drawn):
-        kind, order = by_name[name], orders[name]
-        order.append(target := order.pop(0))
-        length_s = round(chance.uniform(*kind.length_s), 2)
+        orders[name].append(target := orders[name].pop(0))
+        length_s = round(length_scale * chance.uniform(*by_name[name].length_s), 2)
+        # early in its turn, so that there is time to recover before the next one
         plan.append(Planned(round((i + chance.uniform(0, QUIET)) * turn_s, 2), name, target, length_s))
     return plan
 

@@ -60,8 +60,7 @@ class ByzantineWorker:
     def __init__(self, stub: RoundsServiceStub, options: argparse.Namespace) -> None:
         self.stub, self.options = stub, options
         self.after: int | None = None
-        self.seen: list[tuple[int, Row]] = []
-        """The last two versions, with their numbers."""
+        self.seen: list[tuple[int, Row]] = []  # the last two versions, with their numbers
         request = rounds_pb2.JoinRequest(
             worker=options.name,
             version=version("onesweep"),

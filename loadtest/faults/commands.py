@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
-import shlex
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from loadtest.faults.settings import (
@@ -16,8 +15,10 @@ from loadtest.faults.settings import (
     RoundsBenchSettings,
     TrainingChaosSettings,
 )
+from loadtest.report.record import origin, this_command, write_json
+from serving.cli.deployment import ends_cleanly
 from stages.errors import InputError, Interrupted, OnesweepError
-from stages.settings import add_flags, from_flags
+from stages.settings import add_flags, check_destination, from_flags
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -32,7 +33,7 @@ SOAK_MINUTES = 30.0
 
 
 def register(subparsers: Subparsers) -> None:
-    from loadtest.workload.caller import add_access_options
+    from loadtest.workload.caller import add_access_options  # imports grpc
 
     chaos = subparsers.add_parser("chaos", help="faults under load: nothing may be lost, no text may change")
     add_flags(chaos, ChaosSettings)
@@ -74,28 +75,25 @@ def run_soak_command(options: argparse.Namespace) -> int:
 
 
 def _run_chaos(options: argparse.Namespace, settings: ChaosSettings) -> int:
-    from loadtest.faults.report import check_files
     from loadtest.faults.serving_report import serving_report
     from loadtest.faults.serving_run import check_chaos, run_chaos
-    from serving.cli.deployment import ends_cleanly
 
     check_chaos(settings)
-    check_files(files := from_flags(ReportFiles, options))
+    files = from_flags(ReportFiles, options)
+    files.check()
     with ends_cleanly():
         result = run_chaos(settings, _say)
     return _finish(serving_report(result), files, "something was lost, wrong, left behind or growing: see above")
 
 
 def run_training_command(options: argparse.Namespace) -> int:
-    from loadtest.faults.report import check_files
     from loadtest.faults.training_report import training_report
     from loadtest.faults.training_run import check_training_chaos, run_training_chaos
-    from serving.cli.deployment import ends_cleanly
-    from stages.settings import check_destination
 
     settings = from_flags(TrainingChaosSettings, options)
     check_training_chaos(settings)
-    check_files(files := from_flags(ReportFiles, options))
+    files = from_flags(ReportFiles, options)
+    files.check()
     if settings.reference is not None:
         check_destination(settings.reference, "--reference")
     with ends_cleanly():
@@ -105,10 +103,8 @@ def run_training_command(options: argparse.Namespace) -> int:
 
 
 def _finish(report: FaultReport, files: ReportFiles, trouble: str) -> int:
-    from loadtest.report.record import commit, this_machine
-
     _say(report.terminal())
-    report.write(files, _command(), commit(), this_machine())
+    report.write(files)
     if report.trouble:
         raise OnesweepError(trouble)
     return 0
@@ -118,14 +114,11 @@ def run_flood_command(options: argparse.Namespace) -> int:
     from loadtest.faults.flood import flood_notes, flood_record, run_flood, two_keys
     from loadtest.load.generator import check_locust
     from loadtest.load.plan import check_settings
-    from loadtest.load.report import run_line, run_table
-    from loadtest.report.record import commit, this_machine, write_json
+    from loadtest.load.report import RUNS, run_line
     from loadtest.workload.prompts import seeded_prompts
     from loadtest.workload.testbed import check_testbed, open_testbed
     from loadtest.workload.texts import Texts
-    from serving.cli.deployment import ends_cleanly
     from serving.modes import MODES
-    from stages.settings import check_destination
 
     flags, files = from_flags(FloodFlags, options), from_flags(ReportFiles, options)
     settings = _flood_settings(flags, options)
@@ -135,9 +128,8 @@ def run_flood_command(options: argparse.Namespace) -> int:
         raise InputError(f"unknown mode {load.mode!r}; choose from {', '.join(MODES)}")
     check_testbed(load.target)
     check_locust()
-    if files.json:
-        check_destination(files.json)
-    machine = this_machine()
+    files.check()
+    head = origin()  # the machine as it is before
     with ends_cleanly(), contextlib.ExitStack() as stack:
         if flags.keys:
             settings = stack.enter_context(two_keys(settings))
@@ -145,9 +137,9 @@ def run_flood_command(options: argparse.Namespace) -> int:
         cases = seeded_prompts(load.cases, load.first_seed, load.max_bytes, target.facts().context_bytes)
         texts = Texts(target, cases, load.max_bytes)
         result = run_flood(settings, target, texts, lambda done: _say(run_line(done)))
-    _say("\n" + run_table(result.results) + "\n\n" + "\n".join(flood_notes(result)))
+    _say("\n" + RUNS.aligned(result.results) + "\n\n" + "\n".join(flood_notes(result)))
     if files.json:
-        write_json(files.json, flood_record(result, _command(), commit(), machine))
+        write_json(files.json, head | flood_record(result))
     if result.trouble:
         raise OnesweepError(f"{result.trouble} requests failed, were lost or wrong")
     if any(each.interrupted for each in result.results):
@@ -169,39 +161,26 @@ def _flood_settings(flags: FloodFlags, options: argparse.Namespace) -> FloodSett
     limit = ("--max-requests", str(flags.max_requests)) if flags.max_requests is not None else ()
     if limit and options.router is not None:
         raise InputError("--router names a deployment that is there, as it is: leave out --max-requests")
-    load = LoadSettings(
-        TestbedSettings(profile, access, flags.checkpoint, router_options=limit),
-        flags.mode,
-        flags.knee or 1,
-        flags.seconds,
-        max_bytes=flags.max_bytes,
-        timeout_s=flags.timeout_s,
-    )
+    target = TestbedSettings(profile, access, flags.checkpoint, router_options=limit)
+    users = flags.knee or 1
+    load = LoadSettings(target, flags.mode, users, flags.seconds, max_bytes=flags.max_bytes, timeout_s=flags.timeout_s)
     return FloodSettings(load, flags.at, flags.knee, flags.polite)
 
 
 def run_rounds_bench(options: argparse.Namespace) -> int:
     from loadtest.faults.rounds_bench import check_bench, measure_rounds, rounds_record, rounds_table
-    from loadtest.report.record import write_json
-    from serving.cli.deployment import ends_cleanly
-    from stages.settings import check_destination
 
     settings, files = from_flags(RoundsBenchSettings, options), from_flags(ReportFiles, options)
-    settings = dataclasses.replace(settings, config=settings.config.resolve())
+    settings = replace(settings, config=settings.config.resolve())
     check_bench(settings)
-    if files.json:
-        check_destination(files.json)
+    files.check()
     with ends_cleanly():
         figures = measure_rounds(settings, lambda words: print(words, file=sys.stderr, flush=True))
     print(rounds_table(figures))
     if files.json:
-        write_json(files.json, rounds_record(settings, figures, _command()))
+        write_json(files.json, rounds_record(settings, figures, this_command()))
     return 0
 
 
 def _say(words: str) -> None:
     print(words, flush=True)
-
-
-def _command() -> str:
-    return shlex.join(["onesweep", *sys.argv[1:]])

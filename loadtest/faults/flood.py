@@ -15,7 +15,6 @@ from typing import Any
 from loadtest.load.generator import Recording, on_signal, start_generator
 from loadtest.load.plan import LoadPlan, LoadSettings, Window
 from loadtest.load.run import LoadResult, climb, result_of, run_load
-from loadtest.report.record import MachineFacts
 from loadtest.report.table import number
 from loadtest.workload.testbed import Testbed
 from loadtest.workload.texts import Texts
@@ -213,12 +212,9 @@ def flood_notes(result: FloodResult) -> list[str]:
     return notes
 
 
-def flood_record(result: FloodResult, command: str, commit: str, machine: MachineFacts) -> dict[str, Any]:
+def flood_record(result: FloodResult) -> dict[str, Any]:
     rows = {"knee": result.knee, "calm": result.calm, "flood": result.flood, "polite": result.polite}
     return {
-        "command": command,
-        "commit": commit,
-        "machine": asdict(machine),
         "mode": result.settings.load.mode,
         "at": result.settings.at,
         "goodput": result.goodput,

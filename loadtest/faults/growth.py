@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import psutil
 
 EVERY_S = 1.0
@@ -34,19 +34,17 @@ class Slope:
 
 def slope_of(at_s: Sequence[float], values: Sequence[float]) -> Slope | None:
     """The slope of a straight line through samples, by least squares; None of fewer than LEAST_SAMPLES."""
-    n = len(at_s)
-    if n < LEAST_SAMPLES:
+    n, x, y = len(at_s), np.asarray(at_s, float), np.asarray(values, float)
+    if n < LEAST_SAMPLES or not (x - x[0]).any():
         return None
-    mean_s, mean = math.fsum(at_s) / n, math.fsum(values) / n
-    spread = math.fsum((t - mean_s) ** 2 for t in at_s)
-    if spread == 0:
-        return None
-    slope = math.fsum((t - mean_s) * (v - mean) for t, v in zip(at_s, values, strict=True)) / spread
-    residuals = [v - mean - slope * (t - mean_s) for t, v in zip(at_s, values, strict=True)]
-    squares = math.fsum(r * r for r in residuals)
+    x, y = x - x.mean(), y - y.mean()
+    spread = float(x @ x)
+    slope = float(x @ y) / spread
+    residuals = y - slope * x
+    squares = float(residuals @ residuals)
     # samples that follow each other are alike, so they count as n (1 - r) / (1 + r) independent ones, where r is the
     # correlation of each residual with the next (Bayley and Hammersley 1946)
-    alike = math.fsum(a * b for a, b in itertools.pairwise(residuals)) / squares if squares else 0.0
+    alike = float(residuals[1:] @ residuals[:-1]) / squares if squares else 0.0
     alike = min(max(alike, 0.0), 0.99)
     margin = NORMAL_95 * math.sqrt(squares / (n - 2) / spread * (1 + alike) / (1 - alike))
     return Slope(slope * 60, margin * 60)

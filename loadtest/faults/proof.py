@@ -44,8 +44,7 @@ class StateReader:
     def __init__(self, codec: str) -> None:
         """:param codec: of updates; of one that is not in READERS, nothing is hashed."""
         self._read = READERS.get(codec)
-        self.statements: dict[tuple[str, str], Statement] = {}
-        """By part and id."""
+        self.statements: dict[tuple[str, str], Statement] = {}  # by part and id
         self._seen: dict[Path, int] = {}
 
     def look(self, states: Mapping[str, Path]) -> None:

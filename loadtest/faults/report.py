@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from loadtest.faults.base import Fault, FaultRecord
+from loadtest.faults.base import Fault, FaultRecord, FaultRun
 from loadtest.faults.settings import ReportFiles
-from loadtest.report.chart import Panel, check_plotting, draw_timeline
+from loadtest.report.chart import Panel, draw_timeline
 from loadtest.report.page import bullets, figure, html_page, html_pairs, shown, text_table
-from loadtest.report.record import MachineFacts, write_json
-from stages.settings import check_destination, write_destination
+from loadtest.report.record import MachineFacts, commit, origin, this_command, this_machine, write_json
+from loadtest.report.table import markdown, number
+from stages.settings import write_destination
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,16 +30,12 @@ class ReportTable:
     rows: Sequence[Sequence[str]]
     text_columns: int = 1  # how many, from the left, are no figures
 
-    def markdown(self) -> str:
-        """Figures stand to the right."""
-        lines = [self.head, ["---", *("---:" for _ in self.head[1:])], *self.rows]
-        return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
 
 @dataclass(frozen=True)
 class FaultReport:
     """Everything that is written of a run, whatever its target."""
 
+    run: FaultRun
     title: str
     verdict: list[str]  # a sentence a line
     trouble: int
@@ -47,24 +45,20 @@ class FaultReport:
     words: dict[str, str]  # for each kind of fault
     settings: dict[str, Any]
     record: dict[str, Any]  # times are seconds since the run began
-    begin_s: float
-    seconds: float
     height: float  # of the time line, in inches
     panels: Sequence[Panel]
-    done: Sequence[FaultRecord]
+    seconds: float | None = None  # of the time line; None: of the run
     text: str = ""  # settings file, shown as it is
 
     def terminal(self) -> str:
-        parts = [table.markdown() for table in self.printed if table.rows]
+        parts = [markdown(table.head, table.rows) for table in self.printed if table.rows]
         return "\n" + "\n\n".join([*parts, "\n".join(f"- {words}" for words in self.verdict)])
 
     def time_line(self) -> str:
         """An SVG element on a light ground of its own; text is drawn as paths."""
-        spans = [
-            (fault.begin_s - self.begin_s, fault.end_s - self.begin_s, self.faults[fault.kind].colour)
-            for fault in self.done
-        ]
-        return draw_timeline(self.panels, spans, self.seconds, self.height, own_page=True)
+        start_s = self.run.begin_s
+        spans = [(f.begin_s - start_s, f.end_s - start_s, self.faults[f.kind].colour) for f in self.run.faults]
+        return draw_timeline(self.panels, spans, self.seconds or self.run.seconds, self.height, own_page=True)
 
     def page(self, command: str, commit: str, machine: MachineFacts) -> str:
         """One HTML file that needs no other."""
@@ -81,29 +75,17 @@ class FaultReport:
         parts += ["<h2>Settings</h2>", html_pairs(about)]
         return html_page(self.title, [*parts, f"<pre>{shown(self.text)}</pre>"] if self.text else parts)
 
-    def to_record(self, command: str, commit: str, machine: MachineFacts) -> dict[str, Any]:
-        return {"command": command, "commit": commit, "machine": asdict(machine), **self.record}
-
-    def write(self, files: ReportFiles, command: str, commit: str, machine: MachineFacts) -> None:
+    def write(self, files: ReportFiles) -> None:
+        """Raises OnesweepError when a file cannot be written after all."""
         if files.json:
-            write_json(files.json, self.to_record(command, commit, machine))
+            write_json(files.json, {**origin(), **self.record})
         if files.html:
-            write_destination(files.html, self.page(command, commit, machine))
+            write_destination(files.html, self.page(this_command(), commit(), this_machine()))
         if files.svg:
             write_destination(files.svg, self.time_line() + "\n")
 
 
-def check_files(files: ReportFiles) -> None:
-    """Raise OnesweepError for a file that cannot be written."""
-    for flag, path in (("--json", files.json), ("--html", files.html), ("--svg", files.svg)):
-        if path is not None:
-            check_destination(path, flag)
-            if flag != "--json":
-                check_plotting(flag)
-
-
-def seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+seconds = partial(number, digits=2)
 
 
 def draw_faults(

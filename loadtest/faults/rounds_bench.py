@@ -14,7 +14,7 @@ from typing import Any
 from loadtest.faults.base import Say, check_links, links_of
 from loadtest.faults.process import answer_of
 from loadtest.faults.settings import RoundsBenchSettings
-from loadtest.faults.training_observer import LogEntry, RunView, WorkerView
+from loadtest.faults.training_observer import LogEntry, RunView
 from loadtest.faults.training_testbed import TrainingSetup, TrainingTestbed, open_training_testbed
 from loadtest.lab.profile import ROUTER, Link, Override, Profile, node_names
 from loadtest.report.record import MachineFacts, commit, this_machine
@@ -22,6 +22,7 @@ from loadtest.report.table import aligned
 from loadtest.workload.testbed import LOOPBACK
 from stages.errors import InputError, OnesweepError
 from stages.settings import read_toml
+from trainer.v1.rounds_pb2 import WorkerStatus
 
 AS_SET = "as set"
 PLAN_S = 600.0
@@ -259,22 +260,13 @@ def _run_over_links(
             publish_every=PUBLISH_EVERY,
             worker_options=("--pace-s", str(settings.pace_s)),
         )
-        with open_training_testbed(setup) as testbed:
+        with open_training_testbed(setup, TrainingTestbed) as testbed:
             return _figures(testbed, _follow(testbed, settings.within_s), steps_per_round)
 
 
 def _follow(testbed: TrainingTestbed, within_s: float) -> list[RunView]:
     """Every view of the run, the last one of its end, when all its processes have ended."""
     seen: list[RunView] = []
-
-    def looked() -> bool:
-        """True at the end."""
-        testbed.check()
-        view = testbed.view
-        if view is not None and (not seen or view.at_s != seen[-1].at_s):
-            seen.append(view)
-        return view is not None and view.finished
-
     # the watcher finds a coordinator at the first try, and so before any worker is ready to train
     testbed.coordinator.start()
 
@@ -284,7 +276,7 @@ def _follow(testbed: TrainingTestbed, within_s: float) -> list[RunView]:
 
     testbed.wait_until(begun, within_s)
     testbed.start()
-    if not testbed.wait_until(looked, within_s) or not testbed.wait_end(within_s):
+    if not testbed.follow(seen.append, within_s) or not testbed.wait_end(within_s):
         raise OnesweepError(f"the run has not ended after {within_s:.0f} s: {testbed.coordinator.last_words()}")
     return seen
 
@@ -301,7 +293,7 @@ def _figures(testbed: TrainingTestbed, views: list[RunView], steps_per_round: in
         round_s=round_s,
         step_s=statistics.mean(load.step_s for load in loads),
         busy=loads,
-        payload_bytes=views[-1].received_bytes + views[-1].sent_bytes,
+        payload_bytes=views[-1].moved_bytes,
         link_bytes=sum(counts["carried_bytes"] for counts in counters.values()) or None,
     )
 
@@ -320,27 +312,27 @@ def round_seconds(entries: Sequence[LogEntry]) -> float | None:
 
 def worker_loads(views: Sequence[RunView], steps_per_round: int) -> list[WorkerLoad]:
     """The load of every worker that reported something new twice, after its first round."""
-    names = sorted({worker.name for view in views for worker in view.workers})
+    names = sorted({worker.worker for view in views for worker in view.update.workers})
     found = [_load(name, _news(views, name), steps_per_round) for name in names]
     return [load for load in found if load is not None]
 
 
-def _news(views: Sequence[RunView], name: str) -> list[tuple[float, WorkerView]]:
+def _news(views: Sequence[RunView], name: str) -> list[tuple[float, WorkerStatus]]:
     """Views in which a worker's own figures had changed: it reports them now and then only."""
-    found: list[tuple[float, WorkerView]] = []
+    found: list[tuple[float, WorkerStatus]] = []
     for view in views:
         worker = view.worker(name)
         if worker is None or worker.round < 1:
             continue
-        if not found or worker.busy_s > found[-1][1].busy_s:
+        if not found or worker.busy_seconds > found[-1][1].busy_seconds:
             found.append((view.at_s, worker))
     return found[1:]  # the first may be old
 
 
-def _load(name: str, news: list[tuple[float, WorkerView]], steps_per_round: int) -> WorkerLoad | None:
+def _load(name: str, news: list[tuple[float, WorkerStatus]], steps_per_round: int) -> WorkerLoad | None:
     if len(news) < 2:
         return None
     (begin_s, first), (end_s, last) = news[0], news[-1]
     steps = (last.round - first.round) * steps_per_round + last.steps - first.steps
-    busy_s = last.busy_s - first.busy_s
+    busy_s = last.busy_seconds - first.busy_seconds
     return WorkerLoad(name, busy_s / (end_s - begin_s), busy_s / steps) if steps > 0 else None

@@ -48,6 +48,7 @@ def serving_report(result: ChaosResult) -> FaultReport:
     faults = [cost, ReportTable("Faults", DONE_HEAD, done_rows(result), 0)] if result.faults else []
     last_s = max([result.end_s, *(answer.end_s for answer in result.answers)])
     return FaultReport(
+        run=result,
         title=f"{settings.minutes:g} minutes, {len(result.faults)} faults, profile {settings.profile}",
         verdict=verdict(result),
         trouble=result.trouble,
@@ -61,7 +62,6 @@ def serving_report(result: ChaosResult) -> FaultReport:
             "seed": settings.seed,
         },
         record=chaos_record(result),
-        begin_s=result.begin_s,
         seconds=last_s - result.begin_s,
         height=8.4,
         panels=[
@@ -70,7 +70,6 @@ def serving_report(result: ChaosResult) -> FaultReport:
             Panel(1.4, lambda axes: _draw_waits(axes, result)),
             Panel(1.1, lambda axes: _draw_memory(axes, result)),
         ],
-        done=result.faults,
     )
 
 
@@ -94,12 +93,8 @@ def life_rows(result: ChaosResult) -> list[list[str]]:
     """A row for the longest life of each name."""
     return [
         [
-            name,
-            f"{life.seconds:.0f}",
-            f"{max(life.rss_kb) / 1024:.0f}",
-            slope_words(life.memory_slope),
-            f"{max(life.descriptors):.0f}",
-            slope_words(life.descriptor_slope),
+            *(name, f"{life.seconds:.0f}", f"{max(life.rss_kb) / 1024:.0f}", slope_words(life.memory_slope)),
+            *(f"{max(life.descriptors):.0f}", slope_words(life.descriptor_slope)),
         ]
         for name, life in sorted(longest_lives(result.lives).items())
     ]
@@ -108,10 +103,7 @@ def life_rows(result: ChaosResult) -> list[list[str]]:
 def done_rows(result: ChaosResult) -> list[list[str]]:
     return [
         [
-            f"{fault.begin_s - result.begin_s:.1f}",
-            fault.kind,
-            fault.target,
-            f"{fault.end_s - fault.begin_s:.1f}",
+            *(f"{fault.begin_s - result.begin_s:.1f}", fault.kind, fault.target, f"{fault.end_s - fault.begin_s:.1f}"),
             "-" if fault.sound_s is None else f"{fault.sound_s - fault.end_s:.1f}",
         ]
         for fault in result.faults
@@ -121,9 +113,8 @@ def done_rows(result: ChaosResult) -> list[list[str]]:
 def verdict(result: ChaosResult) -> list[str]:
     """The outcome, a sentence a line."""
     total = counts_by_mode(result.answers, result.cases, result.texts)["all"]
-    minutes = (result.end_s - result.begin_s) / 60
     words = [
-        f"{total.requests} requests in {minutes:.1f} min under {len(result.faults)} faults: "
+        f"{total.requests} requests in {result.seconds / 60:.1f} min under {len(result.faults)} faults: "
         f"{total.right} right, {total.wrong} wrong, {total.lost} lost, "
         f"of floods {total.turned_away} turned away and {total.late} late; {total.replays} replays on other hosts, "
         f"{total.refused} refusals with a time to come back, {total.repeated} calls made again for another reason"
@@ -135,8 +126,7 @@ def verdict(result: ChaosResult) -> list[str]:
         words.append(
             f"{result.audited} sweeps audited since the router last started, {result.accused} honest hosts accused"
         )
-    words += [f"left out: {reason}" for reason in result.left_out]
-    words += [f"{name} had ended: {last}" for name, last in result.ended.items()]
+    words += [*result.omissions, *result.endings]
     words += [f"not usable at the end: {name}: {problem}" for name, problem in result.unusable.items()]
     words += result.growth
     if result.sessions_left:
@@ -150,10 +140,12 @@ def slope_words(slope: Slope | None) -> str:
 
 
 def chaos_record(result: ChaosResult) -> dict[str, Any]:
-    begin_s, settings = result.begin_s, result.settings
+    settings = result.settings
 
-    def since(moment_s: float | None) -> float | None:
-        return None if moment_s is None else moment_s - begin_s
+    def times(record: object, *names: str) -> dict[str, float | None]:
+        """Moments of a record, since the run began."""
+        moments = {name: getattr(record, name) for name in names}
+        return {name: None if at_s is None else at_s - result.begin_s for name, at_s in moments.items()}
 
     def slope(found: Slope | None) -> list[float] | None:
         """With half the width of its 95 % interval."""
@@ -165,19 +157,10 @@ def chaos_record(result: ChaosResult) -> dict[str, Any]:
         "seed": settings.seed,
         "requests_at_once": settings.requests_at_once,
         "patience_s": settings.patience_s,
-        "seconds": result.end_s - begin_s,
+        "seconds": result.seconds,
         "verdict": verdict(result),
         "modes": {mode: asdict(each) for mode, each in counts.items()},
-        "faults": [
-            {
-                "kind": fault.kind,
-                "target": fault.target,
-                "begin_s": since(fault.begin_s),
-                "end_s": since(fault.end_s),
-                "sound_s": since(fault.sound_s),
-            }
-            for fault in result.faults
-        ],
+        "faults": [{**vars(fault), **times(fault, "begin_s", "end_s", "sound_s")} for fault in result.faults],
         "stalls": {s.kind: {"faults": s.faults, "waits_s": s.waits_s} for s in stalls(result.answers, result.faults)},
         "processes": {
             name: {
@@ -196,8 +179,7 @@ def chaos_record(result: ChaosResult) -> dict[str, Any]:
         "requests": [
             {
                 "mode": result.cases[answer.case].mode,
-                "begin_s": since(answer.begin_s),
-                "end_s": since(answer.end_s),
+                **times(answer, "begin_s", "end_s"),
                 "fate": fate_of(answer, result.texts).value,
                 "replays": answer.replays,
                 "calls": [each.code for each in answer.tries],

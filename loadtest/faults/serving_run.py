@@ -10,6 +10,7 @@ from loadtest.faults.base import (
     POLL_S,
     Conditions,
     FaultRecord,
+    FaultRun,
     Planned,
     Say,
     Selection,
@@ -30,7 +31,6 @@ from stages.errors import InputError, ServiceError
 from stages.host.parts import plan_host
 
 FAULTS_A_MINUTE = 2.4
-WARM_UP_S = 5.0  # of load before the first fault
 SOUND_S = 60.0  # how long the next fault waits for the deployment to be whole again
 NOTICED_S = 1.5  # after a fault's end: its effects are known to the router by then
 FLOOD, FLOOD_PATIENCE_S = 10, 20.0  # clients of a flood, in those of the steady load, and how long each of them tries
@@ -38,9 +38,9 @@ REQUEST_LIMIT = 3  # requests that the router takes at once, in clients of the s
 SWAP = "swap"
 
 
-@dataclass(frozen=True)
-class ChaosResult:
-    """A run's answers, faults and processes. Times are seconds of the monotonic clock."""
+@dataclass(frozen=True, kw_only=True)
+class ChaosResult(FaultRun):
+    """A run's answers, faults and processes."""
 
     settings: ChaosSettings
     cases: tuple[SeededRequest, ...]
@@ -49,10 +49,6 @@ class ChaosResult:
     faults: list[ServingFaultRecord]
     health: list[RouterHealth]
     lives: list[ProcessLife]
-    begin_s: float
-    end_s: float
-    left_out: tuple[str, ...]  # faults and modes that this deployment cannot have, and why
-    ended: dict[str, str]  # processes that had ended without a fault's doing, and their last words
 
     @property
     def unusable(self) -> dict[str, str]:
@@ -111,7 +107,10 @@ def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
         cases = make_cases(served, settings.seed, facts.context_bytes)
         order = Order(testbed.router, cases, settings.requests_at_once, settings.patience_s)
         left_out = [*selection.left_out, *(f"mode {m}: it is not served here" for m in wanted if m not in served)]
-        schedule = make_schedule(selection.kinds(testbed), settings.seconds - WARM_UP_S, selection.count, settings.seed)
+        seconds = settings.seconds - settings.warm_up_s
+        schedule = make_schedule(
+            selection.able, testbed, seconds, selection.count, settings.seed, settings.length_scale
+        )
         say(f"the texts of {len(cases)} requests, before anything happens ...")
         first, second = _texts(testbed, order), list[bytes]()
         if selection.has(SWAP):
@@ -129,7 +128,7 @@ def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
         ):
             pids[CLIENTS] = clients.pid
             begin_s = time.monotonic()
-            done, ended = _go_through(testbed, clients, schedule, begin_s + WARM_UP_S, say)
+            done, ended = _go_through(testbed, clients, schedule, begin_s + settings.warm_up_s, say)
             _wait(clients, begin_s + settings.seconds)
             end_s = time.monotonic()
             crowds = [*testbed.floods, clients]
@@ -141,17 +140,17 @@ def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
         faults = with_recoveries(done, clients.health)
         answers = sorted((answer for crowd in crowds for answer in crowd.answers), key=lambda answer: answer.begin_s)
         return ChaosResult(
-            settings,
-            cases,
-            RightTexts(first, second, [fault for fault in faults if fault.kind == SWAP]),
-            answers,
-            faults,
-            clients.health,
-            lives,
-            begin_s,
-            end_s,
-            tuple(left_out),
-            ended,
+            settings=settings,
+            cases=cases,
+            texts=RightTexts(first, second, [fault for fault in faults if fault.kind == SWAP]),
+            answers=answers,
+            faults=faults,
+            health=clients.health,
+            lives=lives,
+            begin_s=begin_s,
+            end_s=end_s,
+            left_out=tuple(left_out),
+            ended=ended,
         )
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 
 import psutil
@@ -18,8 +19,8 @@ from loadtest.faults.base import Conditions, Fault, no_link
 from loadtest.faults.clients import Clients, Order
 from loadtest.faults.process import Program
 from loadtest.lab.profile import ROUTER
-from loadtest.workload.testbed import INSECURE, Network, open_network
-from serving.cli.deployment import MODULE, Deployment, temporary_deployment
+from loadtest.workload.testbed import INSECURE, Network, deployed, open_network
+from serving.cli.deployment import MODULE, Deployment
 from serving.modes.frontier import read_frontier
 from serving.router.topology import HostEntry, Topology
 from stages.checkpoint.bundle import FRONTIER_NAME, find_bundle
@@ -29,7 +30,6 @@ from stages.host.parts import plan_host
 REPLICAS = 2
 LETTERS = "ab"
 MOST_HOSTS = REPLICAS * len(LETTERS)
-GARBAGE_HOST = ("loadtest.faults.faulty_host", "garbage")
 STOP_S = 30.0
 COMMAND_S = 120.0
 EXCHANGED = {"ar": "scorer", "scorer": "ar"}
@@ -53,6 +53,10 @@ class ServingTestbed:
     @property
     def hosts(self) -> list[str]:
         return [host.name for host in self.deployment.topology.hosts]
+
+    @property
+    def routers(self) -> list[str]:
+        return [ROUTER]
 
     @property
     def links(self) -> list[str]:
@@ -97,11 +101,9 @@ class ServingTestbed:
     def put_impostor(self, name: str) -> None:
         """Put a host that answers nonsense in another's place."""
         self.deployment.kill(name)
-        command = self.deployment.commands[name]
-        at = command.index(MODULE[-1])
-        impostor = [*command[:at], *GARBAGE_HOST, *command[at + 1 :]]
-        self.impostors[name] = Program(name, impostor, self.deployment.directory / f"{name}-liar.log")
-        self.impostors[name].start()
+        impostor = impostor_of(self.deployment, name, "garbage")
+        self.impostors[name] = impostor
+        impostor.start()
 
     def end_impostor(self, name: str) -> None:
         """Put the host in its place again."""
@@ -154,6 +156,14 @@ class ServingTestbed:
             raise ServiceError(f"`onesweep {' '.join(arguments)}` failed: {done.stderr.strip()}")
 
 
+def impostor_of(deployment: Deployment, name: str, kind: str) -> Program:
+    """A host of `faulty_host`, started as the deployment starts the one with this name."""
+    command = deployment.commands[name]
+    at = command.index(MODULE[-1])
+    faulty = [*command[:at], "loadtest.faults.faulty_host", kind, *command[at + 1 :]]
+    return Program(name, faulty, deployment.directory / f"{name}-{kind}.log")
+
+
 def replicated(checkpoint: Path, addresses: Sequence[str], router: str) -> Topology:
     """The blocks cut in two where there are two or more, and every part on two hosts: a-1, a-2, b-1, b-2."""
     parts = plan_host(checkpoint, (0,)).parts
@@ -178,26 +188,17 @@ def open_serving_testbed(
     :param request_limit: requests that the router takes at once.
     :param audit: share of sweeps that it has computed again.
     """
-    router_options = ("--max-requests", str(request_limit), "--audit", str(audit))
-    with contextlib.ExitStack() as stack:
-        network = stack.enter_context(open_network(profile, MOST_HOSTS, profiles))
-        addresses = [network.address(node) for node in network.nodes[1:]]
-        topology = replicated(checkpoint, addresses, network.address(ROUTER))
-        names = [host.name for host in topology.hosts]
-
-        def place(name: str, command: list[str]) -> list[str]:
-            return network.command(node_of(name, names), command)
-
-        deployment = temporary_deployment(
-            topology,
-            checkpoint,
-            place=place if network.lab else None,
-            host_options=network.options,
-            router_options=(*network.options, *router_options),
-        )
-        testbed = ServingTestbed(stack.enter_context(deployment), network)
-        stack.callback(testbed.close)
-        yield testbed
+    options = ("--max-requests", str(request_limit), "--audit", str(audit))
+    with open_network(profile, MOST_HOSTS, profiles) as network:
+        addresses = [network.address(node) for node in network.nodes]
+        topology = replicated(checkpoint, addresses[1:], addresses[0])
+        with deployed(network, checkpoint, topology, router_options=options) as opened:
+            assert opened.deployment is not None
+            testbed = ServingTestbed(opened.deployment, network)
+            try:
+                yield testbed
+            finally:
+                testbed.close()
 
 
 # A second release for swaps, from the models of the first: no training, and other texts in most modes
@@ -228,18 +229,6 @@ def make_second(checkpoint: Path, directory: Path) -> Path:
 # The faults
 
 
-def _the_hosts(testbed: ServingTestbed) -> list[str]:
-    return testbed.hosts
-
-
-def _the_links(testbed: ServingTestbed) -> list[str]:
-    return testbed.links
-
-
-def _the_router(testbed: ServingTestbed) -> list[str]:
-    return [ROUTER]
-
-
 def _no_impostor(conditions: Conditions) -> str:
     return "a host that an audit caught gets no more work: --audit leaves it out" if conditions.audit else ""
 
@@ -258,45 +247,26 @@ SERVING_WORDS = {
     "flood": "another crowd, of ten times the clients, asks as well",
     "swap": "other weights are deployed, and rolled back later",
 }
+_Bed = ServingTestbed
+_HOSTS, _LINKS, _ROUTERS = attrgetter("hosts"), attrgetter("links"), attrgetter("routers")
 _ALL: tuple[Fault[ServingTestbed], ...] = (
-    Fault("kill", (2.0, 4.0), ServingTestbed.kill, ServingTestbed.revive, _the_hosts, weight=4, colour="#d55e00"),
+    Fault("kill", (2.0, 4.0), _Bed.kill, _Bed.revive, _HOSTS, weight=4, colour="#d55e00"),
     # connections stay open, and no answer comes
-    Fault("freeze", (2.0, 5.0), ServingTestbed.freeze, ServingTestbed.thaw, _the_hosts, weight=2, colour="#0072b2"),
+    Fault("freeze", (2.0, 5.0), _Bed.freeze, _Bed.thaw, _HOSTS, weight=2, colour="#0072b2"),
+    Fault("cut", (3.0, 6.0), _Bed.cut, _Bed.mend, _LINKS, weight=3, colour="#cc79a7", absent=no_link),
     Fault(
-        "cut",
-        (3.0, 6.0),
-        ServingTestbed.cut,
-        ServingTestbed.mend,
-        _the_links,
-        weight=3,
-        colour="#cc79a7",
-        absent=no_link,
-    ),
-    Fault(
-        "garbage",
-        (4.0, 6.0),
-        ServingTestbed.put_impostor,
-        ServingTestbed.end_impostor,
-        _the_hosts,
+        *("garbage", (4.0, 6.0), _Bed.put_impostor, _Bed.end_impostor, _HOSTS),
         weight=2,
         colour="#e69f00",
         absent=_no_impostor,
         stands_in=True,
     ),
     # as for new software
-    Fault(
-        "restart",
-        (6.0, 8.0),
-        ServingTestbed.drain,
-        ServingTestbed.revive_drained,
-        _the_hosts,
-        weight=2,
-        colour="#009e73",
-    ),
+    Fault("restart", (6.0, 8.0), _Bed.drain, _Bed.revive_drained, _HOSTS, weight=2, colour="#009e73"),
     # every request is cut off, and clients call again
-    Fault("router", (0.5, 1.5), ServingTestbed.kill, ServingTestbed.revive, _the_router, weight=2, colour="#222222"),
-    Fault("flood", (10.0, 12.0), ServingTestbed.start_flood, ServingTestbed.end_flood, _the_router, colour="#56b4e9"),
+    Fault("router", (0.5, 1.5), _Bed.kill, _Bed.revive, _ROUTERS, weight=2, colour="#222222"),
+    Fault("flood", (10.0, 12.0), _Bed.start_flood, _Bed.end_flood, _ROUTERS, colour="#56b4e9"),
     # each text must be of the one release or of the other, and never of both
-    Fault("swap", (6.0, 10.0), ServingTestbed.deploy, ServingTestbed.roll_back, _the_router, absent=_no_second),
+    Fault("swap", (6.0, 10.0), _Bed.deploy, _Bed.roll_back, _ROUTERS, absent=_no_second),
 )
 SERVING_FAULTS: Mapping[str, Fault[ServingTestbed]] = {fault.name: fault for fault in _ALL}

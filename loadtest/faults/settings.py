@@ -5,23 +5,18 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from loadtest.commands import setting
+from loadtest.report.chart import check_plotting
 from stages.errors import InputError
-from stages.settings import flag
+from stages.settings import check_destination
 
-T = TypeVar("T")
 ROUNDS_A_MINUTE = 10  # of the run that ships: about what two cores make, faults included
 SHIPPED_RUN = Path(__file__).with_name("run.toml")
 SIX_WORKERS = Path(__file__).with_name("six.toml")
-
-
-def setting(default: T, help: str, **more: Any) -> T:  # noqa: ANN401 - of `flag`
-    """A field with a flag."""
-    made: T = field(default=default, metadata=flag(help, **more))
-    return made
 
 
 ABLE = "all that can be done"
@@ -50,6 +45,7 @@ class FaultSettings:
     seed: int = setting(0, "Seed for the fault schedule and the prompts", **SEED)
     faults: tuple[str, ...] | None = setting(None, "Kinds, such as kill,freeze", shown=ABLE, metavar="F[,F]")
     count: int | None = setting(None, "Number of faults", shown="2.4 a minute, each kind at least once", **COUNT)
+    length_scale: float = 1.0  # of every fault's length: below 1 a test takes less time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +57,7 @@ class ChaosSettings(FaultSettings):
     patience_s: float = setting(60.0, "Seconds after which a client gives a request up", above=0, most=3600)
     modes: tuple[str, ...] | None = setting(None, "Modes to ask for", shown="all that are served", metavar="M[,M]")
     audit: float = setting(0.0, "Share of sweeps that the router has computed again", metavar="S", least=0, most=1)
+    warm_up_s: float = 5.0  # of load before the first fault
 
     @property
     def seconds(self) -> float:
@@ -189,3 +186,11 @@ class ReportFiles:
     json: Path | None = setting(None, "Write the figures there, too")
     html: Path | None = setting(None, "Write a report with a time line")
     svg: Path | None = setting(None, "Write the time line alone")
+
+    def check(self) -> None:
+        """Raise InputError, before anything is started, for a file that cannot be written."""
+        for name, path in vars(self).items():
+            if path is not None:
+                check_destination(path, f"--{name}")
+                if name != "json":
+                    check_plotting(f"--{name}")

@@ -43,12 +43,12 @@ def train_and_serve(settings: DemoSettings, say: Say) -> DemoResult:
         config.write_text(run.text, encoding="utf-8")
         over = settings.profile if settings.profile == LOOPBACK else f"emulated links, {settings.profile}"
         say(f"{run.parts} blocks, {len(run.workers)} workers, one coordinator ({over}) ...")
-        with open_training_testbed(TrainingSetup(config, *setup)) as testbed:
+        with open_training_testbed(TrainingSetup(config, *setup), TrainingTestbed) as testbed:
             last = _follow(testbed, say)
             nats = final_nats(evaluate(testbed.out, settings.data))
             say(f"published, next byte {nats:.3f} nats on text that nobody trained on; now it is served ...")
             text, sweeps = _generate(testbed.out, run.parts, settings)
-    return DemoResult(last.rounds, last.received_bytes + last.sent_bytes, nats, text, sweeps)
+    return DemoResult(last.update.rounds, last.moved_bytes, nats, text, sweeps)
 
 
 def _follow(testbed: TrainingTestbed, say: Say) -> RunView:
@@ -56,19 +56,15 @@ def _follow(testbed: TrainingTestbed, say: Say) -> RunView:
     testbed.start()
     told = 0
 
-    def ended() -> bool:
+    def tell(view: RunView) -> None:
         nonlocal told
-        testbed.check()
-        view = testbed.view
-        if view is not None and view.least_round >= told + max(view.rounds // 6, 1):
+        if view.least_round >= told + max(view.update.rounds // 6, 1):
             told = view.least_round
-            losses = ", ".join(f"{part.name} {part.losses.get(LOSS, '-'):.4}" for part in view.parts)
-            moved = (view.received_bytes + view.sent_bytes) / MEGABYTE
-            say(f"  round {told} of {view.rounds}: {losses} nats; {moved:.1f} MB moved")
-        return view is not None and view.finished
+            losses = ", ".join(f"{part.name} {dict(part.losses).get(LOSS, '-'):.4}" for part in view.update.parts)
+            say(f"  round {told} of {view.update.rounds}: {losses} nats; {view.moved_bytes / MEGABYTE:.1f} MB moved")
 
     known = -1
-    while not testbed.wait_until(ended, PATIENCE_S):
+    while not testbed.follow(tell, PATIENCE_S):
         if known == (known := len(testbed.log.entries)):
             raise ServiceError(f"nothing happened for {PATIENCE_S:.0f} s: {testbed.coordinator.last_words()}")
     if not testbed.wait_end(PATIENCE_S):

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from google.protobuf.json_format import ParseDict, ParseError
+
 from stages.errors import ServiceError
+from trainer.v1 import rounds_pb2
 
 LOG_NAME = "log.jsonl"
 FIRST_DIGEST = "0" * 64  # in the first line, in place of the digest of the line before
-FINISHED = "RUN_STATE_FINISHED"
 AGAIN_S = 0.5  # between two tries to reach a coordinator
 
 
@@ -82,72 +84,35 @@ class LogFollower:
 
 
 @dataclass(frozen=True)
-class PartView:
-    """A part of the model."""
-
-    name: str
-    round: int  # that is open; also the number of merges
-    losses: dict[str, float]
-
-
-@dataclass(frozen=True)
-class WorkerView:
-    """A worker's place; its figures are of its last process, as that reported them."""
-
-    name: str
-    replica: int
-    round: int
-    steps: int
-    busy_s: float
-
-
-@dataclass(frozen=True)
 class RunView:
     """The run at one moment, from a line of `onesweep rounds --json`."""
 
     at_s: float  # when it was heard, seconds of the monotonic clock
-    finished: bool
-    rounds: int  # in all
-    received_bytes: int
-    sent_bytes: int
-    parts: tuple[PartView, ...]
-    workers: tuple[WorkerView, ...]
+    update: rounds_pb2.WatchUpdate
+
+    @classmethod
+    def parse(cls, line: str, at_s: float) -> RunView:
+        """JSON in which what is 0, false or empty may be missing. Raises ValueError or ParseError for another line."""
+        record = json.loads(line, parse_constant=str)  # protobuf wants NaN and infinities in quotes
+        return cls(at_s, ParseDict(record, rounds_pb2.WatchUpdate(), ignore_unknown_fields=True))
+
+    @property
+    def finished(self) -> bool:
+        return self.update.state == rounds_pb2.RUN_STATE_FINISHED
+
+    @property
+    def moved_bytes(self) -> int:
+        """Payload, both ways, as the coordinator counts it."""
+        return self.update.received_bytes + self.update.sent_bytes
 
     @property
     def least_round(self) -> int:
         """Rounds that every part has made."""
-        return min((part.round for part in self.parts), default=0)
+        return min((part.round for part in self.update.parts), default=0)
 
-    def worker(self, name: str) -> WorkerView | None:
-        return next((worker for worker in self.workers if worker.name == name), None)
-
-    @classmethod
-    def parse(cls, line: str, at_s: float) -> RunView:
-        """JSON in which what is 0, false or empty may be missing. Raises ValueError for another line."""
-        record = json.loads(line)
-        if not isinstance(record, dict):
-            raise ValueError(f"{line[:80]!r} is not a look at a run")
-        return cls(
-            at_s,
-            record.get("state") == FINISHED,
-            int(record.get("rounds", 0)),
-            int(record.get("received_bytes", 0)),
-            int(record.get("sent_bytes", 0)),
-            tuple(
-                PartView(part.get("name", ""), int(part.get("round", 0)), dict(part.get("losses", {})))
-                for part in record.get("parts", [])
-            ),
-            tuple(
-                WorkerView(
-                    worker.get("worker", ""),
-                    int(worker.get("replica", 0)),
-                    int(worker.get("round", 0)),
-                    int(worker.get("steps", 0)),
-                    float(worker.get("busy_seconds", 0.0)),
-                )
-                for worker in record.get("workers", [])
-            ),
-        )
+    def worker(self, name: str) -> rounds_pb2.WorkerStatus | None:
+        """A worker's place; its figures are of its last process, as that reported them."""
+        return next((worker for worker in self.update.workers if worker.worker == name), None)
 
 
 class RunWatcher:
@@ -187,7 +152,7 @@ class RunWatcher:
                 for line in process.stdout:
                     if self._closed.is_set():
                         break
-                    with contextlib.suppress(ValueError):  # a line that its end cut off
+                    with contextlib.suppress(ValueError, ParseError):  # a line that its end cut off
                         self.last = RunView.parse(line, time.monotonic())
                 process.kill()
             self._closed.wait(AGAIN_S)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from loadtest.faults.proof import Proof
 from loadtest.faults.report import TITLE, FaultReport, ReportTable, draw_faults, seconds
 from loadtest.faults.training_faults import TRAINING_FAULTS, TRAINING_WORDS
-from loadtest.faults.training_ledger import outcomes_by_lie, waits_by_kind
-from loadtest.faults.training_run import AIM_NATS, TrainingResult, final_nats
+from loadtest.faults.training_run import AIM_NATS, TrainingFaultRecord, TrainingResult, final_nats
 from loadtest.report.chart import COLOURS, FAINT, INK, Panel
 from loadtest.report.table import percentile
 
@@ -22,6 +23,7 @@ FAULT_HEAD = (
     *("its own next update p50 s", "max s"),
 )
 DONE_HEAD = ("at s", "fault", "on", "for s", "next update s", "next merge s", "its own next update s", "what was hit")
+WAITS = ("accepted_s", "merged_s", "back_s")
 LIE_HEAD = ("lie", "handed in", "accepted", "refused", "no verdict")
 SCORE_HEAD = ("nats a byte", "undisturbed", "with faults", "difference")
 
@@ -30,6 +32,7 @@ def training_report(result: TrainingResult) -> FaultReport:
     """The report of `chaos training`."""
     settings, tables = result.settings, report_tables(result)
     return FaultReport(
+        run=result,
         title=f"A training of {result.rounds} rounds, {len(result.faults)} faults, profile {settings.profile}",
         verdict=verdict(result),
         trouble=result.trouble,
@@ -39,37 +42,29 @@ def training_report(result: TrainingResult) -> FaultReport:
         words=TRAINING_WORDS,
         settings={"seed of the schedule": settings.seed, "lease": f"{settings.lease_s:g} s"},
         record=training_record(result),
-        begin_s=result.begin_s,
-        seconds=result.end_s - result.begin_s,
         height=7.0,
         panels=[
             Panel(2.2, lambda axes: _draw_faults(axes, result)),
             Panel(1.6, lambda axes: _draw_accepted(axes, result)),
             Panel(1.4, lambda axes: _draw_versions(axes, result)),
         ],
-        done=result.faults,
         text=result.run.text,
     )
 
 
 def report_tables(result: TrainingResult) -> list[ReportTable]:
     """The most important one first."""
+    kinds: dict[str, list[TrainingFaultRecord]] = {}
+    for fault in result.faults:
+        kinds.setdefault(fault.kind, []).append(fault)
     waits = [
-        [each.kind, str(each.faults)]
-        + [
-            seconds(percentile(sorted(found), percent))
-            for found in (each.accepted_s, each.merged_s, each.back_s)
-            for percent in (50, 100)
-        ]
-        for each in waits_by_kind(result.faults)
+        [kind, str(len(found)), *(cell for name in WAITS for cell in _waits(found, name))]
+        for kind, found in kinds.items()
     ]
     faults = [
         [
-            f"{fault.begin_s - result.begin_s:.1f}",
-            fault.kind,
-            fault.target,
-            f"{fault.end_s - fault.begin_s:.1f}",
-            *(seconds(value) for value in (fault.accepted_s, fault.merged_s, fault.back_s)),
+            *(f"{fault.begin_s - result.begin_s:.1f}", fault.kind, fault.target, f"{fault.end_s - fault.begin_s:.1f}"),
+            *(seconds(getattr(fault, name)) for name in WAITS),
             fault.note or "-",
         ]
         for fault in result.faults
@@ -92,19 +87,32 @@ def report_tables(result: TrainingResult) -> list[ReportTable]:
     ]
 
 
+def _waits(faults: Sequence[TrainingFaultRecord], name: str) -> list[str]:
+    """Median and longest of one of WAITS."""
+    known = sorted(wait for fault in faults if (wait := getattr(fault, name)) is not None)
+    return [seconds(percentile(known, percent)) for percent in (50, 100)]
+
+
+def outcomes_by_lie(verdicts: Iterable[dict[str, Any]]) -> dict[str, Counter[str]]:
+    """The outcomes of byzantine workers' updates."""
+    found: dict[str, Counter[str]] = {}
+    for each in verdicts:
+        found.setdefault(each["lie"], Counter())[each["outcome"]] += 1
+    return found
+
+
 def verdict(result: TrainingResult) -> list[str]:
     """The outcome, a sentence a line."""
-    proof, taken = result.proof, (result.end_s - result.begin_s) / 60
     words = [
-        f"{result.rounds} rounds of {result.run.parts} parts in {taken:.1f} min under {len(result.faults)} faults "
-        f"({result.reference.seconds / 60:.1f} min without): " + ("the run ended" if result.finished else "NO END"),
+        f"{result.rounds} rounds of {result.run.parts} parts in {result.seconds / 60:.1f} min "
+        f"under {len(result.faults)} faults ({result.reference.seconds / 60:.1f} min without): "
+        + ("the run ended" if result.finished else "NO END"),
         f"train audit: {result.audit}",
-        _proof_words(proof),
+        _proof_words(result.proof),
         _gap_words(result),
     ]
-    words += [f"wrong: {problem}" for problem in proof.problems[:SHOWN]]
-    words += [f"{name} had ended: {last}" for name, last in result.ended.items()]
-    words += [f"left out: {reason}" for reason in result.left_out]
+    words += [f"wrong: {problem}" for problem in result.proof.problems[:SHOWN]]
+    words += [*result.endings, *result.omissions]
     words += [f"of honest workers {n} x not taken: {why}" for why, n in result.refused.most_common(SHOWN)]
     reasons = {v["reason"] for v in result.verdicts if v["outcome"] == "refused"}
     return words + [f"to a saboteur: {reason}" for reason in sorted(reasons)[:SHOWN]]
@@ -118,7 +126,7 @@ def training_record(result: TrainingResult) -> dict[str, Any]:
         "run": result.run.text,
         "rounds": result.rounds,
         "lease_s": settings.lease_s,
-        "seconds": result.end_s - begin_s,
+        "seconds": result.seconds,
         "verdict": verdict(result),
         "faults": [
             {**asdict(fault), "begin_s": fault.begin_s - begin_s, "end_s": fault.end_s - begin_s}

@@ -1,21 +1,25 @@
-"""One run of `chaos training`: without faults, then with them, then the proof."""
+"""One run of `chaos training`: without faults, then with them, then the proof and the ledger."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from loadtest.faults.base import (
     Conditions,
+    FaultRecord,
+    FaultRun,
     Planned,
     Say,
     Selection,
@@ -25,10 +29,9 @@ from loadtest.faults.base import (
     select,
 )
 from loadtest.faults.process import answer_of
-from loadtest.faults.proof import Proof, StateReader, handed_in, prove
+from loadtest.faults.proof import Proof, handed_in, prove
 from loadtest.faults.settings import RunFile, TrainingChaosSettings, check_text
 from loadtest.faults.training_faults import COORDINATOR, TRAINING_FAULTS, FaultyTraining
-from loadtest.faults.training_ledger import TrainingFaultRecord, refusals, with_waits
 from loadtest.faults.training_observer import LogEntry
 from loadtest.faults.training_testbed import POLL_S, TrainingSetup, TrainingTestbed, open_training_testbed
 from loadtest.report.record import write_json
@@ -73,8 +76,54 @@ class UndisturbedRun:
 
 
 @dataclass(frozen=True)
-class TrainingResult:
-    """A run's log, proof and scores. Times are seconds of the monotonic clock."""
+class TrainingFaultRecord(FaultRecord):
+    """A fault that was done to a training, with the waits that the log shows after it."""
+
+    part: str = ""  # that its worker trains; empty for the coordinator, where any part counts
+    note: str = ""
+    accepted_s: float | None = None  # from its begin to the next update that was accepted for the part
+    merged_s: float | None = None  # from its begin to the next merge of the part
+    # From its end to the next update of its target that was accepted; of any worker's for the coordinator.
+    back_s: float | None = None
+
+
+def with_waits(fault: TrainingFaultRecord, entries: Sequence[LogEntry]) -> TrainingFaultRecord:
+    """A fault with the waits that the log shows after it."""
+
+    def first(kind: str, since_s: float, worker: str = "") -> float | None:
+        for entry in entries:
+            ours = entry.kind == kind and fault.part in ("", entry.part)
+            if ours and entry.at_s > since_s and (not worker or entry.record["worker"] == worker):
+                return entry.at_s - since_s
+        return None
+
+    return replace(
+        fault,
+        accepted_s=first("accepted", fault.begin_s),
+        merged_s=first("closed", fault.begin_s),
+        back_s=first("accepted", fault.end_s, "" if fault.target == COORDINATOR else fault.target),
+    )
+
+
+NOT_TAKEN = re.compile(r"round \d+ of \S+ was not taken: (.+)")
+GIVEN_UP = re.compile(r"round \d+ was closed without us")
+DIGITS = re.compile(r"\d+(\.\d+)?(e[+-]\d+)?")
+
+
+def refusals(logs: Iterable[Path]) -> Counter[str]:
+    """Why rounds of honest workers did not count, without the numbers."""
+    found: Counter[str] = Counter()
+    for log in logs:
+        words = log.read_text(errors="replace") if log.exists() else ""
+        found.update(DIGITS.sub("N", reason) for reason in NOT_TAKEN.findall(words))
+        if given_up := len(GIVEN_UP.findall(words)):
+            found["given up by its worker, for the round was closed long ago"] += given_up
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult(FaultRun):
+    """A run's log, proof and scores."""
 
     settings: TrainingChaosSettings
     run: RunFile
@@ -87,12 +136,8 @@ class TrainingResult:
     audit: str  # the words of `onesweep train audit`
     sound: bool  # the audit found nothing wrong
     finished: bool
-    ended: dict[str, str]  # processes that had ended without a fault's doing, and their last words
     verdicts: list[dict[str, Any]]  # on the updates of byzantine workers
     refused: Counter[str]  # why rounds of honest workers did not count
-    left_out: tuple[str, ...]
-    begin_s: float
-    end_s: float
 
     @property
     def gap_nats(self) -> float | None:
@@ -124,19 +169,15 @@ def run_training_chaos(settings: TrainingChaosSettings, say: Say) -> TrainingRes
         config = Path(folder) / "run.toml"
         config.write_text(run.text, encoding="utf-8")
         setup = TrainingSetup(
-            config,
-            settings.data,
-            run.workers,
-            settings.profile,
-            settings.profiles,
+            *(config, settings.data, run.workers, settings.profile, settings.profiles),
             lease_s=settings.lease_s,
             publish_every=5,
             save_every_s=1.0,
             own_disk=selection.has("disk"),
         )
         reference = _undisturbed(settings, run, setup, say)
-        with open_training_testbed(setup) as testbed:
-            return _DisturbedRun(settings, run, selection, testbed, reference, say).result()
+        with open_training_testbed(setup, partial(FaultyTraining, run)) as training:
+            return _DisturbedRun(settings, run, selection, training, reference, say).result()
 
 
 def evaluate(checkpoint: Path, data: Path | None) -> Scores:
@@ -163,7 +204,7 @@ def _undisturbed(settings: TrainingChaosSettings, run: RunFile, setup: TrainingS
         return known
     say("the same run without faults ...")
     begin_s = time.monotonic()
-    with open_training_testbed(setup) as testbed:
+    with open_training_testbed(setup, TrainingTestbed) as testbed:
         testbed.start()
         if not testbed.wait_end(settings.patience_s):
             raise ServiceError(f"the run without faults made no progress for {settings.patience_s:.0f} s")
@@ -174,50 +215,46 @@ def _undisturbed(settings: TrainingChaosSettings, run: RunFile, setup: TrainingS
     return made
 
 
+@dataclass
 class _DisturbedRun:
     """The run with faults. On one thread: processes in a lab end with the thread that started them."""
 
-    def __init__(
-        self,
-        settings: TrainingChaosSettings,
-        run: RunFile,
-        selection: Selection[FaultyTraining],
-        testbed: TrainingTestbed,
-        reference: UndisturbedRun,
-        say: Say,
-    ) -> None:
-        self.settings, self.run, self.selection = settings, run, selection
-        self.testbed, self.reference, self.say = testbed, reference, say
-        self.training = FaultyTraining(testbed, run.sequences, StateReader(run.codec))
+    settings: TrainingChaosSettings
+    run: RunFile
+    selection: Selection[FaultyTraining]
+    training: FaultyTraining
+    reference: UndisturbedRun
+    say: Say
+
+    def __post_init__(self) -> None:
         self.faults: list[TrainingFaultRecord] = []
         self.ended: dict[str, str] = {}
         self.rounds = 0
-        self.away = ""
-        """The program that a fault has taken away for now."""
+        self.away = ""  # the program that a fault has taken away for now
         self.moved_s, self._entries = time.monotonic(), 0
 
     def result(self) -> TrainingResult:
         """Raises ServiceError when the run does not even begin."""
-        testbed, begin_s = self.testbed, time.monotonic()
+        training, begin_s = self.training, time.monotonic()
         # moments are thousandths of the time in which faults begin
-        kinds, count = self.selection.kinds(self.training), self.selection.count
-        schedule = make_schedule(kinds, THOUSANDTHS, count, self.settings.seed)
+        chosen, s = self.selection, self.settings
+        schedule = make_schedule(chosen.able, training, THOUSANDTHS, chosen.count, s.seed, s.length_scale)
         self.say(f"the run with {len(schedule)} faults ...")
         try:
-            testbed.start()
+            training.start()
             self._begin()
             done = self._go_through(schedule, begin_s)
             finished = self._wait_end()
         finally:
-            self.training.close()
+            training.close()
         end_s = time.monotonic()
-        self.training.look()
-        entries, directory = testbed.log.entries, testbed.out / "rounds"
-        logs = {name: [testbed.workers[name].log, *self.training.logs.get(name, [])] for name in testbed.names}
+        training.look()
+        entries, directory = training.log.entries, training.out / "rounds"
+        logs = {name: [training.workers[name].log, *training.logs.get(name, [])] for name in training.names}
         proof = prove(
             [entry.record for entry in entries],
             self.rounds,
-            self.training.states.statements.values(),
+            training.states.statements.values(),
             {name: handed_in(files) for name, files in logs.items()},
             directory,
         )
@@ -229,7 +266,7 @@ class _DisturbedRun:
             run=self.run,
             rounds=self.rounds,
             reference=self.reference,
-            scores=evaluate(testbed.out, self.settings.data) if finished else {},
+            scores=evaluate(training.out, self.settings.data) if finished else {},
             faults=[with_waits(fault, entries) for fault in self.faults],
             entries=entries,
             proof=proof,
@@ -237,7 +274,7 @@ class _DisturbedRun:
             sound=audit.returncode == 0,
             finished=finished,
             ended=self.ended,
-            verdicts=self.training.verdicts(),
+            verdicts=training.verdicts(),
             refused=refusals(file for files in logs.values() for file in files),
             left_out=(*self.selection.left_out, *over),
             begin_s=begin_s,
@@ -246,49 +283,48 @@ class _DisturbedRun:
 
     def _begin(self) -> None:
         """Wait until every worker trains, and has a state to be kept. Raises ServiceError."""
-        testbed = self.testbed
-        while not testbed.log.entries or testbed.view is None:
+        training = self.training
+        while not training.log.entries or training.view is None:
             self._tick()
             if not self._alive():
-                raise ServiceError(f"the run does not begin: {testbed.coordinator.last_words()}")
-        self.rounds = testbed.view.rounds
-        parts = testbed.log.entries[0].record["parts"]
-        self._wait(lambda: all(testbed.log.closed(part) >= FIRST_ROUNDS for part in parts))
-        for name in testbed.names:
-            self.training.keep_state(name)
+                raise ServiceError(f"the run does not begin: {training.coordinator.last_words()}")
+        self.rounds = training.view.update.rounds
+        parts = training.log.entries[0].record["parts"]
+        self._wait(lambda: all(training.log.closed(part) >= FIRST_ROUNDS for part in parts))
+        for name in training.names:
+            training.keep_state(name)
 
     def _go_through(self, schedule: Sequence[Planned], begin_s: float) -> int:
         """Every fault when the run has come so far; returns how many there were."""
         for number, planned in enumerate(schedule):
             share = FIRST_SHARE + (LAST_SHARE - FIRST_SHARE) * planned.at_s / THOUSANDTHS
             self._wait(lambda share=share: self._progress() >= share)  # type: ignore[misc]
-            if self.testbed.coordinator.ended is not None or not self._alive():
+            if self.training.coordinator.ended is not None or not self._alive():
                 return number
-            self._inflict(planned, begin_s)
-            last, deadline = self.faults[-1], time.monotonic() + SOUND_S
+            last, deadline = self._inflict(planned, begin_s), time.monotonic() + SOUND_S
             self._wait(
                 lambda last=last, deadline=deadline: (  # type: ignore[misc]
-                    time.monotonic() >= deadline or with_waits(last, self.testbed.log.entries).back_s is not None
+                    time.monotonic() >= deadline or with_waits(last, self.training.log.entries).back_s is not None
                 )
             )
         return len(schedule)
 
-    def _inflict(self, planned: Planned, begin_s: float) -> None:
+    def _inflict(self, planned: Planned, begin_s: float) -> TrainingFaultRecord:
         fault, target = TRAINING_FAULTS[planned.kind], planned.target
         length_s = planned.length_s * (self.settings.lease_s if fault.in_leases else 1)
-        part = "" if target == COORDINATOR else f"block-{self.testbed.part(target)}"
+        part = "" if target == COORDINATOR else f"block-{self.training.part(target)}"
         at_s = time.monotonic() - begin_s
         self.say(f"  {at_s:6.1f} s  {planned.kind} {target}, {100 * self._progress():.0f} % done")
         self.training.notes.clear()
         self.away = target
         done = inflict(fault, self.training, target, length_s, self._tick)
         self.away = ""
-        note = "; ".join(self.training.notes)
-        self.faults.append(TrainingFaultRecord(**vars(done), part=part, note=note))
+        self.faults.append(TrainingFaultRecord(**vars(done), part=part, note="; ".join(self.training.notes)))
+        return self.faults[-1]
 
     def _progress(self) -> float:
         """Share of the run's merges that are made."""
-        closed = sum(entry.kind == "closed" for entry in self.testbed.log.entries)
+        closed = sum(entry.kind == "closed" for entry in self.training.log.entries)
         return closed / (self.rounds * self.run.parts)
 
     def _alive(self) -> bool:
@@ -302,19 +338,19 @@ class _DisturbedRun:
     def _tick(self) -> None:
         time.sleep(POLL_S)
         self.training.look()
-        if len(self.testbed.log.entries) != self._entries:
-            self._entries, self.moved_s = len(self.testbed.log.entries), time.monotonic()
-        for program in self.testbed.programs:
-            if program.name != self.away and program.ended and self.testbed.coordinator.ended != 0:
+        if len(self.training.log.entries) != self._entries:
+            self._entries, self.moved_s = len(self.training.log.entries), time.monotonic()
+        for program in self.training.programs:
+            if program.name != self.away and program.ended and self.training.coordinator.ended != 0:
                 self.ended[f"{program.name}, start {program.starts}"] = program.last_words()
                 program.start()
 
     def _wait_end(self) -> bool:
         """False where the run comes to no end."""
-        self._wait(lambda: self.testbed.coordinator.ended == 0)
-        if self.testbed.coordinator.ended != 0:
+        self._wait(lambda: self.training.coordinator.ended == 0)
+        if self.training.coordinator.ended != 0:
             return False
         deadline = time.monotonic() + LEAVE_S
-        while any(worker.ended is None for worker in self.testbed.workers.values()) and time.monotonic() < deadline:
+        while any(worker.ended is None for worker in self.training.workers.values()) and time.monotonic() < deadline:
             self._tick()
         return True

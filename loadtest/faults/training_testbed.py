@@ -1,6 +1,6 @@
 """A training to measure or to break: one coordinator and its workers as real processes, in a lab or on loopback.
 
-    with open_training_testbed(TrainingSetup(config, text, profile="links-60")) as testbed:
+    with open_training_testbed(TrainingSetup(config, text, profile="links-60"), TrainingTestbed) as testbed:
         testbed.start()
         testbed.wait_until(lambda: testbed.log.accepted >= 10, 60.0)
         testbed.workers["w0"].kill()
@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from loadtest.faults.process import Disk, Program, open_disk
 from loadtest.faults.training_observer import LOG_NAME, LogFollower, RunView, RunWatcher
@@ -57,8 +58,7 @@ class TrainingTestbed:
         self.address = network.address(COORDINATOR_NODE)
         self.out = (directory if disk is None else disk.path) / "out"
         self.log = LogFollower(self.out / "rounds" / LOG_NAME)
-        self.names = tuple(f"w{number}" for number in range(len(setup.parts)))
-        """Of the workers."""
+        self.names = tuple(f"w{number}" for number in range(len(setup.parts)))  # of the workers
         self._data = () if setup.data is None else ("--data", str(setup.data))
         self.coordinator = self._program(
             "coordinator",
@@ -114,10 +114,6 @@ class TrainingTestbed:
             command = [sys.executable, *MODULE, *look, *self.network.options]
             self.watcher = RunWatcher(self.network.command(COORDINATOR_NODE, command), self.directory / "watch.log")
 
-    def set_cut(self, name: str, cut: bool) -> None:
-        """Drop every packet between a worker and the coordinator, or carry them again. Raises LabError."""
-        self.network.set_cut(COORDINATOR_NODE, self.node(name), cut)
-
     def wait_until(self, happened: Callable[[], bool], within_s: float) -> bool:
         """False when nothing happened in time; the log is read meanwhile. Raises ServiceError."""
         deadline = time.monotonic() + within_s
@@ -128,6 +124,23 @@ class TrainingTestbed:
             if time.monotonic() > deadline:
                 return False
             time.sleep(POLL_S)
+
+    def follow(self, told: Callable[[RunView], object], within_s: float) -> bool:
+        """Hand each new view on, until the run is over; False when it is not over in time.
+
+        Raises ServiceError with the last words of a process that failed.
+        """
+        last: RunView | None = None
+
+        def ended() -> bool:
+            nonlocal last
+            self.check()
+            if (view := self.view) is not None and view is not last:
+                last = view
+                told(view)
+            return last is not None and last.finished
+
+        return self.wait_until(ended, within_s)
 
     def wait_end(self, patience_s: float) -> bool:
         """Wait for the end of the run and of every process; False when there is no progress for so long.
@@ -164,8 +177,13 @@ class TrainingTestbed:
         return self.beside(node, name, [sys.executable, *MODULE, *arguments, *self.network.options])
 
 
+B = TypeVar("B", bound=TrainingTestbed)
+
+
 @contextlib.contextmanager
-def open_training_testbed(setup: TrainingSetup) -> Iterator[TrainingTestbed]:
+def open_training_testbed(
+    setup: TrainingSetup, make: Callable[[TrainingSetup, Network, Path, Disk | None], B]
+) -> Iterator[B]:
     """A testbed whose processes are not started yet; they, and their files, are gone after the `with` block.
 
     Raises OnesweepError where no lab can be made.
@@ -175,7 +193,7 @@ def open_training_testbed(setup: TrainingSetup) -> Iterator[TrainingTestbed]:
         with contextlib.ExitStack() as under:
             network = under.enter_context(open_network(setup.profile, len(setup.parts), setup.profiles))
             disk = under.enter_context(open_disk(directory / "disk")) if setup.own_disk else None
-            testbed = TrainingTestbed(setup, network, directory, disk)
+            testbed = make(setup, network, directory, disk)
             under.callback(testbed.close)
             yield testbed
     finally:

@@ -21,7 +21,7 @@ from stages.errors import OnesweepError
 
 SHARE = 0.3  # share of the answers that are changed
 RARE = {"Warm": 0.03, "Describe": 0.15}  # shares of answers that come all the time
-REQUEST_S = 1.5
+REQUEST_S = 1.5  # deadline of a request: long enough for a right answer, and most end there
 SILENT_S = 30.0  # without an answer that could be changed: a deceived process recovers sooner
 PAUSE_S = 0.2
 
@@ -50,7 +50,7 @@ def corrupter(inputs: dict[str, Inputs], rng: random.Random, count: list[int]) -
 class CorruptingTarget(FuzzTarget):
     """A target that asks while answers are changed on their way."""
 
-    at_once: int
+    at_once: int  # requests
 
     def __init__(
         self,

@@ -1,23 +1,29 @@
 """The command `fuzz` and its settings."""
 
+# ruff: noqa: RUF009 - `setting` makes a field
+
 from __future__ import annotations
 
 import argparse
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loadtest.commands import setting
+from loadtest.faults.settings import SEED
+from loadtest.report.record import write_json
+from serving.cli.deployment import ends_cleanly
 from stages.errors import InputError, ServiceError
-from stages.settings import add_flags, flag, from_flags
+from stages.settings import add_flags, check_destination, from_flags
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
     Subparsers = _SubParsersAction[argparse.ArgumentParser]
 
-NEEDED = ("hypothesis", "fastapi", "uvicorn")
+NEEDED = ("fastapi", "uvicorn")
 WIRE = ("stage", "router", "answers", "answered", "http", "training")  # targets that are reached over sockets
 INSIDE = ("admission", "host", "files")  # targets in this process
 TARGETS = (*WIRE, *INSIDE)
@@ -27,18 +33,11 @@ TARGETS = (*WIRE, *INSIDE)
 class FuzzSettings:
     """Settings of `onesweep fuzz`. Raises InputError."""
 
-    inputs: int = field(default=2000, metadata=flag("Inputs over all targets", least=1, most=10_000_000))
-    seconds: float = field(
-        default=600.0, metadata=flag("End then at the latest, in seconds", metavar="S", above=0, most=86_400)
-    )
-    seed: int = field(
-        default=0,
-        metadata=flag("Seed for the inputs", metavar="S", least=0, most=(1 << 32) - 1),
-    )
-    targets: tuple[str, ...] = field(
-        default=TARGETS, metadata=flag(f"Targets, of {', '.join(TARGETS)}", shown="all", metavar="T,T")
-    )
-    json: Path | None = field(default=None, metadata=flag("Write the figures and findings there, too"))
+    inputs: int = setting(2000, "Inputs over all targets", least=1, most=10_000_000)
+    seconds: float = setting(600.0, "End then at the latest, in seconds", metavar="S", above=0, most=86_400)
+    seed: int = setting(0, "Seed for the inputs", **SEED)
+    targets: tuple[str, ...] = setting(TARGETS, f"Targets, of {', '.join(TARGETS)}", shown="all", metavar="T,T")
+    json: Path | None = setting(None, "Write the figures and findings there, too")
 
     def __post_init__(self) -> None:
         for target in self.targets:
@@ -55,10 +54,6 @@ def register(subparsers: Subparsers) -> None:
 
 
 def run_fuzz_command(options: argparse.Namespace) -> int:
-    from loadtest.report.record import write_json
-    from serving.cli.deployment import ends_cleanly
-    from stages.settings import check_destination
-
     settings = from_flags(FuzzSettings, options)
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         raise InputError(f"`onesweep fuzz` needs {', '.join(missing)}: pip install 'onesweep[http,loadtest]'")

@@ -33,7 +33,7 @@ LITERALS = (
     b"0x" + b"f" * 5000,
     *(text.encode() for text in TEXTS),
 )
-SLOW_S = 2.0
+SLOW_S = 2.0  # of processor time: files are small
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class FilesTarget(FuzzTarget):
 
     async def send(self, count: int) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")
+            warnings.simplefilter("error")  # a reader that only warns would go on with what it warned of
             for _ in range(count):
                 self._read(self.rng.choice(self.readers))
         self.tally.inputs += count

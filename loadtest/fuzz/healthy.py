@@ -74,6 +74,7 @@ class Healthy:
         with Client(self.router) as client:
             while not turn or not self._stop.wait(PAUSE_S):
                 asked, text = ASKED[turn % len(ASKED)], self.texts[turn % len(ASKED)]
+                # every fourth round goes through the gateway, which is fuzzed as well
                 over_http = turn // len(ASKED) % 4 == 3
                 self._ask(client, asked, text, over_http)
                 turn += 1
@@ -117,7 +118,7 @@ class Healthy:
         return bytes.fromhex(accounting["output_hex"])
 
 
-MOST_KEPT = 64  # messages of one kind
+MOST_KEPT = 64  # messages of one kind: they come thousands of times, and are much alike
 SETTLE_S = 1.2  # long enough for each host to be described and kept warm
 
 

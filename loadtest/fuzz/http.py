@@ -26,7 +26,9 @@ VALUES: tuple[Any, ...] = (
     *("", "x", "\x00", "\ud800", "\u202e", "é" * 300, "a" * 5000, "onesweep-ar", "onesweep-nope", "ar", "NaN"),
     *([], [None], [[]], {}, {"a": {}}, ["x"] * 300, [{"type": "text", "text": "x"}], {"include_usage": True}),
 )
+# Names that fields of the API have, and names that none has.
 KEYS = ("x", "", "\x00", "prompt", "stream", "n", "stop", "echo")
+# JSON that parses to what no field may hold, or only just parses.
 LITERALS = (
     *(b"NaN", b"Infinity", b"-Infinity", b"1e999", b"9" * 5000, b"[" * 20000, b'{"a":' * 3000, b'"\\ud800"'),
     *(b"\xff\xfe", b"//"),

@@ -2,43 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from google.protobuf.message_factory import GetMessageClass
-from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
-from hypothesis import strategies as st
-from hypothesis.errors import HypothesisException
-
-# Mutations of a message that was once right
-
-
-Bytes = Callable[[random.Random, bytearray, Sequence[bytes]], bytes]
 
 VARINTS = [b"\x00", b"\x7f", b"\x80\x01", b"\xff" * 9 + b"\x01", b"\xff" * 9 + b"\x7f", b"\xff" * 12, b"\x80" * 10]
 FLOATS = [0.0, -0.0, -1.0, 5e-324, 1e-40, 1.0, 1e38, 1e308, float("inf"), float("-inf"), float("nan")]
 TEXTS = [
-    *(
-        "",
-        "x",
-        "\x00",
-        "\n",
-        "é",
-        "\U0001f600",
-        "a" * 64,
-        "a" * 65,
-        "%s%n",
-        "../..",
-        "\u202e",
-        "x" * 5000,
-        "127.0.0.1:1",
-    )
+    *("", "x", "\x00", "\n", "é", "\U0001f600", "a" * 64, "a" * 65),
+    *("%s%n", "../..", "\u202e", "x" * 5000, "127.0.0.1:1"),
 ]
+SMALL = (0, 1, 2, 3, 63, 64, 65, 255, 256, 257, 511, 512, 513, 4096, 1 << 20, 1 << 31)
 ENDS = {
     FieldDescriptor.CPPTYPE_INT32: (-(1 << 31), (1 << 31) - 1),
     FieldDescriptor.CPPTYPE_INT64: (-(1 << 63), (1 << 63) - 1),
@@ -47,54 +25,36 @@ ENDS = {
     FieldDescriptor.CPPTYPE_ENUM: (0, (1 << 31) - 1),
 }
 MOST_REPEATED = 300  # above every limit on the length of a list
-
-
-def _flip(rng: random.Random, data: bytearray, others: Sequence[bytes]) -> bytes:
-    for _ in range(rng.choice((1, 1, 2, 8))):
-        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-    return bytes(data)
-
-
-def _overwrite(rng: random.Random, data: bytearray, others: Sequence[bytes]) -> bytes:
-    """Any byte may be a length: this is how one lies."""
-    data[rng.randrange(len(data))] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
-    return bytes(data)
-
-
-def _cut(rng: random.Random, data: bytearray, others: Sequence[bytes]) -> bytes:
-    return bytes(data[: rng.randrange(len(data))])
-
-
-def _drop(rng: random.Random, data: bytearray, others: Sequence[bytes]) -> bytes:
-    begin = rng.randrange(len(data))
-    return bytes(data[:begin] + data[begin + rng.randint(1, 16) :])
-
-
-def _repeat(rng: random.Random, data: bytearray, others: Sequence[bytes]) -> bytes:
-    begin = rng.randrange(len(data))
-    return bytes(data[:begin] + data[begin : begin + rng.randint(1, 32)] * rng.choice((2, 2, 9)) + data[begin:])
-
-
-def _insert(rng: random.Random, data: bytearray, others: Sequence[bytes]) -> bytes:
-    at = rng.randrange(len(data) + 1)
-    return bytes(
-        data[:at] + rng.choice([*VARINTS, rng.randbytes(4), struct.pack("<d", rng.choice(FLOATS))]) + data[at:]
-    )
-
-
-def _splice(rng: random.Random, data: bytearray, others: Sequence[bytes]) -> bytes:
-    other = rng.choice(others) if others else bytes(data)
-    return bytes(data[: rng.randrange(len(data) + 1)]) + other[rng.randrange(len(other) + 1) :]
-
-
-DAMAGES: tuple[Bytes, ...] = (_flip, _flip, _overwrite, _cut, _drop, _repeat, _insert, _splice)
+DEPTH = 3  # messages within messages
+MOST_ITEMS = 3  # of a list in a message that is drawn
 
 
 def damaged(rng: random.Random, data: bytes, others: Sequence[bytes] = ()) -> bytes:
     """`data` with one kind of damage. `others` may lend it parts of theirs."""
     if not data:
         return rng.choice(VARINTS)
-    return rng.choice(DAMAGES)(rng, bytearray(data), others)
+    at = rng.randrange(len(data))
+    match rng.choice(("flip", "flip", "overwrite", "cut", "drop", "repeat", "insert", "splice")):
+        case "flip":
+            flipped = bytearray(data)
+            for _ in range(rng.choice((1, 1, 2, 8))):
+                flipped[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+            return bytes(flipped)
+        case "overwrite":  # any byte may be a length: this is how one lies
+            byte = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+            return data[:at] + bytes([byte]) + data[at + 1 :]
+        case "cut":
+            return data[:at]
+        case "drop":
+            return data[:at] + data[at + rng.randint(1, 16) :]
+        case "repeat":
+            return data[:at] + data[at : at + rng.randint(1, 32)] * rng.choice((2, 2, 9)) + data[at:]
+        case "insert":
+            return (
+                data[:at] + rng.choice([*VARINTS, rng.randbytes(4), struct.pack("<d", rng.choice(FLOATS))]) + data[at:]
+            )
+    other = rng.choice(others) if others else data
+    return data[:at] + other[rng.randrange(len(other) + 1) :]
 
 
 def changed(rng: random.Random, message: Message, others: Sequence[Message] = ()) -> None:
@@ -105,9 +65,13 @@ def changed(rng: random.Random, message: Message, others: Sequence[Message] = ()
 
 def _change_one(rng: random.Random, message: Message, others: Sequence[Message]) -> None:
     set_fields = message.ListFields()
-    inner = [value for field, value in set_fields if _is_message(field) and not _is_list(field)]
-    inner += [value for field, values in set_fields if _is_message(field) and _is_list(field) for value in values]
-    if inner and rng.random() < 0.7:
+    inner = [
+        part
+        for field, value in set_fields
+        if field.message_type is not None and not _is_map(field)
+        for part in (value if field.is_repeated else [value])
+    ]
+    if inner and rng.random() < 0.7:  # most of what is checked lies in messages within messages
         _change_one(rng, rng.choice(inner), others)
         return
     fields = message.DESCRIPTOR.fields
@@ -120,26 +84,27 @@ def _change_one(rng: random.Random, message: Message, others: Sequence[Message])
         message.ClearField(field.name)
     elif lender := [other for other in others if other.DESCRIPTOR is message.DESCRIPTOR and rng.random() < 0.2]:
         message.MergeFrom(lender[0])
-    elif _is_list(field):
-        _change_list(rng, message, field)
-    elif _is_message(field):
+    elif field.is_repeated:
+        _lengthen(rng, message, field)
+    elif field.message_type is not None:
         getattr(message, field.name).SetInParent()
     else:
         setattr(message, field.name, _value(rng, field, getattr(message, field.name)))
 
 
-def _change_list(rng: random.Random, message: Message, field: FieldDescriptor) -> None:
-    values = getattr(message, field.name)
-    if _is_message(field):
-        for _ in range(rng.choice((1, 2, MOST_REPEATED))):
+def _lengthen(rng: random.Random, message: Message, field: FieldDescriptor) -> None:
+    values, times = getattr(message, field.name), rng.choice((1, 2, MOST_REPEATED))
+    if _is_map(field):
+        fill(rng, message, field, depth=1)
+    elif field.message_type is not None:
+        for _ in range(times):
             added = values.add()
             if len(values) > 1:
                 added.CopyFrom(values[0])
-        return
-    if rng.random() < 0.3:
-        values.extend(list(values) * rng.choice((1, 3)) or [_value(rng, field, None)])
+    elif values and rng.random() < 0.3:
+        values.extend(list(values) * rng.choice((1, 3)))
     else:
-        values.extend([_value(rng, field, values[0] if values else None)] * rng.choice((1, 2, MOST_REPEATED)))
+        values.extend([_value(rng, field, values[0] if values else None)] * times)
 
 
 def _value(rng: random.Random, field: FieldDescriptor, before: object) -> object:
@@ -147,8 +112,7 @@ def _value(rng: random.Random, field: FieldDescriptor, before: object) -> object
     if kind in ENDS:
         low, high = ENDS[kind]
         near = int(before) + rng.choice((-1, 1, 2)) if isinstance(before, int) else 1
-        small = rng.choice((0, 1, 2, 3, 63, 64, 65, 255, 256, 257, 511, 512, 513, 4096, 1 << 20, 1 << 31))
-        return min(max(rng.choice((low, high, high - 1, near, near, small)), low), high)
+        return min(max(rng.choice((low, high, high - 1, near, near, rng.choice(SMALL))), low), high)
     if kind in (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE):
         return rng.choice(FLOATS)
     if kind == FieldDescriptor.CPPTYPE_BOOL:
@@ -174,83 +138,46 @@ def _payload(rng: random.Random, before: bytes) -> bytes:
     return damaged(rng, before)
 
 
-def _is_message(field: FieldDescriptor) -> bool:
-    return field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE
-
-
-def _is_list(field: FieldDescriptor) -> bool:
-    return bool(field.is_repeated)
+def _is_map(field: FieldDescriptor) -> bool:
+    return field.message_type is not None and field.message_type.GetOptions().map_entry
 
 
 # Messages from descriptors
 
 
-T = TypeVar("T")
-
-DEPTH = 3  # messages within messages
-MOST_ITEMS = 3
-
-
-def messages(descriptor: Any, depth: int = DEPTH) -> st.SearchStrategy[Message]:  # noqa: ANN401 - two classes, by what reads protobuf
-    """Messages of a type, each field there or not, with ordinary and with extreme values."""
-    kind = GetMessageClass(descriptor)
-    fields = {field.name: _field(field, depth) for field in descriptor.fields if depth or field.message_type is None}
-    return st.fixed_dictionaries({}, optional=fields).map(lambda values: kind(**values))
+def drawn(rng: random.Random, kind: type[Message], depth: int = DEPTH) -> Message:
+    """A message of a type, each field there or not, with ordinary and with extreme values."""
+    message = kind()
+    _fill(rng, message, depth)
+    return message
 
 
-def drawn(strategy: st.SearchStrategy[T], count: int, number: int) -> list[T]:
-    """About `count` values, always the same for one `number`; fewer where there are no more."""
-    found: list[T] = []
-
-    @seed(number)
-    @settings(
-        max_examples=count,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        verbosity=Verbosity.quiet,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(strategy)
-    def collect(value: T) -> None:
-        found.append(value)
-
-    with contextlib.suppress(HypothesisException):  # too much of what it drew was too large: what there is will do
-        collect()
-    return found
+def _fill(rng: random.Random, message: Message, depth: int) -> None:
+    for field in message.DESCRIPTOR.fields:
+        if rng.random() < 0.5 and (depth or field.message_type is None):
+            fill(rng, message, field, depth)
 
 
-def _field(field: FieldDescriptor, depth: int) -> st.SearchStrategy[Any]:
-    entry = field.message_type
-    if entry is not None and entry.GetOptions().map_entry:
-        key, value = entry.fields_by_name["key"], entry.fields_by_name["value"]
-        return st.dictionaries(_single(key, depth), _single(value, depth - 1), max_size=MOST_ITEMS)
-    single = _single(field, depth)
-    return st.lists(single, max_size=MOST_ITEMS) if field.is_repeated else single
+def fill(rng: random.Random, message: Message, field: Any, depth: int) -> None:  # noqa: ANN401 - two classes, by what reads protobuf
+    """Give a field a value, or a few where it is a list or a map."""
+    for _ in range(rng.randint(1, MOST_ITEMS) if field.is_repeated else 1):
+        place = getattr(message, field.name)
+        if _is_map(field):
+            key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
+            if value.message_type is None:
+                place[_value(rng, key, None)] = _value(rng, value, None)
+            else:
+                _fill(rng, place[_value(rng, key, None)], depth - 1)
+        elif field.message_type is not None:
+            inner = place.add() if field.is_repeated else place
+            inner.SetInParent()
+            _fill(rng, inner, depth - 1)
+        elif field.is_repeated:
+            place.append(_value(rng, field, None))
+        else:
+            setattr(message, field.name, _value(rng, field, None))
 
 
-def _single(field: FieldDescriptor, depth: int) -> st.SearchStrategy[Any]:
-    if field.message_type is not None:
-        return messages(field.message_type, depth - 1)
-    if field.cpp_type in ENDS:
-        low, high = ENDS[field.cpp_type]
-        return st.integers(low, high) | st.integers(0, 64) | st.sampled_from((low, high))
-    return _PLAIN[field.cpp_type](field)
-
-
-def _texts(field: FieldDescriptor) -> st.SearchStrategy[Any]:
-    return st.binary(max_size=64) if field.type == FieldDescriptor.TYPE_BYTES else st.text(max_size=16)
-
-
-_PLAIN: dict[int, Callable[[FieldDescriptor], st.SearchStrategy[Any]]] = {
-    FieldDescriptor.CPPTYPE_BOOL: lambda field: st.booleans(),
-    FieldDescriptor.CPPTYPE_FLOAT: lambda field: st.floats(width=32),
-    FieldDescriptor.CPPTYPE_DOUBLE: lambda field: st.floats(),
-    FieldDescriptor.CPPTYPE_STRING: _texts,
-}
-
-
-POOL = 48  # messages drawn from a descriptor: hypothesis takes its time, so they are used again, and changed then
 # Each way as often as it is taken.
 SHARES = ("changed",) * 9 + ("damaged",) * 4 + ("drawn",) * 2 + ("merged",) * 3 + ("raw",) + ("as it was",)
 MOST_RAW = 512
@@ -269,8 +196,6 @@ class Inputs:
         """:param prepare: makes a capture one that would be taken now, before it is mutated."""
         self.kind, self.rng, self.prepare = kind, rng, prepare
         self.captures = captures or [b""]
-        self._pool: list[Message] = []
-        self._fresh = 0
 
     def take(self, count: int) -> list[bytes]:
         return [self._one(self.rng.choice(SHARES)) for _ in range(count)]
@@ -280,10 +205,10 @@ class Inputs:
         if way == "raw":
             return rng.randbytes(rng.randrange(MOST_RAW))
         if way == "drawn":
-            return self._draw().SerializeToString()
+            return drawn(rng, self.kind).SerializeToString()
         message = self._capture()
         if way == "merged":
-            message.MergeFrom(self._draw())
+            message.MergeFrom(drawn(rng, self.kind))
         if way == "changed":
             changed(rng, message, [self._capture()])
         data = message.SerializeToString()
@@ -293,16 +218,4 @@ class Inputs:
         message = self.kind()
         message.ParseFromString(self.rng.choice(self.captures))
         self.prepare(message)
-        return message
-
-    def _draw(self) -> Message:
-        if not self._pool:
-            strategy = messages(self.kind.DESCRIPTOR)
-            self._pool = drawn(strategy, POOL, self.rng.getrandbits(32)) or [self.kind()]
-        if self._fresh < len(self._pool):
-            self._fresh += 1
-            return self._pool[self._fresh - 1]
-        message = self.kind()
-        message.CopyFrom(self.rng.choice(self._pool))
-        changed(self.rng, message)
         return message

@@ -23,7 +23,7 @@ from stages.wire.messages import PROTOCOL
 from stages.wire.status import StatusError
 
 SPANS = ((0,), (1,), (2,), (0, 1), (1, 2))  # hosts of other deployments, which see the same hops
-SLOW_S = 1.0
+SLOW_S = 1.0  # of processor time, for a message that is refused within a millisecond
 SETTLE_S = 30.0
 ALONE = "127.0.0.1:1"
 AHEAD_S = 15.0
@@ -107,6 +107,7 @@ class HostTarget(FuzzTarget):
         self._worker: asyncio.Task[None] | None = None
 
     async def send(self, count: int) -> None:
+        # a task that fails would only be logged, at the end of the process
         asyncio.get_running_loop().set_exception_handler(self._unhandled)
         self._worker = self._worker or asyncio.create_task(self.host.work())
         self.refresh.router = f"fuzz.{secrets.token_hex(8)}"
@@ -114,7 +115,7 @@ class HostTarget(FuzzTarget):
         await asyncio.sleep(0)
         for data in self.hops.take(count):
             self._take(data)
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # the worker takes its turn, so that later hops meet a host at work
         await self._settle()
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)

@@ -26,9 +26,8 @@ from loadtest.report.table import aligned
 from stages.v1 import stage_pb2, stage_pb2_grpc
 
 SHARES = {"stage": 17, "router": 4, "answers": 1, "http": 3, "training": 1, "answered": 1}
-SHARES |= {"admission": 50, "host": 10, "files": 20}
-"""Parts of the inputs by target; targets in this process are quick."""
-EMPTY_S = 3 * LEASE_S
+SHARES |= {"admission": 50, "host": 10, "files": 20}  # parts of the inputs by target; those in this process are quick
+EMPTY_S = 3 * LEASE_S  # a session that was just used keeps its lease
 
 
 @dataclass
@@ -69,6 +68,7 @@ async def run_fuzz(settings: FuzzSettings, say: Callable[[str], None]) -> FuzzRe
                 healthy.stop()
         for trouble in healthy.trouble:
             general.finding(f"a healthy request: {trouble}")
+        # when nobody asks any more, nothing may be held: what is left here would grow for ever
         await check_empty(testbed.hosts, general)
         watch.look(general)
         tallies = [*(target.tally for target in targets), general]
@@ -107,6 +107,7 @@ async def _take_turns(
 ) -> None:
     whole = sum(SHARES[target.name] for target in targets)
     due = {target: -(-settings.inputs * SHARES[target.name] // whole) for target in targets}
+    # in turns, so that a run that is stopped by its time has met every target
     while left := [target for target in targets if target.tally.inputs < due[target]]:
         for target in left:
             if time.monotonic() > until:

@@ -32,10 +32,10 @@ ROUTER_SERVICE = "/serving.v1.RouterService"
 TRAINING_SERVICE = "trainer.v1.TrainingService"
 HEALTH = ("/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch")
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
-MOST_HOPS = 8
+MOST_HOPS = 8  # of a batch
 EVENTS_S = 600.0
-BRIEF_S = 2.0
-ROUTER_BRIEF_S = 2.5
+BRIEF_S = 2.0  # deadline of an answer that has no end of its own
+ROUTER_BRIEF_S = 2.5  # longer than the longest request that is still right takes on a busy machine
 AUTHORIZATIONS = ("", "Bearer", "Bearer ", "Basic x", "bearer y", "Bearer " + "z" * 3000)
 PATIENT = 50  # messages of an answer; the rest is left
 PROGRESS = f"/{TRAINING_SERVICE}/Progress"
@@ -110,7 +110,7 @@ class StageTarget(FuzzTarget):
         calls += [caller.stream(REFLECTION, [self.rng.randbytes(12)], 1) for _ in range(few)]
         calls += [garbage(self.testbed.hosts[self.callers.index(caller)], self.rng, self.tally) for _ in range(few)]
         self.tally.inputs += pushed + len(calls)
-        self.rng.shuffle(calls)
+        self.rng.shuffle(calls)  # so that calls of all kinds are under way together
         await all_of(calls)
 
     def _streams(self, hops: list[bytes]) -> list[list[bytes]]:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -104,13 +104,15 @@ async def all_of(calls: Iterable[Awaitable[object]], at_once: int = AT_ONCE) -> 
     await asyncio.gather(*map(one, calls))
 
 
-T = TypeVar("T")
 _Code = grpc.StatusCode
 UNEXPECTED = {_Code.UNKNOWN, _Code.INTERNAL, _Code.DATA_LOSS, _Code.ABORTED, _Code.OUT_OF_RANGE}
 FINE = set(_Code) - UNEXPECTED  # statuses for a bad message. The others mean that the server did not expect it.
 FINE_NUMBERS = {code.value[0] for code in FINE}
 CALL_S = 20.0  # deadline of a call that is to be answered at once
 MARGIN_S = 10.0  # by how much a call may outlive its deadline, on a machine that is busy
+
+
+Answers = Any  # a call of grpc.aio whose answers are a stream
 
 
 class RawCaller:
@@ -120,24 +122,17 @@ class RawCaller:
         self.channel = grpc.aio.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)])
         self.tally = tally
 
-    async def unary(self, method: str, data: bytes, timeout_s: float = CALL_S) -> bytes | None:
-        """The answer; None where there is none."""
-        call: Any = self.channel.unary_unary(method)
-        answer: bytes | None = await self._judged(call(data, timeout=timeout_s), method, data, timeout_s)
-        return answer
+    async def unary(self, method: str, data: bytes) -> None:
+        """A call that is to be answered once, and at once."""
+        await self.stream(method, [data], 2)  # the second is the end, and its status
 
     async def read(
-        self,
-        method: str,
-        data: bytes,
-        most: int,
-        timeout_s: float,
-        metadata: Sequence[tuple[str, str | bytes]] = (),
-    ) -> list[bytes]:
-        """Up to `most` messages of an answer that is a stream; then it is left."""
+        self, method: str, data: bytes, most: int, timeout_s: float, metadata: Sequence[tuple[str, str | bytes]] = ()
+    ) -> None:
+        """Up to `most` messages of an answer that is a stream, and may take until the deadline; then it is left."""
         make: Any = self.channel.unary_stream(method)
         call = make(data, timeout=timeout_s, metadata=tuple(metadata))
-        return await self._judged(_some(call, most), method, data, timeout_s, is_patient=True) or []
+        await self._judged(call, most, method, data, timeout_s, is_patient=True)
 
     async def stream(
         self, method: str, parts: Sequence[bytes], most: int, timeout_s: float = CALL_S, is_half: bool = False
@@ -152,19 +147,25 @@ class RawCaller:
 
         make: Any = self.channel.stream_stream(method)
         call = make(sent(), timeout=timeout_s)
-        return await self._judged(_some(call, most), method, b"".join(parts[:1]), timeout_s) or []
+        return await self._judged(call, most, method, b"".join(parts[:1]), timeout_s)
 
     async def close(self) -> None:
         await self.channel.close()
 
     async def _judged(
-        self, call: Awaitable[T], method: str, data: bytes, timeout_s: float, is_patient: bool = False
-    ) -> T | None:
-        """:param is_patient: whether an answer may take until the deadline."""
-        begin = time.monotonic()
+        self, call: Answers, most: int, method: str, data: bytes, timeout_s: float, is_patient: bool = False
+    ) -> list[bytes]:
+        """Up to `most` answers of a call that ends well, and then leave it. Its end is booked.
+
+        :param is_patient: an answer may take until the deadline.
+        """
+        begin, found = time.monotonic(), list[bytes]()
         try:
             async with asyncio.timeout(timeout_s + MARGIN_S):
-                answer = await call
+                while len(found) < most and (answer := await call.read()) is not grpc.aio.EOF:
+                    found.append(answer)
+            self.tally.answer("OK")
+            return found
         except grpc.aio.AioRpcError as error:
             code = error.code()
             self.tally.answer(code.name)
@@ -175,23 +176,9 @@ class RawCaller:
         except TimeoutError:
             self.tally.answer("HANG")
             self.tally.finding(f"{method} outlives its deadline of {timeout_s:g} s", data)
-        else:
-            self.tally.answer("OK")
-            return answer
-        return None
-
-
-async def _some(call: Any, most: int) -> list[bytes]:  # noqa: ANN401
-    found: list[bytes] = []
-    try:
-        if most:
-            async for answer in call:
-                found.append(answer)
-                if len(found) >= most:
-                    break
-        return found
-    finally:
-        call.cancel()
+        finally:
+            call.cancel()
+        return []
 
 
 def _shape(details: str) -> str:
@@ -200,7 +187,7 @@ def _shape(details: str) -> str:
 
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000")
-ENOUGH_S = 1.0
+ENOUGH_S = 1.0  # a server that waits for the rest of a frame says nothing
 
 
 async def garbage(address: str, rng: random.Random, tally: TargetTally) -> None:

@@ -71,53 +71,29 @@ class Interposer:
             async for message in messages:
                 yield self.on_request(name, message)
 
-        async def unary(request: bytes, context: Any) -> bytes:  # noqa: ANN401
-            call: Any = self._channel.unary_unary(path)
-            try:
-                answer = await call(self.on_request(name, request), timeout=context.time_remaining())
-            except grpc.aio.AioRpcError as error:
-                await _passed_on(error, context)
-            return self.on_answer(name, answer)
-
-        async def answers(call: Any, context: Any) -> AsyncIterator[bytes]:  # noqa: ANN401
+        async def answers(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:  # noqa: ANN401
+            metadata = tuple(pair for pair in context.invocation_metadata() if pair[0] == "authorization")
+            make: Any = self._channel.stream_stream(path)
+            call = make(requests(messages), timeout=context.time_remaining(), metadata=metadata)
             try:
                 async for answer in call:
                     yield self.on_answer(name, answer)
             except grpc.aio.AioRpcError as error:
-                await _passed_on(error, context)
+                await context.abort(error.code(), error.details() or "", tuple(error.trailing_metadata() or ()))
             finally:
                 call.cancel()
 
-        async def one_to_many(request: bytes, context: Any) -> AsyncIterator[bytes]:  # noqa: ANN401
-            call: Any = self._channel.unary_stream(path)
-            metadata = tuple(pair for pair in context.invocation_metadata() if pair[0] == "authorization")
-            sent = call(self.on_request(name, request), timeout=context.time_remaining(), metadata=metadata)
-            async for answer in answers(sent, context):
-                yield answer
-
-        async def many_to_many(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:  # noqa: ANN401
-            call: Any = self._channel.stream_stream(path)
-            async for answer in answers(call(requests(messages)), context):
-                yield answer
-
-        if method.client_streaming:
-            return grpc.stream_stream_rpc_method_handler(many_to_many)
-        if method.server_streaming:
-            return grpc.unary_stream_rpc_method_handler(one_to_many)
-        return grpc.unary_unary_rpc_method_handler(unary)
-
-
-async def _passed_on(error: grpc.aio.AioRpcError, context: Any) -> None:  # noqa: ANN401
-    await context.abort(error.code(), error.details() or "", tuple(error.trailing_metadata() or ()))
+        # a single message is a stream of one on the wire: nobody at either end sees a difference
+        return grpc.stream_stream_rpc_method_handler(answers)
 
 
 HOSTS = 2
 BLOCKS = 3
-QUEUE = 32
-LEASE_S = 10.0
+QUEUE = 32  # hops: one batch of a target fills it
+LEASE_S = 10.0  # short, so that sessions which nobody released end within the run
 LIMITS = ("--session-mb", "48", "--queue", str(QUEUE), "--lease-s", f"{LEASE_S:g}")
 ROUTER_LIMITS = ("--max-requests", "32", "--max-waiting", "16")
-READY_S = 120.0
+READY_S = 120.0  # two hosts, two routers and a gateway start at once
 STOP_S = 15.0
 STAGE = stage_pb2.DESCRIPTOR.services_by_name["StageService"]
 ROUTER = router_pb2.DESCRIPTOR.services_by_name["RouterService"]
@@ -194,6 +170,7 @@ async def open_fuzz_testbed() -> AsyncIterator[FuzzTestbed]:
         await asyncio.to_thread(wait_ready, deceived)
         yield testbed
     finally:
+        # first what asks, then what answers: a router that loses its hosts would log that
         for program in testbed.extra.values():
             program.stop(STOP_S)
         await asyncio.to_thread(deployment.stop)

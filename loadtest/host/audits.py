@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,16 +10,16 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from loadtest.faults.serving_testbed import impostor_of
 from loadtest.host.benchmark import PROMPT, Benchmark, TextDiffers, check_modes, ring_of
 from loadtest.host.settings import AuditSettings
 from loadtest.report.table import aligned
-from serving.cli.deployment import MODULE, Deployment, temporary_deployment
+from serving.cli.deployment import Deployment, temporary_deployment
 from serving.client.client import Client, Result
 from serving.v1 import router_pb2
 from stages.errors import ServiceError
 from stages.host.parts import plan_host
 
-WRONG_HOST = ("loadtest.faults.faulty_host", "wrong")
 STOP_S = 10.0
 READY_S = 60.0
 POLL_S = 0.1
@@ -97,6 +96,7 @@ class AuditBench(Benchmark[AuditSettings, AuditFigures]):
 
 
 def _deployed(settings: AuditSettings, share: float) -> AbstractContextManager[Deployment]:
+    # an audit needs another host with the same blocks, so every part is on two
     ring = ring_of(settings.checkpoint, min(2, plan_host(settings.checkpoint, (0,)).parts), REPLICAS)
     return temporary_deployment(ring, settings.checkpoint, router_options=("--audit", str(share)))
 
@@ -110,6 +110,7 @@ def _find(settings: AuditSettings, seed: int) -> CatchResult:
             _false(deployment, client, name),
             ThreadPoolExecutor(REPLICAS) as threads,  # as many at once, so that every replica has work
         ):
+            # sweeps are counted by what was sent: verdicts come later, and the sweeps meanwhile count against audits
             for number in range(0, settings.sweeps, REPLICAS):
                 seeds = range(1000 * seed + number, 1000 * seed + number + REPLICAS)
                 list(threads.map(lambda each: _ask(client, "sweep", 8, each), seeds))
@@ -135,19 +136,13 @@ def _false(deployment: Deployment, client: Client, name: str) -> Iterator[None]:
     """A deployment in which one host computes wrongly."""
     deployment.kill(name)
     _await_hosts(client, "miss the one that ended", lambda hosts: not all(map(_usable, hosts)))
-    command = deployment.commands[name]
-    at = command.index(MODULE[-1])
-    log = deployment.directory / f"{name}-false.log"
-    with (
-        log.open("wb") as output,
-        subprocess.Popen([*command[:at], *WRONG_HOST, *command[at + 1 :]], stdout=output, stderr=output) as process,
-    ):
-        try:
-            _await_hosts(client, "are ready", lambda hosts: all(map(_usable, hosts)))
-            yield
-        finally:
-            process.terminate()
-            process.wait(STOP_S)
+    host = impostor_of(deployment, name, "wrong")
+    host.start()
+    try:
+        _await_hosts(client, "are ready", lambda hosts: all(map(_usable, hosts)))
+        yield
+    finally:
+        host.stop(STOP_S)
 
 
 def _await_hosts(client: Client, what: str, holds: Callable[[list[router_pb2.HostStatus]], bool]) -> None:
@@ -175,6 +170,7 @@ def cost_of(settings: AuditSettings, mode: str, plain: Client, audited: Client) 
         _ask(client, mode, settings.max_bytes, settings.requests)
     before = audited.status().audits
     for seed in range(settings.requests):
+        # whichever is second finds the processor's caches and clock as the first left them
         order = (plain, audited) if seed % 2 else (audited, plain)
         results = {client: _ask(client, mode, settings.max_bytes, seed) for client in order}
         if results[plain].output != results[audited].output:

@@ -98,6 +98,7 @@ def _measure(settings: LossSettings, backend: str) -> list[LossRow]:
     backend_named(backend)  # a library's own memory is not that of weights
     trim()
     before = resident()
+    # this process measures one backend only: memory that another left behind would hide some of this one's
     pipeline = Pipeline(directory, backend)
     trim()
     weights_mb = (resident() - before) / 1e6

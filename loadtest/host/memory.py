@@ -138,6 +138,7 @@ def measure_block(block_mb: int) -> MemoryFigures:
     with tempfile.TemporaryDirectory(prefix="onesweep-bench-") as folder:
         small, large = Path(folder, "small"), Path(folder, "large")
         architecture = sized_architecture(block_mb)
+        # the idle server is a real one with a tiny block: Python, torch and gRPC are in both
         idle, idle_after = serve_random(small, IDLE)
         loaded, loaded_after = serve_random(large, architecture)
         return MemoryFigures(block_bytes(large), architecture.width, idle, loaded, idle_after, loaded_after)
@@ -244,6 +245,7 @@ def measure_hosts(checkpoint: Path, session_mb: int) -> list[HostMemory]:
         ready = {name: memory_of(pid) for name, pid in deployment.processes.items()}
         held = _fill(deployment, filling)
         after = {name: memory_of(pid) for name, pid in deployment.processes.items()}
+    names = {host.name: host for host in ring.hosts}
     return [
         HostMemory(
             name,
@@ -254,7 +256,7 @@ def measure_hosts(checkpoint: Path, session_mb: int) -> list[HostMemory]:
             loading_peak=ready[name].peak - idle,
             peak=after[name].peak - idle,
         )
-        for name, host in ((host.name, host) for host in ring.hosts)
+        for name, host in names.items()
     ]
 
 
@@ -292,6 +294,7 @@ def _fill(deployment: Deployment, filling: Filling) -> dict[str, int]:
         try:
             with Client(deployment.topology.router) as client:
                 settings: dict[str, Any] = {"mode": "ar", "max_tokens": filling.max_tokens, "seed": seed}
+                # the first piece of text: every host of the way holds the session's cache by then
                 for _ in client.stream(filling.prompt, timeout_s=2 * ANSWER_S, **settings):
                     opened.release()
                     enough.wait(ANSWER_S)

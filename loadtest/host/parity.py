@@ -122,7 +122,7 @@ class ParityBench(Benchmark[ParitySettings, list[PromptFigures]]):
         longest = max(len(symbols_of(spelling, text.encode())) for text in self.texts)
         room = read_manifest(directory).architecture.positions - longest
         if not 1 <= s.tokens <= room:
-            raise InputError(f"--tokens must be 1 to {room}, what the context leaves after the prompt")
+            raise InputError(f"--max-tokens must be 1 to {room}, what the context leaves after the prompt")
 
     def _directory(self) -> Path:
         """The folder of the AR model. Raises InputError where it was not imported."""
@@ -135,7 +135,7 @@ class ParityBench(Benchmark[ParitySettings, list[PromptFigures]]):
 
     def measure(self) -> list[PromptFigures]:
         s, directory = self.settings, self._directory()
-        torch.set_num_threads(1)  # as a host
+        torch.set_num_threads(1)  # as a host, and so that processor times compare
         reference, spelling = TransformersReference(s.source), tokenizer_of(directory)
         if reference.vocabulary != spelling.alphabet.size:
             raise InputError(
@@ -198,6 +198,7 @@ def _compare(
 ) -> PromptFigures:
     """The reference writes greedily; the pipeline reads along."""
     before = symbols_of(spelling, prompt.encode())
+    # both read the reference's own text: after a first difference free running texts would tell nothing more
     caches = pipeline.open(len(before) + most)
     reference.begin()
     tokens, new, same, largest = list[int](), before, 0, 0.0

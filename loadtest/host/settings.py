@@ -1,5 +1,7 @@
 """Settings of the benchmarks of one machine. `onesweep --help` reads this file, so it imports nothing heavy."""
 
+# ruff: noqa: RUF009 - `setting` makes a field
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -7,26 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from loadtest.commands import numbers
+from loadtest.commands import CHECKPOINT, absolute, numbers, setting
 from serving.cli.deployment import SHIPPED
 from stages.settings import flag
 
 MAX_AT_ONCE = 64  # requests in flight that a router takes by default
-MOST_SYMBOLS = 1 << 20
 MOST_REQUESTS = 100_000
 
 
-def absolute(text: str) -> Path:
-    """A path that still holds when a server with another working directory reads it."""
-    return Path(text).resolve()
-
-
-def numbers_flag(help: str, name: str, metavar: str, shown: str | None = None) -> dict[str, Any]:
-    """Metadata of a field with a list of whole numbers, whose flag is `name`."""
-    return flag(help, name=name, metavar=metavar, shown=shown, type=partial(numbers, flag=name))
-
-
-CHECKPOINT = flag("default: shipped weights", metavar="DIR", shown="", type=absolute)
+def numbers_flag(name: str, one: str) -> dict[str, Any]:
+    """Metadata of a flag that takes a list of whole numbers."""
+    return {"name": name, "metavar": f"{one}[,{one}]", "type": partial(numbers, flag=name)}
 
 
 @dataclass(frozen=True)
@@ -34,22 +27,20 @@ class OverheadSettings:
     """Settings of `bench overhead`."""
 
     checkpoint: Path = field(default=SHIPPED, metadata=CHECKPOINT)
-    requests: int = field(default=20, metadata=flag("requests of each mode", metavar="R", least=1))
-    max_bytes: int = field(default=128, metadata=flag("bytes to generate", name="--bytes"))
-    hosts: tuple[int, ...] = field(
-        default=(), metadata=numbers_flag("hosts that share the blocks", "--hosts", "H[,H]", shown="1,3")
-    )
+    requests: int = setting(20, "requests of each mode", metavar="R", least=1)
+    max_bytes: int = setting(128, "bytes to generate", name="--bytes")
+    hosts: tuple[int, ...] = setting((), "hosts that share the blocks", shown="1,3", **numbers_flag("--hosts", "H"))
 
 
 @dataclass(frozen=True)
 class MemorySettings:
     """Settings of `bench memory`."""
 
-    checkpoint: Path | None = field(
-        default=None, metadata=flag("hosts of this one, full of sessions, instead", metavar="DIR", type=absolute)
+    checkpoint: Path | None = setting(
+        None, "hosts of this one, full of sessions, instead", metavar="DIR", type=absolute
     )
-    session_mb: int = field(default=64, metadata=flag("of sessions that these hold", least=1))
-    block_mb: int = field(default=200, metadata=flag("size of the block, about", least=1))
+    session_mb: int = setting(64, "of sessions that these hold", least=1)
+    block_mb: int = setting(200, "size of the block, about", least=1)
 
 
 @dataclass(frozen=True)
@@ -57,12 +48,10 @@ class StageSettings:
     """Settings of `bench stage`."""
 
     checkpoint: Path = field(default=SHIPPED, metadata=CHECKPOINT)
-    slots: int = field(default=128, metadata=flag("noisy slots of a piece"))
-    batches: tuple[int, ...] = field(
-        default=(1, 4, 16), metadata=numbers_flag("pieces computed together", "--batch", "N[,N]")
-    )
-    threads: int = field(default=1, metadata=flag("processor threads", metavar="T"))
-    text: Path | None = field(default=None, metadata=flag("text to measure losses on", shown="the probe text"))
+    slots: int = setting(128, "noisy slots of a piece")
+    batches: tuple[int, ...] = setting((1, 4, 16), "pieces computed together", **numbers_flag("--batch", "N"))
+    threads: int = setting(1, "processor threads", metavar="T")
+    text: Path | None = setting(None, "text to measure losses on", shown="the probe text")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +60,9 @@ class LossSettings:
 
     checkpoint: Path = field(default=SHIPPED, metadata=CHECKPOINT)
     text: Path = field(metadata=flag("held-out text"))
-    backends: tuple[str, ...] = field(
-        default=(), metadata=flag("backends to compare", metavar="B[,B]", shown="all that are installed")
-    )
-    codecs: tuple[str, ...] = field(default=("fp32", "int8"), metadata=flag("codecs of hidden states", metavar="C[,C]"))
-    symbols: int = field(default=4096, metadata=flag("bytes or tokens to read", least=2, most=MOST_SYMBOLS))
+    backends: tuple[str, ...] = setting((), "backends to compare", metavar="B[,B]", shown="all that are installed")
+    codecs: tuple[str, ...] = setting(("fp32", "int8"), "codecs of hidden states", metavar="C[,C]")
+    symbols: int = setting(4096, "bytes or tokens to read", least=2, most=1 << 20)
 
 
 @dataclass(frozen=True)
@@ -83,9 +70,9 @@ class BatchingSettings:
     """Settings of `bench batching`."""
 
     checkpoint: Path = field(default=SHIPPED, metadata=CHECKPOINT)
-    batch: int = field(default=16, metadata=flag("requests at once", least=1, most=MAX_AT_ONCE))
-    max_bytes: int = field(default=128, metadata=flag("bytes to generate", name="--bytes"))
-    rounds: int = field(default=5, metadata=flag("times that each is measured", metavar="R", least=1))
+    batch: int = setting(16, "requests at once", least=1, most=MAX_AT_ONCE)
+    max_bytes: int = setting(128, "bytes to generate", name="--bytes")
+    rounds: int = setting(5, "times that each is measured", metavar="R", least=1)
 
 
 @dataclass(frozen=True)
@@ -93,19 +80,12 @@ class AuditSettings:
     """Settings of `bench audit`."""
 
     checkpoint: Path = field(default=SHIPPED, metadata=CHECKPOINT)
-    share: float = field(default=0.05, metadata=flag("share of sweeps that are audited", metavar="S", above=0, most=1))
-    modes: tuple[str, ...] = field(
-        default=("sweep", "chunked", "ar"), metadata=flag("modes to measure the cost of", metavar="M[,M]")
-    )
-    sweeps: int = field(
-        default=100, metadata=flag("sweeps within which a faulty host should be found", least=1, most=MOST_REQUESTS)
-    )
-    rounds: int = field(
-        default=5, metadata=flag("faulty hosts to find", metavar="R", least=1, most=MOST_REQUESTS)
-    )  # each in a deployment of its own
-    requests: int = field(
-        default=40, metadata=flag("requests of each mode, for the cost", metavar="R", least=2, most=MOST_REQUESTS)
-    )
+    share: float = setting(0.05, "share of sweeps that are audited", metavar="S", above=0, most=1)
+    modes: tuple[str, ...] = setting(("sweep", "chunked", "ar"), "modes to measure the cost of", metavar="M[,M]")
+    sweeps: int = setting(100, "sweeps within which a faulty host should be found", least=1, most=MOST_REQUESTS)
+    # each in a deployment of its own
+    rounds: int = setting(5, "faulty hosts to find", metavar="R", least=1, most=MOST_REQUESTS)
+    requests: int = setting(40, "requests of each mode, for the cost", metavar="R", least=2, most=MOST_REQUESTS)
     max_bytes: int = 64
 
 
@@ -114,29 +94,25 @@ class TelemetrySettings:
     """Settings of `bench seeing`."""
 
     checkpoint: Path = field(default=SHIPPED, metadata=CHECKPOINT)
-    modes: tuple[str, ...] = field(default=("sweep", "ar"), metadata=flag("modes", metavar="M[,M]"))
-    users: int = field(default=4, metadata=flag("requests at once", metavar="U", least=1, most=MAX_AT_ONCE))
-    requests: int = field(default=2, metadata=flag("requests of each user in a turn", metavar="R", least=1, most=1000))
-    max_bytes: int = field(default=64, metadata=flag("bytes to generate", name="--bytes", least=1))
-    rounds: int = field(default=40, metadata=flag("turns of each deployment", metavar="R", least=1, most=1000))
-    hosts: int = field(default=3, metadata=flag("hosts that share the blocks", metavar="H"))
-    watched: tuple[str, ...] = field(
-        default=("off", "default", "all"), metadata=flag("share traced: default 0.01, all 1", metavar="W,W")
-    )
-    scrape_s: float = field(default=1.0, metadata=flag("pause between scrapes", above=0, most=3600))
+    modes: tuple[str, ...] = setting(("sweep", "ar"), "modes", metavar="M[,M]")
+    users: int = setting(4, "requests at once", metavar="U", least=1, most=MAX_AT_ONCE)
+    requests: int = setting(2, "requests of each user in a turn", metavar="R", least=1, most=1000)
+    max_bytes: int = setting(64, "bytes to generate", name="--bytes", least=1)
+    rounds: int = setting(40, "turns of each deployment", metavar="R", least=1, most=1000)
+    hosts: int = setting(3, "hosts that share the blocks", metavar="H")
+    watched: tuple[str, ...] = setting(("off", "default", "all"), "share traced: default 0.01, all 1", metavar="W,W")
+    scrape_s: float = setting(1.0, "pause between scrapes", above=0, most=3600)
 
 
 @dataclass(frozen=True)
 class ShapesSettings:
     """Settings of `bench shapes`."""
 
-    widths: tuple[int, ...] = field(
-        default=(512, 2048, 4096), metadata=numbers_flag("model widths", "--widths", "D[,D]")
-    )
-    profile: str = field(default="links-60", metadata=flag("links whose floor is added", metavar="P"))
-    slots: int = field(default=128, metadata=flag("output tokens of a sweep"))
-    steps: int = field(default=1, metadata=flag("Euler steps in each block", metavar="K"))
-    dtype: str = field(default="fp32", metadata=flag("fp32 or bf16", metavar="T"))
+    widths: tuple[int, ...] = setting((512, 2048, 4096), "model widths", **numbers_flag("--widths", "D"))
+    profile: str = setting("links-60", "links whose floor is added", metavar="P")
+    slots: int = setting(128, "output tokens of a sweep")
+    steps: int = setting(1, "Euler steps in each block", metavar="K")
+    dtype: str = setting("fp32", "fp32 or bf16", metavar="T")
     seed: int = 0
 
 
@@ -146,5 +122,5 @@ class ParitySettings:
 
     checkpoint: Path = field(metadata=flag("imported model", metavar="DIR", type=absolute))
     source: Path = field(metadata=flag("folder or .gguf file that it was imported from", metavar="SOURCE"))
-    prompts: int = field(default=20, metadata=flag("prompts"))
-    tokens: int = field(default=64, metadata=flag("tokens to generate"))
+    prompts: int = setting(20, "prompts")
+    tokens: int = setting(64, "tokens to generate", name="--max-tokens")

@@ -30,7 +30,7 @@ LAYERS = 4
 PROMPT_BYTES = 64
 BLOCKS = 3
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-MEMORY_SHARE = 0.8  # of the available memory, for one block
+MEMORY_SHARE = 0.8  # of the available memory, for one block: the rest is for activations and caches
 EVALUATIONS = 5
 PATTERN = 1 << 16
 
@@ -147,7 +147,7 @@ def _measure(settings: ShapesSettings, a: Architecture, parameters: int, size: i
         evaluation_s = _evaluation_s(a, settings)
         token_s = _token_s(a, settings)
     stage_s = settings.steps * evaluation_s
-    payload_bits = 8 * settings.slots * (a.code_dim + 4)
+    payload_bits = 8 * settings.slots * (a.code_dim + 4)  # int8 with a float32 scale for each slot
     return ShapeFigures(
         a.width,
         BLOCKS * parameters,
@@ -157,6 +157,7 @@ def _measure(settings: ShapesSettings, a: Architecture, parameters: int, size: i
         stage_s,
         token_s,
         BLOCKS * stage_s + _links_s(profile, payload_bits, home=True),
+        # a byte of AR goes from the last host to the first: the router only hears of it
         BLOCKS * token_s + _links_s(profile, 8 * 4 * a.width, home=False),
         settings.slots,
     )

@@ -39,8 +39,8 @@ from stages.model.randomness import Purpose, normals
 
 PREFIX = 128  # clean positions before the slots or before the new position, where the context has room for them
 SIGMA = 1.0
-MEASURE_S = 1.0  # time spent on each figure
-LARGE = 1024
+MEASURE_S = 1.0  # time spent on each figure: long enough for the fastest call to meet no other work
+LARGE = 1024  # a product whose operands leave the first caches, where a processor shows its best rate
 TARGET_RATIO = 2.0
 PLAIN = "plain"  # no backend: the modules themselves
 WINDOWS = 32
@@ -100,13 +100,11 @@ class StageBench(Benchmark[StageSettings, StageReport]):
             raise InputError(f"--text {s.text} is not a file")
 
     def measure(self) -> StageReport:
-        s, losses = self.settings, list[BlockLosses]()
+        s = self.settings
         installed = [name for name in BACKENDS if is_installed(name)]
         rate = alone(best_rate, s)
-        figures: list[StageFigure] = alone(_measure_plain, s, rate)
-        for name in installed:
-            figures += alone(_measure_backend, s, name, rate)
-            losses += alone(chain_losses, s.checkpoint, name, s.text)
+        figures = [figure for name in (PLAIN, *installed) for figure in alone(_measure, s, name, rate)]
+        losses = [x for name in installed for x in alone(chain_losses, s.checkpoint, name, s.text)]
         return StageReport(rate / 1e9, figures, losses, [name for name in BACKENDS if name not in installed])
 
     def table(self, result: StageReport) -> str:
@@ -195,30 +193,24 @@ def alone(function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401
         return pool.submit(function, *arguments).result()
 
 
-def _measure_backend(settings: StageSettings, name: str, rate: float) -> list[StageFigure]:
+def _measure(settings: StageSettings, name: str, rate: float) -> list[StageFigure]:
+    """The figures of a backend; of PLAIN those of the modules without one, and of the block in bfloat16."""
     torch.set_num_threads(settings.threads)
     block, stage = _parts(settings.checkpoint)
-    backend, dtype = backend_named(name), "int8" if name.endswith("int8") else "float32"
-    trim()
+    backend = None if name == PLAIN else backend_named(name)
+    labels = (name, "int8" if name.endswith("int8") else "float32")
+    trim()  # a library's own memory is not that of a runner
     before = resident()
-    runner = backend.block(block)
-    figures = list(_denoise_figures(settings, runner, block, (name, dtype), rate, before))
+    runner = PlainBlock(block) if backend is None else backend.block(block)
+    figures = list(_denoise_figures(settings, runner, block, labels, rate, before))
     if stage is not None:
         before = resident()
-        figures += _step_figures(settings, backend.stage(stage), stage, (name, dtype), rate, before)
+        reader = PlainStage(stage) if backend is None else backend.stage(stage)
+        figures += _step_figures(settings, reader, stage, labels, rate, before)
+    if backend is None:
+        runner = PlainBlock(block, bfloat16=True)
+        figures += _denoise_figures(settings, runner, block, (PLAIN, "bfloat16"), rate, before)
     return figures
-
-
-def _measure_plain(settings: StageSettings, rate: float) -> list[StageFigure]:
-    """The modules without a backend, and the block in bfloat16."""
-    torch.set_num_threads(settings.threads)
-    block, stage = _parts(settings.checkpoint)
-    before = resident()
-    figures = list(_denoise_figures(settings, PlainBlock(block), block, (PLAIN, "float32"), rate, before))
-    if stage is not None:
-        figures += _step_figures(settings, PlainStage(stage), stage, (PLAIN, "float32"), rate, before)
-    runner = PlainBlock(block, bfloat16=True)
-    return figures + list(_denoise_figures(settings, runner, block, (PLAIN, "bfloat16"), rate, before))
 
 
 def _denoise_figures(
@@ -231,6 +223,7 @@ def _denoise_figures(
         pieces = []
         for _ in range(batch):
             z, estimate = torch.randn(2, slots, a.code_dim)
+            # caches of random numbers: time depends on no value, but zeros can be quicker to multiply
             pieces.append(NoisyPiece(z, estimate * block.data_std, SIGMA, start, _caches(block, start)))
         times = times_of(partial(runner.denoise, pieces))
         yield _figure(labels, "denoise", batch, times, batch * flops / rate, batch * slots, before)
@@ -269,6 +262,7 @@ def _figure(
 def times_of(function: Callable[[], object]) -> list[float]:
     """Seconds of each call, for about MEASURE_S; with one thread its processor time, which others do not share."""
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    # twice: the first call allocates, the second finds kernels chosen and caches warm
     function()
     function()
     end = time.perf_counter() + MEASURE_S
@@ -374,7 +368,7 @@ def _windows(text: bytes) -> list[Tensor]:
 def _losses(runner: BlockRunner, block: Block, window: Tensor, sigma: float) -> tuple[float, float]:
     a = block.architecture
     window = window[: a.context_bytes]
-    half = len(window) // 2
+    half = len(window) // 2  # the second half is denoised after the first, as a chunk after its prompt
     caches = new_caches(a.layers, a, len(window))
     (first,) = runner.read([CleanPiece(window[:half], caches)])
     target = window[half:]

@@ -172,6 +172,7 @@ class Scraper:
     def __init__(self, deployment: Deployment, pause_s: float, watched: bool) -> None:
         """Raises ServiceError for a watched server that does not say where its metrics are."""
         self.addresses = [address_of(deployment, name) for name in deployment.processes] if watched else []
+        # Only its own turns count: a deployment that rests while others are measured is not scraped more often.
         self.pause_s = self._left_s = pause_s  # seconds of its turns until the next scrape
         self.trouble = ""
 

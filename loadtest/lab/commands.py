@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from loadtest.faults.settings import DemoSettings
+from loadtest.lab.lab import Lab, require_lab, start_lab, stop_lab
+from loadtest.lab.profile import Link, profile_named, read_profiles
+from loadtest.report.table import aligned
+from serving.cli.deployment import ends_cleanly, state_directory
 from stages.errors import InputError
 from stages.settings import add_flags, from_flags
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
-
-    from loadtest.lab.lab import Lab
-    from loadtest.lab.profile import Link
 
     Subparsers = _SubParsersAction[argparse.ArgumentParser]
 
@@ -53,22 +54,17 @@ def register(subparsers: Subparsers) -> None:
 
 
 def run_up(options: argparse.Namespace) -> int:
-    from loadtest.lab.lab import start_lab
-    from loadtest.lab.profile import profile_named
-
     profile = profile_named(options.profile, options.profiles)
     if options.congestion is not None:
         profile = replace(profile, congestion=options.congestion)
-    lab = start_lab(profile, options.hosts, _state_directory())
+    lab = start_lab(profile, options.hosts, state_directory())
     print(f"{profile.name} is up ({lab.kind}): {', '.join(f'{node} {lab.address(node)}' for node in lab.nodes)}")
     print("`onesweep wan exec NODE -- COMMAND` runs a program inside, `onesweep wan down` ends it")
     return 0
 
 
 def run_status(options: argparse.Namespace) -> int:
-    from loadtest.lab.lab import require_lab
-
-    lab = require_lab(_state_directory())
+    lab = require_lab(state_directory())
     print(
         f"{lab.profile.name} ({lab.kind}), process {lab.pid}, TCP {lab.profile.congestion}, "
         f"slow start after idle {'on' if lab.profile.slow_start_after_idle else 'off'}, "
@@ -79,26 +75,21 @@ def run_status(options: argparse.Namespace) -> int:
 
 
 def run_down(options: argparse.Namespace) -> int:
-    from loadtest.lab.lab import stop_lab
-
-    print(f"{stop_lab(_state_directory()).profile.name} is down")
+    print(f"{stop_lab(state_directory()).profile.name} is down")
     return 0
 
 
 def run_exec(options: argparse.Namespace) -> NoReturn:
-    from loadtest.lab.lab import require_lab
-
     argv = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not argv:
         raise InputError("say what to run: onesweep wan exec NODE -- COMMAND ...")
     # It runs in this process's place: signals, terminal and exit code are its own.
-    command = require_lab(_state_directory()).command(options.node, argv, outlives_parent=True)
+    command = require_lab(state_directory()).command(options.node, argv, outlives_parent=True)
     os.execvp(command[0], command)
 
 
 def run_train(options: argparse.Namespace) -> int:
-    from loadtest.faults.training_demo import MEGABYTE, train_and_serve
-    from serving.cli.deployment import ends_cleanly
+    from loadtest.faults.training_demo import MEGABYTE, train_and_serve  # imports torch
 
     settings = from_flags(DemoSettings, options)
     with ends_cleanly():
@@ -112,8 +103,6 @@ def run_train(options: argparse.Namespace) -> int:
 
 
 def run_profiles(options: argparse.Namespace) -> int:
-    from loadtest.lab.profile import read_profiles
-
     profiles = read_profiles(options.profiles)
     width = max(map(len, profiles))
     for name in sorted(profiles):
@@ -122,8 +111,6 @@ def run_profiles(options: argparse.Namespace) -> int:
 
 
 def _links_table(lab: Lab) -> str:
-    from loadtest.report.table import aligned
-
     header = ["link", "delay ms", "jitter ms", "Mbit/s", "queue KB", "loss", "packets", "lost", "overflowed"]
     counters, rows = lab.counters(), []
     for source in lab.nodes:
@@ -139,12 +126,6 @@ def _link_words(link: Link) -> list[str]:
     rate = "no limit" if link.rate_mbps is None else f"{link.rate_mbps:g}"
     queue = "-" if link.queue_bytes is None else f"{link.queue_bytes / 1000:g}"
     return [f"{link.delay_ms:g}", f"{link.jitter_ms:g}", rate, queue, f"{link.loss:g}"]
-
-
-def _state_directory() -> Path:
-    from serving.cli.deployment import state_directory
-
-    return state_directory()
 
 
 def _add_profiles(parser: argparse.ArgumentParser) -> None:

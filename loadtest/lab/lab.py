@@ -18,8 +18,16 @@ from pathlib import Path
 from typing import IO, Any
 
 from loadtest.lab.forwarder import control_name, give_order
-from loadtest.lab.namespaces import TUN, LabError, end_processes, processes_in, start_ticks
-from loadtest.lab.netem import device_name, netem_works, shape_line
+from loadtest.lab.namespaces import (
+    TUN,
+    LabError,
+    device_name,
+    end_processes,
+    netem_works,
+    processes_in,
+    shape_line,
+    start_ticks,
+)
 from loadtest.lab.profile import Profile
 from serving.cli.deployment import check_private
 from stages.errors import InputError
@@ -32,6 +40,7 @@ RECORD, LOCK, LOG = "wan.json", "wan.lock", "wan.log"
 
 def write_record(directory: Path, record: dict[str, Any]) -> None:
     """Whole or not at all. Raises LabError when the disk is full."""
+    # renamed when it is whole: who reads it meanwhile finds the last record, or none
     unfinished = directory / f"{RECORD}.new"
     try:
         unfinished.write_text(json.dumps(record), encoding="utf-8")
@@ -54,23 +63,10 @@ def read_record(directory: Path) -> dict[str, Any] | None:
     return record
 
 
-def remove_record(directory: Path) -> None:
-    (directory / RECORD).unlink(missing_ok=True)
-
-
 def damaged(directory: Path, error: Exception) -> LabError:
     return LabError(
         f"{directory / RECORD} is damaged ({error}): remove it and end the processes `python -m loadtest.lab.process`"
     )
-
-
-def prepare(directory: Path) -> None:
-    """Make the directory. Raises ServiceError when that fails, or when it is not this user's alone."""
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise LabError(f"cannot make {directory}: {error.strerror}; name another in ONESWEEP_STATE") from None
-    check_private(directory)
 
 
 STOP_S = 15.0
@@ -161,6 +157,7 @@ class Lab:
 
     def stop(self) -> None:
         """End the lab, what is left of it, and every program in it."""
+        # the lab first, with SIGTERM: it ends what runs in it, and the keeper too
         for name in ("lab", "keeper"):
             self._end(*self.processes[name])
         address_of = {node.inode: node.address for node in self.places.values()}
@@ -224,13 +221,17 @@ def temporary_lab(profile: Profile, hosts: int, kind: str = "") -> Iterator[Lab]
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_S)
-            lab.stop()
+            lab.stop()  # whatever the process itself left, if it was killed
             process.wait()
 
 
 def start_lab(profile: Profile, hosts: int, directory: Path, kind: str = "") -> Lab:
     """A lab that outlives this process; its record lies in `directory`. Raises LabError or ProfileError."""
-    prepare(directory)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise LabError(f"cannot make {directory}: {error.strerror}; name another in ONESWEEP_STATE") from None
+    check_private(directory)
     previous = find_lab(directory)
     if previous is not None:
         problem = previous.problem()
@@ -269,7 +270,7 @@ def stop_lab(directory: Path) -> Lab:
     if lab is None:
         raise NoLab("no lab is up")
     lab.stop()
-    remove_record(directory)
+    (directory / RECORD).unlink(missing_ok=True)
     return lab
 
 
@@ -286,7 +287,7 @@ def _spawn(
         stdout=subprocess.PIPE,
         stderr=log,
         text=True,
-        start_new_session=True,
+        start_new_session=True,  # Ctrl-C is for the command that made the lab, which then ends it
         cwd="/",
     )
     request = {

@@ -1,10 +1,11 @@
-"""Network namespaces: made, entered and configured by one process, and the programs that run in them."""
+"""Network namespaces: made, entered, configured and joined by one process, and the programs that run in them."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import fcntl
+import math
 import os
 import signal
 import struct
@@ -13,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from loadtest.lab.profile import MTU
+from loadtest.lab.profile import MTU, Link, Profile
 from stages.errors import ServiceError
 
 CLONE_NEWNET = 0x40000000
@@ -122,7 +123,7 @@ def end_processes(inodes: set[int], address_of: dict[int, str] | None = None, wi
         for pid in running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
+        time.sleep(0.01)  # what is killed may have forked just before
 
 
 def start_ticks(pid: int) -> int:
@@ -180,3 +181,75 @@ def allowed(congestion: str) -> Iterator[None]:
                 path.write_text(f"{before.strip()} {congestion}\n")
                 stack.callback(path.write_text, before)
         yield
+
+
+# Links by the kernel's netem: a veth pair for every two nodes, shaped at both ends
+
+NO_LIMIT_MBPS = 10_000.0  # netem keeps packets in order only under a rate
+MIN_PACKETS = 1000
+# Both ends of a pair have it: without ARP, a sender puts its own address where the receiver's belongs.
+HARDWARE = "02:00:00:00:00:4d"
+TRIAL = "ip link add wan0-1 type veth peer name wan1-0 && tc qdisc add dev wan0-1 root netem delay 1ms rate 1mbit"
+
+
+def netem_works() -> bool:
+    """True where this kernel and user can make such a link, found by making one in a namespace of its own."""
+    return subprocess.run(["unshare", "--net", "sh", "-c", TRIAL], capture_output=True).returncode == 0
+
+
+def shape_line(device: str, link: Link, cut: bool = False) -> str:
+    """The line for `tc -batch` that makes a device's outgoing packets a link; with `cut`, one that drops them all."""
+    rate_mbps = link.rate_mbps or NO_LIMIT_MBPS
+    loss = 1.0 if cut else link.loss
+    words = [f"qdisc replace dev {device} root netem limit {packet_limit(link)} delay {link.delay_ms * 1000:.0f}us"]
+    words += [f"{link.jitter_ms * 1000:.0f}us"] if link.jitter_ms else []
+    words += [f"loss {loss * 100:.6f}%"] if loss else []
+    return " ".join([*words, f"rate {rate_mbps * 1e6:.0f}bit"])
+
+
+def packet_limit(link: Link) -> int:
+    """Packets that a link holds: netem counts those on their way with those in the queue, and packets, not bytes."""
+    if link.rate_mbps is None or link.queue_bytes is None:
+        return max(MIN_PACKETS, math.ceil(NO_LIMIT_MBPS * 125 * (link.delay_ms + link.jitter_ms) / MTU) + MIN_PACKETS)
+    flying_bytes = link.rate_mbps * 125 * (link.delay_ms + link.jitter_ms)
+    return max(1, math.ceil((flying_bytes + link.queue_bytes) / MTU))
+
+
+def device_name(source: int, destination: int) -> str:
+    return f"wan{source}-{destination}"
+
+
+def mesh_lines(node: int, paths: list[str]) -> list[str]:
+    """Lines for `ip -batch` in a node's namespace: its address, and pairs to the later nodes. `paths`: namespaces."""
+    lines = address_lines(node_address(node))
+    for other in range(node + 1, len(paths)):
+        end = f"mtu {MTU} address {HARDWARE}"
+        name, peer = device_name(node, other), device_name(other, node)
+        lines.append(f"link add {name} {end} type veth peer name {peer} {end} netns {paths[other]}")
+    return lines
+
+
+def route_lines(node: int, nodes: int) -> list[str]:
+    """Lines for `ip -batch`, once every pair is there: devices up, one packet a segment, a route to each node."""
+    lines = []
+    for other in (i for i in range(nodes) if i != node):
+        name = device_name(node, other)
+        # one segment a packet, or netem would count 64 KB of a socket as one
+        lines.append(f"link set {name} arp off addrgenmode none gso_max_segs 1 up")
+        lines.append(f"route add {node_address(other)}/32 dev {name} src {node_address(node)}")
+    return lines
+
+
+def make_mesh(namespaces: list[int], paths: list[str], profile: Profile, names: tuple[str, ...], shape: bool) -> None:
+    """Join namespaces; without `shape` by links that neither delay nor drop. Raises LabError."""
+    # all pairs first: a route needs the device that the other node's turn makes
+    for node, namespace in enumerate(namespaces):
+        with inside(namespace):
+            batch("ip", mesh_lines(node, paths))
+    for node, namespace in enumerate(namespaces):
+        with inside(namespace):
+            batch("ip", route_lines(node, len(namespaces)))
+            others = [other for other in range(len(namespaces)) if other != node]
+            lines = [shape_line(device_name(node, i), profile.link(names[node], names[i])) for i in others]
+            if shape:
+                batch("tc", lines)

@@ -24,6 +24,8 @@ from loadtest.lab.namespaces import (
     allowed,
     batch,
     end_processes,
+    make_mesh,
+    netem_works,
     node_address,
     open_tun,
     own_namespace,
@@ -32,7 +34,6 @@ from loadtest.lab.namespaces import (
     start_ticks,
     tun_lines,
 )
-from loadtest.lab.netem import make_mesh, netem_works
 from loadtest.lab.profile import Profile, node_names
 
 NETEM, USER_SPACE, UNSHAPED = "netem", "user space", "unshaped"
@@ -68,6 +69,7 @@ class LabProcess:
         self.tuns: list[int] = []
         self.keeper = 0
         try:
+            # once around all nodes: the machine's own list is changed meanwhile
             with allowed(profile.congestion):
                 for address in self.addresses:
                     self._make_node(address)
@@ -155,6 +157,7 @@ def fork_keeper(inodes: set[int], not_its: list[int]) -> int:
 
     It holds the namespaces open, so that their inodes are theirs until then. `not_its`: descriptors that it closes.
     """
+    # blocked before the fork: a signal in the keeper's first moments waits for its sigwait
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     parent = os.getpid()
     keeper = os.fork()
@@ -162,6 +165,7 @@ def fork_keeper(inodes: set[int], not_its: list[int]) -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         return keeper
     try:
+        # an open tun or socket in the keeper would keep the device, or the name, beyond the lab's end
         for descriptor in (*not_its, 0, 1):
             if descriptor >= 0:
                 os.close(descriptor)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
-import tomllib
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from stages.errors import InputError
+from stages.settings import read_toml
 
 # One directed link between two nodes, as a user describes it.
 
@@ -119,6 +121,7 @@ class Profile:
 
     def link(self, source: str, destination: str) -> Link:
         """The link from one node to another."""
+        # from the last: a file says what holds for many links first, and then the exceptions
         for override in reversed(self.overrides):
             if (override.source, override.destination) == (source, destination):
                 return override.link
@@ -170,27 +173,26 @@ def profile_named(name: str, path: Path | None = None) -> Profile:
 
 
 def _read(path: Path) -> dict[str, Profile]:
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ProfileError(f"cannot read the profiles {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ProfileError(f"{path} is not TOML: {error}") from None
-    try:
+    tables = read_toml(path, "the profiles", ProfileError)
+    with _told(path):
         return {name: _profile(name, table) for name, table in tables.items()}
+
+
+@contextlib.contextmanager
+def _told(where: object) -> Iterator[None]:
+    """Put the place of a mistake before its sentence."""
+    try:
+        yield
     except ProfileError as error:
-        raise ProfileError(f"{path}: {error}") from None
+        raise ProfileError(f"{where}: {error}") from None
 
 
 def _profile(name: str, table: object) -> Profile:
     where = f"profile {name!r}"
     settings = _section(table, PROFILE_KEYS, where)
-    description = settings.get("description", "")
-    if not isinstance(description, str):
-        raise ProfileError(f"{where}: description must be text in quotes, not {description!r}")
-    congestion = settings.get("congestion", DEFAULT_CONGESTION)
-    if not isinstance(congestion, str):
-        raise ProfileError(f"{where}: congestion must be text in quotes, not {congestion!r}")
+    for key in ("description", "congestion"):
+        if not isinstance(settings.get(key, ""), str):
+            raise ProfileError(f"{where}: {key} must be text in quotes, not {settings[key]!r}")
     slow_start = settings.get("slow_start_after_idle", 1)
     if slow_start not in (0, 1):
         raise ProfileError(f"{where}: slow_start_after_idle must be 0 or 1, not {slow_start!r}")
@@ -199,10 +201,11 @@ def _profile(name: str, table: object) -> Profile:
         raise ProfileError(f"{where}: links must be sections [[{name}.links]]")
     values = {key: value for key, value in settings.items() if key in LINK_KEYS}
     overrides = [o for i, entry in enumerate(entries) for o in _overrides(entry, values, f"{where}, link {i + 1}")]
-    try:
-        return Profile(name, description, Link(**values), tuple(overrides), congestion, bool(slow_start))
-    except ProfileError as error:
-        raise ProfileError(f"{where}: {error}") from None
+    congestion = settings.get("congestion", DEFAULT_CONGESTION)
+    with _told(where):
+        return Profile(
+            name, settings.get("description", ""), Link(**values), tuple(overrides), congestion, bool(slow_start)
+        )
 
 
 def _overrides(entry: object, defaults: dict[str, Any], where: str) -> list[Override]:
@@ -212,10 +215,8 @@ def _overrides(entry: object, defaults: dict[str, Any], where: str) -> list[Over
     # A queue replaces a queue, whatever the units of the two.
     replaced = {"queue_ms", "queue_kb"} if {"queue_ms", "queue_kb"} & values.keys() else set()
     kept = {key: value for key, value in defaults.items() if key not in replaced}
-    try:
+    with _told(where):
         link = Link(**{**kept, **values})
-    except ProfileError as error:
-        raise ProfileError(f"{where}: {error}") from None
     return [Override(source, destination, link) for source, destination in _ends(settings, where)]
 
 
@@ -240,9 +241,7 @@ def _section(table: object, known: set[str], where: str) -> dict[str, Any]:
     unknown = sorted(set(table) - known)
     if unknown:
         raise ProfileError(f"{where} has an unknown key {unknown[0]!r}; there are {', '.join(sorted(known))}")
-    for key in sorted(LINK_KEYS & table.keys()):
-        try:
+    with _told(where):
+        for key in sorted(LINK_KEYS & table.keys()):
             check_number(key, table[key])
-        except ProfileError as error:
-            raise ProfileError(f"{where}: {error}") from None
     return table

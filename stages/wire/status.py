@@ -106,6 +106,14 @@ def failed_precondition(message: str) -> StatusError:
     return StatusError(grpc.StatusCode.FAILED_PRECONDITION, message)
 
 
+def internal(message: str) -> StatusError:
+    return StatusError(grpc.StatusCode.INTERNAL, message)
+
+
+def unavailable(message: str) -> StatusError:
+    return StatusError(grpc.StatusCode.UNAVAILABLE, message)
+
+
 # A deserializer that never fails stands before gRPC's parsing, a check behind it: gRPC offers no hook between.
 UNDECODABLE = object()  # stands for a message that cannot be parsed
 

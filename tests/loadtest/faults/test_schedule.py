@@ -7,31 +7,36 @@ from itertools import pairwise
 
 import pytest
 
-from loadtest.faults.base import QUIET, Kind, make_schedule
+from loadtest.faults.base import QUIET, Fault, make_schedule
+
+
+def kind(name: str, weight: int, length_s: tuple[float, float], *targets: str) -> Fault[None]:
+    return Fault(name, length_s, lambda *_: None, lambda *_: None, lambda testbed: targets, weight)
+
 
 KINDS = [
-    Kind("kill", 4, (2.0, 4.0), ("a-1", "a-2", "b-1", "b-2")),
-    Kind("cut", 2, (3.0, 6.0), ("router - a-1", "a-1 - b-1")),
-    Kind("router", 1, (0.5, 1.5), ("router",)),
+    kind("kill", 4, (2.0, 4.0), "a-1", "a-2", "b-1", "b-2"),
+    kind("cut", 2, (3.0, 6.0), "router - a-1", "a-1 - b-1"),
+    kind("router", 1, (0.5, 1.5), "router"),
 ]
 
 
 def test_a_seed_decides_everything() -> None:
-    assert make_schedule(KINDS, 600, 24, 7) == make_schedule(KINDS, 600, 24, 7)
-    assert make_schedule(KINDS, 600, 24, 7) != make_schedule(KINDS, 600, 24, 8)
+    assert make_schedule(KINDS, None, 600, 24, 7) == make_schedule(KINDS, None, 600, 24, 7)
+    assert make_schedule(KINDS, None, 600, 24, 7) != make_schedule(KINDS, None, 600, 24, 8)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_kind_comes_by_its_weight_and_every_target_has_its_turn(seed: int) -> None:
-    schedule = make_schedule(KINDS, 600, 14, seed)
+    schedule = make_schedule(KINDS, None, 600, 14, seed)
     assert Counter(planned.kind for planned in schedule) == {"kill": 8, "cut": 4, "router": 2}
     assert Counter(planned.target for planned in schedule if planned.kind == "kill") == dict.fromkeys(
-        KINDS[0].targets, 2
+        KINDS[0].targets(None), 2
     )
 
 
 def test_one_fault_a_turn() -> None:
-    schedule = make_schedule(KINDS, 600, 20, 1)
+    schedule = make_schedule(KINDS, None, 600, 20, 1)
     assert all(30 * i <= planned.at_s <= 30 * (i + QUIET) + 0.01 for i, planned in enumerate(schedule))
     assert all(before.at_s + before.length_s < after.at_s for before, after in pairwise(schedule))
     lengths = {kind.name: kind.length_s for kind in KINDS}
@@ -39,4 +44,4 @@ def test_one_fault_a_turn() -> None:
 
 
 def test_nothing_is_planned_where_nothing_is_asked_for() -> None:
-    assert make_schedule([], 600, 0, 0) == []
+    assert make_schedule([], None, 600, 0, 0) == []

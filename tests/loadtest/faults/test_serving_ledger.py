@@ -124,11 +124,13 @@ def test_messages_come_back_as_they_were() -> None:
 
 
 def test_cases_take_turns_have_their_own_seeds_and_fit() -> None:
+    """And a client has as much patience as the turns of its order take."""
     cases = seeded_requests(["sweep", "ar", "infill"], 5, 512)
     assert [case.mode for case in cases[:4]] == ["sweep", "infill", "ar", "sweep"]
     assert len({case.seed for case in cases}) == len(cases)
     for case in seeded_requests(["sweep", "ar"], 0, 64):
         assert len(case.prompt) + case.settings["max_bytes"] <= 64
+    assert (len(cases), Order("r", cases, 4, 1.0, once=True).turns, Order("r", cases, 4, 1.0).turns) == (9, 3, 1)
 
 
 def test_an_old_good_word_says_nothing_of_what_happened_since() -> None:
@@ -142,10 +144,3 @@ def test_an_old_good_word_says_nothing_of_what_happened_since() -> None:
     clients.health.append(RouterHealth(11.0, {"a-1": "lost"}))
     assert not clients.sound_since(10.5)
     clients.close()
-
-
-def test_patience_is_for_as_many_turns_as_an_order_takes() -> None:
-    cases = seeded_requests(["sweep", "ar", "local"], 0, 512)
-    assert len(cases) == 9
-    assert Order("r", cases, 4, 1.0, once=True).turns == 3
-    assert Order("r", cases, 4, 1.0).turns == 1

@@ -25,17 +25,17 @@ def life(name: str, kb_a_second: float) -> ProcessLife:
 
 
 RESULT = ChaosResult(
-    ChaosSettings(profile=LOOPBACK, minutes=1.0, requests_at_once=2, faults=()),
-    (SeededRequest("ar", "The", 3),),
-    RightTexts([b"a"]),
-    [GOOD, AWAY, HUNG],
-    [ServingFaultRecord("kill", "a-1", 10.5, 11.5)],
-    [RouterHealth(20.0, {})],
-    [life("a-1", 0.0), life(CLIENTS, 100.0)],
-    5.0,
-    20.0,
-    (),
-    {},
+    settings=ChaosSettings(profile=LOOPBACK, minutes=1.0, requests_at_once=2, faults=()),
+    cases=(SeededRequest("ar", "The", 3),),
+    texts=RightTexts([b"a"]),
+    answers=[GOOD, AWAY, HUNG],
+    faults=[ServingFaultRecord("kill", "a-1", 10.5, 11.5)],
+    health=[RouterHealth(20.0, {})],
+    lives=[life("a-1", 0.0), life(CLIENTS, 100.0)],
+    begin_s=5.0,
+    end_s=20.0,
+    left_out=(),
+    ended={},
 )
 
 

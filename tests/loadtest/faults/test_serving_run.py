@@ -13,7 +13,6 @@ from loadtest.faults.settings import ChaosSettings
 from loadtest.lab.lab import lab_problem
 from loadtest.report.record import this_machine
 from loadtest.workload.testbed import LOOPBACK
-from serving.cli.__main__ import main
 from serving.cli.deployment import SHIPPED
 from serving.modes.frontier import read_frontier
 from stages.checkpoint.bundle import FRONTIER_NAME, find_bundle
@@ -27,11 +26,13 @@ MODES = ("chunked", "verified", "ar")
 def test_faults_cost_no_text(bundles: Path) -> None:
     """One ring for all kinds. Links are cut where a lab can be made."""
     has_links = not lab_problem()
-    kinds = ("flood", "garbage", "kill", "restart", "router", *(("cut",) if has_links else ()))
+    kinds = ("flood", "freeze", "garbage", "kill", "restart", "router", *(("cut",) if has_links else ()))
     settings = ChaosSettings(
         checkpoint=bundles / "scored",
         profile="links-20" if has_links else LOOPBACK,
-        minutes=0.5,
+        minutes=0.1,
+        length_scale=0.25,
+        warm_up_s=1.0,
         requests_at_once=2,
         seed=1,
         patience_s=120.0,
@@ -52,39 +53,6 @@ def test_faults_cost_no_text(bundles: Path) -> None:
     page = serving_report(result).page("onesweep chaos", "0", this_machine())
     assert "<svg" in page
     assert "garbage" in page
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("chaos --minutes 0", "--minutes must be above 0"),
-        ("chaos --minutes nan", "--minutes must be above 0"),
-        ("chaos --requests-at-once 0", "--requests-at-once must be above 0"),
-        ("chaos --seed -1", "--seed must be from 0"),
-        ("chaos --faults flood,quake", "--faults has no 'quake'; choose from kill, "),
-        ("chaos --faults kill,kill", "--faults names something twice"),
-        ("chaos --faults kill,", "--faults has no ''"),
-        ("chaos --profile loopback --count 1 --faults kill,freeze,cut", "--count 1 is less than the 2 kinds"),
-        ("chaos --faults cut --profile loopback", "loopback has no link to cut"),
-        ("chaos --audit 2", "--audit must be from 0 to 1"),
-        ("chaos --audit 0.1 --faults garbage", "--audit leaves it out"),
-        ("chaos --modes poem", "--modes has no 'poem'"),
-        ("chaos --profile moon", "no profile 'moon'"),
-        ("chaos --profile loopback --html /nowhere/x.html", "cannot write /nowhere/x.html"),
-        ("soak --patience-s 0", "--patience-s must be above 0"),
-        ("soak --checkpoint /nowhere", "/nowhere"),
-        ("flood --at 1", "--at must be above 1"),
-        ("flood --knee 0", "--knee must be from 1 to"),
-        ("flood --polite -1", "--polite must be from 0 to"),
-        ("flood --mode poem", "unknown mode 'poem'"),
-        ("flood --router nowhere", "router"),
-    ],
-)
-def test_bad_flags_are_refused_in_a_sentence(arguments: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments.split()) in (1, 2)
-    said = capsys.readouterr().err
-    assert words in said
-    assert "Traceback" not in said
 
 
 def test_pipelines_change_places_in_a_second_release_and_the_frontier_follows(tmp_path: Path) -> None:

@@ -56,8 +56,8 @@ def test_a_view_reads_what_the_coordinator_leaves_out_as_nothing() -> None:
         "workers": [{"worker": "w0", "round": "2", "busy_seconds": 1.5, "gone": True}],
     }
     view = RunView.parse(json.dumps(record), 5.0)
-    assert (view.rounds, view.least_round, view.finished, view.at_s) == (9, 0, False, 5.0)
+    assert (view.update.rounds, view.least_round, view.finished, view.at_s) == (9, 0, False, 5.0)
     worker = view.worker("w0")
     assert worker is not None
-    assert (worker.round, worker.steps, worker.busy_s) == (2, 0, 1.5)
+    assert (worker.round, worker.steps, worker.busy_seconds) == (2, 0, 1.5)
     assert view.worker("w1") is None

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+import socket
+import time
 from collections.abc import Awaitable, Callable
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -173,13 +177,6 @@ def test_what_a_host_says_that_it_did_can_be_added_up(wrong: dict[str, Any]) -> 
     check_timings([stage_pb2.HopTiming(host="h", queue_ms=1.0, compute_ms=2.0, received_bytes=1 << 30)])
 
 
-def test_nobody_refuses_with_ok() -> None:
-    """A call cannot be ended with it."""
-    assert StatusError.numbered(0, "x").code is grpc.StatusCode.UNKNOWN
-    assert StatusError.numbered(-7, "x").code is grpc.StatusCode.UNKNOWN
-    assert StatusError.numbered(3, "x").code is grpc.StatusCode.INVALID_ARGUMENT
-
-
 @pytest.mark.parametrize(("said", "due"), [("250", 250), ("", None), ("soon", None), ("-1", None), ("9" * 5000, None)])
 def test_when_to_come_back_is_a_number_or_nothing(said: str, due: int | None) -> None:
     assert retry_after_ms({RETRY_AFTER: said}) == due
@@ -240,47 +237,36 @@ def gateway(servers: Any) -> int:
 
     port = free_port_block(2)
     servers.run(lambda stop: run_gateway(HttpSettings(f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"), stop))
-    return port
-
-
-async def exchange(port: int, data: bytes) -> bytes:
     while True:
-        try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            break
-        except ConnectionRefusedError:
-            await asyncio.sleep(0.05)
-    writer.write(data)
-    try:
-        return await asyncio.wait_for(reader.read(), CALL_S)
-    finally:
-        writer.close()
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+            return port
+        time.sleep(0.05)
 
 
 def test_stop_may_be_null(gateway: int) -> None:
-    body = json.dumps({"model": "onesweep-ar", "prompt": "x", "stop": None}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
-    answer = asyncio.run(exchange(gateway, f"{head}Content-Type: application/json\r\n\r\n".encode() + body))
-    assert answer.startswith(b"HTTP/1.1 503"), "there is no router; it was 500, because null has no length"
+    client = HTTPConnection("127.0.0.1", gateway, timeout=CALL_S)
+    body = json.dumps({"model": "onesweep-ar", "prompt": "x", "stop": None})
+    client.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+    assert client.getresponse().status == 503, "there is no router; it was 500, because null has no length"
+    client.close()
 
 
-def test_a_head_that_never_ends_is_not_waited_for(gateway: int, monkeypatch: pytest.MonkeyPatch) -> None:
+LIVE = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.mark.parametrize(("first", "head"), [(b"", b""), (b"", LIVE), (LIVE + b"\r\n", LIVE)])
+def test_a_head_that_never_ends_is_not_waited_for(
+    gateway: int, first: bytes, head: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`first`: a whole request before it on its connection."""
     from stages.wire import web_server
 
     monkeypatch.setattr(web_server, "HEAD_S", 0.2)
-    live = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
-    assert asyncio.run(exchange(gateway, live)) == b""
-    assert asyncio.run(exchange(gateway, b"")) == b""
-    assert asyncio.run(second_head(gateway, live)) == b""
-
-
-async def second_head(port: int, live: bytes) -> bytes:
-    """What comes for the beginning of another request on a connection that has had its answer."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        writer.write(live + b"\r\n")
-        assert b'"live"' in await asyncio.wait_for(reader.readuntil(b"}"), CALL_S)
-        writer.write(live)
-        return await asyncio.wait_for(reader.read(), CALL_S)
-    finally:
-        writer.close()
+    with socket.create_connection(("127.0.0.1", gateway), timeout=CALL_S) as connected:
+        answer = b""
+        connected.sendall(first)
+        while first and not answer.endswith(b"}"):
+            answer += connected.recv(4096)
+        connected.sendall(head)
+        rest = b"".join(iter(lambda: connected.recv(4096), b""))  # to its end: it is closed
+    assert (b'"live"' in answer, rest) == (bool(first), b"")

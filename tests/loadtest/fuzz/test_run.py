@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,34 +39,25 @@ def test_a_short_run_finds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "findings" in said
 
 
-@pytest.mark.parametrize("flags", [["--inputs", "0"], ["--targets", "moon"], ["--json", "/nowhere/x.json"]])
-def test_a_mistake_is_told_before_anything_starts(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("fastapi", reason="the extra `http` is not installed")
-    assert main(["fuzz", *flags]) == 2
-    assert flags[1] in capsys.readouterr().err
-
-
-@pytest.fixture
-def watched(tmp_path: Path) -> Callable[[str, psutil.Process | None], TargetTally]:
-    """What a watch finds where one process has such a log."""
-
-    def look(log: str, process: psutil.Process | None) -> TargetTally:
-        path, tally = tmp_path / "host.log", TargetTally("stage")
-        path.write_text(log)
-        testbed: Any = SimpleNamespace(processes=lambda: {"host": process}, log=lambda name: path)
-        ProcessWatch(testbed).look(tally)
-        return tally
-
-    return look
-
-
-def test_the_watch_sees_tracebacks_and_ends(watched: Callable[[str, psutil.Process | None], TargetTally]) -> None:
-    alive = psutil.Process()
-    assert watched("INFO ready\nWARNING request x ends here: refused\n", alive).findings == []
-    (found,) = watched("INFO ready\nTraceback (most recent call last):\n  File x\nKeyError: 7\n", alive).findings
-    assert found.what == "host logs: KeyError: 0"
-    (found,) = watched("out of memory\n", None).findings
-    assert found.what.startswith("host ended: out of memory")
+@pytest.mark.parametrize(
+    ("log", "lives", "found"),
+    [
+        ("INFO ready\nWARNING request x ends here: refused\n", True, []),
+        (
+            "INFO ready\nTraceback (most recent call last):\n  File x\nKeyError: 7\n",
+            True,
+            ["host logs: KeyError: 0"],
+        ),
+        ("out of memory\n", False, ["host ended: out of memory\n"]),
+    ],
+)
+def test_the_watch_sees_tracebacks_and_ends(log: str, lives: bool, found: list[str], tmp_path: Path) -> None:
+    (tmp_path / "host.log").write_text(log)
+    processes = {"host": psutil.Process() if lives else None}
+    testbed: Any = SimpleNamespace(processes=lambda: processes, log=lambda name: tmp_path / "host.log")
+    tally = TargetTally("stage")
+    ProcessWatch(testbed).look(tally)
+    assert [finding.what for finding in tally.findings] == found
 
 
 class OddClient:

@@ -58,23 +58,6 @@ def test_the_table_says_who_was_found_and_what_it_cost() -> None:
     assert bench.record(figures)["settings"]["checkpoint"] == "weights"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ("--modes swep", "unknown mode 'swep'; choose from sweep,"),
-        ("--requests 1", "--requests must be from 2 to"),
-        ("--rounds 0", "--rounds must be from 1 to"),
-        ("--sweeps 0", "--sweeps must be from 1 to"),
-        ("--share nan", "--share must be above 0, not nan"),
-        ("--share 0", "--share must be above 0, not 0.0"),
-        ("--share 1.1", "--share must be at most 1, not 1.1"),
-    ],
-)
-def test_mistakes_end_in_a_sentence(arguments: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "audit", *arguments.split()]) == 2
-    assert sentence in capsys.readouterr().err
-
-
 def test_an_honest_host_that_is_accused_is_no_find() -> None:
     liar, honest = (
         router_pb2.HostStatus(name=name, reason="is quarantined: another host computes otherwise") for name in "ab"

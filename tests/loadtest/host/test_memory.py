@@ -63,18 +63,6 @@ def test_random_chains_pass_their_gate_and_have_the_size_asked_for(tmp_path: Pat
     assert block_bytes(tmp_path) == pytest.approx(4e6, rel=0.25)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--block-mb", "0"], "--block-mb must be at least 1, not 0"),
-        (["--json", "/no/such/folder.json"], "cannot write /no/such/folder.json: No such file or directory"),
-    ],
-)
-def test_mistakes_end_in_a_sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str) -> None:
-    assert main(["bench", "memory", *arguments]) == 2
-    assert sentence in capsys.readouterr().err
-
-
 def host(peak: int, loading_peak: int = 0, caches: int = 400) -> HostMemory:
     return HostMemory("host-1", 1000, 500, caches, 1100, loading_peak, peak)
 

@@ -11,7 +11,7 @@ import pytest
 from loadtest.host.benchmark import TextDiffers
 from loadtest.host.overhead import OverheadBench, OverheadFigures, OverheadSample, check_text, figures_of
 from loadtest.host.settings import OverheadSettings
-from loadtest.workload.texts import InProcess, Work
+from loadtest.workload.pipeline import InProcess, Work
 from serving.cli.__main__ import main
 from serving.client.client import Result
 from stages.errors import InputError
@@ -98,30 +98,3 @@ def test_settings_are_refused_before_anything_starts(bundle: Path, change: dict[
     assert [len(topology.hosts) for topology in OverheadBench(settings).rings()] == [1, 2]
     with pytest.raises(InputError):
         OverheadBench(replace(settings, **change)).check()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "sentence"),
-    [
-        (["--requests", "0"], 2, "--requests must be at least 1, not 0"),
-        (["--bytes", "1000"], 2, "--bytes must be 1 to 52"),
-        (["--bytes", "9", "--hosts", "9"], 2, "9 hosts cannot share 2 blocks"),
-        (["--hosts", "two"], 2, "--hosts 'two' must be numbers"),
-        (
-            ["--bytes", "8", "--json", "no/such/folder.json"],
-            2,
-            "cannot write no/such/folder.json: No such file or directory",
-        ),
-        (["--bytes", "8", "--json", "."], 2, "cannot write .: Is a directory"),
-        (["--checkpoint", "no/such"], 1, "no checkpoint in "),
-    ],
-)
-def test_mistakes_end_in_a_sentence(
-    bundle: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, sentence: str
-) -> None:
-    assert main(["bench", "overhead", "--checkpoint", str(bundle), *arguments]) == code
-    printed = capsys.readouterr()
-    assert printed.err.startswith("onesweep: ")
-    assert sentence in printed.err
-    assert printed.err.count("\n") == 1
-    assert printed.out == ""

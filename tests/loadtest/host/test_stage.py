@@ -100,11 +100,6 @@ def test_settings_are_checked_before_the_run(bundles: Path, changes, message) ->
         StageBench(StageSettings(bundles / "own", **changes)).check()
 
 
-def test_batches_must_be_numbers(capsys) -> None:
-    assert main(["bench", "stage", "--batch", "1,many"]) == 2
-    assert "--batch" in capsys.readouterr().err
-
-
 def test_losses_of_a_text_are_means_over_its_windows(bundles: Path, tmp_path: Path) -> None:
     def losses(*windows: bytes) -> list[tuple[float, float]]:
         (tmp_path / "text").write_bytes(b"".join(windows))

@@ -71,24 +71,3 @@ def test_a_scrape_that_does_not_happen_is_heard_of(tmp_path: Path) -> None:
     scraper = Scraper(deployment, 0.01, watched=True)
     with pytest.raises(ServiceError, match="cannot read http://127"), scraper.turn():
         time.sleep(1.0)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--users", "0"], "--users must be from 1 to 64, not 0"),
-        (["--requests", "0"], "--requests must be from 1 to 1000, not 0"),
-        (["--rounds", "0"], "--rounds must be from 1 to 1000, not 0"),
-        (["--bytes", "0"], "--bytes must be at least 1, not 0"),
-        (["--modes", "swep"], "unknown mode 'swep'; choose from sweep,"),
-        (["--hosts", "9"], "9 hosts cannot share 3 blocks"),
-        (["--scrape-s", "0"], "--scrape-s must be above 0, not 0.0"),
-        (["--scrape-s", "nan"], "--scrape-s must be above 0, not nan"),
-        (["--watched", "default"], "--watched 'default' must be off, and what it is compared with"),
-        (["--watched", "off,some"], "--watched 'off,some' must be off, and what it is compared with"),
-        (["--json", "/no/such/folder.json"], "cannot write /no/such/folder.json: No such file or directory"),
-    ],
-)
-def test_mistakes_end_in_a_sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str) -> None:
-    assert main(["bench", "seeing", *arguments]) == 2
-    assert sentence in capsys.readouterr().err

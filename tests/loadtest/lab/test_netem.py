@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from loadtest.lab.lab import Lab, temporary_lab
-from loadtest.lab.netem import TRIAL, mesh_lines, netem_works, packet_limit, route_lines, shape_line
+from loadtest.lab.namespaces import TRIAL, mesh_lines, netem_works, packet_limit, route_lines, shape_line
 from loadtest.lab.process import UNSHAPED
 from loadtest.lab.profile import Link, Profile
 

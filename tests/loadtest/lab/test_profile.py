@@ -25,7 +25,7 @@ from loadtest.lab.profile import (
     read_profiles,
 )
 
-patient = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+patient = settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 SHIPPED = ["consumer", "lan", "links-150", "links-20", "links-60", "three-regions"]
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -107,16 +105,3 @@ def test_exec_is_the_program_itself(needs_lab: None, wan: Callable[..., tuple[in
     assert inside.stdout == f"net:[{lab.places['host-1'].inode}]\n"
     missing = onesweep("wan", "exec", "host-1", "--", "no-such-program")
     assert (missing.returncode, "Traceback" in missing.stderr) == (127, False)
-
-
-def test_half_a_lab_is_said_and_taken_down(
-    needs_lab: None, wan: Callable[..., tuple[int, str]], tmp_path: Path
-) -> None:
-    wan("up", "--profile", "lan", "--hosts", "1")
-    record = json.loads((tmp_path / "state" / "wan.json").read_text())
-    os.kill(record["processes"]["keeper"][0], signal.SIGKILL)
-    for arguments in (["status"], ["exec", "router", "--", "true"], ["up", "--profile", "lan"]):
-        code, shown = wan(*arguments)
-        assert (code, "half up" in shown, "wan down" in shown) == (1, True, True)
-    assert wan("down")[0] == 0
-    assert wan("up", "--profile", "lan", "--hosts", "1")[0] == 0

@@ -1,0 +1,65 @@
+"""Flags of fault runs that cannot be: refused in a sentence, before anything is started."""
+
+from __future__ import annotations
+
+import pytest
+
+from loadtest.lab.lab import lab_problem
+from serving.cli.__main__ import main
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("chaos --minutes 0", "--minutes must be above 0"),
+        ("chaos --minutes nan", "--minutes must be above 0"),
+        ("chaos --requests-at-once 0", "--requests-at-once must be above 0"),
+        ("chaos --seed -1", "--seed must be from 0"),
+        ("chaos --faults flood,quake", "--faults has no 'quake'; choose from kill, "),
+        ("chaos --faults kill,kill", "--faults names something twice"),
+        ("chaos --faults kill,", "--faults has no ''"),
+        ("chaos --profile loopback --count 1 --faults kill,freeze,cut", "--count 1 is less than the 2 kinds"),
+        ("chaos --faults cut --profile loopback", "loopback has no link to cut"),
+        ("chaos --audit 2", "--audit must be from 0 to 1"),
+        ("chaos --audit 0.1 --faults garbage", "--audit leaves it out"),
+        ("chaos --modes poem", "--modes has no 'poem'"),
+        ("chaos --profile moon", "no profile 'moon'"),
+        ("chaos --profile loopback --html /nowhere/x.html", "cannot write /nowhere/x.html"),
+        ("soak --patience-s 0", "--patience-s must be above 0"),
+        ("soak --checkpoint /nowhere", "/nowhere"),
+        ("flood --at 1", "--at must be above 1"),
+        ("flood --knee 0", "--knee must be from 1 to"),
+        ("flood --polite -1", "--polite must be from 0 to"),
+        ("flood --mode poem", "unknown mode 'poem'"),
+        ("flood --router nowhere", "router"),
+        ("chaos training --minutes 0", "--minutes must be above 0"),
+        ("chaos training --seed -1", "--seed must be from 0"),
+        ("chaos training --faults quake", "--faults has no 'quake'; choose from kill, "),
+        ("chaos training --faults cut --profile loopback", "loopback has no link to cut"),
+        ("chaos training --profile moon", "no profile 'moon'"),
+        ("chaos training --data /nowhere", "no text at /nowhere"),
+        ("chaos training --config /nowhere.toml", "cannot read /nowhere.toml"),
+        ("chaos training --profile loopback --html /nowhere/x.html", "cannot write /nowhere/x.html"),
+        ("chaos training --profile loopback --reference /nowhere/x.json", "cannot write /nowhere/x.json"),
+        ("wan train --minutes 0", "--minutes must be above 0"),
+        ("wan train --minutes nan", "--minutes must be above 0"),
+        ("wan train --data nowhere", "no text at nowhere"),
+        ("bench rounds --up-mbps 0", "--up-mbps must be above 0"),
+        ("bench rounds --within-s 0", "--within-s must be from 1"),
+        ("fuzz --inputs 0", "--inputs must be from 1 to"),
+        ("fuzz --seconds 0", "--seconds must be above 0"),
+        ("fuzz --seconds nan", "--seconds must be above 0"),
+        ("fuzz --seed -1", "--seed must be from 0"),
+        ("fuzz --targets stage,moon", "there is no target 'moon'; choose from stage, router"),
+        ("fuzz --targets http,http", "names one twice"),
+        ("fuzz --targets ,", "there is no target ''"),
+        ("fuzz --json /nowhere/x.json", "cannot write /nowhere/x.json"),
+    ],
+)
+def test_bad_flags_are_refused_in_a_sentence(arguments: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if "moon" in arguments and "profile" in arguments and lab_problem():
+        pytest.skip(lab_problem())
+    assert main(arguments.split()) in (1, 2)
+    said = capsys.readouterr().err
+    assert words in said
+    assert "Traceback" not in said
