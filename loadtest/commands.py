@@ -1,13 +1,15 @@
-"""The commands of the folders below, and `onesweep bench` over all benchmarks."""
+"""The commands of the folders below, `onesweep bench` over all benchmarks, and what their registration shares."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stages.errors import InputError
-from stages.settings import flag
+from stages.settings import add_flags, flag
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -50,6 +52,48 @@ def setting(default: T, help: str, **more: Any) -> T:  # noqa: ANN401 - of `flag
     """A field of a settings dataclass with a flag."""
     made: T = field(default=default, metadata=flag(help, **more))
     return made
+
+
+def add_measurement(
+    subparsers: Subparsers,
+    name: str,
+    settings: type[Any],
+    run: Callable[[argparse.Namespace], int],
+    *,
+    help: str,
+    description: str | None = None,
+    access: bool = False,
+    html: bool = False,
+    svg: bool = False,
+) -> argparse.ArgumentParser:
+    """A command whose flags come from its settings, and which writes a record with `--json`.
+
+    :param access: with `--router` and the options of a connection to a deployment that is there.
+    """
+    # here and not above: settings import this module for their flags
+    from loadtest.report.record import add_report_options
+    from loadtest.workload.caller import add_access_options
+
+    command = subparsers.add_parser(name, help=help, description=description)
+    add_flags(command, settings)
+    if access:
+        add_access_options(command)
+    add_report_options(command, html=html, svg=svg)
+    command.set_defaults(run=run)
+    return command
+
+
+def say(text: str) -> None:
+    """Print a line at once, also where the output is a pipe."""
+    print(text, flush=True)
+
+
+def absolute(text: str) -> Path:
+    """A path that still holds when a server with another working directory reads it."""
+    return Path(text).resolve()
+
+
+CHECKPOINT = flag("default: shipped weights", metavar="DIR", shown="", type=absolute)
 
 
 def numbers(text: str, flag: str) -> tuple[int, ...]:

@@ -26,45 +26,35 @@ class InputError(OnesweepError):
     exit_code = 2
 
 
-class ShapeError(InputError):
-    pass
+class ShapeError(InputError): ...
 
 
-class PartitionError(InputError):
-    pass
+class PartitionError(InputError): ...
 
 
-class CodecError(InputError):
-    pass
+class CodecError(InputError): ...
 
 
-class RequestError(InputError):
-    pass
+class RequestError(InputError): ...
 
 
-class DataError(InputError):
-    pass
+class DataError(InputError): ...
 
 
-class ConfigError(InputError):
-    pass
+class ConfigError(InputError): ...
 
 
-class TopologyError(InputError):
-    pass
+class TopologyError(InputError): ...
 
 
-class CheckpointError(OnesweepError):
-    pass
+class CheckpointError(OnesweepError): ...
 
 
-class ResumeError(OnesweepError):
-    pass
+class ResumeError(OnesweepError): ...
 
 
 class Interrupted(OnesweepError):
     exit_code = 130
 
 
-class ServiceError(OnesweepError):
-    pass
+class ServiceError(OnesweepError): ...

@@ -37,7 +37,7 @@ from collections.abc import Collection
 from dataclasses import MISSING, Field, dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
 
 from stages.errors import ConfigError, InputError, OnesweepError
 
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 S = TypeVar("S", bound="DataclassInstance")
+# What `add_subparsers` returns: commands are added to it.
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 _NOUNS: dict[Any, str] = {
     int: "whole number",

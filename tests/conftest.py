@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import shutil
 import subprocess
@@ -27,8 +28,8 @@ from torch import nn
 
 from serving.cli.ports import free_port_block
 from serving.client.client import Client, RouterError
-from serving.router.ring import RingSettings
-from serving.router.server import RouterSettings, run_router
+from serving.router.server import run_router
+from serving.router.settings import RingSettings, RouterSettings
 from serving.router.topology import HostEntry, Topology, local_topology
 from stages.checkpoint.checkpoint import save_ar, save_block, write_manifest
 from stages.checkpoint.gate import PROBE_TEXT
@@ -91,6 +92,15 @@ def write_bundle(directory: Path, seed: int, scorer: bool = False, **changes: An
             write_manifest(directory / name, Manifest("ar", model.architecture, (None,) * parts, probe_text=PROBE_TEXT))
             save_ar(directory / name, model)
         return directory
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine, on an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
+    return True
 
 
 @pytest.fixture(scope="session")

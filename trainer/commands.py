@@ -17,6 +17,7 @@ from trainer.options import (
     config_of,
     corpus_of,
     given,
+    markdown,
     numbers,
     positive,
     print_json,
@@ -138,14 +139,17 @@ def _measure_workers(options: argparse.Namespace, config: TrainingConfig) -> int
     if options.json:
         print_json({"blocks": {count: footprint.to_record() for count, footprint in found.items()}})
         return 0
-    print("| blocks | layers in each | process, MiB | of it the model's | of end to end | 1/B + 10 % |")
-    print("|---|---|---|---|---|---|")
     layers = config.architecture.parts * config.architecture.layers
-    for count, each in found.items():
-        print(
-            f"| {count} | {layers // count} | {each.peak / 2**20:.0f} | {each.held / 2**20:.0f} "
-            f"| {each.held / found[1].held:.3f} | {1 / count + 0.1:.3f} |"
-        )
+    head = ("blocks", "layers in each", "process, MiB", "of it the model's", "of end to end", "1/B + 10 %")
+    rows = [
+        [
+            *map(str, (count, layers // count)),
+            *(f"{size / 2**20:.0f}" for size in (each.peak, each.held)),
+            *(f"{share:.3f}" for share in (each.held / found[1].held, 1 / count + 0.1)),
+        ]
+        for count, each in found.items()
+    ]
+    print("\n".join(markdown(head, rows)))
     return 0
 
 

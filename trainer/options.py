@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,14 +104,14 @@ def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def decimals(text: str) -> tuple[float, ...]:
-    """N[,N]."""
-    return tuple(float(part) for part in text.split(","))
-
-
 def given(values: dict[str, Any]) -> dict[str, Any]:
     """The values that the command line has."""
     return {name: value for name, value in values.items() if value is not None}
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of a table."""
+    return [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows)]
 
 
 def print_json(record: dict[str, Any]) -> None:

@@ -114,7 +114,7 @@ def run_flood_command(options: argparse.Namespace) -> int:
     from loadtest.faults.flood import flood_notes, flood_record, run_flood, two_keys
     from loadtest.load.generator import check_locust
     from loadtest.load.plan import check_settings
-    from loadtest.load.report import run_line, run_table
+    from loadtest.load.report import RUNS, run_line
     from loadtest.workload.prompts import seeded_prompts
     from loadtest.workload.testbed import check_testbed, open_testbed
     from loadtest.workload.texts import Texts
@@ -137,7 +137,7 @@ def run_flood_command(options: argparse.Namespace) -> int:
         cases = seeded_prompts(load.cases, load.first_seed, load.max_bytes, target.facts().context_bytes)
         texts = Texts(target, cases, load.max_bytes)
         result = run_flood(settings, target, texts, lambda done: _say(run_line(done)))
-    _say("\n" + run_table(result.results) + "\n\n" + "\n".join(flood_notes(result)))
+    _say("\n" + RUNS.aligned(result.results) + "\n\n" + "\n".join(flood_notes(result)))
     if files.json:
         write_json(files.json, head | flood_record(result))
     if result.trouble:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.frontier.worth import Ranking, Worth
-from loadtest.latency.interleave import Sample
-from loadtest.latency.rows import percentile_95
+from loadtest.latency.interleave import Sample, ended_well
+from loadtest.report.table import percentile
 from serving.modes.frontier import Frontier, Option
 from stages.errors import OnesweepError
 
@@ -74,7 +74,7 @@ class AutoPoint:
 
 
 def point_of(profile: str, worth: Worth, answers: Sequence[Sample], exact_bits: float | None = None) -> Point:
-    good, failed = _split(answers)
+    good, failed = ended_well(answers)
     arm = worth.arm
     plain = Point(
         *(profile, arm.label, arm.mode, arm.scorer, worth.bits, worth.low, worth.high),
@@ -87,7 +87,7 @@ def point_of(profile: str, worth: Worth, answers: Sequence[Sample], exact_bits: 
     return replace(
         plain,
         seconds=statistics.median(latencies),
-        seconds_p95=percentile_95(latencies),
+        seconds_p95=percentile(latencies, 95),
         sweeps=statistics.fmean(answer.booked["sweeps"] for answer in good),
         host_seconds=statistics.fmean(answer.host_ms for answer in good) / 1000,
         router_seconds=statistics.fmean(answer.router_ms for answer in good) / 1000,
@@ -121,7 +121,7 @@ def usual_budgets_ms(points: Sequence[Point]) -> tuple[int, ...]:
 
 def auto_point_of(profile: str, budget_ms: int, answers: Sequence[Sample], points: Sequence[Point]) -> AutoPoint:
     """:param points: of the fixed settings on the same profile."""
-    good, failed = _split(answers)
+    good, failed = ended_well(answers)
     bits = {point.spec: point.bits for point in points}
     parts = [parts_of(answer.booked["reason"], answer.booked["output_bytes"]) for answer in good]
     fitting = [p for p in points if p.seconds_p95 is not None and p.seconds_p95 * 1000 <= budget_ms]
@@ -160,12 +160,6 @@ def parts_of(reason: str, output_bytes: int) -> dict[str, int]:
     return parts
 
 
-def _split(answers: Sequence[Sample]) -> tuple[list[Sample], str | None]:
-    """The answers that ended well, and the most frequent reason of the others."""
-    failed = Counter(answer.error for answer in answers if answer.error)
-    return [answer for answer in answers if not answer.error], failed.most_common(1)[0][0] if failed else None
-
-
 # What each arm costs wherever it runs, sweeps and arithmetic: with its worth, an option of the file for `auto`.
 
 
@@ -179,7 +173,7 @@ def option_of(worth: Worth, answers: Sequence[Sample], output_bytes: int) -> Opt
         bits=worth.bits,
         output_bytes=output_bytes,
         sweeps=statistics.fmean(sweeps),
-        sweeps_high=percentile_95(sorted(sweeps)),
+        sweeps_high=percentile(sorted(sweeps), 95) or 0.0,
         host_ms=statistics.median(answer.host_ms for answer in answers),
         router_ms=statistics.median(answer.router_ms for answer in answers),
         wire_bytes=statistics.fmean(answer.booked["wire_bytes_total"] for answer in answers),

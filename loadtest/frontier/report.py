@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from loadtest.frontier.points import AutoPoint, Point
 from loadtest.quality.panel import AT_HUMAN_ENTROPY
 from loadtest.report.chart import FAINT, INK, draw_chart, grid
-from loadtest.report.page import figure, html_page, html_pairs, html_table, shown
-from loadtest.report.table import markdown, number
+from loadtest.report.page import bullets, figure, html_page, html_pairs, shown
+from loadtest.report.table import Table, markdown, number, number_column, text_column
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,18 +42,44 @@ def points_table(points: Sequence[Point], human_bits: float | None) -> str:
     return markdown(header, rows)
 
 
-def auto_table(points: Sequence[AutoPoint]) -> str:
-    """A row for each budget."""
-    header = ["profile", "budget s", "s", "worst / budget", "kept", "picked", "bits", "best fixed that fits", "bits"]
-    rows = []
-    for point in points:
-        picked = ", ".join(f"`{label}`" for label in point.picked) or point.error or "-"
-        picked += f" ({point.hurried} of {point.requests} finished by another)" if point.hurried else ""
-        fixed = f"`{point.best_fixed}`" if point.best_fixed else "none"
-        cells = [point.profile, f"{point.budget_ms / 1000:.2f}", number(point.seconds, 2), number(point.worst, 2)]
-        kept = {True: "yes", False: "no", None: "-"}[point.kept]
-        rows.append([*cells, kept, picked, number(point.bits, 3), fixed, number(point.best_fixed_bits, 3)])
-    return markdown(header, rows)
+def _picked(point: AutoPoint) -> str:
+    """The settings that began texts."""
+    if not point.picked:
+        return point.error or "-"
+    shares = [f"{label} ({count})" for label, count in point.picked.items()]
+    hurried = f"; {point.hurried} of {point.requests} finished by another" if point.hurried else ""
+    return ", ".join(shares) + hurried
+
+
+AUTO: Table[AutoPoint] = Table(
+    (
+        text_column("profile"),
+        ("picked", _picked),
+        number_column("budget s", "budget_ms", 2, scale=1e-3),
+        number_column("s", "seconds", 2),
+        number_column("worst / budget", "worst", 2),
+        ("kept", lambda point: {True: "yes", False: "no", None: "-"}[point.kept]),
+        number_column("bits", "bits", 3),
+        ("best fixed that fits", lambda point: point.best_fixed or "none"),
+        number_column("its bits", "best_fixed_bits", 3),
+    ),
+    text_columns=2,
+)
+POINTS: Table[Point] = Table(
+    (
+        text_column("profile"),
+        ("mode", lambda point: point.spec + (" *" if point.pareto else "")),
+        number_column("seconds", "seconds", 2),
+        number_column("p95", "seconds_p95", 2),
+        ("judge bits", lambda point: _bits(point)),
+        number_column("exact bits", "exact_bits", 3),
+        number_column("sweeps", "sweeps"),
+        number_column("host-s", "host_seconds", 3),
+        number_column("router-s", "router_seconds", 3),
+        number_column("wire bytes", "wire_bytes", 0),
+    ),
+    text_columns=2,
+)
 
 
 def failures(points: Sequence[Point | AutoPoint]) -> list[str]:
@@ -95,7 +121,7 @@ STYLES = {
     "ar": ("#d55e00", "s", "ar, token by token"),
 }
 HOLLOW = "chain"  # the scorer whose points are hollow: trained block by block
-MARKS = ("local", "ar")
+MARKS = ("local", "ar")  # always named: the ends between which the others lie
 WIDTH_IN, HEIGHT_IN = 11.0, 4.4
 # Of the picture below the local model and AR, over what is between them and the best: what is worse is a note.
 ROOM = 0.3
@@ -250,10 +276,11 @@ def frontier_page(record: dict[str, Any]) -> str:
         f"<p>{_READING}</p><pre>{shown(record['command'])}</pre>",
         figure(record_picture(record), "Quality against seconds."),
         "<h2>Every setting</h2>",
-        _points(points),
+        "<p>*: nothing is both as quick and as good.</p>",
+        POINTS.html(points),
         "<h2>auto</h2>",
-        _auto(auto),
-        "".join(f"<p class='bad'>{shown(line)}</p>" for line in problems),
+        AUTO.html(auto),
+        bullets(problems, bad=True),
         "<h2>Settings</h2>",
         html_pairs(record["settings"] | {"judge": record["judge"], "bits": record["basis"]} | record["machine"]),
     ]
@@ -268,45 +295,3 @@ def record_picture(record: dict[str, Any]) -> str:
 def _page_of(record: dict[str, Any]) -> tuple[list[Point], list[AutoPoint]]:
     points = [Point(**point) for point in record["points"]]
     return points, [AutoPoint(**{k: v for k, v in point.items() if k != "as_good"}) for point in record["auto"]]
-
-
-def _points(points: list[Point]) -> str:
-    head = [
-        "profile",
-        "mode",
-        "seconds",
-        "p95",
-        "judge bits",
-        "interval",
-        "exact bits",
-        "sweeps",
-        "host-s",
-        "router-s",
-        "wire bytes",
-    ]
-    body = []
-    for p in points:
-        interval = "-" if p.bits_low is None or p.bits_high is None else f"{p.bits_low:.3f} … {p.bits_high:.3f}"
-        name = shown(p.spec)
-        seconds = [number(value, 2) for value in (p.seconds, p.seconds_p95)]
-        costs = [
-            number(p.exact_bits, 3),
-            number(p.sweeps, 1),
-            number(p.host_seconds, 3),
-            number(p.router_seconds, 3),
-        ]
-        row = [p.profile, f"<b>{name}</b>" if p.pareto else name, *seconds, f"{p.bits:.3f}", interval, *costs]
-        body.append([*row, number(p.wire_bytes, 0)])
-    return html_table(head, body, text_columns=2)
-
-
-def _auto(points: list[AutoPoint]) -> str:
-    head = ["profile", "picked", "budget, s", "seconds", "worst / budget", "kept", "bits", "best fixed", "its bits"]
-    body = []
-    for p in points:
-        picked = ", ".join(f"{label} ({count})" for label, count in p.picked.items()) or p.error or "-"
-        times = [f"{p.budget_ms / 1000:.2f}", number(p.seconds, 2), number(p.worst, 2)]
-        kept = {True: "yes", False: "<span class='bad'>no</span>", None: "-"}[p.kept]
-        fixed = [number(p.bits, 3), shown(p.best_fixed or "none"), number(p.best_fixed_bits, 3)]
-        body.append([p.profile, shown(picked), *times, kept, *fixed])
-    return html_table(head, body, text_columns=2)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,46 +20,28 @@ from loadtest.frontier.points import (
     with_pareto,
     write_frontier,
 )
-from loadtest.frontier.worth import AUTO, Ranking, Worth, exact_bits, model_of, read_ranking, record_fields
+from loadtest.frontier.settings import FrontierSettings
+from loadtest.frontier.worth import AUTO, Ranking, Worth, exact_bits, model_of, ranking_of, read_ranking
 from loadtest.lab.lab import lab_problem
 from loadtest.lab.profile import Profile, profile_named
 from loadtest.latency.interleave import Sample, Seat, collect
 from loadtest.quality.generation import parse_arms
 from loadtest.quality.prompts import Passage, cut_prompts, held_out_documents
-from loadtest.report.record import origin
+from loadtest.quality.run import run_quality
+from loadtest.quality.settings import QualitySettings
+from loadtest.report.record import origin, settings_record
+from loadtest.report.table import open_meter
 from loadtest.workload.prompts import SENTENCES
-from loadtest.workload.testbed import Testbed, default_hosts, deployed, open_network
+from loadtest.workload.testbed import Testbed, check_host_count, started_testbed
 from serving.modes import MODES
 from serving.modes.frontier import Option
 from stages.checkpoint.bundle import FRONTIER_NAME, find_bundle
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import InputError, OnesweepError
-from stages.host.parts import plan_host
 
 COSTS_PROFILE = "lan"  # sweeps and arithmetic do not depend on the links, so they are counted on the fastest
-PROMPT_BYTES = 64
+PROMPT_BYTES = 64  # as `onesweep quality` cuts them, so that texts are alike
 PASSAGES = 100  # for exact bits and prompts
-
-
-@dataclass(frozen=True)
-class FrontierSettings:
-    """Settings of `onesweep frontier`."""
-
-    profiles: tuple[str, ...]
-    checkpoint: Path
-    quality: Path | None = None  # a record of `onesweep quality`, or a frontier; None: the bundle's frontier
-    modes: str | None = None  # of those that were measured; None: all
-    max_bytes: int = 256
-    requests: int = 5  # of each arm on each profile, after one that warms up
-    seed: int = 0
-    prompts: Path | None = None  # held-out text to cut prompts from; None: sentences that ship
-    budgets_ms: tuple[int, ...] = ()  # for `auto`; none: between the points of each profile's frontier
-    profiles_file: Path | None = None
-    hosts: int | None = None
-
-    @property
-    def host_count(self) -> int:
-        return self.hosts or default_hosts(self.checkpoint)
 
 
 @dataclass(frozen=True)
@@ -74,26 +56,19 @@ class FrontierPlan:
     passages: tuple[Passage, ...] = ()  # held-out text for exact bits; none where no text was given
 
 
-def checked_plan(settings: FrontierSettings, ranking: Ranking | None = None) -> FrontierPlan:
-    """:param ranking: where it was measured just now. Raises OnesweepError."""
-    for flag, value in (("--bytes", settings.max_bytes), ("--requests", settings.requests)):
-        if value < 1:
-            raise InputError(f"{flag} must be at least 1, not {value}")
+def checked_plan(settings: FrontierSettings) -> FrontierPlan:
+    """Raises OnesweepError."""
     for budget in settings.budgets_ms:
         if budget < 1:
             raise InputError(f"--budgets must be milliseconds from 1, not {budget}")
-    if not 0 <= settings.seed < 1 << 63:
-        raise InputError(f"--seed must be 0 to {(1 << 63) - 1}, not {settings.seed}")
-    parts = plan_host(settings.checkpoint, (0,)).parts
-    if settings.hosts is not None and not 1 <= settings.hosts <= parts:
-        raise InputError(f"--hosts must be 1 to {parts}, the checkpoint's blocks, not {settings.hosts}")
+    check_host_count(settings.hosts, settings.checkpoint)
     profiles = tuple(profile_named(name, settings.profiles_file) for name in settings.profiles)
     costs_profile = profile_named(COSTS_PROFILE, settings.profiles_file)
     for profile in (*profiles, costs_profile):
         profile.check_hosts(settings.host_count)
-    ranking = ranking or _ranking(settings)
+    ranking = _ranking(settings)
     check_weights(settings.checkpoint, ranking)
-    if settings.modes is not None:
+    if settings.modes is not None and settings.judge_on is None:
         ranking = ranking.only(parse_arms(settings.modes, MODES))
     passages = _passages(settings)
     if problem := lab_problem():
@@ -114,6 +89,10 @@ def check_weights(checkpoint: Path, ranking: Ranking) -> None:
 
 
 def _ranking(settings: FrontierSettings) -> Ranking:
+    s = settings
+    if s.judge_on is not None:
+        judged = QualitySettings(s.judge_on, s.modes, s.count, s.max_bytes, seed=s.seed, weights=s.checkpoint)
+        return ranking_of(run_quality(judged).record)
     path = settings.quality or settings.checkpoint / FRONTIER_NAME
     if settings.quality is None and not path.exists():
         raise InputError(
@@ -137,7 +116,6 @@ def _passages(settings: FrontierSettings) -> tuple[Passage, ...]:
 
 K = TypeVar("K")
 Tell = Callable[[str], None]
-Meter = Callable[[str, int], contextlib.AbstractContextManager[Callable[[int], object]]]
 
 
 @dataclass
@@ -151,12 +129,13 @@ class FrontierFigures:
     problems: list[str] = field(default_factory=list)  # sentences on what could not be measured
 
 
-def measure_frontier(plan: FrontierPlan, write: Path | None, tell: Tell, meter: Meter) -> FrontierFigures:
-    """:param write: where the file for `auto` goes, as soon as the costs are known; None: nowhere.
+def measure_frontier(plan: FrontierPlan, tell: Tell) -> FrontierFigures:
+    """The file for `auto` is written as soon as the costs are known.
 
     A profile that cannot be measured becomes one of `problems`; the others are measured all the same. Raises
     OnesweepError where no arm can be served.
     """
+    write = plan.settings.write
     figures = FrontierFigures()
     if plan.passages:
         tell(f"exact bits a byte of {len(plan.passages)} passages ...")
@@ -166,7 +145,7 @@ def measure_frontier(plan: FrontierPlan, write: Path | None, tell: Tell, meter: 
         path = write or Path(folder) / "frontier.json"
         tell(f"{COSTS_PROFILE}: what {len(worths)} settings cost ...")
         with _testbed(plan, plan.costs_profile) as testbed:
-            answers = _arms(plan, testbed, worths, meter)
+            answers = _arms(plan, testbed, worths)
         for worth in worths:
             good = [answer for answer in answers[worth] if not answer.error]
             if good:
@@ -180,7 +159,7 @@ def measure_frontier(plan: FrontierPlan, write: Path | None, tell: Tell, meter: 
             tell(f"{write}: {len(figures.options)} settings for mode auto")
         for profile in plan.profiles:
             try:
-                _measure_profile(plan, profile, path, figures, tell, meter)
+                _measure_profile(plan, profile, path, figures, tell)
             except OnesweepError as error:
                 figures.problems.append(f"{profile.name}: {error}")
     return figures
@@ -188,12 +167,16 @@ def measure_frontier(plan: FrontierPlan, write: Path | None, tell: Tell, meter: 
 
 def frontier_record(plan: FrontierPlan, figures: FrontierFigures) -> dict[str, Any]:
     """Settings, figures and what they were measured on, for a JSON file."""
-    s = plan.settings
+    s, ranking = plan.settings, plan.ranking
     return {
         "bench": "frontier",
         **origin(),
-        "settings": {k: str(v) if isinstance(v, Path) else v for k, v in asdict(s).items()} | {"hosts": s.host_count},
-        **record_fields(plan.ranking),
+        "settings": settings_record(s, hosts=s.host_count),
+        "judge": ranking.judge,
+        "basis": ranking.basis,
+        "human_bits": ranking.human_bits,
+        "weights": dict(ranking.weights),
+        "left_out": list(ranking.left_out),
         "exact_bits": figures.exact,
         "points": [asdict(point) for point in figures.points],
         "auto": [asdict(point) | {"as_good": point.as_good} for point in figures.auto],
@@ -202,19 +185,19 @@ def frontier_record(plan: FrontierPlan, figures: FrontierFigures) -> dict[str, A
 
 
 def _measure_profile(
-    plan: FrontierPlan, profile: Profile, frontier: Path, figures: FrontierFigures, tell: Tell, meter: Meter
+    plan: FrontierPlan, profile: Profile, frontier: Path, figures: FrontierFigures, tell: Tell
 ) -> None:
     known = {option.label for option in figures.options}
     worths = [worth for worth in plan.ranking.worths if worth.arm.label in known]
     tell(f"{profile.name}: {len(worths)} settings x {plan.settings.requests} requests ...")
     with _testbed(plan, profile, ("--frontier", str(frontier))) as testbed:
-        answers = _arms(plan, testbed, worths, meter)
+        answers = _arms(plan, testbed, worths)
         exact = {worth: figures.exact.get(model_of(worth.arm) or "") for worth in worths}
         points = with_pareto([point_of(profile.name, worth, answers[worth], exact[worth]) for worth in worths])
         figures.points += points
         budgets = plan.settings.budgets_ms or usual_budgets_ms(points)
         requests = {ms: _FixedRequest(plan, (("mode", AUTO), ("budget_ms", ms))) for ms in budgets}
-        taken = _turns(plan, testbed, requests, meter)
+        taken = _turns(plan, testbed, requests)
         figures.auto += [auto_point_of(profile.name, ms, taken[ms], points) for ms in budgets]
 
 
@@ -231,24 +214,20 @@ class _FixedRequest:
         return {"prompt": prompt, "max_bytes": self.plan.settings.max_bytes, "seed": seed, **dict(self.settings)}
 
 
-def _arms(plan: FrontierPlan, testbed: Testbed, worths: Sequence[Worth], meter: Meter) -> dict[Worth, list[Sample]]:
+def _arms(plan: FrontierPlan, testbed: Testbed, worths: Sequence[Worth]) -> dict[Worth, list[Sample]]:
     requests = {worth: _FixedRequest(plan, tuple(worth.arm.request().items())) for worth in worths}
-    return _turns(plan, testbed, requests, meter)
+    return _turns(plan, testbed, requests)
 
 
-def _turns(
-    plan: FrontierPlan, testbed: Testbed, requests: Mapping[K, _FixedRequest], meter: Meter
-) -> dict[K, list[Sample]]:
+def _turns(plan: FrontierPlan, testbed: Testbed, requests: Mapping[K, _FixedRequest]) -> dict[K, list[Sample]]:
     seats = {key: Seat(testbed, request) for key, request in requests.items()}
-    with meter(testbed.profile, len(seats) * plan.settings.requests) as progress:
+    with open_meter(testbed.profile, len(seats) * plan.settings.requests) as progress:
         samples = collect(list(seats.values()), plan.settings.requests, plan.settings.seed, lambda: progress(1))
     return {key: samples[seat] for key, seat in seats.items()}
 
 
-@contextlib.contextmanager
-def _testbed(plan: FrontierPlan, profile: Profile, router_options: Sequence[str] = ()) -> Iterator[Testbed]:
-    with (
-        open_network(profile, plan.settings.host_count) as network,
-        deployed(network, plan.settings.checkpoint, router_options=router_options) as testbed,
-    ):
-        yield testbed
+def _testbed(
+    plan: FrontierPlan, profile: Profile, router_options: Sequence[str] = ()
+) -> AbstractContextManager[Testbed]:
+    s = plan.settings
+    return started_testbed(profile, s.host_count, s.checkpoint, router_options=router_options)

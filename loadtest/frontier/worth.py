@@ -7,21 +7,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
 
 from loadtest.quality.generation import INFILL, QualityArm, parse_arm
 from loadtest.quality.panel import AT_HUMAN_ENTROPY, GRAMS, HUMAN, JUDGED, QualityRow
 from loadtest.quality.prompts import Passage
+from loadtest.workload.pipeline import Pipeline
 from serving.modes import MODES, SCORERS
 from serving.modes.frontier import Frontier
 from stages.checkpoint.bundle import find_bundle
-from stages.checkpoint.checkpoint import load_ar
+from stages.checkpoint.manifest import read_manifest
 from stages.errors import InputError
-from stages.model.pipeline import ArModel
 
 AUTO = "auto"
 
@@ -150,37 +145,24 @@ def _from_human(row: QualityRow, human: QualityRow | None) -> float:
     return abs(own - wanted) if own is not None and wanted is not None else 0.0
 
 
-def record_fields(ranking: Ranking) -> dict[str, Any]:
-    """The ranking's part of a record: judge, basis, weights."""
-    return {
-        "judge": ranking.judge,
-        "basis": ranking.basis,
-        "human_bits": ranking.human_bits,
-        "weights": dict(ranking.weights),
-        "left_out": list(ranking.left_out),
-    }
-
-
 # Exact bits a byte of human text under the models whose distribution a mode has: no judge, no sampling.
 
 
 MODELS = ("ar", "scorer", "local")
-BATCH = 16
 
 
-@torch.inference_mode()
 def exact_bits(checkpoint: Path, passages: Sequence[Passage]) -> dict[str, float]:
     """Bits for a byte of the true continuations after their prompts, by the name of a bundle's folder.
 
     At temperature 1. A model whose context is too short for a passage is left out. Raises CheckpointError.
     """
     folders = {name: path for name, path in vars(find_bundle(checkpoint)).items() if path and name in MODELS}
+    longest = max(len(p.prompt) + len(p.continuation) for p in passages)
     found = {}
     for name, path in folders.items():
-        model = load_ar(path)
-        longest = max(len(p.prompt) + len(p.continuation) for p in passages)
-        if longest <= model.architecture.context_bytes:
-            nats = sum(_nats(model, passages[i : i + BATCH]) for i in range(0, len(passages), BATCH))
+        if longest <= read_manifest(path).byte_architecture.context_bytes:
+            pipeline = Pipeline(path)
+            nats = sum(pipeline.surprise(list(p.prompt), list(p.continuation)).nats for p in passages)
             found[name] = nats / math.log(2) / sum(len(passage.continuation) for passage in passages)
     return found
 
@@ -190,14 +172,3 @@ def model_of(arm: QualityArm) -> str | None:
     if arm.mode == "verified":
         return SCORERS.get(arm.scorer or "")
     return {"local": "local", "ar": "ar", "ar-speculative": "ar"}.get(arm.mode)
-
-
-def _nats(model: ArModel, passages: Sequence[Passage]) -> float:
-    """Nats of all true continuations together. Padding on the right is invisible to the bytes before it."""
-    texts = [torch.frombuffer(bytearray(p.prompt + p.continuation), dtype=torch.uint8).long() for p in passages]
-    logits = model(pad_sequence(texts, batch_first=True)[:, :-1])
-    total = 0.0
-    for row, text, passage in zip(logits, texts, passages, strict=True):
-        begin = len(passage.prompt)
-        total += float(F.cross_entropy(row[begin - 1 : len(text) - 1].double(), text[begin:], reduction="sum"))
-    return total

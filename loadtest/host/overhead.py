@@ -13,7 +13,7 @@ import torch
 from loadtest.host.benchmark import PROMPT, RING, Benchmark, TextDiffers, ring_of
 from loadtest.host.settings import OverheadSettings
 from loadtest.report.table import aligned
-from loadtest.workload.texts import InProcess, Work
+from loadtest.workload.pipeline import InProcess, Work
 from serving.cli.deployment import temporary_deployment
 from serving.client.client import Client, Result
 from serving.router.topology import Topology

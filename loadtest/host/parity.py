@@ -122,7 +122,7 @@ class ParityBench(Benchmark[ParitySettings, list[PromptFigures]]):
         longest = max(len(symbols_of(spelling, text.encode())) for text in self.texts)
         room = read_manifest(directory).architecture.positions - longest
         if not 1 <= s.tokens <= room:
-            raise InputError(f"--tokens must be 1 to {room}, what the context leaves after the prompt")
+            raise InputError(f"--max-tokens must be 1 to {room}, what the context leaves after the prompt")
 
     def _directory(self) -> Path:
         """The folder of the AR model. Raises InputError where it was not imported."""

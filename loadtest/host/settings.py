@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from loadtest.commands import numbers, setting
+from loadtest.commands import CHECKPOINT, absolute, numbers, setting
 from serving.cli.deployment import SHIPPED
 from stages.settings import flag
 
@@ -17,24 +17,16 @@ MAX_AT_ONCE = 64  # requests in flight that a router takes by default
 MOST_REQUESTS = 100_000
 
 
-def absolute(text: str) -> Path:
-    """A path that still holds when a server with another working directory reads it."""
-    return Path(text).resolve()
-
-
 def numbers_flag(name: str, one: str) -> dict[str, Any]:
     """Metadata of a flag that takes a list of whole numbers."""
     return {"name": name, "metavar": f"{one}[,{one}]", "type": partial(numbers, flag=name)}
-
-
-CHECKPOINT: dict[str, Any] = {"help": "default: shipped weights", "metavar": "DIR", "shown": "", "type": absolute}
 
 
 @dataclass(frozen=True)
 class OverheadSettings:
     """Settings of `bench overhead`."""
 
-    checkpoint: Path = setting(SHIPPED, **CHECKPOINT)
+    checkpoint: Path = field(default=SHIPPED, metadata=CHECKPOINT)
     requests: int = setting(20, "requests of each mode", metavar="R", least=1)
     max_bytes: int = setting(128, "bytes to generate", name="--bytes")
     hosts: tuple[int, ...] = setting((), "hosts that share the blocks", shown="1,3", **numbers_flag("--hosts", "H"))
@@ -55,7 +47,7 @@ class MemorySettings:
 class StageSettings:
     """Settings of `bench stage`."""
 
-    checkpoint: Path = setting(SHIPPED, **CHECKPOINT)
+    checkpoint: Path = field(default=SHIPPED, metadata=CHECKPOINT)
     slots: int = setting(128, "noisy slots of a piece")
     batches: tuple[int, ...] = setting((1, 4, 16), "pieces computed together", **numbers_flag("--batch", "N"))
     threads: int = setting(1, "processor threads", metavar="T")
@@ -66,7 +58,7 @@ class StageSettings:
 class LossSettings:
     """Settings of `bench losses`."""
 
-    checkpoint: Path = setting(SHIPPED, **CHECKPOINT)
+    checkpoint: Path = field(default=SHIPPED, metadata=CHECKPOINT)
     text: Path = field(metadata=flag("held-out text"))
     backends: tuple[str, ...] = setting((), "backends to compare", metavar="B[,B]", shown="all that are installed")
     codecs: tuple[str, ...] = setting(("fp32", "int8"), "codecs of hidden states", metavar="C[,C]")
@@ -77,7 +69,7 @@ class LossSettings:
 class BatchingSettings:
     """Settings of `bench batching`."""
 
-    checkpoint: Path = setting(SHIPPED, **CHECKPOINT)
+    checkpoint: Path = field(default=SHIPPED, metadata=CHECKPOINT)
     batch: int = setting(16, "requests at once", least=1, most=MAX_AT_ONCE)
     max_bytes: int = setting(128, "bytes to generate", name="--bytes")
     rounds: int = setting(5, "times that each is measured", metavar="R", least=1)
@@ -87,7 +79,7 @@ class BatchingSettings:
 class AuditSettings:
     """Settings of `bench audit`."""
 
-    checkpoint: Path = setting(SHIPPED, **CHECKPOINT)
+    checkpoint: Path = field(default=SHIPPED, metadata=CHECKPOINT)
     share: float = setting(0.05, "share of sweeps that are audited", metavar="S", above=0, most=1)
     modes: tuple[str, ...] = setting(("sweep", "chunked", "ar"), "modes to measure the cost of", metavar="M[,M]")
     sweeps: int = setting(100, "sweeps within which a faulty host should be found", least=1, most=MOST_REQUESTS)
@@ -101,7 +93,7 @@ class AuditSettings:
 class TelemetrySettings:
     """Settings of `bench seeing`."""
 
-    checkpoint: Path = setting(SHIPPED, **CHECKPOINT)
+    checkpoint: Path = field(default=SHIPPED, metadata=CHECKPOINT)
     modes: tuple[str, ...] = setting(("sweep", "ar"), "modes", metavar="M[,M]")
     users: int = setting(4, "requests at once", metavar="U", least=1, most=MAX_AT_ONCE)
     requests: int = setting(2, "requests of each user in a turn", metavar="R", least=1, most=1000)
@@ -131,4 +123,4 @@ class ParitySettings:
     checkpoint: Path = field(metadata=flag("imported model", metavar="DIR", type=absolute))
     source: Path = field(metadata=flag("folder or .gguf file that it was imported from", metavar="SOURCE"))
     prompts: int = setting(20, "prompts")
-    tokens: int = setting(64, "tokens to generate")
+    tokens: int = setting(64, "tokens to generate", name="--max-tokens")

@@ -169,7 +169,7 @@ def _evaluation_s(a: Architecture, settings: ShapesSettings) -> float:
     with without_memory():  # torch's own initialisation of a large block takes longer than the measurement
         block = Block(a, 0, codes)
     _fill(block, DTYPES[settings.dtype], generator)
-    block.restore_tables(codes)
+    block.restore_tables()
     _, memory = block.read(torch.randint(0, 256, (1, PROMPT_BYTES), generator=generator))
     z = torch.randn(1, settings.slots, a.code_dim, generator=generator)
     return _timed(lambda: block.denoise(z, 0.1 * z, torch.ones(1, 1), memory, PROMPT_BYTES))

@@ -7,7 +7,6 @@ Beside the router of a deployment stands a second one over the same hosts, which
 from __future__ import annotations
 
 import contextlib
-import math
 import statistics
 import subprocess
 import sys
@@ -19,57 +18,38 @@ from typing import Any
 
 from loadtest.lab.lab import lab_problem
 from loadtest.lab.profile import ROUTER, Link, Profile
-from loadtest.latency.floor import course_of
-from loadtest.latency.interleave import Sample, Seat, ask_once, collect
-from loadtest.report.record import origin, this_machine
-from loadtest.report.table import aligned
+from loadtest.latency.floor import course_of, least_delay_ms, wire_ms
+from loadtest.latency.interleave import Sample, Seat, ask_once, collect, ended_well
+from loadtest.latency.settings import FirstTokenSettings
+from loadtest.report.record import this_machine
+from loadtest.report.table import Table, number_column, text_column
 from loadtest.workload.caller import Access
-from loadtest.workload.testbed import Testbed, default_hosts, deployed, open_network
+from loadtest.workload.testbed import Testbed, default_hosts, started_testbed
 from loadtest.workload.texts import symbols_of, tokenizer_of
 from serving.modes.ar import ArMode
 from serving.modes.tokenizer import Tokenizer
-from serving.router.ring import RingSettings
-from serving.router.server import RouterSettings, serve
+from serving.router.server import serve
+from serving.router.settings import RingSettings, RouterSettings
 from serving.router.topology import read_topology
 from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import InputError, OnesweepError
 from stages.model.prefill import MAX_PREFILL_CHUNKS, READ_POSITIONS, max_new_symbols
 from stages.model.vocabulary import Alphabet
-from stages.telemetry.logs import start_log
+from stages.telemetry.observability import start_log
 from stages.v1 import stage_pb2
 from stages.wire.channel import parse_address
 from stages.wire.messages import prefill_hops, work_of
 from stages.wire.tls import Security
 
 WHOLE_ROUTER = [sys.executable, "-P", "-m", "loadtest.latency.first_token"]
-PORTS_APART = 50
-READY_S, POLL_S, STOP_S = 120.0, 0.5, 15.0
+PORTS_APART = 50  # of the two routers: beyond the ports of the hosts
+READY_S, POLL_S, STOP_S = 120.0, 0.5, 15.0  # as long as a router on a busy machine may take
 # Places of a text where a prompt of exactly the wanted length is looked for: a cut may change the last symbols.
 TRIES = 200
 
 Tell = Callable[[str], None]
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class FirstTokenSettings:
-    """Settings of `onesweep bench first-token`."""
-
-    profile: Profile
-    checkpoint: Path
-    prompt_symbols: int = 1000
-    text: Path | None = None  # where the prompt is from; None = text that comes with Python
-    requests: int = 5  # of each arm, after one that warms up
-    codecs: tuple[str, ...] = (ArMode.default_codec,)
-
-    @property
-    def hosts(self) -> int:
-        """Three, or one for each stage where there are fewer."""
-        return default_hosts(self.checkpoint)
-
-    def arms(self) -> list[PieceArm]:
-        return [PieceArm(codec, most) for codec in self.codecs for most in (MAX_PREFILL_CHUNKS, 1)]
 
 
 @dataclass(frozen=True)
@@ -80,10 +60,12 @@ class PieceArm:
     most_pieces: int  # hops that a prompt travels in at most
 
 
-def prompt_for(settings: FirstTokenSettings) -> tuple[str, Alphabet]:
+def arms_of(settings: FirstTokenSettings) -> list[PieceArm]:
+    return [PieceArm(codec, most) for codec in dict.fromkeys(settings.codecs) for most in (MAX_PREFILL_CHUNKS, 1)]
+
+
+def prompt_for(settings: FirstTokenSettings, profile: Profile) -> tuple[str, Alphabet]:
     """The prompt, and the symbols that it is counted in. Raises OnesweepError for what cannot be measured."""
-    if settings.requests < 1:
-        raise InputError(f"--requests must be at least 1, not {settings.requests}")
     for codec in settings.codecs:
         if codec not in ArMode.codecs:
             raise InputError(f"unknown codec {codec!r}; choose from {', '.join(ArMode.codecs)}")
@@ -97,7 +79,7 @@ def prompt_for(settings: FirstTokenSettings) -> tuple[str, Alphabet]:
             f"--prompt-tokens must be {READ_POSITIONS + 1} to {most}, not {settings.prompt_symbols}: "
             "shorter ones are one piece, longer ones do not fit one hop"
         )
-    settings.profile.check_hosts(settings.hosts)
+    profile.check_hosts(default_hosts(settings.checkpoint))
     tokenizer = tokenizer_of(directory)
     prompt = _cut(_text(settings.text), settings.prompt_symbols, tokenizer)
     if problem := lab_problem():
@@ -137,8 +119,7 @@ def _cut(text: str, count: int, tokenizer: Tokenizer) -> str:
 # The least time to a first token that the booked bytes and arithmetic allow, for the best schedule of the pieces.
 #
 # Booked are sums over all pieces, so each piece is given the share of its symbols. That is a little less than the
-# truth
-# for the last ones, which attend to more.
+# truth for the last ones, which attend to more.
 
 
 @dataclass(frozen=True)
@@ -165,9 +146,10 @@ def floor_ms(booked: Booked, links: Sequence[Link], shares: Sequence[float]) -> 
     """
     ready = [0.0] * len(shares)
     for link, size, host_ms in zip(links, booked.wire_bytes, booked.host_ms, strict=False):
-        ready = [end + _delay_ms(link) for end in _one_at_a_time(ready, [_wire_ms(size, link) * s for s in shares])]
+        sent = _one_at_a_time(ready, [wire_ms(size, link.rate_mbps) * share for share in shares])
+        ready = [end + least_delay_ms(link) for end in sent]
         ready = _one_at_a_time(ready, [host_ms * share for share in shares])
-    return ready[-1] + _wire_ms(booked.wire_bytes[-1], links[-1]) + _delay_ms(links[-1])
+    return ready[-1] + wire_ms(booked.wire_bytes[-1], links[-1].rate_mbps) + least_delay_ms(links[-1])
 
 
 def shared_floor_ms(booked: Booked, links: Sequence[Link], cores: int) -> float:
@@ -175,7 +157,7 @@ def shared_floor_ms(booked: Booked, links: Sequence[Link], cores: int) -> float:
 
     No host computes before the first piece is there, and none after the result has left.
     """
-    return _delay_ms(links[0]) + sum(booked.host_ms) / cores + _delay_ms(links[-1])
+    return least_delay_ms(links[0]) + sum(booked.host_ms) / cores + least_delay_ms(links[-1])
 
 
 def _one_at_a_time(ready: Sequence[float], takes: Sequence[float]) -> list[float]:
@@ -186,26 +168,19 @@ def _one_at_a_time(ready: Sequence[float], takes: Sequence[float]) -> list[float
     return ends
 
 
-def _delay_ms(link: Link) -> float:
-    return link.delay_ms - link.jitter_ms
-
-
-def _wire_ms(size: int, link: Link) -> float:
-    return size * 8 / ((math.inf if link.rate_mbps is None else link.rate_mbps) * 1000)
-
-
-def measure_first_token(settings: FirstTokenSettings, prompt: str, alphabet: Alphabet, tell: Tell) -> list[Row]:
+def measure_first_token(
+    settings: FirstTokenSettings, profile: Profile, prompt: str, alphabet: Alphabet, tell: Tell
+) -> list[Row]:
     """A row for each arm. Raises OnesweepError."""
     with (
-        open_network(settings.profile, settings.hosts) as network,
-        deployed(network, settings.checkpoint) as testbed,
+        started_testbed(profile, default_hosts(settings.checkpoint), settings.checkpoint) as testbed,
         _whole_router(testbed) as whole,
     ):
-        course = course_of(network)
+        course = course_of(testbed.network)
         links = [course.link(*pair) for pair in course.sweep_path()]
         seats = {
             arm: Seat(testbed if arm.most_pieces > 1 else whole, PromptRequest(prompt, arm.codec))
-            for arm in settings.arms()
+            for arm in arms_of(settings)
         }
         tell(f"{settings.requests} requests of each of {len(seats)} arms, after one that warms up ...")
         samples = collect(list(seats.values()), settings.requests, 1)
@@ -267,9 +242,9 @@ def _shares(count: int, alphabet: Alphabet, arm: PieceArm) -> list[float]:
 
 def _row(arm: PieceArm, samples: Sequence[Sample], links: Sequence[Link], shares: Sequence[float]) -> Row:
     """Medians over the requests that ended well."""
-    good = [sample for sample in samples if not sample.error]
+    good, error = ended_well(samples)
     row: Row = {"codec": arm.codec, "pieces": len(shares), "requests": len(samples), "failed": len(samples) - len(good)}
-    row["error"] = next((sample.error for sample in samples if sample.error), None)
+    row["error"] = error
     if not good:
         return row
     cores, booked = this_machine().cores, [Booked.of(sample.booked) for sample in good]
@@ -286,34 +261,25 @@ def _row(arm: PieceArm, samples: Sequence[Sample], links: Sequence[Link], shares
     }
 
 
+FIRST_TOKEN: Table[Row] = Table(
+    (
+        text_column("codec"),
+        text_column("pieces"),
+        number_column("p50 ms", "p50_ms", 0),
+        number_column("floor ms", "floor_ms", 0),
+        number_column("x floor", "ratio", 2),
+        number_column("shared cores ms", "shared_floor_ms", 0),
+        number_column("host-s", "host_s", 2),
+        number_column("bytes", "wire_bytes", 0),
+        text_column("failed"),
+    )
+)
+
+
 def first_token_table(rows: list[Row]) -> str:
     """For a terminal; below it, why requests failed."""
-    header = ("codec", "pieces", "p50 ms", "floor ms", "x floor", "shared cores ms", "host-s", "bytes", "failed")
-    cells = []
-    for row in rows:
-        figures = (
-            (
-                *(f"{row[key]:,.0f}" for key in ("p50_ms", "floor_ms")),
-                f"{row['ratio']:.2f}",
-                *(f"{row['shared_floor_ms']:,.0f}", f"{row['host_s']:.2f}", f"{row['wire_bytes']:,}"),
-            )
-            if "p50_ms" in row
-            else ("-",) * 6
-        )
-        cells.append((row["codec"], str(row["pieces"]), *figures, str(row["failed"])))
     errors = [f"{row['codec']}, {row['pieces']} pieces: {row['error']}" for row in rows if row["error"]]
-    return "\n".join([aligned(header, cells), *errors])
-
-
-def first_token_record(settings: FirstTokenSettings, rows: list[Row]) -> dict[str, Any]:
-    """Figures, and what they were measured on, for a JSON file."""
-    return {
-        "bench": "first-token",
-        **origin(),
-        "profile": settings.profile.name,
-        "prompt_symbols": settings.prompt_symbols,
-        "rows": rows,
-    }
+    return "\n".join([FIRST_TOKEN.aligned(rows), *errors])
 
 
 # A router that sends every prompt in one hop: what pieces are held against. `python -m ... TOPOLOGY LISTEN`

@@ -82,7 +82,7 @@ class Course:
 
     def _sweeps(self, account: BookedCost) -> tuple[float, float]:
         wires = [self.link(*pair) for pair in self.sweep_path()]
-        delay_ms = account.sweeps * sum(map(_least_delay_ms, wires))
+        delay_ms = account.sweeps * sum(map(least_delay_ms, wires))
         return delay_ms, least_serialisation_ms(account, [_rate_mbps(wire) for wire in wires])
 
     def _bytes_round_the_ring(self, account: BookedCost) -> tuple[float, float]:
@@ -92,17 +92,17 @@ class Course:
         # a ring of one host hands the byte to itself
         back = self.link(self.hosts[-1], self.hosts[0]) if len(self.hosts) > 1 else Link()
         steps = account.sweeps
-        within_ms = sum(map(_least_delay_ms, inner))
-        ends_ms = _least_delay_ms(out) + _least_delay_ms(home)
-        delay_ms = ends_ms + steps * within_ms + (steps - 1) * _least_delay_ms(back)
+        within_ms = sum(map(least_delay_ms, inner))
+        ends_ms = least_delay_ms(out) + least_delay_ms(home)
+        delay_ms = ends_ms + steps * within_ms + (steps - 1) * least_delay_ms(back)
         # at most the largest event came back beside each further step; what was left went round, at best on the
         # fastest link, but for one message of the largest size that each inner link carried for certain
         beside = (steps - 1) * account.wire_bytes[-1] if account.wire_bytes else 0
         certain = account.wire_bytes[1:-1] if len(account.wire_bytes) == len(inner) + 2 else ()
-        serialisation_ms = sum(_wire_ms(size, _rate_mbps(wire)) for size, wire in zip(certain, inner, strict=False))
+        serialisation_ms = sum(wire_ms(size, _rate_mbps(wire)) for size, wire in zip(certain, inner, strict=False))
         rest = max(account.wire_bytes_total - beside - sum(certain), 0)
         fastest = max(_rate_mbps(wire) for wire in (out, *inner, home, *([back] if len(self.hosts) > 1 else [])))
-        return delay_ms, serialisation_ms + _wire_ms(rest, fastest)
+        return delay_ms, serialisation_ms + wire_ms(rest, fastest)
 
 
 def course_of(network: Network) -> Course:
@@ -117,25 +117,26 @@ def least_serialisation_ms(account: BookedCost, rates_mbps: Sequence[float]) -> 
     are equal, that settles the time; else what is not settled is taken to have gone over the fastest hops.
     """
     if len(account.wire_bytes) != len(rates_mbps):
-        return _wire_ms(account.wire_bytes_total, max(rates_mbps))
+        return wire_ms(account.wire_bytes_total, max(rates_mbps))
     left = account.wire_bytes_total - sum(account.wire_bytes)
-    time_ms = sum(_wire_ms(size, rate) for size, rate in zip(account.wire_bytes, rates_mbps, strict=True))
+    time_ms = sum(wire_ms(size, rate) for size, rate in zip(account.wire_bytes, rates_mbps, strict=True))
     by_rate = sorted(zip(rates_mbps, account.wire_bytes, strict=True), reverse=True)
     for rate, largest in by_rate:
         more = min(left, (account.sweeps - 1) * largest)
-        time_ms += _wire_ms(more, rate)
+        time_ms += wire_ms(more, rate)
         left -= more
     return time_ms
 
 
-def _least_delay_ms(wire: Link) -> float:
-    return wire.delay_ms - wire.jitter_ms
+def least_delay_ms(link: Link) -> float:
+    """One way; with jitter the least that it can be."""
+    return link.delay_ms - link.jitter_ms
 
 
-def _rate_mbps(wire: Link) -> float:
-    return math.inf if wire.rate_mbps is None else wire.rate_mbps
+def wire_ms(size: int, rate_mbps: float | None) -> float:
+    """Milliseconds that `size` bytes take at a rate in Mbit/s; none where there is no limit."""
+    return max(size, 0) * 8 / (rate_mbps * 1000) if rate_mbps else 0.0
 
 
-def _wire_ms(size: int, rate_mbps: float) -> float:
-    """Milliseconds that `size` bytes take at a rate in Mbit/s."""
-    return max(size, 0) * 8 / (rate_mbps * 1000)
+def _rate_mbps(link: Link) -> float:
+    return math.inf if link.rate_mbps is None else link.rate_mbps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -50,10 +51,15 @@ class Sample:
         return self.account
 
     @property
+    def least(self) -> Floor:
+        """The floor of a request that ended well."""
+        assert self.floor is not None
+        return self.floor
+
+    @property
     def ratio(self) -> float:
         """Latency over floor."""
-        assert self.floor is not None
-        return self.latency_ms / self.floor.total_ms
+        return self.latency_ms / self.least.total_ms
 
     @property
     def host_ms(self) -> float:
@@ -64,6 +70,12 @@ class Sample:
     def router_ms(self) -> float:
         """Arithmetic on the router that sweeps wait for: a drafter's."""
         return max(float(self.booked["compute_ms"] - self.booked["ahead_ms"]) - self.host_ms, 0.0)
+
+
+def ended_well(samples: Sequence[Sample]) -> tuple[list[Sample], str | None]:
+    """The requests that ended well, and the most frequent reason why others did not."""
+    failed = Counter(sample.error for sample in samples if sample.error)
+    return [sample for sample in samples if not sample.error], failed.most_common(1)[0][0] if failed else None
 
 
 def take_turns(seats: Sequence[Seat], requests: int, seed: int) -> Iterator[tuple[Seat, list[Sample]]]:

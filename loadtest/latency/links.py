@@ -11,35 +11,31 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
 from typing import Any
 
 from loadtest.lab.lab import Lab
-from loadtest.lab.profile import Link
 from loadtest.latency.floor import Course, Pair
-from loadtest.report.table import aligned
+from loadtest.report.table import Table, number, number_column, text_column
 from stages.errors import OnesweepError
 
 ECHO = [sys.executable, "-P", "-m", "loadtest.latency.links"]
-PORT = 7600
-ROUND_TRIPS = 10
-TIMEOUT_S = 120.0
+PORT = 7600  # no server of a deployment listens there
+ROUND_TRIPS = 10  # seconds over far links, and a median that one repeated packet does not move
+TIMEOUT_S = 120.0  # a lossy link repeats a packet only after a second
 
-_HEADER = ("link", "profile", "nominal ms", "p50 ms", "least ms", "most ms", "over nominal ms")
-
-
-@dataclass(frozen=True)
-class LinkFigures:
-    """Round trips of one pair of nodes, milliseconds. Nominal: both one-way delays; 64 bytes add next to nothing."""
-
-    profile: str
-    source: str
-    destination: str
-    nominal_ms: float
-    p50_ms: float
-    least_ms: float
-    most_ms: float
+LINKS: Table[dict[str, Any]] = Table(
+    (
+        ("link", lambda row: f"{row['source']} - {row['destination']}"),
+        text_column("profile"),
+        number_column("nominal ms", "nominal_ms", 2),
+        number_column("p50 ms", "p50_ms", 2),
+        number_column("least ms", "least_ms", 2),
+        number_column("most ms", "most_ms", 2),
+        ("over nominal ms", lambda row: number(row["p50_ms"] - row["nominal_ms"], 2)),
+    ),
+    text_columns=2,
+)
 
 
 def ring_pairs(course: Course) -> list[Pair]:
@@ -50,32 +46,16 @@ def ring_pairs(course: Course) -> list[Pair]:
     return list({tuple(sorted(pair)): pair for pair in pairs}.values())
 
 
-def measure_links(lab: Lab, course: Course) -> list[LinkFigures]:
+def measure_links(lab: Lab, course: Course) -> list[dict[str, Any]]:
     """Round trips between the nodes of the ring. Raises OnesweepError when one does not reach the other."""
     pairs = ring_pairs(course)
     with contextlib.ExitStack() as servers:
         for node in sorted({destination for _, destination in pairs}):
             servers.enter_context(_echo_server(lab, node))
-        return [_measure(lab, pair, course.link) for pair in pairs]
+        return [_measure(lab, course, *pair) for pair in pairs]
 
 
-def links_table(figures: Sequence[LinkFigures]) -> str:
-    rows = [
-        (
-            *(f"{f.source} - {f.destination}", f.profile),
-            *(f"{value:.2f}" for value in (f.nominal_ms, f.p50_ms, f.least_ms, f.most_ms, f.p50_ms - f.nominal_ms)),
-        )
-        for f in figures
-    ]
-    return aligned(_HEADER, rows)
-
-
-def links_record(figures: Sequence[LinkFigures]) -> list[dict[str, Any]]:
-    return [asdict(f) for f in figures]
-
-
-def _measure(lab: Lab, pair: Pair, link: Callable[[str, str], Link]) -> LinkFigures:
-    source, destination = pair
+def _measure(lab: Lab, course: Course, source: str, destination: str) -> dict[str, Any]:
     ping = lab.command(source, [*ECHO, "ping", lab.address(destination), str(PORT), str(ROUND_TRIPS)])
     try:
         done = subprocess.run(ping, capture_output=True, text=True, timeout=TIMEOUT_S)
@@ -85,10 +65,16 @@ def _measure(lab: Lab, pair: Pair, link: Callable[[str, str], Link]) -> LinkFigu
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise OnesweepError(f"{source} does not reach {destination} over the emulated links: {last}")
     times: list[float] = json.loads(done.stdout)
-    nominal_ms = link(*pair).delay_ms + link(destination, source).delay_ms
-    return LinkFigures(
-        lab.profile.name, source, destination, nominal_ms, statistics.median(times), min(times), max(times)
-    )
+    return {
+        "profile": lab.profile.name,
+        "source": source,
+        "destination": destination,
+        # both one-way delays: 64 bytes add next to nothing
+        "nominal_ms": course.link(source, destination).delay_ms + course.link(destination, source).delay_ms,
+        "p50_ms": statistics.median(times),
+        "least_ms": min(times),
+        "most_ms": max(times),
+    }
 
 
 @contextlib.contextmanager
@@ -104,11 +90,11 @@ def _echo_server(lab: Lab, node: str) -> Iterator[None]:
             server.kill()
 
 
-# Plain sockets: a server that sends back what it gets, and a client that times the round trips.
-
+# Plain sockets: a server that sends back what it gets, and a client that times the round trips. No gRPC, so that a
+# difference from the profile is the lab's and not the servers'.
 
 SIZE = 64  # bytes of a message: one small packet
-DISCARDED = 3
+DISCARDED = 3  # addresses are resolved with the first, and windows open
 CONNECT_S = 10.0
 
 
@@ -124,19 +110,6 @@ def serve_echo(host: str, port: int) -> None:
             threading.Thread(target=_answer, args=(connection,), daemon=True).start()
 
 
-def round_trips_ms(host: str, port: int, count: int) -> list[float]:
-    """`count` round trips on one connection, after a few that are thrown away."""
-    with socket.create_connection((host, port), timeout=CONNECT_S) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        times = []
-        for _ in range(DISCARDED + count):
-            begin = time.perf_counter()
-            connection.sendall(bytes(SIZE))
-            _receive(connection)
-            times.append((time.perf_counter() - begin) * 1000)
-        return times[DISCARDED:]
-
-
 def _answer(connection: socket.socket) -> None:
     with connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -144,13 +117,18 @@ def _answer(connection: socket.socket) -> None:
             connection.sendall(piece)
 
 
-def _receive(connection: socket.socket) -> None:
-    left = SIZE
-    while left:
-        piece = connection.recv(left)
-        if not piece:
-            raise ConnectionResetError("the other end closed the connection")
-        left -= len(piece)
+def round_trips_ms(host: str, port: int, count: int) -> list[float]:
+    """`count` round trips on one connection, after a few that are thrown away."""
+    with socket.create_connection((host, port), timeout=CONNECT_S) as connection, connection.makefile("rb") as answers:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        times = []
+        for _ in range(DISCARDED + count):
+            begin = time.perf_counter()
+            connection.sendall(bytes(SIZE))
+            if len(answers.read(SIZE)) < SIZE:
+                raise ConnectionResetError("the other end closed the connection")
+            times.append((time.perf_counter() - begin) * 1000)
+        return times[DISCARDED:]
 
 
 if __name__ == "__main__":

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from loadtest.latency.rows import PARTS, length_of, text_cells, waterfall
+from loadtest.latency.links import LINKS
+from loadtest.latency.rows import ARM, PARTS, TEXTS, Row, failures, length_of, waterfall
 from loadtest.report.chart import COLOURS, DOTTED, FAINT, INK, MARKERS, bars, bars_height_in, draw_chart, grid
-from loadtest.report.page import figure, html_page, html_pairs, html_table, shown
-from loadtest.report.table import number
+from loadtest.report.page import bullets, figure, html_page, html_pairs, shown
+from loadtest.report.table import Table, number_column, text_column
 from loadtest.workload.prompts import NOVEL
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-
-# Pictures as SVG text that can stand in a page of light or of dark background.
-
 
 PART_COLOURS = {
     "delay": FAINT,
@@ -26,76 +23,80 @@ PART_COLOURS = {
     "queue": COLOURS[3],
     "rest": COLOURS[1],
 }
-WIDTH_IN, HEIGHT_IN = 7.6, 3.8
+WIDTH_IN, HEIGHT_IN = 7.6, 3.8  # a page's column
 
 
-def latency_picture(rows: Sequence[dict[str, Any]], profile: str) -> str:
-    """Latency against output length, a line for each mode and text; floors are dashed. Idle arms have open markers."""
+def latency_picture(rows: Sequence[Row], profile: str) -> str:
+    """Latency against output length, a line for each mode and text; floors are dashed. Idle arms have open markers.
+
+    :param rows: of one profile, here and below.
+    """
     from matplotlib.ticker import LogLocator
 
     def draw(axes: Axes) -> None:
-        for label, idle_s, line, colour, marker in _lines(rows, profile):
-            sizes = [row["length"] for row in line]
-            axes.plot(
-                sizes,
-                [row["p50_ms"] for row in line],
-                color=colour,
-                marker=marker,
-                markerfacecolor="none" if idle_s else colour,
-                label=None if idle_s else label,
-            )
-            axes.plot(sizes, [row["floor_ms"] for row in line], color=colour, linestyle=DOTTED, linewidth=1)
+        for row, line, colour, marker in _lines(rows):
+            sizes, fill = [each["length"] for each in line], "none" if row["idle_s"] else colour
+            name = None if row["idle_s"] else _kind(row)
+            latencies = [each["p50_ms"] for each in line]
+            axes.plot(sizes, latencies, color=colour, marker=marker, markerfacecolor=fill, label=name)
+            axes.plot(sizes, [each["floor_ms"] for each in line], color=colour, linestyle=DOTTED, linewidth=1)
         axes.plot([], [], color=INK, linestyle=DOTTED, linewidth=1, label="floor")
-        for idle_s in sorted({row["idle_s"] for row in rows if row["profile"] == profile} - {0.0}):
+        for idle_s in sorted({row["idle_s"] for row in rows} - {0.0}):
             name = f"after {idle_s:g} s idle"
             axes.plot([], [], color=INK, marker="o", markerfacecolor="none", linewidth=0, label=name)
         grid(axes)
         axes.set_yscale("log", subs=())
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        _size_axis(axes, rows, profile)
+        sizes = sorted({row["length"] for row in rows})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        axes.minorticks_off()
+        axes.set_xlim(min(sizes) / 1.2, max(sizes) * 1.2)
+        axes.set_xlabel(f"output, {rows[0]['unit']}")
         axes.set_ylabel("latency, ms (p50)")
 
     return _chart(draw, f"latency-{profile}", beside=True)
 
 
-def ratio_picture(rows: Sequence[dict[str, Any]], profile: str) -> str:
+def ratio_picture(rows: Sequence[Row], profile: str) -> str:
     """Latency over floor, a bar for each arm: 1 cannot be beaten."""
-    shown = [row for row in rows if row["profile"] == profile and row["ratio"] is not None]
+    known = [row for row in rows if row["ratio"] is not None]
 
     def draw(axes: Axes) -> None:
-        labels = list(dict.fromkeys(_kind(row) for row in rows if row["profile"] == profile))
-        for i, row in enumerate(shown):
-            colour = COLOURS[labels.index(_kind(row)) % len(COLOURS)]
+        kinds = list(dict.fromkeys(map(_kind, rows)))
+        for i, row in enumerate(known):
+            colour = COLOURS[kinds.index(_kind(row)) % len(COLOURS)]
             axes.barh(i, row["ratio"], color=colour, height=0.7, alpha=0.55 if row["idle_s"] else 1)
             _note(axes, row["ratio"], i, f"{row['ratio']:.2f}")
         axes.axvline(1, color=INK, linewidth=1)
-        bars(axes, [_arm_name(row) for row in shown])
-        axes.set_xlim(0, max([row["ratio"] for row in shown], default=1) * 1.12)
+        bars(axes, [_arm_name(row) for row in known])
+        axes.set_xlim(0, max([row["ratio"] for row in known], default=1) * 1.12)
         axes.set_xlabel("latency / floor (median)")
 
-    return _chart(draw, f"ratio-{profile}", bars_height_in(len(shown)))
+    return _chart(draw, f"ratio-{profile}", bars_height_in(len(known)))
 
 
-def parts_picture(rows: Sequence[dict[str, Any]], profile: str) -> str:
+def parts_picture(rows: Sequence[Row], profile: str) -> str:
     """The parts of each arm's latency, as shares of it."""
-    shown = [row for row in rows if row["profile"] == profile and row["parts_ms"]]
+    known = [row for row in rows if row["parts_ms"]]
 
     def draw(axes: Axes) -> None:
-        for i, row in enumerate(shown):
+        for i, row in enumerate(known):
+            # a rest below 0 is a floor that jitter undercut: no bar can show it
             left, whole = 0.0, sum(max(value, 0) for value in row["parts_ms"].values())
             for part in PARTS:
                 share = max(row["parts_ms"][part], 0) / whole * 100
                 axes.barh(i, share, left=left, color=PART_COLOURS[part], height=0.7, label=part if i == 0 else None)
                 left += share
-        bars(axes, [_arm_name(row) for row in shown])
+        bars(axes, [_arm_name(row) for row in known])
         axes.set_xlim(0, 100)
         axes.set_xlabel("share of the latency, %")
 
-    return _chart(draw, f"parts-{profile}", bars_height_in(len(shown)), beside=True)
+    return _chart(draw, f"parts-{profile}", bars_height_in(len(known)), beside=True)
 
 
-def waterfall_picture(sweep: dict[str, Any]) -> str:
+def waterfall_picture(sweep: Row) -> str:
     """One sweep from left to right."""
     steps = waterfall(sweep)
 
@@ -117,6 +118,17 @@ def waterfall_picture(sweep: dict[str, Any]) -> str:
     return _chart(draw, "waterfall", bars_height_in(len(steps)), beside=True)
 
 
+def _lines(rows: Sequence[Row]) -> Iterator[tuple[Row, list[Row], str, str]]:
+    """Each line: its first row, its rows by length, colour, marker."""
+    kinds = list(dict.fromkeys(map(_kind, rows)))
+    for idle_s in sorted({row["idle_s"] for row in rows}):
+        for i, kind in enumerate(kinds):
+            line = [r for r in rows if _kind(r) == kind and r["idle_s"] == idle_s and r["p50_ms"] is not None]
+            line.sort(key=lambda row: row["length"])
+            if line:
+                yield line[0], line, COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
+
+
 def _note(axes: Axes, x: float, y: float, text: str, to_left: bool = False, from_x: float | None = None) -> None:
     """A figure at the end of a bar; `to_left` puts it before `from_x`, where there is more room."""
     at, shift = (x if from_x is None or not to_left else from_x), -3 if to_left else 3
@@ -125,35 +137,12 @@ def _note(axes: Axes, x: float, y: float, text: str, to_left: bool = False, from
     axes.annotate(text, (at, y), xytext=(shift, 0), textcoords="offset points", **style)
 
 
-def _lines(rows: Sequence[dict[str, Any]], profile: str) -> list[tuple[str, float, list[dict[str, Any]], str, str]]:
-    """(mode and text, idle seconds, its rows by length, colour, marker)."""
-    mine = [row for row in rows if row["profile"] == profile]
-    labels = list(dict.fromkeys(_kind(row) for row in mine))
-    lines = []
-    for idle_s in sorted({row["idle_s"] for row in mine}):
-        for i, label in enumerate(labels):
-            line = [r for r in mine if _kind(r) == label and r["idle_s"] == idle_s and r["p50_ms"] is not None]
-            line.sort(key=lambda row: row["length"])
-            if line:
-                lines.append((label, idle_s, line, COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]))
-    return lines
-
-
-def _size_axis(axes: Axes, rows: Sequence[dict[str, Any]], profile: str) -> None:
-    sizes = sorted({row["length"] for row in rows if row["profile"] == profile})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, [str(size) for size in sizes])
-    axes.minorticks_off()
-    axes.set_xlim(min(sizes) / 1.2, max(sizes) * 1.2)
-    axes.set_xlabel(f"output, {rows[0]['unit']}")
-
-
-def _arm_name(row: dict[str, Any]) -> str:
+def _arm_name(row: Row) -> str:
     idle = f", {row['idle_s']:g} s idle" if row["idle_s"] else ""
     return f"{_kind(row)}, {length_of(row)}{idle}"
 
 
-def _kind(row: dict[str, Any]) -> str:
+def _kind(row: Row) -> str:
     """Mode and text; most runs have one kind of text, which goes without saying."""
     return row["mode"] if row.get("text", NOVEL.name) == NOVEL.name else f"{row['mode']}, {row['text']}"
 
@@ -181,23 +170,27 @@ their tokens and of runs of four, <b>distinct-2</b> the share of a text's pairs 
 can be bought with monotony. <b>As ar</b>: texts that are those of <code>ar</code> at the same seed. <b>Gap closed</b>:
 of the way from the drafter's loss to that of <code>ar</code>. ±: a standard error over texts."""
 
-_COLUMNS: tuple[tuple[str, str, int], ...] = (
-    ("p50_ms", "p50 ms", 1),
-    ("p95_ms", "p95 ms", 1),
-    ("first_byte_ms", "first byte ms", 1),
-    ("floor_ms", "floor ms", 1),
-    ("ratio", "× floor", 2),
-    ("tokens_per_s", "tokens/s", 1),
-    ("sweeps", "sweeps", 0),
-    ("hops", "hops", 0),
-    ("wire_bytes", "wire bytes", 0),
-    ("largest_hop_bytes", "largest hop", 0),
-    ("host_seconds", "host-seconds", 3),
-    ("acceptance", "accepted", 2),
-    ("texts", "texts", 0),
+_PAGE: Table[Row] = Table(
+    (
+        *ARM,
+        number_column("p50 ms", "p50_ms"),
+        number_column("p95 ms", "p95_ms"),
+        number_column("first byte ms", "first_byte_ms"),
+        number_column("floor ms", "floor_ms"),
+        number_column("× floor", "ratio", 2),
+        number_column("tokens/s", "tokens_per_s"),
+        number_column("sweeps", "sweeps", 0),
+        number_column("hops", "hops", 0),
+        number_column("wire bytes", "wire_bytes", 0),
+        number_column("largest hop", "largest_hop_bytes", 0),
+        number_column("host-seconds", "host_seconds", 3),
+        number_column("accepted", "acceptance", 2),
+        *TEXTS,
+        text_column("requests"),
+        text_column("failed", "failures"),
+    ),
+    text_columns=4,
 )
-_IN_A_LAB = "each in a network namespace, emulated links"
-_TEXTS = ("nats a token", "excess", "entropy", "4-gram", "distinct-2", "as ar", "gap closed")
 
 
 def report(record: dict[str, Any]) -> str:
@@ -207,90 +200,50 @@ def report(record: dict[str, Any]) -> str:
     title = f"onesweep over a WAN: {', '.join(profiles)}"
     parts = [f"<h1>{shown(title)}</h1>", _origin(record), f"<p>{_FLOOR}</p>"]
     for profile in profiles:
-        parts += [f"<h2>Profile {shown(profile)}</h2>", *_profile(rows, profile)]
+        parts += [
+            f"<h2>Profile {shown(profile)}</h2>",
+            *_profile([r for r in rows if r["profile"] == profile], profile),
+        ]
     if record["sweep"]:
         parts.append(_waterfall(record["sweep"]))
-    parts += ["<h2>Every arm</h2>", f"<p>{_READ}</p>", _table(rows), *_errors(rows)]
+    parts += ["<h2>Every arm</h2>", f"<p>{_READ}</p>", _PAGE.html(rows), bullets(failures(rows), bad=True)]
     if record["links"]:
-        parts += _links(record)
+        parts += ["<h2>What the lab itself costs</h2>"]
+        parts += ["<p>Round trips of 64 bytes on plain sockets, against what the profile promises.</p>"]
+        parts += [LINKS.html(record["links"])]
+    if record["links"] and record["control"]:
+        parts += ["<p>The same requests, in turns, in the lab's fastest network and on plain loopback.</p>"]
+        parts += [_PAGE.html(record["control"])]
     parts += ["<h2>Settings</h2>", html_pairs(record["settings"] | {"commit": record["commit"]} | record["machine"])]
     return html_page(title, parts)
 
 
 def _origin(record: dict[str, Any]) -> str:
     settings, machine = record["settings"], record["machine"]
+    where = "each in a network namespace, emulated links" if record["links"] else "no lab"
     return (
         f"<p>{settings['hosts']} hosts and a router on one machine ({shown(machine['processor'])}, "
-        f"{machine['cores']} cores, {shown(machine['system'])}), {_IN_A_LAB if record['links'] else 'no lab'}; "
+        f"{machine['cores']} cores, {shown(machine['system'])}), {where}; "
         f"{settings['requests']} turns of {settings['at_once']} requests an arm, seeds from {settings['seed']}; "
         f"commit <code>{shown(record['commit'][:12])}</code>.</p><pre>{shown(record['command'])}</pre>"
     )
 
 
-def _profile(rows: Sequence[dict[str, Any]], profile: str) -> list[str]:
-    if not any(row["profile"] == profile and row["p50_ms"] is not None for row in rows):
+def _profile(rows: Sequence[Row], profile: str) -> list[str]:
+    if all(row["p50_ms"] is None for row in rows):
         return ["<p class='bad'>No request ended well.</p>"]
-    return [
-        figure(
-            latency_picture(rows, profile),
-            f"Latency against output length on {profile}; dashed, the floor. Both axes are logarithmic.",
-        ),
-        figure(ratio_picture(rows, profile), f"How far from the floor on {profile}: 1 cannot be beaten."),
-        figure(
-            parts_picture(rows, profile),
-            "What the latency is made of (medians). Rest: gRPC, Python, TCP, headers, waiting for a processor.",
-        ),
-    ]
+    captions = {
+        latency_picture: f"Latency against output length on {profile}; dashed, the floor. Both axes are logarithmic.",
+        ratio_picture: f"How far from the floor on {profile}: 1 cannot be beaten.",
+        parts_picture: "The parts of the latency (medians). Rest: gRPC, Python, TCP, headers, waiting for a processor.",
+    }
+    return [figure(picture(rows, profile), caption) for picture, caption in captions.items()]
 
 
-def _waterfall(sweep: dict[str, Any]) -> str:
+def _waterfall(sweep: Row) -> str:
     what = (
         f"The request of median latency: {sweep['mode']}, {length_of(sweep)}, profile {sweep['profile']}, "
         f"seed {sweep['seed']}, {sweep['latency_ms']:.1f} ms. Delay and serialisation are the profile's; queue and "
         "compute were booked by the hosts; the rest is known only as a sum, so it stands at the end."
     )
     return f"<h2>One sweep, hop by hop</h2>{figure(waterfall_picture(sweep), what)}"
-
-
-def _table(rows: Sequence[dict[str, Any]]) -> str:
-    head = ["profile", "text", "mode", "length", "idle s", *(name for _, name, _ in _COLUMNS)]
-    head += [*_TEXTS, "requests", "failed"]
-    body = []
-    for row in rows:
-        cells = [*(shown(row[key]) for key in ("profile", "text", "mode")), length_of(row), f"{row['idle_s']:g}"]
-        cells += [number(row[key], digits) for key, _, digits in _COLUMNS]
-        cells += text_cells(row)
-        failed = f"<span class='bad'>{row['failures']}</span>" if row["failures"] else "0"
-        body.append([*cells, str(row["requests"]), failed])
-    return html_table(head, body, text_columns=4)
-
-
-def _errors(rows: Sequence[dict[str, Any]]) -> list[str]:
-    failed = [row for row in rows if row["failures"]]
-    return [
-        f"<p class='bad'>{shown(row['profile'])}, {shown(row['mode'])}, {length_of(row)}: "
-        f"{row['failures']} of {row['requests']} requests failed, such as: {shown(row['error'])}</p>"
-        for row in failed
-    ]
-
-
-def _links(record: dict[str, Any]) -> list[str]:
-    head = ["link", "profile", "nominal ms", "p50 ms", "least ms", "most ms", "over nominal ms"]
-    body = [
-        [
-            f"{shown(link['source'])} - {shown(link['destination'])}",
-            shown(link["profile"]),
-            *(f"{link[key]:.2f}" for key in ("nominal_ms", "p50_ms", "least_ms", "most_ms")),
-            f"{link['p50_ms'] - link['nominal_ms']:.2f}",
-        ]
-        for link in record["links"]
-    ]
-    parts = [
-        "<h2>What the lab itself costs</h2>",
-        "<p>Round trips of 64 bytes on plain sockets, against what the profile promises.</p>",
-        html_table(head, body, text_columns=2),
-    ]
-    if record["control"]:
-        parts += ["<p>The same requests, in turns, in the lab's fastest network and on plain loopback.</p>"]
-        parts += [_table(record["control"])]
-    return parts

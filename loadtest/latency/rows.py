@@ -1,37 +1,41 @@
-"""The table: one row for each arm on each profile."""
+"""Rows of the table, one for each arm on each profile, and the table that a terminal and a page show."""
 
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from loadtest.latency.floor import Course
-from loadtest.latency.interleave import Sample
-from loadtest.report.table import aligned
+from loadtest.latency.floor import Course, least_delay_ms, wire_ms
+from loadtest.latency.interleave import Sample, ended_well
+from loadtest.report.table import Column, Table, number_column, percentile, text_column
 from loadtest.workload.arms import Arm
 
-_HEADER = (
-    *("profile", "text", "mode", "length", "idle s", "p50 s", "floor s", "x floor", "sweeps", "tokens/s", "accepted"),
-    *("wire bytes", "host-s", "texts", "nats a token", "excess", "entropy", "4-gram", "distinct-2", "as ar"),
-    *("gap closed", "failed"),
-)
-# What texts.py says of a row's texts, while they are not read.
-NO_TEXTS: dict[str, Any] = dict.fromkeys(
+Row = dict[str, Any]
+# Keys of texts.py in a row, while its texts are not read.
+NO_TEXTS: Row = dict.fromkeys(
     (
         *("texts", "respelled", "nats_per_token", "nats_error", "excess_nats", "excess_error"),
         *("token_entropy", "token_entropy_error", "gram_entropy", "distinct_2", "same_as_ar", "compared"),
         *("gap_closed", "gap_error"),
     )
 )
+# The parts of a latency. `rest` is what remains: gRPC, Python, TCP, headers, waiting for a processor.
+PARTS = ("delay", "serialisation", "compute", "queue", "rest")
 
 
-def row_of(profile: str, arm: Arm, samples: Sequence[Sample]) -> dict[str, Any]:
+def row_of(profile: str, arm: Arm, samples: Sequence[Sample]) -> Row:
     """Medians over the requests that ended well; failures are counted, and the most frequent one is quoted."""
-    good = [sample for sample in samples if not sample.error]
-    failed = Counter(sample.error for sample in samples if sample.error)
-    latencies = sorted(sample.latency_ms for sample in good)
+    good, error = ended_well(samples)
+    latencies, parts = sorted(sample.latency_ms for sample in good), [parts_ms(sample) for sample in good]
+
+    def median(value: Callable[[Sample], float]) -> float | None:
+        return statistics.median(map(value, good)) if good else None
+
+    def count(value: Callable[[Sample], int]) -> int | None:
+        """The lower median: a count that some request had, not a mean of two."""
+        return statistics.median_low(map(value, good)) if good else None
+
     return {
         "profile": profile,
         "mode": arm.choice.label,
@@ -42,94 +46,42 @@ def row_of(profile: str, arm: Arm, samples: Sequence[Sample]) -> dict[str, Any]:
         "idle_s": arm.idle_s,
         "requests": len(samples),
         "failures": len(samples) - len(good),
-        "error": failed.most_common(1)[0][0] if failed else None,
-        "p50_ms": statistics.median(latencies) if good else None,
-        "p95_ms": percentile_95(latencies) if good else None,
-        "first_byte_ms": _median(good, lambda s: s.first_byte_ms),
-        "floor_ms": _median(good, lambda s: s.floor.total_ms if s.floor else 0.0),
-        "ratio": _median(good, lambda s: s.ratio),
-        "tokens": _count(good, lambda s: int(_account(s)["output_tokens"])),
-        "tokens_per_s": _median(good, lambda s: int(_account(s)["output_tokens"]) / s.latency_ms * 1000),
-        "sweeps": _count(good, lambda s: int(_account(s)["sweeps"])),
-        "hops": _count(good, lambda s: int(_account(s)["hops"])),
-        "wire_bytes": _count(good, lambda s: int(_account(s)["wire_bytes_total"])),
-        "largest_hop_bytes": _count(good, lambda s: max(_account(s)["wire_bytes"], default=0)),
-        "host_seconds": _median(good, lambda s: sum(h["compute_ms"] for h in _account(s)["hosts"]) / 1000),
+        "error": error,
+        "p50_ms": median(lambda s: s.latency_ms),
+        "p95_ms": percentile(latencies, 95),
+        "first_byte_ms": median(lambda s: s.first_byte_ms),
+        "floor_ms": median(lambda s: s.least.total_ms),
+        "ratio": median(lambda s: s.ratio),
+        "tokens": count(lambda s: int(s.booked["output_tokens"])),
+        "tokens_per_s": median(lambda s: int(s.booked["output_tokens"]) / s.latency_ms * 1000),
+        "sweeps": count(lambda s: int(s.booked["sweeps"])),
+        "hops": count(lambda s: int(s.booked["hops"])),
+        "wire_bytes": count(lambda s: int(s.booked["wire_bytes_total"])),
+        "largest_hop_bytes": count(lambda s: max(s.booked["wire_bytes"], default=0)),
+        "host_seconds": median(lambda s: s.host_ms / 1000),
         "acceptance": acceptance(good),
-        "parts_ms": _median_parts(good) if good else None,
+        # part by part, so they need not add up to a median latency
+        "parts_ms": {name: statistics.median(part[name] for part in parts) for name in PARTS} if good else None,
         **NO_TEXTS,
     }
 
 
-# What a latency is made of. `rest` is what remains: gRPC, Python, TCP, headers, waiting for a processor.
-PARTS = ("delay", "serialisation", "compute", "queue", "rest")
-
-
 def parts_ms(sample: Sample) -> dict[str, float]:
     """The parts of one request's latency, milliseconds; they add up to it."""
-    assert sample.floor is not None
-    queue_ms = sum(host["queue_ms"] for host in _account(sample)["hosts"])
-    known = (sample.floor.delay_ms, sample.floor.serialisation_ms, sample.floor.compute_ms, queue_ms)
+    queue_ms = sum(host["queue_ms"] for host in sample.booked["hosts"])
+    known = (sample.least.delay_ms, sample.least.serialisation_ms, sample.least.compute_ms, queue_ms)
     return dict(zip(PARTS, (*known, sample.latency_ms - sum(known)), strict=True))
 
 
 def acceptance(samples: Sequence[Sample]) -> float | None:
-    """Share of the guesses whose place was reached that were right; None where nothing was guessed."""
-    reached = sum(_account(sample).get("reached") or 0 for sample in samples)
-    return sum(_account(sample)["accepted"] for sample in samples) / reached if reached else None
+    """Share of the draft tokens whose place was reached that were right; None where nothing was drafted."""
+    reached = sum(sample.booked.get("reached") or 0 for sample in samples)
+    return sum(sample.booked["accepted"] for sample in samples) / reached if reached else None
 
 
-def percentile_95(ordered: Sequence[float]) -> float:
-    """Nearest rank."""
-    return ordered[-(-95 * len(ordered) // 100) - 1]
-
-
-def wan_table(rows: Sequence[dict[str, Any]]) -> str:
-    """For a terminal; below it, why requests failed."""
-    lines = [aligned(_HEADER, [_cells(row) for row in rows])]
-    for row in rows:
-        if row["failures"]:
-            where = f"{row['profile']}, {row['text']}, {row['mode']}, {length_of(row)}"
-            lines.append(f"{where}: {row['failures']} of {row['requests']} failed, such as: {row['error']}")
-    return "\n".join(lines)
-
-
-def number(value: float | None, digits: int = 1) -> str:
-    """A figure for a table; a dash where there is none."""
-    return "-" if value is None else f"{value:,.{digits}f}"
-
-
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        *(row["profile"], row["text"], row["mode"], length_of(row), f"{row['idle_s']:g}"),
-        *(number(_seconds(row[key]), 3) for key in ("p50_ms", "floor_ms")),
-        *(number(row[key], digits) for key, digits in (("ratio", 2), ("sweeps", 0), ("tokens_per_s", 1))),
-        *(number(row[key], digits) for key, digits in (("acceptance", 2), ("wire_bytes", 0), ("host_seconds", 2))),
-        number(row["texts"], 0),
-        *text_cells(row),
-        str(row["failures"]),
-    )
-
-
-def length_of(row: dict[str, Any]) -> str:
+def length_of(row: Row) -> str:
     """The output length that was requested."""
     return f"{row['length']} {row['unit']}"
-
-
-def text_cells(row: dict[str, Any]) -> list[str]:
-    """The figures of texts.py, from the loss to the gap that was closed."""
-    return [
-        spread(row["nats_per_token"], row["nats_error"]),
-        spread(row["excess_nats"], row["excess_error"]),
-        spread(row["token_entropy"], row["token_entropy_error"]),
-        *(number(row[key], 2) for key in ("gram_entropy", "distinct_2")),
-        "-" if row["compared"] is None else f"{row['same_as_ar']} of {row['compared']}",
-        spread(row["gap_closed"], row["gap_error"], percent=True),
-    ]
-
-
-def _seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000
 
 
 def spread(value: float | None, error: float | None, percent: bool = False) -> str:
@@ -140,37 +92,69 @@ def spread(value: float | None, error: float | None, percent: bool = False) -> s
     return f"{value * scale:.{digits}f}" + ("" if error is None else f" ± {error * scale:.{digits}f}") + unit
 
 
-def _median(samples: Sequence[Sample], value: Callable[[Sample], float]) -> float | None:
-    return statistics.median(value(sample) for sample in samples) if samples else None
+def _spread_column(title: str, name: str, error: str, percent: bool = False) -> Column[Row]:
+    return title, lambda row: spread(row[name], row[error], percent)
 
 
-def _count(samples: Sequence[Sample], value: Callable[[Sample], int]) -> int | None:
-    """The lower median: a count that some request had, not a mean of two."""
-    return statistics.median_low(value(sample) for sample in samples) if samples else None
+ARM: tuple[Column[Row], ...] = (
+    *map(text_column, ("profile", "text", "mode")),
+    ("length", length_of),
+    ("idle s", lambda row: f"{row['idle_s']:g}"),
+)
+# The figures of texts.py, from the loss to the gap that was closed.
+TEXTS: tuple[Column[Row], ...] = (
+    number_column("texts", "texts", 0),
+    _spread_column("nats a token", "nats_per_token", "nats_error"),
+    _spread_column("excess", "excess_nats", "excess_error"),
+    _spread_column("entropy", "token_entropy", "token_entropy_error"),
+    number_column("4-gram", "gram_entropy", 2),
+    number_column("distinct-2", "distinct_2", 2),
+    ("as ar", lambda row: "-" if row["compared"] is None else f"{row['same_as_ar']} of {row['compared']}"),
+    _spread_column("gap closed", "gap_closed", "gap_error", percent=True),
+)
+WAN: Table[Row] = Table(
+    (
+        *ARM,
+        number_column("p50 s", "p50_ms", 3, scale=1e-3),
+        number_column("floor s", "floor_ms", 3, scale=1e-3),
+        number_column("x floor", "ratio", 2),
+        number_column("sweeps", "sweeps", 0),
+        number_column("tokens/s", "tokens_per_s"),
+        number_column("accepted", "acceptance", 2),
+        number_column("wire bytes", "wire_bytes", 0),
+        number_column("host-s", "host_seconds", 2),
+        *TEXTS,
+        text_column("failed", "failures"),
+    )
+)
 
 
-def _median_parts(samples: Sequence[Sample]) -> dict[str, float]:
-    """Part by part, so they need not add up to a median latency."""
-    parts = [parts_ms(sample) for sample in samples]
-    return {name: statistics.median(part[name] for part in parts) for name in PARTS}
+def wan_table(rows: Sequence[Row]) -> str:
+    """For a terminal; below it, why requests failed."""
+    return "\n".join([WAN.aligned(rows), *failures(rows)])
 
 
-def _account(sample: Sample) -> dict[str, Any]:
-    assert sample.account is not None
-    return sample.account
+def failures(rows: Sequence[Row]) -> list[str]:
+    """A sentence for each row with requests that failed."""
+    return [
+        f"{row['profile']}, {row['text']}, {row['mode']}, {length_of(row)}: "
+        f"{row['failures']} of {row['requests']} failed, such as: {row['error']}"
+        for row in rows
+        if row["failures"]
+    ]
 
 
-# One sweep for a picture: where it went, and what each part of its way took.
+# One sweep for a picture: its way, and the time of each part of it.
 
 
-def single_sweep(profile: str, course: Course, arm: Arm, samples: Sequence[Sample]) -> dict[str, Any] | None:
+def single_sweep(profile: str, course: Course, arm: Arm, samples: Sequence[Sample]) -> Row | None:
     """The request of median latency, if the links were warm and it took one sweep; None if not."""
-    good = sorted((sample for sample in samples if not sample.error), key=lambda sample: sample.latency_ms)
+    good = sorted(ended_well(samples)[0], key=lambda sample: sample.latency_ms)
     if not good or arm.idle_s:
         return None
     middle = good[(len(good) - 1) // 2]
-    path, account = course.sweep_path(), middle.account
-    if account is None or account["sweeps"] != 1 or len(account["wire_bytes"]) != len(path):
+    path, account = course.sweep_path(), middle.booked
+    if account["sweeps"] != 1 or len(account["wire_bytes"]) != len(path):
         return None
     return {
         "profile": profile,
@@ -185,7 +169,7 @@ def single_sweep(profile: str, course: Course, arm: Arm, samples: Sequence[Sampl
     }
 
 
-def waterfall(sweep: dict[str, Any]) -> list[tuple[str, str, float]]:
+def waterfall(sweep: Row) -> list[tuple[str, str, float]]:
     """(what, part, milliseconds) of one sweep in the order of its way; they add up to its latency.
 
     Delay and serialisation are the profile's, queue and compute the hosts'. What remains is known only as a sum, so it
@@ -195,8 +179,7 @@ def waterfall(sweep: dict[str, Any]) -> list[tuple[str, str, float]]:
     steps = []
     for hop, size in zip(sweep["hops"], sweep["wire_bytes"], strict=True):
         steps.append((f"{hop['source']} → {hop['destination']}", "delay", hop["delay_ms"]))
-        took_ms = size * 8 / (hop["rate_mbps"] * 1000) if hop["rate_mbps"] else 0.0
-        steps.append((f"{size:,} bytes", "serialisation", took_ms))
+        steps.append((f"{size:,} bytes", "serialisation", wire_ms(size, hop["rate_mbps"])))
         if host := hosts.get(hop["destination"]):
             steps.append((f"{host['name']} queue", "queue", host["queue_ms"]))
             steps.append((f"{host['name']} compute", "compute", host["compute_ms"]))
@@ -204,11 +187,7 @@ def waterfall(sweep: dict[str, Any]) -> list[tuple[str, str, float]]:
     return [*steps, ("gRPC, Python, TCP", "rest", rest_ms)]
 
 
-def _hop(course: Course, source: str, destination: str) -> dict[str, Any]:
-    wire = course.link(source, destination)
-    return {
-        "source": source,
-        "destination": destination,
-        "delay_ms": wire.delay_ms - wire.jitter_ms,
-        "rate_mbps": wire.rate_mbps,
-    }
+def _hop(course: Course, source: str, destination: str) -> Row:
+    link = course.link(source, destination)
+    ends = {"source": source, "destination": destination}
+    return ends | {"delay_ms": least_delay_ms(link), "rate_mbps": link.rate_mbps}

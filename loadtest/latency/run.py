@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from loadtest.lab.profile import Link, Profile, node_names
+from loadtest.latency.checks import CONTROL
 from loadtest.latency.floor import Course, course_of
 from loadtest.latency.interleave import Sample, Seat, collect, take_turns
-from loadtest.latency.links import LinkFigures, links_record, measure_links
+from loadtest.latency.links import measure_links
 from loadtest.latency.rows import row_of, single_sweep
-from loadtest.latency.settings import CONTROL, WanSettings, host_count
-from loadtest.report.record import origin
+from loadtest.latency.settings import WanSettings
+from loadtest.report.record import origin, settings_record
+from loadtest.report.table import open_meter
 from loadtest.workload.arms import Arm
-from loadtest.workload.testbed import LOOPBACK, Testbed, deployed, open_network
+from loadtest.workload.testbed import LOOPBACK, Testbed, started_testbed
 from stages.checkpoint.bundle import find_bundle
 from stages.errors import OnesweepError
 
@@ -29,7 +30,7 @@ class WanFigures:
     """Results of a run."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
-    links: list[LinkFigures] = field(default_factory=list)
+    links: list[dict[str, Any]] = field(default_factory=list)
     # Rows of the same requests on the profile `lan` and on plain loopback.
     control: list[dict[str, Any]] = field(default_factory=list)
     samples: list[dict[str, Any]] = field(default_factory=list)
@@ -66,33 +67,27 @@ def measure_wan(settings: WanSettings, profiles: Sequence[Profile | None], tell:
 
 def wan_record(settings: WanSettings, figures: WanFigures) -> dict[str, Any]:
     """Settings, figures and what they were measured on, for a JSON file."""
-    shown = asdict(settings) | {
-        "choices": [choice.label for choice in settings.choices],
-        "lengths": [str(length) for length in settings.lengths],
-        "checkpoint": str(settings.checkpoint),
-        "profiles_file": str(settings.profiles_file) if settings.profiles_file else None,
-        "hosts": host_count(settings),
-    }
     return {
         "bench": "wan",
         **origin(),
-        "settings": shown,
+        "settings": settings_record(
+            settings,
+            choices=[choice.label for choice in settings.choices],
+            lengths=[str(length) for length in settings.lengths],
+            hosts=settings.host_count,
+        ),
         "rows": figures.rows,
-        "links": links_record(figures.links),
+        "links": figures.links,
         "control": figures.control,
         "sweep": figures.sweep,
         "samples": figures.samples,
     }
 
 
-@contextlib.contextmanager
-def _testbed(settings: WanSettings, profile: str | Profile) -> Iterator[Testbed]:
-    """A ready deployment. Raises OnesweepError."""
-    with (
-        open_network(profile, host_count(settings)) as network,
-        deployed(network, settings.checkpoint, host_options=settings.host_options) as testbed,
-    ):
-        yield testbed
+def _testbed(settings: WanSettings, profile: str | Profile) -> AbstractContextManager[Testbed]:
+    return started_testbed(
+        profile, settings.host_count, settings.checkpoint, host_options=("--backend", settings.backend)
+    )
 
 
 def _measure_profile(settings: WanSettings, profile: Profile | None, taken: Taken, figures: WanFigures) -> None:
@@ -101,10 +96,10 @@ def _measure_profile(settings: WanSettings, profile: Profile | None, taken: Take
         if testbed.network.lab:
             figures.links += measure_links(testbed.network.lab, course_of(testbed.network))
         seats = {Seat(testbed, arm, settings.at_once): arm for arm in taken}
-        with _counted(f"{testbed.profile}: ", len(seats) * settings.requests) as count:
+        with open_meter(testbed.profile, len(seats) * settings.requests, "turn") as count:
             for seat, samples in take_turns(list(seats), settings.requests, settings.seed):
                 taken[seats[seat]] += samples
-                count()
+                count(1)
 
 
 def _fill_up(settings: WanSettings, taken: Taken, problem: str) -> None:
@@ -117,7 +112,7 @@ def _fill_up(settings: WanSettings, taken: Taken, problem: str) -> None:
 def _enter(settings: WanSettings, profile: Profile | None, taken: Taken, figures: WanFigures) -> None:
     """Rows and samples of a profile."""
     name = profile.name if profile else LOOPBACK
-    course = Course(node_names(host_count(settings))[1:], profile.link if profile else lambda *_: Link())
+    course = Course(node_names(settings.host_count)[1:], profile.link if profile else lambda *_: Link())
     for arm, samples in taken.items():
         figures.rows.append(row_of(name, arm, samples))
         figures.samples += [_sample_record(name, arm, sample) for sample in samples]
@@ -157,26 +152,8 @@ def _control(settings: WanSettings) -> list[dict[str, Any]]:
 def _sample_record(profile: str, arm: Arm, sample: Sample) -> dict[str, Any]:
     record: dict[str, Any] = {"profile": profile, "mode": arm.choice.label, "length": str(arm.length)}
     record |= {"idle_s": arm.idle_s, "seed": sample.seed, "prompt": arm.prompts.text(sample.number)}
-    if sample.error or sample.floor is None or sample.account is None:
+    if sample.error:
         return record | {"error": sample.error}
     times = {"latency_ms": sample.latency_ms, "first_byte_ms": sample.first_byte_ms}
-    record |= {name: round(value, 3) for name, value in (times | asdict(sample.floor)).items()}
-    return record | {"text": sample.account["text"]}
-
-
-@contextlib.contextmanager
-def _counted(prefix: str, total: int) -> Iterator[Callable[[], None]]:
-    """Counts turns on one line of a terminal; elsewhere nothing is printed."""
-    done, shown = 0, sys.stderr.isatty()
-
-    def count() -> None:
-        nonlocal done
-        done += 1
-        if shown:
-            print(f"\r{prefix}{done} of {total} turns", end="", file=sys.stderr, flush=True)
-
-    try:
-        yield count
-    finally:
-        if shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    record |= {name: round(value, 3) for name, value in (times | asdict(sample.least)).items()}
+    return record | {"text": sample.booked["text"]}

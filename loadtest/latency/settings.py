@@ -1,52 +1,65 @@
-"""Settings of `onesweep bench wan`, and all checks that need no lab."""
+"""Settings of the benchmarks of latency over far links. `onesweep --help` reads this file: nothing heavy here."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from loadtest.lab.lab import lab_problem
-from loadtest.lab.profile import Profile, profile_named
-from loadtest.workload.arms import INFILL, SCORED, SPECULATIVE, Arm, Length, ModeChoice
-from loadtest.workload.prompts import NOVEL, SUFFIX, Prompts
-from loadtest.workload.testbed import LOOPBACK, default_hosts
-from loadtest.workload.texts import symbols_of, tokenizer_of
-from stages.backends import DEFAULT_BACKEND, backend_named
-from stages.checkpoint.bundle import NGRAM_NAME, Bundle, find_bundle
-from stages.checkpoint.manifest import read_manifest
-from stages.errors import InputError, OnesweepError
-from stages.host.parts import plan_host
-from stages.host.validation import MAX_TEMPERATURE
+from loadtest.commands import CHECKPOINT, absolute
+from loadtest.workload.arms import Arm, Length, ModeChoice, parse_choices, parse_names
+from loadtest.workload.prompts import NOVEL, Prompts
+from loadtest.workload.testbed import default_hosts
+from serving.cli.deployment import SHIPPED
+from stages.settings import flag
 
-CONTROL = "lan"  # the profile that is held against plain loopback: what the lab itself costs
 MAX_AT_ONCE = 64  # requests in flight that a router takes by default
-MAX_SEED = (1 << 63) - 1
+MAX_SEED = (1 << 63) - 1  # half of a request's range: seeds count up from the first one
+MAX_IDLE_S = 3600  # windows and sessions have long fallen back
+
+
+def _modes(*default: str, help: str) -> Any:  # noqa: ANN401 - a field
+    choices, shown = tuple(map(ModeChoice, default)), ",".join(default)
+    return field(default=choices, metadata=flag(help, name="--modes", metavar="M[,M]", shown=shown, type=parse_choices))
 
 
 @dataclass(frozen=True)
 class WanSettings:
     """Settings of `onesweep bench wan`."""
 
-    profiles: tuple[str, ...]
-    choices: tuple[ModeChoice, ...]
-    lengths: tuple[Length, ...]
-    checkpoint: Path
-    requests: int = 10  # turns of each arm, after one that warms up; `at_once` requests each
-    seed: int = 0  # of the first request of every arm; the next ones count on
-    profiles_file: Path | None = None
-    hosts: int | None = None  # none: three, or one for each block where there are fewer
-    idle_s: float = 0.0  # above 0: each arm also after this many idle seconds
-    prompts: tuple[Prompts, ...] = (NOVEL,)
-    temperature: float | None = None  # none: the router's default
-    at_once: int = 1  # requests of an arm that are made together
-    control: bool = True  # whether the lab is held against plain loopback at the end
-    backend: str = DEFAULT_BACKEND  # what the hosts compute with
+    profiles: tuple[str, ...] = field(
+        metadata=flag(
+            "networks, such as links-60; loopback: no lab", name="--profile", metavar="P[,P]", type=parse_names
+        )
+    )
+    profiles_file: Path | None = field(default=None, metadata=flag("a file with more profiles", name="--profiles"))
+    choices: tuple[ModeChoice, ...] = _modes(
+        *("sweep", "chunked", "ar", "ar-speculative"),
+        help="with settings after a colon: sweep:fp32, ar-speculative:lookup+int8, resample:ngram",
+    )
+    temperature: float | None = field(
+        default=None, metadata=flag("of every request", metavar="T", shown="the router's default")
+    )
+    # Turns of each arm, after one that warms up; `at_once` requests each.
+    requests: int = field(default=10, metadata=flag("turns of each arm", metavar="R", least=1))
+    at_once: int = field(default=1, metadata=flag("requests in a turn", least=1, most=MAX_AT_ONCE))
+    # Every arm begins with this seed and counts on from it, so that arms are asked for the same texts.
+    seed: int = field(default=0, metadata=flag("seed of the first request", metavar="S", least=0, most=MAX_SEED))
+    # None: three, or one for each block where there are fewer.
+    hosts: int | None = field(default=None, metadata=flag("hosts that share the blocks", shown="3"))
+    checkpoint: Path = field(default=SHIPPED.resolve(), metadata=CHECKPOINT)
+    backend: str = field(default="torch", metadata=flag("backend of the hosts", metavar="B"))
+    # Above 0: each arm also after this many idle seconds.
+    idle_s: float = field(
+        default=0.0, metadata=flag("also measure after idle seconds", shown="0: no", least=0, most=MAX_IDLE_S)
+    )
+    control: bool = field(default=True, metadata=flag("do not compare the lab with plain loopback"))
+    lengths: tuple[Length, ...] = (Length(32), Length(128))  # from --bytes or --max-tokens
+    prompts: tuple[Prompts, ...] = (NOVEL,)  # from --text and --prompt
 
     @property
-    def host_options(self) -> tuple[str, ...]:
-        return ("--backend", self.backend)
+    def host_count(self) -> int:
+        return self.hosts or default_hosts(self.checkpoint)
 
     def arms(self) -> list[Arm]:
         idles = [0.0] + ([self.idle_s] if self.idle_s else [])
@@ -59,84 +72,30 @@ class WanSettings:
         ]
 
 
-def check_settings(settings: WanSettings) -> list[Profile | None]:
-    """Everything that can be refused before a lab is made. Returns the profiles; None = loopback, which is none.
+@dataclass(frozen=True)
+class WarmSettings:
+    """Settings of `onesweep bench warm`."""
 
-    Raises OnesweepError.
-    """
-    if settings.requests < 1:
-        raise InputError(f"--requests must be at least 1, not {settings.requests}")
-    if not 1 <= settings.at_once <= MAX_AT_ONCE:
-        raise InputError(f"--at-once must be 1 to {MAX_AT_ONCE}, not {settings.at_once}")
-    if settings.temperature is not None and not 0 <= settings.temperature <= MAX_TEMPERATURE:
-        raise InputError(f"--temperature must be 0 to {MAX_TEMPERATURE:g}, not {settings.temperature:g}")
-    if not 0 <= settings.seed <= MAX_SEED:
-        raise InputError(f"--seed must be 0 to {MAX_SEED}, not {settings.seed}")
-    if not 0 <= settings.idle_s <= 3600:
-        raise InputError(f"--idle-s must be 0 to 3600 seconds, not {settings.idle_s:g}")
-    backend_named(settings.backend)
-    profiles = [None if name == LOOPBACK else profile_named(name, settings.profiles_file) for name in settings.profiles]
-    parts = plan_host(settings.checkpoint, (0,)).parts
-    if settings.hosts is not None and not 1 <= settings.hosts <= parts:
-        raise InputError(f"--hosts must be 1 to {parts}, the checkpoint's blocks, not {settings.hosts}")
-    for profile in filter(None, (*profiles, profile_named(CONTROL))):
-        profile.check_hosts(host_count(settings))
-    room = room_for_output(settings.checkpoint, settings.choices, settings.prompts)
-    for length in settings.lengths:
-        if not 1 <= length.count <= room:
-            what = f"--{length.unit} must be 1 to {room}" if room >= 1 else f"no --{length.unit} is small enough"
-            raise InputError(f"{what}, what the context leaves after the prompt, not {length.count}")
-    if any(profiles) and (problem := lab_problem()):
-        raise OnesweepError(problem)
-    return profiles
+    profile: str = field(default="links-60", metadata=flag("network", metavar="P"))
+    choices: tuple[ModeChoice, ...] = _modes("sweep", "ar", help="as in bench wan")
+    checkpoint: Path = field(default=SHIPPED.resolve(), metadata=CHECKPOINT)
+    max_bytes: int = field(default=128, metadata=flag("bytes to generate", name="--bytes"))
+    # Each deployment has every situation once for each mode.
+    rounds: int = field(default=5, metadata=flag("deployments started", metavar="R", least=1))
+    idle_s: float = field(default=5.0, metadata=flag("length of the pause", least=0, most=MAX_IDLE_S))
+    keep_warm: bool = field(default=True, metadata=flag("without the messages that keep idle links warm"))
 
 
-def host_count(settings: WanSettings) -> int:
-    return settings.hosts or default_hosts(settings.checkpoint)
+@dataclass(frozen=True, kw_only=True)
+class FirstTokenSettings:
+    """Settings of `onesweep bench first-token`."""
 
-
-def room_for_output(checkpoint: Path, choices: Sequence[ModeChoice], prompts: Sequence[Prompts]) -> int:
-    """Symbols that the models of the chosen modes can write after the longest prompt.
-
-    Raises InputError where there is no such model.
-    """
-    bundle, rooms = find_bundle(checkpoint), list[int]()
-    for choice in choices:
-        for kind in _models(choice, checkpoint, bundle):
-            directory = getattr(bundle, kind)
-            if directory is None:
-                raise InputError(f"mode {choice.label} needs {kind}/ in {checkpoint}, which has none")
-            beside = SUFFIX if choice.mode == INFILL else ""
-            longest = _longest(tuple(text + beside for each in prompts for text in each.texts), directory)
-            rooms.append(read_manifest(directory).architecture.positions - longest)
-    return min(rooms)
-
-
-@cache
-def _longest(texts: tuple[str, ...], directory: Path) -> int:
-    """Symbols of the longest text, for the model in `directory`."""
-    tokenizer = tokenizer_of(directory)
-    return max(len(symbols_of(tokenizer, text.encode())) for text in texts)
-
-
-def _models(choice: ModeChoice, checkpoint: Path, bundle: Bundle) -> list[str]:
-    """The models of a bundle that a mode uses. Raises InputError where it wants n-grams and there are none."""
-    if choice.mode in SCORED:
-        scorer = choice.scorer or ("chain" if bundle.scorer else "ar")
-        return ["scorer" if scorer == "chain" else "ar", *_drafter(choice, checkpoint, bundle)]
-    if choice.mode == SPECULATIVE:
-        return ["ar", *_drafter(choice, checkpoint, bundle)]
-    return ["local" if choice.mode == "local" else "ar" if choice.mode == "ar" else "chain"]
-
-
-def _drafter(choice: ModeChoice, checkpoint: Path, bundle: Bundle) -> list[str]:
-    """`local`, where the router drafts with it."""
-    ngrams = (checkpoint / NGRAM_NAME).exists()
-    name = choice.drafter or ("lookup" if choice.mode == SPECULATIVE and not bundle.local else "model")
-    if choice.drafter in (None, "both") and name != "lookup" and not bundle.local and ngrams:
-        name = "ngram"
-    if name == "ngram" and not ngrams:
-        raise InputError(
-            f"mode {choice.label} needs {NGRAM_NAME} in {checkpoint}, which has none: see `onesweep ngram`"
-        )
-    return ["local"] if name in ("model", "both") else []
+    checkpoint: Path = field(metadata=flag("with an AR model", metavar="DIR", type=absolute))
+    profile: str = field(default="links-60", metadata=flag("network", metavar="P"))
+    prompt_symbols: int = field(default=1000, metadata=flag("bytes for models of bytes", name="--prompt-tokens"))
+    text: Path | None = field(default=None, metadata=flag("source of the prompt", shown="text that ships with Python"))
+    # Of each arm, after one that warms up.
+    requests: int = field(default=5, metadata=flag("requests of each arm", metavar="R", least=1))
+    codecs: tuple[str, ...] = field(
+        default=("fp32", "int8"), metadata=flag("codecs of hidden states", name="--codec", metavar="C[,C]")
+    )

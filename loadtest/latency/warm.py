@@ -3,73 +3,50 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-from loadtest.lab.lab import lab_problem
 from loadtest.lab.profile import Profile
 from loadtest.latency.interleave import Sample, ask_once
 from loadtest.latency.rows import row_of
-from loadtest.latency.settings import room_for_output
-from loadtest.report.table import aligned
-from loadtest.workload.arms import Arm, Length, ModeChoice
-from loadtest.workload.prompts import NOVEL
+from loadtest.latency.settings import WarmSettings
+from loadtest.report.table import Table, number_column, text_column
+from loadtest.workload.arms import Arm, Length
 from loadtest.workload.testbed import Testbed, default_hosts, deployed, open_network
-from stages.errors import InputError, OnesweepError
 
 SITUATIONS = ("steady", "after start", "after idle", "after reconnect")
 STEADY = 3  # requests between the others, which are the measure for them
 
-
-@dataclass(frozen=True)
-class WarmSettings:
-    """Settings of `onesweep bench warm`."""
-
-    profile: Profile
-    choices: tuple[ModeChoice, ...]
-    checkpoint: Path
-    max_bytes: int = 128
-    rounds: int = 5  # deployments started; each has every situation once for each mode
-    idle_s: float = 5.0
-    keep_warm: bool = True
-
-    @property
-    def hosts(self) -> int:
-        return default_hosts(self.checkpoint)
+WARM: Table[dict[str, Any]] = Table(
+    (
+        *map(text_column, ("mode", "situation", "requests")),
+        number_column("p50 ms", "p50_ms"),
+        number_column("worst ms", "p95_ms"),
+        number_column("floor ms", "floor_ms"),
+        number_column("x floor", "ratio", 2),
+        text_column("failed", "failures"),
+    )
+)
 
 
-def check_warm(settings: WarmSettings) -> None:
-    """Raises OnesweepError for what cannot be measured."""
-    if settings.rounds < 1:
-        raise InputError(f"--rounds must be at least 1, not {settings.rounds}")
-    if not 0 <= settings.idle_s <= 3600:
-        raise InputError(f"--idle-s must be 0 to 3600 seconds, not {settings.idle_s:g}")
-    room = room_for_output(settings.checkpoint, settings.choices, (NOVEL,))
-    if not 1 <= settings.max_bytes <= room:
-        raise InputError(f"--bytes must be 1 to {room}, what the context leaves after the prompt")
-    settings.profile.check_hosts(settings.hosts)
-    if problem := lab_problem():
-        raise OnesweepError(problem)
-
-
-def measure_warm(settings: WarmSettings) -> list[dict[str, Any]]:
+def measure_warm(settings: WarmSettings, profile: Profile) -> list[dict[str, Any]]:
     """A row for each mode and situation."""
-    samples: dict[tuple[ModeChoice, str], list[Sample]] = {}
+    arms = [Arm(choice, Length(settings.max_bytes)) for choice in settings.choices]
+    samples: dict[tuple[Arm, str], list[Sample]] = defaultdict(list)
     options = () if settings.keep_warm else ("--keep-warm-ms", "0")
-    with open_network(settings.profile, settings.hosts) as network:
+    with open_network(profile, default_hosts(settings.checkpoint)) as network:
         for turn in range(settings.rounds):
-            for choice in settings.choices:
-                arm = Arm(choice, Length(settings.max_bytes))
+            for arm in arms:
+                # a deployment for each mode: a second one would find links that the first has warmed
                 with deployed(network, settings.checkpoint, host_options=options, router_options=options) as testbed:
                     for situation, sample in _story(testbed, arm, turn, settings.idle_s):
-                        samples.setdefault((choice, situation), []).append(sample)
+                        samples[arm, situation].append(sample)
     return [
-        {"situation": situation, **row_of(settings.profile.name, Arm(choice, Length(settings.max_bytes)), taken)}
-        for choice in settings.choices
+        {"situation": situation, **row_of(profile.name, arm, samples[arm, situation])}
+        for arm in arms
         for situation in SITUATIONS
-        if (taken := samples.get((choice, situation)))
     ]
 
 
@@ -84,18 +61,3 @@ def _story(testbed: Testbed, arm: Arm, seed: int, idle_s: float) -> Iterator[tup
     happened = testbed.mend()
     sample = ask_once(testbed, arm, 0, seed)
     yield "after reconnect", replace(sample, error=f"{happened}: {sample.error}") if sample.error else sample
-
-
-def warm_table(rows: list[dict[str, Any]]) -> str:
-    """For a terminal."""
-    header = ("mode", "situation", "requests", "p50 ms", "worst ms", "floor ms", "x floor", "failed")
-    cells = [
-        (
-            *(row["mode"], row["situation"], str(row["requests"])),
-            *("-" if row[key] is None else f"{row[key]:,.1f}" for key in ("p50_ms", "p95_ms", "floor_ms")),
-            "-" if row["ratio"] is None else f"{row['ratio']:.2f}",
-            str(row["failures"]),
-        )
-        for row in rows
-    ]
-    return aligned(header, cells)

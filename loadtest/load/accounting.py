@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from loadtest.load.plan import LoadSample, Outcome, Window, outcome_of
+from loadtest.report.table import percentile
 
 MESSAGES = 5  # different failures that are shown
 
@@ -103,14 +104,6 @@ def figures_of(judged: Sequence[Judged], window: Window, max_bytes: int) -> Load
         failures=dict(failures.most_common(MESSAGES)),
         interrupted=window.interrupted,
     )
-
-
-def percentile(ordered: Sequence[float], percent: int) -> float | None:
-    """Nearest rank: the smallest value that `percent` of a hundred are not above. None of nothing.
-
-    :param ordered: from small to large.
-    """
-    return ordered[-(-percent * len(ordered) // 100) - 1] if ordered else None
 
 
 def _failure(sample: LoadSample) -> str:

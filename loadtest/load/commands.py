@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import shlex
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from loadtest.report.record import add_report_options, check_report_options, write_report
+from loadtest.commands import add_measurement, say
+from loadtest.report.record import check_report_options, write_report
 from stages.errors import InputError, Interrupted, OnesweepError
-from stages.settings import add_flags, from_flags
+from stages.settings import from_flags
 
 if TYPE_CHECKING:
     import socket
@@ -26,28 +25,23 @@ if TYPE_CHECKING:
 
 KNEE_MODES = ("sweep", "chunked", "ar", "ar-speculative")
 DEFAULT_USERS = 8
-MOST_KNEE_USERS = 256
-WEB_PORT = 8089
+MOST_KNEE_USERS = 256  # four times the requests that a router takes at once: beyond are refusals
+WEB_PORT = 8089  # locust's own
 
 
 def register(subparsers: Subparsers) -> None:
     from loadtest.load.plan import LoadSettings
-    from loadtest.workload.caller import add_access_options
 
-    load = subparsers.add_parser("loadtest", help="many users at once: latency, throughput, every text checked")
-    add_flags(load, LoadSettings)
-    add_access_options(load)
+    many = "many users at once: latency, throughput, every text checked"
+    load = add_measurement(subparsers, "loadtest", LoadSettings, run_loadtest, access=True, html=True, help=many)
     load.add_argument("--find-knee", action="store_true", help="1, 2, 4, 8 ... users until latency gives way")
-    add_report_options(load, html=True)
     load.add_argument("--web", action="store_true", help="locust's page on 127.0.0.1, until Ctrl-C")
     load.add_argument("--web-port", type=int, default=WEB_PORT, metavar="PORT", help=f"its port ({WEB_PORT})")
-    load.set_defaults(run=run_loadtest)
 
 
 def run_loadtest(options: argparse.Namespace) -> int:
     from loadtest.load.generator import open_listener
     from loadtest.load.run import LoadRun
-    from loadtest.report.record import this_machine
     from loadtest.workload.prompts import seeded_prompts
     from loadtest.workload.testbed import check_testbed, open_testbed
     from loadtest.workload.texts import Texts
@@ -60,12 +54,10 @@ def run_loadtest(options: argparse.Namespace) -> int:
     with ends_cleanly(), contextlib.ExitStack() as stack:
         listener = stack.enter_context(open_listener(options.web_port)) if options.web else None
         if settings.target.access is None:
-            print(
-                f"starting {settings.target.host_count} hosts and a router ({settings.target.profile}) ...", flush=True
-            )
+            say(f"starting {settings.target.host_count} hosts and a router ({settings.target.profile}) ...")
         target = stack.enter_context(open_testbed(settings.target))
         facts = target.facts()
-        scene = LoadRun(settings, target, facts, this_machine(), shlex.join(["onesweep", *sys.argv[1:]]))
+        scene = LoadRun(settings, target, facts)
         cases = seeded_prompts(settings.cases, settings.first_seed, settings.max_bytes, facts.context_bytes)
         texts = Texts(target, cases, settings.max_bytes)
         served = _served(modes, facts)
@@ -75,22 +67,21 @@ def run_loadtest(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace, scene: LoadRun, texts: Texts, listener: socket.socket | None) -> int:
-    from loadtest.load.report import load_page, load_record, run_notes, run_table
+    from loadtest.load.report import RUNS, load_page, load_record, run_notes
     from loadtest.load.run import run_load, run_with_page
 
     settings, target = scene.settings, scene.target
 
     def show(result: LoadResult) -> None:
-        print(run_table([result]) + "\n" + "\n".join(run_notes(result)), flush=True)
+        say(RUNS.aligned([result]) + "\n" + "\n".join(run_notes(result)))
 
-    print(
+    say(
         f"{settings.users} users of mode {settings.mode} on {target.router}, which takes {scene.facts.request_limit} "
         f"requests at once: {settings.seconds:g} s after {settings.warm_up_s:g} s of warm-up, "
-        f"{settings.max_bytes} bytes a text ...",
-        flush=True,
+        f"{settings.max_bytes} bytes a text ..."
     )
     if listener is not None:
-        print(f"locust's page: http://127.0.0.1:{listener.getsockname()[1]}/ (Ctrl-C ends it)", flush=True)
+        say(f"locust's page: http://127.0.0.1:{listener.getsockname()[1]}/ (Ctrl-C ends it)")
         result = run_with_page(settings, target, texts, listener, show)
         print(f"with what the page started: {run_notes(result)[0]}")
     else:
@@ -102,14 +93,14 @@ def _run(options: argparse.Namespace, scene: LoadRun, texts: Texts, listener: so
 
 
 def _find_knee(options: argparse.Namespace, scene: LoadRun, texts: Texts, modes: list[str]) -> int:
-    from loadtest.load.report import knee_notes, knee_page, knee_record, run_line, run_table
+    from loadtest.load.report import RUNS, knee_notes, knee_page, knee_record, run_line
     from loadtest.load.run import climb, run_load
 
     climbs: list[Climb] = []
 
     def measure(mode: str, users: int) -> LoadResult:
         result = run_load(scene.settings, scene.target, texts, mode, users)
-        print(run_line(result), flush=True)
+        say(run_line(result))
         return result
 
     for mode in modes:
@@ -117,7 +108,7 @@ def _find_knee(options: argparse.Namespace, scene: LoadRun, texts: Texts, modes:
         if climbs[-1].interrupted:
             break
     results = [result for one in climbs for result in one.results]
-    print("\n" + run_table(results) + "\n\n" + "\n".join(knee_notes(climbs)), flush=True)
+    say("\n" + RUNS.aligned(results) + "\n\n" + "\n".join(knee_notes(climbs)))
     _write(options, knee_record(scene, climbs), lambda: knee_page(scene, climbs))
     _raise_trouble(results)
     return 0

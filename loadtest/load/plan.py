@@ -67,7 +67,7 @@ def outcome_of(sample: LoadSample, expected: bytes | None) -> Outcome:
     return Outcome.FAILED
 
 
-MOST = 1_000_000
+MOST = 1_000_000  # beyond is a slip of the finger
 MOST_SEED = 1 << 63
 GRACE_S = 5.0  # how long after its deadline a request may still be answered before it counts as lost
 

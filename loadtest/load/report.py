@@ -11,8 +11,8 @@ from loadtest.load.accounting import Judged, LoadFigures
 from loadtest.load.plan import Outcome
 from loadtest.load.run import Climb, LoadResult, LoadRun
 from loadtest.report.chart import COLOURS, MARKERS, draw_chart, grid
-from loadtest.report.page import bullets, figure, html_page, html_pairs, shown, text_table
-from loadtest.report.table import aligned, number, percentile
+from loadtest.report.page import bullets, figure, html_page, html_pairs, shown
+from loadtest.report.table import Column, Table, number, percentile, text_column
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 SLICES = 30  # points along the window
-BINS = 40
+BINS = 40  # of the histogram
 
 
 def knee_picture(climbs: Sequence[Climb]) -> str:
@@ -103,26 +103,27 @@ def _draw_course(axes: Axes, seconds: float, answers: Sequence[Judged], others: 
     axes.set_ylim(bottom=0)
 
 
-HEADER = (
-    *("mode", "users", "requests", "right", "refused", "failed", "lost", "wrong"),
-    *("rps", "bytes/s", "p50 ms", "p95 ms", "p99 ms", "refused p95 ms", "generator"),
-)
+def _counted(name: str) -> Column[LoadResult]:
+    return name, lambda result: str(getattr(result.figures.counts, name))
 
 
-def load_row(result: LoadResult) -> tuple[str, ...]:
-    """Cells under HEADER; `generator` is the load generator's share of one core."""
-    f, c = result.figures, result.figures.counts
-    return (
-        *(result.mode, str(result.users)),
-        *(str(count) for count in (c.requests, c.right, c.refused, c.failed, c.lost, c.wrong)),
-        *(f"{f.throughput_rps:.2f}", f"{f.output_bytes_per_s:.0f}"),
-        *(number(value) for value in (f.p50_ms, f.p95_ms, f.p99_ms, f.refusal_p95_ms)),
-        f"{f.generator_cores:.2f}",
+def _measured(title: str, name: str, digits: int = 1) -> Column[LoadResult]:
+    return title, lambda result: number(getattr(result.figures, name), digits)
+
+
+RUNS: Table[LoadResult] = Table(
+    (
+        *map(text_column, ("mode", "users")),
+        *map(_counted, ("requests", "right", "refused", "failed", "lost", "wrong")),
+        _measured("rps", "throughput_rps", 2),
+        _measured("bytes/s", "output_bytes_per_s", 0),
+        _measured("p50 ms", "p50_ms"),
+        _measured("p95 ms", "p95_ms"),
+        _measured("p99 ms", "p99_ms"),
+        _measured("refused p95 ms", "refusal_p95_ms"),
+        _measured("generator", "generator_cores", 2),  # its share of one core
     )
-
-
-def run_table(results: Sequence[LoadResult]) -> str:
-    return aligned(HEADER, [load_row(result) for result in results])
+)
 
 
 def run_notes(result: LoadResult) -> list[str]:
@@ -195,14 +196,14 @@ def knee_page(scene: LoadRun, climbs: Sequence[Climb]) -> str:
 
 
 def _page(title: str, picture: str, results: Sequence[LoadResult], notes: Sequence[str], scene: LoadRun) -> str:
-    title = f"onesweep load test: {title}"
+    title, record = f"onesweep load test: {title}", scene.record()
     parts = [
         f"<h1>{shown(title)}</h1>",
         figure(picture),
-        text_table(HEADER, [load_row(result) for result in results], 1),
+        RUNS.html(results),
         bullets(notes),
         "<h2>Settings</h2>",
-        html_pairs(dict(scene.rows())),
+        html_pairs({**record, **record.pop("machine")}),
     ]
     return html_page(title, parts)
 

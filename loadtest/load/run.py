@@ -5,13 +5,13 @@ from __future__ import annotations
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from loadtest.load.accounting import Judged, LoadFigures, figures_of, judge
 from loadtest.load.generator import Recording, start_generator
 from loadtest.load.plan import OK, LoadSettings, Outcome
-from loadtest.report.record import MachineFacts
+from loadtest.report.record import origin
 from loadtest.workload.caller import RouterState
 from loadtest.workload.testbed import Testbed
 from loadtest.workload.texts import Texts
@@ -87,9 +87,6 @@ def _difference(judged: Judged, texts: Texts, expected: dict[int, bytes]) -> str
     )
 
 
-# Where and how figures came about: what a report says beside them.
-
-
 @dataclass(frozen=True)
 class LoadRun:
     """Everything that runs of one command have in common."""
@@ -97,10 +94,9 @@ class LoadRun:
     settings: LoadSettings
     target: Testbed
     facts: RouterState
-    machine: MachineFacts
-    command: str
 
     def record(self) -> dict[str, Any]:
+        """Settings and origin of the figures."""
         s = self.settings
         return {
             "profile": self.target.profile,
@@ -113,23 +109,8 @@ class LoadRun:
             "timeout_s": s.timeout_s,
             "distinct_texts": s.cases,
             "first_seed": s.first_seed,
-            "command": self.command,
-            "machine": asdict(self.machine),
+            **origin(),
         }
-
-    def rows(self) -> list[tuple[str, str]]:
-        """The same for people."""
-        s, profile = self.settings, self.target.profile
-        return [
-            ("command", self.command),
-            ("deployment", f"{self.facts.hosts} hosts, profile {profile}, router {self.target.router}"),
-            ("requests that the router takes at once", str(self.facts.request_limit)),
-            ("bytes a text", str(s.max_bytes)),
-            ("window", f"{s.seconds:g} s after {s.warm_up_s:g} s of warm-up"),
-            ("deadline of a request", f"{s.timeout_s:g} s"),
-            ("distinct texts", f"{s.cases}, seeds from {s.first_seed}"),
-            ("machine", self.machine.sentence),
-        ]
 
 
 # Over the knee, p95 is more than DOUBLED times that of one user, or twice the users bring less than GROWTH times the

@@ -20,14 +20,13 @@ from locust.exception import StopUser
 from locust.runners import LocalRunner
 
 from loadtest.load.plan import CUT, OK, OPEN, Drained, LoadPlan, LoadSample, Message, Window, to_line
-from serving.client.client import Client, Result
-from serving.client.errors import RequestRefused, RouterError
+from serving.client.client import Client, RequestRefused, Result, RouterError
 from stages.wire.status import STATUS_MARK, trailing_metadata
 
 # A user whose request failed tries again after this: a dead host must not be counted thousands of times a second.
 FAILURE_PAUSE_S = 1.0
-FLUSH_S = 0.5
-POLL_S = 0.05
+FLUSH_S = 0.5  # lines are not written out one by one: the generator must cost little
+POLL_S = 0.05  # locust has no event for "all users are there"
 INTERRUPT_DRAIN_S = 2.0  # how long requests may go on after Ctrl-C
 
 

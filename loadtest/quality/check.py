@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import cycle, islice
-from typing import Any
 
 import numpy as np
 
 from loadtest.quality.judge import check_judge, default_judge
-from loadtest.quality.panel import HUMAN, Comparison, QualityRow, TextFigures, verdict
+from loadtest.quality.panel import HUMAN, Comparison, QualityPanel, QualityRow, TextFigures, verdict
 from loadtest.quality.prompts import Passage
-from loadtest.quality.run import JudgedText, Meter, cut, head, judge_text
+from loadtest.quality.run import QualityResult, cut, judge_text, result_of
 from loadtest.quality.settings import QualitySettings
+from loadtest.report.table import open_meter
 from stages.errors import InputError
 
-PHRASE_WORDS = 4
+PHRASE_WORDS = 4  # short enough that a judge knows the next word for sure, as a model does that got stuck
 
 
 def shuffled_words(passage: Passage, numbers: np.random.Generator) -> bytes:
@@ -60,18 +60,14 @@ def _repeated(text: bytes, length: int) -> bytes:
     return bytes(islice(cycle(text), length))
 
 
-REFERENCE = "reference"
+REFERENCE = "reference"  # human text that is nobody's: both sides are held against it
 
 
 @dataclass(frozen=True)
-class CheckResult:
+class CheckResult(QualityResult):
     """Rows of the cheats, of one half of the human text and of the other, and how the first half did."""
 
-    settings: QualitySettings
-    judged: JudgedText
-    rows: list[QualityRow]
     verdicts: dict[str, Comparison]  # of human text against each cheat
-    command: str
 
     @property
     def holds(self) -> bool:
@@ -80,36 +76,29 @@ class CheckResult:
     def sentences(self) -> list[str]:
         return [_sentence(name, one) for name, one in self.verdicts.items()]
 
-    def record(self) -> dict[str, Any]:
-        return {
-            **head("check", self.command),
-            "holds": self.holds,
-            **self.judged.record(self.settings),
-            "rows": [row.to_record() for row in self.rows],
-            "verdicts": {name: asdict(one) | {"human_wins": one.wins} for name, one in self.verdicts.items()},
-        }
 
-
-def run_check(settings: QualitySettings, command: str, meter: Meter) -> CheckResult:
+def run_check(settings: QualitySettings) -> CheckResult:
     """Human continuations, and cheats made from them, against other human text. Raises OnesweepError."""
     check_judge(settings.judge or default_judge())
     prompts = cut(settings)
-    if len(prompts.reference) < settings.count:
+    asked, others = prompts.asked, prompts.reference
+    if len(others) < settings.count:
         raise InputError(
             f"the check needs text for {2 * settings.count} passages, half of them for comparison; there is room for "
-            f"{settings.count + len(prompts.reference)}: give more text, or a smaller --count"
+            f"{settings.count + len(others)}: give more text, or a smaller --count"
         )
     judged = judge_text(settings, prompts)
-    with meter("judging", (len(CHEATS) + 2) * settings.count) as progress:
-        panel = judged.panel(settings.seed, progress)
-        reference = _row(REFERENCE, panel.measure(prompts.reference, panel.reference))
-        human = _row(HUMAN, panel.measure(prompts.asked, [passage.continuation for passage in prompts.asked]))
-        cheats = {
-            name: _row(name, panel.measure(prompts.asked, cheat_texts(name, prompts.asked, settings.seed)))
-            for name in CHEATS
-        }
+    with open_meter("judging", (len(CHEATS) + 2) * settings.count) as progress:
+        panel = QualityPanel(judged, settings.seed, progress)
+        reference = _row(REFERENCE, panel.measure(others, panel.reference))
+        human = _row(HUMAN, panel.measure(asked, [passage.continuation for passage in asked]))
+        cheats = {name: _row(name, panel.measure(asked, cheat_texts(name, asked, settings.seed))) for name in CHEATS}
     verdicts = {name: verdict(human, cheat, reference) for name, cheat in cheats.items()}
-    return CheckResult(settings, judged, [*cheats.values(), human, reference], verdicts, command)
+    shown = {name: asdict(one) | {"human_wins": one.wins} for name, one in verdicts.items()}
+    holds, rows = all(one.wins for one in verdicts.values()), [*cheats.values(), human, reference]
+    return CheckResult(
+        **vars(result_of("check", settings, judged, rows, holds=holds, verdicts=shown)), verdicts=verdicts
+    )
 
 
 def _row(name: str, figures: TextFigures) -> QualityRow:

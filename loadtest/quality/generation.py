@@ -8,10 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from loadtest.quality.prompts import Passage
-from loadtest.quality.settings import finite
-from loadtest.workload.caller import Access
-from serving.client.client import AsyncClient, Client, Result
-from serving.client.errors import RequestRefused, RouterError
+from loadtest.quality.settings import QualitySettings, finite
+from loadtest.workload.caller import Access, RouterState
+from serving.client.client import AsyncClient, Client, RequestRefused, Result, RouterError
 from serving.modes.frontier import SETTINGS
 from serving.router.request import Request
 from stages.errors import InputError, ServiceError
@@ -126,37 +125,18 @@ def _check_request(spec: str, arm: QualityArm) -> None:
 
 
 TRIES = 20  # of one request while the router is busy
-TIMEOUT_S = 600.0
-STATUS_TIMEOUT_S = 5.0
+TIMEOUT_S = 600.0  # far links and many candidates: a slow text is no reason to end a run of hours
 
 
-@dataclass(frozen=True)
-class RouterFacts:
-    """Modes, limits and weights of a router, from its status."""
-
-    modes: tuple[str, ...]
-    context_bytes: int
-    request_limit: int
-    digests: dict[str, str]  # of the weights behind it, by the name of their model
-
-
-def router_facts(access: Access) -> RouterFacts:
+def router_facts(access: Access) -> RouterState:
     """Raises ServiceError when no router answers, or its hosts are not ready."""
     with Client(access.router, **access.who()) as client:
-        status = client.status(STATUS_TIMEOUT_S)
-    if not status.ready:
-        reasons = "; ".join(host.reason for host in status.hosts if host.reason)
-        raise ServiceError(f"the router at {access.router} is not ready: {reasons}")
-    digests = {name: str(getattr(status, f"{name}_digest", "")) for name in ("chain", "ar", "scorer", "local")}
-    return RouterFacts(
-        tuple(status.modes),
-        status.context_tokens,
-        status.request_limit,
-        {name: digest for name, digest in digests.items() if digest},
-    )
+        facts = RouterState.of(client)
+    facts.check_ready(access.router)
+    return facts
 
 
-def check_served(arms: Sequence[QualityArm], facts: RouterFacts, longest: int) -> None:
+def check_served(arms: Sequence[QualityArm], facts: RouterState, longest: int) -> None:
     """Raises InputError, before anything is generated, for a mode without weights or a context that is too small.
 
     :param longest: bytes of a prompt and its output together.
@@ -178,43 +158,31 @@ def generate_all(
     access: Access,
     arms: Sequence[QualityArm],
     passages: Sequence[Passage],
-    max_bytes: int,
-    seed: int,
-    in_flight: int,
+    settings: QualitySettings,
+    facts: RouterState,
     progress: Callable[[int], object],
 ) -> dict[QualityArm, list[Result]]:
-    """One Result for each arm and passage; passage i has the seed `seed` + i.
+    """One Result for each arm and passage; passage i has the seed of the settings + i.
 
-    The first passage goes through all arms first, one at a time: what the router refuses is known at once.
     Raises RequestRefused or RouterError, once.
     """
-    return asyncio.run(_generate_all(access, arms, passages, max_bytes, seed, in_flight, progress))
 
+    async def generate() -> dict[QualityArm, list[Result]]:
+        async with AsyncClient(access.router, **access.who()) as client:
+            seats = asyncio.Semaphore(min(settings.in_flight, facts.request_limit))
 
-async def _generate_all(
-    access: Access,
-    arms: Sequence[QualityArm],
-    passages: Sequence[Passage],
-    max_bytes: int,
-    seed: int,
-    in_flight: int,
-    progress: Callable[[int], object],
-) -> dict[QualityArm, list[Result]]:
-    async with AsyncClient(access.router, **access.who()) as client:
-        seats = asyncio.Semaphore(in_flight)
+            async def one(arm: QualityArm, number: int) -> Result:
+                async with seats:
+                    result = await _patiently(client, arm, _request(arm, passages[number], number, settings))
+                progress(1)
+                return result
 
-        async def one(arm: QualityArm, number: int) -> Result:
-            async with seats:
-                result = await _patiently(client, arm, _request(arm, passages[number], max_bytes, seed + number))
-            progress(1)
-            return result
+            # one at a time: what the router refuses is known at once, and not after an hour of other arms
+            first = {arm: await one(arm, 0) for arm in arms}
+            others = range(1, len(passages))
+            return {arm: [first[arm], *await _all_or_none([one(arm, i) for i in others])] for arm in arms}
 
-        first = {arm: await one(arm, 0) for arm in arms}
-        results = {}
-        for arm in arms:
-            others = await _all_or_none([one(arm, number) for number in range(1, len(passages))])
-            results[arm] = [first[arm], *others]
-        return results
+    return asyncio.run(generate())
 
 
 async def _all_or_none(requests: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
@@ -229,9 +197,10 @@ async def _all_or_none(requests: Sequence[Coroutine[Any, Any, Result]]) -> list[
         raise
 
 
-def _request(arm: QualityArm, passage: Passage, max_bytes: int, seed: int) -> dict[str, Any]:
+def _request(arm: QualityArm, passage: Passage, number: int, settings: QualitySettings) -> dict[str, Any]:
     suffix = {"suffix": passage.suffix} if arm.mode == INFILL else {}
-    return {"prompt": passage.prompt, "max_bytes": max_bytes, "seed": seed, **suffix, **arm.request()}
+    same = {"prompt": passage.prompt, "max_bytes": settings.max_bytes, "seed": settings.seed + number}
+    return same | suffix | arm.request()
 
 
 async def _patiently(client: AsyncClient, arm: QualityArm, request: dict[str, Any]) -> Result:

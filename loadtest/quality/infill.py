@@ -10,10 +10,12 @@ from typing import Any
 from loadtest.quality.generation import INFILL, QualityArm, check_served, generate_all, router_facts
 from loadtest.quality.intervals import Estimate, difference_of_ratios, flat, ratio_of_sums
 from loadtest.quality.judge import Progress
-from loadtest.quality.panel import HUMAN
+from loadtest.quality.panel import HUMAN, Figure, JudgedText
 from loadtest.quality.prompts import Passage, PromptSet
-from loadtest.quality.run import JudgedText, Meter, check_settings, cut, head, judge_text, target_settings
+from loadtest.quality.run import check_settings, cut, judge_text, samples_of, target_settings
 from loadtest.quality.settings import InfillSettings
+from loadtest.report.record import origin, settings_record
+from loadtest.report.table import open_meter
 from loadtest.workload.testbed import open_testbed
 from serving.client.client import Result
 from stages.errors import InputError
@@ -21,17 +23,26 @@ from stages.errors import InputError
 SUFFIX_BYTES = 32  # judged with the gap, and given to modes that take a suffix
 DEFAULT_ARMS = (INFILL, "ar", "local")
 LEFT_ONLY = "ar"  # the others are compared with it, prompt by prompt: it sees the text before the gap alone
-SAMPLES = 4
+SAMPLES = 4  # of each length
 
 FIGURES = {
-    "exact_match": "share of gaps filled with the very bytes that stood there",
-    "span_bits": "judge bits for a byte of the filling, given the text before it",
-    "joined_bits": f"judge bits for a byte of the filling and the {SUFFIX_BYTES} bytes after it",
-    "after_bits": f"judge bits for a byte of the {SUFFIX_BYTES} bytes after it, given what was filled in",
-    "joined_ngram_bits": "as joined bits, of an n-gram model fitted to the training text",
-    "joined_minus_ar": f"joined bits less those of mode `{LEFT_ONLY}`, gap by gap",
-    "between_minus_ar": "judge bits for a byte of the filling, given the text on both sides, less those of mode "
-    f"`{LEFT_ONLY}`: what follows is the same for both, so these are the joined bits over the filling's bytes alone",
+    "exact_match": Figure("exact", 3, "share of gaps filled with the very bytes that stood there"),
+    "span_bits": Figure("span bits", 3, "judge bits for a byte of the filling, given the text before it"),
+    "joined_bits": Figure(
+        "joined bits", 3, f"judge bits for a byte of the filling and the {SUFFIX_BYTES} bytes after it"
+    ),
+    "after_bits": Figure(
+        "after bits", 3, f"judge bits for a byte of the {SUFFIX_BYTES} bytes after it, given what was filled in"
+    ),
+    "joined_ngram_bits": Figure("n-gram joined", 3, "as joined bits, of an n-gram model fitted to the training text"),
+    "joined_minus_ar": Figure("joined - ar", 3, f"joined bits less those of mode `{LEFT_ONLY}`, gap by gap"),
+    "between_minus_ar": Figure(
+        "between - ar",
+        2,
+        "judge bits for a byte of the filling, given the text on both sides, less those of mode "
+        f"`{LEFT_ONLY}`: what follows is the same for both, so these are the joined bits over the filling's bytes "
+        "alone",
+    ),
 }
 
 
@@ -53,39 +64,28 @@ class InfillRow:
 
 
 @dataclass(frozen=True)
-class InfillResult:
-    """Rows of all lengths, and the first texts as they came."""
+class _Filled:
+    """Fillings of one arm: texts and their bits under the judge, alone and with what follows, gap by gap."""
 
-    settings: InfillSettings
-    judge: str
-    rows: list[InfillRow]
-    samples: list[dict[str, Any]]
-    digests: dict[str, str]
-    command: str
+    texts: Sequence[bytes]
+    joined: list[bytes]
+    bits: list[float]
+    joined_bits: list[float]
 
-    def record(self) -> dict[str, Any]:
-        return {
-            **head("infill", self.command),
-            "settings": self.settings.to_record() | {"suffix_bytes": SUFFIX_BYTES},
-            "weights": self.digests,
-            "judge": self.judge,
-            "rows": [row.to_record() for row in self.rows],
-            "samples": self.samples,
-        }
+    @property
+    def sizes(self) -> list[int]:
+        return list(map(len, self.texts))
+
+    @property
+    def wholes(self) -> list[int]:
+        return list(map(len, self.joined))
 
 
-@dataclass(frozen=True)
-class _Judged:
-    """Bits and bytes, gap by gap."""
+def run_infill(settings: InfillSettings) -> tuple[list[InfillRow], dict[str, Any]]:
+    """Rows of all lengths, and the record for a JSON file.
 
-    span: list[float]
-    joined: list[float]
-    sizes: list[int]
-    wholes: list[int]
-
-
-def run_infill(settings: InfillSettings, command: str, meter: Meter) -> InfillResult:
-    """Raises OnesweepError; for a mistake, before a host is started."""
+    Raises OnesweepError; for a mistake, before a host is started.
+    """
     lengths = list(dict.fromkeys(settings.lengths))
     for length in lengths:
         if length < 1:
@@ -98,19 +98,25 @@ def run_infill(settings: InfillSettings, command: str, meter: Meter) -> InfillRe
         facts = router_facts(target.access)
         chosen = arms or tuple(QualityArm(mode) for mode in DEFAULT_ARMS if mode in facts.modes)
         check_served(chosen, facts, settings.prompt_bytes + max(lengths) + SUFFIX_BYTES)
-        in_flight = min(settings.in_flight, facts.request_limit)
-        with meter("filling", len(lengths) * len(chosen) * settings.count) as progress:
+        with open_meter("filling", len(lengths) * len(chosen) * settings.count) as progress:
             for length in lengths:
-                results[length] = generate_all(
-                    target.access, chosen, prompts[length].asked, length, settings.seed, in_flight, progress
-                )
+                asked, of_length = prompts[length].asked, replace(settings, max_bytes=length)
+                results[length] = generate_all(target.access, chosen, asked, of_length, facts, progress)
     judged = judge_text(settings, prompts[lengths[0]])
     rows, samples = [], []
-    with meter("judging", 2 * len(lengths) * (len(chosen) + 1) * settings.count) as progress:
+    with open_meter("judging", 2 * len(lengths) * (len(chosen) + 1) * settings.count) as progress:
         for length in lengths:
             rows += _rows(judged, prompts[length], length, results[length], settings.seed, progress)
-            samples += _samples(prompts[length], length, results[length])
-    return InfillResult(settings, judged.judge.name, rows, samples, facts.digests, command)
+            samples += [{"length": length, **one} for one in samples_of(prompts[length], results[length], SAMPLES)]
+    return rows, {
+        "quality": "infill",
+        **origin(),
+        "settings": settings_record(settings, suffix_bytes=SUFFIX_BYTES),
+        "weights": facts.digests,
+        "judge": judged.judge.name,
+        "rows": [row.to_record() for row in rows],
+        "samples": samples,
+    }
 
 
 def _rows(
@@ -121,19 +127,18 @@ def _rows(
     seed: int,
     progress: Progress,
 ) -> list[InfillRow]:
-    truth = [passage.continuation for passage in prompts.asked]
+    asked = prompts.asked
+    truth = [passage.continuation for passage in asked]
     texts = {arm.label: [result.output for result in taken] for arm, taken in results.items()} | {HUMAN: truth}
-    judged = {label: _judge(judged_by, prompts.asked, outputs, progress) for label, outputs in texts.items()}
-    figures = {label: _figures(judged_by, prompts.asked, texts[label], judged[label], seed) for label in texts}
-    if left := judged.get(LEFT_ONLY):
-        for label, one in judged.items():
+    filled = {label: _judge(judged_by, asked, outputs, progress) for label, outputs in texts.items()}
+    figures = {label: _figures(judged_by, asked, one, seed) for label, one in filled.items()}
+    if left := filled.get(LEFT_ONLY):
+        for label, one in filled.items():
             if label != LEFT_ONLY:
-                for name, ours, theirs in (
-                    ("joined_minus_ar", one.wholes, left.wholes),
-                    ("between_minus_ar", one.sizes, left.sizes),
-                ):
-                    pairs = ((one.joined, ours), (left.joined, theirs))
-                    figures[label][name] = difference_of_ratios(*pairs, seed)
+                joined = (one.joined_bits, one.wholes), (left.joined_bits, left.wholes)
+                figures[label]["joined_minus_ar"] = difference_of_ratios(*joined, seed)
+                between = (one.joined_bits, one.sizes), (left.joined_bits, left.sizes)
+                figures[label]["between_minus_ar"] = difference_of_ratios(*between, seed)
     rows = [
         InfillRow(
             arm.label,
@@ -149,43 +154,23 @@ def _rows(
     return [*rows, InfillRow(HUMAN, length, len(truth), figures=figures[HUMAN])]
 
 
-def _judge(judged_by: JudgedText, passages: Sequence[Passage], outputs: Sequence[bytes], progress: Progress) -> _Judged:
+def _judge(judged_by: JudgedText, passages: Sequence[Passage], texts: Sequence[bytes], progress: Progress) -> _Filled:
     given = [passage.prompt for passage in passages]
-    joined = [output + passage.suffix for passage, output in zip(passages, outputs, strict=True)]
-    return _Judged(
-        judged_by.judge.judge(given, outputs, progress).bits,
-        judged_by.judge.judge(given, joined, progress).bits,
-        [len(output) for output in outputs],
-        [len(text) for text in joined],
-    )
+    joined = [text + passage.suffix for passage, text in zip(passages, texts, strict=True)]
+    bits, joined_bits = (judged_by.judge.judge(given, each, progress).bits for each in (texts, joined))
+    return _Filled(texts, joined, bits, joined_bits)
 
 
-def _figures(
-    judged_by: JudgedText, passages: Sequence[Passage], outputs: Sequence[bytes], judged: _Judged, seed: int
-) -> dict[str, Estimate]:
-    same = [float(output == passage.continuation) for passage, output in zip(passages, outputs, strict=True)]
-    after = [joined - span for joined, span in zip(judged.joined, judged.span, strict=True)]
+def _figures(judged_by: JudgedText, passages: Sequence[Passage], filled: _Filled, seed: int) -> dict[str, Estimate]:
+    same = [float(text == passage.continuation) for passage, text in zip(passages, filled.texts, strict=True)]
+    after = [joined - alone for joined, alone in zip(filled.joined_bits, filled.bits, strict=True)]
     found = {
         "exact_match": ratio_of_sums(same, [1.0] * len(same), seed),
-        "span_bits": ratio_of_sums(judged.span, judged.sizes, seed),
-        "joined_bits": ratio_of_sums(judged.joined, judged.wholes, seed),
+        "span_bits": ratio_of_sums(filled.bits, filled.sizes, seed),
+        "joined_bits": ratio_of_sums(filled.joined_bits, filled.wholes, seed),
         "after_bits": ratio_of_sums(after, [len(passage.suffix) for passage in passages], seed),
     }
     if judged_by.ngram:
-        joined = [output + passage.suffix for passage, output in zip(passages, outputs, strict=True)]
-        bits = judged_by.ngram.bits([passage.prompt for passage in passages], joined)
-        found["joined_ngram_bits"] = ratio_of_sums(bits, judged.wholes, seed)
+        bits = judged_by.ngram.bits([passage.prompt for passage in passages], filled.joined)
+        found["joined_ngram_bits"] = ratio_of_sums(bits, filled.wholes, seed)
     return {name: estimate for name, estimate in found.items() if estimate is not None}
-
-
-def _samples(prompts: PromptSet, length: int, results: dict[QualityArm, list[Result]]) -> list[dict[str, Any]]:
-    return [
-        {
-            "length": length,
-            "prompt": passage.prompt.decode(),
-            "suffix": passage.suffix.decode(),
-            HUMAN: passage.continuation.decode(),
-            "texts": {arm.label: taken[i].text for arm, taken in results.items()},
-        }
-        for i, passage in enumerate(prompts.asked[:SAMPLES])
-    ]

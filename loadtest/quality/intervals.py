@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-RESAMPLES = 1000
+RESAMPLES = 1000  # the ends of an interval then vary by a few percent of its length
 LEVEL = 95.0
-NORMAL = 1.96
+NORMAL = 1.96  # standard deviations that hold LEVEL percent of a normal distribution
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ def ratio_of_sums(over: Sequence[float], under: Sequence[float], seed: int) -> E
     if not b.sum():
         return None
     draws = resampled(len(a), seed)
+    # a draw may hold only prompts with nothing below the line: it says nothing, and `percentiles` leaves it out
     with np.errstate(invalid="ignore", divide="ignore"):
         values = a[draws].sum(axis=1) / b[draws].sum(axis=1)
     return Estimate(float(a.sum() / b.sum()), *percentiles(values))

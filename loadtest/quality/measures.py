@@ -40,7 +40,7 @@ def distinct_pairs(words: Sequence[str]) -> float | None:
 
 
 # Entropies stand beside every judge's figure, because a judge alone prefers text of low entropy.
-GRAM = 4
+GRAM = 4  # bytes: long enough to see repeated pieces, short enough to occur twice in human text
 GROUPS = 20  # parts of which each is left out once to estimate a standard error
 
 Counts = Counter[object]
@@ -101,8 +101,8 @@ def _less(whole: Counts, part: Counts) -> Counts:
     return +left
 
 
-SPAN = 32
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+SPAN = 32  # bytes, a power of two: shorter runs stand in any two texts by chance
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, with bits everywhere: 2^64 by the golden ratio
 
 
 class TrainingText:
@@ -147,11 +147,11 @@ def _is_in(wanted: NDArray[np.uint64], known: NDArray[np.uint64]) -> NDArray[np.
     return known[np.minimum(np.searchsorted(known, wanted), len(known) - 1)] == wanted
 
 
-SCALE = 5.0
-CURVE_POINTS = 25
-VARIANCE = 0.9
+SCALE = 5.0  # c of the paper, likewise the numbers below
+CURVE_POINTS = 25  # mixtures
+VARIANCE = 0.9  # that the principal components keep
 TEXTS_PER_CLUSTER = 10
-RESTARTS = 5
+RESTARTS = 5  # of k-means, whose result depends on where it begins
 
 
 def mauve(first: NDArray[np.float32], second: NDArray[np.float32], seed: int) -> float:
@@ -187,10 +187,10 @@ def _kl(p: NDArray[np.float64], r: NDArray[np.float64]) -> float:
     return float((p[some] * np.log(p[some] / r[some])).sum())
 
 
-FOLDS = 5
-GRAMS = (1, 4)
-FEATURES = 1 << 18
-RIDGE = 0.01
+FOLDS = 5  # a text is scored by a model that has not seen it
+GRAMS = (1, 4)  # bytes, from and to
+FEATURES = 1 << 18  # so many that two runs of four bytes rarely share one
+RIDGE = 0.01  # texts have unit length: enough to keep the solution from following single texts
 
 
 def classifier_auc(texts: Sequence[bytes], human: Sequence[bytes], seed: int) -> Estimate:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from importlib.util import find_spec
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from loadtest.quality.intervals import Estimate, around, difference_of_ratios, flat, ratio_of_sums
 from loadtest.quality.judge import INSTALL, Judge, Judgement, NgramModel, Progress
@@ -23,36 +23,55 @@ from loadtest.quality.measures import (
     word_counts,
     words_of,
 )
-from loadtest.quality.prompts import Passage
+from loadtest.quality.prompts import Passage, PromptSet
 from stages.errors import InputError
 
 HUMAN = "human"
 JUDGED = "judge_bits_per_byte"
 GRAMS = "gram_entropy"
-AT_HUMAN_ENTROPY = "judge_bits_at_human_entropy"
+AT_HUMAN_ENTROPY = "judge_bits_at_human_entropy"  # a fair figure: nobody can buy it with monotony
 
-# The figures that a verdict looks at, and what each means.
+
+class Figure(NamedTuple):
+    """A figure of the panel as tables show it."""
+
+    title: str
+    digits: int
+    meaning: str
+
+
+# The figures that a verdict looks at.
 PANEL = {
-    JUDGED: "bits that the judge needs for a byte of the text, given the prompt",
-    "ngram_bits_per_byte": "the same of an n-gram model fitted to the training text",
-    "byte_entropy": "bits of the bytes of all texts together: low where few different bytes are used",
-    GRAMS: "bits of all runs of four bytes: low where the same pieces come again",
-    "word_entropy": "bits of all words: low where few words are used",
-    "distinct_2": "share of a text's pairs of words that are different: low where a text repeats itself",
-    "auc": "how well a classifier tells the texts from human ones: 0.5 not at all, 1 always",
-    "mauve": "overlap with human text as the judge's hidden states see it: 1 the same, 0 none",
-    "unseen_words": "share of words that the training text does not have: spelling",
-    "copied_spans": "share of 32-byte spans that stand in the training text: copying",
+    JUDGED: Figure("judge bits", 3, "bits that the judge needs for a byte of the text, given the prompt"),
+    "ngram_bits_per_byte": Figure("n-gram bits", 3, "the same of an n-gram model fitted to the training text"),
+    "byte_entropy": Figure(
+        "byte ent", 2, "bits of the bytes of all texts together: low where few different bytes are used"
+    ),
+    GRAMS: Figure("4-gram ent", 2, "bits of all runs of four bytes: low where the same pieces come again"),
+    "word_entropy": Figure("word ent", 2, "bits of all words: low where few words are used"),
+    "distinct_2": Figure(
+        "distinct-2", 3, "share of a text's pairs of words that are different: low where a text repeats itself"
+    ),
+    "auc": Figure("auc", 3, "how well a classifier tells the texts from human ones: 0.5 not at all, 1 always"),
+    "mauve": Figure("mauve", 3, "overlap with human text as the judge's hidden states see it: 1 the same, 0 none"),
+    "unseen_words": Figure("unseen", 3, "share of words that the training text does not have: spelling"),
+    "copied_spans": Figure("copied", 3, "share of 32-byte spans that stand in the training text: copying"),
 }
 
 DERIVED = {
-    "judge_minus_human": "judge bits less those of the true continuations, prompt by prompt",
-    "judge_minus_local": "judge bits less those of mode `local`, prompt by prompt",
-    AT_HUMAN_ENTROPY: "judge bits where the 4-gram entropy is the human one, between the temperatures around it",
-    "joined_bits_per_byte": "judge bits of the text and the true text after it: low where the one leads to the other",
-    "exact_match": "share of texts that are the true continuation",
+    "judge_minus_human": Figure("- human", 3, "judge bits less those of the true continuations, prompt by prompt"),
+    "judge_minus_local": Figure("- local", 3, "judge bits less those of mode `local`, prompt by prompt"),
+    AT_HUMAN_ENTROPY: Figure(
+        "at human entropy",
+        3,
+        "judge bits where the 4-gram entropy is the human one, between the temperatures around it",
+    ),
+    "joined_bits_per_byte": Figure(
+        "joined bits", 3, "judge bits of the text and the true text after it: low where the one leads to the other"
+    ),
+    "exact_match": Figure("exact", 3, "share of texts that are the true continuation"),
 }
-FIGURES = (*PANEL, *DERIVED)
+FIGURES = PANEL | DERIVED
 
 
 @dataclass(frozen=True)
@@ -77,6 +96,10 @@ class QualityRow:
     divergence_bits: float | None = None
     figures: dict[str, Estimate] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        return self.spec or self.mode
 
     def figure(self, name: str) -> float | None:
         return self.figures[name].value if name in self.figures else None
@@ -104,25 +127,22 @@ def at_human_entropy(rows: Sequence[QualityRow], human: QualityRow) -> list[Qual
     Linear in the 4-gram entropy between two neighbouring temperatures, and so are the ends of its interval. None where
     no two temperatures of an arm have the human entropy between them.
     """
-    return [row if row.mode == HUMAN else _completed(row, _same_arm(row, rows), human) for row in rows]
-
-
-def _same_arm(row: QualityRow, rows: Sequence[QualityRow]) -> list[QualityRow]:
-    alike = [
-        other for other in rows if other.mode != HUMAN and _without_temperature(other) == _without_temperature(row)
-    ]
-    return sorted(alike, key=lambda other: other.temperature or 0.0)
+    completed = []
+    for row in rows:
+        if row.mode == HUMAN:
+            completed.append(row)
+            continue
+        alike = [o for o in rows if o.mode != HUMAN and _without_temperature(o) == _without_temperature(row)]
+        estimate, reason = _between(sorted(alike, key=lambda other: other.temperature or 0.0), human)
+        if estimate is None:
+            completed.append(replace(row, reasons=row.reasons | {AT_HUMAN_ENTROPY: reason}))
+        else:
+            completed.append(replace(row, figures=row.figures | {AT_HUMAN_ENTROPY: estimate}))
+    return completed
 
 
 def _without_temperature(row: QualityRow) -> str:
     return ":".join(part for part in row.spec.split(":") if not part.startswith("temperature="))
-
-
-def _completed(row: QualityRow, arm: Sequence[QualityRow], human: QualityRow) -> QualityRow:
-    estimate, reason = _between(arm, human)
-    if estimate is not None:
-        return replace(row, figures=row.figures | {AT_HUMAN_ENTROPY: estimate})
-    return replace(row, reasons=row.reasons | {AT_HUMAN_ENTROPY: reason})
 
 
 def _between(arm: Sequence[QualityRow], human: QualityRow) -> tuple[Estimate | None, str]:
@@ -148,8 +168,8 @@ def _mixed(first: Estimate, second: Estimate, share: float) -> Estimate:
     return Estimate(value, between(first.low, second.low), between(first.high, second.high))
 
 
-_PERFECT = {"auc": 0.5, "mauve": 1.0}
-_SAME = 1e-9
+_PERFECT = {"auc": 0.5, "mauve": 1.0}  # of text that nothing tells from human text; of other figures the reference's
+_SAME = 1e-9  # rounding is no difference
 
 
 @dataclass(frozen=True)
@@ -211,26 +231,27 @@ class TextFigures:
             self.reasons[name] = str(error)
 
 
+@dataclass(frozen=True)
+class JudgedText:
+    """The prompts of a run, and what their continuations are judged by."""
+
+    prompts: PromptSet
+    judge: Judge
+    ngram: NgramModel | None
+    training: TrainingText | None  # the models' own, or other text in its place; None where there is none
+    known_training: bool  # False where `training` is other text
+
+    @property
+    def source(self) -> str:
+        return "training text" if self.known_training else "text between the prompts, for want of training text"
+
+
 class QualityPanel:
     """Measures sets of continuations against the same human reference, with the same judges."""
 
-    def __init__(
-        self,
-        reference: Sequence[Passage],
-        judge: Judge,
-        ngram: NgramModel | None,
-        training: TrainingText | None,
-        seed: int,
-        progress: Progress,
-        known_training: bool = True,
-    ) -> None:
-        """:param reference: human text that is compared with, and never asked for.
-        :param training: what the models were trained on, or other text in its place; None where there is none.
-        :param known_training: that it is what the models were trained on."""
-        self.judge, self.ngram, self.training = judge, ngram, training
-        self.seed, self.progress, self.known_training = seed, progress, known_training
-        self.passages = reference
-        self.reference = [passage.continuation for passage in reference]
+    def __init__(self, judged: JudgedText, seed: int, progress: Progress) -> None:
+        self.by, self.seed, self.progress = judged, seed, progress
+        self.reference = [passage.continuation for passage in judged.prompts.reference]
 
     def measure(self, passages: Sequence[Passage], outputs: Sequence[bytes]) -> TextFigures:
         """:param outputs: one for each passage."""
@@ -241,8 +262,15 @@ class QualityPanel:
         self._put_second(figures, passages, outputs)
         self._put_variety(figures, outputs)
         self._put_novelty(figures, passages, outputs)
-        self._put_auc(figures, outputs)
-        self._put_mauve(figures, judgement)
+        with figures.unless_refused("auc"):
+            self._check_sample(len(outputs))
+            figures.put("auc", classifier_auc(outputs, self.reference, self.seed))
+        with figures.unless_refused("mauve"):
+            if judgement.features is None:
+                raise InputError(f"judge {self.by.judge.name} has no hidden states")
+            self._check_sample(len(outputs))
+            assert self._human.features is not None
+            figures.put("mauve", Estimate(mauve(judgement.features, self._human.features, self.seed)))
         return figures
 
     def put_differences(self, figures: TextFigures, name: str, other: TextFigures | None) -> None:
@@ -262,14 +290,14 @@ class QualityPanel:
     def _judged(self, passages: Sequence[Passage], outputs: Sequence[bytes]) -> Judgement:
         if outputs is self.reference:
             return self._human
-        return self.judge.judge([passage.prompt for passage in passages], outputs, self.progress)
+        return self.by.judge.judge([passage.prompt for passage in passages], outputs, self.progress)
 
     def _put_second(self, figures: TextFigures, passages: Sequence[Passage], outputs: Sequence[bytes]) -> None:
         name = "ngram_bits_per_byte"
-        if self.ngram is None:
+        if self.by.ngram is None:
             figures.reasons[name] = "no training text to fit it to (--train)"
             return
-        bits = self.ngram.bits([passage.prompt for passage in passages], outputs)
+        bits = self.by.ngram.bits([passage.prompt for passage in passages], outputs)
         figures.put(name, ratio_of_sums(bits, figures.sizes, self.seed))
 
     def _put_variety(self, figures: TextFigures, outputs: Sequence[bytes]) -> None:
@@ -282,33 +310,20 @@ class QualityPanel:
 
     def _put_novelty(self, figures: TextFigures, passages: Sequence[Passage], outputs: Sequence[bytes]) -> None:
         prompts = [passage.prompt for passage in passages]
-        if self.training is None:
+        if self.by.training is None:
             for name in ("unseen_words", "copied_spans"):
                 figures.reasons[name] = "no training text (--train)"
             return
-        figures.put("unseen_words", ratio_of_sums(*self.training.unseen_words(prompts, outputs), self.seed))
-        if self.known_training:
-            figures.put("copied_spans", ratio_of_sums(*self.training.copied_spans(outputs), self.seed))
+        figures.put("unseen_words", ratio_of_sums(*self.by.training.unseen_words(prompts, outputs), self.seed))
+        if self.by.known_training:
+            figures.put("copied_spans", ratio_of_sums(*self.by.training.copied_spans(outputs), self.seed))
         else:
             figures.reasons["copied_spans"] = "what the models were trained on is not known (--train)"
 
-    def _put_auc(self, figures: TextFigures, outputs: Sequence[bytes]) -> None:
-        with figures.unless_refused("auc"):
-            self._check_sample(len(outputs))
-            figures.put("auc", classifier_auc(outputs, self.reference, self.seed))
-
-    def _put_mauve(self, figures: TextFigures, judgement: Judgement) -> None:
-        with figures.unless_refused("mauve"):
-            if judgement.features is None:
-                raise InputError(f"judge {self.judge.name} has no hidden states")
-            self._check_sample(len(judgement.bits))
-            assert self._human.features is not None
-            figures.put("mauve", Estimate(mauve(judgement.features, self._human.features, self.seed)))
-
     @cached_property
     def _human(self) -> Judgement:
-        prompts = [passage.prompt for passage in self.passages]
-        return self.judge.judge(prompts, self.reference, self.progress)
+        prompts = [passage.prompt for passage in self.by.prompts.reference]
+        return self.by.judge.judge(prompts, self.reference, self.progress)
 
     def _check_sample(self, texts: int) -> None:
         """Raises InputError where there is too little to compare, or nothing to do it with."""

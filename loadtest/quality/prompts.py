@@ -12,7 +12,7 @@ import numpy as np
 from stages.errors import InputError
 from stages.model.randomness import Purpose, uniforms
 
-TRAIN, VALID = "train.txt", "valid.txt"
+TRAIN, VALID = "train.txt", "valid.txt"  # the names under which training text and held-out text stand side by side
 
 
 @dataclass(frozen=True)

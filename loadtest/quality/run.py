@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from loadtest.quality.generation import (
     INFILL,
     QualityArm,
-    RouterFacts,
     at_temperatures,
     check_served,
     generate_all,
     parse_arms,
     router_facts,
 )
-from loadtest.quality.judge import MIN_TRAIN_BYTES, Judge, NgramModel, Progress, check_judge, default_judge, open_judge
+from loadtest.quality.judge import MIN_TRAIN_BYTES, NgramModel, check_judge, default_judge, open_judge
 from loadtest.quality.measures import TrainingText
-from loadtest.quality.panel import HUMAN, QualityPanel, QualityRow, TextFigures, at_human_entropy
+from loadtest.quality.panel import HUMAN, JudgedText, QualityPanel, QualityRow, TextFigures, at_human_entropy
 from loadtest.quality.prompts import Passage, PromptSet, cut_prompts, held_out_documents, training_documents
 from loadtest.quality.settings import QualitySettings
-from loadtest.report.record import commit, this_machine
+from loadtest.report.record import origin, settings_record
+from loadtest.report.table import open_meter
+from loadtest.workload.caller import RouterState
 from loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
 from serving.client.client import Result
 from serving.modes import MODES
@@ -34,84 +34,52 @@ from stages.checkpoint.manifest import read_manifest
 from stages.errors import InputError
 
 LOCAL = "local"
-SUFFIX_BYTES = 64
+SUFFIX_BYTES = 64  # true text behind a gap, judged with it
 SAMPLES = 6  # prompts whose texts are shown: the first ones, as they come
-
-Meter = Callable[[str, int], AbstractContextManager[Progress]]  # opens a progress bar with a name and a number of texts
-
-
-@dataclass(frozen=True)
-class JudgedText:
-    """The prompts of a run, and what their continuations are judged by."""
-
-    prompts: PromptSet
-    judge: Judge
-    ngram: NgramModel | None
-    training: TrainingText | None
-    known_training: bool
-
-    def panel(self, seed: int, progress: Progress) -> QualityPanel:
-        return QualityPanel(
-            self.prompts.reference, self.judge, self.ngram, self.training, seed, progress, self.known_training
-        )
-
-    def sentence(self, settings: QualitySettings) -> str:
-        what = "no training text"
-        if self.training is not None:
-            source = "training text" if self.known_training else "text between the prompts, for want of training text"
-            what = f"n-gram model and words from {len(self.training.raw):,} bytes of {source}"
-        return (
-            f"{settings.count} prompts of {settings.prompt_bytes} bytes, {settings.max_bytes} bytes each; "
-            f"{len(self.prompts.reference)} other passages as the human reference; judge {self.judge.name}; {what}"
-        )
-
-    def record(self, settings: QualitySettings) -> dict[str, Any]:
-        """The origin of the figures: text, judges, settings."""
-        training = None
-        if self.training is not None:
-            raw = self.training.raw
-            what = "training text" if self.known_training else "the text between the prompts"
-            training = {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest(), "what": what}
-        return {
-            "settings": settings.to_record(),
-            "judge": self.judge.name,
-            "prompts": {
-                "path": str(settings.prompts),
-                "sha256": self.prompts.digest(),
-                "count": len(self.prompts.asked),
-                "reference_count": len(self.prompts.reference),
-                "prompt_bytes": settings.prompt_bytes,
-                "bytes": settings.max_bytes,
-            },
-            "training": training,
-            "seed": settings.seed,
-        }
 
 
 @dataclass(frozen=True)
 class QualityResult:
-    """Rows of all arms and of human text, and the first texts as they came."""
+    """Rows of a run or a check, a sentence on what they were measured with, and the record for a JSON file."""
 
-    settings: QualitySettings
-    judged: JudgedText
-    weights: dict[str, str]
     rows: list[QualityRow]
-    samples: list[dict[str, Any]]
-    command: str
-
-    def record(self) -> dict[str, Any]:
-        return {
-            **head("run", self.command),
-            **self.judged.record(self.settings),
-            "weights": self.weights,
-            "second_judge": self.judged.ngram.name if self.judged.ngram else None,
-            "rows": [row.to_record() for row in self.rows],
-            "samples": self.samples,
-        }
+    sentence: str
+    record: dict[str, Any]
 
 
-def head(kind: str, command: str) -> dict[str, Any]:
-    return {"quality": kind, "command": command, "commit": commit(), "machine": asdict(this_machine())}
+def result_of(
+    kind: str, settings: QualitySettings, judged: JudgedText, rows: list[QualityRow], **more: object
+) -> QualityResult:
+    """:param kind: `run` or `check`."""
+    training, words = None, "no training text"
+    if judged.training is not None:
+        raw = judged.training.raw
+        what = "training text" if judged.known_training else "the text between the prompts"
+        training = {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest(), "what": what}
+        words = f"n-gram model and words from {len(raw):,} bytes of {judged.source}"
+    sentence = (
+        f"{settings.count} prompts of {settings.prompt_bytes} bytes, {settings.max_bytes} bytes each; "
+        f"{len(judged.prompts.reference)} other passages as the human reference; judge {judged.judge.name}; {words}"
+    )
+    prompts = {
+        "path": str(settings.prompts),
+        "sha256": judged.prompts.digest(),
+        "count": len(judged.prompts.asked),
+        "reference_count": len(judged.prompts.reference),
+        "prompt_bytes": settings.prompt_bytes,
+        "bytes": settings.max_bytes,
+    }
+    record = {
+        "quality": kind,
+        **origin(seed=settings.seed),
+        "settings": settings_record(settings),
+        "judge": judged.judge.name,
+        "prompts": prompts,
+        "training": training,
+        "rows": [row.to_record() for row in rows],
+        **more,
+    }
+    return QualityResult(rows, sentence, record)
 
 
 def check_settings(settings: QualitySettings) -> tuple[QualityArm, ...] | None:
@@ -139,7 +107,7 @@ def judge_text(settings: QualitySettings, prompts: PromptSet) -> JudgedText:
     return JudgedText(prompts, open_judge(settings.judge or default_judge(), ngram), ngram, training, bool(documents))
 
 
-def run_quality(settings: QualitySettings, command: str, meter: Meter) -> QualityResult:
+def run_quality(settings: QualitySettings) -> QualityResult:
     """Raises OnesweepError."""
     arms = check_settings(settings)
     infills = arms is not None and any(arm.mode == INFILL for arm in arms)
@@ -148,22 +116,22 @@ def run_quality(settings: QualitySettings, command: str, meter: Meter) -> Qualit
         facts = router_facts(target.access)
         arms = at_temperatures(_all_arms(facts), settings.temperatures) if arms is None else arms
         check_served(arms, facts, settings.prompt_bytes + settings.max_bytes)
-        with meter("generating", len(arms) * len(prompts.asked)) as progress:
-            results = generate_all(
-                target.access,
-                arms,
-                prompts.asked,
-                settings.max_bytes,
-                settings.seed,
-                min(settings.in_flight, facts.request_limit),
-                progress,
-            )
+        with open_meter("generating", len(arms) * len(prompts.asked)) as progress:
+            results = generate_all(target.access, arms, prompts.asked, settings, facts, progress)
     judged = judge_text(settings, prompts)
     sets = len(arms) * (2 if infills else 1) + 2
-    with meter("judging", sets * len(prompts.asked)) as progress:
-        rows = measure_rows(judged.panel(settings.seed, progress), prompts.asked, results)
-    weights = _bundle_digests(settings) or facts.digests
-    return QualityResult(settings, judged, weights, rows, _samples(prompts, results), command)
+    with open_meter("judging", sets * len(prompts.asked)) as progress:
+        rows = measure_rows(QualityPanel(judged, settings.seed, progress), prompts.asked, results)
+    return result_of(
+        "run",
+        settings,
+        judged,
+        rows,
+        # what was started here is measured by its files, which a router that is found does not show
+        weights=_bundle_digests(settings) or facts.digests,
+        second_judge=judged.ngram.name if judged.ngram else None,
+        samples=samples_of(prompts, results, SAMPLES),
+    )
 
 
 def measure_rows(
@@ -190,8 +158,10 @@ def measure_rows(
 
 def _row(arm: QualityArm, results: Sequence[Result], figures: TextFigures) -> QualityRow:
     denoises = arm.mode in ("sweep", "chunked")
-    return replace(
-        _settings_row(arm),
+    return QualityRow(
+        arm.mode,
+        temperature=DEFAULT_TEMPERATURE if arm.temperature is None else arm.temperature,
+        spec=arm.label,
         chunk=_most(results, "chunk") or arm.chunk or (DEFAULT_CHUNK if arm.mode == "chunked" else None),
         candidates=_most(results, "candidates") or arm.candidates,
         scorer=next((s for r in results if (s := getattr(r, "scorer", None))), arm.scorer),
@@ -208,11 +178,6 @@ def _row(arm: QualityArm, results: Sequence[Result], figures: TextFigures) -> Qu
         figures=figures.values,
         reasons=figures.reasons,
     )
-
-
-def _settings_row(arm: QualityArm) -> QualityRow:
-    temperature = DEFAULT_TEMPERATURE if arm.temperature is None else arm.temperature
-    return QualityRow(arm.mode, temperature=temperature, spec=arm.label)
 
 
 def _local_beside(arm: QualityArm | None, measured: dict[QualityArm, TextFigures]) -> TextFigures | None:
@@ -237,7 +202,7 @@ def _mean_known(results: Sequence[Result], name: str) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def _all_arms(facts: RouterFacts) -> tuple[QualityArm, ...]:
+def _all_arms(facts: RouterState) -> tuple[QualityArm, ...]:
     return tuple(QualityArm(mode) for mode in facts.modes if mode not in (INFILL, "auto"))
 
 
@@ -253,12 +218,14 @@ def _bundle_digests(settings: QualitySettings) -> dict[str, str]:
     return {name: read_manifest(path).digest() for name, path in found.items() if path is not None}
 
 
-def _samples(prompts: PromptSet, results: dict[QualityArm, list[Result]]) -> list[dict[str, Any]]:
+def samples_of(prompts: PromptSet, results: dict[QualityArm, list[Result]], count: int) -> list[dict[str, Any]]:
+    """The first texts, as they came."""
     return [
         {
             "prompt": passage.prompt.decode(),
+            "suffix": passage.suffix.decode(),
             HUMAN: passage.continuation.decode(),
             "texts": {arm.label: taken[i].text for arm, taken in results.items()},
         }
-        for i, passage in enumerate(prompts.asked[:SAMPLES])
+        for i, passage in enumerate(prompts.asked[:count])
     ]

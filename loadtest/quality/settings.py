@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from loadtest.commands import numbers
+from loadtest.commands import absolute, numbers
 from stages.errors import InputError
 from stages.settings import flag, limits
 
@@ -65,18 +65,10 @@ class QualitySettings:
     )
     weights: Path | None = field(
         default=None,
-        metadata=flag(
-            "bundle to serve", metavar="DIR", shown="the shipped weights", type=lambda text: Path(text).resolve()
-        ),
+        metadata=flag("bundle to serve", metavar="DIR", shown="the shipped weights", type=absolute),
     )
     access: Access | None = None  # from --router and the options of its connection
     in_flight: int = field(default=8, metadata=flag("requests at once", least=1))
-
-    def to_record(self) -> dict[str, Any]:
-        """JSON of every field."""
-        from dataclasses import asdict
-
-        return {name: str(v) if isinstance(v, Path) else v for name, v in asdict(self).items()}
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; the last two are for longer lists.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8577d9", "#777777")
-MARKERS = "os^DvPX*"
+MARKERS = "os^DvPX*"  # for readers without colours
 INK, FAINT = "#222222", "#9aa0a6"
 DOTTED = (0, (2, 2))
-NO_METADATA = ("Creator", "Date", "Format", "Type")
+NO_METADATA = ("Creator", "Date", "Format", "Type")  # the same figures give the same file
 
 
 def check_plotting(flag: str = "--html") -> None:

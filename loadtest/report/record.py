@@ -13,11 +13,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from loadtest.report.chart import check_plotting
 from stages.settings import check_destination, write_destination
 
-GIT_S = 10.0
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+GIT_S = 10.0  # a folder on a slow network must not hold up a record
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class MachineFacts:
     torch: str
     grpcio: str
     onnxruntime: str | None
-    load_average: float  # of the minute before the run: others were busy here
+    load_average: float  # of the minute before the run: on a busy machine latencies say little
 
     @property
     def sentence(self) -> str:
@@ -75,30 +79,49 @@ def commit() -> str:
     return head + ("+changes" if changes else "")
 
 
-def add_report_options(parser: argparse.ArgumentParser, *, html: bool = False) -> None:
-    """Add `--json`, and `--html` where a command has a report with charts."""
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures as JSON")
-    if html:
-        parser.add_argument("--html", type=Path, metavar="FILE", help="also write a report with charts")
+FILES = {
+    "json": "also write the figures as JSON",
+    "html": "also write a report with charts",
+    "svg": "also write the chart",
+}
 
 
-def check_report_options(options: argparse.Namespace) -> None:
-    """Raises InputError, before anything is measured, for a file that could not be written afterwards."""
-    if options.json:
-        check_destination(options.json)
-    if getattr(options, "html", None):
-        from loadtest.report.chart import check_plotting
-
-        check_plotting()
-        check_destination(options.html, "--html")
+def add_report_options(parser: argparse.ArgumentParser, *, html: bool = False, svg: bool = False) -> None:
+    """Add `--json`, and `--html` and `--svg` where a command draws."""
+    for name, help in FILES.items():
+        if name == "json" or (name == "html" and html) or (name == "svg" and svg):
+            parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=help)
 
 
-def write_report(options: argparse.Namespace, record: dict[str, Any], page: Callable[[], str] | None = None) -> None:
+def check_report_options(options: argparse.Namespace, *, charts: bool = True) -> None:
+    """Raises InputError, before anything is measured, for a file that could not be written afterwards.
+
+    :param charts: False where the page has none, so that it needs no matplotlib.
+    """
+    for name in FILES:
+        if path := getattr(options, name, None):
+            check_destination(path, f"--{name}")
+            if charts and name != "json":
+                check_plotting(f"--{name}")
+
+
+def write_report(
+    options: argparse.Namespace,
+    record: dict[str, Any],
+    page: Callable[[], str] | None = None,
+    chart: Callable[[], str] | None = None,
+) -> None:
     """Write the files that the options name. Raises OnesweepError when a file cannot be written after all."""
     if options.json:
         write_json(options.json, record)
-    if page is not None and options.html:
-        write_destination(options.html, page())
+    for name, make in (("html", page), ("svg", chart)):
+        if make is not None and (path := getattr(options, name, None)):
+            write_destination(path, make())
+
+
+def settings_record(settings: DataclassInstance, **changes: object) -> dict[str, Any]:
+    """JSON values of every setting; `changes` stand for what is not as it was given, or has a name of its own."""
+    return {name: str(v) if isinstance(v, Path) else v for name, v in asdict(settings).items()} | changes
 
 
 def write_json(path: Path, record: dict[str, Any]) -> None:

@@ -1,4 +1,7 @@
-"""An arm of a benchmark: a mode with its settings, prompts, an output length, and idle time before each request."""
+"""An arm of a benchmark: a mode with its settings, prompts, an output length, and idle time before each request.
+
+`onesweep --help` reads this file: nothing heavy here.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from loadtest.workload.prompts import NOVEL, SUFFIX, Prompts
+from serving.modes import MODES, SCORERS
 from stages.errors import InputError
-from stages.model.codec import CODECS, HIDDEN
 
 SPECULATIVE, INFILL = "ar-speculative", "infill"
-SCORERS = ("chain", "ar")
 SCORED = ("resample", "verified", INFILL)
 # Of the modes that can name one.
 DRAFTERS = {SPECULATIVE: ("model", "lookup", "ngram", "both")} | dict.fromkeys(SCORED, ("model", "ngram"))
@@ -20,6 +22,7 @@ CHUNKED = ("chunked", "resample", INFILL)  # modes that can say how much a sweep
 CANDIDATES = ("resample", INFILL)  # modes that can say how many candidates a sweep has
 MAX_COUNT = 1 << 16  # of a chunk, or of candidates
 BYTES, TOKENS = "bytes", "tokens"
+LENGTH_FLAGS = {BYTES: "--bytes", TOKENS: "--max-tokens"}
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,11 @@ class Length:
     def __str__(self) -> str:
         return f"{self.count} {self.unit}"
 
+    @property
+    def flag(self) -> str:
+        """The flag that named it."""
+        return LENGTH_FLAGS[self.unit]
+
 
 @dataclass(frozen=True)
 class Arm:
@@ -75,16 +83,16 @@ class Arm:
         return call | self.choice.settings()
 
 
-def parse_choice(text: str, modes: Sequence[str]) -> ModeChoice:
+def parse_choice(text: str) -> ModeChoice:
     """The mode and settings of "MODE" or "MODE:SETTING+SETTING". Raises InputError."""
     mode, colon, rest = text.strip().partition(":")
-    if mode not in modes:
-        raise InputError(f"unknown mode {mode!r} in --modes; choose from {', '.join(modes)}")
+    if mode not in MODES:
+        raise InputError(f"unknown mode {mode!r} in --modes; choose from {', '.join(MODES)}")
     codec: str | None = None
     drafter: str | None = None
     scorer: str | None = None
     sizes: tuple[int | None, int | None] | None = None
-    codecs, drafters = codecs_of(mode), DRAFTERS.get(mode, ())
+    codecs, drafters = _codecs_of(mode), DRAFTERS.get(mode, ())
     for setting in rest.split("+") if colon else ():
         if setting in codecs and codec is None:
             codec = setting
@@ -116,16 +124,18 @@ def _sizes(text: str, mode: str) -> tuple[int | None, int | None] | None:
     return (chunk, candidates) if fits and (candidates is None or mode in CANDIDATES) else None
 
 
-def codecs_of(mode: str) -> tuple[str, ...]:
+def _codecs_of(mode: str) -> tuple[str, ...]:
     """The codecs that a request of this mode can name."""
+    from stages.model.codec import CODECS, HIDDEN  # imports torch
+
     if mode == "local":
         return ()
     return tuple(HIDDEN) if mode in ("ar", SPECULATIVE, *SCORED) else tuple(CODECS)
 
 
-def parse_choices(text: str, modes: Sequence[str]) -> tuple[ModeChoice, ...]:
+def parse_choices(text: str) -> tuple[ModeChoice, ...]:
     """The modes of "M,M". Raises InputError."""
-    choices = tuple(parse_choice(part, modes) for part in text.split(",") if part.strip())
+    choices = tuple(parse_choice(part) for part in text.split(",") if part.strip())
     if not choices:
         raise InputError("--modes is empty: name one or more, such as sweep,ar")
     _check_different([choice.label for choice in choices], "--modes")
@@ -134,7 +144,7 @@ def parse_choices(text: str, modes: Sequence[str]) -> tuple[ModeChoice, ...]:
 
 def parse_lengths(text: str, unit: str = BYTES) -> tuple[Length, ...]:
     """The output lengths of "N,N". Raises InputError."""
-    option = f"--{unit}"
+    option = LENGTH_FLAGS[unit]
     try:
         lengths = tuple(Length(int(part), unit) for part in text.split(","))
     except ValueError:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,9 +25,10 @@ from stages.wire.channel import check_target
 from stages.wire.tls import LOOPBACK_ONLY, Tls, add_client_options, security_of
 from stages.wire.tokens import token_for
 
-COMMAND = [sys.executable, "-P", "-m", "loadtest.workload.caller"]
-MAX_AT_ONCE = 64
-STOP_S = 5.0
+COMMAND = [sys.executable, "-P", "-m", "loadtest.workload.caller"]  # -P: not what lies in the working directory
+MODELS = ("chain", "ar", "scorer", "local")
+MAX_AT_ONCE = 64  # requests that a router takes by default
+STOP_S = 5.0  # a call that still runs is not waited for
 STATUS_TIMEOUT_S = 5.0
 TIMEOUT_S = 900.0  # 256 bytes of `ar` round a ring of 3 x 150 ms take 115 s, many candidates of a large model longer
 
@@ -65,7 +66,7 @@ class Access:
 
 @dataclass(frozen=True)
 class RouterState:
-    """Status of a router."""
+    """Status of a router, as JSON values."""
 
     ready: bool
     problem: str
@@ -73,6 +74,28 @@ class RouterState:
     hosts: int
     context_bytes: int
     request_limit: int
+    digests: dict[str, str] = field(default_factory=dict)  # of the weights behind it, by the name of their model
+
+    @classmethod
+    def of(cls, client: Client) -> Self:
+        """Raises ServiceError when no router answers."""
+        found = client.status(STATUS_TIMEOUT_S)
+        problem = "; ".join(host.reason for host in found.hosts if host.reason)
+        digests = {name: str(getattr(found, f"{name}_digest", "")) for name in MODELS}
+        return cls(
+            found.ready,
+            problem,
+            list(found.modes),
+            len(found.hosts),
+            found.context_tokens,
+            found.request_limit,
+            {name: digest for name, digest in digests.items() if digest},
+        )
+
+    def check_ready(self, router: str) -> None:
+        """Raises ServiceError when the hosts of a router are not ready."""
+        if not self.ready:
+            raise ServiceError(f"the router at {router} is not ready: {self.problem}")
 
 
 class Caller:
@@ -146,14 +169,9 @@ def answer(client: Client, call: dict[str, Any]) -> dict[str, Any]:
 def status(client: Client) -> dict[str, Any]:
     """The router's status as `RouterState`, or an answer with `error`."""
     try:
-        found = client.status(STATUS_TIMEOUT_S)
+        return asdict(RouterState.of(client))
     except OnesweepError as error:
         return {"error": str(error), "exit_code": error.exit_code}
-    problem = "; ".join(host.reason for host in found.hosts if host.reason)
-    facts = RouterState(
-        found.ready, problem, list(found.modes), len(found.hosts), found.context_tokens, found.request_limit
-    )
-    return asdict(facts)
 
 
 def main() -> None:

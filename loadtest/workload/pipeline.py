@@ -1,4 +1,4 @@
-"""The AR pipeline of a checkpoint in this process: what its hosts compute, without hosts."""
+"""The models of a checkpoint in this process: the work of its hosts without hosts, links or batching."""
 
 from __future__ import annotations
 
@@ -10,14 +10,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from serving.modes.base import DEFAULT_CHUNK, DEFAULT_STEPS, DEFAULT_TEMPERATURE
+from serving.modes.chunked import ChunkedMode
 from stages.backends import DEFAULT_BACKEND, backend_named
 from stages.backends.base import CleanPiece
-from stages.checkpoint.checkpoint import load_stage
+from stages.backends.sweep import BlockWork, SweepPlan, run_unbatched
+from stages.checkpoint.bundle import find_bundle
+from stages.checkpoint.checkpoint import load_chain, load_stage
 from stages.checkpoint.manifest import read_manifest
-from stages.model.codec import FEATURE_LIMIT, hidden_codec
+from stages.model.codec import FEATURE_LIMIT, codec_named, hidden_codec
 from stages.model.layers import LayerCache
 from stages.model.pipeline import new_caches
 from stages.model.prefill import split_reads
+from stages.model.randomness import sample_symbols
+from stages.model.samplers import DEFAULT_SAMPLER
+from stages.model.vocabulary import BYTES
 
 
 @dataclass(frozen=True)
@@ -29,7 +36,7 @@ class Surprise:
 
 
 class Pipeline:
-    """All stages, on one thread."""
+    """All stages of an AR model, on one thread."""
 
     def __init__(self, directory: Path, backend: str = DEFAULT_BACKEND, codec: str = "fp32") -> None:
         """Load and gate the weights. Raises OnesweepError.
@@ -46,16 +53,34 @@ class Pipeline:
         return [new_caches(a.layers_in(i), a, capacity) for i in range(a.parts)]
 
     @torch.inference_mode()
-    def logits(self, symbols: Sequence[int], caches: list[list[LayerCache]]) -> Tensor:
-        """Read on: (symbols, vocabulary) float32, of what follows each of them."""
+    def read(self, symbols: Sequence[int], caches: list[list[LayerCache]]) -> list[Tensor]:
+        """Read on: hidden states of the last stage after each symbol, piece by piece as hosts read a long prompt."""
         found = []
-        for piece in split_reads(torch.tensor(symbols)):
-            x = piece
+        for x in split_reads(torch.tensor(symbols)):
             for index, (stage, held) in enumerate(zip(self.stages, caches, strict=True)):
                 x = self.codec.round_trip(x, FEATURE_LIMIT) if index else x
                 (x,) = stage.read([CleanPiece(x, held)])
-            found += self.stages[-1].next_byte([x])
-        return torch.cat(found)
+            found.append(x)
+        return found
+
+    @torch.inference_mode()
+    def logits(self, symbols: Sequence[int], caches: list[list[LayerCache]]) -> Tensor:
+        """Read on: (symbols, vocabulary) float32, of what follows each of them."""
+        return torch.cat([self.stages[-1].next_byte([x])[0] for x in self.read(symbols, caches)])
+
+    @torch.inference_mode()
+    def generate(self, prompt: bytes, max_bytes: int, seed: int) -> bytes:
+        """The text of mode `ar`, for a model of bytes."""
+        caches = self.open(len(prompt) + max_bytes - 1)
+        clean, position, text = prompt, 0, b""
+        while len(text) < max_bytes:
+            hidden = self.read(list(clean), caches)[-1]
+            position += len(clean)
+            # logits of the last position only, as the last host does: the others would be work that no host has
+            (logits,) = self.stages[-1].next_byte([hidden[-1:]])
+            clean = sample_symbols(logits, DEFAULT_TEMPERATURE, seed, position)
+            text += clean
+        return text
 
     def surprise(self, before: Sequence[int], text: Sequence[int]) -> Surprise:
         """Surprise at `text` after `before`, which has at least one symbol."""
@@ -65,3 +90,56 @@ class Pipeline:
         told = F.log_softmax(logits[len(before) - 1 :].double(), dim=1)
         nats = F.nll_loss(told, torch.tensor(text), reduction="sum")
         return Surprise(float(nats), float(-(told.exp() * told).sum()))
+
+
+@dataclass(frozen=True)
+class Work:
+    """One request with the router's default settings."""
+
+    mode: str
+    prompt: bytes
+    max_bytes: int
+    seed: int
+
+
+class InProcess:
+    """The models of a bundle on one thread. Its texts must be those of any deployment of the bundle."""
+
+    def __init__(self, checkpoint: Path, backend: str = DEFAULT_BACKEND) -> None:
+        """Load and gate the weights. Raises CheckpointError."""
+        bundle, maker = find_bundle(checkpoint), backend_named(backend)
+        self.chain = read_manifest(bundle.chain) if bundle.chain else None
+        self.blocks = [maker.block(block) for block in load_chain(bundle.chain)] if bundle.chain else []
+        self.ar = Pipeline(bundle.ar, backend) if bundle.ar else None
+
+    def generate(self, work: Work) -> bytes:
+        """The text of one request."""
+        if work.mode == "ar":
+            assert self.ar is not None
+            return self.ar.generate(work.prompt, work.max_bytes, work.seed)
+        return self._chunks(work, work.max_bytes if work.mode == "sweep" else min(DEFAULT_CHUNK, work.max_bytes))
+
+    def _chunks(self, work: Work, chunk: int) -> bytes:
+        assert self.chain is not None
+        a, capacity = self.chain.byte_architecture, len(work.prompt) + (work.max_bytes - 1) // chunk * chunk
+        caches = [new_caches(a.layers, a, capacity) for _ in self.blocks]
+        clean, start, text = work.prompt, len(work.prompt), b""
+        while len(text) < work.max_bytes:
+            slots = min(chunk, work.max_bytes - len(text))
+            plan = SweepPlan(work.seed, start, slots, DEFAULT_STEPS, DEFAULT_TEMPERATURE, DEFAULT_SAMPLER)
+            clean = self._sweep(caches, plan, clean)
+            start, text = start + len(clean), text + clean
+        return text
+
+    def _sweep(self, caches: list[list[LayerCache]], plan: SweepPlan, clean: bytes) -> bytes:
+        assert self.chain is not None
+        assert self.chain.partition is not None
+        codec, before = codec_named(ChunkedMode.default_codec), None
+        for index, (runner, held) in enumerate(zip(self.blocks, caches, strict=True)):
+            a, partition = self.chain.byte_architecture, self.chain.partition
+            work = BlockWork(a, index, partition, held, plan, codec, BYTES.decode(clean), before)
+            outcome = run_unbatched(work, runner)
+            if isinstance(outcome, bytes):
+                return outcome
+            before = outcome
+        raise AssertionError("the last block of a chain returns text")

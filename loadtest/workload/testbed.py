@@ -27,8 +27,8 @@ from stages.settings import flag
 from stages.wire.channel import parse_address
 
 LOOPBACK = "loopback"  # the profile without a lab: every process on this machine, no link emulated
-AS_FOUND = "as found"
-DEFAULT_HOSTS = 3
+AS_FOUND = "as found"  # the profile of a deployment that was not started here
+DEFAULT_HOSTS = 3  # the fewest with a host that is neither first nor last
 FIRST_PORT = parse_address(DEFAULT_ROUTER)[1]
 INSECURE = "--insecure"  # a lab's addresses are not loopback, and nobody else can reach them
 # Before a command on loopback: the process ends with the thread that started it, as everything in a lab does.
@@ -122,8 +122,7 @@ class Testbed:
     def facts(self) -> RouterState:
         """Raises ServiceError when no router answers, or its hosts are not ready."""
         facts = self.caller.facts()
-        if not facts.ready:
-            raise ServiceError(f"the router at {self.router} is not ready: {facts.problem}")
+        facts.check_ready(self.router)
         return facts
 
     def mend(self) -> str:
@@ -188,6 +187,24 @@ def deployed(
             testbed.close()
 
 
+@contextlib.contextmanager
+def started_testbed(
+    profile: str | Profile,
+    hosts: int,
+    checkpoint: Path,
+    profiles: Path | None = None,
+    *,
+    host_options: Sequence[str] = (),
+    router_options: Sequence[str] = (),
+) -> Iterator[Testbed]:
+    """A ring in a network of its own, ready; both end with the `with` block. Raises OnesweepError."""
+    with (
+        open_network(profile, hosts, profiles) as network,
+        deployed(network, checkpoint, host_options=host_options, router_options=router_options) as testbed,
+    ):
+        yield testbed
+
+
 @dataclass(frozen=True)
 class TestbedSettings:
     """Choice of the deployment under test."""
@@ -227,6 +244,13 @@ def default_hosts(checkpoint: Path) -> int:
     return min(DEFAULT_HOSTS, block_count(checkpoint))
 
 
+def check_host_count(hosts: int | None, checkpoint: Path) -> None:
+    """Raises InputError where so many hosts cannot share the blocks."""
+    parts = block_count(checkpoint)
+    if hosts is not None and not 1 <= hosts <= parts:
+        raise InputError(f"--hosts must be 1 to {parts}, the checkpoint's blocks, not {hosts}")
+
+
 @contextlib.contextmanager
 def open_testbed(settings: TestbedSettings) -> Iterator[Testbed]:
     """The deployment, ready; what was started is stopped at the end. Raises OnesweepError."""
@@ -237,10 +261,8 @@ def open_testbed(settings: TestbedSettings) -> Iterator[Testbed]:
         finally:
             testbed.close()
         return
-    with (
-        open_network(settings.profile, settings.host_count, settings.profiles) as network,
-        deployed(network, settings.bundle, router_options=settings.router_options) as testbed,
-    ):
+    s = settings
+    with started_testbed(s.profile, s.host_count, s.bundle, s.profiles, router_options=s.router_options) as testbed:
         yield testbed
 
 

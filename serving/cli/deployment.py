@@ -16,12 +16,12 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from serving.cli.ports import port_free
-from serving.client.client import Client
-from serving.client.errors import RouterError
+from serving.client.client import Client, RouterError
 from serving.router.topology import DEFAULT_ROUTER, HostEntry, Topology, read_topology
 from stages.errors import OnesweepError, ServiceError
 from stages.wire.channel import DRAIN_S, is_loopback, parse_address
@@ -96,7 +96,9 @@ class Deployment:
             raise ServiceError(f"a deployment is up already (router {previous.topology.router}); `onesweep down` first")
         if place is None:
             _check_free(topology, http)
-        deployment = cls(topology, directory, {}, place, ready_within_s=_ready_within_s(checkpoint))
+        # all of it is read by processes that share this machine
+        weight_bytes = sum(path.stat().st_size for path in checkpoint.rglob("*.safetensors"))
+        deployment = cls(topology, directory, {}, place, ready_within_s=READY_S + weight_bytes / LOADED_BYTES_S)
         topology_path = directory / TOPOLOGY
         topology_path.write_text(topology.to_toml(), encoding="utf-8")
         shelves = directory / "shelves"
@@ -187,11 +189,7 @@ class Deployment:
     def _launch(self, name: str, command: list[str], log_mode: str) -> None:
         with (self.directory / f"{name}.log").open(log_mode) as log:
             process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
         self.processes[name] = process.pid
         self._record_path(self.directory).write_text(json.dumps({"processes": self.processes}), encoding="utf-8")
@@ -260,12 +258,11 @@ def find_deployment(directory: Path) -> Deployment | None:
     return None
 
 
-def router_address(given: str | None) -> str:
-    """`given`, else the router that is up here, else where one is by default."""
-    if given:
-        return given
-    deployment = find_deployment(state_directory())
-    return deployment.topology.router if deployment else DEFAULT_ROUTER
+def router_here(given: str | None) -> tuple[str, Topology | None]:
+    """`given`, else the router that is up here with its topology, else where one is by default."""
+    deployment = None if given else find_deployment(state_directory())
+    topology = deployment.topology if deployment else None
+    return given or (topology.router if topology else DEFAULT_ROUTER), topology
 
 
 def require_deployment(directory: Path) -> Deployment:
@@ -276,33 +273,17 @@ def require_deployment(directory: Path) -> Deployment:
     return deployment
 
 
-def _ready_within_s(checkpoint: Path) -> float:
-    """All of it is read by processes that share this machine."""
-    return READY_S + sum(path.stat().st_size for path in checkpoint.rglob("*.safetensors")) / LOADED_BYTES_S
-
-
 @contextlib.contextmanager
 def temporary_deployment(
     topology: Topology,
     checkpoint: Path,
     threads: int = 1,
-    *,
-    place: Place | None = None,
-    host_options: Sequence[str] = (),
-    router_options: Sequence[str] = (),
+    **options: Any,  # noqa: ANN401 - those of `Deployment.start`
 ) -> Iterator[Deployment]:
     """A deployment for the length of a `with` block, in a directory of its own; see `Deployment.start`."""
     directory = Path(tempfile.mkdtemp(prefix="onesweep-"))
     try:
-        deployment = Deployment.start(
-            topology,
-            checkpoint,
-            directory,
-            threads,
-            place=place,
-            host_options=host_options,
-            router_options=router_options,
-        )
+        deployment = Deployment.start(topology, checkpoint, directory, threads, **options)
         try:
             deployment.wait_ready()
             yield deployment
@@ -346,8 +327,8 @@ def _holds(command: list[str], part: list[str]) -> bool:
 
 
 def _check_free(topology: Topology, http: str | None) -> None:
-    listeners = [("router", topology.router), *((h.name, h.listen) for h in topology.hosts)]
-    for name, address in [*listeners, *([] if http is None else [(HTTP, http)])]:
+    listeners = {"router": topology.router} | {host.name: host.listen for host in topology.hosts}
+    for name, address in (listeners | ({HTTP: http} if http else {})).items():
         if not is_loopback(address):
             raise ServiceError(
                 f"{name} listens on {address}, which is not loopback: `up` starts processes of this machine only; "
@@ -386,6 +367,5 @@ def _end(processes: list[psutil.Process | None]) -> None:
 
 
 # Where the weights are that come with the repository.
-
 
 SHIPPED = Path(__file__).resolve().parents[2] / "onesweep" / "weights"  # a link to weights/, or the wheel's files

@@ -8,24 +8,17 @@ import sys
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
-from serving.client.client import Result
-from serving.client.comparison import printable, titled
+from serving.cli.deployment import router_here
+from serving.client.client import AsyncClient, Client, Result, TextDecoder
+from serving.client.comparison import all_entrants, comparison, named_entrants, printable, run_entrants, titled
 from serving.modes import MODES
 from serving.router.request import DEFAULT_TIMEOUT_S, SETTINGS, Request
 from serving.router.topology import DEFAULT_ROUTER
-from stages.settings import add_flags
-from stages.wire.tls import add_client_options, security_of
+from stages.settings import Subparsers, add_flags, check_destination, write_destination
+from stages.wire.tls import Tls, add_client_options, security_of
 from stages.wire.tokens import add_token_options, token_of
-
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
-    from serving.client.client import AsyncClient, Client
-    from stages.wire.tls import Tls
-
-    Subparsers = _SubParsersAction[argparse.ArgumentParser]
 
 
 class Credentials(TypedDict):
@@ -44,27 +37,19 @@ def add_router_options(parser: argparse.ArgumentParser) -> None:
 
 def client_of(options: argparse.Namespace) -> Client:
     """A client of the router that the options name. Raises InputError."""
-    from serving.client.client import Client
-
     address, who = _connection(options)
     return Client(address, **who)
 
 
 def async_client_of(options: argparse.Namespace) -> AsyncClient:
     """Like `client_of`, where an event loop runs."""
-    from serving.client.client import AsyncClient
-
     address, who = _connection(options)
     return AsyncClient(address, **who)
 
 
 def _connection(options: argparse.Namespace) -> tuple[str, Credentials]:
-    from serving.cli.deployment import find_deployment, state_directory
-
-    deployment = None if options.router else find_deployment(state_directory())
-    topology = deployment.topology if deployment else None
+    address, topology = router_here(options.router)
     security = security_of(options, topology.client_tls if topology else None)
-    address = options.router or (topology.router if topology else DEFAULT_ROUTER)
     token = token_of(options, address, security.tls)
     return address, {"tls": security.tls, "token": token, "insecure": security.insecure}
 
@@ -94,9 +79,6 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
 
 
 def run_generate(options: argparse.Namespace) -> int:
-    from serving.client.client import Result, TextDecoder
-    from serving.client.comparison import printable
-
     settings = _request_settings(options)
     with client_of(options) as client:
         if options.stream and not options.json:
@@ -118,9 +100,6 @@ def run_generate(options: argparse.Namespace) -> int:
 
 
 def run_compare(options: argparse.Namespace) -> int:
-    from serving.client.comparison import all_entrants, named_entrants, run_entrants
-    from stages.settings import check_destination, write_destination
-
     entrants = None if options.modes is None else named_entrants(options.modes)
     settings = _request_settings(options)
     Request(prompt=options.prompt, suffix=options.suffix).message()
@@ -141,8 +120,6 @@ def _request_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def print_outcomes(prompt: str, suffix: str, outcomes: dict[str, Result | str], as_json: bool) -> None:
-    from serving.client.comparison import comparison
-
     if as_json:
         rows = {m: {"mode": m, "error": o} if isinstance(o, str) else o.as_json() for m, o in outcomes.items()}
         print(json.dumps(list(rows.values())))
@@ -167,7 +144,6 @@ def _print_cost(result: Result) -> None:
 
 
 # Results side by side: one HTML file that needs no other.
-
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8a93a055; --bad: #c0392b; }

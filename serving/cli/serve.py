@@ -9,35 +9,29 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from serving.cli.deployment import SHIPPED
-from serving.cli.generate import add_router_options, async_client_of, client_of
-from serving.gateway.commands import DEFAULT_LISTEN
-from serving.router.topology import DEFAULT_ROUTER
-from stages.errors import InputError
-from stages.host.commands import (
-    add_drain_flag,
-    add_health_flag,
-    add_host_options,
-    add_shelf,
-    check_positive,
-    host_settings,
-    keep_warm_s,
+from serving.cli.deployment import (
+    SHIPPED,
+    Deployment,
+    ends_cleanly,
+    require_deployment,
+    state_directory,
+    temporary_deployment,
 )
-from stages.telemetry.logs import start_log
-from stages.telemetry.observability import add_observability, observability_of
+from serving.cli.generate import add_router_options, async_client_of, client_of, print_outcomes
+from serving.cli.ports import free_port_block
+from serving.client.client import Client
+from serving.client.comparison import all_entrants, run_entrants
+from serving.gateway.commands import DEFAULT_LISTEN
+from serving.router.settings import RouterSettings
+from serving.router.topology import DEFAULT_ROUTER, Topology, local_topology, read_topology
+from stages.errors import InputError
+from stages.host.commands import add_host_options, check_positive, host_settings
+from stages.settings import Subparsers, add_flags, from_flags
+from stages.telemetry.observability import observability_of, start_log
 from stages.wire.registry import add_registry_flags, registry_settings
 from stages.wire.tls import add_server_options, security_of
 from stages.wire.web_access import check_framework
-
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
-    from serving.cli.deployment import Deployment
-    from serving.router.topology import Topology
-
-    Subparsers = _SubParsersAction[argparse.ArgumentParser]
 
 DEMO_PROMPT = "The old man looked at the sea and said that "
 DEMO_BYTES = 128
@@ -49,26 +43,8 @@ def register_servers(subparsers: Subparsers) -> None:
     router.add_argument("--topology", type=Path, metavar="FILE", help="the hosts; or where they register: --registry")
     add_registry_flags(router)
     router.add_argument("--listen", metavar="HOST:PORT", help=f"default: the topology's, else {DEFAULT_ROUTER}")
-    router.add_argument("--checkpoint", type=Path, metavar="DIR", help="bundle with the local model, for mode `local`")
-    router.add_argument(
-        "--frontier", type=Path, metavar="FILE", help="what mode `auto` chooses from (the bundle's frontier.json)"
-    )
-    add_shelf(router)
-    router.add_argument("--threads", type=int, metavar="N", help="processor threads (default: all cores)")
-    router.add_argument("--max-requests", type=int, default=64, metavar="N", help="requests in flight (64)")
-    router.add_argument("--max-rate", type=int, default=1000, metavar="R", help="requests started a second (1000)")
-    router.add_argument("--hop-timeout-s", type=float, default=5.0, metavar="S", help="wait for a host (5)")
-    router.add_argument("--keep-warm-ms", type=int, default=150, metavar="MS", help="pace on idle links, 0 = off (150)")
-    router.add_argument(
-        "--audit", type=float, default=0.0, metavar="SHARE", help="sweeps that replicas compute again, 0 to 1 (0)"
-    )
-    router.add_argument("--max-waiting", type=int, default=16, metavar="N", help="requests that wait for a place (16)")
-    router.add_argument("--max-wait-s", type=float, default=2.0, metavar="S", help="longest wait for a place (2)")
-    router.add_argument("--tokens", type=Path, metavar="FILE", help="who may ask, from `onesweep token`")
+    add_flags(router, RouterSettings)
     add_server_options(router)
-    add_health_flag(router)
-    add_drain_flag(router)
-    add_observability(router, share=True)
     router.set_defaults(run=run_router_command)
 
     host = subparsers.add_parser("host", help="run one host of a topology on this machine")
@@ -108,6 +84,7 @@ def register_up(subparsers: Subparsers) -> None:
         metavar="HOST:PORT",
         help=f"an API and a page, too ({DEFAULT_LISTEN})",
     )
+    # on two cores, three hosts of two threads each would only wait for each other
     up.add_argument("--threads", type=int, default=1, metavar="N", help="processor threads of each process (1)")
     up.set_defaults(run=run_up)
 
@@ -140,40 +117,21 @@ def register_demo(subparsers: Subparsers) -> None:
 
 
 def run_router_command(options: argparse.Namespace) -> int:
-    from serving.router.admission import AdmissionSettings
-    from serving.router.ring import RingSettings
-    from serving.router.server import RouterSettings, serve
+    from serving.router.server import serve
 
-    check_positive(options, "threads", "max_requests", "max_rate", "max_wait_s", "hop_timeout_s", "drain_s")
+    check_positive(options, "threads")
     seeing = observability_of(options)
     start_log(seeing.log_format, "router")
     topology = _topology_of(options)
-    if options.max_waiting < 0:
-        raise InputError(f"--max-waiting must be 0 or more, not {options.max_waiting}")
-    settings = RouterSettings(
+    settings = from_flags(
+        RouterSettings,
+        options,
         topology=topology,
         listen=options.listen or topology.router,
         checkpoint=options.checkpoint or topology.checkpoint,
-        admission=AdmissionSettings(
-            request_limit=options.max_requests,
-            requests_per_s=options.max_rate,
-            queue_limit=options.max_waiting,
-            queue_wait_s=options.max_wait_s,
-        ),
-        ring=RingSettings(
-            hop_timeout_s=options.hop_timeout_s,
-            keep_warm_s=keep_warm_s(options.keep_warm_ms),
-            audit_share=_audit_share(options.audit),
-        ),
-        threads=options.threads,
         security=security_of(options, topology.tls_of("router")),
-        tokens=options.tokens,
-        shelf=options.shelf,
-        frontier=options.frontier,
-        health=options.health,
         registry=registry_settings(options),
         seeing=seeing,
-        drain_s=options.drain_s,
     )
     serve(settings)
     return 0
@@ -182,7 +140,6 @@ def run_router_command(options: argparse.Namespace) -> int:
 def _topology_of(options: argparse.Namespace, within_s: float | None = None) -> Topology:
     """The hosts that a file names, or those that are registered. Raises OnesweepError."""
     from serving.router.discovery import await_topology
-    from serving.router.topology import read_topology
 
     registry = registry_settings(options)
     if (registry is None) == (options.topology is None):
@@ -190,14 +147,7 @@ def _topology_of(options: argparse.Namespace, within_s: float | None = None) -> 
     return await_topology(registry, DEFAULT_ROUTER, within_s) if registry else read_topology(options.topology)
 
 
-def _audit_share(share: float) -> float:
-    if not 0 <= share <= 1:
-        raise InputError(f"--audit must be 0 (off) to 1 (every sweep), not {share}")
-    return share
-
-
 def run_host(options: argparse.Namespace) -> int:
-    from serving.router.topology import read_topology
     from stages.host.server import StageSettings, serve
 
     topology = read_topology(options.topology)
@@ -236,8 +186,6 @@ def run_doctor_command(options: argparse.Namespace) -> int:
 
 
 def run_up(options: argparse.Namespace) -> int:
-    from serving.cli.deployment import Deployment, ends_cleanly, state_directory
-    from serving.router.topology import local_topology, read_topology
     from stages.host.parts import plan_host
 
     if options.http:
@@ -290,8 +238,6 @@ def _watch(deployment: Deployment) -> None:
 
 
 def run_down(options: argparse.Namespace) -> int:
-    from serving.cli.deployment import require_deployment, state_directory
-
     deployment = require_deployment(state_directory())
     deployment.stop()
     print(f"stopped {len(deployment.processes)} processes")
@@ -345,12 +291,6 @@ def run_status(options: argparse.Namespace) -> int:
 
 
 def run_demo(options: argparse.Namespace) -> int:
-    from serving.cli.deployment import ends_cleanly, temporary_deployment
-    from serving.cli.generate import print_outcomes
-    from serving.cli.ports import free_port_block
-    from serving.client.client import Client
-    from serving.client.comparison import all_entrants, run_entrants
-    from serving.router.topology import local_topology
     from stages.host.parts import plan_host
 
     parts = plan_host(options.checkpoint, (0,)).parts

@@ -11,28 +11,80 @@ import asyncio
 import codecs
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import aclosing, suppress
+from contextlib import aclosing, contextmanager, suppress
 from typing import Any, Self
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from serving.client.errors import RequestRefused, RouterError, error_of, is_unreachable
 from serving.client.result import Result, result_of
 from serving.router.request import DEFAULT_TIMEOUT_S, Request
 from serving.router.topology import DEFAULT_ROUTER
 from serving.v1 import router_pb2, router_pb2_grpc
-from stages.errors import InputError
+from stages.errors import InputError, ServiceError
 from stages.wire.channel import check_target, is_loopback, open_blocking_channel, open_channel
-from stages.wire.status import REQUEST_KEY
-from stages.wire.tls import Security, Tls
+from stages.wire.status import REQUEST_KEY, STATUS_MARK, call_metadata, retry_after_ms, trailing_metadata
+from stages.wire.tls import Security, Tls, handshake_problem
 from stages.wire.tokens import token_metadata
 
 # The client's public surface.
 __all__ = ["AsyncClient", "Client", "RequestRefused", "Result", "RouterError", "TextDecoder", "Tls"]
 
 SERVICE = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
+
+
+_USER_MISTAKES = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+)
+
+
+class RequestRefused(InputError):
+    """The router found the token, or a field of the request, wrong; `code` is the gRPC status."""
+
+    def __init__(self, message: str, code: grpc.StatusCode, request: str = "") -> None:
+        super().__init__(message)
+        self.code, self.request = code, request
+
+
+class RouterError(ServiceError):
+    """The router, or a host behind it, failed or did not answer; `code` is the gRPC status.
+
+    `request` is what the router's log calls the request; empty where it never got there."""
+
+    def __init__(
+        self, message: str, code: grpc.StatusCode, retry_after_ms: int | None = None, request: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.code, self.retry_after_ms, self.request = code, retry_after_ms, request
+
+
+def error_of(
+    error: grpc.RpcError | grpc.aio.AioRpcError, address: str, timeout_s: float, security: Security
+) -> Exception:
+    """The exception for people that a status stands for."""
+    code, details = error.code(), error.details() or ""
+    metadata = call_metadata(error)
+    request = metadata.get(REQUEST_KEY, "")
+    if code in _USER_MISTAKES:
+        return RequestRefused(details, code, request)
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return RouterError(f"no answer within {timeout_s:g} s: {details}", code, request=request)
+    if is_unreachable(error):
+        problem = handshake_problem(details, security)
+        missing = f"no router answers at {address}; start one with `onesweep up` ({details})"
+        return RouterError(f"the router at {address} {problem}" if problem else missing, code)
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return RouterError(f"{address} is no router; give the router's address", code)
+    return RouterError(details or code.name, code, retry_after_ms(metadata), request)
+
+
+def is_unreachable(error: grpc.RpcError | grpc.aio.AioRpcError) -> bool:
+    """True where no router answered."""
+    return error.code() is grpc.StatusCode.UNAVAILABLE and STATUS_MARK not in trailing_metadata(error)
 
 
 class _Connection:
@@ -58,12 +110,27 @@ class _Connection:
 
     def _open(self) -> None:
         """Connect with the certificates as they are now."""
+        # taken before the files are read: what changes meanwhile is noticed at the next failure
         stamp = self._security.stamp()
         self._dial()
         self._stamp = stamp
 
     def _dial(self) -> None:
         raise NotImplementedError
+
+    @contextmanager
+    def _errors(self, timeout_s: float) -> Iterator[None]:
+        """Failures of a call as the exceptions that its caller gets."""
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise self._failed(error, timeout_s) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # gRPC raises it, too, where it was the connection that ended
+            raise RouterError(f"the connection to {self.address} was closed", grpc.StatusCode.UNAVAILABLE) from None
 
     def _failed(self, error: grpc.RpcError | grpc.aio.AioRpcError, timeout_s: float) -> Exception:
         """The exception to raise for a call that failed; the next call uses certificates that were renewed."""
@@ -106,9 +173,7 @@ class AsyncClient(_Connection):
         result: Result | None = None
         async for item in self.events(prompt, whole=True, **settings):
             result = item if isinstance(item, Result) else result
-        if result is not None:
-            return result
-        raise RouterError("the router ended the answer without an account", grpc.StatusCode.INTERNAL)
+        return _complete(result)
 
     async def stream(self, prompt: str | bytes, **settings: Any) -> AsyncIterator[bytes | Result]:  # noqa: ANN401
         """Pieces of text as they arrive, then the Result. Leaving early cancels the request on every host."""
@@ -139,30 +204,25 @@ class AsyncClient(_Connection):
         call = self._stub.Generate(request, timeout=timeout_s, metadata=self._credentials(authorization))
         answer = _Answer()
         try:
-            if named is not None and (name := dict(await call.initial_metadata()).get(REQUEST_KEY)):
-                named(str(name))
-            async for response in call:
-                yield answer.read(response)
-        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
-            raise self._ended(error, timeout_s) from None
+            with self._errors(timeout_s):
+                if named is not None and (name := dict(await call.initial_metadata()).get(REQUEST_KEY)):
+                    named(str(name))
+                async for response in call:
+                    yield answer.read(response)
         finally:
             call.cancel()
 
     async def status(self, timeout_s: float = 5.0, authorization: str | None = None) -> router_pb2.StatusResponse:
         """The hosts as the router sees them. Raises RouterError."""
         metadata = self._credentials(authorization)
-        try:
+        with self._errors(timeout_s):
             return await self._stub.Status(router_pb2.StatusRequest(), timeout=timeout_s, metadata=metadata)
-        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
-            raise self._ended(error, timeout_s) from None
 
     async def serves(self, timeout_s: float = 5.0) -> bool:
         """True where the router can take requests; no token is needed. Raises RouterError."""
         health = health_pb2_grpc.HealthStub(self._channels[-1])
-        try:
+        with self._errors(timeout_s):
             answer = await health.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=timeout_s)
-        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
-            raise self._ended(error, timeout_s) from None
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def exchange(
@@ -181,10 +241,9 @@ class AsyncClient(_Connection):
         else:
             call = self._stub.Deploy(requests, timeout=timeout_s, metadata=self._metadata)
         try:
-            async for progress in call:
-                yield progress
-        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
-            raise self._ended(error, timeout_s) from None
+            with self._errors(timeout_s):
+                async for progress in call:
+                    yield progress
         finally:
             call.cancel()
 
@@ -194,15 +253,6 @@ class AsyncClient(_Connection):
             return self._metadata
         checked_security(self.address, self._security.tls, authorization, self._security.insecure)
         return (("authorization", authorization),)
-
-    def _ended(self, error: grpc.aio.AioRpcError | asyncio.CancelledError, timeout_s: float) -> BaseException:
-        if isinstance(error, asyncio.CancelledError):
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                return error
-            # gRPC raises it, too, where it was the connection that ended
-            return RouterError(f"the connection to {self.address} was closed", grpc.StatusCode.UNAVAILABLE)
-        return self._failed(error, timeout_s)
 
     async def close(self) -> None:
         for channel in self._channels:
@@ -228,17 +278,11 @@ class Client(_Connection):
         Raises RequestRefused or RouterError.
         """
         result: Result | None = None
-        for item in self._items(prompt, whole=True, **settings):
+        for item in self.stream(prompt, whole=True, **settings):
             result = item if isinstance(item, Result) else result
-        if result is not None:
-            return result
-        raise RouterError("the router ended the answer without an account", grpc.StatusCode.INTERNAL)
+        return _complete(result)
 
-    def stream(self, prompt: str | bytes, **settings: Any) -> Iterator[bytes | Result]:  # noqa: ANN401
-        """Pieces of text as they arrive, then the Result. Leaving early cancels the request on every host."""
-        yield from self._items(prompt, **settings)
-
-    def _items(
+    def stream(
         self,
         prompt: str | bytes,
         *,
@@ -246,24 +290,22 @@ class Client(_Connection):
         whole: bool = False,
         **settings: Any,  # noqa: ANN401
     ) -> Iterator[bytes | Result]:
+        """Pieces of text as they arrive, then the Result. Leaving early cancels the request on every host."""
         request, answer = Request(prompt=prompt, **settings).message(whole), _Answer()
         call = self._stub.Generate(request, timeout=_checked_timeout(timeout_s), metadata=self._metadata)
         try:
-            for response in call:
-                item = answer.read(response)
-                assert not isinstance(item, router_pb2.Trip)
-                yield item
-        except grpc.RpcError as error:
-            raise self._failed(error, timeout_s) from None
+            with self._errors(timeout_s):
+                for response in call:
+                    item = answer.read(response)
+                    assert not isinstance(item, router_pb2.Trip)
+                    yield item
         finally:
             call.cancel()
 
     def status(self, timeout_s: float = 5.0) -> router_pb2.StatusResponse:
         """The hosts as the router sees them. Raises RouterError."""
-        try:
+        with self._errors(timeout_s):
             return self._stub.Status(router_pb2.StatusRequest(), timeout=timeout_s, metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise self._failed(error, timeout_s) from None
 
     def close(self) -> None:
         for channel in self._channels:
@@ -274,6 +316,13 @@ class Client(_Connection):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _complete(result: Result | None) -> Result:
+    """The end of a whole answer. Raises RouterError where there is none."""
+    if result is None:
+        raise RouterError("the router ended the answer without an account", grpc.StatusCode.INTERNAL)
+    return result
 
 
 class TextDecoder:

@@ -9,8 +9,7 @@ from typing import Any
 
 import grpc
 
-from serving.client.client import Client, Result
-from serving.client.errors import RequestRefused
+from serving.client.client import Client, RequestRefused, Result
 from serving.modes import SCORERS
 from stages.errors import InputError, OnesweepError
 
@@ -91,7 +90,6 @@ def entrant_settings(entrant: Entrant, settings: dict[str, Any]) -> dict[str, An
 
 
 # Results side by side, for a terminal.
-
 
 TEXT_WIDTH = 100
 

@@ -1,3 +1,1 @@
 """The HTTP face: an OpenAI-compatible API and two pages, in front of a router."""
-
-from __future__ import annotations

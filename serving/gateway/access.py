@@ -1,18 +1,19 @@
-"""Dependencies of the handlers: the router's client, the settings, the caller's token, and strict parsing of bodies."""
+"""Dependencies of the handlers: the router as a caller may use it, and strict parsing of bodies."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import pydantic_core
 from fastapi import Depends, Header, Request, Response
 from fastapi.routing import APIRoute
 
-from serving.client.client import AsyncClient
-from serving.gateway.commands import HttpSettings
+from serving.client.client import AsyncClient, Result
 from serving.gateway.errors import ApiError
+from serving.v1 import router_pb2
 
 MAX_TOKEN_CHARACTERS = 4096
 
@@ -22,13 +23,7 @@ def _client(request: Request) -> AsyncClient:
     return client
 
 
-def _settings(request: Request) -> HttpSettings:
-    settings: HttpSettings = request.app.state.settings
-    return settings
-
-
 RouterClient = Annotated[AsyncClient, Depends(_client)]
-Settings = Annotated[HttpSettings, Depends(_settings)]
 
 
 def _authorization(
@@ -49,7 +44,31 @@ def _authorization(
     return f"Bearer {match[1]}" if client.is_private else None
 
 
-Authorization = Annotated[str | None, Depends(_authorization)]
+@dataclass(frozen=True)
+class Caller:
+    """The router, asked with the token of who calls."""
+
+    client: AsyncClient
+    # Of requests that name none.
+    timeout_s: float
+    authorization: str | None = field(repr=False)
+
+    async def status(self) -> router_pb2.StatusResponse:
+        return await self.client.status(authorization=self.authorization)
+
+    def events(self, **settings: Any) -> AsyncGenerator[bytes | router_pb2.Trip | Result, None]:  # noqa: ANN401
+        """`AsyncClient.events`."""
+        settings["timeout_s"] = settings.get("timeout_s") or self.timeout_s
+        return self.client.events(**settings, authorization=self.authorization)
+
+
+def _caller(
+    request: Request, client: RouterClient, authorization: Annotated[str | None, Depends(_authorization)]
+) -> Caller:
+    return Caller(client, request.app.state.settings.timeout_s, authorization)
+
+
+Router = Annotated[Caller, Depends(_caller)]
 
 
 class _StrictRequest(Request):

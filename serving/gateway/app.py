@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from serving.client.client import AsyncClient
 from serving.gateway.commands import HttpSettings
-from serving.gateway.errors import ApiError, api_error_of, error_response, invalid_fields, plain_error
+from serving.gateway.errors import api_error_of, error_response
 from serving.gateway.middleware import HTTP_METRICS, HttpCounters, RequestBounds, RequestLog, SiteGuard
 from serving.gateway.openai import routes as openai_routes
 from serving.gateway.pages import host_routes, page_routes, race_routes
@@ -36,37 +36,17 @@ have an object `onesweep` with settings of ours; answers have `onesweep.accounti
 def make_app(settings: HttpSettings, client: AsyncClient, figures: HttpCounters) -> ASGIApp:
     """An app that talks to one router."""
     # no docs_url, no redoc_url: those pages load scripts from other servers
-    app = FastAPI(
-        title="onesweep",
-        version=version("onesweep"),
-        description=_ABOUT,
-        docs_url=None,
-        redoc_url=None,
-    )
+    app = FastAPI(title="onesweep", version=version("onesweep"), description=_ABOUT, docs_url=None, redoc_url=None)
     app.state.client, app.state.settings = client, settings
     for routes in (openai_routes, race_routes, host_routes, page_routes()):
         app.include_router(routes)
     names = {host_name(settings.listen), *settings.allow_hosts} - {None}
-    app.add_exception_handler(RequestValidationError, _wrong_fields)
-    app.add_exception_handler(FrameworkError, _framework_error)
-    app.add_exception_handler(OnesweepError, _our_error)
-    app.add_exception_handler(Exception, _our_error)
+    for kind in (RequestValidationError, FrameworkError, OnesweepError, Exception):
+        app.add_exception_handler(kind, _answer)
     return RequestLog(RequestBounds(app, SiteGuard(frozenset(name.lower() for name in names if name))), figures)
 
 
-async def _wrong_fields(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return error_response(invalid_fields(error.errors()))
-
-
-async def _framework_error(request: Request, error: Exception) -> Response:
-    if isinstance(error, ApiError):
-        return error_response(error)
-    assert isinstance(error, FrameworkError)
-    return error_response(plain_error(error))
-
-
-async def _our_error(request: Request, error: Exception) -> Response:
+async def _answer(request: Request, error: Exception) -> Response:
     return error_response(api_error_of(error))
 
 

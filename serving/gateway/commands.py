@@ -6,23 +6,22 @@ import argparse
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from serving.router.request import MAX_TIMEOUT_S
 from serving.router.topology import DEFAULT_ROUTER
 from stages.errors import InputError
 from stages.host.commands import add_drain_flag, check_positive
-from stages.settings import add_flags, flag, from_flags
-from stages.telemetry.logs import start_log
-from stages.telemetry.observability import UNOBSERVED, ObservabilitySettings, add_observability, observability_of
+from stages.settings import Subparsers, add_flags, flag, from_flags
+from stages.telemetry.observability import (
+    UNOBSERVED,
+    ObservabilitySettings,
+    add_observability,
+    observability_of,
+    start_log,
+)
 from stages.wire.channel import DRAIN_S, is_loopback, parse_address
 from stages.wire.tls import Tls
 from stages.wire.web_access import check_framework
-
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
-    Subparsers = _SubParsersAction[argparse.ArgumentParser]
 
 DEFAULT_LISTEN = "127.0.0.1:7780"
 
@@ -89,14 +88,14 @@ def register(subparsers: Subparsers) -> None:
 
 
 def run_http(options: argparse.Namespace) -> int:
-    from serving.cli.deployment import router_address
+    from serving.cli.deployment import router_here
 
     check_framework("`onesweep http`")
     check_positive(options, "drain_s")
     from serving.gateway.app import serve
 
     seeing = observability_of(options)
-    options.router = router_address(options.router)
+    options.router, _ = router_here(options.router)
     settings = from_flags(HttpSettings, options, seeing=seeing, drain_s=options.drain_s)
     start_log(seeing.log_format, "http")
     serve(settings)

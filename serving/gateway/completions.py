@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import secrets
 import time
-from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
-from serving.client.client import AsyncClient, Result, RouterError, TextDecoder
+from serving.client.client import Result, RouterError, TextDecoder
+from serving.gateway.access import Caller
 from serving.gateway.fields import DEFAULT_MAX_TOKENS, OF_REQUESTS, ChatRequest, CompletionRequest, TextRequest
 from serving.router.request import MAX_SEED
 
@@ -30,53 +30,34 @@ RANDOM_SEEDS = 1 << 53
 
 @dataclass(frozen=True)
 class CompletionOrder:
-    """A request to the router: one prompt, one or more choices."""
+    """A request to the router, and the seeds of its choices."""
 
-    prompt: str  # empty where the settings have messages
-    seeds: tuple[int, ...]  # one for each choice
-    timeout_s: float
-    settings: dict[str, Any]  # with the seed of the first choice
-    authorization: str | None = field(default=None, repr=False)
+    settings: dict[str, Any]
+    seeds: tuple[int, ...]
 
 
-def order_of(
-    request: TextRequest, prompt: str, suffix: str, mode: str, timeout_s: float, authorization: str | None
-) -> CompletionOrder:
-    """:param timeout_s: where the request names none."""
-    own = request.onesweep
+def order_of(request: TextRequest, prompt: str, suffix: str, mode: str) -> CompletionOrder:
+    """:param prompt: empty where the request has messages."""
+    own, chat = request.onesweep, request if isinstance(request, ChatRequest) else None
+    newer, messages = (chat.max_completion_tokens, chat.messages) if chat else (None, [])
     seed = secrets.randbelow(RANDOM_SEEDS) if request.seed is None else request.seed
     settings: dict[str, Any] = {
+        "prompt": prompt,
         "mode": mode,
-        "max_tokens": max_tokens_of(request),
-        "seed": seed,
+        "max_tokens": newer or request.max_tokens or DEFAULT_MAX_TOKENS,
         "temperature": request.temperature,
         "suffix": suffix,
         "stops": request.stop or (),
-        "messages": messages_of(request),
+        "messages": [(each.role, each.content) for each in messages],
+        "timeout_s": own.timeout_s,
         **{f.name: getattr(own, f.name) for f in OF_REQUESTS},
     }
-    return CompletionOrder(
-        prompt,
-        tuple((seed + index) % (MAX_SEED + 1) for index in range(request.n or 1)),
-        own.timeout_s or timeout_s,
-        settings,
-        authorization,
-    )
-
-
-def max_tokens_of(request: TextRequest) -> int:
-    newer = request.max_completion_tokens if isinstance(request, ChatRequest) else None
-    return newer or request.max_tokens or DEFAULT_MAX_TOKENS
+    return CompletionOrder(settings, tuple((seed + index) % (MAX_SEED + 1) for index in range(request.n or 1)))
 
 
 def suffix_of(request: TextRequest) -> str:
     """OpenAI's field of completions, or ours."""
     return (request.suffix if isinstance(request, CompletionRequest) else None) or request.onesweep.suffix or ""
-
-
-def messages_of(request: TextRequest) -> list[tuple[str, str]]:
-    """Role and content of each; none where there is a prompt."""
-    return [(each.role, each.content) for each in request.messages] if isinstance(request, ChatRequest) else []
 
 
 @dataclass(frozen=True)
@@ -104,7 +85,7 @@ class ChoiceEnd:
 
 
 async def run_choice(
-    client: AsyncClient, order: CompletionOrder, index: int, named: Callable[[str], object], whole: bool
+    router: Caller, order: CompletionOrder, index: int, named: Callable[[str], object], whole: bool
 ) -> AsyncGenerator[ChoiceText | ChoiceEnd, None]:
     """Texts of one choice, then its end.
 
@@ -113,15 +94,7 @@ async def run_choice(
     Raises OnesweepError.
     """
     decoder, result = TextDecoder(), None
-    settings: dict[str, Any] = {**order.settings, "seed": order.seeds[index]}
-    events = client.events(
-        order.prompt,
-        timeout_s=order.timeout_s,
-        whole=whole,
-        authorization=order.authorization,
-        named=named,
-        **settings,
-    )
+    events = router.events(**order.settings, seed=order.seeds[index], whole=whole, named=named)
     async with aclosing(events):
         async for event in events:
             if isinstance(event, Result):
@@ -138,78 +111,49 @@ async def run_choice(
 # OpenAI's objects: what a completion and a chat look like, whole and in chunks.
 
 
-class AnswerFormat(ABC):
+class AnswerFormat:
     """The objects of one answer, which share id, time and model."""
 
-    whole_name: str
-    chunk_name: str
-    id_prefix: str
+    def __init__(self, model: str, chat: bool) -> None:
+        self.model, self.chat, self.created = model, chat, int(time.time())
+        self.id = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
 
-    def __init__(self, model: str) -> None:
-        self.model, self.created = model, int(time.time())
-        self.id = f"{self.id_prefix}-{secrets.token_hex(12)}"
-
-    @abstractmethod
     def opening(self, index: int) -> dict[str, Any] | None:
         """The first choice object of a stream, if the API has one."""
-
-    @abstractmethod
-    def part(self, index: int, text: str, reason: str | None) -> dict[str, Any]:
-        """A choice with its next text."""
-
-    @abstractmethod
-    def choice(self, index: int, text: str, reason: str) -> dict[str, Any]:
-        """A whole choice."""
+        return _choice(index, None, delta={"role": "assistant", "content": ""}) if self.chat else None
 
     def chunk(self, choices: Sequence[dict[str, Any]], **more: object) -> dict[str, Any]:
-        return self._object(self.chunk_name, choices, more)
+        return self._object("chat.completion.chunk" if self.chat else "text_completion", choices, more)
 
     def piece_chunk(self, piece: ChoiceText, **more: object) -> dict[str, Any]:
-        return self.chunk([self.part(piece.index, piece.text, None)], **more)
+        return self.chunk([self._part(piece.index, piece.text, None)], **more)
 
     def end_chunk(self, end: ChoiceEnd, **more: object) -> dict[str, Any]:
-        return self.chunk([self.part(end.index, "", end.reason)], onesweep={"accounting": [end.costs]}, **more)
+        return self.chunk([self._part(end.index, "", end.reason)], onesweep={"accounting": [end.costs]}, **more)
 
     def whole(self, texts: Sequence[str], ends: Sequence[ChoiceEnd]) -> dict[str, Any]:
-        choices = [self.choice(end.index, text, end.reason) for text, end in zip(texts, ends, strict=True)]
+        choices = [self._whole(end.index, text, end.reason) for text, end in zip(texts, ends, strict=True)]
         more = {"usage": usage(ends), "onesweep": {"accounting": [end.costs for end in ends]}}
-        return self._object(self.whole_name, choices, more)
+        return self._object("chat.completion" if self.chat else "text_completion", choices, more)
+
+    def _part(self, index: int, text: str, reason: str | None) -> dict[str, Any]:
+        """A choice with its next text."""
+        if self.chat:
+            return _choice(index, reason, delta={"content": text} if text else {})
+        return _choice(index, reason, text=text)
+
+    def _whole(self, index: int, text: str, reason: str) -> dict[str, Any]:
+        if self.chat:
+            return _choice(index, reason, message={"role": "assistant", "content": text, "refusal": None})
+        return _choice(index, reason, text=text)
 
     def _object(self, name: str, choices: Sequence[dict[str, Any]], more: Mapping[str, object]) -> dict[str, Any]:
         head = {"id": self.id, "object": name, "created": self.created, "model": self.model}
         return {**head, "choices": list(choices), **more}
 
 
-class CompletionFormat(AnswerFormat):
-    whole_name = chunk_name = "text_completion"
-    id_prefix = "cmpl"
-
-    def opening(self, index: int) -> dict[str, Any] | None:
-        return None
-
-    def part(self, index: int, text: str, reason: str | None) -> dict[str, Any]:
-        return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
-
-    def choice(self, index: int, text: str, reason: str) -> dict[str, Any]:
-        return self.part(index, text, reason)
-
-
-class ChatFormat(AnswerFormat):
-    whole_name, chunk_name = "chat.completion", "chat.completion.chunk"
-    id_prefix = "chatcmpl"
-
-    def opening(self, index: int) -> dict[str, Any] | None:
-        return self._part(index, {"role": "assistant", "content": ""}, None)
-
-    def part(self, index: int, text: str, reason: str | None) -> dict[str, Any]:
-        return self._part(index, {"content": text} if text else {}, reason)
-
-    def choice(self, index: int, text: str, reason: str) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": None, "finish_reason": reason}
-
-    def _part(self, index: int, delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+def _choice(index: int, reason: str | None, **content: object) -> dict[str, Any]:
+    return {"index": index, **content, "logprobs": None, "finish_reason": reason}
 
 
 def usage(ends: Sequence[ChoiceEnd]) -> dict[str, int]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 from fastapi import HTTPException
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as FrameworkError
 from starlette.responses import Response
 
@@ -52,9 +53,14 @@ class ApiError(HTTPException):
 
 
 def api_error_of(error: Exception) -> ApiError:
-    """The answer to an exception of ours."""
+    """The answer to an exception: ours, of a wrong field, or the framework's own."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, RequestValidationError):
+        return _wrong_field(error.errors()[0])
+    if isinstance(error, FrameworkError):  # no such path, no such method
+        words = error.detail or HTTPStatus(error.status_code).phrase
+        return ApiError(error.status_code, words, headers=error.headers)
     if isinstance(error, RequestRefused | RouterError):
         status, code = _STATUSES.get(error.code, 502), error.code.name.lower()
         headers = named([error.request] if error.request else [])
@@ -76,19 +82,13 @@ def named(requests: Sequence[str]) -> dict[str, str]:
     return {REQUEST_ID: requests[0]} if requests else {}
 
 
-def invalid_fields(errors: Sequence[Mapping[str, Any]]) -> ApiError:
+def _wrong_field(first: Mapping[str, Any]) -> ApiError:
     """The answer to the first wrong field in pydantic's list."""
-    first = errors[0]
     param = ".".join(str(part) for part in first["loc"] if part != "body") or None
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"unknown or unsupported field {param!r}: leave it out", param=param, code="unknown_field")
     words = str(first["msg"]).removeprefix("Value error, ")
     return ApiError(400, f"{param}: {words}" if param else f"the body is wrong: {words}", param=param)
-
-
-def plain_error(error: FrameworkError) -> ApiError:
-    """The answer to the framework's own errors: no such path, no such method."""
-    return ApiError(error.status_code, f"{error.detail or HTTPStatus(error.status_code).phrase}", headers=error.headers)
 
 
 def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

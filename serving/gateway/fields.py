@@ -84,6 +84,7 @@ def _one_text(value: object) -> object:
 
 
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
 Stop = Annotated[str, AfterValidator(_check_stop)]
 Stops = Annotated[
     Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None,  # the limit is the list's: None has no length
@@ -127,7 +128,7 @@ class TextRequest(Fields):
         default=None, description=f"to generate; a byte model's tokens are bytes ({DEFAULT_MAX_TOKENS})"
     )
     temperature: float | None = Field(default=None, allow_inf_nan=False, description="0 = most likely (0.8)")
-    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = Field(
+    seed: Seed | None = Field(
         default=None,
         description="the same seed and settings give the same text; left out: a random one, told in the answer",
     )
@@ -181,7 +182,7 @@ class RaceRequest(Fields):
         min_length=1, max_length=MAX_ENTRANTS, description="MODE or MODE:SCORER, such as sweep or resample:chain"
     )
     max_bytes: Count = DEFAULT_MAX_BYTES
-    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = 1
+    seed: Seed = 1
     temperature: float | None = Field(default=None, allow_inf_nan=False)
     budget_ms: Count | None = Field(default=None, description="of mode auto")
     together: bool = Field(default=True, description="all at once; else one after another, undisturbed by each other")

@@ -9,15 +9,12 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from serving.client.client import AsyncClient
 from serving.client.comparison import AUTO, INFILL
-from serving.gateway.access import Authorization, RouterClient, Settings, StrictRoute
+from serving.gateway.access import Caller, Router, StrictRoute
 from serving.gateway.completions import (
     AnswerFormat,
-    ChatFormat,
     ChoiceEnd,
     ChoiceText,
-    CompletionFormat,
     CompletionOrder,
     order_of,
     run_choice,
@@ -34,7 +31,7 @@ MODEL = "onesweep"
 PREFERRED = (AUTO, "ar")  # modes of the model `onesweep`: the first of these that is served, else the first served one
 
 
-async def mode_of(client: AsyncClient, model: str, asked: str | None, suffix: str, authorization: str | None) -> str:
+async def mode_of(router: Caller, model: str, asked: str | None, suffix: str) -> str:
     """The mode that a request is for. Raises ApiError.
 
     :param asked: the request's own field `onesweep.mode`.
@@ -57,7 +54,7 @@ async def mode_of(client: AsyncClient, model: str, asked: str | None, suffix: st
         return named or asked or ""
     if suffix:
         return INFILL
-    return default_mode((await client.status(authorization=authorization)).modes)
+    return default_mode((await router.status()).modes)
 
 
 def default_mode(served: Sequence[str]) -> str:
@@ -89,35 +86,30 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 
 
 @routes.post("/completions", response_class=Response, responses=_STREAM)
-async def completions(
-    request: CompletionRequest, client: RouterClient, settings: Settings, authorization: Authorization
-) -> Response:
+async def completions(request: CompletionRequest, router: Router) -> Response:
     """Continue a prompt, or fill the gap before `suffix`."""
-    order = await _order(client, request, request.prompt, settings.timeout_s, authorization)
-    return await _answer(
-        client, order, request, CompletionFormat(request.model), request.prompt if request.echo else ""
-    )
+    order = await _order(router, request, request.prompt)
+    echo = request.prompt if request.echo else ""
+    return await _answer(router, order, request, AnswerFormat(request.model, chat=False), echo)
 
 
 @routes.post("/chat/completions", response_class=Response, responses=_STREAM)
-async def chat_completions(
-    request: ChatRequest, client: RouterClient, settings: Settings, authorization: Authorization
-) -> Response:
+async def chat_completions(request: ChatRequest, router: Router) -> Response:
     """Continue the messages in the model's chat template; a byte model continues their texts, one line each."""
-    order = await _order(client, request, "", settings.timeout_s, authorization)
-    return await _answer(client, order, request, ChatFormat(request.model), "")
+    order = await _order(router, request, "")
+    return await _answer(router, order, request, AnswerFormat(request.model, chat=True), "")
 
 
 @routes.get("/models", response_class=Response)
-async def models(client: RouterClient, authorization: Authorization) -> Response:
+async def models(router: Router) -> Response:
     """A model for each served mode, and `onesweep`, which chooses the best of them."""
-    status = await client.status(authorization=authorization)
+    status = await router.status()
     return json_response({"object": "list", "data": catalogue(status.modes, status.context_tokens, _STARTED)})
 
 
 @routes.get("/models/{model}", response_class=Response)
-async def one_model(model: str, client: RouterClient, authorization: Authorization) -> Response:
-    status = await client.status(authorization=authorization)
+async def one_model(model: str, router: Router) -> Response:
+    status = await router.status()
     for entry in catalogue(status.modes, status.context_tokens, _STARTED):
         if entry["id"] == model:
             return json_response(entry)
@@ -126,28 +118,26 @@ async def one_model(model: str, client: RouterClient, authorization: Authorizati
     )
 
 
-async def _order(
-    client: AsyncClient, request: TextRequest, prompt: str, timeout_s: float, authorization: str | None
-) -> CompletionOrder:
+async def _order(router: Caller, request: TextRequest, prompt: str) -> CompletionOrder:
     if request.stream_options is not None and not request.stream:
         raise ApiError(400, "stream_options needs stream: true", param="stream_options")
     suffix = suffix_of(request)
-    mode = await mode_of(client, request.model, request.onesweep.mode, suffix, authorization)
-    return order_of(request, prompt, suffix, mode, timeout_s, authorization)
+    mode = await mode_of(router, request.model, request.onesweep.mode, suffix)
+    return order_of(request, prompt, suffix, mode)
 
 
 async def _answer(
-    client: AsyncClient, order: CompletionOrder, request: TextRequest, shape: AnswerFormat, echo: str
+    router: Caller, order: CompletionOrder, request: TextRequest, shape: AnswerFormat, echo: str
 ) -> Response:
     """:param echo: stands before the text of every choice."""
     names: list[str] = []
     if request.stream:
         with_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
-        chunks = _chunks(_choices(client, order, names, whole=False), shape, echo, with_usage)
+        chunks = _chunks(_choices(router, order, names, whole=False), shape, echo, with_usage)
         return EventStream(await anext(chunks), chunks, named(names))
     texts = [echo] * len(order.seeds)
     ends: dict[int, ChoiceEnd] = {}
-    async with aclosing(_choices(client, order, names, whole=True)) as items:
+    async with aclosing(_choices(router, order, names, whole=True)) as items:
         async for item in items:
             if isinstance(item, ChoiceText):
                 texts[item.index] += item.text
@@ -157,9 +147,9 @@ async def _answer(
 
 
 def _choices(
-    client: AsyncClient, order: CompletionOrder, names: list[str], whole: bool
+    router: Caller, order: CompletionOrder, names: list[str], whole: bool
 ) -> AsyncGenerator[ChoiceText | ChoiceEnd, None]:
-    return merged([run_choice(client, order, index, names.append, whole) for index in range(len(order.seeds))])
+    return merged([run_choice(router, order, index, names.append, whole) for index in range(len(order.seeds))])
 
 
 async def _chunks(

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
 from fastapi import APIRouter, Response
 from google.protobuf.json_format import MessageToDict
 
-from serving.client.client import AsyncClient, RequestRefused, Result, RouterError, TextDecoder
+from serving.client.client import RequestRefused, Result, RouterError, TextDecoder
 from serving.client.comparison import Entrant, all_entrants, entrant_settings, named_entrants
-from serving.gateway.access import Authorization, RouterClient, Settings, StrictRoute
+from serving.gateway.access import Caller, Router, RouterClient, StrictRoute
 from serving.gateway.completions import costs_of
 from serving.gateway.errors import ApiError, api_error_of, json_response
 from serving.gateway.fields import RaceRequest
@@ -29,42 +28,31 @@ _TYPES = {
 }
 
 
-@dataclass(frozen=True)
-class _File:
-    content: bytes
-    media_type: str
-
-
-def _read() -> dict[str, _File]:
-    folder = files("serving.gateway").joinpath("static")
-    return {f.name: _File(f.read_bytes(), _TYPES[f.name.rpartition(".")[2]]) for f in folder.iterdir() if f.is_file()}
-
-
 # The pages have no build step and no library: a reader can open them, and the policy can forbid all other scripts.
 def page_routes() -> APIRouter:
     """Routes to the files of `static/`, which are read once."""
-    held, routes = _read(), APIRouter(include_in_schema=False)
+    folder, routes = files("serving.gateway").joinpath("static"), APIRouter(include_in_schema=False)
+    held = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+
+    def shown(name: str) -> Response:
+        # never cached: a page must match the server that it talks to
+        return Response(held[name], media_type=_TYPES[name.rpartition(".")[2]], headers={"cache-control": "no-cache"})
 
     @routes.get("/static/{name}", response_class=Response)
     async def asset(name: str) -> Response:
         if name not in held:
             raise ApiError(404, "no such file")
-        return _response(held[name])
+        return shown(name)
 
     @routes.get("/", response_class=Response)
     async def race() -> Response:
-        return _response(held["race.html"])
+        return shown("race.html")
 
     @routes.get("/hosts", response_class=Response)
     async def hosts() -> Response:
-        return _response(held["hosts.html"])
+        return shown("hosts.html")
 
     return routes
-
-
-def _response(file: _File) -> Response:
-    # never cached: a page must match the server that it talks to
-    return Response(file.content, media_type=file.media_type, headers={"cache-control": "no-cache"})
 
 
 race_routes = APIRouter(route_class=StrictRoute, tags=["pages"])
@@ -75,12 +63,10 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 
 
 @race_routes.post("/api/race", response_class=Response, responses=_STREAM)
-async def race(
-    request: RaceRequest, client: RouterClient, settings: Settings, authorization: Authorization
-) -> Response:
+async def race(request: RaceRequest, router: Router) -> Response:
     """Events with a `lane` and one of: `started`, `trip`, `text`, `result`, `error`; then [DONE]."""
     entrants = named_entrants(",".join(request.entrants))
-    lanes = [_lane(client, entrant, request, settings.timeout_s, authorization) for entrant in entrants]
+    lanes = [_lane(router, entrant, request) for entrant in entrants]
     events = _events(merged(lanes) if request.together else _in_turn(lanes))
     return EventStream(await anext(events), events)
 
@@ -99,26 +85,12 @@ async def _in_turn(lanes: Sequence[AsyncGenerator[dict[str, Any], None]]) -> Asy
                 yield item
 
 
-async def _lane(
-    client: AsyncClient, entrant: Entrant, request: RaceRequest, timeout_s: float, authorization: str | None
-) -> AsyncGenerator[dict[str, Any], None]:
+async def _lane(router: Caller, entrant: Entrant, request: RaceRequest) -> AsyncGenerator[dict[str, Any], None]:
     """The events of one entrant. Its error ends no other lane."""
     decoder = TextDecoder()
-    asked = {
-        "suffix": request.suffix,
-        "max_bytes": request.max_bytes,
-        "seed": request.seed,
-        "temperature": request.temperature,
-        "budget_ms": request.budget_ms,
-    }
+    asked = request.model_dump(include={"prompt", "suffix", "max_bytes", "seed", "temperature", "budget_ms"})
     yield {"lane": entrant.label, "started": True}
-    events = client.events(
-        request.prompt,
-        timeout_s=timeout_s,
-        trips=True,
-        authorization=authorization,
-        **entrant_settings(entrant, asked),
-    )
+    events = router.events(**entrant_settings(entrant, asked), trips=True)
     try:
         async with aclosing(events):
             async for event in events:
@@ -149,9 +121,9 @@ host_routes = APIRouter()
 
 
 @host_routes.get("/api/hosts", response_class=Response, tags=["pages"])
-async def hosts(client: RouterClient, authorization: Authorization) -> Response:
+async def hosts(router: Router) -> Response:
     """The router's Status, with the entrants that a race may have."""
-    return json_response(_shown(await client.status(authorization=authorization)))
+    return json_response(_shown(await router.status()))
 
 
 @host_routes.get("/healthz", response_class=Response, tags=["health"])

@@ -5,57 +5,32 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from functools import partial
 
-import grpc
-
-from serving.modes.base import Generation, Mode
-from serving.modes.tokenizer import BYTE_TOKENIZER, NO_TOKENIZERS, Tokenizer, Tokenizers
+from serving.modes.base import Generation, PipelineMode, count_symbols
 from serving.router.accounting import Account
-from serving.router.ring import RingView
 from serving.router.session import Session
-from stages.errors import CodecError
 from stages.model.codec import HIDDEN
 from stages.model.vocabulary import Alphabet
 from stages.v1 import stage_pb2
-from stages.wire.status import StatusError
+from stages.wire.status import internal
 
 
-class ArMode(Mode):
+class ArMode(PipelineMode):
     """Token by token, KV-cached. The last host hands each symbol to the first host and to the router at once."""
 
     name = "ar"
+    kind = "ar"
+    absent = "the hosts have no AR model (no ar/ in their checkpoint)"
     codecs = tuple(HIDDEN)
     default_codec = "fp32"
-
-    def __init__(self, ring: RingView, tokenizers: Tokenizers = NO_TOKENIZERS) -> None:
-        self.ring, self.tokenizers = ring, tokenizers
-
-    @property
-    def problem(self) -> str:
-        model = self.ring.model("ar")
-        if model is None:
-            return "the hosts have no AR model (no ar/ in their checkpoint)"
-        return self.tokenizers.problem(model)
-
-    @property
-    def positions(self) -> int:
-        model = self.ring.model("ar")
-        return model.positions if model else 0
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        model = self.ring.model("ar")
-        return self.tokenizers.of(model) if model else BYTE_TOKENIZER
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         alphabet = self.tokenizer.alphabet
         capacity = alphabet.count(request.prompt) + request.max_symbols - 1  # the last symbol is never read back
-        with Session(self.ring, "ar", capacity, request.deadline_unix_ms, account) as session:
+        with Session(self.ring, self.kind, capacity, request.deadline_unix_ms, account) as session:
+            # the last host's next is the first host, not the router: a byte costs H trips instead of H + 1
             await session.push(
                 stage_pb2.Decode(
-                    clean=request.prompt,
-                    remaining=request.max_symbols,
-                    sampling=stage_pb2.Sampling(seed=request.seed, temperature=request.temperature),
-                    codec=request.codec,
+                    clean=request.prompt, remaining=request.max_symbols, sampling=request.sampling, codec=request.codec
                 )
             )
             for _ in range(request.max_symbols):
@@ -69,9 +44,5 @@ class ArMode(Mode):
 
 def check_symbols(event: stage_pb2.Event, alphabet: Alphabet, most: int = 1) -> None:
     """Raise Refusal unless `event` brings 1 to `most` symbols."""
-    try:
-        count = len(alphabet.decode(event.text))
-    except CodecError as error:
-        raise StatusError(grpc.StatusCode.INTERNAL, f"a step came back with nonsense: {error}") from None
-    if not 1 <= count <= most:
-        raise StatusError(grpc.StatusCode.INTERNAL, f"a step that may bring {most} symbols came back with {count}")
+    if not 1 <= (count := count_symbols(event, alphabet, "step")) <= most:
+        raise internal(f"a step that may bring {most} symbols came back with {count}")

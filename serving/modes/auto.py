@@ -19,7 +19,7 @@ from serving.router.accounting import Account
 from serving.router.request import CHOOSABLE
 from serving.router.ring import RingView
 from stages.host.parts import MODEL_KINDS
-from stages.wire.status import StatusError, failed_precondition, invalid
+from stages.wire.status import StatusError, failed_precondition, invalid, unavailable
 
 # What `auto` picks: the best text that can be had in time, from forecasts alone.
 
@@ -158,7 +158,8 @@ class AutoMode(Mode):
         account.reason = choice.reason + (f"; hosts are left out: {self.ring.problem}" if self.ring.problem else "")
         run, rest = choice.picked, request
         while rest.max_symbols:
-            _book(account, run.option)
+            account.modes.append(run.option.mode)
+            account.chunk = max(account.chunk, run.option.setting("chunk") or 0)
             before = Spent.of(account)
             async with aclosing(self._while_in_time(run.option, rest, account)) as pieces:
                 async for piece in pieces:
@@ -195,8 +196,8 @@ class AutoMode(Mode):
         written = request.max_symbols - rest.max_symbols
         if not others:
             why = self.ring.problem or "it was given up by all that can"
-            raise StatusError.numbered(
-                14, f"no setting of the frontier can write what follows {written} of {request.max_symbols} bytes: {why}"
+            raise unavailable(
+                f"no setting of the frontier can write what follows {written} of {request.max_symbols} bytes: {why}"
             )
         choice = choose(others, left_ms)
         quick = choice.picked if choice else min(others, key=lambda f: f.ms)
@@ -211,7 +212,7 @@ class AutoMode(Mode):
         forecasts = self._forecasts(request)
         if not forecasts:
             if problem := self.ring.problem:
-                raise StatusError.numbered(14, f"{problem}; no setting of the frontier does without hosts")
+                raise unavailable(f"{problem}; no setting of the frontier does without hosts")
             raise failed_precondition("no setting of the frontier can do this request: shorten it, or name a mode")
         budget_ms = request.budget_ms
         sweep_ms = self.conditions.trip_ms()
@@ -275,8 +276,3 @@ class AutoMode(Mode):
         options = self.guide.frontier.options if self.guide.frontier else ()
         names = dict.fromkeys(option.mode for option in options)
         return [name for name in names if not self.modes[name].problem]
-
-
-def _book(account: Account, option: Option) -> None:
-    account.modes.append(option.mode)
-    account.chunk = max(account.chunk, option.setting("chunk") or 0)

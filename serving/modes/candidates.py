@@ -11,7 +11,6 @@ import math
 import time
 from dataclasses import dataclass
 
-import grpc
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -20,7 +19,7 @@ from torch import Tensor
 from serving.modes.drafters.base import LocalSequence, odds_of
 from stages.model.randomness import Purpose, uniforms
 from stages.v1 import stage_pb2
-from stages.wire.status import StatusError
+from stages.wire.status import internal
 
 Floats = NDArray[np.float64]
 
@@ -71,15 +70,10 @@ def weigh(drafted: Candidates, nats: Floats) -> ImportanceWeights:
 def read_scores(payload: bytes, count: int, length: int) -> Floats:
     """ln p of every symbol of candidates from a `Scores` message: (count, length). Raises Refusal for another."""
     if len(payload) != 4 * count * length:
-        raise StatusError(
-            grpc.StatusCode.INTERNAL,
-            f"scores of {count} candidates of {length} symbols came back as {len(payload)} bytes",
-        )
+        raise internal(f"scores of {count} candidates of {length} symbols came back as {len(payload)} bytes")
     nats = np.frombuffer(payload, dtype="<f4").astype(np.float64).reshape(count, length)
     if np.isnan(nats).any():
-        raise StatusError(
-            grpc.StatusCode.INTERNAL, "the scores of candidates are not numbers: look at the hosts' weights"
-        )
+        raise internal("the scores of candidates are not numbers: look at the hosts' weights")
     return nats
 
 
@@ -95,7 +89,6 @@ def draw(odds: Floats, u: Floats) -> NDArray[np.int64]:
 
 
 # Many continuations of one text, written together by the local model. The text itself is read, and kept, once.
-
 
 # Branches that one round may have: each branch of each round draws from a stream of its own.
 ROUND = 1 << 16

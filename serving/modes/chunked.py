@@ -4,44 +4,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
-import grpc
-
-from serving.modes.base import DEFAULT_CHUNK, DEFAULT_TOKEN_CHUNK, Generation, Mode
-from serving.modes.tokenizer import BYTE_TOKENIZER, NO_TOKENIZERS, Tokenizer, Tokenizers
+from serving.modes.base import DEFAULT_CHUNK, DEFAULT_TOKEN_CHUNK, Generation, PipelineMode, count_symbols
 from serving.router.accounting import Account
-from serving.router.ring import RingView
 from serving.router.session import Session
-from stages.errors import CodecError
 from stages.model.scoring import MAX_LOGITS
 from stages.model.vocabulary import BYTES, Alphabet
 from stages.v1 import stage_pb2
-from stages.wire.status import StatusError, invalid
+from stages.wire.status import internal, invalid
 
 
-class ChunkedMode(Mode):
+class ChunkedMode(PipelineMode):
     """One chunk a sweep, each conditioned on all symbols before it."""
 
     name = "chunked"
-
-    def __init__(self, ring: RingView, tokenizers: Tokenizers = NO_TOKENIZERS) -> None:
-        self.ring, self.tokenizers = ring, tokenizers
-
-    @property
-    def problem(self) -> str:
-        model = self.ring.model("chain")
-        if model is None:
-            return "the hosts have no chain of blocks (no chain/ in their checkpoint)"
-        return self.tokenizers.problem(model)
-
-    @property
-    def positions(self) -> int:
-        model = self.ring.model("chain")
-        return model.positions if model else 0
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        model = self.ring.model("chain")
-        return self.tokenizers.of(model) if model else BYTE_TOKENIZER
+    kind = "chain"
+    absent = "the hosts have no chain of blocks (no chain/ in their checkpoint)"
 
     def check(self, request: Generation) -> None:
         chunk, alphabet = self._chunk(request), self.tokenizer.alphabet
@@ -56,7 +33,7 @@ class ChunkedMode(Mode):
         chunk, alphabet = self._chunk(request), self.tokenizer.alphabet
         # the last chunk is never read back, so the hosts need not cache it
         capacity = alphabet.count(request.prompt) + (request.max_symbols - 1) // chunk * chunk
-        with Session(self.ring, "chain", capacity, request.deadline_unix_ms, account) as session:
+        with Session(self.ring, self.kind, capacity, request.deadline_unix_ms, account) as session:
             clean, start, left, number = request.prompt, 0, request.max_symbols, 0
             while left:
                 event = await _sweep(session, request, alphabet, number, start, clean, min(chunk, left))
@@ -93,18 +70,14 @@ async def _sweep(
             clean=clean,
             slots=slots,
             steps=request.steps,
-            sampling=stage_pb2.Sampling(seed=request.seed, temperature=request.temperature),
+            sampling=request.sampling,
             codec=request.codec,
             sampler=request.sampler,
         )
     )
 
     def check(event: stage_pb2.Event) -> None:
-        try:
-            count = len(alphabet.decode(event.text))
-        except CodecError as error:
-            raise StatusError(grpc.StatusCode.INTERNAL, f"a sweep came back with nonsense: {error}") from None
-        if count != slots:
-            raise StatusError(grpc.StatusCode.INTERNAL, f"a sweep for {slots} symbols came back with {count}")
+        if (count := count_symbols(event, alphabet, "sweep")) != slots:
+            raise internal(f"a sweep for {slots} symbols came back with {count}")
 
     return await session.event(check)

@@ -10,26 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from serving.modes import MODES
 from serving.modes.resample import ChunkSchedule
+from serving.router.request import Request
 from stages.errors import InputError
 
 VERSION = 1
 WRITTEN_BY = "onesweep frontier --write FILE"
-# Modes that can be chosen for any prompt.
-MODES = ("sweep", "chunked", "resample", "verified", "ar", "ar-speculative", "local")
-# What an option can say about a request.
-SETTINGS: Mapping[str, type] = {
-    "scorer": str,
-    "chunk": int,
-    "candidates": int,
-    "steps": int,
-    "temperature": float,
-    "codec": str,
-    "sampler": str,
-    "drafter": str,
-    "draft": int,
-    "branches": int,
-}
+# Modes that can be chosen for any prompt: `infill` needs a suffix, and `auto` chooses itself.
+CHOOSABLE = tuple(mode for mode in MODES if mode not in ("infill", "auto"))
+# What an option can say about a request, in the order of its label; the kinds are those of `Request`.
+_KINDS: Mapping[str, type] = {"int | None": int, "float | None": float, "str | None": str}
+_NAMES = ("scorer", "chunk", "candidates", "steps", "temperature", "codec", "sampler", "drafter", "draft", "branches")
+SETTINGS = {name: _KINDS[Request.__annotations__[name]] for name in _NAMES}
 
 
 @dataclass(frozen=True)
@@ -96,8 +89,8 @@ class Option:
         """Raises InputError that says which key is wrong."""
         table = _table(record, "an option")
         mode, settings = table.get("mode"), _table(table.get("settings", {}), "settings")
-        if mode not in MODES:
-            raise InputError(f"there is no mode {mode!r}; there are {', '.join(MODES)}")
+        if mode not in CHOOSABLE:
+            raise InputError(f"there is no mode {mode!r}; there are {', '.join(CHOOSABLE)}")
         for name, value in settings.items():
             kind = SETTINGS.get(name)
             fits = isinstance(value, str) if kind is str else _is_number(value)

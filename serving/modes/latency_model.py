@@ -129,7 +129,9 @@ class LatencyModel:
         compute_ms, payload = host_ms + router_ms, option.wire_bytes * share / max(mean, 1.0)
         if not mean:
             return Forecast(option, compute_ms, compute_ms, 0, 0.0, compute_ms)
-        trips_ms = self._trips_ms(option.mode, mean, payload)
+        trips_ms = mean * self.trip_ms(payload)
+        if option.mode == "ar":
+            trips_ms = self.trip_ms(payload) + (mean - 1) * self.step_ms(payload)
         expected_ms = trips_ms + compute_ms
         return Forecast(option, expected_ms, expected_ms * (high / mean), mean, trips_ms / mean, compute_ms)
 
@@ -158,11 +160,6 @@ class LatencyModel:
             self._sweeps.learn(option.mode, more, 1.0)
         self._hosts.learn(option.mode, spent.host_ms, option.host_ms * share * more)
         self._router.learn(option.mode, spent.router_ms, option.router_ms * share * more)
-
-    def _trips_ms(self, mode: str, sweeps: float, payload: float) -> float:
-        if mode == "ar":
-            return self.trip_ms(payload) + (sweeps - 1) * self.step_ms(payload)
-        return sweeps * self.trip_ms(payload)
 
     def _delays(self) -> tuple[float, float]:
         """Delay of one sweep, and of one step of `ar`, from the router's own links.

@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 from serving.modes.base import Generation, Mode
 from serving.modes.drafters.base import LocalModel
-from serving.modes.tokenizer import BYTE_TOKENIZER, NO_TOKENIZERS, Tokenizer, Tokenizers
+from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, Tokenizers
 from serving.router.accounting import Account
 
 
@@ -17,7 +17,7 @@ class LocalMode(Mode):
     name = "local"
     uses_hosts = False
 
-    def __init__(self, model: LocalModel | None, tokenizers: Tokenizers = NO_TOKENIZERS) -> None:
+    def __init__(self, model: LocalModel | None, tokenizers: Tokenizers) -> None:
         self.model, self.tokenizers = model, tokenizers
 
     @property

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 #
 # Templates come with models, so they run in a sandbox: nothing of this process can be reached or changed from there.
 
-
 try:
     from jinja2 import TemplateError, TemplateSyntaxError
     from jinja2.exceptions import SecurityError

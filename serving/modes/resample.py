@@ -10,18 +10,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
-from functools import partial
 
 from serving.modes import SCORERS
 from serving.modes.base import Generation
-from serving.modes.candidates import Branches, ImportanceWeights, check_scores, read_scores, weigh
+from serving.modes.candidates import Branches, ImportanceWeights, weigh
 from serving.modes.drafters.base import LocalSequence
-from serving.modes.scored import ScoredMode
+from serving.modes.scored import ScoredMode, score
 from serving.router.accounting import Account
 from serving.router.session import Session
 from stages.model.scoring import MAX_LOGITS, MAX_SCORED_ROWS, most_scored
 from stages.model.vocabulary import BYTES, Alphabet
-from stages.v1 import stage_pb2
 from stages.wire.status import invalid
 
 # How long the candidates of a sweep are, and how many.
@@ -87,6 +85,7 @@ class ChunkSchedule:
         rows, self.sizes = sizes.rows, sizes
         self.chunk = self._first = min(chunk or min(sizes.chunk, rows // (candidates or sizes.candidates)), max_symbols)
         self.candidates = candidates or max(1, min(sizes.candidates, rows // self.chunk))
+        # nothing is learnt over requests: a text would depend on who asked before
         self._longer, self._more = chunk is None, candidates is None
         self._effective = list[float]()
 
@@ -127,25 +126,17 @@ class ResampleMode(ScoredMode):
         account.scorer, alphabet = name, self.tokenizer.alphabet
         reach = alphabet.count(request.prompt) + request.max_symbols
         drafter = Branches(LocalSequence(model, reach, pace.sizes.coolness * request.temperature, request.seed))
-        sampling = stage_pb2.Sampling(seed=request.seed, temperature=request.temperature)
         # candidates are not remembered, so of the last chunk the hosts need to cache nothing
         capacity = reach - 1
         with Session(self.ring, SCORERS[name], capacity, request.deadline_unix_ms, account) as session:
+            # one text is carried on: 4, 8 and 32 of them at equal candidates closed no more of the gap to the scorer
+            # (101, 108, 104 % against 107 +- 4 %), and would double what travels
             text, read, left, number = request.prompt, 0, request.max_symbols, 0
             while left:
                 drafted = await drafter.write(text, min(pace.chunk, left), pace.candidates, number)
-                await session.push(
-                    stage_pb2.Score(
-                        number=number,
-                        start=read,
-                        clean=alphabet.cut(text, read),
-                        sampling=sampling,
-                        codec=request.codec,
-                        candidates=drafted.texts,
-                    )
-                )
-                event = await session.event(partial(check_scores, shape=drafted.nats.shape))
-                weights = weigh(drafted, read_scores(event.scores.nats, *drafted.nats.shape))
+                step = self.step(request, number, read, alphabet.cut(text, read), drafted.texts)
+                event, nats = await score(session, step, alphabet)
+                weights = weigh(drafted, nats)
                 piece = drafted.texts[weights.choose(request.seed, alphabet.count(text))]
                 account.add_sweep(event)
                 account.add_candidates(drafted, weights)

@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from serving.modes import SCORERS
 from serving.modes.base import Generation, Mode
+from serving.modes.candidates import Floats, check_scores, read_scores
 from serving.modes.drafters.available import Drafters
 from serving.modes.drafters.base import LocalModel
-from serving.modes.tokenizer import BYTE_TOKENIZER, NO_TOKENIZERS, Tokenizer, Tokenizers
+from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, Tokenizers
 from serving.router.ring import RingView
+from serving.router.session import Session
 from stages.model.codec import HIDDEN
 from stages.model.scoring import MAX_LOGITS, most_scored
+from stages.model.vocabulary import Alphabet
 from stages.v1 import stage_pb2
 from stages.wire.status import failed_precondition, invalid
 
 FOLDERS = {"scorer": "scorer/", "ar": "ar/"}
 
 
+async def score(session: Session, step: stage_pb2.Score, alphabet: Alphabet) -> tuple[stage_pb2.Event, Floats]:
+    """The result of a step, and ln p of every symbol of its candidates: (candidates, symbols). Raises Refusal."""
+    shape = (len(step.candidates), alphabet.count(step.candidates[0]))
+    await session.push(step)
+    event = await session.event(partial(check_scores, shape=shape))
+    return event, read_scores(event.scores.nats, *shape)
+
+
 class ScoredMode(Mode):
     """A mode whose text comes from the drafter, and whose quality from the scorer."""
 
+    # int8 by default: 32 candidates of 32 bytes take 162 KB a hop instead of 530 KB, and their shares move by 2 %.
     codecs = tuple(HIDDEN)
 
-    def __init__(self, ring: RingView, drafters: Drafters, tokenizers: Tokenizers = NO_TOKENIZERS) -> None:
+    def __init__(self, ring: RingView, drafters: Drafters, tokenizers: Tokenizers) -> None:
         self.ring, self.drafters, self.tokenizers = ring, drafters, tokenizers
 
     @property
@@ -101,6 +115,20 @@ class ScoredMode(Mode):
                 f"{count} candidates are more than the drafter writes at once: with {vocabulary} {noun} there are at "
                 f"most {MAX_LOGITS // vocabulary}"
             )
+
+    def step(
+        self, request: Generation, number: int, read: int, clean: bytes, candidates: list[bytes]
+    ) -> stage_pb2.Score:
+        """:param read: symbols that the hosts have read."""
+        # a list, not a tree: of 32 candidates of 32 bytes, 91 to 93 % of all rows are prefixes of their own
+        return stage_pb2.Score(
+            number=number,
+            start=read,
+            clean=clean,
+            sampling=request.sampling,
+            codec=request.codec,
+            candidates=candidates,
+        )
 
     def margin(self, request: Generation) -> int:
         """Positions that the mode needs beyond prompt and output."""

@@ -17,7 +17,7 @@ from serving.modes.drafters.available import MODEL, NGRAM, Drafters
 from serving.modes.drafters.base import LocalSequence
 from serving.modes.drafters.drafting import AsyncDrafting, BothDrafter, Draft, Drafter, LookupDrafter, ModelDrafter
 from serving.modes.drafters.tree import MAX_DRAFT, DraftLength, DraftPlan, SweepTime
-from serving.modes.tokenizer import NO_TOKENIZERS, Tokenizers
+from serving.modes.tokenizer import Tokenizers
 from serving.router.accounting import Account
 from serving.router.ring import RingView
 from serving.router.session import Session
@@ -29,19 +29,21 @@ BOTH, LOOKUP = "both", "lookup"
 DEFAULT_BRANCHES = 4
 
 
+# The hosts draw at every guess with the numbers that `ar` would use there, and keep guesses that agree. Rejection would
+# accept the share 1 - TV (0.850 on 24 windows of validation text), this accepts 0.828, and the text is that of `ar`.
 class SpeculativeMode(ArMode):
     """A sweep for each round of guesses; the router hears the result and guesses again."""
 
     name = "ar-speculative"
 
-    def __init__(self, ring: RingView, drafters: Drafters, tokenizers: Tokenizers = NO_TOKENIZERS) -> None:
+    def __init__(self, ring: RingView, drafters: Drafters, tokenizers: Tokenizers) -> None:
         super().__init__(ring, tokenizers)
         self.drafters = drafters
         sweeps = SweepTime()
         self._worth = {name: DraftLength(sweeps) for name in DRAFTERS}
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
-        name = request.drafter or self._default(request)
+        name = request.drafter or (BOTH if self._roomy(request) else LOOKUP)
         drafter, worth, alphabet = self._drafter(name, request), self._worth[name], self.tokenizer.alphabet
         capacity = self._reach(request) - 1  # the last symbol is never read back
         with Session(self.ring, "ar", capacity, request.deadline_unix_ms, account) as session:
@@ -55,11 +57,12 @@ class SpeculativeMode(ArMode):
                         number=number,
                         start=read,
                         clean=alphabet.cut(text, read) + alphabet.encode(draft.symbols),
-                        sampling=stage_pb2.Sampling(seed=request.seed, temperature=request.temperature),
+                        sampling=request.sampling,
                         codec=request.codec,
                         draft=drafted,
                         tree=stage_pb2.DraftTree(depths=draft.depths) if is_tree else None,
                     )
+                    # guesses need the result before, so a sweep ends at the router: H + 1 trips, where a byte costs H
                     await session.push(step)
                     ahead.begin(text, draft, _plan(request, left))
                     event = await session.event(partial(check_symbols, alphabet=alphabet, most=drafted + 1))
@@ -80,9 +83,6 @@ class SpeculativeMode(ArMode):
                     draft = Draft()
                     if left > 1:
                         draft = await ahead.take(written) or await drafter.draft(text, _plan(request, left))
-
-    def _default(self, request: Generation) -> str:
-        return BOTH if self._roomy(request) else LOOKUP
 
     def _drafter(self, name: str, request: Generation) -> Drafter:
         worth = self._worth[name]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from functools import partial
 
-import grpc
 import numpy as np
 
 from serving.modes import SCORERS
@@ -19,7 +18,7 @@ from serving.modes.drafters.available import Drafters
 from serving.modes.drafters.base import Guesses, LocalSequence
 from serving.modes.drafters.drafting import MAX_RUN, RunLength
 from serving.modes.scored import ScoredMode
-from serving.modes.tokenizer import NO_TOKENIZERS, Tokenizers
+from serving.modes.tokenizer import Tokenizers
 from serving.router.accounting import Account
 from serving.router.ring import RingView
 from serving.router.session import Session
@@ -28,7 +27,7 @@ from stages.model.randomness import Purpose, uniforms
 from stages.model.speculation import Verification, draw_set_size
 from stages.model.vocabulary import Alphabet
 from stages.v1 import stage_pb2
-from stages.wire.status import StatusError
+from stages.wire.status import internal
 
 # What comes in place of a refused guess, from a verdict's draws (stages/model/speculation.py).
 
@@ -37,19 +36,19 @@ def read_verdict(event: stage_pb2.Event, count: int, number: int, alphabet: Alph
     """The verdict on `count` guesses with the set of that number, where one does not stand. Raises Refusal."""
     told = event.verification
     if event.WhichOneof("outcome") != "verification" or told.accepted > count:
-        raise _nonsense(f"the verdict on {count} guesses came back as something else")
+        raise internal(f"the verdict on {count} guesses came back as something else")
     size = 0 if count and told.accepted == count else draw_set_size(number, alphabet.size)
     whole = size == alphabet.size
     try:
         symbols = np.arange(size) if whole else alphabet.decode(told.symbols).numpy()
     except CodecError as error:
-        raise _nonsense(f"a verdict came back with nonsense: {error}") from None
+        raise internal(f"a verdict came back with nonsense: {error}") from None
     if len(symbols) != size or len(told.odds) != 4 * size or (whole and told.symbols):
-        raise _nonsense(f"a verdict that should tell the odds of {size} symbols came back with {len(told.odds)} bytes")
+        raise internal(f"a verdict that should tell the odds of {size} symbols came back with {len(told.odds)} bytes")
     odds = np.frombuffer(told.odds, dtype="<f4").astype(np.float64)
     least = 0.0 if whole else np.finfo(np.float64).tiny  # what was drawn is possible
     if not ((odds >= least) & (odds <= 1)).all() or (whole and not odds.any()):
-        raise _nonsense("the scorer's odds are no probabilities: look at the hosts' weights")
+        raise internal("the scorer's odds are no probabilities: look at the hosts' weights")
     return Verification(told.accepted, symbols, odds)
 
 
@@ -66,10 +65,8 @@ def residual_sample(verdict: Verification, q: Floats, seed: int, position: int, 
     return int(symbols[fits[0]]) if len(fits) else None
 
 
-def _nonsense(message: str) -> StatusError:
-    return StatusError(grpc.StatusCode.INTERNAL, message)
-
-
+# Rejection accepts more than the draws of `ar-speculative`, and there is no text of another mode to keep to. A run that
+# stands whole settles its guesses and nothing else, so the text does not depend on where a run ends.
 class VerifiedMode(ScoredMode):
     """A sweep for each run of guesses: about one for each guess that is refused."""
 
@@ -77,7 +74,7 @@ class VerifiedMode(ScoredMode):
     default_codec = "fp32"
     most_draft = MAX_RUN
 
-    def __init__(self, ring: RingView, drafters: Drafters, tokenizers: Tokenizers = NO_TOKENIZERS) -> None:
+    def __init__(self, ring: RingView, drafters: Drafters, tokenizers: Tokenizers) -> None:
         super().__init__(ring, drafters, tokenizers)
         self._lengths = dict[tuple[str, str], RunLength]()
 
@@ -126,7 +123,7 @@ class _Judges:
                 number=self._number,
                 start=start,
                 clean=self.alphabet.cut(text, start) + drafted,
-                sampling=stage_pb2.Sampling(seed=request.seed, temperature=request.temperature),
+                sampling=request.sampling,
                 codec=request.codec,
                 draft=len(odds),
                 rejection=stage_pb2.RejectionSampling(odds=odds.astype("<f4").tobytes(), draw_set=which),

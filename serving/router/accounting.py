@@ -30,6 +30,7 @@ class Account:
     stopped: bool = False
     sweeps: int = 0
     hops: int = 0
+    # One entry for each hop of a sweep, the largest where sweeps differ: a list of every hop of 256 steps helps nobody.
     wire_bytes: list[int] = field(default_factory=list)
     wire_bytes_total: int = 0
     local_compute_ms: float = 0.0
@@ -118,7 +119,7 @@ class Account:
             mode=self.modes[0] if self.modes else mode,
             seed=seed,
             latency_ms=self.elapsed_ms(),
-            compute_ms=self.local_compute_ms + sum(self.compute_ms.values()),
+            compute_ms=self.total_compute_ms,
             hosts=[
                 router_pb2.HostShare(
                     name=host.name, blocks=host.blocks, compute_ms=compute_ms, queue_ms=self.queue_ms[host]
@@ -145,6 +146,11 @@ class Account:
         )
         self.trips.append(trip)
         self.trip_begin_ms = now_ms
+
+    @property
+    def total_compute_ms(self) -> float:
+        """Arithmetic, of the hosts and of the router."""
+        return self.local_compute_ms + sum(self.compute_ms.values())
 
     def elapsed_ms(self) -> float:
         return (time.perf_counter() - self.begin) * 1000

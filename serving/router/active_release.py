@@ -46,16 +46,16 @@ class RouterParts:
         drafters = read_drafters(directory) if directory else NO_DRAFTERS
         digest = drafters.local.digest if drafters.local else ""
         tokenizers = read_tokenizers(directory) if directory else NO_TOKENIZERS
+        guide, path = Guide(), directory / FRONTIER_NAME if directory else None
         if frontier is not None:
-            return cls(drafters, Guide(read_frontier(frontier), local_digest=digest), directory, tokenizers)
-        path = directory / FRONTIER_NAME if directory else None
-        if path is None or not path.exists():
-            return cls(drafters, Guide(), directory, tokenizers)
-        try:
-            return cls(drafters, Guide(read_frontier(path), local_digest=digest), directory, tokenizers)
-        except InputError as error:
-            log.warning("%s", error)
-            return cls(drafters, Guide(problem=str(error)), directory, tokenizers)
+            guide = Guide(read_frontier(frontier), local_digest=digest)
+        elif path is not None and path.exists():
+            try:
+                guide = Guide(read_frontier(path), local_digest=digest)
+            except InputError as error:
+                log.warning("%s", error)
+                guide = Guide(problem=str(error))
+        return cls(drafters, guide, directory, tokenizers)
 
 
 @dataclass(eq=False)
@@ -74,8 +74,7 @@ class ActiveRelease:
     @classmethod
     def over(cls, view: RingView, own: RouterParts, name: str = "") -> Self:
         conditions = LatencyModel(view.rtts_ms)
-        modes = all_modes(view, own.drafters, own.guide, conditions, own.tokenizers)
-        return cls(view, modes, conditions, own.directory, name)
+        return cls(view, all_modes(view, own, conditions), conditions, own.directory, name)
 
     @property
     def release(self) -> str:
@@ -86,14 +85,9 @@ class ActiveRelease:
         return [name for name, mode in self.modes.items() if not mode.problem]
 
 
-def all_modes(
-    ring: RingView,
-    drafters: Drafters,
-    guide: Guide,
-    conditions: LatencyModel,
-    tokenizers: Tokenizers = NO_TOKENIZERS,
-) -> dict[str, Mode]:
-    """Every mode over a ring and the router's own models; `auto` chooses by `guide` and `conditions`."""
+def all_modes(ring: RingView, own: RouterParts, conditions: LatencyModel) -> dict[str, Mode]:
+    """Every mode over a ring and the router's own models; `auto` chooses by its guide and `conditions`."""
+    drafters, tokenizers = own.drafters, own.tokenizers
     fixed: list[Mode] = [
         SweepMode(ring, tokenizers),
         ChunkedMode(ring, tokenizers),
@@ -105,4 +99,4 @@ def all_modes(
         LocalMode(drafters.local, tokenizers),
     ]
     modes = {mode.name: mode for mode in fixed}
-    return modes | {AutoMode.name: AutoMode(ring, modes, guide, conditions)}
+    return modes | {AutoMode.name: AutoMode(ring, modes, own.guide, conditions)}

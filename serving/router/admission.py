@@ -15,10 +15,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-import grpc
 from asyncio_throttle.throttler import Throttler
 
-from stages.wire.status import StatusError, exhausted
+from serving.router.settings import AdmissionSettings
+from stages.wire.status import StatusError, exhausted, unavailable
 from stages.wire.tokens import Key
 
 # One place of so many is kept for keys that hold none, where there is more than one key.
@@ -27,20 +27,6 @@ DAY_S = 86_400
 LEAST_RETRY_MS, MOST_RETRY_MS = 1000, 60_000
 # Weight of a new request in the mean of how long they take.
 LEARN = 0.2
-
-
-@dataclass(frozen=True)
-class AdmissionSettings:
-    """Limits of a router."""
-
-    # Requests in flight.
-    request_limit: int = 64
-    # Pace at which admitted requests start.
-    requests_per_s: int = 1000
-    # Requests that wait for a place; 0 = refuse at once.
-    queue_limit: int = 16
-    # Longest wait for a place; a request that would wait longer is refused at once.
-    queue_wait_s: float = 2.0
 
 
 @dataclass
@@ -97,8 +83,9 @@ class Admission:
         Raises Refusal: RESOURCE_EXHAUSTED says which limit was met and when to come back.
         """
         if self.stopping:
-            raise StatusError(grpc.StatusCode.UNAVAILABLE, "the router is stopping: ask another one, or this one later")
+            raise unavailable("the router is stopping: ask another one, or this one later")
         usage = self._usage.setdefault(key.name, Usage())
+        # waiting for one's own quota helps nobody: the caller knows best when to come back
         self._check_quotas(key, usage, max_bytes)
         ticket, day = AdmittedRequest(), usage.day
         usage.bytes_today += max_bytes

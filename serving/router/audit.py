@@ -35,13 +35,18 @@ from stages.model.codec import CODECS, FEATURE_LIMIT, HIDDEN, StateCodec
 from stages.model.vocabulary import BYTES, Alphabet
 from stages.v1 import stage_pb2
 from stages.wire.messages import Outcome, copy_of, hidden_rows, work_of
-from stages.wire.status import StatusError
+from stages.wire.status import StatusError, internal, unavailable
+
+if TYPE_CHECKING:
+    from serving.router.ring import Ring
+
+log = logging.getLogger(__name__)
 
 # Whether two hosts gave the same answer to the same hop, as far as honest machines do.
 
 
 # Largest difference of honest numbers, relative to the largest of their row where that is over one: what backends are
-# held to (stages/backends/parity.py), and above what they were measured to differ by.
+# held to (stages/backends/runner_checks.py), and above what they were measured to differ by.
 TOLERANCE = 1e-3
 # And where they were rounded to integers, so many steps more: a rounding may fall either way.
 STEPS = 1.01
@@ -120,7 +125,6 @@ def _close(mine: NDArray[np.float64], theirs: NDArray[np.float64]) -> bool:
 
 # The router's own computation of a host's work: the third opinion where two hosts disagree.
 
-
 MOST_BYTES = 1 << 30
 
 
@@ -184,12 +188,6 @@ def _kind(plan: HostPlan, digest: str) -> ModelKind | None:
     return next((kind for kind in MODEL_KINDS if kind in plan.models and plan.models[kind].digest == digest), None)
 
 
-if TYPE_CHECKING:
-    from serving.router.ring import Ring
-
-log = logging.getLogger(__name__)
-
-
 @dataclass
 class AuditCounters:
     """Cost and findings of audits."""
@@ -202,6 +200,20 @@ class AuditCounters:
     # Of hosts, for audits.
     compute_ms: float = 0.0
     faulty_hosts: int = 0
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep that came back."""
+
+    path: HostPath
+    weights: Weights
+    # Its first hop, or its pieces, for hosts that have read nothing yet.
+    opening: Sequence[stage_pb2.Hop]
+    # The end of it.
+    event: stage_pb2.Event
+    # Symbols that the model reads.
+    alphabet: Alphabet = BYTES
 
 
 class Auditor:
@@ -220,65 +232,47 @@ class Auditor:
         self.counters.sweeps += 1
         return self._random.random() < self.share
 
-    async def audit(
-        self,
-        path: HostPath,
-        weights: Weights,
-        opening: Sequence[stage_pb2.Hop],
-        event: stage_pb2.Event,
-        alphabet: Alphabet = BYTES,
-    ) -> bool:
+    async def audit(self, sweep: Sweep) -> bool:
         """Compute a sweep again; False when it was wrong. Who lied is taken out, where that can be told.
-
-        :param opening: the sweep's first hop, or its pieces, for hosts that have read nothing yet.
-        :param event: what it ended in.
-        :param alphabet: that the model reads.
 
         Where hosts fail meanwhile, the audit ends without a finding.
         """
-        if not any(self._replicas(link, weights) for link in path):
+        if not any(self._replicas(link, sweep.weights) for link in sweep.path):
             return True
         self.counters.audited += 1
         try:
-            return await self._audit(path, weights, opening, event, alphabet)
+            return await self._audit(sweep)
         except StatusError as refusal:
             log.info("an audit was given up: %s", refusal.message)
             return True
 
-    async def _audit(
-        self,
-        path: HostPath,
-        weights: Weights,
-        opening: Sequence[stage_pb2.Hop],
-        event: stage_pb2.Event,
-        alphabet: Alphabet,
-    ) -> bool:
-        hops, compared = opening, 0
-        outcomes: Sequence[Outcome] = opening
-        for link in path:
-            others = self._replicas(link, weights)
+    async def _audit(self, sweep: Sweep) -> bool:
+        hops, compared = sweep.opening, 0
+        outcomes: Sequence[Outcome] = sweep.opening
+        for link in sweep.path:
+            others = self._replicas(link, sweep.weights)
             try:
                 outcomes = await self._ask(link, hops)
             except StatusError:  # what a liar might do, too: the end will tell
-                outcomes = await self._ask_others(link, hops, others, alphabet)
+                outcomes = await self._ask_others(link, hops, others, sweep.alphabet)
                 compared += 1
                 others = []
             for other in others[:1]:
                 theirs = await self._ask(other, hops)
                 compared += 1
-                if not all_agree(outcomes, theirs, alphabet):
+                if not all_agree(outcomes, theirs, sweep.alphabet):
                     told = (link, outcomes), (other, theirs)
-                    guilty, outcomes = await self._judge(hops, *told, others[1:], alphabet)
+                    guilty, outcomes = await self._judge(hops, *told, others[1:], sweep.alphabet)
                     if guilty is link:
                         return False
             if isinstance(outcomes[-1], stage_pb2.Event):
                 break
             hops = [outcome for outcome in outcomes if isinstance(outcome, stage_pb2.Hop)]
         if isinstance(result := outcomes[-1], stage_pb2.Hop):
-            raise StatusError(grpc.StatusCode.INTERNAL, "the last host handed a hop on instead of ending it")
-        if same_result(result, event) or not compared:
+            raise internal("the last host handed a hop on instead of ending it")
+        if same_result(result, sweep.event) or not compared:
             return True
-        await self._find_by_leaving_out(path, weights, opening, result)
+        await self._find_by_leaving_out(sweep, result)
         return False
 
     async def _ask(self, link: HostLink, hops: Sequence[stage_pb2.Hop]) -> Sequence[Outcome]:
@@ -287,9 +281,7 @@ class Auditor:
         try:
             return [await self._ask_one(link, hop, session) for hop in hops]
         except TimeoutError:
-            raise StatusError(
-                grpc.StatusCode.UNAVAILABLE, f"{link.relay.host} did not answer within {link.relay.hop_timeout_s:g} s"
-            ) from None
+            raise unavailable(f"{link.relay.host} did not answer within {link.relay.hop_timeout_s:g} s") from None
         finally:
             self.ring.spawn(link.release(session))
 
@@ -313,7 +305,7 @@ class Auditor:
             third = await self._third(hops, link, others[1:])
             if third is not None and all_agree(theirs, third, alphabet):
                 return theirs
-        raise StatusError(grpc.StatusCode.UNAVAILABLE, f"host {link.entry.name} cannot be asked alone")
+        raise unavailable(f"host {link.entry.name} cannot be asked alone")
 
     async def _judge(
         self,
@@ -348,10 +340,9 @@ class Auditor:
             log.warning("the router's own checkpoint cannot be used for audits: %s", error)
         return await self._ask(others[0], hops) if others else None
 
-    async def _find_by_leaving_out(
-        self, path: HostPath, weights: Weights, opening: Sequence[stage_pb2.Hop], right: stage_pb2.Event
-    ) -> None:
+    async def _find_by_leaving_out(self, sweep: Sweep, right: stage_pb2.Event) -> None:
         """Take the host of `path` out that lied in the ring, and not when it was asked alone."""
+        path, opening = sweep.path, sweep.opening
         names = ", ".join(link.entry.name for link in path)
         if same_result(await self._send_round(path, opening), right):
             log.warning("a sweep over %s was wrong once, and right when it was sent again", names)
@@ -359,7 +350,7 @@ class Auditor:
         # the liar had a part in every sweep that was wrong; one that was right tells little: it may lie now and then
         suspects, mended = set(path), set[HostLink]()
         for index, link in enumerate(path):
-            for other in self._replicas(link, weights)[:1]:
+            for other in self._replicas(link, sweep.weights)[:1]:
                 around = (*path[:index], other, *path[index + 1 :])
                 if same_result(await self._send_round(around, opening), right):
                     mended.add(link)
@@ -370,6 +361,7 @@ class Auditor:
         else:
             log.error("a sweep over %s was wrong, and nobody can tell why", names)
 
+    # sent as any other sweep: no host can tell an audited one in the ring
     async def _send_round(self, path: HostPath, hops: Sequence[stage_pb2.Hop]) -> stage_pb2.Event:
         """Send one sweep round a path, as any other, in a session of its own. Raises StatusError."""
         result: asyncio.Future[stage_pb2.Event] = asyncio.get_running_loop().create_future()

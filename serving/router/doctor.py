@@ -58,12 +58,12 @@ class Endpoint:
     congestion_control: str
     slow_start_after_idle: str
     # Its clock minus the doctor's, to half a round trip.
-    clock_offset_ms: float
-    ready: bool
-    backend: str
-    chain_digest: str
-    ar_digest: str
-    scorer_digest: str
+    clock_offset_ms: float = 0.0
+    ready: bool = True
+    backend: str = ""
+    chain_digest: str = ""
+    ar_digest: str = ""
+    scorer_digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -102,11 +102,7 @@ async def examine(topology: Topology, security: Security) -> Report:
 
     :param security: with the router's certificate, where hosts speak TLS.
     """
-    report, kernel = Report(), kernel_now()
-    here = ("router", "(here)", version("onesweep"), kernel.system)
-    report.machines.append(
-        Endpoint(*here, kernel.congestion_control, kernel.slow_start_after_idle, 0.0, True, "", "", "", "")
-    )
+    report = Report([Endpoint("router", "(here)", version("onesweep"), *_settings(kernel_now()))])
     for host in topology.hosts:
         relay = Relay(host.address, MESSAGE_BYTES, REACH_TIMEOUT_S, host.name, security)
         try:
@@ -127,8 +123,7 @@ async def _examine_host(report: Report, topology: Topology, host: HostEntry, rel
         report.hops.append(_hop("router", host.name, quality))
     begin = time.time()
     probe = await _measured(
-        relay,
-        lambda: relay.stub.Probe(stage_pb2.ProbeRequest(bytes=MAX_PROBE_BYTES), timeout=PROBE_TIMEOUT_S * 10),
+        relay, lambda: relay.stub.Probe(stage_pb2.ProbeRequest(bytes=MAX_PROBE_BYTES), timeout=PROBE_TIMEOUT_S * 10)
     )
     if relay.rtt_ms is None:
         await relay.warm(0)
@@ -138,9 +133,7 @@ async def _examine_host(report: Report, topology: Topology, host: HostEntry, rel
             host.name,
             host.address,
             info.version,
-            probe.kernel.system,
-            probe.kernel.congestion_control,
-            probe.kernel.slow_start_after_idle,
+            *_settings(probe.kernel),
             offset_ms,
             info.ready,
             info.backend,
@@ -149,8 +142,9 @@ async def _examine_host(report: Report, topology: Topology, host: HostEntry, rel
             newest.scorer.digest,
         )
     )
+    names = {host.address: host.name for host in topology.hosts}
     for link in probe.links:
-        target = _name_of(topology, link.address)
+        target = names.get(link.address, link.address)
         if link.problem:
             report.bad(f"{host.name} -> {target}", link.problem)
         else:
@@ -176,12 +170,12 @@ async def _measured(relay: Relay, measure: Callable[[], Awaitable[Measured]]) ->
         raise StatusError(error.code(), f"{relay.host} could not be measured ({details}): try again") from None
 
 
+def _settings(kernel: stage_pb2.Kernel) -> tuple[str, str, str]:
+    return kernel.system, kernel.congestion_control, kernel.slow_start_after_idle
+
+
 def _hop(source: str, target: str, quality: stage_pb2.LinkQuality) -> MeasuredLink:
     return MeasuredLink(source, target, quality.rtt_ms, quality.rtt_min_ms, quality.state_ms, quality.rate_mbps)
-
-
-def _name_of(topology: Topology, address: str) -> str:
-    return next((host.name for host in topology.hosts if host.address == address), address)
 
 
 def judge(report: Report) -> None:
@@ -212,8 +206,8 @@ def judge(report: Report) -> None:
 
 def _judge_hop(report: Report, hop: MeasuredLink) -> None:
     where = f"{hop.source} -> {hop.target}"
+    serial_ms = STATE_BYTES * 8 / 1000 / hop.rate_mbps
     if hop.rate_mbps < SLOW_MBPS:
-        serial_ms = STATE_BYTES * 8 / 1000 / hop.rate_mbps
         report.bad(
             where,
             f"{hop.rate_mbps:.1f} Mbit/s: a full state takes {serial_ms:.0f} ms; try --codec int4, or another link",
@@ -224,11 +218,10 @@ def _judge_hop(report: Report, hop: MeasuredLink) -> None:
             f"round trips vary from {hop.rtt_min_ms:.1f} to {hop.rtt_ms:.1f} ms (median): the link or host is busy; "
             "measure again while nothing else runs",
         )
-    serialised_ms = STATE_BYTES * 8 / 1000 / hop.rate_mbps
-    if hop.state_ms > 1.5 * hop.rtt_ms + serialised_ms + 2:
+    if hop.state_ms > 1.5 * hop.rtt_ms + serial_ms + 2:
         report.bad(
             where,
-            f"a full state takes {hop.state_ms:.1f} ms where {hop.rtt_ms + serialised_ms:.1f} are due: its first bytes "
+            f"a full state takes {hop.state_ms:.1f} ms where {hop.rtt_ms + serial_ms:.1f} are due: its first bytes "
             "wait for acknowledgements; see that keep-warm is on, or set net.ipv4.tcp_slow_start_after_idle=0",
         )
 

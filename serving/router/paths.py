@@ -23,9 +23,11 @@ from stages.wire.tls import LOOPBACK_ONLY, Security
 RELEASE_TIMEOUT_S = 5.0
 # Pause before sessions are freed: the answer goes out first.
 RELEASE_AFTER_S = 0.005
+# Sessions that a lost host is still to free; older ones end there with their leases.
 MOST_OWED = 4096
 MESSAGE_BYTES = 64 << 20
-# A host whose answer to a keep-warm message is so late, and by three round trips, is taken for lost.
+# A host whose answer to a keep-warm message is so late, and by three round trips, is taken for lost. gRPC's own
+# keepalive takes 15 s with the least settings that servers accept.
 SILENT_S = 1.0
 LEARN = 0.1
 
@@ -61,11 +63,6 @@ class HostLink:
         """Blocks of a whole model, as the host says; 0 while that is not known."""
         releases = self.info.releases if self.info else ()
         return max((getattr(release, kind).parts for release in releases for kind in MODEL_KINDS), default=0)
-
-    @property
-    def load_ms(self) -> float:
-        """Expected wait of a hop here."""
-        return self.sessions * self.hop_ms
 
     def silent_s(self) -> float | None:
         """Seconds without an answer to a keep-warm message, if those are too many."""
@@ -130,7 +127,6 @@ class HostLink:
 
 # Which hosts a request goes through: those that hold all blocks between them with the least delay and waiting.
 
-
 HostPath = tuple[HostLink, ...]
 
 
@@ -182,6 +178,8 @@ class Suspects:
         return self._until.get(pair, 0.0) > time.monotonic()
 
 
+# The router chooses, and hosts dial only where their own --next allows: nobody else knows where a request's sessions
+# are, and a path of any addresses would let a stolen router certificate make hosts dial anything.
 def best_path(
     links: Sequence[HostLink], weights: Weights, suspects: Suspects, avoid: Collection[str] = ()
 ) -> HostPath | None:
@@ -196,7 +194,8 @@ def best_path(
     best = defaultdict[int, dict[tuple[str, str], tuple[float, HostPath]]](dict)
     for link in able:
         begin, due = link.entry.blocks[0], link.entry.blocks[-1] + 1
-        own_ms = link.load_ms + (AVOIDED_MS if link.entry.address in avoid else 0.0)
+        waits_ms = link.sessions * link.hop_ms  # expected, of a hop there
+        own_ms = waits_ms + (AVOIDED_MS if link.entry.address in avoid else 0.0)
         ways: list[tuple[float, HostPath]] = [(_half_ms(link), (link,))] if link.entry.is_first else []
         for cost_ms, path in best[begin].values():
             step_ms = _step_ms(path[-1], link, suspects)

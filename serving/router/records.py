@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextvars import ContextVar
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import grpc
 
@@ -39,23 +39,13 @@ UNKNOWN_MODE = "unknown"
 _current: ContextVar[RequestRecord | None] = ContextVar("ticket", default=None)
 
 
-class RequestRecords:
-    """Gives every request its ticket."""
-
-    def __init__(self, figures: RouterCounters | None = None, tracer: Tracer | None = None) -> None:
-        self.figures, self.tracer = figures, tracer
-
-    def open(self, mode: str, deadline_unix_ms: int) -> RequestRecord:
-        """A ticket for `with`: it lies on the table for `stamp` and `arrived`, and is closed however the block ends.
-
-        :param mode: one that exists, or UNKNOWN_MODE."""
-        return RequestRecord(self, mode, deadline_unix_ms)
-
-
 class RequestRecord:
-    """One request."""
+    """One request, for `with`: `stamp` and `arrived` find it, and it is closed however the block ends."""
 
-    def __init__(self, tickets: RequestRecords, mode: str, deadline_unix_ms: int) -> None:
+    def __init__(
+        self, mode: str, deadline_unix_ms: int, figures: RouterCounters | None = None, tracer: Tracer | None = None
+    ) -> None:
+        """:param mode: one that exists, or UNKNOWN_MODE."""
         self.mode, self.deadline_unix_ms = mode, deadline_unix_ms
         self.name = secrets.token_hex(8)
         self.account = Account()
@@ -64,7 +54,7 @@ class RequestRecord:
         self.code = grpc.StatusCode.OK
         self._reason = ""
         self._begin = time.perf_counter()
-        self._tickets = tickets
+        self._figures, self._tracer = figures, tracer
         # None where this request is not traced.
         self._span: Span | None = None
         self._sweep: Span | None = None
@@ -81,8 +71,8 @@ class RequestRecord:
 
     def __enter__(self) -> Self:
         _current.set(self)  # never taken back: every call has a context of its own
-        if self._tickets.tracer is not None:
-            span = self._tickets.tracer.begin("request")
+        if self._tracer is not None:
+            span = self._tracer.begin("request")
             self._span = span if span.is_recording() else None
         return self
 
@@ -94,18 +84,18 @@ class RequestRecord:
         self._end_sweep()
         if self._span is not None:
             self._end_span(self._span)
-        if self._tickets.figures is not None:
-            self._tickets.figures.ended(self)
+        if self._figures is not None:
+            self._figures.ended(self)
         self._log()
 
     def stamp(self, hop: stage_pb2.Hop) -> None:
         """Name the request, and its trace, in work that leaves for the hosts."""
         hop.request = self.name
-        if self._span is None or self._tickets.tracer is None:
+        if self._span is None or self._tracer is None:
             return
         self._end_sweep()
         work = work_of(hop)
-        self._sweep = sweep = self._tickets.tracer.begin("sweep", self._span)
+        self._sweep = sweep = self._tracer.begin("sweep", self._span)
         sweep.set_attributes({"onesweep.request": self.name, "onesweep.number": work.number})
         hop.traceparent = traceparent_of(sweep)
 
@@ -186,36 +176,41 @@ def _mark_failed(span: Span, why: str) -> None:
 
 # The router's metrics: what they are, what counts them, and how they are read.
 
+# Costs of requests that are added up by mode: the middle of the metric's name, its help, an account's figure.
+COSTS: tuple[tuple[str, str, Callable[[Account], float]], ...] = (
+    ("output_bytes", "Text written.", lambda account: account.output_bytes),
+    ("output_tokens", "The same, in the model's tokens.", lambda account: account.output_tokens),
+    ("sweeps", "Trips along the hosts.", lambda account: account.sweeps),
+    ("hops", "Messages from machine to machine.", lambda account: account.hops),
+    ("wire_bytes", "Size of these messages.", lambda account: account.wire_bytes_total),
+    ("compute_seconds", "Arithmetic, hosts and router.", lambda account: account.total_compute_ms / 1000),
+    ("drafted_tokens", "Tokens guessed.", lambda account: account.drafted),
+    ("accepted_tokens", "Guesses found right.", lambda account: account.accepted),
+    ("reached_tokens", "Guesses that counted: right or first wrong.", lambda account: account.reached),
+    ("replays", "Moves of work to other hosts.", lambda account: account.replays),
+)
+
+
+def _family(name: str, kind: Literal["counter", "gauge", "histogram"], help: str, *labels: str) -> MetricFamily:
+    return MetricFamily(f"onesweep_router_{name}", kind, help, labels)
+
 
 ROUTER_METRICS = (
-    MetricFamily("onesweep_router_info", "gauge", "1, for its labels.", ("version", "release")),
-    MetricFamily("onesweep_router_ready", "gauge", "Whether requests can be served."),
-    MetricFamily(
-        "onesweep_router_certificate_expiry_timestamp_seconds", "gauge", "When its certificate ends, Unix time."
-    ),
-    MetricFamily("onesweep_router_requests_in_flight", "gauge", "Requests being served."),
-    MetricFamily("onesweep_router_request_limit", "gauge", "Requests in flight at which the next is refused."),
-    MetricFamily("onesweep_router_requests_total", "counter", "Ended requests, by gRPC code.", ("mode", "code")),
-    MetricFamily("onesweep_router_request_seconds", "histogram", "Of those that ended OK, until the end.", ("mode",)),
-    MetricFamily("onesweep_router_first_byte_seconds", "histogram", "Of those, until their first byte.", ("mode",)),
-    MetricFamily("onesweep_router_output_bytes_total", "counter", "Text written.", ("mode",)),
-    MetricFamily("onesweep_router_output_tokens_total", "counter", "The same, in the model's tokens.", ("mode",)),
-    MetricFamily("onesweep_router_sweeps_total", "counter", "Trips along the hosts.", ("mode",)),
-    MetricFamily("onesweep_router_hops_total", "counter", "Messages from machine to machine.", ("mode",)),
-    MetricFamily("onesweep_router_wire_bytes_total", "counter", "Size of these messages.", ("mode",)),
-    MetricFamily("onesweep_router_compute_seconds_total", "counter", "Arithmetic, hosts and router.", ("mode",)),
-    MetricFamily("onesweep_router_drafted_tokens_total", "counter", "Tokens guessed.", ("mode",)),
-    MetricFamily("onesweep_router_accepted_tokens_total", "counter", "Guesses found right.", ("mode",)),
-    MetricFamily(
-        "onesweep_router_reached_tokens_total", "counter", "Guesses that counted: right or first wrong.", ("mode",)
-    ),
-    MetricFamily("onesweep_router_replays_total", "counter", "Moves of work to other hosts.", ("mode",)),
-    MetricFamily("onesweep_router_audited_sweeps_total", "counter", "Sweeps that other hosts computed again."),
-    MetricFamily("onesweep_router_faulty_hosts_total", "counter", "Hosts that audits found faulty."),
-    MetricFamily("onesweep_router_host_ready", "gauge", "Whether the router can use the host.", ("host",)),
-    MetricFamily("onesweep_router_host_rtt_seconds", "gauge", "Round trip of the last keep-warm message.", ("host",)),
-    MetricFamily("onesweep_router_handover_seconds", "histogram", "A hop's way until its receipt.", ("host",)),
-    MetricFamily("onesweep_router_sent_bytes_total", "counter", "Size of the hops that left.", ("host",)),
+    _family("info", "gauge", "1, for its labels.", "version", "release"),
+    _family("ready", "gauge", "Whether requests can be served."),
+    _family("certificate_expiry_timestamp_seconds", "gauge", "When its certificate ends, Unix time."),
+    _family("requests_in_flight", "gauge", "Requests being served."),
+    _family("request_limit", "gauge", "Requests in flight at which the next is refused."),
+    _family("requests_total", "counter", "Ended requests, by gRPC code.", "mode", "code"),
+    _family("request_seconds", "histogram", "Of those that ended OK, until the end.", "mode"),
+    _family("first_byte_seconds", "histogram", "Of those, until their first byte.", "mode"),
+    *(_family(f"{name}_total", "counter", help, "mode") for name, help, _ in COSTS),
+    _family("audited_sweeps_total", "counter", "Sweeps that other hosts computed again."),
+    _family("faulty_hosts_total", "counter", "Hosts that audits found faulty."),
+    _family("host_ready", "gauge", "Whether the router can use the host.", "host"),
+    _family("host_rtt_seconds", "gauge", "Round trip of the last keep-warm message.", "host"),
+    _family("handover_seconds", "histogram", "A hop's way until its receipt.", "host"),
+    _family("sent_bytes_total", "counter", "Size of the hops that left.", "host"),
 )
 
 
@@ -225,22 +220,7 @@ class ModeCounters:
     def __init__(self) -> None:
         self.codes: Counter[str] = Counter()
         self.latency_s, self.first_byte_s = Histogram(), Histogram()
-        self.output_bytes = self.output_tokens = self.sweeps = self.hops = self.wire_bytes = 0
-        self.drafted = self.accepted = self.reached = self.replays = 0
-        self.compute_s = 0.0
-
-    def add(self, account: Account) -> None:
-        """Add a request's costs, however it ended."""
-        self.output_bytes += account.output_bytes
-        self.output_tokens += account.output_tokens
-        self.sweeps += account.sweeps
-        self.hops += account.hops
-        self.wire_bytes += account.wire_bytes_total
-        self.compute_s += (account.local_compute_ms + sum(account.compute_ms.values())) / 1000
-        self.drafted += account.drafted
-        self.accepted += account.accepted
-        self.reached += account.reached
-        self.replays += account.replays
+        self.costs: Counter[str] = Counter()
 
 
 class RouterCounters:
@@ -251,10 +231,10 @@ class RouterCounters:
         self.links = LinkCounterTable()
 
     def ended(self, ticket: RequestRecord) -> None:
-        """Count a request."""
+        """Count a request, and its costs however it ended."""
         figures = self.modes[ticket.mode]
         figures.codes[ticket.code.name] += 1
-        figures.add(ticket.account)
+        figures.costs.update({name: of(ticket.account) for name, _, of in COSTS})
         if ticket.summary is not None:
             figures.latency_s.add(ticket.summary.latency_ms / 1000)
             figures.first_byte_s.add(ticket.summary.first_byte_ms / 1000)
@@ -272,29 +252,21 @@ class RouterCounters:
         codes: dict[tuple[str, ...], float] = {
             (mode, code): count for mode, figures in modes.items() for code, count in figures.codes.items()
         }
-        return {
-            "onesweep_router_info": {(status.version, status.release): 1},
-            "onesweep_router_ready": {(): status.ready},
-            "onesweep_router_certificate_expiry_timestamp_seconds": expiry.rows(),
-            "onesweep_router_requests_in_flight": {(): status.requests},
-            "onesweep_router_request_limit": {(): status.request_limit},
-            "onesweep_router_requests_total": codes,
-            "onesweep_router_request_seconds": {(mode,): figures.latency_s for mode, figures in modes.items()},
-            "onesweep_router_first_byte_seconds": {(mode,): figures.first_byte_s for mode, figures in modes.items()},
-            "onesweep_router_output_bytes_total": {(mode,): figures.output_bytes for mode, figures in modes.items()},
-            "onesweep_router_output_tokens_total": {(mode,): figures.output_tokens for mode, figures in modes.items()},
-            "onesweep_router_sweeps_total": {(mode,): figures.sweeps for mode, figures in modes.items()},
-            "onesweep_router_hops_total": {(mode,): figures.hops for mode, figures in modes.items()},
-            "onesweep_router_wire_bytes_total": {(mode,): figures.wire_bytes for mode, figures in modes.items()},
-            "onesweep_router_compute_seconds_total": {(mode,): figures.compute_s for mode, figures in modes.items()},
-            "onesweep_router_drafted_tokens_total": {(mode,): figures.drafted for mode, figures in modes.items()},
-            "onesweep_router_accepted_tokens_total": {(mode,): figures.accepted for mode, figures in modes.items()},
-            "onesweep_router_reached_tokens_total": {(mode,): figures.reached for mode, figures in modes.items()},
-            "onesweep_router_replays_total": {(mode,): figures.replays for mode, figures in modes.items()},
-            "onesweep_router_audited_sweeps_total": {(): status.audits.audited},
-            "onesweep_router_faulty_hosts_total": {(): status.audits.faulty_hosts},
-            "onesweep_router_host_ready": {(host.name,): host.ready for host in hosts},
-            "onesweep_router_host_rtt_seconds": {(host.name,): host.rtt_ms / 1000 for host in hosts if host.rtt_ms},
-            "onesweep_router_handover_seconds": {(name,): link.handover_s for name, link in links.items()},
-            "onesweep_router_sent_bytes_total": {(name,): link.sent_bytes for name, link in links.items()},
+        values: MetricValues = {
+            "info": {(status.version, status.release): 1},
+            "ready": {(): status.ready},
+            "certificate_expiry_timestamp_seconds": expiry.rows(),
+            "requests_in_flight": {(): status.requests},
+            "request_limit": {(): status.request_limit},
+            "requests_total": codes,
+            "request_seconds": {(mode,): figures.latency_s for mode, figures in modes.items()},
+            "first_byte_seconds": {(mode,): figures.first_byte_s for mode, figures in modes.items()},
+            **{f"{cost}_total": {(mode,): f.costs[cost] for mode, f in modes.items()} for cost, _, _ in COSTS},
+            "audited_sweeps_total": {(): status.audits.audited},
+            "faulty_hosts_total": {(): status.audits.faulty_hosts},
+            "host_ready": {(host.name,): host.ready for host in hosts},
+            "host_rtt_seconds": {(host.name,): host.rtt_ms / 1000 for host in hosts if host.rtt_ms},
+            "handover_seconds": {(name,): link.handover_s for name, link in links.items()},
+            "sent_bytes_total": {(name,): link.sent_bytes for name, link in links.items()},
         }
+        return {f"onesweep_router_{name}": rows for name, rows in values.items()}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, Literal, get_args
+from typing import Any
 
 from serving.v1 import router_pb2
 from stages.errors import InputError
@@ -23,10 +23,6 @@ MAX_STOP_BYTES = 256
 MAX_MESSAGES = 1024
 # Of a whole request: without a deadline of its own, and at most.
 DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S = 120.0, 3600.0
-
-# Settings that a mode may choose by itself.
-Choosable = Literal["chunk", "steps", "codec", "sampler", "drafter", "draft", "branches", "scorer", "candidates"]
-CHOOSABLE: tuple[Choosable, ...] = get_args(Choosable)
 
 
 def _count(help: str, http: str = "", least: int = 1, most: int = MAX_COUNT, metavar: str = "N") -> dict[str, Any]:
@@ -151,6 +147,8 @@ class Request:
 
 # Fields with one value that a message, a command or an HTTP request may have.
 SETTINGS: tuple[Field[Any], ...] = tuple(f for f in fields(Request) if f.metadata)
+# Settings that a mode may choose by itself.
+CHOOSABLE = tuple(f.name for f in SETTINGS if f.metadata.get("http") and f.name != "budget_ms")
 # Settings of which a message says whether they were given.
 OPTIONAL = tuple(f.name for f in router_pb2.GenerateRequest.DESCRIPTOR.fields if f.has_presence)
 

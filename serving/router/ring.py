@@ -8,7 +8,6 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -16,17 +15,18 @@ import grpc.aio
 
 from serving.router.audit import Auditor, ReferenceVerifier
 from serving.router.paths import Attempt, HostLink, HostPath, Suspects, Weights, best_path
+from serving.router.settings import RingSettings
 from serving.router.topology import HostEntry
 from stages.host.parts import MODEL_KINDS, ModelKind
-from stages.model.prefill import MAX_PREFILL_CHUNKS
 from stages.v1 import stage_pb2
-from stages.wire.hop_stream import KEEP_WARM_S, LinkObserver
-from stages.wire.status import StatusError
+from stages.wire.hop_stream import LinkObserver
+from stages.wire.status import StatusError, unavailable
 from stages.wire.tls import LOOPBACK_ONLY, Security
 
 # Hedging: a result that takes longer than nearly all others is tried again on other hosts.
 
 
+# A fixed time would be too long for a byte and too short for a long sweep on a busy host.
 # Less is not waited while the deadline leaves time: a machine that stalls a moment shall not get twice the work.
 LEAST_S = 1.0
 # Second tries that may be made at once, after a quiet time.
@@ -75,20 +75,6 @@ CLOSE_S = 1.0
 WARM_BYTES = 16 << 10
 
 
-@dataclass(frozen=True)
-class RingSettings:
-    """Settings of a ring."""
-
-    # How long to wait for a host's receipt, or description, and for hosts that are lost to come back.
-    hop_timeout_s: float = 5.0
-    # Pause between messages that keep an idle link's congestion window open; 0 = none.
-    keep_warm_s: float = KEEP_WARM_S
-    # Sweeps that are computed again by other hosts, of all.
-    audit_share: float = 0.0
-    # Hops that a long step is sent in at most; 1 only shows what pieces are worth.
-    pieces: int = MAX_PREFILL_CHUNKS
-
-
 class Ring:
     """Links to every host, subscribed, warmed and kept warm, and the ways through them."""
 
@@ -128,6 +114,7 @@ class Ring:
 
         Raises InputError where one may not be dialled: the ring stays as it was.
         """
+        # new links are made before old ones go: where one may not be dialled, nothing has changed yet
         before = {link.entry: link for link in self.links}
         self.links = [before.pop(entry) if entry in before else self._link(entry) for entry in hosts]
         for entry, link in before.items():
@@ -291,7 +278,6 @@ def _tell_failure(task: asyncio.Task[None]) -> None:
 
 # The ring as the requests of one release see it: hosts that hold its weights, and no others.
 
-
 # How long a look for a way through all hosts holds good: one request asks a dozen times.
 FOUND_S = 0.02
 
@@ -332,7 +318,7 @@ class RingView:
         waited = 0.0
         while problem := self.problem:
             if waited >= wait_s:
-                raise StatusError(grpc.StatusCode.UNAVAILABLE, f"{problem} (waited {wait_s:.1f} s)")
+                raise unavailable(f"{problem} (waited {wait_s:.1f} s)")
             await asyncio.sleep(RETRY_S)
             waited += RETRY_S
 

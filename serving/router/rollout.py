@@ -5,26 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
+import grpc.aio
 
 from serving.router.active_release import ActiveRelease, RouterParts
 from serving.router.paths import HostLink
-from serving.router.release_push import bring, drop, load, store
 from serving.router.ring import Ring, RingView
 from serving.router.smoke_test import exchanged, smoke_test
 from serving.v1 import router_pb2
 from stages.checkpoint.release_store import ReleaseManifest, ReleaseStore, read_release_manifest
-from stages.checkpoint.release_transfer import manifest_of, receive_release, transfer_error
+from stages.checkpoint.release_transfer import ReleaseTransfer, manifest_of, receive_release, transfer_error
 from stages.errors import CheckpointError, OnesweepError
 from stages.host.parts import plan_host
 from stages.memory import trim
 from stages.threads import in_thread, to_its_end
 from stages.v1 import stage_pb2
-from stages.wire.status import StatusError, failed_precondition, invalid
+from stages.wire.status import StatusError, failed_precondition, internal, invalid, unavailable
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,12 @@ POLL_S = 0.05
 WATCH_S = 0.5
 # Pause before a host that could not be brought up to date is tried again.
 AGAIN_S = 10.0
+
+STORE_S = 3600.0
+LOAD_S = 600.0
+DROP_S = LOAD_S  # A host that is loading lets go of a release when it is done
+# How a host refuses a release whose files it lacks, or has damaged ones of.
+NOT_WHOLE = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION)
 
 Tell = Callable[[router_pb2.DeployProgress], object]
 Say = Callable[[str], object]
@@ -87,6 +94,7 @@ class Rollout:
             name = self.previous_name
             if not name:
                 raise failed_precondition("there is no release to go back to: nothing was deployed here")
+            # these weights are not tried again: a rollback is for trouble, and they were served before
             previous = self._previous or await self._revived(name)
             contents = await asyncio.to_thread(_contents, previous.directory, name)
             await self._stop_bringing()
@@ -180,6 +188,7 @@ class Rollout:
         before, name = self.current.release, served.release
         self.current.view.pin()
         self.current.name = before
+        # the switch is one assignment here: hosts that had to agree on it could end as a ring of two minds
         self._previous, self.previous_name, self.current = self.current, before, served
         log.info("release %s takes the place of %s", name, before)
         if (verifier := self.ring.auditor.verifier) is not None:
@@ -213,6 +222,7 @@ class Rollout:
 
     async def _quiet(self) -> None:
         """Return when nothing needs the release before the last any more. Raises Refusal."""
+        # no clock and no host can tell: `auto` opens sessions late, and only the router knows its requests
         for _ in range(int(DRAIN_S / POLL_S)):
             if not self._bringing and not (self._previous and self._previous.requests):
                 return
@@ -243,10 +253,9 @@ class Rollout:
         joining = [link for link in self.ring.links if link.entry.name not in without]
         for link in joining:
             if link.problem:
-                raise StatusError(
-                    grpc.StatusCode.UNAVAILABLE,
+                raise unavailable(
                     f"{link.problem}; put that right, or deploy with --without {link.entry.name}: it gets the release "
-                    "when it comes back",
+                    "when it comes back"
                 )
         return joining
 
@@ -321,3 +330,78 @@ async def _all(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# Bringing a release to one host: its files onto the host's shelf, its weights into the host's memory.
+
+
+async def store(link: HostLink, contents: ReleaseManifest) -> int:
+    """Put a release onto a host's shelf; returns the bytes that it did not have. Raises Refusal.
+
+    :param contents: with its directories.
+    """
+    sent: list[int] = []
+    delivery = ReleaseTransfer(contents, lambda _, size: sent.append(size))
+    try:
+        with _refusals(link):
+            async for response in link.relay.stub.Store(delivery.requests(), timeout=STORE_S):
+                if response.stored:
+                    return sum(sent)
+                delivery.hear(response)
+    except StatusError:
+        if delivery.failure:
+            raise transfer_error(delivery.failure) from None
+        raise
+    finally:
+        delivery.close()
+    raise internal(f"{link.relay.host} did not say that the release is stored")
+
+
+async def load(link: HostLink, name: str, keep: Sequence[str] = ()) -> None:
+    """Have a host load a release from its shelf, and look at what it holds then. Raises Refusal."""
+    with _refusals(link):
+        await link.relay.stub.Load(stage_pb2.LoadRequest(release=name, keep=keep), timeout=LOAD_S)
+        await link.describe()
+
+
+async def bring(link: HostLink, name: str, contents: ReleaseManifest | None, keep: Sequence[str] = ()) -> None:
+    """Have a host load a release, whose files it may lack, or have damaged. Raises Refusal.
+
+    :param contents: None where there are no files to send.
+    """
+    try:
+        await load(link, name, keep)
+    except StatusError as refusal:
+        if refusal.code not in NOT_WHOLE or contents is None:
+            raise
+        await store(link, contents)
+        await load(link, name, keep)
+
+
+async def drop(link: HostLink, name: str) -> None:
+    """Have a host let go of a release. Raises Refusal."""
+    with _refusals(link):
+        await link.relay.stub.Drop(stage_pb2.DropRequest(release=name), timeout=DROP_S)
+
+
+@contextlib.contextmanager
+def _refusals(link: HostLink) -> Iterator[None]:
+    """Errors of gRPC as StatusErrors."""
+    begin = time.perf_counter()
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise link.relay.refusal(error, begin) from None
+    except grpc.aio.UsageError:
+        raise _taken_out(link) from None
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise _taken_out(link) from None
+
+
+def _taken_out(link: HostLink) -> StatusError:
+    """The channel was closed before a call, or under it, which gRPC calls a cancellation."""
+    message = f"{link.relay.host} was taken out of the ring meanwhile: deploy again"
+    return unavailable(message)

@@ -7,8 +7,6 @@ import gc
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import grpc.aio
 import torch
@@ -16,24 +14,23 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from serving.router.active_release import ActiveRelease, RouterParts
-from serving.router.admission import Admission, AdmissionSettings
+from serving.router.admission import Admission
 from serving.router.audit import ReferenceVerifier
 from serving.router.discovery import follow_hosts
-from serving.router.records import ROUTER_METRICS, RequestRecords, RouterCounters
-from serving.router.ring import Ring, RingSettings, RingView
+from serving.router.records import ROUTER_METRICS, RouterCounters
+from serving.router.ring import Ring, RingView
 from serving.router.rollout import Rollout, find_release
 from serving.router.service import RouterService
-from serving.router.topology import Topology
+from serving.router.settings import RouterSettings
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.checkpoint.release_store import ReleaseStore
 from stages.errors import InputError, OnesweepError, ServiceError
 from stages.host.parts import plan_host
 from stages.memory import keep_trimmed, return_large_buffers
-from stages.telemetry.observability import ObservabilitySettings, Telemetry
+from stages.telemetry.observability import Telemetry
 from stages.wire.auth import ROUTER
-from stages.wire.channel import DRAIN_S, bind, is_loopback, new_server, serve_health, stop_on_signals
-from stages.wire.registry import RegistrySettings, open_registry
-from stages.wire.tls import LOOPBACK_ONLY, Security
+from stages.wire.channel import bind, is_loopback, new_server, serve_health, stop_on_signals
+from stages.wire.registry import open_registry
 from stages.wire.tokens import Keyring
 
 log = logging.getLogger(__name__)
@@ -43,33 +40,6 @@ HEALTH_S = 0.5
 POLL_S = 0.02
 # For the last words of requests that have ended.
 FLUSH_S = 1.0
-
-
-@dataclass(frozen=True)
-class RouterSettings:
-    """Settings of `onesweep router`."""
-
-    topology: Topology
-    listen: str
-    # Bundle with the local model; None = no mode `local`.
-    checkpoint: Path | None = None
-    admission: AdmissionSettings = field(default_factory=AdmissionSettings)
-    ring: RingSettings = field(default_factory=RingSettings)
-    threads: int | None = None
-    security: Security = LOOPBACK_ONLY
-    # Who may ask; None = anybody, on a loopback address or with `insecure`.
-    tokens: Path | None = None
-    # Where releases are kept that are deployed; None = there can be none.
-    shelf: Path | None = None
-    # What mode `auto` chooses from; None = the bundle's, if it has one.
-    frontier: Path | None = None
-    # Where probes without a certificate ask.
-    health: str | None = None
-    # Where hosts register; None = they are those of the topology.
-    registry: RegistrySettings | None = None
-    seeing: ObservabilitySettings = field(default_factory=ObservabilitySettings)
-    # Time for requests under way once the router is to stop.
-    drain_s: float = DRAIN_S
 
 
 async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
@@ -84,13 +54,14 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     figures = RouterCounters() if settings.seeing.metrics else None
     meter = figures.links.link if figures else None
     security = settings.security
-    ring = Ring(settings.topology.hosts, settings.ring, _verifier(settings), meter, security, name)
+    audited = settings.checkpoint if settings.ring.audit_share else None
+    verifier = ReferenceVerifier(audited) if audited else None
+    ring = Ring(settings.topology.hosts, settings.ring, verifier, meter, security, name)
     shelf = ReleaseStore(settings.shelf) if settings.shelf else None
     rollout = Rollout(ring, _first(settings, ring, shelf), shelf, settings.checkpoint)
     lookout = Telemetry(settings.seeing, "onesweep-router", "router", security.insecure)
     admission = Admission(settings.admission, reserves=not keyring.open)
-    tickets = RequestRecords(figures, lookout.tracer)
-    service = RouterService(rollout, keyring, admission, settings.ring.hop_timeout_s, tickets)
+    service = RouterService(rollout, keyring, admission, settings.ring.hop_timeout_s, figures, lookout.tracer)
     checks = Health(rollout)
     server = _server_of(service, checks)
     port = bind(server, settings.listen, security)
@@ -157,10 +128,6 @@ def _server_of(service: RouterService, checks: Health) -> grpc.aio.Server:
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     return server
-
-
-def _verifier(settings: RouterSettings) -> ReferenceVerifier | None:
-    return ReferenceVerifier(settings.checkpoint) if settings.checkpoint and settings.ring.audit_share else None
 
 
 def _own_name(settings: RouterSettings) -> str:

@@ -12,19 +12,18 @@ from typing import Any
 
 import grpc.aio
 
-from serving.modes.base import Generation
-from serving.modes.tokenizer import BYTE_TOKENIZER, Message, OutputText, Tokenizer
+from serving.modes.tokenizer import BYTE_TOKENIZER, Message, OutputText
 from serving.router.accounting import Account
 from serving.router.active_release import ActiveRelease
 from serving.router.admission import Admission
-from serving.router.paths import HostLink
-from serving.router.records import UNKNOWN_MODE, RequestRecord, RequestRecords
+from serving.router.records import UNKNOWN_MODE, RequestRecord, RouterCounters
 from serving.router.request import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S
 from serving.router.rollout import Rollout, Tell
 from serving.router.session import retry_after_audit
 from serving.router.validation import check_fit, check_mode, check_request, tokenized
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.checkpoint.release_transfer import drain_requests
+from stages.telemetry.traces import Tracer
 from stages.v1 import stage_pb2
 from stages.wire.status import StatusError, ignoring_ended_call
 from stages.wire.tokens import ADMIN, GENERATE, STATUS, Keyring
@@ -41,20 +40,21 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         keyring: Keyring,
         admission: Admission,
         ring_wait_s: float,
-        tickets: RequestRecords | None = None,
+        figures: RouterCounters | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         """:param keyring: who may ask.
         :param admission: how much of it at once.
         :param ring_wait_s: how long a request waits for hosts that are not ready."""
         self.rollout, self.ring = rollout, rollout.ring
         self.keyring, self.admission, self.ring_wait_s = keyring, admission, ring_wait_s
-        self.tickets = tickets or RequestRecords()
+        self.figures, self.tracer = figures, tracer
 
     async def Generate(
         self, request: router_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[router_pb2.GenerateResponse]:
         mode = request.mode if request.mode in self.rollout.current.modes else UNKNOWN_MODE
-        ticket = self.tickets.open(mode, _deadline(context))
+        ticket = RequestRecord(mode, _deadline(context), self.figures, self.tracer)
         with ignoring_ended_call():
             await context.send_initial_metadata(ticket.metadata)
         context.set_trailing_metadata(ticket.metadata)
@@ -102,7 +102,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
     def status(self) -> router_pb2.StatusResponse:
         """The router and its hosts as they are now."""
-        served = self.rollout.current
+        served, names = self.rollout.current, {link.entry.address: link.entry.name for link in self.ring.links}
         return router_pb2.StatusResponse(
             version=version("onesweep"),
             ready=not served.view.problem,
@@ -114,15 +114,21 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                     ready=not link.problem,
                     reason=link.problem,
                     rtt_ms=link.relay.rtt_ms or 0.0,
-                    sessions=link.info.counters.sessions if link.info else 0,
-                    session_bytes=link.info.counters.session_bytes if link.info else 0,
-                    queued=link.info.counters.queued if link.info else 0,
-                    queue_limit=link.info.counters.queue_limit if link.info else 0,
-                    backend=link.info.backend if link.info else "",
-                    links=self._links_of(link),
+                    sessions=info.counters.sessions,
+                    session_bytes=info.counters.session_bytes,
+                    queued=info.counters.queued,
+                    queue_limit=info.counters.queue_limit,
+                    backend=info.backend,
+                    links=[
+                        router_pb2.LinkStatus(
+                            to=names.get(each.address, each.address), rtt_ms=each.rtt_ms, problem=each.problem
+                        )
+                        for each in info.links
+                    ],
                     releases=[release.name for release in link.held.values()],
                 )
                 for link in self.ring.links
+                for info in [link.info or stage_pb2.DescribeResponse()]
             ],
             modes=served.served_modes,
             chain_digest=served.view.digest("chain"),
@@ -140,6 +146,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self, job: Callable[[Tell], Coroutine[Any, Any, router_pb2.Switch]], context: Context
     ) -> AsyncGenerator[router_pb2.DeployProgress, None]:
         """A job's progress as it comes, then its result; the job ends when nobody listens. Raises Refusal."""
+        # the job runs in a task of its own: a client that leaves ends it, and one that reads slowly does not hold it up
         told: asyncio.Queue[router_pb2.DeployProgress | None] = asyncio.Queue()
         task: asyncio.Task[router_pb2.Switch] | None = None
         try:
@@ -152,14 +159,6 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         finally:
             if task is not None:
                 task.cancel()
-
-    def _links_of(self, link: HostLink) -> list[router_pb2.LinkStatus]:
-        names = {other.entry.address: other.entry.name for other in self.ring.links}
-        found = link.info.links if link.info else ()
-        return [
-            router_pb2.LinkStatus(to=names.get(each.address, each.address), rtt_ms=each.rtt_ms, problem=each.problem)
-            for each in found
-        ]
 
     async def _admit(
         self, request: router_pb2.GenerateRequest, ticket: RequestRecord
@@ -186,7 +185,9 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         generation = await tokenized(generation, messages, mode, account)
         check_fit(generation, mode)
         account.trip_begin_ms = waited_ms = account.elapsed_ms()
-        reading = _reading(request, generation, mode.tokenizer)
+        # a byte model writes as many bytes as it is asked for
+        most_bytes = request.max_bytes if request.max_bytes and mode.tokenizer is not BYTE_TOKENIZER else None
+        reading = OutputText(mode.tokenizer.detokenizer(generation.prompt), request.stops, most_bytes)
         held, ended = b"", False
         async with aclosing(retry_after_audit(mode, generation, account)) as pieces:
             async for symbols in pieces:
@@ -211,12 +212,6 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         summary = ticket.summary = account.summary(mode.name, request.seed)
         summary.request = ticket.name
         yield router_pb2.GenerateResponse(summary=summary)
-
-
-def _reading(request: router_pb2.GenerateRequest, generation: Generation, tokenizer: Tokenizer) -> OutputText:
-    # a byte model writes as many bytes as it is asked for
-    most_bytes = request.max_bytes if request.max_bytes and tokenizer is not BYTE_TOKENIZER else None
-    return OutputText(tokenizer.detokenizer(generation.prompt), request.stops, most_bytes)
 
 
 def _deadline(context: Context) -> int:

@@ -16,6 +16,7 @@ import grpc
 
 from serving.router import records as ticket
 from serving.router.accounting import Account
+from serving.router.audit import Sweep
 from serving.router.paths import Attempt, HostLink, HostPath
 from serving.router.ring import RingView
 from stages.host.parts import MODEL_KINDS, ModelKind
@@ -23,14 +24,13 @@ from stages.host.validation import check_timings
 from stages.model.vocabulary import BYTES, Alphabet
 from stages.v1 import stage_pb2
 from stages.wire.messages import Work, copy_of, draft_of, prefill_hops, put_work
-from stages.wire.status import StatusError
+from stages.wire.status import StatusError, internal, unavailable
 
 if TYPE_CHECKING:
     from serving.modes.base import Generation, Mode
 
 
 # The journal of a session's reads: with it, other hosts can take over where they stopped.
-
 
 # An AR step's symbols are read as if they came one by one up to so many at once (FEW_POSITIONS in stages/backends).
 READ_BYTES = 64
@@ -51,6 +51,7 @@ class Journal:
         clean = self.text + work.clean
         again = copy_of(work)
         again.start, again.clean = 0, clean
+        # caches of the same bytes read in other pieces differ in the last bits, and a near tie could fall otherwise
         again.reads[:] = self.reads if isinstance(work, stage_pb2.Sweep | stage_pb2.Score) else self._merged()
         return again
 
@@ -171,7 +172,7 @@ class Session:
                 continue  # of a hop that was sent twice
             try:
                 if event.number > due:
-                    raise StatusError(_Code.INTERNAL, f"the result of {event.number} came for {due}")
+                    raise internal(f"the result of {event.number} came for {due}")
                 check_timings(event.timings)
                 if check is not None:
                     check(event)
@@ -268,15 +269,17 @@ class Session:
         is_over = time.time() * 1000 >= self.deadline_unix_ms - ticket.JITTER_MS
         late = is_over and refusal.code is _Code.DEADLINE_EXCEEDED
         if refusal.code in OF_THE_ROUTER and not late:
-            refusal = StatusError(_Code.INTERNAL, refusal.message)
+            refusal = internal(refusal.message)
         self._tries += 1
         self._failed_at = self._failed_at or time.monotonic()
         patience_s = self.ring.settings.hop_timeout_s - (time.monotonic() - self._failed_at)
         nonsense = refusal.code not in ELSEWHERE
         if late or patience_s <= 0 or (nonsense and self._tries >= NONSENSE_TRIES):
             raise refusal
-        if refusal.code is _Code.RESOURCE_EXHAUSTED and not self._other_path(attempt):
-            raise refusal
+        if refusal.code is _Code.RESOURCE_EXHAUSTED:
+            path = self.ring.choose(self.weights, self._blamed)
+            if path is None or path == attempt.path:
+                raise refusal
         if self._tries > 1:
             await asyncio.sleep(min(PAUSE_S * 2**self._tries, MOST_PAUSE_S))
         await self._try(refusal)
@@ -289,7 +292,7 @@ class Session:
         while (path := self.ring.choose(self.weights, self._blamed)) is None:
             if time.monotonic() > deadline:
                 problem = because.message if because else self.ring.problem_of(self.weights)
-                raise StatusError(_Code.UNAVAILABLE, f"{problem} (waited {patience_s:.1f} s)")
+                raise unavailable(f"{problem} (waited {patience_s:.1f} s)")
             await asyncio.sleep(PAUSE_S)
         self._begin(path)
 
@@ -311,6 +314,7 @@ class Session:
     def _send(self, attempt: Attempt, work: Work) -> None:
         hop = self._hop(attempt, work)
         ticket.stamp(hop)
+        # cut here and not by the hosts: a piece is a hop like others, checked, queued, refused and resent as one
         attempt.send(prefill_hops(hop, self.alphabet, self.ring.settings.pieces))
 
     def _hop(self, attempt: Attempt, work: Work) -> stage_pb2.Hop:
@@ -333,7 +337,8 @@ class Session:
             opening.decode.remaining = 1
         self._helpers.update(attempt.path)
         hops = prefill_hops(opening, self.alphabet)
-        if not await self.ring.auditor.audit(attempt.path, self.weights, hops, event, self.alphabet):
+        sweep = Sweep(attempt.path, self.weights, hops, event, self.alphabet)
+        if not await self.ring.auditor.audit(sweep):
             self._audit_failed = True
 
     def _give_up(self, attempt: Attempt) -> None:
@@ -353,10 +358,6 @@ class Session:
             self._blamed.update(link.entry.address for link in attempt.path)
         elif guilty:
             self._blamed.add(guilty)
-
-    def _other_path(self, attempt: Attempt) -> bool:
-        path = self.ring.choose(self.weights, self._blamed)
-        return path is not None and path != attempt.path
 
     @property
     def _pace(self) -> str:
@@ -390,6 +391,4 @@ async def retry_after_audit(mode: Mode, generation: Generation, account: Account
         except AuditFailed:
             account.begin_again()
             await asyncio.sleep(RETRY_PAUSE_S)
-    raise StatusError(
-        grpc.StatusCode.UNAVAILABLE, f"{MOST_TRIES} times a host of this request was faulty: look at the hosts"
-    )
+    raise unavailable(f"{MOST_TRIES} times a host of this request was faulty: look at the hosts")

@@ -16,7 +16,7 @@ from typing import TypeVar
 import grpc
 
 from serving.modes.base import Generation, Mode
-from serving.modes.candidates import check_scores, read_scores
+from serving.modes.scored import score
 from serving.router.accounting import Account
 from serving.router.active_release import ActiveRelease
 from serving.router.ring import RingView
@@ -32,7 +32,7 @@ from stages.host.parts import ModelKind
 from stages.model.scoring import most_scored
 from stages.model.vocabulary import Alphabet
 from stages.v1 import stage_pb2
-from stages.wire.status import StatusError, failed_precondition
+from stages.wire.status import StatusError, failed_precondition, unavailable
 
 PROMPT, SUFFIX = b"The old man said that ", b" and went home."
 TEST_TOKENS = 8
@@ -68,9 +68,7 @@ async def _when_free(job: Callable[[], Awaitable[T]]) -> T:
             return await job()
         except AuditFailed as error:  # that host is taken out
             if not left:
-                raise StatusError(
-                    grpc.StatusCode.UNAVAILABLE, f"{error} in the smoke test: look at the hosts"
-                ) from None
+                raise unavailable(f"{error} in the smoke test: look at the hosts") from None
         except StatusError as refusal:
             if refusal.code is not grpc.StatusCode.RESOURCE_EXHAUSTED or not left:
                 raise
@@ -131,9 +129,8 @@ async def _nats(view: RingView, kind: ModelKind, manifest: Manifest) -> float:
                 codec="fp32",
                 candidates=[alphabet.encode(piece)],
             )
-            await session.push(step)
-            event = await session.event(partial(check_scores, shape=(1, len(piece))))
-            total -= float(read_scores(event.scores.nats, 1, len(piece)).sum())
+            _, nats = await score(session, step, alphabet)
+            total -= float(nats.sum())
             number, read = number + 1, at
     return total / (len(known) - 1)
 

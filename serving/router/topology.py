@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stages.errors import InputError, TopologyError
+from stages.settings import read_toml
 from stages.wire.channel import check_name, parse_address
 from stages.wire.tls import Tls
 
@@ -159,12 +159,7 @@ def local_topology(
 
 def read_topology(path: Path) -> Topology:
     """Read a topology file. Raises TopologyError that names the file and what to change."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TopologyError(f"cannot read the topology {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # of which some are no TOMLDecodeError: a number of 5,000 digits
-        raise TopologyError(f"{path} is not TOML: {error}") from None
+    table = read_toml(path, "the topology", TopologyError)
     try:
         return _parse(table, path.parent.absolute())
     except (InputError, ValueError) as error:  # such a number cannot even be shown

@@ -20,7 +20,7 @@ from serving.v1 import router_pb2
 from stages.host.validation import MAX_STEPS, MAX_TEMPERATURE
 from stages.model.samplers import SAMPLERS
 from stages.model.scoring import MAX_CANDIDATES
-from stages.wire.status import StatusError, invalid
+from stages.wire.status import StatusError, failed_precondition, invalid
 
 # The largest value of each setting; the least is 1.
 MOST: Mapping[str, int] = {"steps": MAX_STEPS, "branches": MAX_BRANCHES, "candidates": MAX_CANDIDATES}
@@ -103,7 +103,7 @@ async def tokenized(generation: Generation, messages: Sequence[Message], mode: M
     :param messages: in place of its prompt, where there are any. Raises Refusal.
     """
     if mode.problem:
-        raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, f"mode {mode.name} cannot be served: {mode.problem}")
+        raise failed_precondition(f"mode {mode.name} cannot be served: {mode.problem}")
     tokenizer = mode.tokenizer
     if messages:
         prompt, account.prompt_bytes = await tokenizer.encode_chat(messages)

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
-from stages.backends.base import Backend, DraftingRunner
-from stages.backends.eager import TorchBackend
-from stages.backends.packed_llama import packed_stage
-from stages.errors import InputError
-from stages.model.families import PipelineStage
+from typing import cast
 
-__all__ = ["BACKENDS", "DEFAULT_BACKEND", "Backend", "backend_named", "drafting_runner"]
+from stages.backends.base import Backend, BlockRunner, DraftingRunner, StageRunner
+from stages.backends.packed import PackedBlock
+from stages.backends.packed_llama import packed_stage
+from stages.backends.runner_checks import checked
+from stages.errors import InputError
+from stages.model.block import Block
+from stages.model.families import FamilyPart, PipelineStage
+
+__all__ = ["BACKENDS", "DEFAULT_BACKEND", "Backend", "TorchBackend", "backend_named", "drafting_runner"]
 
 BACKENDS = ("torch", "onnxruntime", "onnxruntime-int8")
 DEFAULT_BACKEND = "torch"
+
+
+class TorchBackend(Backend):
+    """PyTorch, eager."""
+
+    name = "torch"
+
+    def block(self, block: Block | FamilyPart) -> BlockRunner:
+        if isinstance(block, FamilyPart):
+            return cast(BlockRunner, block.runner())
+        return checked(PackedBlock(block), block)
+
+    def stage(self, stage: PipelineStage) -> StageRunner:
+        return checked(packed_stage(stage), stage)
 
 
 def backend_named(name: str) -> Backend:

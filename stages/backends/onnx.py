@@ -11,17 +11,14 @@ from torch import Tensor, nn
 
 from stages.backends.attention import Sight, attend_branches, attend_clean, attend_growing
 from stages.backends.base import Backend, BlockRunner, CleanPiece, Denoised, NoisyPiece, StageRunner
-from stages.backends.batch_invariance import checked_block, checked_stage
 from stages.backends.onnx_graphs import AnyLayer, Graph, after_graph, before_graph, denoise_graph, head_graph
 from stages.backends.packed import FEW_POSITIONS, NOISE_LEVELS, Angles, PackedReader, PipelineRunner
-from stages.backends.parity import StageProbe, check_block
 from stages.backends.rows import Rows
+from stages.backends.runner_checks import StageProbe, check_block, checked
 from stages.errors import InputError
 from stages.model.block import Block
 from stages.model.families import FamilyPart, PipelineStage
 from stages.model.layers import LayerCache
-
-# A graph ready to run.
 
 
 class Session:
@@ -54,9 +51,6 @@ class Session:
         feeds = {name: x.numpy() for name, x in zip(self.inputs, inputs, strict=True)}
         (result,) = self.session.run(self.outputs, feeds)
         return torch.from_numpy(result)
-
-
-# Layers of the causal stream on packed rows, their products and norms by onnxruntime.
 
 
 # Attention is torch's for every backend, and onnxruntime computes what lies between: rows of several requests then
@@ -182,13 +176,13 @@ class OnnxBackend(Backend):
             raise InputError(f"the backend {self.name} does not run {block.adjective} blocks: choose --backend torch")
         runner = OnnxBlock(block, self.int8)
         check_block(runner, block, self.int8)
-        return checked_block(runner, block)
+        return checked(runner, block)
 
     def stage(self, stage: PipelineStage) -> StageRunner:
         probe = StageProbe(stage)
         runner = OnnxStage(stage, self.int8)
         probe.check(runner, self.int8)
-        return checked_stage(runner, stage)
+        return checked(runner, stage)
 
 
 # torch has no int8 backend here: one row through ten layers took 3.5 ms with MatMulNBits, 3.3 with fbgemm's

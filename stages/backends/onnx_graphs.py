@@ -41,8 +41,8 @@ class Graph:
         self.precision = precision
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
+        # Constants that the model names and does not contain: a message of protobuf ends at 2 GB.
         self.matrices: dict[str, Tensor] = {}
-        """Constants that the model names and does not contain: a message of protobuf ends at 2 GB."""
         self.inputs: list[onnx.ValueInfoProto] = []
         self.outputs: list[onnx.ValueInfoProto] = []
 
@@ -135,8 +135,6 @@ def _scales(matrix: Tensor, dim: int) -> Tensor:
 
 
 # A block's noisy slots as one graph: a chunk has rows enough by itself, so each piece is computed alone.
-
-
 def denoise_graph(block: Block, int8: bool = False) -> Graph:
     """z, estimate, likelihood (1, slots, code_dim), each scaled, modulation (layers x 6, 1, width), temperature (1,),
     `position` of the first slot (1,), and of each layer the clean `keys_i` and `values_i`
@@ -204,8 +202,6 @@ class _NoisyGraph(Graph):
 #
 # Attention itself is torch's (attention.py): it alone depends on what else a request has read, so rows of several
 # requests go through these graphs together.
-
-
 AnyLayer = Layer | LlamaLayer
 
 

@@ -25,7 +25,7 @@ _ONEDNN: Any = torch.ops.mkldnn
 # any company, and this many rows take no longer than one: what is waited for is the matrix.
 FEWEST_ROWS = 4
 # Four rows were enough on AMD's processors and not on Intel's, where `ar-speculative` then wrote another text than
-# `ar`; so the number is measured at every load (batch_invariance.py).
+# `ar`; so the number is measured at every load (runner_checks.py).
 USUAL_ROWS = 16  # what the layout is chosen for
 # The head of SmolLM2 is 113 of its stage's 184 MB. Laid out whole it exists twice for a moment: 1.76 of the file; in
 # blocks of 32 MB, given back page by page, 1.36.

@@ -102,7 +102,7 @@ def independent_rows(threads: int) -> int:
     """From how many rows on, and in multiples of which, a product's rows are the same in any company: measured here,
     in some milliseconds, for libraries choose their kernels by shape and processor, and promise nothing.
 
-    The largest of FEWEST_ROWS where none is enough: stages/backends/batch_invariance.py finds out.
+    The largest of FEWEST_ROWS where none is enough: stages/backends/runner_checks.py finds out.
     """
     generator = torch.Generator().manual_seed(0)
     most = MOST_ROWS * threads

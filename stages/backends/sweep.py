@@ -111,7 +111,9 @@ class BlockWork:
         high, low = partition.range(index)
         self._levels: deque[tuple[float, float | None]] = deque(pairwise(step_sigmas(high, low, plan.steps)))
         if self.is_last:
-            self._levels.append((low, None))  # once more at sigma_min, where the text is read out
+            # Once more at sigma_min, where the text is read out: the last logits belong to the sigma before last, and
+            # one evaluation more settles slots that agree with each other.
+            self._levels.append((low, None))
         self._logits = torch.empty(0)
         self._slots: Tensor | None = None
 

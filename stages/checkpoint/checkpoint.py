@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import math
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,11 +27,10 @@ from stages.checkpoint.gate import (
 )
 from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, Part, read_manifest
 from stages.checkpoint.weights import read_weights, write_weights
-from stages.errors import CheckpointError
+from stages.errors import CheckpointError, InputError
 from stages.memory import require_memory
-from stages.model.architecture import Architecture
 from stages.model.block import Block
-from stages.model.families import FamilyPart, PipelineStage, new_stage
+from stages.model.families import FamilyArchitecture, FamilyPart, PipelineStage, new_stage
 from stages.model.meta_init import without_memory
 from stages.model.pipeline import ArModel, ArStage
 
@@ -41,27 +41,20 @@ AnyPart = ChainPart | PipelineStage
 def load_block(directory: Path, index: int) -> Block:
     """One block of a chain that was trained here, digest, shapes and loss checked. Reads that block's file only."""
     manifest = read_manifest(directory)
-    if manifest.kind != "chain" or manifest.partition is None:
-        raise CheckpointError(f"{directory} holds an AR model, not a chain of blocks")
-    if manifest.codes is None:
+    if manifest.kind == "chain" and manifest.codes is None:
         raise CheckpointError(f"{directory} holds a chain that is grafted on a pretrained model: it is only served")
-    with without_memory():
-        block = Block(manifest.byte_architecture, index, manifest.codes)
-    block.restore_tables(manifest.codes)
-    probe = _load(directory, manifest, index, block)
-    _gate(directory, manifest, index, _probe_chain_part(manifest, block, probe.get(PROBE_INPUT))[0])
-    return block.eval().requires_grad_(False)
+    block = load_chain_part(directory, index)
+    assert isinstance(block, Block)
+    return block
 
 
 def load_chain_part(directory: Path, index: int) -> ChainPart:
     """One block of a chain of any family, checked likewise."""
     manifest = read_manifest(directory)
-    architecture = manifest.chain_architecture
-    if isinstance(architecture, Architecture):
-        return load_block(directory, index)
-    with without_memory():
-        part = architecture.new_part(index)
-    part.restore_tables()
+    if manifest.kind != "chain":
+        raise CheckpointError(f"{directory} holds an AR model, not a chain of blocks")
+    part = new_part(manifest, index)
+    assert isinstance(part, Block | FamilyPart)
     probe = _load(directory, manifest, index, part)
     _gate(directory, manifest, index, _probe_chain_part(manifest, part, probe.get(PROBE_INPUT))[0])
     return part.eval().requires_grad_(False)
@@ -72,13 +65,23 @@ def load_stage(directory: Path, index: int) -> PipelineStage:
     manifest = read_manifest(directory)
     if manifest.kind != "ar":
         raise CheckpointError(f"{directory} holds a chain of blocks, not an AR model")
-    with without_memory():
-        stage = new_stage(manifest.pipeline_architecture, index)
-    stage.restore_tables()
+    stage = new_part(manifest, index)
+    assert not isinstance(stage, Block | FamilyPart)
     probe = _load(directory, manifest, index, stage)
     measured, _ = probe_stage(stage, probe_symbols(manifest), probe.get(PROBE_INPUT), probe.get(PROBE_OUTPUT))
     _gate(directory, manifest, index, measured)
     return stage.eval().requires_grad_(False)
+
+
+def new_part(manifest: Manifest, index: int) -> AnyPart:
+    """A part without memory: shapes only."""
+    with without_memory():
+        if manifest.kind == "ar":
+            return new_stage(manifest.pipeline_architecture, index)
+        if isinstance(manifest.architecture, FamilyArchitecture):
+            return manifest.architecture.new_part(index)
+        assert manifest.codes is not None
+        return Block(manifest.byte_architecture, index, manifest.codes)
 
 
 def load_ar(directory: Path) -> ArModel:
@@ -181,6 +184,36 @@ def _staged(path: Path, write: Callable[[Path], object]) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
+def require_new(out: Path) -> None:
+    """Raise InputError where something is at `out` already, other than an empty directory."""
+    try:
+        is_taken = out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir())))
+    except OSError as error:
+        raise InputError(f"{out} cannot become a directory: {error.strerror}") from None
+    if is_taken:
+        raise InputError(f"{out} is there already: name a new directory")
+
+
+@contextmanager
+def new_directory(out: Path) -> Iterator[Path]:
+    """A directory that becomes `out` at the end, or is gone. Raises CheckpointError."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        directory = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+    except OSError as error:
+        raise CheckpointError(f"cannot make a directory beside {out}: {error.strerror}") from None
+    try:
+        yield directory
+        directory.chmod(0o755)
+        if out.exists():
+            out.rmdir()
+        directory.replace(out)
+    except OSError as error:
+        raise CheckpointError(f"cannot save {out}: {error.strerror}") from None
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 def file_digest(path: Path) -> str:
     """SHA-256 of a file, read in pieces."""
     with path.open("rb") as handle:
@@ -218,7 +251,7 @@ def _drop_orphans(directory: Path, index: int, stem: str) -> None:
 
 
 def _load(directory: Path, manifest: Manifest, index: int, module: AnyPart) -> dict[str, Tensor]:
-    """Fill `module` (on the meta device) from the part's file; return the probe's tensors."""
+    """Fill `module` (of `new_part`) from the part's file; return the probe's tensors."""
     part = _part(directory, manifest, index)
     require_memory(part.bytes, f"part {index} of {directory}")
     shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
@@ -226,6 +259,7 @@ def _load(directory: Path, manifest: Manifest, index: int, module: AnyPart) -> d
     tensors = read_weights(directory / part.file, part.bytes, part.sha256, shapes | probe_only)
     probe = {name: tensors.pop(name) for name in probe_only}
     module.load_state_dict(tensors, assign=True)
+    module.restore_tables()
     return probe
 
 
@@ -252,8 +286,6 @@ def _gate(directory: Path, manifest: Manifest, index: int, measured: Measures) -
 
 
 # Files beside a checkpoint's weights: a pretrained model's tokenizer, its chat template, its licence.
-
-
 MAX_FILE_BYTES = 64 << 20
 
 

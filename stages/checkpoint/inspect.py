@@ -10,15 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from stages.checkpoint.bundle import find_bundle
-from stages.checkpoint.checkpoint import load_chain_part, load_stage, read_companion
+from stages.checkpoint.checkpoint import load_chain_part, load_stage, new_part, read_companion
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import CheckpointError
-from stages.model.block import Block
-from stages.model.families import FamilyArchitecture, new_stage
-from stages.model.meta_init import without_memory
 
 SHORT = 12  # hexadecimal digits of a digest that are shown to people: as many as in a file's name
 INDENT = 14
@@ -92,18 +87,8 @@ def _record(directory: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def _parameter_counts(manifest: Manifest) -> list[int]:
-    with without_memory():
-        modules = [_new_part(manifest, i) for i in range(manifest.architecture.parts)]
+    modules = [new_part(manifest, i) for i in range(manifest.architecture.parts)]
     return [sum(parameter.numel() for parameter in module.parameters()) for module in modules]
-
-
-def _new_part(manifest: Manifest, index: int) -> nn.Module:
-    if manifest.kind == "ar":
-        return new_stage(manifest.pipeline_architecture, index)
-    if isinstance(manifest.architecture, FamilyArchitecture):
-        return manifest.architecture.new_part(index)
-    assert manifest.codes is not None
-    return Block(manifest.byte_architecture, index, manifest.codes)
 
 
 def _describe(name: str, model: dict[str, Any]) -> str:

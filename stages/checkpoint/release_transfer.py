@@ -29,8 +29,8 @@ class ReleaseTransfer:
     def __init__(self, contents: ReleaseManifest, progress: Progress | None = None) -> None:
         """:param contents: a release on this machine, with its directories."""
         self.contents, self._progress = contents, progress
+        # The file error of this machine that ended the transfer early.
         self.failure: CheckpointError | None = None
-        """The file error of this machine that ended the transfer early."""
         self._stopped = False
         self._wanted: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
 

@@ -1,8 +1,4 @@
-"""Reading a part's safetensors file into memory of its own.
-
-safetensors' own reader maps the file: weights would change under a running host, or kill it, when somebody writes
-over the file. Here every tensor is read once into its place, and the digest is taken from the same open file.
-"""
+"""Reading and writing a part's safetensors file."""
 
 from __future__ import annotations
 
@@ -98,8 +94,6 @@ def _read_tensor(file: BufferedReader, path: Path, name: str, shape: tuple[int, 
 
 
 # Writing a part's safetensors file, tensor by tensor: safetensors' own writer holds all of them twice.
-
-
 ALIGNMENT = 8
 
 

@@ -1,9 +1,8 @@
-"""A pretrained stage as a block: its clean stream unchanged, and noisy slots through the same layers.
+"""A pretrained stage as a block: its clean stream unchanged, and noisy slots through the same layers."""
 
-The model was trained to predict the next symbol at each position, so a slot for position p sits at position p - 1: it
-reads what is known of the symbol there and predicts the one after it (the shift of DiffuLLaMA, arXiv 2410.17891). The
-first slot of a chunk reads a known symbol, and before training its logits are the pretrained model's own.
-"""
+# The model was trained to predict the next symbol at each position, so a slot for position p sits at position p - 1: it
+# reads what is known of the symbol there and predicts the one after it (the shift of DiffuLLaMA, arXiv 2410.17891). The
+# first slot of a chunk reads a known symbol, and before training its logits are the pretrained model's own.
 
 from __future__ import annotations
 
@@ -156,10 +155,9 @@ class StateLikelihood:
 
 @dataclass(frozen=True)
 class GraftHead:
-    """The pretrained model's head and the codes of its symbols, used a few positions at a time.
+    """The pretrained model's head and the codes of its symbols, used a few positions at a time."""
 
-    All logits of a batch at once would fill the memory.
-    """
+    # All logits of a batch at once would fill the memory.
 
     weight: Tensor  # (vocabulary, width), float32 or bfloat16
     codes: Tensor  # (vocabulary, code_dim)
@@ -204,11 +202,9 @@ class Noisy:
     start: int = 0  # position of the first slot: one before the position that it fills
 
     def guess(self) -> Tensor:
-        """The posterior mean of each slot's code, taken as Gaussian around the estimate E: (batch, slots, code_dim).
-
-        Codes have norm 1, so E leaves a variance of v = (1 - |E|^2) / code_dim a dimension, and the mean is
-        E + v / (v + sigma^2) (z - E).
-        """
+        """The posterior mean of each slot's code, taken as Gaussian around the estimate E: (batch, slots, code_dim)."""
+        # Codes have norm 1, so E leaves a variance of v = (1 - |E|^2) / code_dim a dimension, and the mean is E + v /
+        # (v + sigma^2) (z - E).
         left = (1 - self.estimate.square().sum(dim=2, keepdim=True)).clamp_min(0) / self.z.shape[2]
         return self.estimate + left / (left + self.sigma[..., None] ** 2) * (self.z - self.estimate)
 

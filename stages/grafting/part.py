@@ -19,11 +19,10 @@ from stages.model.randomness import Purpose, normals
 
 
 class GraftPart(FamilyPart):
-    """A block, the codes, and the head, with which every block turns its slots' features into logits.
+    """A block, the codes, and the head, with which every block turns its slots' features into logits."""
 
-    The head is the last stage's own, and where the model's head is its embedding, the first block has it in that; the
-    others have a copy.
-    """
+    # The head is the last stage's own, and where the model's head is its embedding, the first block has it in that; the
+    # others have a copy.
 
     adjective = "grafted"
     architecture: GraftArchitecture
@@ -105,10 +104,9 @@ class GraftPart(FamilyPart):
 
 class GraftRunner(BlockRunner):
     """Grafted blocks in PyTorch, one piece at a time: whole-sequence work fills a processor by itself, and the result
-    of one piece then cannot depend on others.
+    of one piece then cannot depend on others."""
 
-    Pieces and results are on the CPU, where samplers and codecs are; caches are where the part is.
-    """
+    # Pieces and results are on the CPU, where samplers and codecs are; caches are where the part is.
 
     def __init__(self, part: GraftPart) -> None:
         self.block, self.head = part.block, part.head

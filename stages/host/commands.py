@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stages.errors import InputError
-from stages.telemetry.logs import start_log
-from stages.telemetry.observability import add_observability, observability_of
+from stages.telemetry.observability import add_observability, observability_of, start_log
 from stages.wire.channel import DRAIN_S
 from stages.wire.registry import add_registry_flags, open_registry, registry_settings
 from stages.wire.tls import add_server_options, security_of
@@ -33,9 +32,7 @@ def register(subparsers: Subparsers) -> None:
     stage.add_argument("--blocks", required=True, metavar="N[,N]", help="consecutive blocks that this host holds")
     stage.add_argument("--listen", required=True, metavar="HOST:PORT")
     stage.add_argument(
-        "--next",
-        metavar="HOST:PORT[,...]",
-        help="hosts that may come after this one; after the last, the first",
+        "--next", metavar="HOST:PORT[,...]", help="hosts that may come after this one; after the last, the first"
     )
     stage.add_argument("--name", help="shown in accounts and errors (default: stage- and the blocks)")
     add_host_options(stage)

@@ -198,6 +198,7 @@ class Loader:
         await in_low_priority_thread(tidy)
 
     async def _load_beside(self, plan: HostPlan) -> Parts:
+        # Not in a process of its own: that would need another copy of torch, 200 MB, and a way to hand sessions over.
         return await in_low_priority_thread(lambda: self._load(plan, self.host.releases.loaded))
 
     def _load(self, plan: HostPlan, held: Sequence[Parts]) -> Parts:

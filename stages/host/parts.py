@@ -69,6 +69,7 @@ class HostPlan:
     @property
     def weights(self) -> tuple[str, ...]:
         """Digests of chain, ar and scorer; empty where there is none. What is equal in them computes alike."""
+        # A hop names its model by digest: where `scorer/` is a copy of `ar/`, either name gets the same answer.
         return tuple(source.digest if source else "" for source in (self.chain, self.ar, self.scorer))
 
     @property
@@ -118,18 +119,9 @@ class Parts:
         """Which parts of a model are here."""
         return list(self.chain if kind == "chain" else self.pipeline(kind))
 
-    def width(self, kind: str) -> int:
-        """Numbers in a hidden state of a model."""
-        return self._source(kind).manifest.architecture.width
-
     def alphabet(self, kind: str) -> Alphabet:
         """Vocabulary of a model."""
-        return self._source(kind).alphabet
-
-    def _source(self, kind: str) -> ModelSource:
-        source = self.plan.model(kind)
-        assert source is not None
-        return source
+        return self.plan.models[kind].alphabet
 
 
 def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:
@@ -184,8 +176,6 @@ def session_bytes(manifest: Manifest, held: Sequence[int], capacity: int) -> int
 
 
 # The releases that a host holds at once: new requests may use another one than those that run.
-
-
 MOST_RELEASES = 2  # in memory: what requests use, and what they used before, or are about to
 
 

@@ -177,12 +177,7 @@ class StageServer:
         return host
 
     async def _become_ready(
-        self,
-        host: Host,
-        loader: Loader,
-        service: StageService,
-        checks: health.aio.HealthServicer,
-        stop: asyncio.Event,
+        self, host: Host, loader: Loader, service: StageService, checks: health.aio.HealthServicer, stop: asyncio.Event
     ) -> None:
         try:
             await loader.begin()

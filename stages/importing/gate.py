@@ -17,8 +17,6 @@ from stages.importing.source import EMBEDDING, HEAD, NORM, Source, expected_shap
 from stages.model.llama import LlamaArchitecture, LlamaLayer, RopeScaling, llama_rotary
 
 # Readings of the same weights that differ in one thing: what a mis-mapped model most likely got wrong.
-
-
 Tensors = dict[str, Tensor]  # of one layer, by their names within it
 Change = Callable[[Tensors, LlamaArchitecture], Tensors]
 
@@ -145,8 +143,6 @@ def _mend(name: str, mended: Callable[[Tensor], Tensor]) -> Change:
 # One way through a model's layers, for many readings of them at once.
 #
 # A layer is read, run for every reading, and let go: memory holds one layer, however large the model is.
-
-
 @torch.inference_mode()
 def losses(source: Source, tokens: Sequence[int], variants: Sequence[Variant]) -> list[float]:
     """Cross-entropy (nats a token) of the probe's tokens in each reading."""
@@ -156,7 +152,7 @@ def losses(source: Source, tokens: Sequence[int], variants: Sequence[Variant]) -
     for i in range(sum(source.architecture.layers)):
         tensors = layer_tensors(source, i)
         hidden = [
-            variant.layer(tensors, i)(x, rotary(variant.architecture))
+            variant.layer(tensors, i).clean(x, rotary(variant.architecture))[0]
             for variant, x in zip(variants, hidden, strict=True)
         ]
     return _nats(source, known, variants, hidden)

@@ -16,8 +16,6 @@ from stages.importing.source import Shape, Source
 from stages.model.llama import LlamaArchitecture, RopeScaling, stretch
 
 # The reader of the package gguf, which by itself reads as many elements as a damaged file says it has.
-
-
 MAX_ELEMENTS = 1 << 22  # of an array: tokens of the largest vocabulary
 
 

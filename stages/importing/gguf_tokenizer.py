@@ -13,8 +13,6 @@ from stages.errors import CheckpointError
 from stages.importing.source import Speech, end_tokens, licence_texts, read_text
 
 # What a GGUF file says of its tokens, checked before use: the file is a user's.
-
-
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # kinds of tokens, of those in `tokenizer.ggml.token_type`
 SENTENCEPIECE = "llama"  # what `tokenizer.ggml.model` calls SentencePiece
 SPACE = "▁"  # how SentencePiece writes a space
@@ -119,8 +117,6 @@ class _Said:
 
 
 # Byte-level BPE, in the format of the package tokenizers.
-
-
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -129,16 +125,14 @@ _LLAMA3 = (
 SPLITS: dict[str, list[dict[str, Any]]] = {
     "smollm": [{"type": "Digits", "individual_digits": True}],
     "gpt-2": [],
-    "llama-bpe": [
-        {"type": "Split", "pattern": {"Regex": _LLAMA3}, "behavior": "Isolated", "invert": False},
-    ],
+    "llama-bpe": [{"type": "Split", "pattern": {"Regex": _LLAMA3}, "behavior": "Isolated", "invert": False}],
     "qwen2": [
         {
             "type": "Split",
             "pattern": {"Regex": _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")},
             "behavior": "Isolated",
             "invert": False,
-        },
+        }
     ],
 }
 _OWN_WORDS = ("smollm", "gpt-2")  # those that leave the cutting into words to the last step
@@ -167,8 +161,6 @@ def byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 # BPE as SentencePiece has it, in the format of the package tokenizers: Llama 1 and 2, Mistral and their kin.
-
-
 MAX_LETTERS = 512  # of a token, each place of which is tried as one where it was put together
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]  # the tokens that a character is spelled with which is none itself
 _INSTEAD = "put the model's own tokenizer.json beside the file"

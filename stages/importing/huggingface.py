@@ -17,8 +17,6 @@ from stages.importing.source import SUPPORTED, Shape, Source, Speech, end_tokens
 from stages.model.llama import Bias, LlamaArchitecture, RopeScaling
 
 # What a Hugging Face config.json says of a model.
-
-
 DEFAULT_THETA, DEFAULT_WINDOW = 10000.0, 4096  # what `transformers` takes where a file does not say
 
 

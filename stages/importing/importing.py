@@ -12,29 +12,25 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from stages.checkpoint.checkpoint import save_stage, write_manifest
+from stages.checkpoint.checkpoint import new_directory, require_new, save_stage, write_manifest
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
-from stages.checkpoint.new_directory import new_directory, require_new
 from stages.errors import InputError
 from stages.importing.gate import check_loss, joined, layer_tensors
 from stages.importing.gguf_file import GgufSource
 from stages.importing.huggingface import HuggingFaceSource
-from stages.importing.source import EMBEDDING, HEAD, NORM, Source, Speech, expected_shapes
-from stages.importing.tokenizer import probe_tokens
+from stages.importing.source import EMBEDDING, HEAD, NORM, Source, Speech, expected_shapes, probe_tokens
 from stages.memory import require_memory
 from stages.model.llama import LlamaArchitecture, LlamaStage
 from stages.model.meta_init import without_memory
+
 
 # Cutting a model into contiguous stages of about equal cost.
 #
 # The cost of a layer, and of the head, is the numbers in its matrices: each is read from memory once for a token and
 # multiplied once, whether the step waits for memory or for arithmetic. Counting them gives the same cut on every
-# machine, which timing them does not. The embedding costs a step nothing, for one row of it is read, but memory:
-# among
+# machine, which timing them does not. The embedding costs a step nothing, for one row of it is read, but memory: among
 # equally fast cuts, the one whose largest stage is smallest wins.
-
-
 @dataclass(frozen=True)
 class StageCost:
     """Cost of a stage to its host."""
@@ -56,8 +52,6 @@ def stage_cost(architecture: LlamaArchitecture, layers: int, first: bool, last: 
     return StageCost(layers, step, step + first * table)
 
 
-# Stages are cut by counting, not by timing: a token's step reads every number of a matrix once and multiplies it once,
-# so the count is in proportion to the time, and two imports of one model give the same files.
 def cut(architecture: LlamaArchitecture, stages: int) -> tuple[int, ...]:
     """Layers of each stage, such that the slowest is as fast as can be. architecture: uncut. Raises InputError."""
     total = sum(architecture.layers)
@@ -186,8 +180,6 @@ def _write_files(directory: Path, speech: Speech) -> dict[str, str]:
 
 
 # What an import made, for people.
-
-
 MEGABYTE = 1e6
 
 

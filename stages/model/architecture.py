@@ -33,11 +33,9 @@ class Architecture:
 
     def __post_init__(self) -> None:
         for name in ("parts", "layers", "width", "heads", "context_bytes", "code_dim", "condition_dim"):
-            value = getattr(self, name)
             least = 2 if name == "context_bytes" else 1  # one byte alone has no next byte to learn from
             most = 1 << 16 if name == "width" else 1 << 20  # a place in a row takes 16 bits on the wire
-            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-                raise ShapeError(f"architecture: {name} must be a whole number from {least} to {most}, not {value!r}")
+            check_whole(name, getattr(self, name), least, most)
         if self.width % (2 * self.heads):
             raise ShapeError(
                 f"architecture: width {self.width} must be an even multiple of heads {self.heads} (rotary pairs)"
@@ -67,3 +65,9 @@ class Architecture:
     def layers_in(self, part: int) -> int:
         """Transformer layers of one part: of all the same number."""
         return self.layers
+
+
+def check_whole(name: str, value: object, least: int, most: int) -> None:
+    """Raise ShapeError unless a size is a whole number within these bounds."""
+    if type(value) is not int or not least <= value <= most:
+        raise ShapeError(f"architecture: {name} must be a whole number from {least} to {most}, not {value!r}")

@@ -16,14 +16,12 @@ from stages.model.layers import Layer, LayerCache, NoiseCondition, initialise, n
 from stages.model.noise import input_scale
 from stages.model.randomness import Purpose, raw_words
 
-# Codes: the fixed unit vector that stands for a byte in the noisy state.
-
 
 # Codes are integers divided by an integer norm: IEEE arithmetic alone, so every machine computes the digest in the
 # manifest. Noise uses raw Philox words for the same reason; numpy promises to keep those, not its normal numbers.
 @dataclass(frozen=True)
 class Codes:
-    """A table of unit-norm codes made from a seed.
+    """A table of unit-norm codes made from a seed: the vectors that stand for bytes in the noisy state.
 
     Entries are drawn as 16-bit integers and divided by an integer norm: every machine gets the same bits, so the
     digest in a manifest can be held exactly.
@@ -57,7 +55,8 @@ class Block(nn.Module):
     def __init__(self, architecture: Architecture, index: int, codes: Codes) -> None:
         super().__init__()
         a = architecture
-        self.architecture, self.index = a, index
+        self.architecture, self.index, self._codes = a, index, codes
+        # Standard deviation of a unit code's entries, which c_in is meant to undo: not the papers' 0.5.
         self.data_std = a.code_dim**-0.5
         self.reads_bytes = a.context == "own" or index == 0
         self.embedding = nn.Embedding(VOCABULARY, a.width) if self.reads_bytes else None
@@ -73,10 +72,10 @@ class Block(nn.Module):
         self.register_buffer("rotary", rotary_table(a.context_bytes, a.head_dim), persistent=False)
         initialise(self, a.layers)
 
-    def restore_tables(self, codes: Codes) -> None:
+    def restore_tables(self) -> None:
         """Compute what is not stored, for a block that was built on the meta device."""
         a = self.architecture
-        self.codes = codes.table()
+        self.codes = self._codes.table()
         self.rotary = rotary_table(a.context_bytes, a.head_dim)
         self.condition.frequencies = noise_frequencies()
 

@@ -233,16 +233,16 @@ HIDDEN: dict[str, StateCodec] = {codec.name: codec for codec in (Fp32(), HiddenI
 
 
 def codec_named(name: str) -> StateCodec:
-    """The codec of estimates called `name`; CodecError lists the names when there is none."""
-    try:
-        return CODECS[name]
-    except KeyError:
-        raise CodecError(f"unknown state codec {name[:40]!r}; choose from {', '.join(CODECS)}") from None
+    """The codec of estimates called `name`. Raises CodecError that lists the names."""
+    return _named(CODECS, "state codec", name)
 
 
 def hidden_codec(name: str) -> StateCodec:
-    """The codec of hidden states called `name`. Raises CodecError."""
-    try:
-        return HIDDEN[name]
-    except KeyError:
-        raise CodecError(f"unknown codec of hidden states {name[:40]!r}; choose from {', '.join(HIDDEN)}") from None
+    """The codec of hidden states called `name`. Raises CodecError that lists the names."""
+    return _named(HIDDEN, "codec of hidden states", name)
+
+
+def _named(codecs: dict[str, StateCodec], what: str, name: str) -> StateCodec:
+    if name not in codecs:
+        raise CodecError(f"unknown {what} {name[:40]!r}; choose from {', '.join(codecs)}")
+    return codecs[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -77,8 +78,77 @@ class NoiseCondition(nn.Module):
         return F.silu(self.project(torch.cat([angle.cos(), angle.sin()], dim=-1)))
 
 
-class Layer(nn.Module):
-    """Pre-norm attention and MLP. Noisy slots go through the same weights, modulated by AdaLN on sigma."""
+class CausalLayer(nn.Module):
+    """Pre-norm attention and MLP over a causal stream. A family makes the modules, the heads and the activation."""
+
+    attention_norm: nn.RMSNorm
+    qkv: nn.Linear
+    attention_out: nn.Linear
+    mlp_norm: nn.RMSNorm
+    mlp_in: nn.Linear
+    mlp_out: nn.Linear
+
+    def clean(self, x: Tensor, rotary: Tensor, cache: LayerCache | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """The causal stream. x: (batch, positions, width), positions following those in `cache`.
+
+        Returns x and the keys and values of all clean positions so far: (batch, kv_heads, positions, head_dim).
+        """
+        q, k, v = self.by_head(self.qkv(self.attention_norm(x)), rotary)
+        past = 0
+        if cache is not None:
+            past = cache.length
+            k, v = cache.append(k, v)
+        new = q.shape[2]
+        mask = None
+        if past and new > 1:
+            mask = torch.ones(new, past + new, dtype=torch.bool, device=x.device).tril(past)
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=not past and new > 1, enable_gqa=q.shape[1] != k.shape[1]
+        )
+        x = x + self.attention_out(_join(mixed))
+        return x + self.mlp_out(self.activate(self.mlp_in(self.mlp_norm(x)))), k, v
+
+    def by_head(self, qkv: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, the first two rotated: (batch, heads or kv_heads, positions, head_dim) each, from
+        (batch, positions, width of all three)."""
+        raise NotImplementedError
+
+    def activate(self, hidden: Tensor) -> Tensor:
+        """Activation between the MLP's two products."""
+        raise NotImplementedError
+
+
+class CausalStage(nn.Module):
+    """One stage of a pipeline. The first stage embeds symbols, the last has the final norm and the next-symbol head."""
+
+    index: int
+    is_first: bool
+    is_last: bool
+    embedding: nn.Embedding | None
+    layers: Sequence[CausalLayer]
+    norm: nn.RMSNorm | None
+    head: nn.Linear | TiedHead | None
+    rotary: Tensor
+
+    def read(self, source: Tensor, caches: list[LayerCache] | None = None) -> Tensor:
+        """Run positions. source: symbols (batch, positions) int64 in the first stage, else hidden states
+        (batch, positions, width), which is also what comes back."""
+        x = self.embedding(source) if self.embedding is not None else source
+        start = caches[0].length if caches else 0
+        rotary = self.rotary[:, start : start + x.shape[1]]
+        for i, layer in enumerate(self.layers):
+            x, _, _ = layer.clean(x, rotary, caches[i] if caches else None)
+        return x
+
+    def next_byte(self, hidden: Tensor) -> Tensor:
+        """Logits (batch, positions, vocabulary) of the next symbol; the last stage only."""
+        assert self.norm is not None, "only the last stage has a head"
+        assert self.head is not None
+        return self.head(self.norm(hidden))
+
+
+class Layer(CausalLayer):
+    """A layer of a byte model. Noisy slots go through the same weights, modulated by AdaLN on sigma."""
 
     def __init__(self, width: int, heads: int, condition_dim: int = 0) -> None:
         super().__init__()
@@ -90,24 +160,6 @@ class Layer(nn.Module):
         self.mlp_in = nn.Linear(width, 4 * width, bias=False)
         self.mlp_out = nn.Linear(4 * width, width, bias=False)
         self.modulation = nn.Linear(condition_dim, 6 * width) if condition_dim else None
-
-    def clean(self, x: Tensor, rotary: Tensor, cache: LayerCache | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """The causal stream. x: (batch, positions, width), positions following those in `cache`.
-
-        Returns x and the keys and values of all clean positions so far.
-        """
-        q, k, v = self.by_head(self.qkv(self.attention_norm(x)), rotary)
-        past = 0
-        if cache is not None:
-            past = cache.length
-            k, v = cache.append(k, v)
-        new = q.shape[2]
-        mask = None
-        if past and new > 1:
-            mask = torch.ones(new, past + new, dtype=torch.bool, device=x.device).tril(past)
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=not past and new > 1)
-        x = x + self.attention_out(_join(mixed))
-        return x + self.mlp_out(self.activate(self.mlp_in(self.mlp_norm(x)))), k, v
 
     def noisy(
         self, x: Tensor, condition: Tensor, rotary: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None
@@ -127,15 +179,12 @@ class Layer(nn.Module):
         return x + (1 + gate_m) * self.mlp_out(hidden)
 
     def by_head(self, qkv: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, the first two rotated: (batch, heads, positions, head_dim) each, from
-        (batch, positions, 3 * width)."""
         batch, positions, width = qkv.shape
         parts = qkv.view(batch, positions, 3, self.heads, width // (3 * self.heads)).permute(2, 0, 3, 1, 4)
         q, k = rotate(parts[:2], rotary)
         return q, k, parts[2]
 
     def activate(self, hidden: Tensor) -> Tensor:
-        """Activation between the MLP's two products."""
         return F.gelu(hidden)
 
 
@@ -155,8 +204,6 @@ def initialise(module: nn.Module, layers: int) -> None:
 
 
 # A head that has no numbers of its own.
-
-
 class TiedHead(nn.Module):
     """Multiplies with the embedding of the same stage, wherever that is moved or loaded: one matrix, stored once."""
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stages.errors import ShapeError
-from stages.model.layers import LayerCache, TiedHead, initialise, rotate
+from stages.model.architecture import check_whole
+from stages.model.layers import CausalLayer, CausalStage, TiedHead, initialise, rotate
 
 # Which of attention's products have a bias: none (Llama), queries, keys and values (Qwen 2), the output's too.
 Bias = Literal["none", "qkv", "all"]
@@ -42,7 +43,7 @@ class RopeScaling:
     def __post_init__(self) -> None:
         for name in ("factor", "low_frequency_factor", "high_frequency_factor"):
             _check_number(f"rope_scaling.{name}", getattr(self, name), 0.01, 1e4)
-        _check_whole("rope_scaling.original_positions", self.original_positions, 2, 1 << 22)
+        check_whole("rope_scaling.original_positions", self.original_positions, 2, 1 << 22)
         if self.low_frequency_factor >= self.high_frequency_factor:
             raise ShapeError(
                 f"architecture: rope_scaling.low_frequency_factor {self.low_frequency_factor} must be below "
@@ -75,11 +76,11 @@ class LlamaArchitecture:
 
     def __post_init__(self) -> None:
         for name, (least, most) in _BOUNDS.items():
-            _check_whole(name, getattr(self, name), least, most)
+            check_whole(name, getattr(self, name), least, most)
         if not isinstance(self.layers, tuple) or not self.layers:
             raise ShapeError(f"architecture: layers must list the layers of each stage, not {self.layers!r}")
         for count in self.layers:
-            _check_whole("layers of a stage", count, 1, MAX_LAYERS)
+            check_whole("layers of a stage", count, 1, MAX_LAYERS)
         if sum(self.layers) > MAX_LAYERS:
             raise ShapeError(f"architecture: {sum(self.layers)} layers; at most {MAX_LAYERS} are read")
         if self.heads % self.kv_heads:
@@ -128,11 +129,6 @@ class LlamaArchitecture:
         return self.layers[part]
 
 
-def _check_whole(name: str, value: object, least: int, most: int) -> None:
-    if type(value) is not int or not least <= value <= most:
-        raise ShapeError(f"architecture: {name} must be a whole number from {least} to {most}, not {value!r}")
-
-
 def _check_number(name: str, value: object, least: float, most: float) -> None:
     if type(value) not in (int, float) or not math.isfinite(value) or not least <= value <= most:  # type: ignore[arg-type,operator]
         raise ShapeError(f"architecture: {name} must be a number from {least:g} to {most:g}, not {value!r}")
@@ -177,9 +173,7 @@ def llama_rotary(architecture: LlamaArchitecture) -> Tensor:
 
 
 # Layers of the Llama family and a stage of them: what the backends compute, in its plainest form.
-
-
-class LlamaLayer(nn.Module):
+class LlamaLayer(CausalLayer):
     """Grouped-query attention and SwiGLU (arXiv 2305.13245, 2002.05202), each behind an RMSNorm.
 
     Rotary embedding in the half-split form: number i of a head is paired with number i + head_dim / 2.
@@ -195,46 +189,21 @@ class LlamaLayer(nn.Module):
         self.mlp_in = nn.Linear(a.width, 2 * a.mlp_width, bias=False)  # the gate's rows, then those it multiplies
         self.mlp_out = nn.Linear(a.mlp_width, a.width, bias=False)
 
-    def forward(self, x: Tensor, rotary: Tensor, cache: LayerCache | None = None) -> Tensor:
-        """x: (batch, positions, width), positions following those in `cache`."""
-        return self.clean(x, rotary, cache)[0]
-
-    def clean(self, x: Tensor, rotary: Tensor, cache: LayerCache | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """As `forward`; also the keys and values of all positions so far: (batch, kv_heads, positions, head_dim)."""
-        q, k, v = self.by_head(self.qkv(self.attention_norm(x)), rotary)
-        past = 0
-        if cache is not None:
-            past = cache.length
-            k, v = cache.append(k, v)
-        new = q.shape[2]
-        mask = None
-        if past and new > 1:
-            mask = torch.ones(new, past + new, dtype=torch.bool, device=x.device).tril(past)
-        mixed = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=not past and new > 1, enable_gqa=q.shape[1] != k.shape[1]
-        )
-        x = x + self.attention_out(mixed.transpose(1, 2).flatten(2))
-        return x + self.mlp_out(self.activate(self.mlp_in(self.mlp_norm(x)))), k, v
-
     def by_head(self, qkv: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, the first two rotated: (batch, heads or kv_heads, positions, head_dim) each, from
-        (batch, positions, qkv_width)."""
         a = self.architecture
         by_head = qkv.unflatten(2, (-1, a.head_dim)).transpose(1, 2)
         q, k, v = by_head.split([a.heads, a.kv_heads, a.kv_heads], dim=1)
         return rotate(q, rotary), rotate(k, rotary), v
 
     def activate(self, hidden: Tensor) -> Tensor:
-        """Activation between the MLP's two products."""
         gate, up = hidden.chunk(2, dim=-1)
         return F.silu(gate) * up
 
 
-class LlamaStage(nn.Module):
-    """Layers of one stage. The first stage embeds tokens, the last has the final norm and the next-token head."""
+class LlamaStage(CausalStage):
+    """One stage of a model of tokens."""
 
     layers: Sequence[LlamaLayer]
-    rotary: Tensor
 
     def __init__(self, architecture: LlamaArchitecture, index: int) -> None:
         super().__init__()
@@ -257,19 +226,3 @@ class LlamaStage(nn.Module):
     def restore_tables(self) -> None:
         """Compute what is not stored, for a stage that was built on the meta device."""
         self.rotary = llama_rotary(self.architecture)
-
-    def read(self, source: Tensor, caches: list[LayerCache] | None = None) -> Tensor:
-        """Run positions. source: tokens (batch, positions) int64 in the first stage, else hidden states
-        (batch, positions, width), which is also what comes back."""
-        x = self.embedding(source) if self.embedding is not None else source
-        start = caches[0].length if caches else 0
-        rotary = self.rotary[:, start : start + x.shape[1]]
-        for i, layer in enumerate(self.layers):
-            x = layer(x, rotary, caches[i] if caches else None)
-        return x
-
-    def next_byte(self, hidden: Tensor) -> Tensor:
-        """Logits (batch, positions, vocabulary) of the next token; the last stage only."""
-        assert self.norm is not None, "only the last stage has a head"
-        assert self.head is not None
-        return self.head(self.norm(hidden))

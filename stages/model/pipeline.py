@@ -9,14 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from stages.model.architecture import VOCABULARY, Architecture
-from stages.model.layers import Layer, LayerCache, initialise, rotary_table
+from stages.model.layers import CausalStage, Layer, LayerCache, initialise, rotary_table
 
 
-class ArStage(nn.Module):
-    """Layers of one stage. The first stage embeds bytes, the last has the next-byte head."""
+class ArStage(CausalStage):
+    """One stage of a model of bytes."""
 
     layers: Sequence[Layer]
-    rotary: Tensor
 
     def __init__(self, architecture: Architecture, index: int) -> None:
         super().__init__()
@@ -33,22 +32,6 @@ class ArStage(nn.Module):
     def restore_tables(self) -> None:
         """Compute what is not stored, for a stage that was built on the meta device."""
         self.rotary = rotary_table(self.architecture.context_bytes, self.architecture.head_dim)
-
-    def read(self, source: Tensor, caches: list[LayerCache] | None = None) -> Tensor:
-        """Run positions. source: bytes (batch, positions) int64 in the first stage, else hidden states
-        (batch, positions, width), which is also what comes back."""
-        x = self.embedding(source) if self.embedding is not None else source
-        start = caches[0].length if caches else 0
-        rotary = self.rotary[:, start : start + x.shape[1]]
-        for i, layer in enumerate(self.layers):
-            x, _, _ = layer.clean(x, rotary, caches[i] if caches else None)
-        return x
-
-    def next_byte(self, hidden: Tensor) -> Tensor:
-        """Logits (batch, positions, 256); the last stage only."""
-        assert self.norm is not None, "only the last stage has a head"
-        assert self.head is not None
-        return self.head(self.norm(hidden))
 
 
 class ArModel(nn.Module):

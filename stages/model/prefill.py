@@ -13,6 +13,8 @@ from torch import Tensor
 # Clean positions that are read at once: a long prompt is read in pieces, so that it does not hold up others. Pieces are
 # cut by a sequence's own positions, never by its company.
 READ_POSITIONS = 128
+# The router cuts, not the hosts: a chunk is a hop like others, checked, queued, acknowledged, refused and resent by the
+# same code. Each costs about a millisecond of every host, so there are few.
 MAX_PREFILL_CHUNKS = 16  # hops that a step may come in
 # New symbols that a hop always may bring, however short the context: drafts and chosen candidates stay together.
 LEAST_ROOM = 1024
@@ -50,6 +52,8 @@ def prefill_chunks(lengths: Sequence[int], known: int, least: int) -> list[list[
     return chunks
 
 
+# A replay carries the lengths of its reads: caches of the same symbols read in other pieces differ in the last bits,
+# and a symbol whose two best candidates are near can then fall the other way.
 def minimal_reads(lengths: list[int]) -> list[int]:
     """The shortest beginning of `lengths` that the others follow from."""
     count = sum(lengths)

@@ -65,20 +65,16 @@ def first_branch(depths: Sequence[int]) -> int:
     return next((at for at, depth in enumerate(depths) if depth != at), len(depths))
 
 
-# Verdicts on guesses: how far they stand, and what the model would write in place of the first that does not.
+# Verification by rejection sampling (Leviathan et al. 2023, arXiv 2211.17192): draft token x, which a drafter drew with
+# odds q, stands with probability min(1, p(x)/q(x)); in its place comes a draw from the part of p that exceeds q. The
+# drafter knows q of all symbols and the host p, and neither has to travel: the host answers with draws from p, each
+# with its p, and of these the first is kept that a number of its own accepts with probability max(0, 1 - q/p), which is
+# such a draw. Where none is kept, a larger set is asked for; the third set is p itself.
 #
-# Rejection sampling (Leviathan et al. 2023, arXiv 2211.17192): guess x, which a drafter drew with odds q, stands with
-# probability min(1, p(x)/q(x)); in its place comes a draw from the part of p that exceeds q. Who drafts knows q of
-# all
-# symbols, and the host p. Neither has to travel: the host answers with a set of draws from p, each with its p, and of
-# these the first is kept that a number of its own accepts with probability max(0, 1 - q/p), which is such a draw.
-# Where
-# none is kept, a larger set is asked for. There are at most as many as there are symbols: then p itself is sent.
-
-
-# `verified` rejects where `ar-speculative` samples: it has no text to reproduce, and rejection accepts more (the share
-# 1 - TV). Hosts answer with draws from p at the refused token; the router, which knows the drafter's odds, chooses its
-# replacement among them.
+# `verified` rejects where `ar-speculative` samples with the random numbers of `ar`: it has no text to reproduce, and
+# rejection accepts more. On 24 windows of validation text at temperature 0.8 that is 0.850 = 1 - TV against 0.828. All
+# odds are 192 KB for 49,152 tokens; a first set of 64 draws keeps nothing with probability (1 - TV)^64, and there are
+# never more than three trips.
 DRAW_SET_SIZES = (64, 1024)  # draws of the first set, and of the second. The third is p.
 MAX_DRAW_SET = len(DRAW_SET_SIZES) + 1
 

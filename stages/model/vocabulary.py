@@ -18,6 +18,8 @@ from stages.errors import CodecError
 _TYPES = {1: "u1", 2: "<u2", 4: "<u4"}
 
 
+# Positions, limits, journals and drafts count symbols, so there is no second path for tokens. Text stands at the edges
+# only: the router knows the tokenizer, whose digest is in the checkpoint's, and hosts know none.
 @dataclass(frozen=True)
 class Alphabet:
     """Symbols 0 to `size` - 1, each in as few of 1, 2 or 4 bytes as have room for all, unsigned, little-endian."""

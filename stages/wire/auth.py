@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
 
 from stages.v1 import stage_pb2
-from stages.wire.status import CALL_KINDS, Context, StatusError
+from stages.wire.status import Context, StatusError, guarded_handler
 
 if TYPE_CHECKING:
     from stages.wire.status import Handler
@@ -84,25 +83,14 @@ class CertificateGuard(grpc.aio.ServerInterceptor):
         if handler is None:  # an unknown path may have any form
             return None
         _, service, method = str(handler_call_details.method).split("/")
-        return self._guarded(handler, method) if service == self.service else handler
+        if service != self.service:
+            return handler
 
-    def _guarded(self, handler: Handler, method: str) -> Handler:
-        """The same handler behind the check."""
-
-        async def answer(request: object, context: Context) -> object:
+        async def begin(request: object, context: Context) -> object:
             await self._check(method, request, context)
-            return await inner(request, context)
+            return request
 
-        async def stream(request: object, context: Context) -> AsyncIterator[object]:
-            await self._check(method, request, context)
-            async with aclosing(inner(request, context)) as responses:
-                async for response in responses:
-                    yield response
-
-        fields: Any = handler  # a named tuple, which the stubs do not say
-        kind = next(kind for kind in CALL_KINDS if getattr(fields, kind) is not None)
-        inner = getattr(fields, kind)
-        guarded: Handler = fields._replace(**{kind: stream if fields.response_streaming else answer})
+        guarded: Handler = guarded_handler(handler, begin)
         return guarded
 
     async def _check(self, method: str, request: object, context: Context) -> None:

@@ -5,7 +5,6 @@ A directory holds it all: `ca.pem` and `ca.key`, and NAME.pem and NAME.key for e
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -21,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from stages.errors import InputError
 from stages.wire.auth import CLIENT, ROLES, Identity
-from stages.wire.channel import check_name
+from stages.wire.channel import check_name, ip_of
 from stages.wire.secret_files import PUBLIC, check_secret, make_private_directory, read_file, write_file
 
 AUTHORITY = "ca"
@@ -154,11 +153,7 @@ class Authority:
         return self.directory / f"{name}.pem"
 
     def _sign(
-        self,
-        identity: Identity,
-        addresses: list[x509.GeneralName],
-        public: ec.EllipticCurvePublicKey,
-        days: int,
+        self, identity: Identity, addresses: list[x509.GeneralName], public: ec.EllipticCurvePublicKey, days: int
     ) -> x509.Certificate:
         until = min(datetime.now(UTC) + timedelta(days=days), self.until)
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH]  # hosts and routers dial, too
@@ -181,9 +176,11 @@ class Authority:
         constraints = self.certificate.extensions.get_extension_for_class(x509.NameConstraints).value
         domains = [name.value for name in constraints.permitted_subtrees or () if isinstance(name, x509.DNSName)]
         for address in addresses:
-            if _is_ip(address) or not domains:
-                continue
-            if not any(address == domain or address.endswith(f".{domain}") for domain in domains):
+            if (
+                ip_of(address) is None
+                and domains
+                and not any(address == domain or address.endswith(f".{domain}") for domain in domains)
+            ):
                 raise InputError(f"the authority may certify names in {', '.join(domains)} only, not {address!r}")
 
 
@@ -248,17 +245,8 @@ def _leaf(path: Path, certificate: x509.Certificate) -> Leaf:
 
 
 def _general_name(address: str) -> x509.GeneralName:
-    if _is_ip(address):
-        return x509.IPAddress(ipaddress.ip_address(address))
-    return x509.DNSName(_domain(address))
-
-
-def _is_ip(address: str) -> bool:
-    try:
-        ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    return True
+    ip = ip_of(address)
+    return x509.DNSName(_domain(address)) if ip is None else x509.IPAddress(ip)
 
 
 def _domain(name: str) -> str:

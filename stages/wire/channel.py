@@ -57,15 +57,19 @@ def check_name(name: str, what: str = "name") -> str:
     return name
 
 
+def ip_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """An IP address; None for a name."""
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
 def is_loopback(address: str) -> bool:
     """True if only this machine can reach `address` (HOST:PORT)."""
     host, _ = parse_address(address)
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    ip = ip_of(host)
+    return host == "localhost" or (ip is not None and ip.is_loopback)
 
 
 def check_target(address: str, security: Security, what: str = "address") -> None:

@@ -80,12 +80,11 @@ class EtcdClient:
         """All entries under the prefix. Raises RegistryDown."""
         # All are read at every change: a follower of single changes that misses one, or meets a compaction, would keep
         # hosts that are gone. 256 entries of a few hundred bytes are cheap.
-        first, end = self._key(""), self.settings.prefix + "0"  # "0" comes after "/"
-        request = {"key": _encoded(first), "range_end": _encoded(end), "limit": MAX_ENTRIES}
+        request = {**self._all(), "limit": MAX_ENTRIES}
 
         def read(client: Etcd3Client) -> EtcdSnapshot:
             answer = _read(client, "kv/range", request)
-            entries = tuple(_entry(item, len(first)) for item in answer.get("kvs", []))
+            entries = tuple(_entry(item, len(self._key(""))) for item in answer.get("kvs", []))
             return EtcdSnapshot(entries, int(answer["header"]["revision"]), not answer.get("more"))
 
         return self._ask(read)
@@ -118,15 +117,14 @@ class EtcdClient:
 
     def put(self, name: str, value: bytes, lease: int) -> None:
         """Write an entry. Raises RegistryDown, also for a lease that has run out."""
-        entry = {"key": _encoded(self._key(name)), "value": base64.b64encode(value).decode(), "lease": lease}
+        entry = {"key": _encoded(self._key(name)), "value": _encoded(value), "lease": lease}
         self._ask(lambda client: _read(client, "kv/put", entry))
 
     def wait(self, revision: int, timeout_s: float) -> bool:
         """Return when an entry changed after `revision`; False after `timeout_s`, or earlier for any reason."""
         # the watch only tells that there is a change: `snapshot` then reads everything
         client = self._clients[0]
-        first, end = self._key(""), self.settings.prefix + "0"
-        watch: dict[str, Any] = {"key": _encoded(first), "range_end": _encoded(end), "start_revision": revision + 1}
+        watch = {**self._all(), "start_revision": revision + 1}
         lines, deadline = 0, time.monotonic() + timeout_s
         with (
             suppress(Exception),  # the next snapshot raises what is wrong
@@ -154,6 +152,10 @@ class EtcdClient:
 
     def _key(self, name: str) -> str:
         return f"{self.settings.prefix}/{name}"
+
+    def _all(self) -> dict[str, Any]:
+        """The range of the keys under the prefix."""
+        return {"key": _encoded(self._key("")), "range_end": _encoded(self.settings.prefix + "0")}  # "0" is after "/"
 
     def _ask(self, question: Callable[[Etcd3Client], Answer]) -> Answer:
         problems = []
@@ -200,8 +202,8 @@ def _entry(item: dict[str, Any], key_bytes: int) -> EtcdEntry:
     return EtcdEntry(name, value, int(item["mod_revision"]), int(item.get("lease", 0)))
 
 
-def _encoded(text: str) -> str:
-    return base64.b64encode(text.encode()).decode()
+def _encoded(data: str | bytes) -> str:
+    return base64.b64encode(data.encode() if isinstance(data, str) else data).decode()
 
 
 def _words(error: Exception) -> str:

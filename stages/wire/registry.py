@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import json
 import logging
 import re
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stages.errors import InputError
-from stages.wire.channel import check_name, is_loopback, parse_address
+from stages.wire.channel import check_name, ip_of, is_loopback, parse_address
 
 log = logging.getLogger(__name__)
 
@@ -97,11 +96,8 @@ def check_dialled(address: str, what: str = "address") -> str:
     host, port = parse_address(address, what)
     if not port:
         raise InputError(f"{what} {address!r} must have the port that others dial, not 0")
-    try:
-        unspecified = ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        unspecified = False
-    if unspecified:
+    ip = ip_of(host)
+    if ip is not None and ip.is_unspecified:
         raise InputError(f"{what} {address!r} cannot be dialled: give the address that others reach (--advertise)")
     return address
 

@@ -106,6 +106,14 @@ def failed_precondition(message: str) -> StatusError:
     return StatusError(grpc.StatusCode.FAILED_PRECONDITION, message)
 
 
+def internal(message: str) -> StatusError:
+    return StatusError(grpc.StatusCode.INTERNAL, message)
+
+
+def unavailable(message: str) -> StatusError:
+    return StatusError(grpc.StatusCode.UNAVAILABLE, message)
+
+
 # A deserializer that never fails stands before gRPC's parsing, a check behind it: gRPC offers no hook between.
 UNDECODABLE = object()  # stands for a message that cannot be parsed
 
@@ -121,11 +129,35 @@ class DecodeErrors(grpc.aio.ServerInterceptor):
         handler: Any = await continuation(handler_call_details)
         if handler is None or handler.request_deserializer is None:
             return handler
-        checked = {"request_deserializer": _tolerant(handler.request_deserializer)}
-        for kind in CALL_KINDS:
-            if (inner := getattr(handler, kind)) is not None:
-                checked[kind] = _checked(inner, handler.request_streaming, handler.response_streaming)
-        return handler._replace(**checked)
+
+        async def begin(request: Any, context: Context) -> Any:  # noqa: ANN401 - a message, or an iterator of them
+            if handler.request_streaming:
+                return _each_decoded(request, context)
+            await _check_decoded(request, context)
+            return request
+
+        guarded = guarded_handler(handler, begin)
+        return guarded._replace(request_deserializer=_tolerant(handler.request_deserializer))
+
+
+def guarded_handler(handler: Any, begin: Callable[[Any, Context], Awaitable[Any]]) -> Any:  # noqa: ANN401
+    """The same handler, which gets what `begin` makes of a call's request, a message or an iterator of them."""
+    kind = next(kind for kind in CALL_KINDS if getattr(handler, kind) is not None)
+    inner = getattr(handler, kind)
+
+    async def answer(request: object, context: Context) -> object:
+        return await inner(await begin(request, context), context)
+
+    async def stream(request: object, context: Context) -> AsyncIterator[object]:
+        responses = inner(await begin(request, context), context)
+        if not hasattr(responses, "__aiter__"):  # a handler that writes its answers itself
+            await responses
+            return
+        async with aclosing(responses):
+            async for response in responses:
+                yield response
+
+    return handler._replace(**{kind: stream if handler.response_streaming else answer})
 
 
 def with_decode_errors(channel: grpc.aio.Channel) -> grpc.aio.Channel:
@@ -197,35 +229,13 @@ def _tolerant(parse: Callable[[bytes], object]) -> Callable[[bytes], object]:
     return parsed
 
 
-def _checked(inner: Callable[..., Any], streams_in: bool, streams_out: bool) -> Callable[..., Any]:
-    """The same handler behind a check of every request that it reads."""
+async def _check_decoded(request: object, context: Context) -> None:
+    if request is UNDECODABLE:
+        words = "the request is no message of this call's type: it was damaged, or is of another program"
+        await invalid(words).abort(context)
 
-    async def check(request: object, context: Context) -> None:
-        if request is UNDECODABLE:
-            words = "the request is no message of this call's type: it was damaged, or is of another program"
-            await invalid(words).abort(context)
 
-    async def each(requests: AsyncIterator[object], context: Context) -> AsyncIterator[object]:
-        async for request in requests:
-            await check(request, context)
-            yield request
-
-    async def begin(request: Any, context: Context) -> Any:  # noqa: ANN401 - a message, or an iterator of them
-        if streams_in:
-            return each(request, context)
-        await check(request, context)
-        return request
-
-    async def answer(request: object, context: Context) -> object:
-        return await inner(await begin(request, context), context)
-
-    async def stream(request: object, context: Context) -> AsyncIterator[object]:
-        responses = inner(await begin(request, context), context)
-        if not hasattr(responses, "__aiter__"):  # a handler that writes its answers itself
-            await responses
-            return
-        async with aclosing(responses):
-            async for response in responses:
-                yield response
-
-    return stream if streams_out else answer
+async def _each_decoded(requests: AsyncIterator[object], context: Context) -> AsyncIterator[object]:
+    async for request in requests:
+        await _check_decoded(request, context)
+        yield request

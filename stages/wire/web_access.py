@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Collection
 from importlib.util import find_spec
 
 from stages.errors import InputError
+from stages.wire.channel import ip_of
 
 
 def host_name(host: str) -> str | None:
@@ -20,7 +20,7 @@ def is_ours(host: str, names: Collection[str] = ()) -> bool:
     """True if a Host header may name this server: any address, `localhost`, or a name in `names` (lower-case)."""
     # a page of another site can reach this machine under its own name by DNS rebinding; addresses cannot be rebound
     name = host_name(host)
-    return name is not None and (name == "localhost" or name in names or _is_address(name))
+    return name is not None and (name == "localhost" or name in names or ip_of(name) is not None)
 
 
 def is_other_site(origin: str | None, host: str) -> bool:
@@ -45,14 +45,6 @@ def page_headers(scripts: str = "'self'", styles: str = "'self'", images: str = 
         "cross-origin-opener-policy": "same-origin",
         "cross-origin-resource-policy": "same-origin",
     }
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def check_framework(what: str) -> None:

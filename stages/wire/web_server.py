@@ -103,8 +103,8 @@ class OwnCertificate:
         """Raises InputError."""
         self.certificate, self.key = certificate, key
         self._stamp = self._stamp_now()
+        # The server's context; each handshake switches to the newest.
         self.context = self._newest = _read(certificate, key)
-        """The server's context; each handshake switches to the newest."""
         self.context.sni_callback = self._show
 
     def _stamp_now(self) -> Stamp:

@@ -39,10 +39,9 @@ from trainer.blocks.progress import Progress
 from trainer.blocks.round_settings import RoundSettings
 from trainer.blocks.train import train_ar, train_blocks, train_scorer
 from trainer.rounds.codecs import CODECS as UPDATE_CODECS
-from trainer.rounds.simulated_workers import SimulatedWorkers
+from trainer.rounds.settings import SimulatedWorkers
 from trainer.rounds.simulation import Simulation
 from trainer.rounds.spec import RunSpec
-from trainer.rounds.store import MemoryStore
 
 ROOT = Path(__file__).resolve().parents[2]
 WEIGHTS = ROOT / "weights"
@@ -277,7 +276,7 @@ def rounds(directory: Path, fleet: dict[str, Any], **settings: Any) -> dict[str,
     """The weights that rounds of virtual workers publish, and what their links carried."""
     text, settings = corpus(directory), {"rounds": 2, "steps_per_round": 2, **settings}
     frame = RunSpec.of(tiny(rounds=RoundSettings(**settings)), text)
-    engine = Simulation(frame, text, MemoryStore(), SimulatedWorkers(**fleet))
+    engine = Simulation(frame, text, SimulatedWorkers(**fleet))
     traffic = vars(engine.run())
     traffic["updates"] = dict(sorted(traffic["updates"].items()))
     return {"weights": {name: weights_of(part) for name, part in engine.published().items()}, "traffic": traffic}

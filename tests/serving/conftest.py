@@ -4,31 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-import torch
 
 from serving.cli.__main__ import main
 from serving.cli.deployment import Deployment, temporary_deployment
 from serving.cli.ports import free_port_block
 from serving.client.client import Client
 from serving.router.topology import local_topology
-from stages.checkpoint.checkpoint import load_ar
-from stages.model.pipeline import ArModel
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.channel import open_blocking_channel
 from tests.serving.releases import REQUESTS, Texts, answer, composed
 
 
 @contextmanager
-def deployed(checkpoint: Path) -> Iterator[Deployment]:
+def deployed(checkpoint: Path, *router: str) -> Iterator[Deployment]:
     topology = local_topology(3, 3, checkpoint, free_port_block(4) + 1)
     seldom = ("--keep-warm-ms", "500")  # it is idle for most of the tests, and each message takes time from them
-    with temporary_deployment(topology, checkpoint, host_options=seldom, router_options=seldom) as deployment:
+    with temporary_deployment(
+        topology, checkpoint, host_options=seldom, router_options=[*seldom, *router]
+    ) as deployment:
         yield deployment
 
 
@@ -41,8 +39,8 @@ def deployment(bundles: Path) -> Iterator[Deployment]:
 
 @pytest.fixture(scope="module")
 def victim(bundles: Path) -> Iterator[Deployment]:
-    """The same, for one module to break and mend."""
-    with deployed(bundles / "own") as running:
+    """The same, for one module to break and mend; lost hosts are waited for a second."""
+    with deployed(bundles / "own", "--hop-timeout-s", "1") as running:
         yield running
 
 
@@ -110,7 +108,7 @@ def new(bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def texts(old: Path, new: Path, local_ring: Callable[..., Any]) -> dict[str, Texts]:
+def texts(old: Path, new: Path, local_ring: Any) -> dict[str, Texts]:
     """What hosts write that have nothing but one release."""
     written = {}
     for name, bundle in (("old", old), ("new", new)):
@@ -118,61 +116,3 @@ def texts(old: Path, new: Path, local_ring: Callable[..., Any]) -> dict[str, Tex
             written[name] = {key: answer(client, key) for key in REQUESTS}
     assert all(written["old"][key] != written["new"][key] for key in REQUESTS)
     return written
-
-
-# Whether texts have the odds of a model
-
-
-class ThreeBytes:
-    """Texts of three bytes after a prompt of one, in 8 patterns: which of the bytes a model likes better than another.
-
-    Texts of the other one have other patterns. Summed over all 2^24 texts.
-    """
-
-    def __init__(self, model: ArModel, other: ArModel, prompt: int, temperature: float) -> None:
-        ours, theirs = (odds_of_bytes(each, prompt, temperature) for each in (model, other))
-        self.liked = first, second, third = [p > q for p, q in zip(ours, theirs, strict=True)]
-        pairs = 2 * first[:, None].long() + second
-        self.odds = []
-        for a, b, c in (ours, theirs):
-            before, last = (a[:, None] * b).double(), (c * third).sum(dim=2).double()
-            parts = [pairs.flatten().bincount((before * x).flatten(), minlength=4) for x in (1 - last, last)]
-            self.odds.append(torch.stack(parts, dim=1).flatten())
-            assert float(self.odds[-1].sum()) == pytest.approx(1.0, abs=1e-4)
-
-    def probability(self, texts: list[bytes], other: bool = False) -> float:
-        """That texts of the model, or of the other one, are at least as odd as these (chi-square)."""
-        a, b, c = torch.tensor([list(text) for text in texts]).unbind(1)
-        first, second, third = self.liked
-        patterns = 4 * first[a].long() + 2 * second[a, b].long() + third[a, b, c].long()
-        counts = patterns.bincount(minlength=8)
-        expected = self.odds[other] * len(texts)
-        assert float(expected.min()) >= 5, "too few for a chi-square test"
-        statistic = ((counts - expected) ** 2 / expected).sum()
-        return float(torch.special.gammaincc(torch.tensor(3.5), statistic / 2))
-
-
-@torch.inference_mode()
-def odds_of_bytes(model: ArModel, prompt: int, temperature: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of a first byte, a second one after each, and a third one after each two: (256,), (256, 256), (256, 256, 256)."""
-    byte = torch.arange(256)
-    pairs = torch.cartesian_prod(byte, byte)
-    contexts = torch.cat([torch.full((len(pairs), 1), prompt), pairs], dim=1)
-
-    def after(texts: torch.Tensor) -> torch.Tensor:
-        return (model(texts).double() / temperature).softmax(dim=-1).float()
-
-    early = after(contexts[::256, :2])
-    late = torch.cat([after(part)[:, 2] for part in contexts.split(2048)])
-    return early[0, 0], early[:, 1], late.view(256, 256, 256)
-
-
-@pytest.fixture(scope="session")
-def three_bytes() -> Callable[[Path, Path, bytes, float], ThreeBytes]:
-    """Of the model in one directory, against the one in another."""
-
-    @cache
-    def of(directory: Path, other: Path, prompt: bytes, temperature: float) -> ThreeBytes:
-        return ThreeBytes(load_ar(directory), load_ar(other), prompt[0], temperature)
-
-    return of

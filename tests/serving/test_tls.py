@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,14 @@ import pytest
 from serving.cli.deployment import Deployment, temporary_deployment
 from serving.cli.ports import free_port_block
 from serving.client.client import AsyncClient, Client, RequestRefused, Result, RouterError, Tls
-from serving.router.admission import AdmissionSettings
+from serving.router.settings import AdmissionSettings
 from serving.router.topology import HostEntry, Topology, local_topology, read_topology
 from stages.errors import InputError
 from stages.wire.auth import CLIENT, HOST, ROUTER
+from stages.wire.certificates import Authority
 from stages.wire.tls import Security
 from stages.wire.tokens import Key, new_token, token_hash, write_tokens
+from tests.conftest import Pki
 
 Run = Callable[..., tuple[int, str, str]]
 NewPki = Callable[[str], Any]
@@ -56,132 +58,125 @@ def test_hosts_over_tls_write_the_same_text(
         assert not running.ended()
 
 
-# A router that needs no hosts
+# A router that needs no hosts, for all of these
 
 
-@pytest.fixture
-def pki(new_pki: NewPki) -> Any:
-    return new_pki("certs")
+@dataclass(frozen=True)
+class Served:
+    """A router over TLS: where it listens, who signed its certificate, and the keys and tokens that it knows."""
+
+    address: str
+    pki: Any
+    tokens: dict[str, str]
+    keys: list[Key]
+    file: Path
+
+    @property
+    def ca(self) -> Tls:
+        return Tls(self.pki.authority.directory / "ca.pem")
+
+    def client(self, name: str = "alice", tls: Tls | None = None) -> Client:
+        return Client(self.address, tls=tls or self.ca, token=self.tokens.get(name, name))
 
 
-@pytest.fixture
-def router(bundles: Path, servers: Any, pki: Any, tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """Start a router over TLS that knows these keys; returns its address."""
-
-    def start(*keys: Key, **settings: Any) -> str:
-        listen = f"127.0.0.1:{free_port_block(1)}"
-        topology = Topology((HostEntry("h", "127.0.0.1:1", (0,), "127.0.0.1:1"),), listen)
-        write_tokens(tmp_path / "tokens.toml", keys)
-        tls = pki.issue(ROUTER, "router")
-        servers.router(topology, bundles / "own", security=Security(tls), tokens=tmp_path / "tokens.toml", **settings)
-        return listen
-
-    return start
-
-
-def key(token: str, **limits: Any) -> Key:
-    return Key(**{"name": "alice", "sha256": token_hash(token), "scopes": ("generate", "status"), **limits})
+LIMITS: dict[str, dict[str, Any]] = {
+    "alice": {},
+    "watcher": {"scopes": ("status",)},
+    "slow": {"rate": 1e-3},
+    "greedy": {"bytes_per_day": 10},
+}
 
 
 def ask(client: Client, max_bytes: int = 4) -> int:
     return client.generate("x", mode="local", max_bytes=max_bytes).output_bytes
 
 
-@pytest.fixture
-def until_ask(until: Callable[..., Any]) -> Callable[[Client], int]:
-    def answered(client: Client) -> int:
-        def tried() -> int:
-            try:
-                return ask(client)
-            except RouterError:
-                return 0
-
-        return until(tried)
-
-    return answered
+def answered(client: Client) -> int:
+    try:
+        return ask(client)
+    except RouterError:
+        return 0
 
 
-def test_tokens_over_the_wire(
-    router: Callable[..., str], pki: Any, until_ask: Callable[[Client], int], tmp_path: Path
-) -> None:
-    alice, watcher, ca = new_token(), new_token(), Tls(pki.authority.directory / "ca.pem")
-    address = router(key(alice), key(watcher, name="watcher", scopes=("status",)))
-    with Client(address, tls=ca, token=alice) as client:
-        assert until_ask(client) == 4
+@pytest.fixture(scope="module")
+def served(bundles: Path, module_servers: Any, tmp_path_factory: pytest.TempPathFactory, until: Any) -> Served:
+    directory, address = tmp_path_factory.mktemp("served"), f"127.0.0.1:{free_port_block(1)}"
+    tokens = {name: new_token() for name in LIMITS}
+    usual = {"scopes": ("generate", "status")}
+    keys = [Key(**{"name": n, "sha256": token_hash(tokens[n]), **usual, **limits}) for n, limits in LIMITS.items()]
+    write_tokens(directory / "tokens.toml", keys)
+    pki = Pki(Authority.create(directory / "certs", days=10))
+    topology = Topology((HostEntry("h", "127.0.0.1:1", (0,), "127.0.0.1:1"),), address)
+    security, limits = Security(pki.issue(ROUTER, "router")), AdmissionSettings(request_limit=8)
+    module_servers.router(
+        topology, bundles / "own", security=security, tokens=directory / "tokens.toml", admission=limits
+    )
+    router = Served(address, pki, tokens, keys, directory / "tokens.toml")
+    with router.client() as client:
+        until(lambda: answered(client), 30)
+    return router
+
+
+def test_tokens_over_the_wire(served: Served) -> None:
+    with served.client() as client:
+        assert ask(client) == 4
         assert not client.status().ready
     for token, code, says in (
         ("", grpc.StatusCode.UNAUTHENTICATED, "a token is wanted here: give --token-file"),
         ("nonsense", grpc.StatusCode.UNAUTHENTICATED, "unknown token"),
-        (watcher, grpc.StatusCode.PERMISSION_DENIED, "key watcher may status only, not generate"),
+        ("watcher", grpc.StatusCode.PERMISSION_DENIED, "key watcher may status only, not generate"),
     ):
-        with Client(address, tls=ca, token=token) as client, pytest.raises(RequestRefused, match=says) as caught:
+        with served.client(token) as client, pytest.raises(RequestRefused, match=says) as caught:
             ask(client)
         assert caught.value.code is code
-    with Client(address, tls=ca) as client, pytest.raises(RequestRefused, match="a token is wanted here"):
+    with served.client("") as client, pytest.raises(RequestRefused, match="a token is wanted here"):
         client.status()
-    write_tokens(tmp_path / "tokens.toml", [])
-    with Client(address, tls=ca, token=alice) as client, pytest.raises(RequestRefused, match="unknown token"):
-        ask(client)
+    write_tokens(served.file, [])
+    try:
+        with served.client() as client, pytest.raises(RequestRefused, match="unknown token"):
+            ask(client)
+    finally:
+        write_tokens(served.file, served.keys)
 
 
-def test_quotas_over_the_wire(router: Callable[..., str], pki: Any, until_ask: Callable[[Client], int]) -> None:
-    token, ca = new_token(), Tls(pki.authority.directory / "ca.pem")
-    slow, greedy = new_token(), new_token()
-    address = router(
-        key(token),
-        key(slow, name="slow", rate=1e-3),
-        key(greedy, name="greedy", bytes_per_day=10),
-        admission=AdmissionSettings(request_limit=8),
-    )
-    with Client(address, tls=ca, token=token) as client:
-        until_ask(client)
-    with Client(address, tls=ca, token=slow) as client:
+def test_quotas_over_the_wire(served: Served) -> None:
+    with served.client("slow") as client:
         ask(client)
         with pytest.raises(RouterError, match=r"key slow may start 0\.001 requests a second") as caught:
             ask(client)
         assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert (caught.value.retry_after_ms or 0) > 900_000
-    with Client(address, tls=ca, token=greedy) as client:
+    with served.client("greedy") as client:
         assert ask(client, 8) == 8
         with pytest.raises(RouterError, match="2 are left until midnight UTC, and 3 were asked for"):
             ask(client, 3)
         assert ask(client, 2) == 2
 
 
-def test_clients_check_the_router(
-    router: Callable[..., str], pki: Any, new_pki: NewPki, until_ask: Callable[[Client], int]
-) -> None:
-    token = new_token()
-    address, other = router(key(token)), new_pki("other")
-    ca = Tls(pki.authority.directory / "ca.pem")
-    with Client(address, tls=ca, token=token) as client:
-        until_ask(client)
-    foreign = Tls(other.authority.directory / "ca.pem")
-    with Client(address, tls=foreign, token=token) as client, pytest.raises(RouterError) as caught:
+def test_clients_check_the_router(served: Served, new_pki: NewPki) -> None:
+    foreign = Tls(new_pki("other").authority.directory / "ca.pem")
+    with served.client(tls=foreign) as client, pytest.raises(RouterError) as caught:
         ask(client)
-    assert f"the router at {address} showed a certificate of another authority than --tls-ca" in str(caught.value)
+    assert f"the router at {served.address} showed a certificate of another authority than --tls-ca" in str(
+        caught.value
+    )
     assert caught.value.code is grpc.StatusCode.UNAVAILABLE
-    with Client(address) as client, pytest.raises(RouterError, match="if it speaks TLS, give --tls-ca"):
+    with Client(served.address) as client, pytest.raises(RouterError, match="if it speaks TLS, give --tls-ca"):
         ask(client)
-    with Client(address, tls=pki.issue(CLIENT, "alice"), token=token) as client:
+    with served.client(tls=served.pki.issue(CLIENT, "alice")) as client:
         assert ask(client) == 4, "a client may have a certificate, and needs none"
 
 
-def test_clients_see_a_new_authority(
-    router: Callable[..., str], pki: Any, new_pki: NewPki, until_ask: Callable[[Client], int], tmp_path: Path
-) -> None:
+def test_clients_see_a_new_authority(served: Served, new_pki: NewPki, until: Any, tmp_path: Path) -> None:
     """A client that was opened with the wrong file continues once the right one is there."""
-    token, mine = new_token(), tmp_path / "mine.pem"
-    address = router(key(token))
-    with Client(address, tls=Tls(pki.authority.directory / "ca.pem"), token=token) as client:
-        until_ask(client)
+    mine = tmp_path / "mine.pem"
     shutil.copy(new_pki("other").authority.directory / "ca.pem", mine)
 
     async def asynchronous() -> int:
-        async with AsyncClient(address, tls=Tls(mine), token=token) as client:
+        async with AsyncClient(served.address, tls=Tls(mine), token=served.tokens["alice"]) as client:
             with pytest.raises(RouterError, match="another authority"):
                 await client.status()
-            shutil.copy(pki.authority.directory / "ca.pem", mine)
+            shutil.copy(served.ca.authority, mine)
             for _ in range(2):  # the first call finds out that the file has changed
                 try:
                     return (await client.generate("x", mode="local", max_bytes=4)).output_bytes
@@ -189,27 +184,20 @@ def test_clients_see_a_new_authority(
                     continue
         return 0
 
-    with Client(address, tls=Tls(mine), token=token) as client:
+    with served.client(tls=Tls(mine)) as client:
         with pytest.raises(RouterError, match="another authority"):
             ask(client)
         assert asyncio.run(asynchronous()) == 4
-        assert until_ask(client) == 4
+        assert until(lambda: answered(client)) == 4
 
 
-def test_a_renewal_breaks_nothing_off_and_opens_one_connection(
-    router: Callable[..., str], pki: Any, until_ask: Callable[[Client], int], tmp_path: Path
-) -> None:
-    token, mine = new_token(), tmp_path / "mine.pem"
-    address = router(key(token))
-    with Client(address, tls=Tls(pki.authority.directory / "ca.pem"), token=token) as client:
-        until_ask(client)
-    whole = (pki.authority.directory / "ca.pem").read_bytes()
+def test_a_renewal_breaks_nothing_off_and_opens_one_connection(served: Served, tmp_path: Path) -> None:
+    mine, whole, nothing = tmp_path / "mine.pem", served.ca.authority.read_bytes(), grpc.aio.Metadata()
     mine.write_bytes(whole)
-    nothing = grpc.aio.Metadata()
     lost = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, "lost")
 
     async def main() -> None:
-        async with AsyncClient(address, tls=Tls(mine), token=token) as client:
+        async with AsyncClient(served.address, tls=Tls(mine), token=served.tokens["alice"]) as client:
             pieces = client.stream("x", mode="local", max_bytes=400)
             await anext(pieces)
             mine.write_bytes(whole[:50])
@@ -225,6 +213,19 @@ def test_a_renewal_breaks_nothing_off_and_opens_one_connection(
             assert (await client.generate("x", mode="local", max_bytes=4)).output_bytes == 4
 
     asyncio.run(main())
+
+
+def test_a_token_from_a_file_or_the_environment(
+    served: Served, onesweep: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, path = served.tokens["alice"], tmp_path / "token"
+    where = ("--router", served.address, "--tls-ca", served.ca.authority, "--mode", "local", "--max-bytes", 4)
+    assert onesweep("generate", "x", *where)[0] == 2
+    path.write_text(f"{token}\n")
+    path.chmod(0o600)
+    assert onesweep("generate", "x", *where, "--token-file", path)[0] == 0
+    monkeypatch.setenv("ONESWEEP_TOKEN", token)
+    assert onesweep("generate", "x", *where)[0] == 0
 
 
 # What must not be sent, or served
@@ -273,17 +274,19 @@ blocks = [0, 1, 2]
         (["router", "--tls-ca", "/nowhere"], "cannot read /nowhere"),
         (["router", "--tls-ca", "CA"], "a server needs a certificate: give --tls-cert and --tls-key"),
         (["router", "--max-waiting", "-1"], "--max-waiting must be 0 or more, not -1"),
+        (["router", "--keep-warm-ms", "-1"], "--keep-warm-ms must be 0 (off) or 10 to 60000"),
+        (["router", "--keep-warm-ms", "9"], "--keep-warm-ms must be 0 (off) or 10 to 60000"),
         (["router", "--max-wait-s", "0"], "--max-wait-s must be above 0"),
         (["host", "paris", "--tls-ca", "CA", "--tls-cert", "ALICE.pem", "--tls-key", "ALICE.key"], "is for onesweep:"),
     ],
 )
 def test_a_wrong_option_is_explained(
-    bundles: Path, pki: Any, onesweep: Run, tmp_path: Path, arguments: list[str], says: str
+    bundles: Path, new_pki: NewPki, onesweep: Run, tmp_path: Path, arguments: list[str], says: str
 ) -> None:
     topology = tmp_path / "topology.toml"
     topology.write_text(f'checkpoint = "{bundles / "own"}"\n{TOPOLOGY}')
     write_tokens(tmp_path / "tokens.toml", [])
-    alice = pki.issue(CLIENT, "alice")
+    alice = new_pki("certs").issue(CLIENT, "alice")
     files = {"TOKENS": tmp_path / "tokens.toml", "CA": alice.authority}
     files |= {"ALICE.pem": alice.certificate, "ALICE.key": alice.key}
     code, _, err = onesweep(*[files.get(word, word) for word in arguments], "--topology", topology)
@@ -313,27 +316,6 @@ def test_a_wrong_option_of_a_client(onesweep: Run, tmp_path: Path, arguments: li
         code, _, err = onesweep(*command, "--router", "127.0.0.1:1", *[files.get(word, word) for word in arguments])
         assert code == 2
         assert says in err
-
-
-def test_a_token_from_a_file_or_the_environment(
-    router: Callable[..., str],
-    pki: Any,
-    until_ask: Callable[[Client], int],
-    onesweep: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    token, ca = new_token(), pki.authority.directory / "ca.pem"
-    address = router(key(token))
-    with Client(address, tls=Tls(ca), token=token) as client:
-        until_ask(client)
-    where = ("--router", address, "--tls-ca", ca, "--mode", "local", "--max-bytes", 4)
-    assert onesweep("generate", "x", *where)[0] == 2
-    (tmp_path / "token").write_text(f"{token}\n")
-    (tmp_path / "token").chmod(0o600)
-    assert onesweep("generate", "x", *where, "--token-file", tmp_path / "token")[0] == 0
-    monkeypatch.setenv("ONESWEEP_TOKEN", token)
-    assert onesweep("generate", "x", *where)[0] == 0
 
 
 def test_a_topology_names_the_certificates(tmp_path: Path) -> None:

@@ -83,8 +83,6 @@ def partition() -> NoisePartition:
 
 
 # Checkpoints: trained for a moment on the probe text, so that their losses say something
-
-
 def fit(module: nn.Module, loss: Callable[[], Tensor], steps: int = 40) -> None:
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
     for _ in range(steps):
@@ -190,8 +188,6 @@ def directory(tmp_path: Path, block: Block) -> Path:
 
 
 # A host's parts, and a host
-
-
 @pytest.fixture(scope="module")
 def loaded(bundles: Path) -> dict[str, Parts]:
     """All three parts of both models, as one host holds them."""

@@ -41,8 +41,6 @@ def step(
 
 
 # Requests: hops, each made of the results before it
-
-
 def envelope(kind: str, capacity: int) -> stage_pb2.Hop:
     deadline = int(time.time() * 1000) + 600_000
     return stage_pb2.Hop(router=kind, session=secrets.token_hex(8), capacity=capacity, deadline_unix_ms=deadline)

@@ -100,7 +100,6 @@ class Peer:
         return self.stub.Run(stage_pb2.RunRequest(protocol=PROTOCOL, hop=hop, onward=onward), timeout=30)
 
     def event(self) -> stage_pb2.Event:
-        assert self.messages is not None
         while not self.unread:
             self.unread.extend(next(self.messages).events)
         return self.unread.popleft()

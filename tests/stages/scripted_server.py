@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc.aio
 import pytest
 
 from stages.v1 import stage_pb2, stage_pb2_grpc
@@ -19,11 +21,12 @@ HOP_TIMEOUT_S = 0.3
 PATIENT_S = 20.0
 
 Answer = Callable[[Any, stage_pb2.HopBatch], Awaitable[stage_pb2.Ack]]
-Story = Callable[["Answering", Relay], Awaitable[Any]]
 
 
 class Answering(stage_pb2_grpc.StageServiceServicer):
     """Answers parcels, and calls of Run, as it is told; keeps what came."""
+
+    server: grpc.aio.Server
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
@@ -51,23 +54,23 @@ class Answering(stage_pb2_grpc.StageServiceServicer):
         return [[hop.session for hop in parcel.hops] for parcel in self.parcels]
 
 
-def with_relay(answer: Answer | None, story: Story, hop_timeout_s: float = PATIENT_S) -> Any:
-    """Run a story with a server that answers so (None: a server without the service) and a relay to it."""
-
-    async def run() -> Any:
-        server, service = new_server(), Answering(answer or take)
-        if answer is not None:
-            stage_pb2_grpc.add_StageServiceServicer_to_server(service, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        relay = Relay(f"127.0.0.1:{port}", 4 << 20, hop_timeout_s)
-        try:
-            return await asyncio.wait_for(story(service, relay), 30)
-        finally:
-            await relay.close()
-            await server.stop(0)
-
-    return asyncio.run(run())
+@asynccontextmanager
+async def relay_to(
+    answer: Answer | Answering | None, hop_timeout_s: float = PATIENT_S
+) -> AsyncIterator[tuple[Answering, Relay]]:
+    """A server that answers so (None: a server without the service), and a relay to it."""
+    server, service = new_server(), answer if isinstance(answer, Answering) else Answering(answer or take)
+    if answer is not None:
+        stage_pb2_grpc.add_StageServiceServicer_to_server(service, server)
+    port, service.server = server.add_insecure_port("127.0.0.1:0"), server
+    await server.start()
+    relay = Relay(f"127.0.0.1:{port}", 4 << 20, hop_timeout_s)
+    try:
+        async with asyncio.timeout(30):
+            yield service, relay
+    finally:
+        await relay.close()
+        await server.stop(0)
 
 
 def hop(session: str = "s", left_s: float = 60.0, payload: int = 0) -> stage_pb2.Hop:
@@ -80,14 +83,15 @@ def hop(session: str = "s", left_s: float = 60.0, payload: int = 0) -> stage_pb2
 def push_to(answer: Answer | None, left_s: float = 60.0, describe: bool = False, call: bool = False) -> StatusError:
     """What comes of a push to a server that answers so; `call`: of a Run."""
 
-    async def story(service: Answering, relay: Relay) -> StatusError:
-        if describe:
-            await relay.describe(5.0)
-        with pytest.raises(StatusError) as caught:
-            await (relay.run(hop(left_s=left_s), onward=False) if call else relay.push(hop(left_s=left_s)))
-        return caught.value
+    async def refusal() -> StatusError:
+        async with relay_to(answer, HOP_TIMEOUT_S if answer in (hang, None) else PATIENT_S) as (_, relay):
+            if describe:
+                await relay.describe(5.0)
+            with pytest.raises(StatusError) as caught:
+                await (relay.run(hop(left_s=left_s), onward=False) if call else relay.push(hop(left_s=left_s)))
+            return caught.value
 
-    return with_relay(answer, story, HOP_TIMEOUT_S if answer in (hang, None) else PATIENT_S)
+    return asyncio.run(refusal())
 
 
 async def take(context: Any, parcel: stage_pb2.HopBatch) -> stage_pb2.Ack:
@@ -106,10 +110,7 @@ def rejecting(refusal: StatusError, indices: Sequence[int] = (0,)) -> Answer:
         receipt = stage_pb2.Ack(number=parcel.number)
         for index in indices:
             receipt.rejections.add(
-                index=index,
-                code=refusal.number,
-                message=refusal.message,
-                retry_after_ms=refusal.retry_after_ms or 0,
+                index=index, code=refusal.number, message=refusal.message, retry_after_ms=refusal.retry_after_ms or 0
             )
         return receipt
 
@@ -130,8 +131,6 @@ async def crash(context: Any, parcel: stage_pb2.HopBatch) -> stage_pb2.Ack:
 
 
 # Parcels
-
-
 class Heard:
     """What became of each hop, as `settled` told it."""
 

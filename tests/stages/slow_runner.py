@@ -48,7 +48,6 @@ class Paced(Scheduler):
     def _arrive(self, name: str, hops: Hops, hop: stage_pb2.Hop, at: int) -> ScheduledHop:
         kind, session = hop.router, self.store.sessions.get(hop.session)
         source = self.parts.plan.model(kind)
-        assert source is not None
         if session is None:
             session = self.store.open(hop.session, "r", kind, hop.capacity, source.manifest, self.parts)
         sent = stage_pb2.Hop()
@@ -76,7 +75,6 @@ class Paced(Scheduler):
             if isinstance(job.result, stage_pb2.Hop):
                 self.handed_on[name] = job.result
                 continue
-            assert job.result is not None
             self.texts[name] += job.result.text + job.result.scores.nats
             try:
                 following = hops.send(job.result)

@@ -33,8 +33,6 @@ def test_what_is_freed_in_the_midst_of_a_heap_is_given_back(monkeypatch: pytest.
 
 
 # Tensors whose memory is given back while they exist.
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux only")
 def test_a_tensor_that_is_given_back_takes_nothing() -> None:
     tensor, process = torch.ones(64 * MB // 4), psutil.Process()

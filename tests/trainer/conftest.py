@@ -4,35 +4,16 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
 from stages.errors import OnesweepError
-from stages.model.architecture import Architecture
-from stages.model.block import Block, Codes
-from stages.model.partition import NoisePartition, equal_probability
-from trainer.blocks.config import NoiseConfig, TrainingConfig
 from trainer.blocks.data import Corpus, load_corpus
 from trainer.commands import register
-
-DRIVER = """
-import argparse, sys
-from stages.errors import OnesweepError
-from trainer.commands import register
-parser = argparse.ArgumentParser()
-register(parser.add_subparsers())
-options = parser.parse_args()
-try:
-    sys.exit(options.run(options))
-except OnesweepError as error:
-    print(error, file=sys.stderr)
-    sys.exit(error.exit_code)
-"""
 
 SETTINGS = """
 steps = 12
@@ -84,46 +65,6 @@ def corpus(text_file: Path) -> Corpus:
     return load_corpus(text_file)
 
 
-@pytest.fixture
-def tiny() -> TrainingConfig:
-    architecture = Architecture(
-        parts=2, layers=2, width=16, heads=2, context_bytes=32, code_dim=8, condition_dim=8, context="own"
-    )
-    return TrainingConfig(
-        architecture=architecture,
-        noise=NoiseConfig(partition="equal_probability"),
-        steps=6,
-        sequences=2,
-        warmup_steps=2,
-        chunks=(1, 4, 0),
-        bfloat16=False,
-        log_every=1,
-        evaluate_every=4,
-        save_every_s=0.0,
-    )
-
-
-@pytest.fixture
-def partition() -> NoisePartition:
-    return equal_probability(2, 0.15, 10.0)
-
-
-@pytest.fixture
-def make_blocks(tiny: TrainingConfig) -> Callable[..., list[Block]]:
-    """Blocks whose every parameter is far from its start, so that nothing is silent by being zero."""
-
-    def make(**changes: object) -> list[Block]:
-        architecture = replace(tiny.architecture, **changes)
-        blocks = [Block(architecture, i, Codes(0, architecture.code_dim)) for i in range(architecture.parts)]
-        generator = torch.Generator().manual_seed(7)
-        for block in blocks:
-            for parameter in block.parameters():
-                parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator)
-        return blocks
-
-    return make
-
-
 @pytest.fixture(scope="session")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """A TOML file of a tiny run that saves its state so often."""
@@ -161,9 +102,3 @@ def onesweep(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Outco
     threads = torch.get_num_threads()
     yield run
     torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="session")
-def driver() -> list[str]:
-    """The same command line as a process of its own."""
-    return [sys.executable, "-c", DRIVER]

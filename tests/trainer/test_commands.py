@@ -7,8 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import torch
 
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import InputError
+from tests.trainer.processes import ended, launched
 from trainer.options import set_threads
 
 Command = Callable[..., Any]
@@ -90,21 +89,20 @@ def test_memory_prints_a_table_or_json(onesweep: Command, given: list[object]) -
 
 
 def test_watch_follows_a_real_training(
-    tmp_path: Path, onesweep: Command, given: list[object], driver: list[str], unused_port: int
+    tmp_path: Path, onesweep: Command, given: list[object], until: Callable[..., Any], unused_port: int
 ) -> None:
-    address = f"127.0.0.1:{unused_port}"
+    address, outcomes = f"127.0.0.1:{unused_port}", list[Any]()
     words = ["train", "ar", *given, "--steps", 60, "--out", tmp_path, "--listen", address]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [*driver, *map(str, words)]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        outcome, deadline = onesweep("train", "watch", address, "--interval", 0.05), time.monotonic() + 60
-        while outcome.code == 1 and time.monotonic() < deadline:
-            assert process.poll() is None
-            time.sleep(0.05)
-            outcome = onesweep("train", "watch", address, "--interval", 0.05)
-        assert process.wait(60) == 0
-    assert outcome.code == 0
-    assert outcome.out.splitlines()[-1].startswith("ar  step 60/60  finished")
+    process = launched(tmp_path / "words", *words)
+
+    def watched() -> bool:
+        outcomes.append(onesweep("train", "watch", address, "--interval", 0.05))
+        return outcomes[-1].code == 0 or not process.is_alive()
+
+    until(watched, 60)
+    assert ended(process, 60) == 0
+    assert outcomes[-1].code == 0
+    assert outcomes[-1].out.splitlines()[-1].startswith("ar  step 60/60  finished")
 
 
 # Mistakes

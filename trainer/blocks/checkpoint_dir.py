@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from stages.model.pipeline import ArStage
 from trainer.blocks.config import NoiseConfig, TrainingConfig
 from trainer.blocks.data import Corpus, load_corpus
 from trainer.blocks.entropy import make_partition
-from trainer.blocks.state import exclusive
+from trainer.blocks.state import exclusive, json_digest
 
 RUN_FOLDER = "training"
 
@@ -83,8 +82,7 @@ def open_checkpoint_dir(out: Path, new: Manifest) -> Manifest:
 
 def identity(manifest: Manifest) -> str:
     """Digest of everything that decides a run's weights."""
-    record = asdict(replace(manifest, parts=(), metrics={}))
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+    return json_digest(asdict(replace(manifest, parts=(), metrics={})))
 
 
 def add_metrics(out: Path, metrics: dict[str, Any]) -> Manifest:

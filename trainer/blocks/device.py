@@ -1,8 +1,7 @@
-"""The device of a training: this machine's processor, or one of its GPUs.
+"""The device of a training: this machine's processor, or one of its GPUs."""
 
-Updates and checkpoints are float32 on the CPU. Text and noise are drawn on the CPU too, so that a step's batch is the
-same on every device.
-"""
+# Updates and checkpoints are float32 on the CPU. Text and noise are drawn on the CPU too, so that a step's batch is the
+# same on every device.
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Cross-entropies of a trained block or chain on known text, and the diagnostics of a chain made of them.
+"""Cross-entropies of a trained block or chain on known text, and the diagnostics of a chain made of them."""
 
-The diagnostics reveal chains that look well trained and are not: they ignore their context, or write only from noise
-that still holds the text.
-"""
+# The diagnostics reveal chains that look well trained and are not: they ignore their context, or write only from noise
+# that still holds the text.
 
 from __future__ import annotations
 
@@ -66,10 +65,9 @@ def from_noise_path(
     known: (batch, positions) int64; `steps` Euler steps a block, starting at the first block's own sigma_max, and
     one more evaluation at the last block's sigma_min; bytes before `skip` are not counted; `row` is the number of
     known[0] in a larger set, whose noise it takes.
-
-    Every position is a chunk of its own, so no slot sees another (BlockTrain, arXiv 2606.24722). It does not
-    describe a one-sweep text, whose positions after the first have no true prefix.
     """
+    # Every position is a chunk of its own, so no slot sees another (BlockTrain, arXiv 2606.24722). It does not describe
+    # a one-sweep text, whose positions after the first have no true prefix.
     batch, length = known.shape
     mask = ChunkLayout(length, 1).mask()
     dim, sigma_start = blocks[0].architecture.code_dim, partition.range(blocks[0].index)[0]

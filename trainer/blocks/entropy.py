@@ -27,11 +27,9 @@ class CodeTable(Protocol):
 
 
 def make_partition(noise: NoiseConfig, blocks: int, codes: CodeTable, text: Tensor) -> NoisePartition:
-    """The noise ranges that a config asks for; `equal_entropy` is measured on `text` (symbols,).
-
-    It is measured with the optimal context-free denoiser, so it needs no trained model, and workers that measure the
-    same text agree.
-    """
+    """The noise ranges that a config asks for; `equal_entropy` is measured on `text` (symbols,)."""
+    # It is measured with the optimal context-free denoiser, so it needs no trained model, and workers that measure the
+    # same text agree.
     if noise.partition == "equal_probability":
         return equal_probability(blocks, noise.sigma_min, noise.sigma_max, overlap=noise.overlap)
     if noise.partition == "uniform":

@@ -1,12 +1,10 @@
-"""Stages of one pipeline, each trained alone: its loss is the last head's, through frozen copies of the others.
+"""Stages of one pipeline, each trained alone: its loss is the last head's, through frozen copies of the others."""
 
-A worker holds gradients and optimizer state of one stage. It reads the features that the stages before it send, and
-has copies of the stages after it that are refreshed now and then. With copies that are always fresh, and no own losses,
-every worker's gradient is that of end-to-end training; the copies' age is all that is lost.
-
-A scorer is a pipeline of its own rather than the chain's clean stream: trained with noisy slots in the same blocks it
-is 0.13 bits a byte worse for the same budget, and a second set of weights costs a host 1.8 MB.
-"""
+# A worker holds gradients and optimizer state of one stage. It reads the features that the stages before it send, and
+# has copies of the stages after it that are refreshed now and then. With copies that are always fresh, and no own
+# losses, every worker's gradient is that of end-to-end training; the copies' age is all that is lost.
+# A scorer is a pipeline of its own rather than the chain's clean stream: trained with noisy slots in the same blocks it
+# is 0.13 bits a byte worse for the same budget, and a second set of weights costs a host 1.8 MB.
 
 from __future__ import annotations
 

@@ -18,11 +18,10 @@ MASKED = -1e9  # finite: -inf in masks breaks some backends
 
 @dataclass(frozen=True)
 class ChunkLayout:
-    """A window of `length` positions cut into chunks of `chunk`, the first one shortened by `offset`.
+    """A window of `length` positions cut into chunks of `chunk`, the first one shortened by `offset`."""
 
-    Training draws the offset at random: without it a chunk of the whole window never has a prefix, and `sweep` writes
-    exactly that, one chunk after a prefix.
-    """
+    # Training draws the offset at random: without it a chunk of the whole window never has a prefix, and `sweep` writes
+    # exactly that, one chunk after a prefix.
 
     length: int
     chunk: int
@@ -33,10 +32,8 @@ class ChunkLayout:
         return (torch.arange(self.length) + self.offset) // self.chunk
 
     def mask(self) -> Tensor:
-        """Additive mask (length, 2 * length) of a noisy slot over [clean, noisy] positions.
-
-        A slot sees the clean positions of earlier chunks and the slots of its own chunk (BD3-LM, arXiv 2503.09573).
-        """
+        """Additive mask (length, 2 * length) of a noisy slot over [clean, noisy] positions."""
+        # A slot sees the clean positions of earlier chunks and the slots of its own chunk (BD3-LM, arXiv 2503.09573).
         index = self.indices()
         clean = index[None, :] < index[:, None]
         noisy = index[None, :] == index[:, None]

@@ -16,21 +16,21 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from stages.errors import ConfigError, Interrupted
+from stages.errors import ConfigError, Interrupted, ResumeError
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.optimizer import OptimizerSet
 from trainer.blocks.progress import Progress, TrainingState
-from trainer.blocks.state import Reached, StepLog, exclusive, load_state, save_state, state_path
+from trainer.blocks.state import StepLog, exclusive, load_state, save_state
 
 MAX_GRADIENT_NORM = 1.0
+MODULE = "module."  # before the names of weights in a state
 
 
 @dataclass(frozen=True)
 class StepLoss:
-    """`total` carries the gradient; `parts` (nats) go to the log.
+    """`total` carries the gradient; `parts` (nats) go to the log."""
 
-    A part that is a tensor is read after the gradient: to read a number from a GPU is to wait for it.
-    """
+    # A part that is a tensor is read after the gradient: to read a number from a GPU is to wait for it.
 
     total: Tensor
     parts: Mapping[str, float | Tensor]
@@ -64,6 +64,11 @@ class Clock:
     evaluate_every_s: float = math.inf
     # Called with the losses of each evaluation but the final one.
     evaluated: Callable[[Run, dict[str, float]], None] = lambda run, losses: None
+
+
+def state_path(directory: Path, name: str) -> Path:
+    """The state file of the run `name`."""
+    return directory / f"{name}.state.safetensors"
 
 
 class Run:
@@ -167,8 +172,9 @@ class Run:
     def _save(self) -> None:
         # The log first: after a crash in between, steps are repeated, but no line of a finished step is missing.
         self.log.flush()
-        reached = Reached(self.step, self.spent_s)
-        save_state(self.state_path, self.task.module, self.optimizers, reached, self.identity)
+        record = {"step": self.step, "spent_s": self.spent_s, "identity": self.identity}
+        weights = {MODULE + name: tensor for name, tensor in self.task.module.state_dict().items()}
+        save_state(self.state_path, record, weights | self.optimizers.tensors())
 
     def _resume(self) -> None:
         """Take the saved state, if any, and cut the log back to it."""
@@ -176,8 +182,21 @@ class Run:
         for leftover in self.state_path.parent.glob(f".{self.task.name}.*"):
             leftover.unlink(missing_ok=True)
         if self.state_path.exists():
-            reached = load_state(self.state_path, self.task.module, self.optimizers, self.identity)
-            self.step, self.spent_s = reached.step, reached.spent_s
+            record, tensors = load_state(self.state_path)
+            if record.get("identity") != self.identity:
+                raise ResumeError(
+                    f"{self.state_path} belongs to a run with other settings or data; "
+                    "give the same ones to go on, another --out, or delete it to start anew"
+                )
+            try:
+                weights = {name.removeprefix(MODULE): t for name, t in tensors.items() if name.startswith(MODULE)}
+                self.task.module.load_state_dict(weights)
+                self.optimizers.restore(tensors)
+                self.step, self.spent_s = int(record["step"]), float(record["spent_s"])
+            except (KeyError, ValueError, RuntimeError) as error:
+                raise ResumeError(
+                    f"{self.state_path} does not fit this run ({error}); delete it to start anew"
+                ) from None
         self.log.cut(self.step)
 
     def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:

@@ -110,6 +110,17 @@ def listening(address: str | None, progress: Progress) -> Iterator[int | None]:
         server.stop()
 
 
+async def add_health(server: grpc.aio.Server, service: str) -> health.HealthServicer:
+    """Health of the process and of its service, both serving, and reflection of them."""
+    checks = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    names = (service, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
+    for name in ("", service):
+        await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+    return checks
+
+
 class _ServerThread:
     """An asyncio server beside the training, which keeps the main thread."""
 
@@ -134,12 +145,7 @@ class _ServerThread:
         try:
             server = new_server()
             training_pb2_grpc.add_TrainingServiceServicer_to_server(self.service, server)
-            state = health.HealthServicer()
-            health_pb2_grpc.add_HealthServicer_to_server(state, server)
-            names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
-            reflection.enable_server_reflection(names, server)
-            for name in ("", SERVICE):
-                await state.set(name, health_pb2.HealthCheckResponse.SERVING)
+            state = await add_health(server, SERVICE)
             port = bind(server, self.address)
             await server.start()
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""Files of a run: its resumable state (weights, optimizer, step), its log of JSON lines, its lock."""
+"""Files of a run: its resumable state, its log of JSON lines, its lock."""
 
 from __future__ import annotations
 
@@ -6,85 +6,63 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from stages.checkpoint.checkpoint import replace_file
 from stages.errors import CheckpointError, ResumeError
-from trainer.blocks.optimizer import OptimizerSet
-
-MODULE = "module."
 
 
-@dataclass(frozen=True)
-class Reached:
-    """The step and time of a run when its state was saved."""
+def save_state(path: Path, record: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Replace a state atomically. Raises CheckpointError, with the old state whole, when it cannot be written.
 
-    step: int
-    spent_s: float = 0.0
-
-
-def state_path(directory: Path, name: str) -> Path:
-    """The state file of the run `name`."""
-    return directory / f"{name}.state.safetensors"
-
-
-def save_state(path: Path, module: nn.Module, optimizers: OptimizerSet, reached: Reached, identity: str) -> None:
-    """Replace the state atomically. Raises CheckpointError, with the old state whole, when it cannot be written."""
-    placed = {MODULE + name: tensor for name, tensor in module.state_dict().items()} | optimizers.tensors()
-    # On the CPU, so that a run stopped on a GPU can continue anywhere.
-    tensors = {name: tensor.cpu() for name, tensor in placed.items()}
-    metadata = {
-        "step": str(reached.step),
-        "spent_s": repr(reached.spent_s),
-        "identity": identity,
-        "sha256": _digest(tensors),
-    }
-    replace_file(path, lambda temporary: save_file(tensors, temporary, metadata))
-
-
-def load_state(path: Path, module: nn.Module, optimizers: OptimizerSet, identity: str) -> Reached:
-    """Restore a state and return when it was saved.
-
-    Raises ResumeError when it is damaged or of another run.
+    :param record: what JSON can hold.
     """
+    # On the CPU, so that a run stopped on a GPU can continue anywhere.
+    placed = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    text = json.dumps(record, sort_keys=True)
+    metadata = {"record": text, "sha256": _digest(text, placed)}
+    replace_file(path, lambda temporary: save_file(placed, temporary, metadata))
+
+
+def load_state(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The record and the tensors of a state. Raises ResumeError when it is damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise ResumeError(f"{path} cannot be read ({error}); delete it to start anew") from None
-    if metadata.get("identity") != identity:
-        raise ResumeError(
-            f"{path} belongs to a run with other settings or data; "
-            "give the same ones to go on, another --out, or delete it to start anew"
-        )
-    # States of earlier versions have no digest.
+    text = metadata.get("record", "{}")
     # safetensors checks its header only; a flipped bit in a tensor would go unnoticed.
-    if metadata.get("sha256", "") not in ("", _digest(tensors)):
+    if metadata.get("sha256") != _digest(text, tensors):
         raise ResumeError(f"{path} is damaged: its tensors do not have the recorded SHA-256; delete it to start anew")
-    try:
-        weights = {name.removeprefix(MODULE): tensor for name, tensor in tensors.items() if name.startswith(MODULE)}
-        module.load_state_dict(weights)
-        optimizers.restore(tensors)
-        return Reached(int(metadata["step"]), float(metadata["spent_s"]))
-    except (KeyError, ValueError, RuntimeError) as error:
-        raise ResumeError(f"{path} does not fit this run ({error}); delete it to start anew") from None
+    return json.loads(text), tensors
 
 
-def _digest(tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256()
+def _digest(record: str, tensors: Mapping[str, Tensor]) -> str:
+    return hashlib.sha256(f"{record}\n{digest(tensors)}".encode()).hexdigest()
+
+
+def json_digest(record: object) -> str:
+    """SHA-256 of a record, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names in order, shapes and bytes."""
+    found = hashlib.sha256()
     for name in sorted(tensors):
-        digest.update(name.encode())
-        digest.update(tensors[name].detach().contiguous().numpy().reshape(-1).view("uint8").data)
-    return digest.hexdigest()
+        tensor = tensors[name].detach().contiguous().cpu()
+        found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        found.update(tensor.numpy().reshape(-1).view("uint8").data)
+    return found.hexdigest()
 
 
 class StepLog:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,8 +21,8 @@ from trainer.blocks.data import Corpus
 from trainer.blocks.diagnostics import chain_diagnostics
 from trainer.blocks.lookahead import BlockWorkers, ChainTask, ScorerTask, Workers
 from trainer.blocks.progress import Progress, TrainingState
-from trainer.blocks.run import Run, Task
-from trainer.blocks.state import StepLog, read_records, state_path
+from trainer.blocks.run import Run, Task, state_path
+from trainer.blocks.state import StepLog, read_records
 from trainer.blocks.task import STEPS_PER_BLOCK, ArTask, BlockTask
 
 
@@ -61,14 +61,13 @@ def train_blocks_ahead(config: TrainingConfig, corpus: Corpus, out: Path, progre
         assert manifest.partition is not None
         workers = BlockWorkers(config, manifest.codes)
         task = ChainTask("chain-lookahead", workers, manifest.partition, corpus, config)
-        run = Run(task, config, out / RUN_FOLDER, identity(manifest), progress)
-        losses = run.train()
-        add_metrics(out, {"lookahead": losses})
-        features: Tensor | None = None
-        for block in workers.blocks:
-            features = save_block(out, block.eval(), features)
-        run.finish()
-        draw_curves(out / RUN_FOLDER)
+
+        def save() -> None:
+            features: Tensor | None = None
+            for block in workers.blocks:
+                features = save_block(out, block.eval(), features)
+
+        _train(task, config, out, manifest, progress, "lookahead", save)
         manifest = read_manifest(out)
     return manifest if "chain" in manifest.metrics else diagnose(config, corpus, out, manifest, progress)
 
@@ -114,13 +113,29 @@ def _train_pipeline(
         print(f"AR model: already trained in {out}")
         state_path(out / RUN_FOLDER, task.name).unlink(missing_ok=True)
         return manifest
+    model = ArModel(architecture, list(stages))
+    _train(task, config, out, manifest, progress, "ar", lambda: save_ar(out, model.eval()))
+    return read_manifest(out)
+
+
+def _train(
+    task: Task,
+    config: TrainingConfig,
+    out: Path,
+    manifest: Manifest,
+    progress: Progress | None,
+    name: str,
+    save: Callable[[], object],
+) -> Run:
+    """Run to the end, and put measurements, under this name, and weights into the checkpoint."""
     run = Run(task, config, out / RUN_FOLDER, identity(manifest), progress)
     losses = run.train()
-    add_metrics(out, {"ar": losses})
-    save_ar(out, ArModel(architecture, list(stages)).eval())
+    # Measurements first: after a kill in between, a part without them would count as done.
+    add_metrics(out, {name: losses})
+    save()
     run.finish()
     draw_curves(out / RUN_FOLDER)
-    return read_manifest(out)
+    return run
 
 
 def _train_block(
@@ -133,13 +148,11 @@ def _train_block(
     torch.manual_seed(config.seed + index)
     block = Block(config.architecture, index, manifest.codes)
     task = BlockTask(block, before, manifest.partition, corpus, config)
-    run = Run(task, config, out / RUN_FOLDER, identity(manifest), progress)
-    losses = run.train()
-    # Measurements first: after a kill in between, a part without them would count as done.
-    add_metrics(out, {f"block-{index}": losses})
-    save_block(out, block.eval(), _probe_features(before, manifest))
-    run.finish()
-    draw_curves(out / RUN_FOLDER)
+
+    def save() -> None:
+        save_block(out, block.eval(), _probe_features(before, manifest))
+
+    run = _train(task, config, out, manifest, progress, f"block-{index}", save)
     # The signal came after the last step: this block is saved, the next one is not begun.
     if run.asked_to_stop:
         raise Interrupted(f"block {index} is trained and saved; stopped as asked, run again to go on")

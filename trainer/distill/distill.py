@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import tempfile
@@ -26,8 +25,8 @@ from stages.model.pipeline import new_caches
 from trainer.blocks.checkpoint_dir import RUN_FOLDER
 from trainer.blocks.data import Corpus
 from trainer.blocks.device import check_device, within_memory
-from trainer.blocks.run import Clock, Run
-from trainer.blocks.state import state_path
+from trainer.blocks.run import Clock, Run, state_path
+from trainer.blocks.state import json_digest
 from trainer.distill.samples import FIRST, Samples, held_out, symbols_corpus
 from trainer.distill.settings import DistillSettings
 from trainer.distill.student import DistillTask, Student, fitting_layers, numbers_in, one_stage
@@ -171,8 +170,7 @@ class DrafterDir:
     @property
     def identity(self) -> str:
         """Digest of everything that decides the weights."""
-        record = json.loads(replace(self.plan, metrics={}).to_json())
-        return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+        return json_digest(json.loads(replace(self.plan, metrics={}).to_json()))
 
     def open(self) -> bool:
         """Make the directory if needed; true if a run can be resumed from it.

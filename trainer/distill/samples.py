@@ -15,7 +15,7 @@ from torch import Tensor
 from stages.checkpoint.checkpoint import replace_file
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
 from stages.errors import CheckpointError, DataError
-from stages.importing.tokenizer import open_tokenizer
+from stages.importing.source import open_tokenizer
 from stages.model.randomness import Purpose, uniforms
 from trainer.blocks.data import Corpus, load_corpus
 from trainer.distill.settings import DistillSettings

@@ -1,7 +1,6 @@
-"""The pipeline that is distilled, in one process, and distances of a drafter from it.
+"""The pipeline that is distilled, in one process, and distances of a drafter from it."""
 
-Both use the same head over their features, a chunk of positions at a time: the logits of all would fill the memory.
-"""
+# Both use the same head over their features, a chunk of positions at a time: the logits of all would fill the memory.
 
 from __future__ import annotations
 

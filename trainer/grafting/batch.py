@@ -79,12 +79,11 @@ def roll(
 ) -> tuple[Tensor, Tensor]:
     """Features and estimate of the slots from the blocks before, whose states have more noise.
 
-    The noisier states are made from `noisy.z` by adding noise, so that they hold nothing about the text that it does
-    not hold: otherwise the blocks could learn to combine two states into the answer.
-
     levels: sigma of each block, (batch, slots), falling from block to block; noise: standard normal, shaped as
     `noisy.z`, that of the last block first; head: None for no estimate.
     """
+    # The noisier states are made from `noisy.z` by adding noise, so that they hold nothing about the text that it does
+    # not hold: otherwise the blocks could learn to combine two states into the answer.
     states, z, sigma = [], noisy.z, noisy.sigma
     for level, added in zip(reversed(levels), noise, strict=True):
         level = torch.maximum(level, sigma)
@@ -115,10 +114,9 @@ def levels_before(partition: NoisePartition, index: int, shares: Tensor) -> list
 
 @dataclass(frozen=True)
 class SlotBatch:
-    """Chunks and noise of one block in one step: a pure function of (seed, block, step).
+    """Chunks and noise of one block in one step: a pure function of (seed, block, step)."""
 
-    All of it is drawn on the CPU and moved once, so that it is the same on every device.
-    """
+    # All of it is drawn on the CPU and moved once, so that it is the same on every device.
 
     chunk: int  # slots in a chunk
     with_estimate: bool  # true if slots see an estimate, made by the blocks before, or in block 0 by itself

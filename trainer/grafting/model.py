@@ -1,8 +1,7 @@
-"""A whole grafted model in one process: the pretrained stages, their slots, the codes, the frozen head.
+"""A whole grafted model in one process: the pretrained stages, their slots, the codes, the frozen head."""
 
-Codes are unit vectors, near where the model's own embeddings are near. Features of a middle block reach the head by
-a tuned lens (arXiv 2303.08112), whose best linear start is computed in closed form and saves most of its training.
-"""
+# Codes are unit vectors, near where the model's own embeddings are near. Features of a middle block reach the head by a
+# tuned lens (arXiv 2303.08112), whose best linear start is computed in closed form and saves most of its training.
 
 from __future__ import annotations
 
@@ -36,10 +35,8 @@ class EmbeddingCodes:
 
     @classmethod
     def of_embedding(cls, embedding: Tensor, dim: int) -> EmbeddingCodes:
-        """From the `dim` largest principal directions of an embedding (vocabulary, width).
-
-        Computed on the CPU: a direction's sign is a matter of the device, and codes are stored once.
-        """
+        """From the `dim` largest principal directions of an embedding (vocabulary, width)."""
+        # Computed on the CPU: a direction's sign is a matter of the device, and codes are stored once.
         points = embedding.cpu().double()
         centred = points - points.mean(dim=0)
         variances, directions = torch.linalg.eigh(centred.T @ centred / len(centred))

@@ -1,7 +1,6 @@
-"""A directory of what was grafted: graft.json, the codes, and one safetensors file for each trained block.
+"""A directory of what was grafted: graft.json, the codes, and one safetensors file for each trained block."""
 
-The pretrained weights stay in their own checkpoint, which is named by its digest. Nothing is ever unpickled.
-"""
+# The pretrained weights stay in their own checkpoint, which is named by its digest. Nothing is ever unpickled.
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,13 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stages.checkpoint.checkpoint import save_block, write_manifest
+from stages.checkpoint.checkpoint import new_directory, require_new, save_block, write_manifest
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
-from stages.checkpoint.new_directory import new_directory, require_new
 from stages.errors import CheckpointError, ConfigError, InputError
 from stages.grafting.architecture import SlotShape
 from stages.grafting.block import OutputProjection
-from stages.importing.tokenizer import open_tokenizer
+from stages.importing.source import open_tokenizer
 from stages.model.families import PipelineStage
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
@@ -28,7 +25,7 @@ from trainer.blocks.entropy import make_partition
 from trainer.blocks.optimizer import BETAS, OptimizerSet
 from trainer.blocks.progress import Progress
 from trainer.blocks.run import Run, StepLoss
-from trainer.blocks.state import exclusive
+from trainer.blocks.state import exclusive, json_digest
 from trainer.distill.samples import in_symbols
 from trainer.grafting.batch import SlotBatch, head_losses, read, slot_losses
 from trainer.grafting.measure import Writing, WritingRow, from_noise, next_nats, panel, range_nats
@@ -266,18 +263,19 @@ def _identity(graft: Graft, settings: GraftSettings) -> str:
     for name in ("rounds", "lookahead", "log_every", "evaluate_every", "save_every_s"):
         config.pop(name)
     before = [graft.record.blocks[i].weights.sha256 for i in range(settings.block) if i in graft.record.blocks]
-    record = {
-        "base": graft.record.base,
-        "codes": graft.record.codes.sha256,
-        "lenses": graft.record.lenses.sha256,
-        "partition": asdict(graft.record.partition),
-        "shape": asdict(graft.record.shape),
-        "settings": asdict(settings),
-        "text": graft.corpus.digest(),
-        "before": before,
-        "config": config,
-    }
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+    return json_digest(
+        {
+            "base": graft.record.base,
+            "codes": graft.record.codes.sha256,
+            "lenses": graft.record.lenses.sha256,
+            "partition": asdict(graft.record.partition),
+            "shape": asdict(graft.record.shape),
+            "settings": asdict(settings),
+            "text": graft.corpus.digest(),
+            "before": before,
+            "config": config,
+        }
+    )
 
 
 def export_chain(graft: Graft, out: Path) -> Manifest:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import re
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from stages.settings import add_flags, flag, from_flags
 from trainer.options import add_config_options, add_data_options, config_of, corpus_of, given, print_json
 
 if TYPE_CHECKING:
@@ -14,6 +16,40 @@ if TYPE_CHECKING:
 # Modules that need torch are imported when the command runs.
 
 UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
+
+
+def count(text: str) -> float:
+    """A number with K, M or B after it."""
+    match = re.fullmatch(r"([0-9.]+(?:[eE][0-9]+)?)([KMB]?)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"must be a number such as 350M, not {text!r}")
+    return float(match[1]) * UNITS[match[2]]
+
+
+@dataclass(frozen=True)
+class ModelToPlan:
+    """The model and its workers, where they are not those of the settings."""
+
+    params: float | None = field(
+        default=None, metadata=flag("parameters in all, such as 350M: sets the width", type=count, metavar="N")
+    )
+    block_count: int | None = field(default=None, metadata=flag("parts that are trained apart", metavar="B"))
+    layers: int | None = field(default=None, metadata=flag("of the whole model", metavar="L"))
+    workers: int | None = field(default=None, metadata=flag("in all, equally many a block", metavar="W"))
+    steps: int | None = field(default=None, metadata=flag("local steps of each worker"))
+    steps_per_round: int | None = field(default=None, metadata=flag("", metavar="H"))
+
+
+@dataclass(frozen=True)
+class LinkToPlan:
+    """The link between a worker and the coordinator: a named one, and figures that win over it."""
+
+    link: str | None = field(
+        default=None, metadata=flag("lan, links-20, links-60, links-150 or consumer", metavar="NAME")
+    )
+    up_mbps: float | None = field(default=None, metadata=flag("to the coordinator; wins over --link", metavar="M"))
+    down_mbps: float | None = field(default=None, metadata=flag("from the coordinator; wins over --link", metavar="M"))
+    latency_ms: float | None = field(default=None, metadata=flag("one way; wins over --link"))
 
 
 def register_plan(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -25,18 +61,8 @@ def register_plan(subparsers: argparse._SubParsersAction[argparse.ArgumentParser
     )
     add_config_options(plan)
     add_data_options(plan)
-    model = plan.add_argument_group("model", "defaults are those of the settings")
-    model.add_argument("--params", type=count, metavar="N", help="parameters in all, such as 350M: sets the width")
-    model.add_argument("--block-count", type=int, metavar="B", help="parts that are trained apart")
-    model.add_argument("--layers", type=int, metavar="L", help="of the whole model")
-    model.add_argument("--workers", type=int, metavar="W", help="in all, equally many a block")
-    model.add_argument("--steps", type=int, metavar="N", help="local steps of each worker")
-    model.add_argument("--steps-per-round", type=int, metavar="H")
-    link = plan.add_argument_group("link", "between a worker and the coordinator")
-    link.add_argument("--link", metavar="NAME", help="lan, links-20, links-60, links-150 or consumer")
-    link.add_argument("--up-mbps", type=float, metavar="M", help="to the coordinator; wins over --link")
-    link.add_argument("--down-mbps", type=float, metavar="M", help="from the coordinator; wins over --link")
-    link.add_argument("--latency-ms", type=float, metavar="MS", help="one way; wins over --link")
+    add_flags(plan.add_argument_group("model", "defaults are those of the settings"), ModelToPlan)
+    add_flags(plan.add_argument_group("link", "between a worker and the coordinator"), LinkToPlan)
     step = plan.add_argument_group("machine")
     step.add_argument("--step-s", type=float, metavar="S", help="seconds of a local step of the busiest part")
     step.add_argument("--measure", action="store_true", help="take a few such steps here instead; needs their memory")
@@ -46,16 +72,15 @@ def register_plan(subparsers: argparse._SubParsersAction[argparse.ArgumentParser
 
 def run_plan(options: argparse.Namespace) -> int:
     """Plan, and print it."""
-    from dataclasses import asdict
-
     from stages.errors import InputError
     from trainer.planning.plan import describe, make_plan, measure_step, shape_model, staff, table
 
     if options.measure == (options.step_s is not None):
         raise InputError("say how long a step takes, --step-s SECONDS, or take some here: --measure; one of the two")
-    config, link = config_of(options, rounds=given({"steps_per_round": options.steps_per_round})), _link(options)
-    config = shape_model(config, options.params, options.block_count, options.layers)
-    config = staff(config, options.workers, options.config is not None)
+    asked, link = from_flags(ModelToPlan, options), _link(from_flags(LinkToPlan, options))
+    config = config_of(options, rounds=given({"steps_per_round": asked.steps_per_round}))
+    config = shape_model(config, asked.params, asked.block_count, asked.layers)
+    config = staff(config, asked.workers, options.config is not None)
     step_s, activations = options.step_s, None
     if options.measure:
         measured = measure_step(config, corpus_of(options))
@@ -78,29 +103,19 @@ def run_plan(options: argparse.Namespace) -> int:
     return 0
 
 
-def count(text: str) -> float:
-    """A number with K, M or B after it."""
-    match = re.fullmatch(r"([0-9.]+(?:[eE][0-9]+)?)([KMB]?)", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"must be a number such as 350M, not {text!r}")
-    return float(match[1]) * UNITS[match[2]]
-
-
-def _link(options: argparse.Namespace) -> WorkerLink:
+def _link(asked: LinkToPlan) -> WorkerLink:
     """Raises InputError."""
-    from dataclasses import replace
-
     from stages.errors import InputError
     from trainer.planning.cost import LINKS, WorkerLink
 
-    own = given({name: getattr(options, name) for name in ("up_mbps", "down_mbps", "latency_ms")})
-    if options.link is None:
+    own = given({name: value for name, value in asdict(asked).items() if name != "link"})
+    if asked.link is None:
         if len(own) < 3:
             raise InputError(
                 f"say what a worker's link is: --link with one of {', '.join(LINKS)}, or all of --up-mbps, --down-mbps "
                 "and --latency-ms"
             )
         return WorkerLink(**own)
-    if options.link not in LINKS:
-        raise InputError(f"no link {options.link!r}; there are {', '.join(LINKS)}")
-    return replace(LINKS[options.link], **own)
+    if asked.link not in LINKS:
+        raise InputError(f"no link {asked.link!r}; there are {', '.join(LINKS)}")
+    return replace(LINKS[asked.link], **own)

@@ -1,10 +1,9 @@
-"""Time and memory of a run: its hours, the share of them in which workers train, and the bytes that each side holds.
+"""Time and memory of a run: its hours, the share of them in which workers train, and the bytes that each side holds."""
 
-The share is the compute utilisation of the DiLoCo papers. DiLoCo (arXiv 2311.08105) communicates once in H steps, so of
-a round of H t seconds of training and c of communication a share H t / (H t + c) is used; Streaming DiLoCo (arXiv
-2501.18512, figure 4) and eager updates (arXiv 2502.12996) hide c behind the next steps and lose only the excess. The
-papers count an all-reduce among datacentres; here c is the exchange of a worker with the coordinator.
-"""
+# The share is the compute utilisation of the DiLoCo papers. DiLoCo (arXiv 2311.08105) communicates once in H steps, so
+# of a round of H t seconds of training and c of communication a share H t / (H t + c) is used; Streaming DiLoCo (arXiv
+# 2501.18512, figure 4) and eager updates (arXiv 2502.12996) hide c behind the next steps and lose only the excess. The
+# papers count an all-reduce among datacentres; here c is the exchange of a worker with the coordinator.
 
 from __future__ import annotations
 
@@ -97,12 +96,10 @@ class RunTiming:
 
 
 def timing_of(traffic: WorkerTraffic, settings: RoundSettings, link: WorkerLink, step_s: float) -> RunTiming:
-    """Timing of one worker whose local step takes `step_s` seconds.
-
-    A worker that waits sends, hears of the version that has its update, and fetches it, once for each fragment. One
-    that does not wait sends beside the next steps; only its fetching is not hidden. Computing of encodings and merges,
-    and replicas of unequal speed, are left out.
-    """
+    """Timing of one worker whose local step takes `step_s` seconds."""
+    # A worker that waits sends, hears of the version that has its update, and fetches it, once for each fragment. One
+    # that does not wait sends beside the next steps; only its fetching is not hidden. Computing of encodings and
+    # merges, and replicas of unequal speed, are left out.
     trip_s, begin_s = link.round_trip_s, (ORDER_TRIPS + FETCH_TRIPS) * link.round_trip_s
     training_s = settings.steps_per_round * step_s
     sending_s = sum(link.up_s(up) + SUBMIT_TRIPS * trip_s for up in traffic.ups)
@@ -140,12 +137,10 @@ class WorkerMemory:
 
 
 def worker_memory(part: PartInventory, traffic: WorkerTraffic, settings: RoundSettings) -> WorkerMemory:
-    """Memory of a worker, without activations.
-
-    Beside the weights it holds the version that the round began with (`held` of trainer/rounds/cache.py). A lossy codec
-    adds its error feedback; a worker that does not wait adds its own last update; `eager` and `patient`, the same
-    object, add a base and the momentum of the worker's own updates.
-    """
+    """Memory of a worker, without activations."""
+    # Beside the weights it holds the version that the round began with (`held` of trainer/rounds/cache.py). A lossy
+    # codec adds its error feedback; a worker that does not wait adds its own last update; `eager` and `patient`, the
+    # same object, add a base and the momentum of the worker's own updates.
     whole, lossy = part.weight_bytes, settings.codec != "fp32"
     eager, waits = settings.overlap in ("eager", "patient"), settings.overlap == "none"
     rounds = whole * (1 + lossy + (not waits) + 2 * eager)

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
 
 from stages.errors import ConfigError
 from stages.model.block import Codes
@@ -16,7 +15,7 @@ from trainer.blocks.memory import FP32_BYTES, trained_bytes
 from trainer.rounds.features import FeatureFormat, is_fed
 from trainer.rounds.parts import HEAD
 from trainer.rounds.spec import RunSpec
-from trainer.rounds.tensors import Shapes, numel
+from trainer.rounds.tensors import Shapes, numel, parameter_shapes
 
 # Passes of a layer that is only read, that a gradient goes through, and that is trained.
 FORWARD, THROUGH, TRAINED = 1, 2, 3
@@ -46,10 +45,8 @@ class PartInventory:
 
     @property
     def copied_bytes(self) -> int:
-        """Copies twice: as they were fetched, so that the next difference can be added, and in the modules that read.
-
-        The modules of a scorer's stages have no own heads.
-        """
+        """Copies twice: as they were fetched, for the next difference to be added, and in the modules that read."""
+        # The modules of a scorer's stages have no own heads.
         fetched = sum(map(numel, self.copied.values()))
         heads = sum(
             math.prod(shape) for like in self.copied.values() for name, shape in like.items() if name.startswith(HEAD)
@@ -65,7 +62,7 @@ def take_inventory(config: TrainingConfig) -> tuple[PartInventory, ...]:
     names = spec.parts
     with torch.device("meta"):
         modules = [spec.module(index) for index in range(len(names))]
-    known = {name: _shapes(module) for name, module in zip(names, modules, strict=True)}
+    known = {name: parameter_shapes(module) for name, module in zip(names, modules, strict=True)}
     return tuple(
         PartInventory(
             name=name,
@@ -133,7 +130,3 @@ def _passes(config: TrainingConfig, index: int) -> int:
 def _with_heads(config: TrainingConfig, heads: int) -> TrainingConfig:
     architecture = config.architecture
     return replace(config, architecture=replace(architecture, width=heads * architecture.head_dim, heads=heads))
-
-
-def _shapes(module: nn.Module) -> Shapes:
-    return {name: tuple(p.shape) for name, p in module.named_parameters() if p.requires_grad}

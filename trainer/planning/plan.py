@@ -13,12 +13,13 @@ from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.blocks.memory import saved_for_backward
 from trainer.blocks.round_settings import CodecName, RoundSettings
+from trainer.options import markdown
 from trainer.planning.cost import RunTiming, WorkerLink, WorkerMemory, coordinator_memory, timing_of, worker_memory
 from trainer.planning.inventory import fit_width, numbers_of, take_inventory
 from trainer.planning.traffic import ByteBounds, WorkerTraffic, bounds_of, traffic_of, wire_bytes
 from trainer.rounds.features import check_features
 from trainer.rounds.parts import Learner
-from trainer.rounds.simulated_workers import is_above_zero
+from trainer.rounds.settings import is_above_zero
 from trainer.rounds.spec import RunSpec, feed_nothing, settled
 from trainer.rounds.view import size
 
@@ -28,16 +29,8 @@ COPIES: tuple[CodecName, ...] = ("fp32", "int8")
 FRAGMENTS = 4  # fragments of the streaming variant, if the settings give no other number
 
 
-@dataclass(frozen=True)
-class RoundVariant:
-    """A named variant of the settings."""
-
-    name: str
-    config: TrainingConfig
-
-
-def variants(config: TrainingConfig, as_set: bool) -> list[RoundVariant]:
-    """Variants from a step-by-step exchange to fragments in four bits, for the model and the H of `config`.
+def variants(config: TrainingConfig, as_set: bool) -> dict[str, TrainingConfig]:
+    """Variants from a step-by-step exchange to fragments in four bits, by name, for the model and the H of `config`.
 
     as_set: begin with the settings as they are.
     """
@@ -52,28 +45,24 @@ def variants(config: TrainingConfig, as_set: bool) -> list[RoundVariant]:
         fragments=1,
         lookahead=False,
     )
-    found = [RoundVariant("as set", config)] if as_set else []
-
-    def add(name: str, rounds: RoundSettings) -> None:
-        found.append(RoundVariant(name, replace(config, rounds=rounds)))
-
-    add("every step", replace(plain, steps_per_round=1))
-    add("whole blocks", replace(plain, outer="mean"))
-    add("diloco", plain)
-    for codec in COARSE:
-        add(codec, _travelling(plain, codec))
     eager = replace(plain, overlap="eager")
-    add("eager", eager)
-    add("eager e3m0", _travelling(eager, "e3m0"))
-    pieces = min(base.fragments if base.fragments > 1 else FRAGMENTS, base.steps_per_round)
-    add("fragments", replace(_travelling(eager, "e3m0"), fragments=pieces))
+    count = min(base.fragments if base.fragments > 1 else FRAGMENTS, base.steps_per_round)
+    rounds: dict[str, RoundSettings] = {
+        "every step": replace(plain, steps_per_round=1),
+        "whole blocks": replace(plain, outer="mean"),
+        "diloco": plain,
+        **{str(codec): _travelling(plain, codec) for codec in COARSE},
+        "eager": eager,
+        "eager e3m0": _travelling(eager, "e3m0"),
+        "fragments": replace(_travelling(eager, "e3m0"), fragments=count),
+    }
     if base.model == "chain" and config.architecture.context == "chained" and config.architecture.parts > 1:
-        add("features", replace(plain, context_by="features"))
+        rounds["features"] = replace(plain, context_by="features")
+    found = {"as set": config} if as_set else {}
+    found |= {name: replace(config, rounds=changed) for name, changed in rounds.items()}
     if base.model != "ar" and config.architecture.parts > 1:
         for codec in COPIES:
-            found.append(
-                RoundVariant(f"lookahead {codec}", ahead(replace(config, rounds=replace(plain, copies_codec=codec))))
-            )
+            found[f"lookahead {codec}"] = ahead(replace(config, rounds=replace(plain, copies_codec=codec)))
     return found
 
 
@@ -206,7 +195,8 @@ def make_plan(
     steps = settled(config).steps
     config = replace(config, steps=steps, rounds=replace(config.rounds, rounds=0))
     passes = max(part.passes for part in take_inventory(config))
-    return [_row(variant, link, step_s / passes, passes, activations) for variant in variants(config, as_set)]
+    found = variants(config, as_set)
+    return [_row(name, own, link, step_s / passes, passes, activations) for name, own in found.items()]
 
 
 def describe(config: TrainingConfig) -> str:
@@ -219,9 +209,11 @@ def describe(config: TrainingConfig) -> str:
     )
 
 
-def _row(variant: RoundVariant, link: WorkerLink, pass_s: float, passes: int, activations: int | None) -> PlanRow:
+def _row(
+    name: str, config: TrainingConfig, link: WorkerLink, pass_s: float, passes: int, activations: int | None
+) -> PlanRow:
     """passes: those of the step whose activations were measured."""
-    config = settled(variant.config)
+    config = settled(config)
     parts, rounds = take_inventory(config), config.rounds
     traffic = [traffic_of(part, rounds) for part in parts]
     pairs = list(zip(parts, traffic, strict=True))
@@ -229,7 +221,7 @@ def _row(variant: RoundVariant, link: WorkerLink, pass_s: float, passes: int, ac
     memories = [worker_memory(part, each, rounds) for part, each in pairs]
     known = activations if max(part.passes for part in parts) == passes else None
     return PlanRow(
-        variant.name,
+        name,
         config,
         traffic,
         max(timings, key=lambda timing: timing.seconds),
@@ -275,15 +267,15 @@ def measure_step(config: TrainingConfig, corpus: Corpus) -> MeasuredStep:
     return MeasuredStep(statistics.median(times[1:]), activations)
 
 
-HEAD = ("way", "rounds", "up", "down", "all", "hours", "used", "weights", "gradients", "optimizer", "copies", "rounds'")
-TAIL = ("encoding", "activations", "worker", "coordinator")
+HEAD = (
+    *("way", "rounds", "up", "down", "all", "hours", "used", "weights", "gradients", "optimizer", "copies", "rounds'"),
+    *("encoding", "activations", "worker", "coordinator"),
+)
 
 
 def table(rows: Sequence[PlanRow]) -> list[str]:
     """Markdown: bytes of a worker and of all, hours, share used, and memory."""
-    header = [*HEAD, *TAIL]
-    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
-    return [*lines, *(f"| {' | '.join(_cells(row))} |" for row in rows)]
+    return markdown(HEAD, map(_cells, rows))
 
 
 def _cells(row: PlanRow) -> list[str]:

@@ -61,11 +61,10 @@ class WorkerTraffic:
 def traffic_of(part: PartInventory, settings: RoundSettings) -> WorkerTraffic:
     """Traffic of a worker of `part` when every worker submits in every round and each round waits for all of them.
 
-    A worker begins round n with version n, or with version n - 1 where it does not wait. The last round ends with the
-    last fragment, whose last version nobody trains from; the other fragments are fetched once more.
-
     settings: settled, so that `rounds` is above 0. Raises ConfigError for too many fragments.
     """
+    # A worker begins round n with version n, or with version n - 1 where it does not wait. The last round ends with the
+    # last fragment, whose last version nobody trains from; the other fragments are fetched once more.
     up, copy = codec_named(settings.codec), settings.copies_codec
     own = fragments_of(part.shapes, settings)
     versions = max(settings.rounds - 1 - settings.ahead, 0)
@@ -92,10 +91,8 @@ def fragments_of(like: Shapes, settings: RoundSettings) -> list[Shapes]:
 
 
 def wire_bytes(payload: int) -> float:
-    """Bytes on the link for a file of `payload` bytes: pieces in gRPC messages, HTTP/2 frames and TCP segments.
-
-    Acknowledgements travel the other way and are not counted.
-    """
+    """Bytes on the link for a file of `payload` bytes: pieces in gRPC messages, HTTP/2 frames and TCP segments."""
+    # Acknowledgements travel the other way and are not counted.
     whole, rest = divmod(payload, PIECE_BYTES)
     sizes = [*[PIECE_BYTES] * min(whole, 1), *[rest] * (rest > 0)]
     counts = [*[whole] * min(whole, 1), *[1] * (rest > 0)]
@@ -128,12 +125,10 @@ def bounds_of(parts: Sequence[PartInventory], settings: RoundSettings) -> ByteBo
 
 
 def _of_part(part: PartInventory, settings: RoundSettings) -> ByteBounds:
-    """Bounds of the workers of one part.
-
-    Least: all have version 0, and each round has one update. Most: each worker submits in each round and fetches every
-    version that a round may begin with, at its most expensive; the same for the copies, of which one more may be made
-    of the last version if the part that is read is the faster one.
-    """
+    """Bounds of the workers of one part."""
+    # Least: all have version 0, and each round has one update. Most: each worker submits in each round and fetches
+    # every version that a round may begin with, at its most expensive; the same for the copies, of which one more may
+    # be made of the last version if the part that is read is the faster one.
     traffic, replicas, rounds = traffic_of(part, settings), settings.replicas, settings.rounds
     *others, last = fragments_of(part.shapes, settings)
     own = sum(_most(like, rounds, settings.down_codec) for like in others)

@@ -1,7 +1,6 @@
-"""The proof that nothing was lost: every accepted update was merged once, or is still there.
+"""The proof that nothing was lost: every accepted update was merged once, or is still there."""
 
-It is a proof against faults, not against an attacker with access to the directory: the log's chain has no secret.
-"""
+# It is a proof against faults, not against an attacker with access to the directory: the log's chain has no secret.
 
 from __future__ import annotations
 

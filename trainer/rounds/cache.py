@@ -12,11 +12,12 @@ from torch import Tensor
 from stages.errors import CheckpointError, CodecError, InputError, ServiceError
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.round_settings import CodecName
+from trainer.blocks.state import digest
 from trainer.rounds.client import FileGoneError, RoundsClient
 from trainer.rounds.codecs import WHOLE, codec_named, receive
 from trainer.rounds.features import FeatureFormat
 from trainer.rounds.parts import FedPart, PartTask
-from trainer.rounds.tensors import Shapes, Tensors, digest
+from trainer.rounds.tensors import Shapes, Tensors
 from trainer.rounds.transfer import Parcel
 from trainer.v1 import rounds_pb2
 
@@ -83,11 +84,10 @@ class WeightCache:
 
 
 class FeatureClient:
-    """Features for a part that reads them: fetched with a round's order, on the disk until the next one.
+    """Features for a part that reads them: fetched with a round's order, on the disk until the next one."""
 
-    They are as large as the text is long and a step needs a small piece of them; and a worker that is stopped in the
-    middle of a round must find the features it began with, for newer ones would be of other weights.
-    """
+    # They are as large as the text is long and a step needs a small piece of them; and a worker that is stopped in the
+    # middle of a round must find the features it began with, for newer ones would be of other weights.
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class FeatureClient:
         path = self._path(round_)
         if not path.exists() or path.stat().st_size != self._format.size:
             return False
-        self._part.feed(StepFeatures(path, self._format, round_))
+        self._part.feed = StepFeatures(path, self._format, round_)
         return True
 
     def take(self, order: rounds_pb2.Order) -> None:
@@ -131,7 +131,7 @@ class FeatureClient:
                 old.unlink()
             incoming = self._directory / INCOMING / FOLDER
             self._client.fetch_into(file, self._worker, self._place.lease, incoming, path)
-        self._part.feed(StepFeatures(path, self._format, order.round))
+        self._part.feed = StepFeatures(path, self._format, order.round)
 
     def _path(self, round_: int) -> Path:
         # the place is in the name: a worker that gets another one must not train on this one's features

@@ -347,10 +347,10 @@ class Heartbeat:
 
     def __init__(self, client: RoundsClient, lease_s: float, report: Callable[[], rounds_pb2.BeatRequest]) -> None:
         """:param report: makes the message; called on the heartbeat's thread."""
+        # Of the fragments; none before the first answer.
         self.open_rounds: list[int] = []
-        """Of the fragments; none before the first answer."""
+        # True if the run is over; whether the place went to another.
         self.ended = self.lost = False
-        """True if the run is over; whether the place went to another."""
         self._client, self._every_s, self._report = client, min(lease_s / BEATS_A_LEASE, BEAT_S), report
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)

@@ -133,12 +133,12 @@ class RowInt8Codec(TensorCodec):
 
 
 class E3M0Codec(TensorCodec):
-    """A sign and three bits of exponent, one float32 scale for 128 numbers.
+    """A sign and three bits of exponent, one float32 scale for 128 numbers."""
 
-    The format of Streaming DiLoCo's outer gradients (arXiv 2501.18512), whose paper does not say how numbers are
-    scaled: here the largest of a group is 1, and the values are 0 and plus or minus 1, 1/2, ... 1/64 of it, each number
-    going to the nearest. A tensor is the scales of its groups, then two numbers a byte, the first in the lower half.
-    """
+    # The format of Streaming DiLoCo's outer gradients (arXiv 2501.18512), whose paper does not say how numbers are
+    # scaled: here the largest of a group is 1, and the values are 0 and plus or minus 1, 1/2, ... 1/64 of it, each
+    # number going to the nearest. A tensor is the scales of its groups, then two numbers a byte, the first in the lower
+    # half.
 
     name, bits = "e3m0", 4
 
@@ -164,13 +164,13 @@ class E3M0Codec(TensorCodec):
 
 
 class TernaryCodec(TensorCodec):
-    """-1, 0 or 1 times one float32 scale for 256 numbers, five to a byte.
+    """-1, 0 or 1 times one float32 scale for 256 numbers, five to a byte."""
 
-    Zeros and scale are those of ternary weight networks (arXiv 1605.04711): numbers nearer to 0 than 0.7 of their
-    group's mean size are 0, and the scale is the mean size of the others. That is coarse and needs error feedback
-    (after which, with Muon inside, two bits are said to cost nothing: arXiv 2505.23725). A tensor is the scales of its
-    groups, then base-3 numbers of five digits, the lowest first; digit 0 stands for 0, 1 for plus and 2 for minus.
-    """
+    # Zeros and scale are those of ternary weight networks (arXiv 1605.04711): numbers nearer to 0 than 0.7 of their
+    # group's mean size are 0, and the scale is the mean size of the others. That is coarse and needs error feedback
+    # (after which, with Muon inside, two bits are said to cost nothing: arXiv 2505.23725). A tensor is the scales of
+    # its groups, then base-3 numbers of five digits, the lowest first; digit 0 stands for 0, 1 for plus and 2 for
+    # minus.
 
     name, bits = "ternary", 8 / TERNARY_DIGITS
 
@@ -229,11 +229,9 @@ class ErrorFeedback:
 
 
 def publish(weights: Tensors, public: Tensors, codec: CodecName) -> tuple[Tensors, bytes]:
-    """The weights that workers have next, and the difference that brings them there; (weights, b"") for `fp32`.
-
-    The difference is taken from the weights that they have, not from the version before, so that what one version
-    rounds away is in the next: error feedback without a state of its own.
-    """
+    """The weights that workers have next, and the difference that brings them there; (weights, b"") for `fp32`."""
+    # The difference is taken from the weights that they have, not from the version before, so that what one version
+    # rounds away is in the next: error feedback without a state of its own.
     if codec == WHOLE:
         return weights, b""
     difference = codec_named(codec).encode(subtract(weights, public))

@@ -11,7 +11,8 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stages.telemetry.logs import LOG_FORMATS, check_log_format, start_log
+from stages.settings import add_flags, from_flags
+from stages.telemetry.observability import LOG_FORMATS, check_log_format, start_log
 from stages.wire.tls import add_server_options, security_of
 from stages.wire.tokens import add_token_options, token_of
 from trainer.options import (
@@ -22,12 +23,12 @@ from trainer.options import (
     choices,
     config_of,
     corpus_of,
-    decimals,
     given,
     numbers,
     print_json,
     words,
 )
+from trainer.rounds.settings import CoordinatorSettings, SimulatedWorkers, Throttle, WatchSettings, WorkerSettings
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -38,85 +39,51 @@ if TYPE_CHECKING:
 
 # Modules that need torch are imported when a command runs.
 
-MAX_PATIENCE_S = 1e7
-
 
 def register_rounds(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the commands to the parser of `onesweep`."""
-    coordinate = subparsers.add_parser(
-        "coordinate", help="give out a model's parts to workers, and merge what they learn"
-    )
+    summary = "give out a model's parts to workers, and merge what they learn"
+    coordinate = subparsers.add_parser("coordinate", help=summary)
     coordinate.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML, with a section [rounds]")
     coordinate.add_argument("--profile", help="onesweep (default) or blocktrain")
-    coordinate.add_argument("--data", type=Path, metavar="PATH", help="UTF-8 text (default: Python's docs)")
-    coordinate.add_argument("--own-data", action="store_true", help="let workers bring other text than this")
-    coordinate.add_argument("--out", type=Path, default=Path("runs/chain"), help="the checkpoint (%(default)s)")
-    coordinate.add_argument("--listen", required=True, metavar="HOST:PORT")
-    coordinate.add_argument(
-        "--lease", type=float, default=30.0, metavar="S", help="silence after which a place is free (30)"
-    )
-    coordinate.add_argument(
-        "--publish-every", type=int, default=10, metavar="N", help="rounds between checkpoints (10)"
-    )
-    coordinate.add_argument("--page", metavar="HOST:PORT", help="serve a page of the run there, for browsers")
-    coordinate.add_argument("--tokens", type=Path, metavar="FILE", help="who may work, from `onesweep token`")
-    coordinate.add_argument("--threads", type=int, metavar="N", help="default: all cores")
-    coordinate.add_argument("--log-format", default="text", help=f"{' or '.join(LOG_FORMATS)} (text)")
+    add_data_options(coordinate)
+    add_flags(coordinate, CoordinatorSettings)
+    _add_log_option(coordinate)
     add_server_options(coordinate)
     coordinate.set_defaults(run=run_coordinate)
 
     work = subparsers.add_parser("work", help="train one part of a model for a coordinator")
-    _add_coordinator_options(work)
-    work.add_argument("--data", type=Path, metavar="PATH", help="UTF-8 text (default: Python's docs)")
-    work.add_argument("--block", type=int, metavar="N", help="the part to train (default: whichever lacks a worker)")
+    work.add_argument("--coordinator", required=True, metavar="HOST:PORT")
+    _add_access_options(work)
+    add_data_options(work)
     work.add_argument(
         "--name", help="of this worker; with a token, its key's name or NAME.MORE (default: this machine's)"
     )
     work.add_argument("--state", type=Path, metavar="DIR", help="where it keeps its state (default: runs/work/NAME)")
     work.add_argument("--config", type=Path, metavar="FILE", help="refuse a run of another architecture than in here")
-    work.add_argument("--wait", action="store_true", help="where every place is taken, wait for one")
+    add_flags(work, WorkerSettings)
+    add_flags(work, WatchSettings, only=("patience_s",))
+    add_flags(work, SimulatedWorkers, only=("pace_s",))
     add_device_option(work)
-    work.add_argument(
-        "--patience", type=float, default=600.0, metavar="S", help="how long to look for the coordinator (600)"
-    )
-    work.add_argument("--save-every", type=float, default=60.0, metavar="S", help="between two saves in a round (60)")
-    work.add_argument("--threads", type=int, metavar="N", help="default: all cores")
-    work.add_argument(
-        "--pace-s", type=float, default=0.0, metavar="S", help="rest in a local step until it took so long (0)"
-    )
-    work.add_argument("--log-format", default="text", help=f"{' or '.join(LOG_FORMATS)} (text)")
+    _add_log_option(work)
     work.set_defaults(run=run_work)
 
     rounds = subparsers.add_parser("rounds", help="watch a coordinator's run: parts, workers, who is late")
-    _add_coordinator_options(rounds, positional=True)
-    rounds.add_argument("--interval", type=float, default=1.0, metavar="S", help="least time between two looks (1)")
-    rounds.add_argument("--once", action="store_true", help="one look")
-    rounds.add_argument(
-        "--patience",
-        type=float,
-        default=600.0,
-        metavar="S",
-        help="how long to look for a coordinator that has gone (600)",
-    )
-    rounds.add_argument("--json", action="store_true", help="a line of JSON for each look")
+    add_flags(rounds, WatchSettings)
+    _add_access_options(rounds)
     rounds.set_defaults(run=run_rounds)
 
 
 def run_coordinate(options: argparse.Namespace) -> int:
     """Coordinate a run to its end."""
     from trainer.blocks.config import load_config
-    from trainer.blocks.data import load_corpus
-    from trainer.options import set_threads
-    from trainer.rounds.coordinator import CoordinatorSettings
-    from trainer.rounds.server import ServerSettings, coordinate
+    from trainer.rounds.server import coordinate
 
     start_log(check_log_format(options.log_format), "coordinator")
-    set_threads(options.threads)
-    server = ServerSettings(options.listen, security_of(options), options.tokens, options.page)
-    settings = CoordinatorSettings(options.lease, options.publish_every, options.own_data)
-    config = load_config(options.config, options.profile)
-    spec = coordinate(config, load_corpus(options.data), options.out, server, settings)
-    print(f"{options.out}: {len(spec.parts)} parts after {spec.rounds} rounds")
+    settings = from_flags(CoordinatorSettings, options, security=security_of(options))
+    corpus = corpus_of(options)
+    spec = coordinate(load_config(options.config, options.profile), corpus, settings)
+    print(f"{settings.out}: {len(spec.parts)} parts after {spec.rounds} rounds")
     return 0
 
 
@@ -125,32 +92,25 @@ def run_work(options: argparse.Namespace) -> int:
     from stages.errors import InputError
     from stages.wire.channel import check_name
     from trainer.blocks.config import load_config
-    from trainer.blocks.data import load_corpus
     from trainer.blocks.device import check_device
-    from trainer.options import set_threads
-    from trainer.rounds.simulated_workers import SimulatedWorkers, Throttle
     from trainer.rounds.spec import architecture_digest
-    from trainer.rounds.worker import WorkerSettings, work
+    from trainer.rounds.worker import work
 
     name = check_name(options.name or re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64], "--name")
-    if options.block is not None and not 0 <= options.block < 2**32:
-        raise InputError(f"--block must be the number of a part, not {options.block}")
-    if not 0 <= options.save_every <= MAX_PATIENCE_S:
-        raise InputError(f"--save-every must be from 0 to {MAX_PATIENCE_S:g} seconds, not {options.save_every:g}")
+    if options.part is not None and not 0 <= options.part < 2**32:
+        raise InputError(f"--block must be the number of a part, not {options.part}")
     start_log(check_log_format(options.log_format), name)
-    set_threads(options.threads)
-    settings = WorkerSettings(
+    settings = from_flags(
+        WorkerSettings,
+        options,
         name=name,
         state=options.state or Path("runs/work") / name,
-        part=options.block,
-        wait=options.wait,
         device=check_device(options.device),
-        save_every_s=options.save_every,
         architecture=architecture_digest(load_config(options.config).architecture) if options.config else "",
-        throttle=Throttle(SimulatedWorkers(pace_s=options.pace_s)),
+        throttle=Throttle(SimulatedWorkers(**given({"pace_s": options.pace_s}))),
     )
-    corpus, stop = load_corpus(options.data), _stop_on_signals()
-    link = _link(options, stop)
+    corpus, stop = corpus_of(options), _stop_on_signals()
+    link = _link(options, from_flags(WatchSettings, options), stop)
     try:
         trained = work(link, corpus, settings)
     finally:
@@ -170,21 +130,20 @@ def run_rounds(options: argparse.Namespace) -> int:
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode has no bars
-    link, screen = (
-        _link(options, threading.Event()),
-        TerminalScreen(sys.stdout, sys.stdout.isatty() and not options.once),
-    )
+    settings = from_flags(WatchSettings, options)
+    link = _link(options, settings, threading.Event())
+    screen = TerminalScreen(sys.stdout, sys.stdout.isatty() and not settings.once)
     recent, shown = deque[WatchUpdate](), list[str]()
 
     def away(problem: str) -> None:
-        words = f"{problem}; looking for it for {duration(options.patience)}"
-        if options.json:
+        words = f"{problem}; looking for it for {duration(settings.patience_s)}"
+        if settings.json:
             print(words, file=sys.stderr, flush=True)
         else:
             screen.show([words, "", *shown] if screen.in_place else [words])
 
-    for update in link.watch(options.interval, away):
-        if options.json:
+    for update in link.watch(settings.interval_s, away):
+        if settings.json:
             print(json.dumps(snapshot(update)), flush=True)
         else:
             while recent and not 0 < update.seconds - recent[0].seconds <= RATE_S:
@@ -192,32 +151,28 @@ def run_rounds(options: argparse.Namespace) -> int:
             shown = lines_of(update, recent[0] if recent else None)
             screen.show(shown)
             recent.append(update)
-        if options.once:
+        if settings.once:
             break
     link.close()
     return 0
 
 
-def _add_coordinator_options(parser: argparse.ArgumentParser, positional: bool = False) -> None:
-    if positional:
-        parser.add_argument("coordinator", metavar="HOST:PORT")
-    else:
-        parser.add_argument("--coordinator", required=True, metavar="HOST:PORT")
+def _add_access_options(parser: argparse.ArgumentParser) -> None:
     add_server_options(parser)
     add_token_options(parser)
 
 
-def _link(options: argparse.Namespace, stop: threading.Event) -> RoundsClient:
+def _add_log_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--log-format", default="text", help=f"{' or '.join(LOG_FORMATS)} (text)")
+
+
+def _link(options: argparse.Namespace, settings: WatchSettings, stop: threading.Event) -> RoundsClient:
     """Raises InputError."""
-    from stages.errors import InputError
     from trainer.rounds.client import RoundsClient
 
-    patience = getattr(options, "patience", 0.0)
-    if not 0 <= patience <= MAX_PATIENCE_S:
-        raise InputError(f"--patience must be from 0 to {MAX_PATIENCE_S:g} seconds, not {patience:g}")
     security = security_of(options)
-    token = token_of(options, options.coordinator, security.tls)
-    return RoundsClient(options.coordinator, security, token, patience, stop.is_set)
+    token = token_of(options, settings.coordinator, security.tls)
+    return RoundsClient(settings.coordinator, security, token, settings.patience_s, stop.is_set)
 
 
 def _stop_on_signals() -> threading.Event:
@@ -232,9 +187,6 @@ def _stop_on_signals() -> threading.Event:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, ask)
     return stop
-
-
-_FLEET = ("step_s", "pace_s", "slowness", "latency_s", "up_mbps", "down_mbps", "in_time", "late_rounds", "lost")
 
 
 def add_rounds_options(parser: argparse.ArgumentParser) -> None:
@@ -262,15 +214,7 @@ def add_rounds_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=numbers, default=[0], metavar="N[,N]")
     parser.add_argument("--steps", type=int, help="local steps of each worker")
     fleet = parser.add_argument_group("workers", "of virtual ones, speeds and links; their seconds are not real")
-    fleet.add_argument("--step-s", type=float, help="seconds of a local step (default: 1)")
-    fleet.add_argument("--slowness", type=decimals, metavar="N[,N]", help="times a replica takes longer, one by one")
-    fleet.add_argument("--pace-s", type=float, help="real workers: what a local step takes at least (default: 0)")
-    fleet.add_argument("--latency-s", type=float, help="of a message (default: 0.1)")
-    fleet.add_argument("--up-mbps", type=float, help="of a worker's link (default: 20)")
-    fleet.add_argument("--down-mbps", type=float, help="likewise (default: 100)")
-    fleet.add_argument("--in-time", type=float, metavar="SHARE", help="of the updates; others are late (default: 1)")
-    fleet.add_argument("--late-rounds", type=float, metavar="N", help="by how many rounds (default: 1.5)")
-    fleet.add_argument("--lost", type=float, metavar="SHARE", help="of the updates that never come (default: 0)")
+    add_flags(fleet, SimulatedWorkers)
     parser.add_argument("--out", type=Path, default=Path("runs/rounds"), help="one file an arm and seed")
     parser.add_argument("--json", action="store_true", help="for programs")
 
@@ -280,9 +224,8 @@ def run_train_rounds(options: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from trainer.rounds.comparison import arms, run_arms, table, tally_table
-    from trainer.rounds.simulated_workers import SimulatedWorkers
 
-    config, fleet = config_of(options), SimulatedWorkers(**given({name: getattr(options, name) for name in _FLEET}))
+    config, fleet = config_of(options), from_flags(SimulatedWorkers, options)
     engines, varied = given({"engine": options.engine}), dict(options.vary)
     ways = [{**engines, **own, **varied} for own in options.arm or [{}]]
     compared = [

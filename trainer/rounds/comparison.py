@@ -20,9 +20,10 @@ from stages.errors import ConfigError
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.blocks.memory import measure
+from trainer.options import markdown
 from trainer.rounds.features import FeatureReader
 from trainer.rounds.processes import GrpcEngine
-from trainer.rounds.simulated_workers import SimulatedWorkers
+from trainer.rounds.settings import SimulatedWorkers
 from trainer.rounds.simulation import InProcessEngine, RoundsEngine, WorkerTally
 from trainer.rounds.spec import RunSpec, feed_nothing, replica_seed
 from trainer.rounds.torchft import TorchftEngine
@@ -262,8 +263,8 @@ def measure_step_cost(spec: RunSpec, corpus: Corpus) -> StepCost:
     held, operations = [], 0
     for index in range(len(spec.parts)):
         part = feed_nothing(spec.task(index, corpus, spec.config.seed), spec)
-        use = measure(part.module, spec.config, lambda part=part: part.loss(0).total, part.frozen)  # type: ignore[misc]
-        copies = sum(p.numel() * p.element_size() for copy in part.frozen for p in copy.parameters())
+        use = measure(part.module, spec.config, lambda part=part: part.loss(0).total, [*part.copies.values()])  # type: ignore[misc]
+        copies = sum(p.numel() * p.element_size() for copy in part.copies.values() for p in copy.parameters())
         held.append((use.total, copies))
         with FlopCounterMode(display=False) as counter:
             part.loss(1).total.backward()
@@ -315,13 +316,11 @@ def table(results: Rows) -> list[str]:
     """
     blocks = [name for name in results[0].losses if name.endswith(" next_byte")] if results else []
     losses = ("next_byte", *blocks[:-1])
-    heads = ["arm", "seeds", *losses, *COLUMNS]
-    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    cells = []
     for arm, rows in _by_arm(results).items():
         spreads = [_spread([row.losses.get(name, math.nan) for row in rows]) for name in losses]
-        cells = [arm, str(len(rows)), *spreads, *(column(rows) for column in COLUMNS.values())]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        cells.append([arm, str(len(rows)), *spreads, *(column(rows) for column in COLUMNS.values())])
+    return markdown(["arm", "seeds", *losses, *COLUMNS], cells)
 
 
 def tally_table(results: Rows) -> list[str]:
@@ -329,21 +328,17 @@ def tally_table(results: Rows) -> list[str]:
     by_arm = _by_arm([result for result in results if result.tallies])
     if not by_arm:
         return []
-    return [
-        "",
-        "| arm | next_byte | seconds | steps made, worker by worker | of these merged | trained |",
-        "|---|---|---|---|---|---|",
-        *(_tally_row(arm, rows) for arm, rows in by_arm.items()),
-    ]
+    head = ("arm", "next_byte", "seconds", "steps made, worker by worker", "of these merged", "trained")
+    return ["", *markdown(head, (_tally_row(arm, rows) for arm, rows in by_arm.items()))]
 
 
-def _tally_row(arm: str, rows: Rows) -> str:
+def _tally_row(arm: str, rows: Rows) -> Sequence[str]:
     made = _each(rows, lambda tally, row: tally.made, "{:.0f}")
     merged = _each(rows, lambda tally, row: tally.merged, "{:.0f}")
     trained = _each(rows, lambda tally, row: min(tally.busy_s / row.seconds, 1.0), "{:.0%}")
     nats = statistics.mean(row.losses["next_byte"] for row in rows)
     seconds = statistics.mean(row.seconds for row in rows)
-    return f"| {arm} | {nats:.3f} | {seconds:.1f} | {made} | {merged} | {trained} |"
+    return arm, f"{nats:.3f}", f"{seconds:.1f}", made, merged, trained
 
 
 def _each(rows: Rows, value: Callable[[WorkerTally, ArmResult], float], shown: str) -> str:

@@ -1,7 +1,6 @@
-"""A coordinator: gives out places and orders, takes updates in, closes rounds, publishes. Knows nothing of gRPC calls.
+"""A coordinator: gives out places and orders, takes updates in, closes rounds, publishes. It knows no gRPC."""
 
-The ledger decides about updates; the coordinator adds who is there, the time, and files.
-"""
+# The ledger decides about updates; the coordinator adds who is there, the time, and files.
 
 from __future__ import annotations
 
@@ -12,12 +11,12 @@ import logging
 import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from mmap import mmap
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from stages.errors import CheckpointError, ConfigError, InputError
+from stages.errors import CheckpointError, ConfigError
 from stages.threads import in_thread, to_its_end
 from stages.wire.status import exhausted, invalid
 from trainer.blocks.data import Corpus
@@ -26,6 +25,7 @@ from trainer.rounds.file_server import FeatureServer, WeightServer
 from trainer.rounds.ledger import Ledger
 from trainer.rounds.members import Member, Members
 from trainer.rounds.publishing import Publisher
+from trainer.rounds.settings import CoordinatorSettings
 from trainer.rounds.spec import RunSpec
 from trainer.rounds.update_intake import UpdateIntake, check_beat
 from trainer.v1 import rounds_pb2
@@ -41,21 +41,6 @@ TICK_S = 0.05
 STORE_RETRY_S = 2.0  # between two tries to write what the disk did not take
 EARLY_RETRY_MS = 200
 MEMBERS = "members.json"
-
-
-@dataclass(frozen=True)
-class CoordinatorSettings:
-    """Settings of `onesweep coordinate` beside those of the run."""
-
-    lease_s: float = 30.0  # silence of a worker after which its place can go to another
-    publish_every: int = 10  # rounds between two checkpoints; the last round is always published
-    own_data: bool = False  # whether workers may bring other text than the coordinator's
-
-    def __post_init__(self) -> None:
-        if not 0.5 <= self.lease_s <= 86400:
-            raise InputError(f"--lease must be from 0.5 to 86400 seconds, not {self.lease_s:g}")
-        if not 1 <= self.publish_every <= 2**31:
-            raise InputError(f"--publish-every must be at least 1 round, not {self.publish_every}")
 
 
 class Coordinator:
@@ -78,7 +63,7 @@ class Coordinator:
         """
         if settings.own_data and spec.config.rounds.context_by == "features":
             raise ConfigError("the features that workers get are of the coordinator's text: leave --own-data out")
-        self.needs = {part: spec.task(i, corpus, spec.config.seed).needs for i, part in enumerate(spec.parts)}
+        self.needs = {part: spec.task(i, corpus, spec.config.seed).copies.keys() for i, part in enumerate(spec.parts)}
         self.spec, self.settings, self.clock, self.publisher = spec, settings, clock, publisher
         self.begun_s = clock()
         self.ledger, self.ledger_lock = ledger, asyncio.Lock()
@@ -96,8 +81,8 @@ class Coordinator:
         self.received_bytes = self.sent_bytes = 0
         self._expected: dict[str, int] = {}
         self._ordered = set[str]()
+        # Rounds of a fragment that its waiting workers have done.
         self._asked: dict[str, list[int]] = {}
-        """Rounds of a fragment that its waiting workers have done."""
         self._publishing: asyncio.Task[None] | None = None
         self._times_published = self._rounds_closed() // settings.publish_every
         self._changed = asyncio.Event()
@@ -303,10 +288,8 @@ class Coordinator:
 
     async def _expect(self, fragment: str) -> None:
         """Tell the ledger the number of workers that will hand in: of places that were never taken, of workers that are
-        here, and of those that did already.
-
-        Not of workers that are here and whose update was refused: made again it would be the same.
-        """
+        here, and of those that did already."""
+        # Not of workers that are here and whose update was refused: made again it would be the same.
         now, round_ = self.clock(), self.ledger.round(fragment)
         members = self._trainers(fragment)
         gone = sum(not self.members.is_here(m, now) and m.done(fragment) < round_ for m in members)
@@ -355,11 +338,9 @@ class Coordinator:
         return order
 
     def _next_round(self, fragment: str, done: int) -> int | None:
-        """The round after those that are done; None where there is no more.
-
-        All but the last fragment have one more, in which nothing is learned: while the others are trained to their end,
-        theirs must be the weights that the last round made.
-        """
+        """The round after those that are done; None where there is no more."""
+        # All but the last fragment have one more, in which nothing is learned: while the others are trained to their
+        # end, theirs must be the weights that the last round made.
         wanted = max(self.ledger.round(fragment), done + 1)
         last = self.spec.rounds - self._is_last(fragment)
         return wanted if wanted <= last and not self.ended else None

@@ -19,12 +19,13 @@ from stages.threads import in_low_priority_thread, to_its_end
 from stages.wire.status import StatusError
 from trainer.blocks.data import Corpus
 from trainer.blocks.round_settings import CodecName, RoundSettings
+from trainer.blocks.state import digest
 from trainer.rounds.codecs import WHOLE, codec_named, publish, route, whole_size
 from trainer.rounds.features import FeatureReader, is_fed, names_before
 from trainer.rounds.ledger import KEPT_VERSIONS, Ledger
 from trainer.rounds.members import Place
 from trainer.rounds.spec import RunSpec, replica_seed
-from trainer.rounds.tensors import Tensors, digest
+from trainer.rounds.tensors import Tensors
 from trainer.rounds.transfer import Parcel
 from trainer.v1 import rounds_pb2
 
@@ -37,18 +38,17 @@ RETRY_S = 2.0  # between two tries to write what the disk did not take
 
 
 class CopyLine:
-    """One fragment as workers of other parts have it: a line of versions of its own, refreshed now and then.
+    """One fragment as workers of other parts have it: a line of versions of its own, refreshed now and then."""
 
-    The rounded difference to the copy before travels, so that what one refresh rounds away is in the next.
-    """
+    # The rounded difference to the copy before travels, so that what one refresh rounds away is in the next.
 
     def __init__(self, settings: RoundSettings, version: int, weights: Tensors) -> None:
         """:param version, weights: with which the line begins."""
         self.settings = settings
+        # Number of refreshes, version of the last one, and the copy.
         self.number, self.version, self.tensors = 0, version, weights
-        """Number of refreshes, version of the last one, and the copy."""
+        # To the last few copies from those before, by number; none in `fp32`, where a copy travels whole.
         self.differences: dict[int, bytes] = {}
-        """To the last few copies from those before, by number; none in `fp32`, where a copy travels whole."""
 
     def follow(self, version: int, weights: Tensors) -> None:
         """Refresh the copy from the newest version, if it is old enough."""
@@ -173,12 +173,12 @@ class FeatureServer:
 
     On a thread that gives way to merges, for one place at a time; in memory are the features of one local step, and on
     the disk those of one round of each place. Methods without an underscore are for the event loop.
-
-    The coordinator makes them, not the workers of the blocks before: those would have to be there, fast and trusted,
-    and have the text of others. The coordinator has all that is needed, and what it makes is a function of versions,
-    seed, replica and round. They are made when a round is asked for: made ahead they would be of older versions, and of
-    rounds that are never trained.
     """
+
+    # The coordinator makes them, not the workers of the blocks before: those would have to be there, fast and trusted,
+    # and have the text of others. The coordinator has all that is needed, and what it makes is a function of versions,
+    # seed, replica and round. They are made when a round is asked for: made ahead they would be of older versions, and
+    # of rounds that are never trained.
 
     def __init__(
         self,
@@ -196,10 +196,10 @@ class FeatureServer:
         self._directory = directory / FOLDER
         self._reader_type = reader
         self._reader: FeatureReader | None = None
+        # The newest of each place, and its round.
         self._made: dict[Place, tuple[int, rounds_pb2.File]] = {}
-        """The newest of each place, and its round."""
+        # Rounds, in the order in which they were asked for.
         self._wanted: dict[Place, int] = {}
-        """Rounds, in the order in which they were asked for."""
         self._making: asyncio.Task[None] | None = None
         self._stopping = False
 

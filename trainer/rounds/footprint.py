@@ -15,12 +15,12 @@ from stages.errors import ConfigError, Interrupted, ServiceError
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus, load_corpus
 from trainer.rounds.client import RoundsClient
-from trainer.rounds.coordinator import CoordinatorSettings
 from trainer.rounds.parts import Learner
 from trainer.rounds.processes import PRELOADED
-from trainer.rounds.server import ServerSettings, coordinate
+from trainer.rounds.server import coordinate
+from trainer.rounds.settings import CoordinatorSettings, WorkerSettings
 from trainer.rounds.spec import RunSpec
-from trainer.rounds.worker import WorkerSettings, work
+from trainer.rounds.worker import work
 
 # Enough for everything that is ever held: optimizer state, an update, a version that replaces another.
 ROUNDS, STEPS = 2, 2
@@ -93,9 +93,8 @@ def measure_worker(config: TrainingConfig, data: Path | None) -> Footprint:
 
 
 def _coordinate(config: TrainingConfig, data: Path | None, directory: Path, port: Connection) -> None:
-    server = ServerSettings("127.0.0.1:0")
     with suppress(Interrupted):
-        coordinate(config, load_corpus(data), directory / "out", server, CoordinatorSettings(), port.send)
+        coordinate(config, load_corpus(data), CoordinatorSettings("127.0.0.1:0", directory / "out"), port.send)
 
 
 def _work(

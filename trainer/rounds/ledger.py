@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Literal
 
 from stages.errors import ResumeError
 from trainer.blocks.round_settings import RoundSettings
+from trainer.blocks.state import digest
 from trainer.rounds.codecs import publish
-from trainer.rounds.deadlines import new_deadline, new_late
 from trainer.rounds.outer import new_outer, of_all
-from trainer.rounds.robust import new_robust, screen
+from trainer.rounds.robust import screen, temper
 from trainer.rounds.store import Record, Share, Store, Update, Version
-from trainer.rounds.tensors import Tensors, digest, norm, shapes
+from trainer.rounds.tensors import Tensors, norm, shapes
 
 MOST_POINTS = 100  # of a fragment; once there are more rounds, a point stands for 2, 4, 8... of them.
 
@@ -83,6 +85,31 @@ class LossCurves:
             del points[1::2]
 
 
+def closes_at(settings: RoundSettings, arrivals: Sequence[float], expected: int, past: Sequence[float]) -> float | None:
+    """Seconds after its begin at which a round ends if nothing else comes; None where it waits for more.
+
+    arrivals: of this round, in time, ascending; expected: workers; past: arrivals of earlier rounds, in time. A round
+    in which all that are expected have come ends at once, whatever this says; one to which nothing came does not end.
+    """
+    match settings.deadline:
+        case "lockstep":
+            # The coordinator expects nothing of a worker whose lease ran out, so this waits for nobody for ever.
+            return None
+        case "fixed":
+            return settings.deadline_s
+        case "adaptive":
+            needed = max(1, math.ceil(settings.quorum * expected))
+            if len(arrivals) < needed:
+                return settings.deadline_s
+            # A quorum, then a grace: the others have until so many times the median of the arrivals seen so far.
+            return min(settings.deadline_s, max(arrivals[needed - 1], settings.grace * median((*past, *arrivals))))
+
+
+def late_worth(settings: RoundSettings, staleness: int) -> float:
+    """Factor of the weight of an update that comes so many rounds after its own; 0: it is dropped."""
+    return {"drop": 0.0, "stale": settings.stale_discount, "keep": 1.0, "add": 1.0}[settings.late] ** staleness
+
+
 REMEMBERED = 64  # arrivals and norms of the past by which new ones are judged
 KEPT_VERSIONS = 4  # for workers that fetch the differences they missed
 
@@ -123,7 +150,6 @@ class Ledger:
         :param identity: names the run; a store of another is refused with ResumeError.
         """
         self.settings, self.store, self.curves = settings, store, LossCurves()
-        self.deadline, self.late, self.robust = new_deadline(settings), new_late(settings), new_robust(settings)
         self._fragments = {name: _Fragment(name, weights, settings, now_s) for name, weights in fragments.items()}
         records = store.records()
         if not records:
@@ -193,7 +219,7 @@ class Ledger:
             many = f"round {update.round} of {fragment.name} has the updates of its {self.settings.replicas} workers"
             return UpdateVerdict("refused", f"{many}: somebody else has handed in for your place")
         staleness = max(fragment.round - update.round, 0)
-        worth = self.late.worth(staleness) if staleness else 1.0
+        worth = late_worth(self.settings, staleness)
         record = {
             "kind": "accepted" if worth else "dropped",
             "part": fragment.name,
@@ -228,7 +254,7 @@ class Ledger:
         arrivals = sorted(p.arrivals)
         if len(arrivals) >= p.expected:
             return p.begun_s + max(arrivals, default=0.0)
-        after = self.deadline.closes_at(arrivals, p.expected, tuple(p.past))
+        after = closes_at(self.settings, arrivals, p.expected, tuple(p.past))
         return None if after is None else p.begun_s + after
 
     def due(self, fragment: str, now_s: float) -> bool:
@@ -240,8 +266,11 @@ class Ledger:
         p = self._fragments[fragment]
         ready = p.ready()
         assert ready, f"nothing came for round {p.round} of {fragment}"
-        shares = self.robust.temper([self._share(record) for record in ready])
-        if self.late.shares_of_all:
+        shares = temper([self._share(record) for record in ready], self.settings)
+        if self.settings.late == "add":
+            # A mean over those that came lets a single update move the weights as far as all together, and a late one
+            # take weight from those of its new round. By its share of all workers, each moves them as it would in time;
+            # the eager correction takes that for granted. An idea of ours.
             shares = of_all(shares, p.expected)
         outer = new_outer(self.settings)
         outer.restore(p.version.outer)

@@ -129,10 +129,8 @@ class Members:
         )
 
     def remember(self, worker: str, part: int, fragment: str, round_: int) -> None:
-        """Something of `worker` was accepted for this round, before this process began.
-
-        What came from its place under other names was saved when the place went to it.
-        """
+        """Something of `worker` was accepted for this round, before this process began."""
+        # What came from its place under other names was saved when the place went to it.
         for member in self._members.values():
             if member.worker == worker and member.place.part == part:
                 member.has_finished(fragment, round_)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -38,36 +37,27 @@ def of_all(shares: Sequence[Share], workers: int) -> list[Share]:
     return [replace(share, delta=scale(share.delta, factor)) for share in shares]
 
 
-class Outer(Protocol):
-    """One for each fragment. Its state is plain tensors, so that it is stored with the weights."""
+class Outer:
+    """The plain average of where the workers went, as federated averaging does (arXiv 1602.05629).
+
+    One for each fragment. Its state is plain tensors, so that it is stored with the weights.
+    """
 
     def step(self, theta: Tensors, shares: Sequence[Share]) -> Tensors:
         """The next version from this one and at least one update, in an order that does not depend on arrival."""
-        ...
-
-    def state(self) -> Tensors: ...
-
-    def restore(self, state: Tensors) -> None: ...
-
-
-class MeanOuter:
-    """The plain average of where the workers went, as federated averaging does (arXiv 1602.05629)."""
-
-    def step(self, theta: Tensors, shares: Sequence[Share]) -> Tensors:
         return subtract(theta, weighted_mean(shares))
 
     def state(self) -> Tensors:
         return {}
 
     def restore(self, state: Tensors) -> None:
-        assert not state, "the mean has no state"
+        """Take what `state` returned."""
 
 
-class NesterovOuter:
-    """SGD with Nesterov momentum on the mean pseudo-gradient: DiLoCo (arXiv 2311.08105, algorithm 1).
+class NesterovOuter(Outer):
+    """SGD with Nesterov momentum on the mean pseudo-gradient: DiLoCo (arXiv 2311.08105, algorithm 1)."""
 
-    m <- b m + g, theta <- theta - rate (g + b m); torch.optim.SGD(nesterov=True) does the same.
-    """
+    # m <- b m + g, theta <- theta - rate (g + b m); torch.optim.SGD(nesterov=True) does the same.
 
     def __init__(self, rate: float, momentum: float) -> None:
         self.rate, self.momentum = rate, momentum
@@ -88,13 +78,12 @@ class NesterovOuter:
         self.buffer = dict(state)
 
 
-class DelayedOuter:
-    """Delayed Nesterov (arXiv 2401.09135, algorithm 3, with c = 0): gradients at once, momentum every N merges.
+class DelayedOuter(Outer):
+    """Delayed Nesterov (arXiv 2401.09135, algorithm 3, with c = 0): gradients at once, momentum every N merges."""
 
-    Momentum that each late update moves keeps going in directions that are long stale; here the gradients of N merges
-    are collected, and the momentum takes their mean and acts once. The paper's server steps for each single worker, N a
-    round, hence its factor 1/N of every gradient; ours steps for the mean of a round.
-    """
+    # Momentum that each late update moves keeps going in directions that are long stale; here the gradients of N merges
+    # are collected, and the momentum takes their mean and acts once. The paper's server steps for each single worker, N
+    # a round, hence its factor 1/N of every gradient; ours steps for the mean of a round.
 
     def __init__(self, rate: float, momentum: float, every: int) -> None:
         """:param every: N, merges between two updates of the momentum."""
@@ -128,12 +117,11 @@ class DelayedOuter:
 
 
 class RadialOuter(NesterovOuter):
-    """Norms and directions averaged apart, then Nesterov: radial-directional averaging (after arXiv 2604.21428).
+    """Norms and directions averaged apart, then Nesterov: radial-directional averaging (after arXiv 2604.21428)."""
 
-    Pseudo-gradients that point apart cancel in a plain mean, so it becomes the shorter the more workers there are. Here
-    a tensor's merged length is the mean of the workers' lengths, its direction that of the mean of their directions.
-    How the paper cuts the weights into vectors is not known to us; here each tensor is one.
-    """
+    # Pseudo-gradients that point apart cancel in a plain mean, so it becomes the shorter the more workers there are.
+    # Here a tensor's merged length is the mean of the workers' lengths, its direction that of the mean of their
+    # directions. How the paper cuts the weights into vectors is not known to us; here each tensor is one.
 
     def merge(self, shares: Sequence[Share]) -> Tensors:
         weights = relative_weights(shares)
@@ -156,7 +144,7 @@ def new_outer(settings: RoundSettings) -> Outer:
     rate, momentum = settings.outer_rate, settings.outer_momentum
     match settings.outer:
         case "mean":
-            return MeanOuter()
+            return Outer()
         case "nesterov":
             return NesterovOuter(rate, momentum)
         case "delayed":
@@ -165,13 +153,32 @@ def new_outer(settings: RoundSettings) -> Outer:
             return RadialOuter(rate, momentum)
 
 
-class Overlap(Protocol):
-    """The weights that a worker starts from while its update travels; one for each worker and fragment."""
+class Overlap:
+    """The weights that a worker starts from while its update travels; one for each worker and fragment.
 
-    @property
-    def waits(self) -> bool:
-        """True if the worker waits until its update has arrived, however late."""
-        ...
+    `none`: a worker waits for the version that its update went into. `naive`: it continues at once from the last
+    version, which lacks the round that it has just finished: the delay that eager updates are measured against.
+
+    `patient` is the same for a worker that does not go ahead: in time, it starts from the merge; late, it applies its
+    own part instead of waiting on.
+    """
+
+    # `eager` (arXiv 2502.12996): it applies its own part of the merge before the others' arrive. In the paper every
+    # worker has weights of its own, stepped with (own now + sum of the others' before) / M, and corrected one round
+    # later. The outer step is linear in what it is given, so those weights are the newest common version plus the
+    # response of the optimizer to the worker's own pseudo-gradients alone: with Nesterov, rate (own + b m) / M, where m
+    # is the momentum of its own. So a worker needs nothing from the others but the common version, which may skip
+    # rounds.
+
+    def __init__(self, settings: RoundSettings) -> None:
+        # True if the worker waits until its update has arrived, however late.
+        self.waits = settings.overlap == "none"
+        self.corrects = settings.overlap in ("eager", "patient")
+        # The whole state; stays empty without a correction.
+        self.momentum_of_own: Tensors = {}
+        nesterov = settings.outer == "nesterov"
+        self.rate, self.momentum = (settings.outer_rate, settings.outer_momentum) if nesterov else (1.0, 0.0)
+        self.replicas = settings.replicas
 
     def start(self, weights: Tensors, own: Tensors | None, merged: bool) -> Tensors:
         """Weights with which the next round begins. Called once a round.
@@ -179,83 +186,8 @@ class Overlap(Protocol):
         weights: the newest version that has arrived; own: the worker's pseudo-gradient of the round that it has just
         finished, None before the first; merged: whether it is in `weights`.
         """
-        ...
-
-    def state(self) -> Tensors: ...
-
-    def restore(self, state: Tensors) -> None: ...
-
-
-class NoOverlap:
-    """A worker waits for the version that its update went into."""
-
-    waits = True
-
-    def start(self, weights: Tensors, own: Tensors | None, merged: bool) -> Tensors:
-        return weights
-
-    def state(self) -> Tensors:
-        return {}
-
-    def restore(self, state: Tensors) -> None:
-        assert not state, "without an overlap there is no state"
-
-
-class NaiveOverlap(NoOverlap):
-    """A worker continues at once from the last version, which lacks the round that it has just finished.
-
-    The naive delay that eager updates are measured against (arXiv 2502.12996).
-    """
-
-    waits = False
-
-
-class EagerOverlap:
-    """Eager updates (arXiv 2502.12996): a worker applies its own part of the merge before the others' arrive.
-
-    In the paper every worker has weights of its own, stepped with (own now + sum of the others' before) / M, and
-    corrected one round later. The outer step is linear in what it is given, so those weights are the newest common
-    version plus the response of the optimizer to the worker's own pseudo-gradients alone: with Nesterov,
-    rate (own + b m) / M, where m is the momentum of its own. So a worker needs nothing from the others but the common
-    version, which may skip rounds.
-
-    `patient` is the same for a worker that does not go ahead: in time, it starts from the merge; late, it applies its
-    own part instead of waiting on.
-    """
-
-    waits = False
-
-    def __init__(self, rate: float, momentum: float, replicas: int) -> None:
-        """:param rate, momentum: those of the outer optimizer (1 and 0 for the mean).
-
-        :param replicas: M, workers whose updates make a merge.
-        """
-        self.rate, self.momentum, self.replicas = rate, momentum, replicas
-        self.buffer: Tensors = {}
-
-    def start(self, weights: Tensors, own: Tensors | None, merged: bool) -> Tensors:
-        if own is None:
+        if own is None or not self.corrects:
             return weights
-        self.buffer = add(own, self.buffer, self.momentum) if self.buffer else own
-        if merged:
-            return weights
-        return add(weights, add(own, self.buffer, self.momentum), -self.rate / self.replicas)
-
-    def state(self) -> Tensors:
-        return dict(self.buffer)
-
-    def restore(self, state: Tensors) -> None:
-        self.buffer = dict(state)
-
-
-def new_overlap(settings: RoundSettings) -> Overlap:
-    """The overlap of one worker, before its first round."""
-    match settings.overlap:
-        case "none":
-            return NoOverlap()
-        case "naive":
-            return NaiveOverlap()
-        case "eager" | "patient":
-            nesterov = settings.outer == "nesterov"
-            rate, momentum = (settings.outer_rate, settings.outer_momentum) if nesterov else (1.0, 0.0)
-            return EagerOverlap(rate, momentum, settings.replicas)
+        m = self.momentum_of_own
+        self.momentum_of_own = m = add(own, m, self.momentum) if m else own
+        return weights if merged else add(weights, add(own, m, self.momentum), -self.rate / self.replicas)

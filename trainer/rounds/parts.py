@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from stages.model.block import Block
 from stages.model.partition import NoisePartition
-from stages.model.pipeline import ArModel, ArStage
+from stages.model.pipeline import ArStage
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.blocks.lookahead import OwnHead, ahead_loss, stage_losses
@@ -18,66 +18,23 @@ from trainer.blocks.losses import next_byte_loss
 from trainer.blocks.optimizer import OptimizerSet
 from trainer.blocks.run import StepLoss, Task, train_step
 from trainer.blocks.task import ArTask, BlockBatch, BlockTask
-from trainer.rounds.tensors import Tensors, load, share, trainable
+from trainer.rounds.tensors import Tensors, load, share, trainable, under
 
 BLOCK, STAGE, HEAD, AR = "block", "stage", "head", "ar"
 
 
 class PartTask(Task, Protocol):
-    """A task that takes published weights of other parts."""
+    """A task that is trained with published weights of other parts."""
 
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """Names of the parts of which it holds copies."""
-        ...
-
-    @property
-    def frozen(self) -> Sequence[nn.Module]:
-        """These copies."""
-        ...
-
-    def see(self, published: Mapping[str, Tensors]) -> None:
-        """Take newer weights of all that it needs."""
-        ...
+    # Frozen copies of those that it reads or looks ahead through, by name.
+    copies: Mapping[str, nn.Module]
 
 
 class BlockPart(BlockTask):
-    """A block with its own losses; a `chained` one reads the features of copies of those before it."""
+    """A block; a `chained` one reads the features of copies of those before it.
 
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return tuple(block_name(block.index) for block in self.frozen)
-
-    @property
-    def frozen(self) -> Sequence[Block]:
-        return self.before
-
-    def see(self, published: Mapping[str, Tensors]) -> None:
-        for block in self.frozen:
-            share(block, published[block_name(block.index)])
-
-
-class FedPart(BlockPart):
-    """A later block of a `chained` chain that has no copies: the features of its text are brought to it."""
-
-    def __init__(self, block: Block, partition: NoisePartition, corpus: Corpus, config: TrainingConfig) -> None:
-        super().__init__(block, [], partition, corpus, config)
-        self._brought: Callable[[int], Tensor] | None = None
-
-    def feed(self, features: Callable[[int], Tensor]) -> None:
-        """From now on it reads these.
-
-        :param features: those (sequences, positions, width) of a step, by its number.
-        """
-        self._brought = features
-
-    def _read(self, step: int, known: Tensor) -> Tensor:
-        assert self._brought is not None
-        return self._brought(step).to(known.device)
-
-
-class AheadPart(BlockPart):
-    """A block of a `chained` chain that learns from the last head, through copies of those after it."""
+    It learns from its own losses, and with copies of the blocks after it from the last head.
+    """
 
     def __init__(
         self,
@@ -90,24 +47,32 @@ class AheadPart(BlockPart):
     ) -> None:
         super().__init__(block, before, partition, corpus, config)
         self.later = [frozen.requires_grad_(False) for frozen in later]
-
-    @property
-    def frozen(self) -> Sequence[Block]:
-        return (*self.before, *self.later)
+        self.copies: Mapping[str, nn.Module] = {block_name(copy.index): copy for copy in (*before, *later)}
 
     def loss(self, step: int) -> StepLoss:
+        if not self.later:
+            return super().loss(step)
         text = self.corpus.batch(self.config.seed, step, self.config.sequences, self.length + 1)
-        lesson = BlockBatch.draw(self.module, self.partition, self.config, step, len(text))
+        batch = BlockBatch.draw(self.module, self.partition, self.config, step, len(text))
         features = self._features(text[:, :-1])
-        total, loss = ahead_loss(self.module, self.later, lesson, text, features, self.config)
+        total, loss = ahead_loss(self.module, self.later, batch, text, features, self.config)
         return StepLoss(total, {"denoise_nats": float(loss.denoise), "next_byte_nats": float(loss.next_byte.detach())})
 
 
-class StagePart:
-    """A stage of a scorer with its own head, which learns from the last head, or alone, as [lookahead] says.
+class FedPart(BlockPart):
+    """A later block of a `chained` chain that has no copies: the features of its text are brought to it."""
 
-    What it reads is what copies of the stages before it make: nobody sends features while a round lasts.
-    """
+    # Features (sequences, positions, width) of a step, by its number.
+    feed: Callable[[int], Tensor]
+
+    def _read(self, step: int, known: Tensor) -> Tensor:
+        return self.feed(step).to(known.device)
+
+
+class StagePart:
+    """A stage of a scorer with its own head, which learns from the last head, or alone, as [lookahead] says."""
+
+    # It reads what copies of the stages before it make: nobody sends features while a round lasts.
 
     def __init__(
         self, module: nn.ModuleDict, copies: Sequence[ArStage], corpus: Corpus, config: TrainingConfig
@@ -121,20 +86,9 @@ class StagePart:
         self.name = stage_name(stage.index)
         self.before = [copy.requires_grad_(False) for copy in copies if copy.index < stage.index]
         self.later = [copy.requires_grad_(False) for copy in copies if copy.index > stage.index]
+        self.copies: Mapping[str, nn.Module] = {stage_name(copy.index): copy for copy in copies}
         self.corpus, self.config, self.trained = corpus, config, [module]
         self.length = stage.architecture.context_bytes
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return tuple(stage_name(copy.index) for copy in self.frozen)
-
-    @property
-    def frozen(self) -> Sequence[ArStage]:
-        return (*self.before, *self.later)
-
-    def see(self, published: Mapping[str, Tensors]) -> None:
-        for copy in self.frozen:
-            share(copy, stage_weights(published[stage_name(copy.index)]))
 
     def loss(self, step: int) -> StepLoss:
         text = self.corpus.batch(self.config.seed, step, self.config.sequences, self.length + 1)
@@ -150,26 +104,28 @@ class StagePart:
         return StepLoss(total, {"next_byte_nats": float(own.detach())})
 
     def evaluate(self) -> dict[str, float]:
-        """Nothing of its own: what a pipeline is worth is read at its end."""
+        """Nothing of its own: a pipeline is measured at its end."""
         return {}
 
 
 class ArPart(ArTask):
     """A whole AR model as one part: plain DiLoCo."""
 
-    def __init__(self, model: ArModel, corpus: Corpus, config: TrainingConfig) -> None:
-        super().__init__(AR, model, corpus, config)
+    copies: Mapping[str, nn.Module] = {}
 
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ()
 
-    @property
-    def frozen(self) -> Sequence[nn.Module]:
-        return ()
+def see(part: PartTask, published: Mapping[str, Tensors]) -> None:
+    """Give a part newer weights of all that it has copies of."""
+    for name, copy in part.copies.items():
+        weights = published[name]
+        share(copy, stage_weights(weights) if isinstance(copy, ArStage) else weights)
 
-    def see(self, published: Mapping[str, Tensors]) -> None:
-        assert not self.needs
+
+def place_on(part: PartTask, device: str) -> PartTask:
+    """Move a part and its frozen copies, before its optimizer is made."""
+    for module in (part.module, *part.copies.values()):
+        module.to(device)
+    return part
 
 
 def block_name(index: int) -> str:
@@ -180,10 +136,9 @@ def stage_name(index: int) -> str:
     return f"{STAGE}-{index}"
 
 
-def stage_weights(tensors: Tensors) -> dict[str, Tensor]:
+def stage_weights(tensors: Tensors) -> Tensors:
     """The tensors of a published stage that a copy needs: not its own head."""
-    prefix = f"{STAGE}."
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return under(f"{STAGE}.", tensors)
 
 
 class Learner:
@@ -211,11 +166,3 @@ class Learner:
     def weights(self) -> Tensors:
         """A copy, in float32 on the CPU."""
         return trainable(self.part.module)
-
-
-def place_on(part: PartTask, device: str) -> PartTask:
-    """Move a part and its frozen copies, before its optimizer is made."""
-    for module in (part.module, *part.frozen):
-        assert isinstance(module, nn.Module)
-        module.to(device)
-    return part

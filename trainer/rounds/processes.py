@@ -22,14 +22,14 @@ from stages.errors import OnesweepError, ServiceError
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.rounds.client import RoundsClient
-from trainer.rounds.coordinator import MEMBERS, CoordinatorSettings
-from trainer.rounds.server import STORE, ServerSettings, coordinate
-from trainer.rounds.simulated_workers import SimulatedWorkers, Throttle
+from trainer.rounds.coordinator import MEMBERS
+from trainer.rounds.server import STORE, coordinate
+from trainer.rounds.settings import CoordinatorSettings, SimulatedWorkers, Throttle, WorkerSettings
 from trainer.rounds.simulation import RoundsTraffic, Trained, WorkerTally, check_real
 from trainer.rounds.spec import RunSpec
 from trainer.rounds.store import Record, Store, open_store
 from trainer.rounds.tensors import Tensors
-from trainer.rounds.worker import WorkerSettings, work
+from trainer.rounds.worker import work
 
 # Imported once, by the server that processes are forked from: torch takes seconds, and so does the last, which every
 # process would import with its first optimizer.
@@ -40,10 +40,9 @@ Tell = Callable[[Any], None]
 
 
 class SubprocessPool:
-    """Each process runs one function, which sends messages; a failure of any ends them all.
+    """Each process runs one function, which sends messages; a failure of any ends them all."""
 
-    They are forked from a server that has imported torch once, and nothing else has happened in it.
-    """
+    # They are forked from a server that has imported torch once, and nothing else has happened in it.
 
     def __init__(self, size: int) -> None:
         """:param size: processes that will compute at the same time; they share this one's threads."""
@@ -184,8 +183,8 @@ class Merges:
 
     def __init__(self, records: Sequence[Record]) -> None:
         self.updates: Counter[str] = Counter()
+        # By worker, times what the late ones were worth.
         self.steps: Counter[str] = Counter()
-        """By worker, times what the late ones were worth."""
         accepted: dict[tuple[str, str], Record] = {}
         for record in records:
             if record["kind"] == "accepted":
@@ -212,8 +211,8 @@ def _by_place(path: Path) -> list[str]:
 
 
 def _coordinate(tell: Tell, config: TrainingConfig, corpus: Corpus, out: Path) -> None:
-    server, settings = ServerSettings("127.0.0.1:0"), CoordinatorSettings(LEASE_S, NEVER)
-    coordinate(config, corpus, out, server, settings, lambda port: tell(f"127.0.0.1:{port}"))
+    settings = CoordinatorSettings("127.0.0.1:0", out, lease_s=LEASE_S, publish_every=NEVER)
+    coordinate(config, corpus, settings, lambda port: tell(f"127.0.0.1:{port}"))
 
 
 def _work(tell: Tell, address: str, corpus: Corpus, settings: WorkerSettings, all_here: Barrier) -> None:

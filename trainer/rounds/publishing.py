@@ -29,8 +29,8 @@ class Publisher:
 
     def __init__(self, spec: RunSpec, out: Path, corpus: Corpus) -> None:
         self.spec, self.out, self.corpus = spec, out, corpus
+        # Version of each part that is in the checkpoint, as far as this process has put it there.
         self.published: dict[str, int] = {}
-        """Version of each part that is in the checkpoint, as far as this process has put it there."""
 
     def publish(self, versions: Mapping[str, tuple[int, Tensors]], last: bool) -> None:
         """Put versions into the checkpoint; after the last round measure the whole, too.

@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Protocol
 
 import torch
 
@@ -21,66 +20,28 @@ MIN_NORMS = 3  # updates without which nobody can say which norm is usual
 STEPS_A_LENGTH = 100
 
 
-class Robust(Protocol):
-    def temper(self, shares: Sequence[Share]) -> list[Share]:
-        """The shares that the outer optimizer gets instead; at least one for at least one."""
-        ...
-
-
-class TrustingMerge:
-    """Every update as it came."""
-
-    def temper(self, shares: Sequence[Share]) -> list[Share]:
-        return list(shares)
-
-
-class ClippedMerge:
-    """No update is longer than so many times the median of its merge; a longer one keeps its direction only.
-
-    The median of two is their mean: a factor of 2 or more bounds neither.
-    """
-
-    def __init__(self, factor: float) -> None:
-        self.factor = factor
-
-    def temper(self, shares: Sequence[Share]) -> list[Share]:
+def temper(shares: Sequence[Share], settings: RoundSettings) -> list[Share]:
+    """The shares that the outer optimizer gets instead; at least one for at least one."""
+    # `clip`: no update is longer than so many times the median of its merge; a longer one keeps its direction only. The
+    # median of two is their mean: a factor of 2 or more bounds neither. `trimmed`: the mean of each coordinate without
+    # its extremes (Yin et al., arXiv 1803.01498, definition 2), as one share.
+    if settings.robust == "clip":
         norms = [norm(share.delta) for share in shares]
-        limit = self.factor * median(norms)
+        limit = settings.clip_factor * median(norms)
         return [
             replace(share, delta=scale(share.delta, limit / length)) if length > limit else share
             for share, length in zip(shares, norms, strict=True)
         ]
-
-
-class TrimmedMerge:
-    """The mean of each coordinate without its extremes (Yin et al., arXiv 1803.01498, definition 2), as one share.
-
-    Weights do not count: a worker that lies about its steps would gain by it.
-    """
-
-    def __init__(self, share: float) -> None:
-        """:param share: of the updates, left out at either end, rounded up while one or two stay; below 1/2."""
-        self.share = share
-
-    def temper(self, shares: Sequence[Share]) -> list[Share]:
-        cut = min(math.ceil(self.share * len(shares)), (len(shares) - 1) // 2)
-        if not cut:
-            return list(shares)
-        delta = {}
-        for name in shares[0].delta:
-            ordered = torch.stack([share.delta[name] for share in shares]).sort(dim=0).values
-            delta[name] = ordered[cut : len(shares) - cut].mean(dim=0)
-        return [Share(sum(share.weight for share in shares), delta)]
-
-
-def new_robust(settings: RoundSettings) -> Robust:
-    match settings.robust:
-        case "none":
-            return TrustingMerge()
-        case "clip":
-            return ClippedMerge(settings.clip_factor)
-        case "trimmed":
-            return TrimmedMerge(settings.trim_share)
+    # Of the updates so many are left out at either end, rounded up while one or two stay.
+    cut = min(math.ceil(settings.trim_share * len(shares)), (len(shares) - 1) // 2)
+    if settings.robust == "none" or not cut:
+        return list(shares)
+    delta = {}
+    for name in shares[0].delta:
+        ordered = torch.stack([share.delta[name] for share in shares]).sort(dim=0).values
+        # Weights do not count: a worker that gives a wrong number of steps would gain by it.
+        delta[name] = ordered[cut : len(shares) - cut].mean(dim=0)
+    return [Share(sum(share.weight for share in shares), delta)]
 
 
 def screen(

@@ -8,26 +8,25 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
-from grpc_reflection.v1alpha import reflection
 
 from stages.errors import InputError, Interrupted
 from stages.wire.auth import HOST, ROUTER
 from stages.wire.channel import bind, is_loopback, new_server, parse_address, stop_on_signals
-from stages.wire.tls import LOOPBACK_ONLY, Security
+from stages.wire.tls import Security
 from stages.wire.tokens import Keyring
 from stages.wire.web_access import check_framework
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
-from trainer.rounds.coordinator import Coordinator, CoordinatorSettings
+from trainer.blocks.service import add_health
+from trainer.rounds.coordinator import Coordinator
 from trainer.rounds.ledger import Ledger
 from trainer.rounds.publishing import Publisher
 from trainer.rounds.service import RoundsService, WorkerAccess
+from trainer.rounds.settings import CoordinatorSettings
 from trainer.rounds.spec import RunSpec
 from trainer.rounds.store import Store, open_store
 from trainer.v1 import rounds_pb2, rounds_pb2_grpc
@@ -39,16 +38,6 @@ STORE = "rounds"
 FAREWELL_S = 10.0  # time in which workers learn that the run is over
 DRAIN_S = 5.0  # time for calls that are under way, when the coordinator stops
 POLL_S = 0.05
-
-
-@dataclass(frozen=True)
-class ServerSettings:
-    """Addresses and access of a coordinator."""
-
-    listen: str
-    security: Security = LOOPBACK_ONLY
-    tokens: Path | None = None
-    page: str | None = None  # address of the run's page; None = it has none
 
 
 @dataclass(frozen=True)
@@ -68,30 +57,26 @@ class OpenPort:
 def coordinate(
     config: TrainingConfig,
     corpus: Corpus,
-    out: Path,
-    server: ServerSettings,
     settings: CoordinatorSettings,
     listening: Callable[[int], None] = lambda port: None,
 ) -> RunSpec:
     """Run a coordinator to the end of its run. Raises OnesweepError; Interrupted when it was told to stop.
 
-    :param out: the checkpoint; what the rounds need lies in its folder `rounds`.
-
-    :param listening: called with the port.
+    What the rounds need lies in the checkpoint's folder `rounds`. :param listening: called with the port.
     """
-    keyring = Keyring(server.tokens)
-    if server.page is not None:
+    keyring, out = Keyring(settings.tokens), settings.out
+    if settings.page is not None:
         check_framework("--page")
-        check_page(server.page, server.security, keyring)
-    if server.security.tls is not None:
-        server.security.tls.own(HOST, ROUTER)
+        check_page(settings.page, settings.security, keyring)
+    if settings.security.tls is not None:
+        settings.security.tls.own(HOST, ROUTER)
     spec = RunSpec.begin(config, corpus, out)
     with open_store(out / STORE) as store:
         ledger = ledger_of(spec, store)
 
         async def serve() -> None:
             coordinator = Coordinator(spec, corpus, ledger, Publisher(spec, out, corpus), out / STORE, settings)
-            await _serve(coordinator, server, keyring, listening)
+            await _serve(coordinator, keyring, listening)
 
         asyncio.run(serve())
     return spec
@@ -102,40 +87,33 @@ def ledger_of(spec: RunSpec, store: Store) -> Ledger:
     return Ledger(spec.config.rounds, spec.fragments.split(spec.initial()), store, spec.run, time.monotonic())
 
 
-async def open_port(coordinator: Coordinator, settings: ServerSettings, keyring: Keyring) -> OpenPort:
+async def open_port(coordinator: Coordinator, keyring: Keyring) -> OpenPort:
     """Answer calls. Raises InputError, ServiceError where it cannot be listened on."""
+    settings = coordinator.settings
     mutual = settings.security.tls is not None and keyring.open
-    server, checks = new_server(), health.HealthServicer()
+    server = new_server()
     rounds_pb2_grpc.add_RoundsServiceServicer_to_server(
         RoundsService(coordinator, WorkerAccess(keyring, mutual)), server
     )
-    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-    names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(names, server)
-    for name in ("", SERVICE):
-        await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+    checks = await add_health(server, SERVICE)
     port = bind(server, settings.listen, settings.security, mutual)
     await server.start()
     return OpenPort(server, checks, port)
 
 
-async def _serve(
-    coordinator: Coordinator, settings: ServerSettings, keyring: Keyring, listening: Callable[[int], None]
-) -> None:
+async def _serve(coordinator: Coordinator, keyring: Keyring, listening: Callable[[int], None]) -> None:
     async with AsyncExitStack() as stack:
-        if settings.page is not None:
+        if coordinator.settings.page is not None:
             from trainer.rounds.page import page_served  # what serves it is optional
 
-            page = page_served(coordinator, settings.page, settings.security, keyring)
+            page = page_served(coordinator, coordinator.settings.page, coordinator.settings.security, keyring)
             await stack.enter_async_context(page)
-        await _run(coordinator, settings, keyring, listening)
+        await _run(coordinator, keyring, listening)
 
 
-async def _run(
-    coordinator: Coordinator, settings: ServerSettings, keyring: Keyring, listening: Callable[[int], None]
-) -> None:
+async def _run(coordinator: Coordinator, keyring: Keyring, listening: Callable[[int], None]) -> None:
     stop = stop_on_signals()
-    open_ = await open_port(coordinator, settings, keyring)
+    open_ = await open_port(coordinator, keyring)
     log.info("run %s: %d rounds, live on port %d", coordinator.spec.run[:12], coordinator.spec.rounds, open_.port)
     listening(open_.port)
     rounds, told = asyncio.create_task(coordinator.run()), asyncio.create_task(stop.wait())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,21 @@ MIN_INTERVAL_S, MAX_INTERVAL_S = 0.05, 3600.0
 RETRY_MS = 2000
 # Calls open at once for one thing. More than one, for a call whose peer is gone lasts until keepalive has noticed.
 MOST_ALIKE = 4
+
+
+@asynccontextmanager
+async def statuses(context: Context) -> AsyncIterator[None]:
+    """Ends a call with the status of an error that is raised inside."""
+    try:
+        yield
+    except DamagedError as error:
+        await StatusError(grpc.StatusCode.DATA_LOSS, str(error)).abort(context)
+    except RequestError as error:
+        await invalid(str(error)).abort(context)
+    except CheckpointError as error:
+        await exhausted(str(error), RETRY_MS).abort(context)
+    except StatusError as refusal:
+        await refusal.abort(context)
 
 
 class WorkerAccess:
@@ -95,27 +110,23 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
     def __init__(self, coordinator: Coordinator, access: WorkerAccess) -> None:
         self.coordinator, self.access = coordinator, access
         self.watchers = 0
+        # By place; by place and file.
         self._sending, self._fetching = NewestCalls(), NewestCalls()
-        """By place; by place and file."""
+        # Places with a payload in memory.
         self._judging = set[Place]()
-        """Places with a payload in memory."""
 
     async def Join(self, request: rounds_pb2.JoinRequest, context: Context) -> rounds_pb2.JoinResponse:
-        try:
+        async with statuses(context):
             self.access.check_worker(context, WORK, request.worker)
             return await self.coordinator.join(request)
-        except StatusError as refusal:
-            await refusal.abort(context)
 
     async def Next(self, request: rounds_pb2.NextRequest, context: Context) -> rounds_pb2.NextResponse:
-        try:
+        async with statuses(context):
             self.access.check_worker(context, WORK, request.worker)
             return await self.coordinator.next(request, partial(context.send_initial_metadata, ()))
-        except StatusError as refusal:
-            await refusal.abort(context)
 
     async def Fetch(self, request: rounds_pb2.FetchRequest, context: Context) -> AsyncIterator[rounds_pb2.Piece]:
-        try:
+        async with statuses(context):
             self.access.check_worker(context, WORK, request.worker)
             member, offset = self.coordinator.called(request.worker, request.lease), request.offset
             with self._fetching.begin((member.place, request.name)) as check:
@@ -125,15 +136,11 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
                     offset += len(piece.data)
                     self.coordinator.sent_bytes += len(piece.data)
                     yield piece
-        except RequestError as error:
-            await invalid(str(error)).abort(context)
-        except StatusError as refusal:
-            await refusal.abort(context)
 
     async def Submit(
         self, requests: AsyncIterator[rounds_pb2.SubmitRequest], context: Context
     ) -> AsyncIterator[rounds_pb2.SubmitResponse]:
-        try:
+        async with statuses(context):
             submission = await self._submission(requests)
             self.access.check_worker(context, WORK, submission.worker)
             member = self.coordinator.called(submission.worker, submission.lease)
@@ -145,39 +152,25 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
                     await self._receive(requests, intake, submission, check)
                     verdict = await self._judge(intake, member.place, submission, check)
             yield rounds_pb2.SubmitResponse(verdict=verdict)
-        except DamagedError as error:
-            await StatusError(grpc.StatusCode.DATA_LOSS, str(error)).abort(context)
-        except RequestError as error:
-            await invalid(str(error)).abort(context)
-        except CheckpointError as error:
-            await exhausted(str(error), RETRY_MS).abort(context)
-        except StatusError as refusal:
-            await refusal.abort(context)
 
     async def Beat(self, request: rounds_pb2.BeatRequest, context: Context) -> rounds_pb2.BeatResponse:
-        try:
+        async with statuses(context):
             self.access.check_worker(context, WORK, request.worker)
             return await self.coordinator.beat(request)
-        except StatusError as refusal:
-            await refusal.abort(context)
 
     async def Leave(self, request: rounds_pb2.LeaveRequest, context: Context) -> rounds_pb2.LeaveResponse:
-        try:
+        async with statuses(context):
             self.access.check_worker(context, WORK, request.worker)
             return await self.coordinator.leave(request)
-        except StatusError as refusal:
-            await refusal.abort(context)
 
     async def Watch(self, request: rounds_pb2.WatchRequest, context: Context) -> AsyncIterator[rounds_pb2.WatchUpdate]:
         interval = request.interval_seconds if request.HasField("interval_seconds") else DEFAULT_INTERVAL_S
-        try:
+        async with statuses(context):
             self.access.check_scope(context, STATUS)
             if not MIN_INTERVAL_S <= interval <= MAX_INTERVAL_S:
                 raise invalid(f"interval_seconds must be from {MIN_INTERVAL_S} to {MAX_INTERVAL_S:.0f}, not {interval}")
             if self.watchers >= MAX_WATCHERS:
                 raise exhausted(f"{MAX_WATCHERS} watchers already; try again later", RETRY_MS)
-        except StatusError as refusal:
-            await refusal.abort(context)
         self.watchers += 1
         try:
             async with aclosing(self.coordinator.changes(interval)) as changes:

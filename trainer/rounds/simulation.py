@@ -17,11 +17,11 @@ from trainer.rounds.codecs import ErrorFeedback, codec_named
 from trainer.rounds.features import FeatureReader, names_before
 from trainer.rounds.file_server import CopyLine
 from trainer.rounds.ledger import Ledger
-from trainer.rounds.outer import new_overlap
-from trainer.rounds.parts import FedPart, Learner
-from trainer.rounds.simulated_workers import SimulatedWorkers
+from trainer.rounds.outer import Overlap
+from trainer.rounds.parts import FedPart, Learner, see
+from trainer.rounds.settings import SimulatedWorkers
 from trainer.rounds.spec import RunSpec, boundaries, replica_seed
-from trainer.rounds.store import MemoryStore, Store, Update
+from trainer.rounds.store import Store, Update
 from trainer.rounds.tensors import Tensors, shapes, subtract
 
 
@@ -41,12 +41,12 @@ class RoundsTraffic:
 class Simulation:
     """Parts times replicas, moved by a queue of events in virtual time; everything in it is deterministic."""
 
-    def __init__(self, spec: RunSpec, corpus: Corpus, store: Store, fleet: SimulatedWorkers) -> None:
+    def __init__(self, spec: RunSpec, corpus: Corpus, fleet: SimulatedWorkers) -> None:
         self.spec, self.settings, self.fleet = spec, spec.config.rounds, fleet
         self.codec = codec_named(self.settings.codec)
         self.fragments = spec.fragments
         parts = self.fragments.split(spec.initial())
-        self.ledger = Ledger(self.settings, parts, store, spec.identity(corpus))
+        self.ledger = Ledger(self.settings, parts, Store(), spec.identity(corpus))
         self.copies = {name: CopyLine(self.settings, 0, weights) for name, weights in parts.items()}
         self.reader = FeatureReader(spec.config, spec.codes, corpus) if self.settings.context_by == "features" else None
         self.traffic = RoundsTraffic()
@@ -113,10 +113,10 @@ class SimulatedFragment:
         """:param base: weights that it begins with."""
         self.name, self.base = name, base
         self.feedback = ErrorFeedback(codec_named(settings.codec))
-        self.overlap = new_overlap(settings)
+        self.overlap = Overlap(settings)
         self.round = self.version = self.steps = 0
+        # Updates handed in, so that a round made again has an id of its own.
         self.count = 0
-        """Updates handed in, so that a round made again has an id of its own."""
         self.own: Tensors | None = None
         self.sent, self.merged = "", False
 
@@ -137,8 +137,8 @@ class VirtualWorker:
             for name in engine.fragments.parts[self.part]
         ]
         self.turn = 0
+        # Numbers of the copies that it has of other parts, by fragment.
         self.seen: dict[str, int] = {}
-        """Numbers of the copies that it has of other parts, by fragment."""
         for fragment in self.fragments:
             self.learner.load(fragment.base)
             self._count_down(fragment, whole=True)
@@ -151,7 +151,7 @@ class VirtualWorker:
                 self.turn = (self.turn + 1) % len(self.fragments)
                 self.train(now)
             return
-        if self.turn == 0 and self.learner.part.needs:
+        if self.turn == 0:
             self.see_copies()
         if isinstance(self.learner.part, FedPart):
             self.be_fed(self.learner.part)
@@ -166,21 +166,20 @@ class VirtualWorker:
 
     def see_copies(self) -> None:
         """Take the newest copies of the parts that this one is trained with."""
-        fragments, copies = self.engine.fragments, self.engine.copies
-        for fragment in (name for part in self.learner.part.needs for name in fragments.parts[part]):
+        fragments, copies, needs = self.engine.fragments, self.engine.copies, self.learner.part.copies
+        for fragment in (name for part in needs for name in fragments.parts[part]):
             line = copies[fragment]
             line.follow(self.engine.ledger.round(fragment), self.engine.ledger.weights(fragment))
             self.engine.traffic.copies_bytes += line.size(self.seen.get(fragment))
             self.seen[fragment] = line.number
-        whole = {part: fragments.whole(part, lambda name: copies[name].tensors) for part in self.learner.part.needs}
-        self.learner.part.see(whole)
+        see(self.learner.part, {part: fragments.whole(part, lambda name: copies[name].tensors) for part in needs})
 
     def be_fed(self, part: FedPart) -> None:
         """Read features of the newest blocks before, made when a step needs them, until the next round."""
         reader = self.engine.reader
         assert reader is not None
         reader.take({name: self.engine.ledger.weights(name) for name in names_before(self.index)})
-        part.feed(lambda step: reader.format.decode(reader.payload(self.index, self.seed, step)))
+        part.feed = lambda step: reader.format.decode(reader.payload(self.index, self.seed, step))
         self.engine.traffic.features_bytes += reader.format.size
 
     def hand_in(self, now: float) -> None:
@@ -298,6 +297,6 @@ class InProcessEngine:
             raise ConfigError("pace_s is of real workers, and these are virtual: give step_s instead")
 
     def train(self, spec: RunSpec, corpus: Corpus, fleet: SimulatedWorkers) -> Trained:
-        engine = Simulation(spec, corpus, MemoryStore(), fleet)
+        engine = Simulation(spec, corpus, fleet)
         traffic = engine.run()
         return Trained(engine.published(), traffic, len(engine.workers))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -28,19 +27,20 @@ from trainer.blocks.data import Corpus
 from trainer.blocks.diagnostics import chain_diagnostics, next_byte_nats
 from trainer.blocks.entropy import make_partition
 from trainer.blocks.lookahead import OwnHead
+from trainer.blocks.state import json_digest
 from trainer.blocks.task import STEPS_PER_BLOCK
 from trainer.rounds.features import FeatureFormat, check_features, is_fed
 from trainer.rounds.parts import (
     AR,
     HEAD,
     STAGE,
-    AheadPart,
     ArPart,
     BlockPart,
     FedPart,
     PartTask,
     StagePart,
     block_name,
+    see,
     stage_name,
     stage_weights,
 )
@@ -113,10 +113,8 @@ def fragment_name(part: str, index: int, count: int) -> str:
 
 
 def replica_seed(seed: int, replica: int) -> int:
-    """Seed of a replica's batches and noise: a pure function, so that any machine can take its place.
-
-    Replica 0 has the run's own seed, so that a run of one replica is the training in one place.
-    """
+    """Seed of a replica's batches and noise: a pure function, so that any machine can take its place."""
+    # Replica 0 has the run's own seed, so that a run of one replica is the training in one place.
     if replica == 0:
         return seed
     word = hashlib.sha256(f"{seed} {replica}".encode()).digest()
@@ -191,16 +189,14 @@ class RunSpec:
     @cached_property
     def run(self) -> str:
         """Name of a run over the network: a digest of everything that decides its weights."""
-        record = {"manifest": identity(self.checkpoint), "rounds": asdict(self.config.rounds)}
-        return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+        return json_digest({"manifest": identity(self.checkpoint), "rounds": asdict(self.config.rounds)})
 
     def identity(self, corpus: Corpus) -> str:
         """Name of a run in one process: a digest of everything that decides its weights."""
         config = asdict(self.config)
         for name in ("log_every", "evaluate_every", "save_every_s"):
             config.pop(name)
-        record = {"config": config, "data": corpus.digest()}
-        return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+        return json_digest({"config": config, "data": corpus.digest()})
 
     @cached_property
     def parts(self) -> tuple[str, ...]:
@@ -244,20 +240,18 @@ class RunSpec:
         """Part number `index`, for a worker whose batches and noise come from `seed`."""
         config, parts, module = replace(self.config, seed=seed), self.config.architecture.parts, self.module(index)
         if isinstance(module, ArModel):
-            return ArPart(module, corpus, config)
+            return ArPart(AR, module, corpus, config)
         if isinstance(module, nn.ModuleDict):
             copies = [ArStage(config.architecture, i) for i in range(parts) if i != index]
             return StagePart(module, copies, corpus, config)
         assert isinstance(module, Block)
         assert self.partition is not None
         if is_fed(config, index):
-            return FedPart(module, self.partition, corpus, config)
-        chained = config.architecture.context == "chained"
-        before = [Block(config.architecture, i, self.codes) for i in range(index if chained else 0)]
-        if not config.rounds.lookahead:
-            return BlockPart(module, before, self.partition, corpus, config)
-        later = [Block(config.architecture, i, self.codes) for i in range(index + 1, parts)]
-        return AheadPart(module, before, later, self.partition, corpus, config)
+            return FedPart(module, [], [], self.partition, corpus, config)
+        reads, looks = config.architecture.context == "chained", config.rounds.lookahead
+        before = [Block(config.architecture, i, self.codes) for i in range(index if reads else 0)]
+        later = [Block(config.architecture, i, self.codes) for i in range(index + 1, parts if looks else 0)]
+        return BlockPart(module, before, later, self.partition, corpus, config)
 
     def evaluate(self, published: Mapping[str, Tensors], corpus: Corpus) -> dict[str, float]:
         """Validation losses in nats of what was published: "next_byte" at its end; of a chain also those of the whole,
@@ -274,7 +268,7 @@ class RunSpec:
         for index, name in enumerate(self.parts):
             task = whole.task(index, corpus, self.config.seed)
             load(task.module, published[name])
-            task.see(published)
+            see(task, published)
             task.module.eval()
             with torch.inference_mode():
                 found = task.evaluate()
@@ -337,12 +331,12 @@ def settled(config: TrainingConfig) -> TrainingConfig:
 
 
 def architecture_digest(architecture: Architecture) -> str:
-    return hashlib.sha256(json.dumps(asdict(architecture), sort_keys=True).encode()).hexdigest()
+    return json_digest(asdict(architecture))
 
 
 def feed_nothing(part: PartTask, spec: RunSpec) -> PartTask:
     """The part with features of zeros, to measure what its steps cost."""
     if isinstance(part, FedPart):
         form = FeatureFormat.of(spec.config)
-        part.feed(lambda step: torch.zeros(form.sequences, form.positions, form.width))
+        part.feed = lambda step: torch.zeros(form.sequences, form.positions, form.width)
     return part

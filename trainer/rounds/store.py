@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 
 from stages.checkpoint.checkpoint import replace_file
 from stages.errors import CheckpointError, ResumeError
-from trainer.blocks.state import exclusive
-from trainer.rounds.tensors import Tensors, digest, under
+from trainer.blocks.state import digest, exclusive
+from trainer.rounds.tensors import Tensors, under
 
 LOG, LOCK, UPDATES, VERSIONS, SUFFIX = "log.jsonl", "lock", "updates", "versions", ".safetensors"
 WEIGHTS, PUBLIC, OUTER, DIFFERENCE = "weights.", "public.", "outer.", "difference"
@@ -63,44 +63,11 @@ class Version:
     difference: bytes = field(default=b"", repr=False)  # from the public weights before, in the `down_codec`
 
 
-class Store(Protocol):
-    """A record counts once `commit` has returned; anything put before it that is in no record does not."""
+class Store:
+    """A ledger's state in memory, for runs that are never resumed.
 
-    def records(self) -> Sequence[Record]:
-        """All that was committed, in order. Raises ResumeError where it cannot be trusted."""
-        ...
-
-    def commit(self, record: Record) -> None:
-        """Raises CheckpointError, with nothing committed."""
-        ...
-
-    def put_update(self, update: Update) -> str:
-        """Keep the pseudo-gradient; returns its digest. Raises CheckpointError."""
-        ...
-
-    def get_update(self, fragment: str, name: str, sha256: str) -> Tensors:
-        """The pseudo-gradient of an update by its id. Raises ResumeError where it is not what was put."""
-        ...
-
-    def put_version(self, fragment: str, number: int, version: Version) -> str:
-        """Returns its digest. Raises CheckpointError."""
-        ...
-
-    def get_version(self, fragment: str, number: int, sha256: str) -> Version:
-        """Raises ResumeError where it is not what was put."""
-        ...
-
-    def forget(self, fragment: str, updates: Sequence[str], before: int) -> None:
-        """Drop these updates, and versions below `before`."""
-        ...
-
-    def retain(self, updates: Collection[tuple[str, str]], versions: Collection[tuple[str, int]]) -> None:
-        """Drop everything but these, by fragment and id or number: a kill may have left more."""
-        ...
-
-
-class MemoryStore:
-    """For runs that are never resumed."""
+    A record counts once `commit` has returned; anything put before it that is in no record does not.
+    """
 
     def __init__(self) -> None:
         self.log: list[Record] = []
@@ -108,34 +75,40 @@ class MemoryStore:
         self.versions: dict[tuple[str, int], Version] = {}
 
     def records(self) -> Sequence[Record]:
+        """All that was committed, in order. Raises ResumeError where it cannot be trusted."""
         return self.log
 
     def commit(self, record: Record) -> None:
+        """Raises CheckpointError, with nothing committed."""
         self.log.append(record)
 
     def put_update(self, update: Update) -> str:
+        """Keep the pseudo-gradient; returns its digest. Raises CheckpointError."""
         self.updates[update.fragment, update.id] = update.delta
         return digest(update.delta)
 
     def get_update(self, fragment: str, name: str, sha256: str) -> Tensors:
+        """The pseudo-gradient of an update by its id. Raises ResumeError where it is not what was put."""
         return self.updates[fragment, name]
 
     def put_version(self, fragment: str, number: int, version: Version) -> str:
+        """Returns its digest. Raises CheckpointError."""
         self.versions[fragment, number] = version
         return digest(version.weights)
 
     def get_version(self, fragment: str, number: int, sha256: str) -> Version:
+        """Raises ResumeError where it is not what was put."""
         return self.versions[fragment, number]
 
     def forget(self, fragment: str, updates: Sequence[str], before: int) -> None:
+        """Drop these updates, and versions below `before`."""
         for name in updates:
             del self.updates[fragment, name]
         for key in [key for key in self.versions if key[0] == fragment and key[1] < before]:
             del self.versions[key]
 
     def retain(self, updates: Collection[tuple[str, str]], versions: Collection[tuple[str, int]]) -> None:
-        self.updates = {key: delta for key, delta in self.updates.items() if key in updates}
-        self.versions = {key: version for key, version in self.versions.items() if key in versions}
+        """Drop everything but these, by fragment and id or number: a kill may have left more."""
 
 
 @contextmanager
@@ -155,30 +128,30 @@ def open_store(directory: Path) -> Iterator[DiskStore]:
         try:
             yield store
         finally:
-            store.log.close()
+            store.commits.close()
 
 
-class DiskStore:
-    """A directory:
+class DiskStore(Store):
+    """The same in a directory, whose process can die at any instruction:
 
-        log.jsonl                           the log: what is not in it did not happen
-        updates/FRAGMENT/ID.safetensors     accepted and not merged yet
-        versions/FRAGMENT/N.safetensors     weights, public weights, outer state; the last few
-
-    A file is whole before its record is committed, and is removed after the record that makes it needless.
+    log.jsonl                           the log: what is not in it did not happen
+    updates/FRAGMENT/ID.safetensors     accepted and not merged yet
+    versions/FRAGMENT/N.safetensors     weights, public weights, outer state; the last few
     """
+
+    # A file is whole before its record is committed, and is removed after the record that makes it needless.
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.log = CommitLog(directory / LOG)
+        self.commits = CommitLog(directory / LOG)
+        # Folders that a power cut leaves where they are.
         self._lasting: set[Path] = set()
-        """Folders that a power cut leaves where they are."""
 
     def records(self) -> Sequence[Record]:
         return read_log(self.directory / LOG)[0]  # read when a run begins; not kept, for it only grows
 
     def commit(self, record: Record) -> None:
-        self.log.append(record)
+        self.commits.append(record)
 
     def put_update(self, update: Update) -> str:
         return self._save(update_path(self.directory, update.fragment, update.id), update.delta)

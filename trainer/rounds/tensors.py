@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Mapping
 
@@ -78,16 +77,6 @@ def scale(tensors: Tensors, factor: float) -> Tensors:
 def norm(tensors: Mapping[str, Tensor]) -> float:
     """Euclidean norm over all tensors, summed in float64; not finite where they are not."""
     return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors.values()))
-
-
-def digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names in order, shapes and bytes."""
-    found = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().contiguous().cpu()
-        found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        found.update(tensor.numpy().reshape(-1).view("uint8").data)
-    return found.hexdigest()
 
 
 def _both(a: Tensors, b: Tensors, operation: Callable[[Tensor, Tensor], Tensor]) -> Tensors:

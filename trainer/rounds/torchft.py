@@ -1,8 +1,7 @@
 """The engine over torchft (github.com/pytorch/torchft): real processes, a Lighthouse that knows who takes part, and
-torchft's DiLoCo. There is no coordinator: every replica has everything.
+torchft's DiLoCo. There is no coordinator: every replica has everything."""
 
-0.2.0 is the first release in Python wheels with DiLoCo; nightlies change without notice.
-"""
+# 0.2.0 is the first release in Python wheels with DiLoCo; nightlies change without notice.
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ from trainer.blocks.data import Corpus
 from trainer.blocks.round_settings import MAX_SECONDS, RoundSettings
 from trainer.rounds.parts import Learner
 from trainer.rounds.processes import SubprocessPool, Tell
-from trainer.rounds.simulated_workers import SimulatedWorkers, Throttle
+from trainer.rounds.settings import SimulatedWorkers, Throttle
 from trainer.rounds.simulation import RoundsTraffic, Trained, WorkerTally, check_real
 from trainer.rounds.spec import RunSpec, replica_seed
 from trainer.rounds.tensors import Tensors, numel, shapes
@@ -85,11 +84,18 @@ def replicate(
     settings, pace = spec.config.rounds, Throttle(fleet)
     learner = Learner(spec.task(seat.part, corpus, replica_seed(spec.config.seed, seat.replica)), spec.config)
     store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
-    state = ReplicaState(learner)
+    replaced = False  # true if the state of this replica was replaced by that of one that is ahead
+
+    def take(state: Mapping[str, Any]) -> None:
+        nonlocal replaced
+        learner.load(state["weights"])
+        learner.optimizers.restore(state["optimizers"])
+        replaced = True
+
     manager = Manager(
         pg=ProcessGroupGloo(timeout=timedelta(seconds=CALL_S)),
-        load_state_dict=state.load,
-        state_dict=state.save,
+        load_state_dict=take,
+        state_dict=lambda: {"weights": learner.weights(), "optimizers": learner.optimizers.tensors()},
         min_replica_size=seat.needed,
         use_async_quorum=False,
         init_sync=False,  # all begin with the same weights
@@ -117,7 +123,7 @@ def replicate(
     with DiLoCo(manager, [module], counter, torch_outer(settings, module), settings.steps_per_round):
         while manager.current_step() < settings.rounds:
             first = manager.current_step() * settings.steps_per_round
-            state.replaced = False
+            replaced = False
             for step in range(first, first + settings.steps_per_round):
                 if over.is_set():
                     say()
@@ -126,7 +132,7 @@ def replicate(
                 with pace.step(seat.replica):
                     learner.train(step, 1)
                 counter.step()  # the last one of a round exchanges and merges
-            counts = manager.current_step() * settings.steps_per_round > first and not state.replaced
+            counts = manager.current_step() * settings.steps_per_round > first and not replaced
             merged, thrown = merged + counts, thrown + (not counts)
             if manager.current_step() < settings.rounds:
                 say()
@@ -134,23 +140,6 @@ def replicate(
     say(finished=True)
     over.wait()  # others may be in the middle of the last exchange
     manager.shutdown(wait=False)
-
-
-class ReplicaState:
-    """State that torchft copies from a replica to one that is behind: weights and inner optimizer."""
-
-    def __init__(self, learner: Learner) -> None:
-        self.learner = learner
-        self.replaced = False
-        """True if what this replica had was replaced by that of another."""
-
-    def save(self) -> dict[str, Any]:
-        return {"weights": self.learner.weights(), "optimizers": self.learner.optimizers.tensors()}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        self.learner.load(state["weights"])
-        self.learner.optimizers.restore(state["optimizers"])
-        self.replaced = True
 
 
 def torch_outer(settings: RoundSettings, module: nn.Module) -> torch.optim.Optimizer:

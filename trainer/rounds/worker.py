@@ -1,8 +1,7 @@
-"""A worker: trains one part, round after round, and hands in an update at the end of each round.
+"""A worker: trains one part, round after round, and hands in an update at the end of each round."""
 
-Its main thread trains, one sends heartbeats, and where the settings let it train while its update travels, one sends.
-All that it needs to resume after a kill is in one file; see trainer/rounds/worker_state.py.
-"""
+# Its main thread trains, one sends heartbeats, and where the settings let it train while its update travels, one sends.
+# All that it needs to resume after a kill is in one file; see trainer/rounds/worker_state.py.
 
 from __future__ import annotations
 
@@ -10,7 +9,6 @@ import hashlib
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -24,8 +22,8 @@ from trainer.blocks.device import PlacedCorpus
 from trainer.blocks.state import exclusive
 from trainer.rounds.cache import FeatureClient, WeightCache
 from trainer.rounds.client import FileGoneError, Heartbeat, LeaseLostError, RoundsClient
-from trainer.rounds.parts import Learner, place_on
-from trainer.rounds.simulated_workers import Throttle
+from trainer.rounds.parts import Learner, place_on, see
+from trainer.rounds.settings import WorkerSettings
 from trainer.rounds.spec import DATA_KIND, RunSpec, boundaries, replica_seed
 from trainer.rounds.tensors import Tensors
 from trainer.rounds.worker_state import STATE_NAME, Fragment, PendingUpdate, WorkerProgress, load_worker, save_worker
@@ -37,20 +35,6 @@ log = logging.getLogger(__name__)
 MODULE, OPTIMIZER = "module", "optimizer"
 AGAIN_S = 0.2
 LOCK_NAME = "worker.lock"
-
-
-@dataclass(frozen=True)
-class WorkerSettings:
-    """Settings of `onesweep work`."""
-
-    name: str
-    state: Path  # A directory of this worker alone
-    part: int | None = None
-    wait: bool = False  # whether to wait for a place
-    device: str = "cpu"
-    save_every_s: float = 60.0
-    architecture: str = ""  # digest of the one that the run must have; empty = any
-    throttle: Throttle = field(default_factory=Throttle)
 
 
 def work(client: RoundsClient, corpus: Corpus, settings: WorkerSettings) -> int:
@@ -241,13 +225,13 @@ class Worker:
 
     def _take_copies(self, fragment: Fragment, order: rounds_pb2.Order) -> None:
         """Take newer copies of other parts, which come with the last fragment. Raises ServiceError, FileGoneError."""
-        every, needs = self.spec.fragments, self.learner.part.needs
+        every, needs = self.spec.fragments, self.learner.part.copies
         due = {name for part in needs for name in every.parts[part]} if fragment is self.fragments[-1] else set()
         if {wanted.part for wanted in order.copies} != due:
             raise ServiceError(f"{self.client.address} does not send what {self.part} is trained with: it is damaged")
         copies = {wanted.part: self.cache.fetch(wanted, self.rounds.copies_codec) for wanted in order.copies}
         if copies:
-            self.learner.part.see({part: every.whole(part, copies.__getitem__) for part in needs})
+            see(self.learner.part, {part: every.whole(part, copies.__getitem__) for part in needs})
 
     def _train(self, fragment: Fragment) -> bool:
         """The steps up to a fragment's exchange; False where its round is given up."""

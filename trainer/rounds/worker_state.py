@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
@@ -11,16 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
-from stages.checkpoint.checkpoint import replace_file
 from stages.errors import ConfigError, ResumeError
 from trainer.blocks.round_settings import RoundSettings
+from trainer.blocks.state import digest, load_state, save_state
 from trainer.rounds.cache import CachedWeights
 from trainer.rounds.codecs import ErrorFeedback, codec_named
-from trainer.rounds.outer import new_overlap
-from trainer.rounds.tensors import Shapes, Tensors, digest, norm, subtract
+from trainer.rounds.outer import Overlap
+from trainer.rounds.tensors import Shapes, Tensors, norm, subtract
 from trainer.v1 import rounds_pb2
 
 STATE_NAME = "worker.safetensors"
@@ -74,12 +71,12 @@ class Fragment:
     def __init__(self, index: int, name: str, like: Shapes, settings: RoundSettings) -> None:
         """:param name: in the ledger; :param like: shapes of its tensors."""
         self.index, self.name, self.like, self.settings = index, name, like, settings
-        self.feedback, self.overlap = ErrorFeedback(codec_named(settings.codec)), new_overlap(settings)
+        self.feedback, self.overlap = ErrorFeedback(codec_named(settings.codec)), Overlap(settings)
         self.progress = FragmentProgress()
         self.base, self.own = Tensors(), Tensors()
         self.sending: Future[rounds_pb2.Verdict] | None = None
+        # True if this process knows that its round is worth finishing.
         self.oriented = False
-        """True if this process knows that its round is worth finishing."""
 
     def is_current(self, open_round: int) -> bool:
         """True if the round that it is in is still worth finishing."""
@@ -131,7 +128,7 @@ class Fragment:
 
     def state(self, held: CachedWeights | None) -> dict[str, Tensors]:
         """Tensors by group; :param held: the version that is held of it."""
-        groups = {OWN: self.own, CARRIED: self.feedback.carried, OVERLAP: self.overlap.state()}
+        groups = {OWN: self.own, CARRIED: self.feedback.carried, OVERLAP: self.overlap.momentum_of_own}
         if held is not None:
             groups[HELD] = held.tensors
             self.progress.held_version = held.version
@@ -146,7 +143,7 @@ class Fragment:
         held = mine.get(HELD) or None
         self.base, self.own = mine.get(BASE) or held or {}, mine.get(OWN, {})
         self.feedback.carried = mine.get(CARRIED, {})
-        self.overlap.restore(mine.get(OVERLAP, {}))
+        self.overlap.momentum_of_own = mine.get(OVERLAP, {})
         return CachedWeights(progress.held_version, digest(held), held) if held else None
 
 
@@ -162,21 +159,13 @@ def save_worker(path: Path, run: str, progress: WorkerProgress, groups: dict[str
         if fragment.pending is not None:
             tensors[f"{PAYLOAD}{number}"] = torch.frombuffer(bytearray(fragment.pending.payload), dtype=torch.uint8)
             del record[FRAGMENTS][number]["pending"]["payload"]
-    text = json.dumps(record, sort_keys=True)
-    metadata = {"record": text, "sha256": _digest(text, tensors)}
-    replace_file(path, lambda temporary: save_file(tensors, temporary, metadata))
+    save_state(path, record, tensors)
 
 
 def load_worker(path: Path) -> tuple[str, WorkerProgress, dict[str, Tensors]]:
     """Run, progress and groups of a state. Raises ResumeError when it is damaged."""
+    record, tensors = load_state(path)
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        text = metadata["record"]
-        if metadata["sha256"] != _digest(text, tensors):
-            raise ValueError("it does not have the recorded SHA-256")
-        record = json.loads(text)
         run, fragments = record.pop("run"), list[FragmentProgress]()
         for number, fragment in enumerate(record.pop(FRAGMENTS)):
             if (pending := fragment.pop("pending")) is not None:
@@ -187,12 +176,8 @@ def load_worker(path: Path) -> tuple[str, WorkerProgress, dict[str, Tensors]]:
             group, _, name = key.partition("/")
             groups.setdefault(group, {})[name] = tensor
         return run, WorkerProgress(**record, fragments=fragments), groups
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise ResumeError(f"{path} is damaged ({error}); delete it to begin anew") from None
-
-
-def _digest(record: str, tensors: Tensors) -> str:
-    return hashlib.sha256(f"{record}\n{digest(tensors)}".encode()).hexdigest()
 
 
 def _submission_id(author: str, round_: int, payload: bytes) -> str:

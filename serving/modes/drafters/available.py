@@ -61,6 +61,7 @@ def read_drafters(directory: Path) -> Drafters:
     models = dict[str, LocalModel]()
     if bundle.local:
         models[MODEL] = NeuralModel(bundle.local)
+    # n-grams are of the symbols of the hosts' model, and both pipelines read the same ones
     pipeline = bundle.ar or bundle.scorer
     if pipeline and ngrams.exists():
         manifest = read_manifest(pipeline)

@@ -133,7 +133,6 @@ def _sums(values: NDArray[np.float32], begins: NDArray[np.int64]) -> NDArray[np.
 
 # What an n-gram model says about the next symbol.
 
-
 Floats = NDArray[np.float64]
 
 
@@ -165,7 +164,6 @@ class NgramModel:
 
 
 # The file of an n-gram model: a safetensors file beside a checkpoint, with what it belongs to in its metadata.
-
 
 FORMAT = "onesweep-ngram-1"
 _TYPES = {"begins": "U32", "lefts": "F32", "symbols": "U32", "shares": "F32"}
@@ -227,7 +225,6 @@ def _order(metadata: dict[str, str], vocabulary: int, tokenizer: str) -> int:
 
 # The n-gram model as a drafter.
 
-
 # It looks at a text's end only, however long that is.
 ANY_LENGTH = 1 << 31
 
@@ -284,7 +281,6 @@ class _NgramForks(Forks):
 # first
 # symbol, D = n1 / (n1 + 2 n2) for each length (Ney et al. 1994), and the uniform distribution below the shortest.
 
-
 # Of a text so small or odd that it has no n-gram that was seen once, or none that was seen twice.
 LEAST_DISCOUNT, MOST_DISCOUNT = 0.1, 0.95
 _SHIFT, _LOW = np.uint64(32), np.uint64((1 << 32) - 1)
@@ -323,10 +319,7 @@ def _level(keys: Keys, contexts: int, counts: Numbers) -> Level:
     shares = np.maximum(counts - _discount(counts), 0) / np.maximum(totals[parents], 1)
     lefts = np.clip(1 - np.bincount(parents, shares, minlength=contexts), 0, 1)
     return Level(
-        begins.astype(np.uint32),
-        lefts.astype(np.float32),
-        (keys & _LOW).astype(np.uint32),
-        shares.astype(np.float32),
+        begins.astype(np.uint32), lefts.astype(np.float32), (keys & _LOW).astype(np.uint32), shares.astype(np.float32)
     )
 
 
@@ -336,7 +329,6 @@ def _discount(counts: Numbers) -> float:
 
 
 # A user's text in a model's symbols, piece by piece.
-
 
 PIECE_CHARACTERS = 1 << 20
 # A piece continues to the end of its line, if that is not further: words are not cut then.

@@ -16,7 +16,7 @@ from loadtest.frontier.points import (
     usual_budgets_ms,
     with_pareto,
 )
-from loadtest.frontier.report import auto_table, failures, frontier_picture, points_table
+from loadtest.frontier.report import AUTO, failures, frontier_picture, points_table
 from loadtest.frontier.worth import Worth
 from loadtest.latency.interleave import Sample
 from loadtest.quality.generation import parse_arm
@@ -103,7 +103,7 @@ def test_the_tables() -> None:
     assert text.splitlines()[-1].startswith("| human text |")
     assert failures(points()) == ["links-60, verified:ar: 1 of 1 failed, such as: no weights"]
     auto = [auto_point_of(PROFILE, 500, [answer(400, "local with")], points())]
-    assert "| links-60 | 0.50 | 0.40 | 0.80 | yes | `local` | 3.000 | `local` | 3.000 |" in auto_table(auto)
+    assert "| links-60 | local (1) | 0.50 | 0.40 | 0.80 | yes | 3.000 | local | 3.000 |" in AUTO.markdown(auto)
 
 
 @pytest.mark.parametrize("auto", [True, False])

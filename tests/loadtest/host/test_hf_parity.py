@@ -42,7 +42,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_hosts_write_what_the_source_writes(
     imported: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert parity(*imported, "--prompts", 3, "--tokens", 8, "--json", tmp_path / "p.json") == 0
+    assert parity(*imported, "--prompts", 3, "--max-tokens", 8, "--json", tmp_path / "p.json") == 0
     record = json.loads((tmp_path / "p.json").read_text())
     assert record["holds"]
     assert [(p["same_text"], p["tokens"], p["same_tokens"]) for p in record["prompts"]] == [(True, 8, 8)] * 3
@@ -61,7 +61,7 @@ def test_another_model_is_not_the_same(
     other = shutil.copytree(source, tmp_path / "source")
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1.0}))
-    assert parity(checkpoint, other, "--prompts", 1, "--tokens", 4) == 1
+    assert parity(checkpoint, other, "--prompts", 1, "--max-tokens", 4) == 1
     assert "not the same: 'The old man" in capsys.readouterr().out
 
 
@@ -69,7 +69,7 @@ def test_another_model_is_not_the_same(
     ("options", "says"),
     [
         (("--prompts", 0), "--prompts must be 1 to 24, not 0"),
-        (("--tokens", 200), "--tokens must be 1 to 85, what the context leaves after the prompt"),
+        (("--max-tokens", 200), "--max-tokens must be 1 to 85, what the context leaves after the prompt"),
         (("--json", "/nowhere/p.json"), "cannot write /nowhere/p.json"),
         (("--source", "/nowhere/model"), "no model at /nowhere/model"),
     ],

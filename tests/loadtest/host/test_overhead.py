@@ -11,7 +11,7 @@ import pytest
 from loadtest.host.benchmark import TextDiffers
 from loadtest.host.overhead import OverheadBench, OverheadFigures, OverheadSample, check_text, figures_of
 from loadtest.host.settings import OverheadSettings
-from loadtest.workload.texts import InProcess, Work
+from loadtest.workload.pipeline import InProcess, Work
 from serving.cli.__main__ import main
 from serving.client.client import Result
 from stages.errors import InputError

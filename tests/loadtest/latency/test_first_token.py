@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,13 @@ import pytest
 
 from loadtest.lab.profile import Link, profile_named
 from loadtest.latency import first_token as bench
-from loadtest.latency.first_token import Booked, FirstTokenSettings, PieceArm, floor_ms, prompt_for, shared_floor_ms
+from loadtest.latency.first_token import Booked, PieceArm, arms_of, floor_ms, prompt_for, shared_floor_ms
 from loadtest.latency.interleave import Sample
+from loadtest.latency.settings import FirstTokenSettings
 from loadtest.workload.texts import symbols_of
 from serving.cli.__main__ import main
 from serving.modes.tokenizer import BYTE_TOKENIZER
-from serving.router.server import RouterSettings
+from serving.router.settings import RouterSettings
 from serving.router.topology import local_topology
 from stages.model.vocabulary import BYTES, Alphabet
 
@@ -72,8 +72,8 @@ def test_a_prompt_has_the_length_asked_for(bundles: Path, tmp_path: Path, no_lab
     path = tmp_path / "text"
     path.write_text("é" + "The sea was calm. " * 20)
     for text in (None, path):
-        settings = FirstTokenSettings(profile_named("links-60"), bundles / "own", 301, text)
-        prompt, alphabet = prompt_for(settings)
+        settings = FirstTokenSettings(checkpoint=bundles / "own", prompt_symbols=301, text=text)
+        prompt, alphabet = prompt_for(settings, profile_named("links-60"))
         assert (len(symbols_of(BYTE_TOKENIZER, prompt.encode())), alphabet) == (301, BYTES)
 
 
@@ -111,8 +111,8 @@ def test_the_command_prints_and_writes(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def measure(settings: FirstTokenSettings, prompt: str, alphabet: Alphabet, tell: Callable[[str], None]) -> Any:
-        return [bench._row(arm, [answered(700.0)], list(FREE), [1.0]) for arm in settings.arms()]
+    def measure(settings: FirstTokenSettings, *_: object) -> Any:
+        return [bench._row(arm, [answered(700.0)], list(FREE), [1.0]) for arm in arms_of(settings)]
 
     monkeypatch.setattr(bench, "measure_first_token", measure)
     path = tmp_path / "figures.json"

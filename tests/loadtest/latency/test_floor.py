@@ -38,35 +38,33 @@ def booked(mode: str, sweeps: int, wire_bytes: tuple[int, ...] = (), total: int 
 # By hand
 
 
-def test_one_sweep_on_unequal_links() -> None:
-    floor = triangle().floor(booked("sweep", 1, (1000, 2000, 500), 3500, host_ms=7.0))
-    # 10 + 20 + 40; 8,000 bits at 8 Mbit/s + 16,000 at 16 + 4,000 at 80; what the hosts booked
-    assert floor == Floor(70.0, pytest.approx(1.0 + 1.0 + 0.05), 7.0)
-    assert floor.total_ms == pytest.approx(79.05)
-
-
-def test_three_sweeps_pay_three_times() -> None:
-    floor = triangle().floor(booked("chunked", 3, (1000, 1000, 1000), 9000))
-    # every sweep was as large as the largest: nothing is left to choose
-    assert (floor.delay_ms, floor.serialisation_ms) == (210.0, pytest.approx(3 * (1.0 + 0.5 + 0.1)))
-
-
-def test_what_the_account_does_not_settle_went_over_the_fastest_link() -> None:
-    floor = triangle().floor(booked("chunked", 2, (1000, 1000, 1000), 3500))
-    # 500 bytes more than the three largest: 4,000 bits at 80 Mbit/s
-    assert floor.serialisation_ms == pytest.approx(1.0 + 0.5 + 0.1 + 0.05)
-
-
-def test_bytes_of_ar_go_round_the_ring() -> None:
-    floor = triangle().floor(booked("ar", 4, (200, 1000, 100), 200 + 4 * 1000 + 3 * 200 + 4 * 100))
-    # out 10, four times 20, three times back 25, home 40
-    assert floor.delay_ms == 10 + 4 * 20 + 3 * 25 + 40
-    # three events of 100 bytes went beside; 1,000 bytes surely on the inner link, the other 3,900 at best at 80 Mbit/s
-    assert floor.serialisation_ms == pytest.approx(8000 / 16000 + 3900 * 8 / 80000)
-
-
-def test_one_byte_of_ar_is_one_sweep() -> None:
-    assert triangle().floor(booked("ar", 1)).delay_ms == triangle().floor(booked("sweep", 1)).delay_ms
+@pytest.mark.parametrize(
+    ("cost", "expected"),
+    [
+        # 10 + 20 + 40; 8,000 bits at 8 Mbit/s + 16,000 at 16 + 4,000 at 80; what the hosts booked
+        (booked("sweep", 1, (1000, 2000, 500), 3500, host_ms=7.0), Floor(70.0, 1.0 + 1.0 + 0.05, 7.0)),
+        # every sweep was as large as the largest: nothing is left to choose
+        (booked("chunked", 3, (1000, 1000, 1000), 9000), Floor(210.0, 3 * (1.0 + 0.5 + 0.1), 0.0)),
+        # 500 bytes more than the three largest went over the fastest link: 4,000 bits at 80 Mbit/s
+        (booked("chunked", 2, (1000, 1000, 1000), 3500), Floor(140.0, 1.0 + 0.5 + 0.1 + 0.05, 0.0)),
+        # out 10, four times 20, three times back 25, home 40; three events of 100 bytes went beside; 1,000 bytes surely
+        # on the inner link, the other 3,900 at best at 80 Mbit/s
+        (
+            booked("ar", 4, (200, 1000, 100), 200 + 4 * 1000 + 3 * 200 + 4 * 100),
+            Floor(10 + 4 * 20 + 3 * 25 + 40, 8000 / 16000 + 3900 * 8 / 80000, 0.0),
+        ),
+        (booked("ar", 1), Floor(70.0, 0.0, 0.0)),
+        # the drafter's time counts, and its rounds are sweeps
+        (booked("ar-speculative", 5, host_ms=9.0, local_ms=30.0), Floor(350.0, 0.0, 39.0)),
+        (booked("local", 0, local_ms=12.0), Floor(0.0, 0.0, 12.0)),
+    ],
+    ids=["one sweep", "equal sweeps", "unequal sweeps", "ar", "one byte of ar", "speculation", "no sweep"],
+)
+def test_unequal_links_by_hand(cost: BookedCost, expected: Floor) -> None:
+    floor = triangle().floor(cost)
+    assert (floor.delay_ms, floor.compute_ms) == (expected.delay_ms, expected.compute_ms)
+    assert floor.serialisation_ms == pytest.approx(expected.serialisation_ms)
+    assert floor.total_ms == pytest.approx(expected.total_ms)
 
 
 def test_one_host_hands_its_bytes_to_itself() -> None:
@@ -74,11 +72,6 @@ def test_one_host_hands_its_bytes_to_itself() -> None:
     assert course.floor(booked("ar", 5)).delay_ms == 21.0
     assert course.floor(booked("sweep", 1)).delay_ms == 21.0
     assert course.floor(booked("chunked", 5)).delay_ms == 105.0
-
-
-def test_a_drafter_s_time_counts_and_its_rounds_are_sweeps() -> None:
-    floor = triangle().floor(booked("ar-speculative", 5, host_ms=9.0, local_ms=30.0))
-    assert (floor.delay_ms, floor.compute_ms) == (350.0, 39.0)
 
 
 def test_the_least_that_jitter_can_make_of_a_delay() -> None:
@@ -90,10 +83,6 @@ def test_no_rate_is_no_limit() -> None:
     course = Course(("host-1", "host-2"), lambda *_: Link(1.0, None))
     for mode in ("sweep", "ar"):
         assert course.floor(booked(mode, 3, (10**9, 10**9, 10**9), 5 * 10**9)).serialisation_ms == 0.0
-
-
-def test_no_sweep_no_delay() -> None:
-    assert triangle().floor(booked("local", 0, local_ms=12.0)) == Floor(0.0, 0.0, 12.0)
 
 
 def test_an_account_splits_hosts_from_router(account: Callable[..., dict[str, Any]]) -> None:

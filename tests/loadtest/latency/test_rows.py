@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from loadtest.latency.interleave import Sample
-from loadtest.latency.rows import PARTS, parts_ms, percentile_95, row_of, wan_table
+from loadtest.latency.rows import PARTS, parts_ms, row_of, wan_table
 from loadtest.workload.arms import Arm, Length, ModeChoice
 
 KEYS = {
@@ -52,9 +52,3 @@ def test_acceptance_is_a_share_of_all_guesses_that_were_reached(sample: Make) ->
     row = row_of("wan", ARM, [sample(reached=10, accepted=9), sample(reached=30, accepted=11)])
     assert row["acceptance"] == 0.5
     assert row_of("wan", ARM, [sample(reached=0, accepted=0)])["acceptance"] is None
-
-
-def test_the_95th_percentile_is_the_nearest_rank() -> None:
-    assert percentile_95([1.0]) == 1.0
-    assert percentile_95(list(range(1, 21))) == 19
-    assert percentile_95(list(range(1, 101))) == 95

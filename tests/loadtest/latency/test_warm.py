@@ -31,7 +31,7 @@ def test_every_situation_has_a_row(bundle: Path, tmp_path: Path, capsys: pytest.
     ("options", "says"),
     [
         (["--rounds", "0"], "--rounds must be at least 1, not 0"),
-        (["--idle-s", "-1"], "--idle-s must be 0 to 3600 seconds, not -1"),
+        (["--idle-s", "-1"], "--idle-s must be from 0 to 3600, not -1"),
         (["--bytes", "0"], "--bytes must be 1 to 469, what the context leaves after the prompt"),
         (["--modes", "swep"], "unknown mode 'swep' in --modes"),
         (["--profile", "moon"], "no profile 'moon'"),

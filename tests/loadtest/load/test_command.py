@@ -96,7 +96,19 @@ def test_the_page_of_locust_is_on_this_machine_s_loopback_even_for_a_lab(
     """Emulated links where this machine can have them, else plain loopback."""
     profile = "loopback" if lab_problem() else "lan"
     path, port = tmp_path / "figures.json", free_port_block(1)
-    where = ("--profile", profile, "--checkpoint", str(bundle), "--web", "--web-port", str(port), "--json", str(path))
+    where = (
+        "--profile",
+        profile,
+        "--hosts",
+        "1",
+        "--checkpoint",
+        str(bundle),
+        "--web",
+        "--web-port",
+        str(port),
+        "--json",
+        str(path),
+    )
     with started("--users", "2", *QUICK, *where) as process:
         url = read_until(process, r"http://\S+/")[0]
         assert url == f"http://127.0.0.1:{port}/"

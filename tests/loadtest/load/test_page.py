@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from loadtest.load.accounting import Counts, LoadFigures, figures_of, judge
 from loadtest.load.plan import LoadSample, LoadSettings, Window
-from loadtest.load.report import knee_page, knee_record, load_page, load_record, load_row, run_notes
+from loadtest.load.report import RUNS, knee_page, knee_record, load_page, load_record, run_notes
 from loadtest.load.run import Climb, LoadResult, LoadRun
-from loadtest.report.record import this_machine
+from loadtest.report.page import shown
+from loadtest.report.record import this_command, this_machine
 from loadtest.workload.caller import Access, RouterState
 from loadtest.workload.testbed import Network, Testbed, TestbedSettings
-from stages.errors import OnesweepError
-from stages.settings import write_destination
 
 WINDOW = Window(0.0, 10.0, 0.5)
 SAMPLES = [
@@ -36,14 +34,8 @@ def needs_matplotlib() -> None:
 @pytest.fixture
 def scene() -> LoadRun:
     facts = RouterState(True, "", ["sweep"], 3, 512, 64)
-    settings = LoadSettings(TestbedSettings())
-    return LoadRun(
-        settings,
-        Testbed(Access("127.0.0.1:7700"), Network("lan", 3, 7700)),
-        facts,
-        this_machine(),
-        "onesweep loadtest --users 8",
-    )
+    target = Testbed(Access("127.0.0.1:7700"), Network("lan", 3, 7700))
+    return LoadRun(LoadSettings(TestbedSettings()), target, facts)
 
 
 def result() -> LoadResult:
@@ -59,10 +51,10 @@ def picture_of(page: str) -> str:
 
 def test_the_page_of_a_run(scene: LoadRun) -> None:
     page, words = load_page(scene, result()), picture_of(load_page(scene, result()))
-    assert all(f">{cell}</td>" in page for cell in load_row(result()))
+    assert all(f">{cell}</td>" in page for cell in RUNS.cells([result()])[0])
     assert all(label in words for label in ("p50", "p95", "p99 289 ms", "refused", "failed", "lost", "wrong"))
-    assert "onesweep loadtest --users 8" in page
-    assert scene.machine.sentence in page
+    assert shown(this_command()) in page
+    assert shown(this_machine().processor) in page
     assert "<b>host-2" not in page
     assert "&lt;b&gt;host-2&lt;/b&gt; is lost" in page
     assert "prompt &#x27;x&#x27;" in page
@@ -111,10 +103,3 @@ def test_notes_say_what_the_table_has_no_room_for() -> None:
     assert "refusals came after 2.0 ms (p50), 2.0 ms (p95) and said to come back in 1,000.0 ms" in notes
     assert "failed 1 x: UNAVAILABLE: <b>host-2</b> is lost" in notes
     assert "the load generator took 0.05 of one of" in notes
-
-
-def test_a_page_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
-    write_destination(tmp_path / "page.html", "text")
-    assert (tmp_path / "page.html").read_text() == "text"
-    with pytest.raises(OnesweepError, match="the figures above are complete"):
-        write_destination(tmp_path, "text")

@@ -23,7 +23,6 @@ from loadtest.workload.testbed import AS_FOUND, Network, Testbed
 from loadtest.workload.texts import Texts
 from serving.cli.deployment import Deployment
 from serving.cli.ports import free_port_block
-from serving.client.client import Client, RouterError
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.errors import Interrupted, ServiceError
 
@@ -188,9 +187,3 @@ def test_a_generator_that_dies_is_an_error_and_no_figure(wordless: str) -> None:
         pytest.raises(ServiceError, match=r"the load generator ended \(exit code 3\): broken"),
     ):
         generator.drain()
-
-
-def test_the_wordless_router_is_one_that_a_client_waits_for(wordless: str) -> None:
-    with Client(wordless) as client, pytest.raises(RouterError) as caught:
-        client.generate("The sea", timeout_s=0.3)
-    assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED

@@ -52,7 +52,7 @@ def test_human_text_wins_with_the_ngram_judge(
 @pytest.mark.timeout(900)
 def test_human_text_wins_with_smollm2(smollm2: Judge, python_docs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With hidden states, so MAUVE is there, too."""
-    sizes = ["--count", "100", "--bytes", "48", "--prompt-bytes", "32", "--judge", smollm2.name]
+    sizes = ["--count", "100", "--bytes", "32", "--prompt-bytes", "16", "--judge", smollm2.name]
     printed = checked(capsys, "--prompts", str(python_docs), *sizes)
     assert printed.count("holds: human text against") == len(CHEATS)
     assert "no mauve" not in printed

@@ -135,22 +135,6 @@ def test_no_router_there(python_docs: Path, capsys: pytest.CaptureFixture[str]) 
     assert "no router answers at 127.0.0.1:1" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        (b"", "is empty: --prompts needs text to cut prompts from"),
-        (b"bad \xff text" * 1000, "is not UTF-8 (byte 4): convert it, or leave it out"),
-    ],
-)
-def test_prompts_that_are_no_text(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: bytes, sentence: str
-) -> None:
-    path = tmp_path / "prompts.txt"
-    path.write_bytes(text)
-    assert main(["quality", "--prompts", str(path), *SIZES]) == 2
-    assert capsys.readouterr().err == f"onesweep: {path} {sentence}\n"
-
-
 def interrupted(arguments: list[str], ready: Callable[[psutil.Process], bool]) -> tuple[int, str]:
     """Exit code and last words of a run that gets Ctrl-C when it is `ready`."""
     command = [sys.executable, "-m", "serving.cli", "quality", *arguments]

@@ -104,10 +104,7 @@ def test_an_authority_certifies_roles_and_its_domains_only(certs: Run, tmp_path:
         (["init"], "ca.pem is there already"),
         (["init", "--days", "0"], "--days must be 1 to 7300, not 0"),
         (["init", "--force", "--domain", "a b"], "'a b' is neither an IP address nor a DNS name"),
-        (
-            ["host", "paris", "--address", "10.8.0.1"],
-            "paris.pem is there already: renew it, or replace it",
-        ),
+        (["host", "paris", "--address", "10.8.0.1"], "paris.pem is there already: renew it, or replace it"),
         (["host", "tokyo"], "a host is dialled by its address: give --address"),
         (["router"], "a router is dialled by its address: give --address"),
         (["client", "bob", "--address", "10.8.0.1"], "a client is not dialled: leave --address out"),

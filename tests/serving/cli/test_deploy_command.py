@@ -46,7 +46,7 @@ def test_options_that_make_no_sense(onesweep: Run, arguments: list[str], says: s
     assert (code, says in err) == (2, True), err
 
 
-def test_without_shelves(old: Path, new: Path, local_ring: Callable[..., Any], onesweep: Run) -> None:
+def test_without_shelves(old: Path, new: Path, local_ring: Any, onesweep: Run) -> None:
     with local_ring(old, 1) as client:
         code, _, err = onesweep("deploy", new, "--router", client.address)
         assert (code, "the router has no shelf for releases: start it, and the hosts, with --shelf DIR" in err) == (

@@ -87,31 +87,9 @@ def test_up_status_down(bundles: Path, state: Path, port: int, onesweep: Run) ->
     assert "nothing is up; start a deployment with `onesweep up --detach`" in err
 
 
-def test_up_in_the_foreground_ends_with_its_command(bundles: Path, state: Path, port: int) -> None:
-    arguments = ["up", "--hosts", "1", "--port", str(port), "--checkpoint", str(bundles / "own")]
-    with subprocess.Popen(
-        [sys.executable, *MODULE, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as command:
-        assert command.stdout is not None
-        try:
-            shown = ""
-            while "Ctrl-C stops them." not in shown:
-                line = command.stdout.readline()
-                assert line, shown
-                shown += line
-            assert taken(port)
-            command.send_signal(signal.SIGINT)
-            rest = command.communicate(timeout=30)[0]
-        finally:
-            command.terminate()
-        assert command.returncode == 0, rest
-    assert "Traceback" not in rest
-    assert not taken(port)
-    assert not taken(port + 1)
-    assert not (state / "deployment.json").exists()
-
-
-def test_a_replica_that_dies_is_missed_by_nobody_and_started_again(bundles: Path, state: Path, port: int) -> None:
+def test_up_in_the_foreground_revives_a_replica_and_ends_with_its_command(
+    bundles: Path, state: Path, port: int
+) -> None:
     arguments = ["up", "--hosts", "1", "--replicas", "2", "--port", str(port), "--checkpoint", str(bundles / "own")]
     with subprocess.Popen(
         [sys.executable, *MODULE, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -133,6 +111,9 @@ def test_a_replica_that_dies_is_missed_by_nobody_and_started_again(bundles: Path
         finally:
             command.terminate()
         assert command.returncode == 0, rest
+    assert "Traceback" not in rest
+    assert not any(taken(port + offset) for offset in range(3))
+    assert not (state / "deployment.json").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -1,10 +1,10 @@
-"""Several modes on one prompt: who is run, and the page that shows it."""
+"""Several modes on one prompt: who is run, and the table and the page that show it."""
 
 from __future__ import annotations
 
 import html.parser
+import unicodedata
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.cli.generate import comparison_page
-from serving.client.client import Client, Result
-from serving.client.comparison import Entrant, all_entrants, named_entrants
-from serving.client.result import HostShare
+from serving.client.client import Result
+from serving.client.comparison import Entrant, all_entrants, comparison, named_entrants, printable
+from serving.client.result import result_of
+from serving.v1 import router_pb2
 from stages.errors import InputError
 
 Run = Callable[..., tuple[int, str, str]]
-LocalRing = Callable[..., AbstractContextManager[Client]]
 SERVED = ("sweep", "resample", "infill", "ar", "local")
 
 
@@ -28,35 +28,14 @@ def labels(entrants: list[Entrant]) -> list[str]:
 
 
 def result(text: bytes, **changes: Any) -> Result:
-    fields: dict[str, Any] = {
-        "text": text.decode(errors="replace"),
-        "mode": "resample",
-        "seed": 1,
-        "prompt_bytes": 3,
-        "output_bytes": len(text),
-        "sweeps": 1,
-        "hops": 2,
-        "wire_bytes": [10, 20],
-        "wire_bytes_total": 30,
-        "prompt_tokens": 3,
-        "output_tokens": 4,
-        "stopped": False,
-        "latency_ms": 21.4,
-        "first_byte_ms": 20.2,
-        "compute_ms": 12.0,
-        "hosts": [HostShare("host-1", [0], 12.0, 1.0)],
-        "drafted": 4,
-        "accepted": 1,
-        "reached": 2,
-        "scorer": "chain",
-        "chunk": 32,
-        "candidates": 16,
-        "effective_samples": 7.25,
-        "divergence_bits": 0.31,
-        "reason": "",
-        "output": text,
-    }
-    return Result(**{**fields, **changes})
+    counted = {"seed": 1, "prompt_bytes": 3, "output_bytes": len(text), "prompt_tokens": 3, "output_tokens": 4}
+    trips = {"sweeps": 1, "hops": 2, "wire_bytes": [10, 20], "wire_bytes_total": 30}
+    times = {"latency_ms": 21.4, "first_byte_ms": 20.2, "compute_ms": 12.0}
+    hosts = [router_pb2.HostShare(name="host-1", blocks=[0], compute_ms=12.0, queue_ms=1.0)]
+    guessed = {"drafted": 4, "accepted": 1, "reached": 2}
+    scored = {"scorer": "chain", "chunk": 32, "candidates": 16, "effective_samples": 7.25, "divergence_bits": 0.31}
+    summary = {"mode": "resample", **counted, **trips, **times, **guessed, **scored, **changes}
+    return result_of(router_pb2.Summary(hosts=hosts, **summary), text)
 
 
 # Who is run
@@ -74,6 +53,38 @@ def test_named_modes() -> None:
         named_entrants(" , ")
     with pytest.raises(InputError, match=r"unknown scorer 'oracle' in 'resample:oracle'; choose from chain, ar"):
         named_entrants("resample:oracle")
+
+
+# The table for terminals
+
+
+@given(st.text(st.characters(codec=None), max_size=50))
+def test_nothing_that_moves_a_cursor_gets_through(text: str) -> None:
+    shown = printable(text)
+    assert len(shown) == len(text)
+    assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") for c in shown)
+
+
+def test_line_breaks_are_seen() -> None:
+    assert printable("a\nb\x1b[2Jc\u202e\r") == "a⏎b�[2Jc��"
+    assert printable("a\nb\x1b[2J", newline="\n") == "a\nb�[2J"
+
+
+def test_what_follows_a_gap_is_shown_after_it() -> None:
+    filled = result(b"sea", mode="infill")
+    text = comparison("The ", {"infill:ar": filled, "sweep": result(b"sky", mode="sweep")}, " end")
+    assert "  The |sea| end" in text
+    assert text.splitlines()[2].startswith("infill:ar  "), "a scorer in the label is no other mode"
+    assert text.endswith("  The |sky")
+
+
+def test_a_mode_that_failed_stands_among_the_others() -> None:
+    lines = comparison("The ", {"sweep": result(b"sea\x1b", mode="sweep"), "ar": "host-2 is lost"}).splitlines()
+    assert lines[0].startswith("mode")
+    assert lines[0].endswith("host-seconds")
+    assert lines[2].split() == ["sweep", "21", "ms", "20", "ms", "1", "2", "30", "12", "ms", "0.012"]
+    assert lines[3].split(maxsplit=1) == ["ar", "host-2 is lost"]
+    assert lines[-1] == "  The |sea�"
 
 
 # The page
@@ -138,7 +149,7 @@ def test_nothing_that_is_given_becomes_a_tag(prompt: str, suffix: str, text: byt
 # From the command line
 
 
-def test_compare_writes_a_page(bundles: Path, local_ring: LocalRing, onesweep: Run, tmp_path: Path) -> None:
+def test_compare_writes_a_page(bundles: Path, local_ring: Any, onesweep: Run, tmp_path: Path) -> None:
     with local_ring(bundles / "scored", 1) as client:
         router = ("--router", client.address, "--max-bytes", 6)
         path = tmp_path / "page.html"
@@ -160,7 +171,7 @@ def test_compare_writes_a_page(bundles: Path, local_ring: LocalRing, onesweep: R
         assert "[infill, seed 0: 6 bytes, 1 sweeps" in err
 
 
-def test_a_scorer_that_is_not_served_is_left_out(bundles: Path, local_ring: LocalRing, onesweep: Run) -> None:
+def test_a_scorer_that_is_not_served_is_left_out(bundles: Path, local_ring: Any, onesweep: Run) -> None:
     with local_ring(bundles / "own", 1) as client:
         code, out, _ = onesweep("compare", "x", "--max-bytes", 4, "--router", client.address)
         assert code == 0

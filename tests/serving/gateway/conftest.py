@@ -29,9 +29,7 @@ class Gateway:
 
 
 @contextmanager
-def run(
-    directory: Path, *options: str, until: Callable[..., object], scheme: str = "http", verify: Any = True
-) -> Iterator[Gateway]:
+def run(directory: Path, *options: str, until: Any, scheme: str = "http", verify: Any = True) -> Iterator[Gateway]:
     port, log = free_port_block(1), directory / "http.log"
     command = [sys.executable, *MODULE, "http", "--listen", f"127.0.0.1:{port}", *options]
     with log.open("wb") as out:
@@ -59,15 +57,13 @@ def run(
 
 
 @pytest.fixture(scope="session")
-def running(until: Callable[..., object]) -> Callable[..., AbstractContextManager[Gateway]]:
+def running(until: Any) -> Callable[..., AbstractContextManager[Gateway]]:
     """`with running(directory, *options) as gateway`"""
     return partial(run, until=until)
 
 
 @pytest.fixture(scope="session")
-def gateway(
-    deployment: Deployment, tmp_path_factory: pytest.TempPathFactory, running: Callable[..., Any]
-) -> Iterator[Gateway]:
+def gateway(deployment: Deployment, tmp_path_factory: pytest.TempPathFactory, running: Any) -> Iterator[Gateway]:
     """In front of `deployment`. Not to be harmed."""
     with running(tmp_path_factory.mktemp("http"), "--router", deployment.topology.router) as gateway:
         yield gateway
@@ -87,6 +83,6 @@ def openai(gateway: Gateway) -> Iterator[OpenAI]:
 
 
 @pytest.fixture
-def completed(deployment: Deployment, describe: Callable[..., Any]) -> Callable[[], int]:
+def completed(deployment: Deployment, describe: Any) -> Callable[[], int]:
     """Hops that the hosts have computed so far."""
     return lambda: sum(describe(host.address).counters.completed for host in deployment.topology.hosts)

@@ -143,7 +143,7 @@ def test_other_paths_and_methods_are_refused_alike(http: httpx.Client) -> None:
     check_refusal(http.post("/v1/completions", content=b"{}"), 415)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     path=st.sampled_from(PATHS),
     body=st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=4), anything, max_size=5) | anything,

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ WAIT_S = 20.0
 
 
 @pytest.fixture
-def port(servers: Any, until: Callable[..., Any]) -> int:
+def port(servers: Any, until: Any) -> int:
     """Of a gateway in this process, without a router."""
     port = free_port_block(2)
     servers.run(lambda stop: run_gateway(HttpSettings(f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"), stop))

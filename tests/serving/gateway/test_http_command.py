@@ -117,9 +117,7 @@ def test_a_key_that_others_can_read_is_refused(certificate: tuple[Path, Path]) -
         OwnCertificate(*certificate)
 
 
-def test_every_request_is_a_line_and_a_count(
-    deployment: Deployment, tmp_path: Path, running: Callable[..., Any]
-) -> None:
+def test_every_request_is_a_line_and_a_count(deployment: Deployment, tmp_path: Path, running: Any) -> None:
     options = ("--router", deployment.topology.router, "--log-format", "json", "--metrics", "127.0.0.1:0")
     asked = {"model": "onesweep-ar", "prompt": "Xyzzy", "max_tokens": 2}
     with running(tmp_path, *options) as gateway:
@@ -141,9 +139,7 @@ def test_every_request_is_a_line_and_a_count(
     assert 'onesweep_http_request_seconds_count{path="/v1/completions"} 1.0' in counted
 
 
-def test_it_serves_https_and_outlives_its_router(
-    certificate: tuple[Path, Path], tmp_path: Path, running: Callable[..., Any]
-) -> None:
+def test_it_serves_https_and_outlives_its_router(certificate: tuple[Path, Path], tmp_path: Path, running: Any) -> None:
     cert, key = certificate
     trust = ssl.create_default_context(cafile=cert)
     options = ("--router", "127.0.0.1:1", "--tls-cert", str(cert), "--tls-key", str(key))

@@ -105,7 +105,7 @@ def test_choices_have_seeds_in_a_row(openai: OpenAI) -> None:
 
 
 def test_stop_cuts_and_frees_the_hosts(
-    openai: OpenAI, deployment: Deployment, sessions: Callable[[Deployment], int], until: Callable[..., Any]
+    openai: OpenAI, deployment: Deployment, sessions: Callable[[Deployment], int], until: Any
 ) -> None:
     asked: dict[str, Any] = {"model": "onesweep-ar", "prompt": PROMPT, "max_tokens": 64, "seed": 7}
     whole = openai.completions.create(**asked).choices[0].text
@@ -144,7 +144,7 @@ def test_leaving_cancels_on_the_hosts(
     deployment: Deployment,
     completed: Callable[[], int],
     sessions: Callable[[Deployment], int],
-    until: Callable[..., Any],
+    until: Any,
 ) -> None:
     before, length = completed(), 480
     asked: dict[str, Any] = {"model": "onesweep-chunked", "prompt": PROMPT, "max_tokens": length}
@@ -161,7 +161,7 @@ def test_leaving_before_the_first_byte_cancels_too(
     client: Client,
     completed: Callable[[], int],
     sessions: Callable[[Deployment], int],
-    until: Callable[..., Any],
+    until: Any,
 ) -> None:
     before, length = completed(), 480
     asked = {"model": "onesweep-chunked", "prompt": PROMPT, "max_tokens": length, "onesweep": {"chunk": 1}}

@@ -96,7 +96,7 @@ def test_what_is_written_never_becomes_markup(page: Page) -> None:
 
 
 def test_stop_frees_the_hosts(
-    page: Page, deployment: Deployment, sessions: Callable[[Deployment], int], until: Callable[..., Any]
+    page: Page, deployment: Deployment, sessions: Callable[[Deployment], int], until: Any
 ) -> None:
     tick(page, "ar", "ar-speculative")
     page.get_by_label("Bytes").fill("450")

@@ -76,7 +76,7 @@ def test_leaving_a_race_frees_the_hosts(
     deployment: Deployment,
     completed: Callable[[], int],
     sessions: Callable[[Deployment], int],
-    until: Callable[..., Any],
+    until: Any,
 ) -> None:
     before, length = completed(), 480
     asked = {**RACE, "max_bytes": length, "entrants": ["ar", "ar-speculative"]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -56,7 +56,7 @@ class Refusing(router_pb2_grpc.RouterServiceServicer):
 
 
 @pytest.fixture(scope="module")
-def refusing(tmp_path_factory: pytest.TempPathFactory, running: Callable[..., Any]) -> Iterator[tuple[Refusing, str]]:
+def refusing(tmp_path_factory: pytest.TempPathFactory, running: Any) -> Iterator[tuple[Refusing, str]]:
     """A router that refuses everything, and the URL of a gateway before it."""
     service, server = Refusing(), grpc.server(ThreadPoolExecutor(4))
     service.health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)

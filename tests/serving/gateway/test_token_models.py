@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ def answer(stages: list[LlamaStage]) -> list[int]:
 
 @pytest.fixture(scope="module")
 def chat(
-    answer: list[int], tmp_path_factory: pytest.TempPathFactory, local_ring: Callable[..., Any], running: Any
+    answer: list[int], tmp_path_factory: pytest.TempPathFactory, local_ring: Any, running: Any
 ) -> Iterator[OpenAI]:
     directory: Path = tmp_path_factory.mktemp("chat")
     write_model(directory / "model", ends=answer[-1:])
@@ -66,22 +66,6 @@ def test_a_stream_is_the_same_text(chat: OpenAI, answer: list[int]) -> None:
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text_of(answer)
         assert chunks[-1].choices[0].finish_reason == "stop"
         assert last.usage.completion_tokens == len(answer)
-
-
-def test_a_stop_string_cuts_across_tokens(chat: OpenAI, answer: list[int]) -> None:
-    whole = text_of(answer)
-    stop = whole[len(whole) // 2 :][:3]
-    said = chat.chat.completions.create(
-        model="onesweep-ar", messages=MESSAGES, temperature=0.8, seed=SEED, max_tokens=MOST, stop=stop
-    )
-    assert (said.choices[0].message.content, said.choices[0].finish_reason) == (whole[: whole.index(stop)], "stop")
-
-
-def test_completions_take_the_prompt_as_it_is(chat: OpenAI, answer: list[int]) -> None:
-    said = chat.completions.create(
-        model="onesweep-ar", prompt=SPELLED, temperature=0.8, seed=SEED, max_tokens=MOST, echo=True
-    )
-    assert said.choices[0].text == SPELLED + text_of(answer)
 
 
 def test_what_the_template_or_the_model_does_not_take_is_said(chat: OpenAI) -> None:

@@ -24,7 +24,6 @@ from stages.checkpoint.manifest import read_manifest
 from stages.errors import InputError
 from stages.wire.status import StatusError
 
-Ring = Callable[..., Any]
 Run = Callable[..., tuple[int, str, str]]
 NAMES = ("chain", "ar", "scorer", "local")
 
@@ -54,7 +53,7 @@ def scored(bundles: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(scored: Path, tmp_path_factory: pytest.TempPathFactory, local_ring: Ring) -> Iterator[Client]:
+def whole(scored: Path, tmp_path_factory: pytest.TempPathFactory, local_ring: Any) -> Iterator[Client]:
     """Of a ring whose router has all options."""
     path = write(tmp_path_factory.mktemp("frontiers") / "all.json", scored, ALL)
     with local_ring(scored, 2, frontier=path) as client:
@@ -62,7 +61,7 @@ def whole(scored: Path, tmp_path_factory: pytest.TempPathFactory, local_ring: Ri
 
 
 @pytest.fixture
-def serve(scored: Path, tmp_path: Path, local_ring: Ring) -> Iterator[Callable[..., Client]]:
+def serve(scored: Path, tmp_path: Path, local_ring: Any) -> Iterator[Callable[..., Client]]:
     """A client of a host whose router has these options."""
     with contextlib.ExitStack() as opened:
 
@@ -139,7 +138,7 @@ def test_where_nothing_can_finish_a_text_there_is_a_sentence() -> None:
 
 
 def test_a_lost_host_leaves_the_local_model(
-    scored: Path, tmp_path: Path, servers: Any, wait_ready: Callable[..., None], until: Callable[..., Any]
+    scored: Path, tmp_path: Path, servers: Any, wait_ready: Any, until: Any
 ) -> None:
     from serving.cli.ports import free_port_block
     from serving.router.topology import local_topology
@@ -199,7 +198,7 @@ def test_a_budget_that_is_none(budget_ms: Any) -> None:
         ask(client, budget_ms=budget_ms)
 
 
-def test_no_frontier(scored: Path, local_ring: Ring) -> None:
+def test_no_frontier(scored: Path, local_ring: Any) -> None:
     with local_ring(scored, 1) as client:
         says, code = refused(client)
         assert code is grpc.StatusCode.FAILED_PRECONDITION
@@ -222,7 +221,7 @@ def test_a_bad_file_that_was_named(onesweep: Run, scored: Path, tmp_path: Path) 
     assert err.strip().splitlines()[-1].startswith(f"onesweep: the frontier {bad}: 'options' must be a list")
 
 
-def test_a_bad_file_in_the_bundle_stops_no_other_mode(bundles: Path, tmp_path: Path, local_ring: Ring) -> None:
+def test_a_bad_file_in_the_bundle_stops_no_other_mode(bundles: Path, tmp_path: Path, local_ring: Any) -> None:
     bundle = tmp_path / "bundle"
     bundle.mkdir()
     for name in NAMES:
@@ -235,7 +234,7 @@ def test_a_bad_file_in_the_bundle_stops_no_other_mode(bundles: Path, tmp_path: P
         assert "is not JSON" in says
 
 
-def test_the_frontier_of_the_bundle_is_the_default(bundles: Path, tmp_path: Path, local_ring: Ring) -> None:
+def test_the_frontier_of_the_bundle_is_the_default(bundles: Path, tmp_path: Path, local_ring: Any) -> None:
     for name in NAMES:
         (tmp_path / name).symlink_to(bundles / "scored" / name)
     write(tmp_path / "frontier.json", bundles / "scored", (LOCAL,))

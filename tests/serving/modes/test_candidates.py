@@ -22,6 +22,7 @@ from stages.checkpoint.checkpoint import load_ar
 from stages.model.scoring import MAX_LOGITS, MAX_SCORED_NUMBERS, MAX_SCORED_ROWS
 from stages.model.vocabulary import Alphabet
 from stages.wire.status import StatusError
+from tests.stages.statistics import chi_square
 
 TEXT = b"The sea was calm. The sea was "
 
@@ -118,6 +119,21 @@ def test_scores_that_are_none_are_refused() -> None:
         read_scores(bytes(20), 2, 3)
     with pytest.raises(StatusError, match="not numbers"):
         read_scores(np.full(6, math.nan, "<f4").tobytes(), 2, 3)
+
+
+def test_many_candidates_have_the_scorers_law(bundles: Path, local: NeuralModel) -> None:
+    """Of one byte: how often it is one that the scorer likes better than the drafter does."""
+    known, samples = torch.tensor([list(TEXT)]), 150
+    p, q = (odds_of(load_ar(bundles / "scored" / name)(known).detach()[0, -1:], 0.8)[0] for name in ("scorer", "local"))
+    liked, nats = p > q, np.log(p)
+    counts = np.zeros(2, dtype=np.int64)
+    for seed in range(samples):
+        drafted = write(local, TEXT, 1, 256, seed=seed)
+        weights = weigh(drafted, nats[[list(text) for text in drafted.texts]])
+        counts[int(liked[drafted.texts[weights.choose(seed, len(TEXT))][0]])] += 1
+    law, other = (np.array([1 - odds[liked].sum(), odds[liked].sum()]) * samples for odds in (p, q))
+    assert chi_square(counts, law) > 1e-3
+    assert chi_square(counts, other) < 1e-6, "the test can tell the drafter's"
 
 
 # How many

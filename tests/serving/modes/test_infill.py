@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from serving.client.client import Client, RequestRefused, Result
 from serving.modes.infill import OF_BYTES
-from stages.checkpoint.checkpoint import load_ar
 
-LocalRing = Callable[..., AbstractContextManager[Client]]
 PROMPT, SUFFIX = b"The sea was calm. The ", b" was calm, and the sea was wide."
 REQUESTS: list[dict[str, Any]] = [
     {"seed": 0, "max_bytes": 8},
@@ -25,7 +21,7 @@ REQUESTS: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def lone(bundles: Path, local_ring: LocalRing) -> Iterator[Client]:
+def lone(bundles: Path, local_ring: Any) -> Iterator[Client]:
     """One host."""
     with local_ring(bundles / "scored", 1) as client:
         yield client
@@ -41,13 +37,10 @@ def fill(client: Client, prompt: bytes = PROMPT, suffix: bytes = SUFFIX, **setti
 # One text
 
 
-def test_the_same_request_gives_the_same_text(bundles: Path, local_ring: LocalRing, lone: Client) -> None:
+def test_what_follows_matters(lone: Client) -> None:
     outputs = [fill(lone, **request).output for request in REQUESTS]
-    assert [fill(lone, **request).output for request in REQUESTS] == outputs
     assert fill(lone, seed=10).output != outputs[0]
-    assert fill(lone, seed=0, suffix=b"!?").output != outputs[0], "it matters what follows"
-    with local_ring(bundles / "scored", 3) as client:
-        assert [fill(client, **request).output for request in REQUESTS] == outputs
+    assert fill(lone, seed=0, suffix=b"!?").output != outputs[0]
 
 
 def test_what_is_far_behind_the_gap_is_not_looked_at(lone: Client) -> None:
@@ -84,33 +77,6 @@ def test_a_text_up_to_the_end_of_the_context(lone: Client) -> None:
         fill(lone, prompt, max_bytes=512 - 396 - OF_BYTES.ahead + 1)
 
 
-# The law
-
-
-@torch.inference_mode()
-def exact_parities(directory: Path, suffix: bytes, temperature: float) -> torch.Tensor:
-    """Odds of the three lowest bits of the one byte between PROMPT and a suffix, by Bayes over all 256: (8,)."""
-    texts = torch.tensor([[*PROMPT, byte, *suffix] for byte in range(256)])
-    nats = (load_ar(directory)(texts[:, :-1]).double() / temperature).log_softmax(dim=-1)
-    inside = nats.gather(2, texts[:, 1:, None])[:, len(PROMPT) - 1 :, 0].sum(dim=1)
-    return inside.softmax(dim=0).view(32, 8).sum(dim=0)
-
-
-def test_a_byte_has_the_odds_that_it_has_in_the_scorers_own_texts(bundles: Path, lone: Client) -> None:
-    """All 256 are scored here, so nothing is left to the drafter."""
-    suffix, temperature, samples = b"s c", 1.5, 120
-    counts = torch.zeros(8, dtype=torch.float64)
-    for seed in range(samples):
-        result = fill(lone, suffix=suffix, max_bytes=1, seed=seed, candidates=256, temperature=temperature)
-        counts[result.output[0] % 8] += 1
-    odds = exact_parities(bundles / "scored" / "scorer", suffix, temperature)
-    likely = odds * samples >= 5
-    expected = torch.cat([odds[likely], odds[~likely].sum()[None]]) * samples
-    found = torch.cat([counts[likely], counts[~likely].sum()[None]])
-    statistic = ((found - expected) ** 2 / expected.clamp_min(1)).sum()
-    assert float(torch.special.gammaincc(torch.tensor(float(likely.sum()) / 2), statistic / 2)) > 1e-3
-
-
 # What a user can get wrong
 
 
@@ -119,41 +85,12 @@ def test_a_byte_has_the_odds_that_it_has_in_the_scorers_own_texts(bundles: Path,
     [
         ({"suffix": b""}, r"give one \(--suffix\)"),
         ({"mode": "ar"}, "mode ar does not look at a suffix: leave it out, or use mode infill"),
-        ({"mode": "local"}, "mode local does not look at a suffix"),
         ({"suffix": b"caf\xe9"}, r"the suffix is not UTF-8 \(byte 3\)"),
-        ({"prompt": b""}, "the prompt is empty"),
-        ({"max_bytes": 500}, r"together take 522, the model's context is 512"),
         ({"temperature": 0.0}, "temperature above 0"),
-        ({"candidates": 257}, "candidates must be 1 to 256, not 257"),
         ({"candidates": 256, "max_bytes": 32}, "256 candidates of 32 bytes with 16 of the suffix are more than hosts"),
-        ({"scorer": "magic"}, "unknown scorer 'magic'; choose from chain, ar"),
-        ({"codec": "int4"}, "mode infill has no codec 'int4'"),
     ],
 )
 def test_a_wrong_field_is_refused(lone: Client, changes: dict[str, Any], says: str) -> None:
     request = {"prompt": PROMPT, "mode": "infill", "suffix": SUFFIX, "max_bytes": 8, **changes}
     with pytest.raises(RequestRefused, match=says):
         lone.generate(**request)
-
-
-def test_without_weights(bundles: Path, tmp_path: Path, local_ring: LocalRing) -> None:
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    for name in ("chain", "ar"):
-        (bare / name).symlink_to(bundles / "scored" / name)
-    with local_ring(bare, 1) as client:
-        assert "infill" not in client.status().modes
-        with pytest.raises(RequestRefused, match=r"mode infill cannot be served: the router has no drafter .* local/"):
-            fill(client)
-    (bare / "ar").unlink()
-    (bare / "local").symlink_to(bundles / "scored" / "local")
-    with (
-        local_ring(bare, 1) as client,
-        pytest.raises(RequestRefused, match="mode infill cannot be served: the hosts have no scorer"),
-    ):
-        fill(client)
-    (bare / "ar").symlink_to(bundles / "scored" / "ar")
-    with local_ring(bare, 1) as client:
-        assert fill(client).scorer == "ar"
-        with pytest.raises(RequestRefused, match=r"scorer 'chain' cannot be served.*choose from ar"):
-            fill(client, scorer="chain")

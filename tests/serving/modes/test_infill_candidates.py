@@ -95,10 +95,10 @@ def test_a_few_fillings_stand_for_all(bundles: Path, local: NeuralModel) -> None
     everything = [bytes([byte]) for byte in range(256)]
     p = np.exp(nats_of(bundles / "own" / "ar", everything))
     q = np.exp(nats_of(bundles / "own" / "local", everything))
+    drafts = [write(local, 1, 60, count=8, seed=seed) for seed in range(300)]
     for of, name in ((p, "another model's"), (q, "the drafter's own")):
         estimates = []
-        for seed in range(300):
-            kept = write(local, 1, 60, count=8, seed=seed)
+        for kept in drafts:
             assert len(kept.texts) == 8
             numbers = [text[0] for text in kept.texts]
             weights = of[numbers] / np.exp(kept.chances)
@@ -132,6 +132,15 @@ def test_each_is_kept_with_the_chance_that_is_booked() -> None:
         booked[chosen] = np.exp(kept)
     assert seen == pytest.approx([1, 0.8, 0.4, 0.4, 0.2, 0.12, 0.08], abs=2e-3)
     assert booked == pytest.approx([1, 0.8, 0.4, 0.4, 0.2, 0.12, 0.08])
+
+
+def test_a_byte_has_the_odds_that_it_has_in_the_scorers_own_texts(bundles: Path, local: NeuralModel) -> None:
+    """All 256 are scored here, so nothing is left to the drafter: the shares are Bayes' rule."""
+    drafted = write(local, 1, 256)
+    inside = nats_of(bundles / "own" / "ar", [bytes([byte]) + AFTER for byte in range(256)])
+    expected = np.exp(inside - inside.max()) / np.exp(inside - inside.max()).sum()
+    order = [text[0] for text in drafted.texts]
+    assert drafted.shares(inside[order]) == pytest.approx(expected[order], rel=1e-6)
 
 
 def test_what_cannot_be_is_left_out() -> None:

@@ -1,8 +1,10 @@
-"""A token model over hosts: its own text, whole characters, and limits, ends and accounts in tokens."""
+"""A token model over hosts: its own text in every mode, whole characters, and limits, ends and accounts in tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,111 +12,215 @@ import numpy as np
 import pytest
 
 from serving.client.client import Client, RequestRefused, Result
+from serving.modes.candidates import Branches
+from serving.modes.drafters.base import LocalSequence
+from serving.modes.drafters.neural import NeuralModel
 from serving.modes.drafters.ngram import fit, write_ngrams
+from serving.modes.resample import OF_TOKENS
 from serving.modes.tokenizer import tokenizer_id
 from stages.checkpoint.manifest import read_manifest
 from stages.model.llama import LlamaStage
-from tests.serving.pretrained import ARCHITECTURE, ids, text_of, write_model, written
+from tests.serving.pretrained import ALPHABET, ARCHITECTURE, DRAFTER, ids, text_of, write_model, written
 
 PROMPT = "the old man said that the sea"
 COUNT = 24
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[LlamaStage]]:
-    directory = tmp_path_factory.mktemp("pretrained")
-    return directory, write_model(directory)
+@dataclass(frozen=True)
+class Scene:
+    """A token model over hosts, with its drafter."""
+
+    client: Client
+    model: list[LlamaStage]
+    drafter: list[LlamaStage]
+    local: NeuralModel
 
 
 @pytest.fixture(scope="module")
-def served(model: tuple[Path, list[LlamaStage]], local_ring: Callable[..., Any]) -> Iterator[Client]:
-    with local_ring(model[0], 3) as client:
-        yield client
+def scene(tmp_path_factory: pytest.TempPathFactory, local_ring: Any) -> Iterator[Scene]:
+    directory: Path = tmp_path_factory.mktemp("drafted")
+    model, drafter = write_model(directory), write_model(directory / "local", seed=1, architecture=DRAFTER)
+    with local_ring(directory, 3) as client:
+        yield Scene(client, model, drafter, NeuralModel(directory / "local"))
+
+
+def write(scene: Scene, mode: str, **settings: Any) -> Result:
+    return scene.client.generate(
+        PROMPT, **{"mode": mode, "max_tokens": COUNT, "temperature": 0.8, "seed": 5, **settings}
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("mode", ["ar", "ar-speculative"])
-def test_the_text_is_that_of_one_process(
-    served: Client, model: tuple[Path, list[LlamaStage]], mode: str, temperature: float
-) -> None:
-    expected = written(model[1], ids(PROMPT), COUNT, temperature=temperature, seed=5)
-    result = served.generate(PROMPT, mode=mode, max_tokens=COUNT, temperature=temperature, seed=5)
+def test_the_drafter_writes_alone(scene: Scene, temperature: float) -> None:
+    expected = written(scene.drafter, ids(PROMPT), COUNT, temperature=temperature, seed=5)
+    result = scene.client.generate(PROMPT, mode="local", max_tokens=COUNT, temperature=temperature, seed=5)
     assert result.text == text_of(expected)
-    assert (result.prompt_tokens, result.output_tokens) == (len(ids(PROMPT)), COUNT)
-    assert (result.prompt_bytes, result.output_bytes) == (len(PROMPT.encode()), len(result.text.encode()))
+    assert (result.prompt_tokens, result.output_tokens, result.sweeps) == (len(ids(PROMPT)), COUNT, 0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_text_is_that_of_one_process(scene: Scene, temperature: float) -> None:
+    expected = text_of(written(scene.model, ids(PROMPT), COUNT, temperature=temperature, seed=5))
+    result = write(scene, "ar", temperature=temperature)
+    assert result.text == expected
+    assert (result.prompt_tokens, result.output_tokens, result.sweeps) == (len(ids(PROMPT)), COUNT, COUNT)
+    assert (result.prompt_bytes, result.output_bytes) == (len(PROMPT.encode()), len(expected.encode()))
     assert not result.stopped
-    assert result.sweeps == COUNT if mode == "ar" else result.sweeps <= COUNT
+    for drafter in ("model", "both", None):
+        guessed = write(scene, "ar-speculative", temperature=temperature, draft=4, drafter=drafter)
+        assert guessed.text == expected
+        assert guessed.drafted > 0
 
 
-def test_a_lookup_drafts_tokens(served: Client) -> None:
+# Verified
+
+
+def test_at_temperature_0_verified_is_what_the_pipeline_writes(scene: Scene) -> None:
+    expected = text_of(written(scene.model, ids(PROMPT), COUNT))
+    for draft in (1, 7, None):
+        result = write(scene, "verified", temperature=0.0, draft=draft)
+        assert (result.text, result.output_tokens) == (expected, COUNT)
+
+
+def test_a_verified_text_is_the_same_however_much_is_guessed(scene: Scene) -> None:
+    results = [write(scene, "verified", seed=3, draft=draft) for draft in (1, 5, 64, None)]
+    assert len({result.text for result in results}) == 1
+    assert {result.reached for result in results} == {COUNT}, "each is a guess that was tried, or came in its place"
+    assert 0 < results[0].accepted < COUNT
+    assert results[2].sweeps < COUNT
+
+
+# Candidates
+
+
+def test_resample_chooses_among_chunks_of_tokens(scene: Scene) -> None:
+    result = write(scene, "resample")
+    assert (result.output_tokens, result.sweeps, result.chunk, result.candidates) == (COUNT, 2, 12, 32)
+    assert 1 <= result.effective_samples <= 32
+    assert write(scene, "resample").text == result.text
+    assert write(scene, "resample", seed=6).text != result.text
+    assert write(scene, "resample", chunk=5, candidates=3).sweeps == 5
+
+
+def test_candidates_are_drawn_a_little_colder(scene: Scene) -> None:
+    sequence = LocalSequence(scene.local, 100, OF_TOKENS.coolness * 0.8, seed=5)
+    start = ALPHABET.encode(ids(PROMPT))
+    drawn = asyncio.run(Branches(sequence).write(start, length=COUNT, count=1, number=0))
+    result = write(scene, "resample", chunk=COUNT, candidates=1)
+    assert result.text == text_of(ALPHABET.symbols(drawn.texts[0]))
+    assert OF_TOKENS.coolness < 1
+
+
+def test_a_gap_is_filled_with_tokens(scene: Scene) -> None:
+    result = write(scene, "infill", suffix=" and the ship", max_tokens=10)
+    assert (result.output_tokens, result.sweeps, result.candidates) == (10, 2, 16)
+    assert write(scene, "infill", suffix=" and the ship", max_tokens=10).text == result.text
+
+
+def test_what_has_no_room_is_refused_before_a_host_is_asked(scene: Scene) -> None:
+    for settings, sentence in (
+        ({"mode": "resample", "candidates": 256, "chunk": 24}, "256 candidates of 24 tokens are more than hosts take"),
+        ({"mode": "infill", "candidates": 256, "chunk": 24, "suffix": "x"}, "24 tokens with 1 of the suffix are"),
+        ({"mode": "verified", "drafter": "lookup"}, "has no drafter 'lookup' here; choose from model"),
+        ({"mode": "verified", "scorer": "chain"}, "scorer 'chain' cannot be served"),
+        ({"mode": "resample", "max_tokens": 511}, r"prompt \(\d+ tokens\) and output \(511\)"),
+    ):
+        with pytest.raises(RequestRefused, match=sentence):
+            write(scene, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", ["local", "verified", "resample"])
+def test_an_end_token_ends_what_is_written(ending: tuple[Client, int], mode: str) -> None:
+    client, most = ending
+    result = client.generate(PROMPT, mode=mode, max_tokens=200, temperature=0.0 if mode != "resample" else 0.01)
+    assert result.stopped
+    assert 0 < result.output_tokens <= most
+
+
+@pytest.fixture(scope="module")
+def ending(tmp_path_factory: pytest.TempPathFactory, local_ring: Any) -> Iterator[tuple[Client, int]]:
+    """A model that is its own drafter and ends its text, and after how many tokens."""
+    directory: Path = tmp_path_factory.mktemp("ending")
+    expected = written(write_model(directory / "free"), ids(PROMPT), COUNT)
+    end = next(token for token in expected[3:] if token not in expected[:3])
+    for each in (directory / "model", directory / "model" / "local"):
+        write_model(each, ends=[end])
+    with local_ring(directory / "model", 1) as client:
+        yield client, expected.index(end) + 1
+
+
+# Whole characters, limits and ends
+
+
+def test_a_lookup_drafts_tokens(scene: Scene) -> None:
     # a model that repeats itself is one that lookup guesses right
     asked: dict[str, Any] = {"max_tokens": 60, "temperature": 0.0, "seed": 1}
-    plain = served.generate(PROMPT, mode="ar", **asked)
-    drafted = served.generate(PROMPT, mode="ar-speculative", drafter="lookup", draft=4, **asked)
+    plain = scene.client.generate(PROMPT, mode="ar", **asked)
+    drafted = scene.client.generate(PROMPT, mode="ar-speculative", drafter="lookup", draft=4, **asked)
     assert drafted.text == plain.text
     assert drafted.drafted >= drafted.accepted > 0
     assert drafted.sweeps == drafted.output_tokens - drafted.accepted
 
 
-def test_no_character_is_cut_on_its_way(served: Client) -> None:
-    pieces = list(served.stream("море 🚢", mode="ar", max_tokens=60, temperature=1.0, seed=3))
+def test_no_character_is_cut_on_its_way(scene: Scene) -> None:
+    pieces = list(scene.client.stream("море 🚢", mode="ar", max_tokens=60, temperature=1.0, seed=3))
     *texts, result = pieces
     assert isinstance(result, Result)
     assert all(isinstance(text, bytes) and text.decode() for text in texts)
     assert b"".join(text for text in texts if isinstance(text, bytes)) == result.output
 
 
-def test_stops_are_found_across_tokens(served: Client, model: tuple[Path, list[LlamaStage]]) -> None:
-    whole = served.generate(PROMPT, mode="ar", max_tokens=COUNT, temperature=0.8, seed=5).text
+def test_stops_are_found_across_tokens(scene: Scene) -> None:
+    whole = scene.client.generate(PROMPT, mode="ar", max_tokens=COUNT, temperature=0.8, seed=5).text
     middle = len(whole) // 2
     stop = whole[middle : middle + 3]
     for mode in ("ar", "ar-speculative"):
-        result = served.generate(PROMPT, mode=mode, max_tokens=COUNT, temperature=0.8, seed=5, stops=[stop])
+        result = scene.client.generate(PROMPT, mode=mode, max_tokens=COUNT, temperature=0.8, seed=5, stops=[stop])
         assert result.text == whole[: whole.index(stop)]
         assert result.stopped
         assert result.output_tokens <= COUNT
 
 
-def test_a_limit_of_bytes_cuts_no_character(served: Client) -> None:
-    whole = served.generate(PROMPT, mode="ar", max_tokens=40, temperature=0.8, seed=5).output
+def test_a_limit_of_bytes_cuts_no_character(scene: Scene) -> None:
+    whole = scene.client.generate(PROMPT, mode="ar", max_tokens=40, temperature=0.8, seed=5).output
     for most in range(1, 12):
-        result = served.generate(PROMPT, mode="ar", max_bytes=most, temperature=0.8, seed=5)
+        result = scene.client.generate(PROMPT, mode="ar", max_bytes=most, temperature=0.8, seed=5)
         assert whole.startswith(result.output)
         assert result.output_bytes == len(result.output) <= most
         assert most - result.output_bytes < 4
         assert not result.stopped
 
 
-def test_messages_are_written_by_the_template(served: Client, model: tuple[Path, list[LlamaStage]]) -> None:
+def test_messages_are_written_by_the_template(scene: Scene) -> None:
     prompt = "<|begin|>system: be kind\n<|begin|>user: the sea\nassistant: "
     messages = [("system", "be kind"), ("user", "the sea")]
-    result = served.generate("", messages=messages, mode="ar", max_tokens=8, temperature=0.0)
-    assert result.text == text_of(written(model[1], ids(prompt), 8))
+    result = scene.client.generate("", messages=messages, mode="ar", max_tokens=8, temperature=0.0)
+    assert result.text == text_of(written(scene.model, ids(prompt), 8))
     assert (result.prompt_tokens, result.prompt_bytes) == (len(ids(prompt)), len(prompt))
     with pytest.raises(RequestRefused, match="does not take these messages: no tools here"):
-        served.generate("", messages=[("tool", "x")], mode="ar", max_tokens=8)
+        scene.client.generate("", messages=[("tool", "x")], mode="ar", max_tokens=8)
 
 
-def test_what_it_cannot_do_is_said(served: Client) -> None:
-    assert list(served.status().modes) == ["ar", "ar-speculative"]
-    assert served.status().context_tokens == ARCHITECTURE.positions
-    for settings, sentence in (
-        ({"mode": "sweep"}, "the hosts have no chain of blocks"),
-        ({"mode": "chunked"}, "the hosts have no chain of blocks"),
-        ({"mode": "verified"}, "no drafter that writes the hosts' tokens: make one with `onesweep distill`"),
-        ({"mode": "resample"}, "no drafter that writes the hosts' tokens"),
-        ({"mode": "local"}, "no local model: start it with a checkpoint that has local/, which `onesweep distill`"),
-        ({"mode": "ar-speculative", "drafter": "model"}, "no drafter that writes the hosts' tokens"),
-        ({"mode": "ar", "max_tokens": 510}, r"prompt \(\d+ tokens\) and output \(510\) together take \d+, "),
-    ):
-        with pytest.raises(RequestRefused, match=sentence):
-            served.generate(PROMPT, **{"max_tokens": 4, **settings})  # type: ignore[arg-type]
+def test_without_a_drafter_it_is_said_what_cannot_be_done(tmp_path: Path, local_ring: Any) -> None:
+    write_model(tmp_path)
+    with local_ring(tmp_path, 1) as served:
+        assert list(served.status().modes) == ["ar", "ar-speculative"]
+        assert served.status().context_tokens == ARCHITECTURE.positions
+        for settings, sentence in (
+            ({"mode": "sweep"}, "the hosts have no chain of blocks"),
+            ({"mode": "chunked"}, "the hosts have no chain of blocks"),
+            ({"mode": "verified"}, "no drafter that writes the hosts' tokens: make one with `onesweep distill`"),
+            ({"mode": "resample"}, "no drafter that writes the hosts' tokens"),
+            ({"mode": "local"}, "no local model: start it with a checkpoint that has local/, which `onesweep distill`"),
+            ({"mode": "ar-speculative", "drafter": "model"}, "no drafter that writes the hosts' tokens"),
+            ({"mode": "ar", "max_tokens": 510}, r"prompt \(\d+ tokens\) and output \(510\) together take \d+, "),
+        ):
+            with pytest.raises(RequestRefused, match=sentence):
+                served.generate(PROMPT, **{"max_tokens": 4, **settings})  # type: ignore[arg-type]
 
 
-def test_a_text_ends_where_the_model_ends_it(
-    model: tuple[Path, list[LlamaStage]], tmp_path: Path, local_ring: Callable[..., Any]
-) -> None:
-    expected = written(model[1], ids(PROMPT), COUNT, temperature=0.8, seed=5)
+def test_a_text_ends_where_the_model_ends_it(scene: Scene, tmp_path: Path, local_ring: Any) -> None:
+    expected = written(scene.model, ids(PROMPT), COUNT, temperature=0.8, seed=5)
     at = next(i for i in range(4, COUNT) if expected[i] not in expected[:i])
     write_model(tmp_path, ends=[expected[at]])
     again = np.array((ids(PROMPT) + expected) * 3, dtype=np.uint32)

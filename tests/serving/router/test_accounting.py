@@ -18,6 +18,8 @@ from serving.router.topology import HostEntry
 from stages.model.codec import codec_named, hidden_codec
 from stages.v1 import stage_pb2
 
+Run = Callable[..., tuple[int, str, str]]
+
 HOSTS = ("host-1", "host-2", "host-3")
 PROMPT = "In the beginning "
 
@@ -120,7 +122,7 @@ def test_verdicts_are_booked(client: Client) -> None:
     assert result.compute_ms > sum(host.compute_ms for host in result.hosts)
 
 
-def test_one_host_alone_has_no_hop_between_steps(bundles: Path, local_ring: Callable[..., Any]) -> None:
+def test_one_host_alone_has_no_hop_between_steps(bundles: Path, local_ring: Any) -> None:
     with local_ring(bundles / "own", 1) as client:
         sweep = client.generate(PROMPT, mode="sweep", max_bytes=16)
         assert (sweep.hops, len(sweep.wire_bytes)) == (2, 2)
@@ -129,7 +131,7 @@ def test_one_host_alone_has_no_hop_between_steps(bundles: Path, local_ring: Call
         assert [host.name for host in result.hosts] == ["host-1"]
 
 
-def test_json_has_every_figure(deployment: Deployment, onesweep: Callable[..., tuple[int, str, str]]) -> None:
+def test_json_has_every_figure(deployment: Deployment, onesweep: Run) -> None:
     router = deployment.topology.router
     code, out, _ = onesweep("generate", PROMPT, "--router", router, "--max-bytes", 30, "--seed", 7, "--json")
     record = json.loads(out)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any
 
 import grpc
 import pytest
 
-from serving.router.admission import DAY_S, Admission, AdmissionSettings
+from serving.router.admission import DAY_S, Admission
+from serving.router.settings import AdmissionSettings
 from stages.wire.status import StatusError
 from stages.wire.tokens import ANYBODY, Key
 
@@ -23,8 +25,14 @@ def admission(limit: int, queue: int = 0, wait_s: float = PATIENT_S, reserves: b
     return Admission(AdmissionSettings(limit, 1000, queue, wait_s), reserves)
 
 
-def run(story: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(story, PATIENT_S))
+def story(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A coroutine as a test."""
+
+    @functools.wraps(test)
+    def run(**fixtures: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(**fixtures), PATIENT_S))
+
+    return run
 
 
 async def refused(gate: Admission, key: Key, max_bytes: int = 1) -> StatusError:
@@ -67,215 +75,187 @@ async def settle() -> None:
 # Places
 
 
-def test_over_the_limit_is_refused() -> None:
-    async def story() -> None:
-        gate = admission(2)
-        async with gate.enter(ANYBODY, 1), gate.enter(ANYBODY, 1):
-            assert gate.requests == 2
-            assert "2 requests are under way, the limit" in str(await refused(gate, ANYBODY))
+@story
+async def test_over_the_limit_is_refused() -> None:
+    gate = admission(2)
+    async with gate.enter(ANYBODY, 1), gate.enter(ANYBODY, 1):
+        assert gate.requests == 2
+        assert "2 requests are under way, the limit" in str(await refused(gate, ANYBODY))
+    await enters(gate, ANYBODY)
+    assert gate.requests == 0
+
+
+@story
+async def test_a_request_that_fails_gives_its_place_back() -> None:
+    gate = admission(1)
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError):
+            async with gate.enter(ANYBODY, 1):
+                1 / 0  # noqa: B018
+    await enters(gate, ANYBODY)
+
+
+@story
+async def test_some_wait_for_a_place() -> None:
+    gate = admission(1, queue=2)
+    first, second, third = (Held(gate, ANYBODY) for _ in range(3))
+    await settle()
+    assert (first.inside.is_set(), second.inside.is_set(), gate.waiting) == (True, False, 2)
+    assert "and 2 more wait" in str(await refused(gate, ANYBODY))
+    for running, following in ((first, second), (second, third)):
+        await running.finish()
+        await following.inside.wait()
+    await third.finish()
+    assert (gate.requests, gate.waiting) == (0, 0)
+
+
+@story
+async def test_nobody_waits_longer_than_the_limit() -> None:
+    gate = admission(1, queue=2, wait_s=0.02)
+    first = Held(gate, ANYBODY)
+    await settle()
+    assert "(waited 0.02 s)" in str(await refused(gate, ANYBODY))
+    assert gate.waiting == 0
+    await first.finish()
+    await enters(gate, ANYBODY)
+
+
+@story
+async def test_who_would_wait_too_long_is_refused_at_once() -> None:
+    gate = admission(1, queue=8, wait_s=0.02)
+    async with gate.enter(ANYBODY, 1):
+        await asyncio.sleep(0.05)  # so long do requests take
+    first = Held(gate, ANYBODY)
+    await settle()
+    refusal = await refused(gate, ANYBODY)
+    assert "waited" not in str(refusal)
+    await first.finish()
+
+
+@story
+async def test_who_would_wait_beyond_its_deadline_is_refused_at_once() -> None:
+    gate = admission(1, queue=8)
+    async with gate.enter(ANYBODY, 1):
+        await asyncio.sleep(0.05)  # so long do requests take
+    first = Held(gate, ANYBODY)
+    await settle()
+    with pytest.raises(StatusError, match=r"1 requests are under way, the limit$") as caught:
+        async with gate.enter(ANYBODY, 1, left_s=0.02):
+            pass
+    assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    patient = Held(gate, ANYBODY)
+    await settle()
+    assert gate.waiting == 1
+    await first.finish()
+    await patient.finish()
+
+
+@story
+async def test_nobody_enters_what_is_stopping() -> None:
+    gate = admission(2)
+    first = Held(gate, ANYBODY)
+    await settle()
+    gate.stopping = True
+    with pytest.raises(StatusError, match="the router is stopping: ask another one, or this one later") as caught:
         await enters(gate, ANYBODY)
-        assert gate.requests == 0
-
-    run(story())
-
-
-def test_a_request_that_fails_gives_its_place_back() -> None:
-    async def story() -> None:
-        gate = admission(1)
-        for _ in range(3):
-            with pytest.raises(ZeroDivisionError):
-                async with gate.enter(ANYBODY, 1):
-                    1 / 0  # noqa: B018
-        await enters(gate, ANYBODY)
-
-    run(story())
+    assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+    await first.finish()
+    assert gate.requests == 0
 
 
-def test_some_wait_for_a_place() -> None:
-    async def story() -> None:
-        gate = admission(1, queue=2)
-        first, second, third = (Held(gate, ANYBODY) for _ in range(3))
-        await settle()
-        assert (first.inside.is_set(), second.inside.is_set(), gate.waiting) == (True, False, 2)
-        assert "and 2 more wait" in str(await refused(gate, ANYBODY))
-        for running, following in ((first, second), (second, third)):
-            await running.finish()
-            await following.inside.wait()
-        await third.finish()
-        assert (gate.requests, gate.waiting) == (0, 0)
-
-    run(story())
-
-
-def test_nobody_waits_longer_than_the_limit() -> None:
-    async def story() -> None:
-        gate = admission(1, queue=2, wait_s=0.02)
-        first = Held(gate, ANYBODY)
-        await settle()
-        assert "(waited 0.02 s)" in str(await refused(gate, ANYBODY))
-        assert gate.waiting == 0
-        await first.finish()
-        await enters(gate, ANYBODY)
-
-    run(story())
-
-
-def test_who_would_wait_too_long_is_refused_at_once() -> None:
-    async def story() -> None:
-        gate = admission(1, queue=8, wait_s=0.02)
-        async with gate.enter(ANYBODY, 1):
-            await asyncio.sleep(0.05)  # so long do requests take
-        first = Held(gate, ANYBODY)
-        await settle()
-        refusal = await refused(gate, ANYBODY)
-        assert "waited" not in str(refusal)
-        await first.finish()
-
-    run(story())
-
-
-def test_who_would_wait_beyond_its_deadline_is_refused_at_once() -> None:
-    async def story() -> None:
-        gate = admission(1, queue=8)
-        async with gate.enter(ANYBODY, 1):
-            await asyncio.sleep(0.05)  # so long do requests take
-        first = Held(gate, ANYBODY)
-        await settle()
-        with pytest.raises(StatusError, match=r"1 requests are under way, the limit$") as caught:
-            async with gate.enter(ANYBODY, 1, left_s=0.02):
-                pass
-        assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-        patient = Held(gate, ANYBODY)
-        await settle()
-        assert gate.waiting == 1
-        await first.finish()
-        await patient.finish()
-
-    run(story())
-
-
-def test_nobody_enters_what_is_stopping() -> None:
-    async def story() -> None:
-        gate = admission(2)
-        first = Held(gate, ANYBODY)
-        await settle()
-        gate.stopping = True
-        with pytest.raises(StatusError, match="the router is stopping: ask another one, or this one later") as caught:
-            await enters(gate, ANYBODY)
-        assert caught.value.code is grpc.StatusCode.UNAVAILABLE
-        await first.finish()
-        assert gate.requests == 0
-
-    run(story())
-
-
-def test_who_leaves_while_waiting_leaves_nothing_behind() -> None:
-    async def story() -> None:
-        gate = admission(1, queue=2)
-        first, second, third = (Held(gate, ANYBODY) for _ in range(3))
-        await settle()
-        second.task.cancel()
-        await asyncio.gather(second.task, return_exceptions=True)
-        assert gate.waiting == 1
-        first.end.set()
-        await asyncio.sleep(0)  # the place is given to the third, which goes in the same moment
-        third.task.cancel()
-        await asyncio.gather(first.task, third.task, return_exceptions=True)
-        assert (gate.requests, gate.waiting) == (0, 0)
-        await enters(gate, ANYBODY)
-
-    run(story())
+@story
+async def test_who_leaves_while_waiting_leaves_nothing_behind() -> None:
+    gate = admission(1, queue=2)
+    first, second, third = (Held(gate, ANYBODY) for _ in range(3))
+    await settle()
+    second.task.cancel()
+    await asyncio.gather(second.task, return_exceptions=True)
+    assert gate.waiting == 1
+    first.end.set()
+    await asyncio.sleep(0)  # the place is given to the third, which goes in the same moment
+    third.task.cancel()
+    await asyncio.gather(first.task, third.task, return_exceptions=True)
+    assert (gate.requests, gate.waiting) == (0, 0)
+    await enters(gate, ANYBODY)
 
 
 # Shares
 
 
-def test_who_goes_in_the_moment_of_its_turn_harms_nobody() -> None:
-    async def story() -> None:
-        gate = admission(1, queue=2)
-        first, gone, next_one = (Held(gate, ALICE) for _ in range(3))
-        await settle()
-        gone.task.cancel()  # it hears of that after the place is given away
-        await first.finish()
-        await next_one.inside.wait()
-        await next_one.finish()
-        assert (gate.requests, gate.waiting) == (0, 0)
-
-    run(story())
+@story
+async def test_who_goes_in_the_moment_of_its_turn_harms_nobody() -> None:
+    gate = admission(1, queue=2)
+    first, gone, next_one = (Held(gate, ALICE) for _ in range(3))
+    await settle()
+    gone.task.cancel()  # it hears of that after the place is given away
+    await first.finish()
+    await next_one.inside.wait()
+    await next_one.finish()
+    assert (gate.requests, gate.waiting) == (0, 0)
 
 
-def test_who_goes_in_the_moment_of_its_refusal_harms_nobody() -> None:
-    async def story() -> None:
-        gate = admission(1, queue=2)
-        first, kept, gone = (Held(gate, ALICE) for _ in range(3))
-        await settle()
-        bob = Held(gate, BOB)
-        gone.task.cancel()  # it hears of that after room was made for bob
-        await settle()
-        assert gate.waiting == 2
-        for each in (first, bob, kept):
-            await each.inside.wait()
-            await each.finish()
-        assert (gate.requests, gate.waiting) == (0, 0)
-
-    run(story())
+@story
+async def test_who_goes_in_the_moment_of_its_refusal_harms_nobody() -> None:
+    gate = admission(1, queue=2)
+    first, kept, gone = (Held(gate, ALICE) for _ in range(3))
+    await settle()
+    bob = Held(gate, BOB)
+    gone.task.cancel()  # it hears of that after room was made for bob
+    await settle()
+    assert gate.waiting == 2
+    for each in (first, bob, kept):
+        await each.inside.wait()
+        await each.finish()
+    assert (gate.requests, gate.waiting) == (0, 0)
 
 
-def test_a_flood_does_not_starve_others() -> None:
+@story
+async def test_a_flood_does_not_starve_others() -> None:
     """One key asks without end: places that come free go to those who hold the fewest."""
+    gate, served = admission(4, queue=8, reserves=True), Counter[str]()
 
-    async def story() -> Counter[str]:
-        gate, served = admission(4, queue=8, reserves=True), Counter[str]()
+    async def ask(key: Key) -> None:
+        async with gate.enter(key, 1):
+            served[key.name] += 1
+            await asyncio.sleep(0.002)
 
-        async def ask(key: Key) -> None:
-            async with gate.enter(key, 1):
-                served[key.name] += 1
-                await asyncio.sleep(0.002)
-
-        flood = [asyncio.create_task(ask(ALICE)) for _ in range(400)]
-        await settle()
-        for key in (BOB, CAROL):
-            for _ in range(10):
-                await ask(key)
-        await asyncio.gather(*flood, return_exceptions=True)
-        return served
-
-    served = run(story())
+    flood = [asyncio.create_task(ask(ALICE)) for _ in range(400)]
+    await settle()
+    for key in (BOB, CAROL):
+        for _ in range(10):
+            await ask(key)
+    await asyncio.gather(*flood, return_exceptions=True)
     assert (served["bob"], served["carol"]) == (10, 10), "not one of theirs was refused"
     assert 0 < served["alice"] < 400
 
 
-def test_a_place_is_kept_for_who_holds_none() -> None:
-    async def story() -> None:
-        gate = admission(4, reserves=True)
-        async with AsyncExitStack() as places:
-            for _ in range(3):
-                await places.enter_async_context(gate.enter(ALICE, 1))
-            assert "key alice has 3 requests under way, and the places left are kept" in str(await refused(gate, ALICE))
-            await enters(gate, BOB)
-
-    run(story())
+@story
+async def test_a_place_is_kept_for_who_holds_none() -> None:
+    gate = admission(4, reserves=True)
+    async with AsyncExitStack() as places:
+        for _ in range(3):
+            await places.enter_async_context(gate.enter(ALICE, 1))
+        assert "key alice has 3 requests under way, and the places left are kept" in str(await refused(gate, ALICE))
+        await enters(gate, BOB)
 
 
-def test_a_full_queue_makes_room_for_who_has_less_in_it() -> None:
-    async def story() -> None:
-        gate = admission(1, queue=2, reserves=True)
-        first = Held(gate, ALICE)
-        waiting = [Held(gate, ALICE) for _ in range(2)]
-        await settle()
-        bob = Held(gate, BOB)
-        await settle()
-        assert gate.waiting == 2
-        assert waiting[1].task.done(), "the newest of the longest made room"
-        assert isinstance(waiting[1].task.exception(), StatusError)
-        await first.finish()
-        await bob.inside.wait()
-        assert not waiting[0].inside.is_set(), "fewest places first"
-        await bob.finish()
-        await waiting[0].inside.wait()
-        await waiting[0].finish()
-
-    run(story())
+@story
+async def test_a_full_queue_makes_room_for_who_has_less_in_it() -> None:
+    gate = admission(1, queue=2, reserves=True)
+    first = Held(gate, ALICE)
+    waiting = [Held(gate, ALICE) for _ in range(2)]
+    await settle()
+    bob = Held(gate, BOB)
+    await settle()
+    assert gate.waiting == 2
+    assert waiting[1].task.done(), "the newest of the longest made room"
+    assert isinstance(waiting[1].task.exception(), StatusError)
+    await first.finish()
+    await bob.inside.wait()
+    assert not waiting[0].inside.is_set(), "fewest places first"
+    await bob.finish()
+    await waiting[0].inside.wait()
+    await waiting[0].finish()
 
 
 # Quotas
@@ -312,35 +292,30 @@ def test_a_slow_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(story())  # asyncio's timeouts would look at the same clock
 
 
-def test_requests_at_once() -> None:
-    async def story() -> None:
-        gate, key = admission(8, queue=4), Key("alice", concurrent=2)
-        async with gate.enter(key, 1), gate.enter(key, 1):
-            assert "key alice has 2 requests under way, its limit" in str(await refused(gate, key))
-            await enters(gate, BOB)
-        await enters(gate, key)
-
-    run(story())
+@story
+async def test_requests_at_once() -> None:
+    gate, key = admission(8, queue=4), Key("alice", concurrent=2)
+    async with gate.enter(key, 1), gate.enter(key, 1):
+        assert "key alice has 2 requests under way, its limit" in str(await refused(gate, key))
+        await enters(gate, BOB)
+    await enters(gate, key)
 
 
-def test_bytes_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
+@story
+async def test_bytes_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [DAY_S * 20_000 + 10.0]
     monkeypatch.setattr("serving.router.admission.time.time", lambda: now[0])
-
-    async def story() -> None:
-        gate, key = admission(8), Key("alice", bytes_per_day=100)
-        async with gate.enter(key, 80) as ticket:
-            assert "20 are left until midnight UTC, and 21 were asked for" in str(await refused(gate, key, 21))
-            ticket.spend(30)
-        await enters(gate, key, 70)
-        refusal = await refused(gate, key, 1)
-        assert "key alice may generate 100 bytes a day: 0 are left" in str(refusal)
-        assert refusal.retry_after_ms == (DAY_S - 10) * 1000
+    gate, key = admission(8), Key("alice", bytes_per_day=100)
+    async with gate.enter(key, 80) as ticket:
+        assert "20 are left until midnight UTC, and 21 were asked for" in str(await refused(gate, key, 21))
+        ticket.spend(30)
+    await enters(gate, key, 70)
+    refusal = await refused(gate, key, 1)
+    assert "key alice may generate 100 bytes a day: 0 are left" in str(refusal)
+    assert refusal.retry_after_ms == (DAY_S - 10) * 1000
+    now[0] += DAY_S
+    async with gate.enter(key, 100) as ticket:
         now[0] += DAY_S
-        async with gate.enter(key, 100) as ticket:
-            now[0] += DAY_S
-            await enters(gate, key, 100)
-            ticket.spend(1)
-        assert "0 are left" in str(await refused(gate, key, 1))
-
-    run(story())
+        await enters(gate, key, 100)
+        ticket.spend(1)
+    assert "0 are left" in str(await refused(gate, key, 1))

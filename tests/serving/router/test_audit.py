@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from serving.cli.ports import free_port_block
 from serving.client.client import Client, RouterError
 from serving.router.audit import AuditCounters, Auditor, agree
 from serving.router.paths import HostLink
 from serving.router.ring import Ring
-from serving.router.topology import HostEntry, Topology
+from serving.router.topology import HostEntry
 from stages.host.host import Host
 from stages.model.codec import HIDDEN, Int8, StateCodec, codec_named, hidden_codec
 from stages.model.vocabulary import BYTES
@@ -28,6 +27,7 @@ from stages.v1 import stage_pb2
 from stages.wire.hop_stream import Relay
 from stages.wire.messages import copy_of, hidden_rows, work_of
 from stages.wire.status import StatusError
+from tests.serving.router.test_replicas import doubled
 
 PROMPT = b"The sea was calm. The sea was "
 Lie = Callable[[Host, Any], Any]
@@ -66,12 +66,7 @@ def deployed(
     checkpoint: Path, servers: Any, wait_ready: Any, lie: Lie | None, alone: bool, **router: Any
 ) -> Iterator[Any]:
     """Two hosts for blocks 0 and 1, two for block 2; b-1 lies. `alone`: also when it is asked alone."""
-    port = free_port_block(5)
-    spans = {"a-1": (0, 1), "a-2": (0, 1), "b-1": (2,), "b-2": (2,)}
-    addresses = [f"127.0.0.1:{port + 1 + i}" for i in range(4)]
-    hosts = [HostEntry(n, a, b, a) for (n, b), a in zip(spans.items(), addresses, strict=True)]
-    topology = Topology(tuple(hosts), f"127.0.0.1:{port}", checkpoint)
-    go_on = Host._go_on
+    topology, go_on = doubled(checkpoint), Host._go_on
 
     def lying(self: Host, job: Any, outcome: Any) -> None:
         lies = lie is not None and self.settings.name == "b-1" and (alone or job.reply is None)
@@ -101,7 +96,7 @@ def silent_of(name: str, refuses: bool = False) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="module")
-def references(bundles: Path, local_ring: Callable[..., Any]) -> list[bytes]:
+def references(bundles: Path, local_ring: Any) -> list[bytes]:
     with local_ring(bundles / "scored", 3) as client:
         return [client.generate(PROMPT, seed=4, **request).output for request in MODES]
 
@@ -145,12 +140,6 @@ def test_a_liar_is_named_and_no_request_believes_it(
         assert "is quarantined: an audit found that" in reasons(client)["b-1"]
 
 
-def test_at_five_in_a_hundred_it_is_found_within_a_hundred_sweeps(bundles: Path, servers: Any, wait_ready: Any) -> None:
-    with deployed(bundles / "scored", servers, wait_ready, other_numbers, True, audit_share=0.05) as client:
-        sweep_until_one_is_named(client, 400)  # 100 of them pass it for sure, and 0.95^100 of all runs miss it then
-        assert set(reasons(client)) == {"b-1"}
-
-
 def test_honest_hosts_stay(bundles: Path, servers: Any, wait_ready: Any, references: list[bytes]) -> None:
     with deployed(bundles / "scored", servers, wait_ready, None, True, audit_share=1.0) as client:
         for request, text in zip(MODES, references, strict=True):
@@ -181,11 +170,7 @@ def test_a_liar_that_does_not_answer_audits_is_found_in_the_ring(
 
 
 def test_an_audit_whose_replica_freezes_harms_nobody(
-    bundles: Path,
-    servers: Any,
-    wait_ready: Any,
-    references: list[bytes],
-    monkeypatch: pytest.MonkeyPatch,
+    bundles: Path, servers: Any, wait_ready: Any, references: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It answers keep-warm messages, but no question; as a replica it ends the audit, as a host it is answered for."""
     monkeypatch.setattr(Host, "run", silent_of("b-1"))
@@ -223,6 +208,12 @@ def test_a_stream_that_was_lied_to_ends_with_an_error_or_the_truth(
                 break
         assert all("the text so far was wrong: send the request again" in each for each in refused)
         assert client.generate(PROMPT, seed=4, **MODES[1]).output == references[1]
+
+
+def test_the_share_of_sweeps_that_is_audited() -> None:
+    auditor = Auditor(Ring(()), 0.05, None, seed=1)
+    assert 30 < sum(auditor.picks() for _ in range(1000)) < 70
+    assert auditor.counters.sweeps == 1000
 
 
 # What counts as a difference

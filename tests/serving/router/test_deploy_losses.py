@@ -22,7 +22,6 @@ from stages.host.server import StageServer, StageSettings
 from stages.v1 import stage_pb2
 from tests.serving.releases import REQUESTS, Texts, answer
 
-Until = Callable[..., Any]
 Run = Callable[..., tuple[int, str, str]]
 Describe = Callable[[str], stage_pb2.DescribeResponse]
 
@@ -68,7 +67,7 @@ def test_a_host_that_is_down_can_be_left_out(
     wait_ready: Any,
     onesweep: Run,
     texts: dict[str, Texts],
-    until: Until,
+    until: Any,
 ) -> None:
     port = free_port_block(3)
     entries = [HostEntry(f"h-{i}", f"127.0.0.1:{port + i}", (0, 1, 2), f"127.0.0.1:{port + i}") for i in (1, 2)]

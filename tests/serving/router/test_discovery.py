@@ -22,8 +22,6 @@ from stages.wire.tls import LOOPBACK_ONLY
 pytest.importorskip("etcd3gw", reason="etcd3gw is not installed: pip install 'onesweep[etcd]'")
 
 Run = Callable[..., tuple[int, str, str]]
-Eventually = Callable[..., Any]
-Jobs = Callable[..., Any]
 
 PARIS, TOKYO = (Registration(name, f"127.0.0.1:{7701 + i}", (i,)) for i, name in enumerate(("paris", "tokyo")))
 
@@ -76,7 +74,7 @@ def test_where_a_block_is_missing_its_sentence_is_heard() -> None:
 
 
 def test_a_ring_is_told_of_changes(
-    registry_url: str, eventually: Eventually, jobs: Jobs, caplog: pytest.LogCaptureFixture
+    registry_url: str, eventually: Any, jobs: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And keeps its hosts where the new ones make no ring."""
     registry, told = open_registry(settings_of(registry_url)), []
@@ -94,7 +92,7 @@ def test_a_ring_is_told_of_changes(
 
 
 def test_a_router_waits_for_a_whole_ring(
-    registry_url: str, eventually: Eventually, jobs: Jobs, caplog: pytest.LogCaptureFixture
+    registry_url: str, eventually: Any, jobs: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     registry = open_registry(settings_of(registry_url))

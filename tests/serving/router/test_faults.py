@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,31 +12,14 @@ from typing import Any
 import grpc
 import pytest
 
-from serving.cli.deployment import MODULE, Deployment
+from serving.cli.deployment import Deployment
 from serving.client.client import Client, Result, RouterError
 from stages.v1 import stage_pb2
 
 PROMPT = "The road went "
 LONG = {"mode": "ar", "max_bytes": 450, "seed": 1}
 
-Until = Callable[..., Any]
 Count = Callable[[Deployment], int]
-
-
-def revive(deployment: Deployment, name: str) -> None:
-    """Start a process of a deployment again, as it was started."""
-    arguments = {
-        host.name: [
-            *("stage", "--checkpoint", str(deployment.topology.checkpoint), "--blocks", host.span),
-            *("--listen", host.listen, "--name", host.name, "--threads", "1"),
-            *("--next", ",".join(deployment.topology.successors(host))),
-        ]
-        for host in deployment.topology.hosts
-    }
-    arguments["router"] = ["router", "--topology", str(deployment.directory / "topology.toml"), "--threads", "1"]
-    with (deployment.directory / f"{name}.log").open("ab") as log:
-        process = subprocess.Popen([sys.executable, *MODULE, *arguments[name]], stdout=log, stderr=log)
-    deployment.processes[name] = process.pid
 
 
 @pytest.fixture
@@ -77,7 +58,7 @@ class Request(threading.Thread):
 
 
 def test_a_killed_host_ends_its_requests_and_may_come_back(
-    victim: Deployment, client: Client, sessions: Count, until: Until, wait_ready: Callable[..., None]
+    victim: Deployment, client: Client, sessions: Count, until: Any, wait_ready: Any
 ) -> None:
     text = client.generate(PROMPT, max_bytes=40, seed=3).text
     request = Request(client)
@@ -88,18 +69,18 @@ def test_a_killed_host_ends_its_requests_and_may_come_back(
     assert "host-2" in str(request.error)
     until(lambda: sessions(victim) == 0)
 
-    with pytest.raises(RouterError, match=r"host-2 at 127\.0\.0\.1:\d+.*waited 5\.0 s") as caught:
+    with pytest.raises(RouterError, match=r"host-2 at 127\.0\.0\.1:\d+.*waited 1\.0 s") as caught:
         client.generate(PROMPT, max_bytes=40, seed=3)
     assert caught.value.code is grpc.StatusCode.UNAVAILABLE
     assert client.generate(PROMPT, mode="local", max_bytes=5).sweeps == 0, "what needs no host is served all the same"
 
-    revive(victim, "host-2")
+    victim.revive("host-2")
     wait_ready(victim.topology.router)
     assert client.generate(PROMPT, max_bytes=40, seed=3).text == text
 
 
 def test_a_hanging_host_is_waited_for_and_named(
-    victim: Deployment, client: Client, sessions: Count, until: Until, wait_ready: Callable[..., None]
+    victim: Deployment, client: Client, sessions: Count, until: Any, wait_ready: Any
 ) -> None:
     request = Request(client)
     os.kill(victim.processes["host-2"], signal.SIGSTOP)
@@ -111,43 +92,19 @@ def test_a_hanging_host_is_waited_for_and_named(
     assert request.error.code is grpc.StatusCode.UNAVAILABLE
     assert "host-2 at " in str(request.error)
     assert "it has been silent for" in str(request.error)
-    assert "(waited 5.0 s)" in str(request.error)
+    assert "(waited 1.0 s)" in str(request.error)
     wait_ready(victim.topology.router)
     until(lambda: sessions(victim) == 0)
     assert client.generate(PROMPT, max_bytes=40).output_bytes == 40
 
 
-SCORED = [{"mode": "resample", "chunk": 1, "candidates": 4}, {"mode": "verified", "draft": 1}]
-
-
-@pytest.mark.parametrize("settings", SCORED, ids=["resample", "verified"])
-def test_a_host_that_dies_ends_what_it_scores(
-    victim: Deployment,
-    client: Client,
-    sessions: Count,
-    until: Until,
-    wait_ready: Callable[..., None],
-    settings: dict[str, Any],
-) -> None:
-    request = Request(client, **settings)
-    os.kill(victim.processes["host-3"], signal.SIGKILL)
-    request.join(30)
-    assert request.error is not None
-    assert request.error.code is grpc.StatusCode.UNAVAILABLE
-    assert "host-3" in str(request.error)
-    until(lambda: sessions(victim) == 0)
-    revive(victim, "host-3")
-    wait_ready(victim.topology.router)
-    assert client.generate(PROMPT, max_bytes=20, **settings).output_bytes == 20
-
-
-@pytest.mark.parametrize("settings", [{"mode": "ar"}, {"mode": "chunked", "chunk": 1}, *SCORED])
+@pytest.mark.parametrize("settings", [{"mode": "ar"}, {"mode": "resample", "chunk": 1, "candidates": 4}])
 def test_leaving_a_stream_frees_its_sessions(
     victim: Deployment,
     client: Client,
     sessions: Count,
     counters: Callable[[str], stage_pb2.Counters],
-    until: Until,
+    until: Any,
     settings: dict[str, Any],
 ) -> None:
     def work() -> tuple[int, int]:
@@ -167,7 +124,7 @@ def test_leaving_a_stream_frees_its_sessions(
 
 
 def test_a_deadline_ends_the_request_everywhere(
-    victim: Deployment, client: Client, sessions: Count, until: Until
+    victim: Deployment, client: Client, sessions: Count, until: Any
 ) -> None:
     with pytest.raises(RouterError, match=r"no answer within 0\.3 s") as caught:
         client.generate(PROMPT, **LONG, timeout_s=0.3)
@@ -177,7 +134,7 @@ def test_a_deadline_ends_the_request_everywhere(
 
 
 def test_a_router_that_is_told_to_stop_ends_what_it_began(
-    victim: Deployment, client: Client, sessions: Count, until: Until, wait_ready: Callable[..., None]
+    victim: Deployment, client: Client, sessions: Count, until: Any, wait_ready: Any
 ) -> None:
     request = Request(client)
     router = victim._process("router")
@@ -191,12 +148,12 @@ def test_a_router_that_is_told_to_stop_ends_what_it_began(
     with pytest.raises(RouterError, match="no router answers at"):
         client.generate(PROMPT, max_bytes=5)
 
-    revive(victim, "router")
+    victim.revive("router")
     wait_ready(victim.topology.router)
     assert client.generate(PROMPT, max_bytes=40).output_bytes == 40
 
 
-def test_a_killed_router_leaves_no_sessions(victim: Deployment, client: Client, sessions: Count, until: Until) -> None:
+def test_a_killed_router_leaves_no_sessions(victim: Deployment, client: Client, sessions: Count, until: Any) -> None:
     request = Request(client)
     os.kill(victim.processes["router"], signal.SIGKILL)
     request.join(30)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, GraftModel]:
 
 
 @pytest.fixture(scope="module")
-def served(bundle: tuple[Path, GraftModel], local_ring: Callable[..., Any]) -> Iterator[Client]:
+def served(bundle: tuple[Path, GraftModel], local_ring: Any) -> Iterator[Client]:
     with local_ring(bundle[0], 3) as client:
         yield client
 

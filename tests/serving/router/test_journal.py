@@ -39,11 +39,7 @@ def test_steps_that_hosts_make_by_themselves(prompt: bytes, written: bytes) -> N
     journal = Journal()
     begun = stage_pb2.Decode(number=2, clean=prompt, remaining=400)
     after = journal.advance(begun, written)
-    assert (after.number, after.start, after.clean) == (
-        2 + len(written),
-        len(prompt) + len(written) - 1,
-        written[-1:],
-    )
+    assert (after.number, after.start, after.clean) == (2 + len(written), len(prompt) + len(written) - 1, written[-1:])
     assert after.remaining == 400 - len(written)
     again = journal.replay(after)
     assert isinstance(again, stage_pb2.Decode)

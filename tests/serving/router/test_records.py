@@ -7,7 +7,7 @@ import contextlib
 import json
 import re
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from serving.cli.__main__ import main
 from serving.cli.deployment import Deployment, temporary_deployment
 from serving.cli.ports import free_port_block
 from serving.client.client import Client, RequestRefused, Result
-from serving.router.records import ROUTER_METRICS, UNKNOWN_MODE, RequestRecords, RouterCounters
+from serving.router.records import ROUTER_METRICS, UNKNOWN_MODE, RequestRecord, RouterCounters
 from serving.router.topology import Topology, local_topology
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.host.metrics import STAGE_METRICS
@@ -88,9 +88,7 @@ def total(figures: Figures, name: str) -> float:
 # Metrics
 
 
-def test_the_router_s_figures_are_those_of_its_answers(
-    watched: Deployment, asked: list[Result], until: Callable[..., Any]
-) -> None:
+def test_the_router_s_figures_are_those_of_its_answers(watched: Deployment, asked: list[Result], until: Any) -> None:
     def scraped() -> Figures | None:
         found = scrape(watched, "router")
         return found if total(found, "onesweep_router_request_seconds_count") >= len(asked) else None
@@ -156,7 +154,7 @@ def test_what_is_scraped_is_what_is_documented(watched: Deployment, asked: list[
 
 
 def test_requests_that_fail_are_counted_by_code_and_no_made_up_mode_is_a_label(
-    watched: Deployment, asked: list[Result], until: Callable[..., Any]
+    watched: Deployment, asked: list[Result], until: Any
 ) -> None:
     with Client(watched.topology.router) as client:
         for settings in ({"mode": "made-up"}, {"mode": "sweep", "max_bytes": 4000}):
@@ -176,7 +174,7 @@ def test_requests_that_fail_are_counted_by_code_and_no_made_up_mode_is_a_label(
 
 
 def test_a_sweep_over_three_hosts_has_a_span_a_hop(
-    watched: Deployment, asked: list[Result], spans: Path, until: Callable[..., Any]
+    watched: Deployment, asked: list[Result], spans: Path, until: Any
 ) -> None:
     def spans_of(result: Result, count: int) -> list[dict[str, Any]]:
         found = [json.loads(line) for line in spans.read_text().splitlines()]
@@ -208,9 +206,7 @@ def test_a_sweep_over_three_hosts_has_a_span_a_hop(
     assert all(span["resource"]["attributes"]["service.version"] for span in own)
 
 
-def test_nothing_is_traced_where_the_lot_says_no(
-    bundles: Path, tmp_path: Path, local_ring: Callable[..., Any], until: Callable[..., Any]
-) -> None:
+def test_nothing_is_traced_where_the_lot_says_no(bundles: Path, tmp_path: Path, local_ring: Any, until: Any) -> None:
     """And texts do not depend on who watches."""
     from stages.telemetry.observability import ObservabilitySettings
 
@@ -271,14 +267,14 @@ def test_every_family_of_the_router_is_read() -> None:
 @pytest.mark.parametrize(("deadline_unix_ms", "code"), [(0, "DEADLINE_EXCEEDED"), (1 << 45, "CANCELLED")])
 def test_a_call_that_grpc_ends_was_late_or_given_up(deadline_unix_ms: int, code: str) -> None:
     figures = RouterCounters()
-    with pytest.raises(asyncio.CancelledError), RequestRecords(figures).open("ar", deadline_unix_ms):
+    with pytest.raises(asyncio.CancelledError), RequestRecord("ar", deadline_unix_ms, figures):
         raise asyncio.CancelledError
     assert figures.modes["ar"].codes == {code: 1}
 
 
 def test_an_error_nobody_foresaw_is_counted_too() -> None:
     figures = RouterCounters()
-    with pytest.raises(ZeroDivisionError), RequestRecords(figures).open("local", 1 << 45):
+    with pytest.raises(ZeroDivisionError), RequestRecord("local", 1 << 45, figures):
         raise ZeroDivisionError
     assert figures.modes["local"].codes == {"UNKNOWN": 1}
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,33 +12,51 @@ import grpc
 import pytest
 
 from serving.cli.ports import free_port_block
-from serving.client.client import Client, RouterError
+from serving.client.client import Client, Result, RouterError
+from serving.modes.drafters.base import SYMBOLS_PER_TURN
 from serving.router import paths as links
 from serving.router.paths import HostLink
-from serving.router.topology import HostEntry, Topology, local_topology
+from serving.router.topology import HostEntry, local_topology
 from stages.v1 import stage_pb2
 
 PROMPT = b"The sea was calm. The sea was "
 
 
 @pytest.fixture(scope="module")
-def ring_client(bundles: Path, local_ring: Callable[..., Any]) -> Iterator[Client]:
+def unwarmed(bundles: Path, local_ring: Any) -> Iterator[Client]:
+    """Of a ring without keep-warm messages."""
     with local_ring(bundles / "own", 3, ring={"keep_warm_s": 0.0}) as client:
         yield client
 
 
-def test_one_host_is_a_ring(bundles: Path, local_ring: Callable[..., Any]) -> None:
-    with local_ring(bundles / "own", 1) as client:
-        assert client.generate(PROMPT, mode="ar", max_bytes=5).sweeps == 5
-        assert client.generate(PROMPT, mode="sweep", max_bytes=5).output_bytes == 5
+@pytest.mark.parametrize("mode", ["sweep", "chunked", "resample", "verified", "ar", "ar-speculative", "local"])
+def test_a_stream_adds_up_to_the_text(client: Client, mode: str) -> None:
+    whole = client.generate(PROMPT, mode=mode, max_bytes=70, seed=9)
+    text, _ = client.stream(PROMPT, mode=mode, max_bytes=70, seed=9, whole=True)
+    assert text == whole.output, "in one piece, if it is wanted so"
+    *pieces, last = client.stream(PROMPT, mode=mode, max_bytes=70, seed=9)
+    assert isinstance(last, Result)
+    assert b"".join(piece for piece in pieces if isinstance(piece, bytes)) == last.output == whole.output
+    a_piece_a_sweep = dict.fromkeys(("chunked", "resample", "verified", "ar", "ar-speculative"), last.sweeps)
+    assert len(pieces) == {"sweep": 1, "local": math.ceil(70 / SYMBOLS_PER_TURN), **a_piece_a_sweep}[mode]
+    assert whole.text == whole.output.decode(errors="replace")
 
 
-def test_text_comes_as_it_is_made(ring_client: Client) -> None:
-    assert len(list(ring_client.stream(PROMPT, mode="ar", max_bytes=9))) == 10
+def test_sweep_is_chunked_with_one_chunk(unwarmed: Client) -> None:
+    client = unwarmed
+    sweep = client.generate(PROMPT, mode="sweep", max_bytes=50, seed=2)
+    assert client.generate(PROMPT, mode="chunked", chunk=50, max_bytes=50, seed=2).output == sweep.output
+    assert client.generate(PROMPT, mode="chunked", chunk=500, max_bytes=50, seed=2).output == sweep.output
 
 
-@pytest.mark.parametrize("mode", ["sweep", "ar", "ar-speculative"])
-def test_a_host_that_is_full(bundles: Path, servers: Any, wait_ready: Any, mode: str) -> None:
+def test_a_seed_of_64_bits_arrives_whole(client: Client) -> None:
+    top = (1 << 64) - 1
+    texts = [client.generate(PROMPT, max_bytes=20, seed=seed) for seed in (top, top - 1)]
+    assert texts[0].seed == top
+    assert texts[0].output != texts[1].output
+
+
+def test_a_host_that_is_full(bundles: Path, servers: Any, wait_ready: Any) -> None:
     topology = local_topology(3, 3, bundles / "own", free_port_block(4) + 1)
     for host in topology.hosts:
         memory = 0 if host.name == "host-3" else 64
@@ -47,67 +66,11 @@ def test_a_host_that_is_full(bundles: Path, servers: Any, wait_ready: Any, mode:
     servers.router(topology, None)
     wait_ready(topology.router)
     with Client(topology.router) as client:
-        with pytest.raises(RouterError, match=r"host-3 at .* refused: no memory for another session") as caught:
-            client.generate(PROMPT, mode=mode, max_bytes=5)
-        assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert caught.value.retry_after_ms == 1000
-
-
-def test_a_deadline(ring_client: Client) -> None:
-    with pytest.raises(RouterError) as caught:
-        ring_client.generate(PROMPT, mode="ar", max_bytes=450, timeout_s=0.1)
-    assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert ring_client.generate(PROMPT, mode="ar", max_bytes=5).output_bytes == 5
-
-
-def sessions_of(topology: Topology, describe: Callable[[str], stage_pb2.DescribeResponse]) -> list[int]:
-    return [describe(host.address).counters.sessions for host in topology.hosts]
-
-
-def test_a_host_that_goes_and_clients_that_leave(
-    bundles: Path,
-    servers: Any,
-    wait_ready: Any,
-    until: Callable[..., Any],
-    describe: Callable[[str], stage_pb2.DescribeResponse],
-) -> None:
-    topology = local_topology(2, 3, bundles / "own", free_port_block(3) + 1)
-    hosts = servers.hosts(topology, bundles / "own")
-    servers.router(topology, None)
-    wait_ready(topology.router)
-    with Client(topology.router) as client:
-        stream = client.stream(PROMPT, mode="ar", max_bytes=450)
-        next(stream)
-        assert sessions_of(topology, describe) == [1, 1]
-        stream.close()  # type: ignore[attr-defined]
-        until(lambda: sessions_of(topology, describe) == [0, 0])
-        until(lambda: client.status().requests == 0)
-
-        hosts["host-2"].end()
-        with pytest.raises(RouterError, match="host-2") as caught:
-            client.generate(PROMPT, mode="sweep", max_bytes=5)
-        assert caught.value.code is grpc.StatusCode.UNAVAILABLE
-        first, second = topology.hosts
-        servers.stage(bundles / "own", second.blocks, second.listen, first.address, name="host-2")
-        wait_ready(topology.router)
-        assert client.generate(PROMPT, mode="sweep", max_bytes=5).output_bytes == 5
-
-
-@pytest.mark.parametrize(
-    ("option", "says"),
-    [
-        (["--keep-warm-ms", "-1"], "--keep-warm-ms must be 0 (off) or 10 to 60000"),
-        (["--keep-warm-ms", "9"], "--keep-warm-ms must be 0 (off) or 10 to 60000"),
-    ],
-)
-def test_wrong_options_of_a_router(
-    bundles: Path, tmp_path: Path, onesweep: Callable[..., tuple[int, str, str]], option: list[str], says: str
-) -> None:
-    path = tmp_path / "t.toml"
-    path.write_text(local_topology(1, 3, bundles / "own", free_port_block(2) + 1).to_toml())
-    code, _, err = onesweep("router", "--topology", path, *option)
-    assert code == 2
-    assert says in err
+        for mode in ("sweep", "ar", "ar-speculative"):
+            with pytest.raises(RouterError, match=r"host-3 at .* refused: no memory for another session") as caught:
+                client.generate(PROMPT, mode=mode, max_bytes=5)
+            assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert caught.value.retry_after_ms == 1000
 
 
 # Sessions are freed together

@@ -24,11 +24,11 @@ from stages.wire.status import StatusError
 READY_S = 30.0
 
 
-@pytest.fixture
-def topology(bundles: Path, servers: Any) -> Topology:
+@pytest.fixture(scope="module")
+def topology(bundles: Path, module_servers: Any) -> Topology:
     """Of two hosts that run."""
     planned = local_topology(2, 3, bundles / "own", free_port_block(3) + 1)
-    servers.hosts(planned, bundles / "own")
+    module_servers.hosts(planned, bundles / "own")
     return planned
 
 

@@ -20,14 +20,17 @@ from serving.cli.ports import free_port_block
 from serving.client.client import Client, Result, RouterError
 from serving.router.active_release import ActiveRelease
 from serving.router.ring import Ring
-from serving.router.server import SERVICE, RouterSettings, _first
+from serving.router.server import SERVICE, _first
+from serving.router.settings import RouterSettings
 from serving.router.topology import local_topology
 from stages.checkpoint.release_store import ReleaseStore, read_release_manifest
 from stages.errors import ServiceError
 from stages.wire.channel import open_blocking_channel
 
+Run = Callable[..., tuple[int, str, str]]
 
-def test_live_at_once_ready_with_its_hosts(bundles: Path, servers: Any, until: Callable[..., Any]) -> None:
+
+def test_live_at_once_ready_with_its_hosts(bundles: Path, servers: Any, until: Any) -> None:
     topology = local_topology(1, 3, bundles / "own", free_port_block(2) + 1)
     servers.router(topology, bundles / "own")
     with open_blocking_channel(topology.router) as channel, Client(topology.router) as client:
@@ -54,7 +57,7 @@ def test_live_at_once_ready_with_its_hosts(bundles: Path, servers: Any, until: C
 
 
 def test_a_router_that_stops_ends_what_it_began_and_takes_no_more(
-    bundles: Path, servers: Any, wait_ready: Callable[..., None], until: Callable[..., Any]
+    bundles: Path, servers: Any, wait_ready: Any, until: Any
 ) -> None:
     topology = local_topology(1, 3, bundles / "own", free_port_block(2) + 1)
     servers.hosts(topology, bundles / "own")
@@ -69,7 +72,7 @@ def test_a_router_that_stops_ends_what_it_began_and_takes_no_more(
         return None
 
     with Client(topology.router) as client:
-        stream = client.stream("x", mode="chunked", chunk=1, max_bytes=500)
+        stream = client.stream("x", mode="ar", max_bytes=200)
         next(stream)
         router.loop.call_soon_threadsafe(router.stop.set)
         error = until(refused)
@@ -77,7 +80,7 @@ def test_a_router_that_stops_ends_what_it_began_and_takes_no_more(
         assert error.code is grpc.StatusCode.UNAVAILABLE
         *_, result = stream
         assert isinstance(result, Result)
-        assert result.output_bytes == 500
+        assert result.output_bytes == 200
     router.ended.result(60)
 
 
@@ -101,7 +104,7 @@ def answers(client: Client) -> bool:
     return False
 
 
-def test_latency_counts_the_wait_for_hosts(bundles: Path, servers: Any, until: Callable[..., Any]) -> None:
+def test_latency_counts_the_wait_for_hosts(bundles: Path, servers: Any, until: Any) -> None:
     topology = local_topology(1, 3, bundles / "own", free_port_block(2) + 1)
     servers.router(topology, bundles / "own", ring={"hop_timeout_s": 60.0})
     with Client(topology.router) as client, ThreadPoolExecutor(1) as thread:
@@ -129,13 +132,10 @@ def test_status_tells_what_can_be_served(deployment: Deployment) -> None:
 
 
 def test_the_demo_shows_every_mode(
-    bundles: Path,
-    deployment: Deployment,
-    onesweep: Callable[..., tuple[int, str, str]],
-    monkeypatch: pytest.MonkeyPatch,
+    bundles: Path, deployment: Deployment, onesweep: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = contextlib.nullcontext(deployment)
-    monkeypatch.setattr("serving.cli.deployment.temporary_deployment", lambda topology, checkpoint: there)
+    monkeypatch.setattr("serving.cli.serve.temporary_deployment", lambda topology, checkpoint: there)
     code, out, _ = onesweep("demo", "--checkpoint", bundles / "own", "--prompt", "The sea ")
     assert code == 0
     assert all(f"\n{mode}:" in out for mode in ("sweep", "chunked", "ar", "ar-speculative", "local"))

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from serving.router.topology import HostEntry, Topology, local_topology, read_topology
 from stages.errors import InputError, TopologyError
 
+Run = Callable[..., tuple[int, str, str]]
+
 HOSTS = """
 [[hosts]]
 address = "10.0.0.1:7701"
@@ -156,7 +158,7 @@ def test_a_host_is_found_by_name() -> None:
 
 
 def test_the_commands_say_what_is_wrong(
-    tmp_path: Path, bundles: Path, onesweep: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, bundles: Path, onesweep: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ONESWEEP_STATE", str(tmp_path / "state"))
     path = write(tmp_path / "t.toml", HOSTS.replace("[2]", "[3]"))
@@ -170,9 +172,7 @@ def test_the_commands_say_what_is_wrong(
     assert "the topology has 2 blocks, the checkpoint 3" in err
 
 
-def test_a_host_of_a_topology_has_the_limits_of_a_stage(
-    tmp_path: Path, bundles: Path, onesweep: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_a_host_of_a_topology_has_the_limits_of_a_stage(tmp_path: Path, bundles: Path, onesweep: Run) -> None:
     path = tmp_path / "topology.toml"
     path.write_text(local_topology(3, 3, bundles / "own", 7700).to_toml())
     flags = ("--queue", "--batch", "--session-mb", "--lease-s", "--hop-timeout-s", "--threads")

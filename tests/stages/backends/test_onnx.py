@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.backends import BACKENDS, DEFAULT_BACKEND, backend_named
+from stages.backends import BACKENDS, DEFAULT_BACKEND, TorchBackend, backend_named
 from stages.backends.base import Backend, CleanPiece
-from stages.backends.eager import TorchBackend
 from stages.backends.sweep import BlockWork, SweepPlan, run_unbatched
 from stages.checkpoint.checkpoint import load_ar, load_chain
 from stages.checkpoint.manifest import read_manifest
@@ -45,8 +44,6 @@ def near(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 # Parity
-
-
 @pytest.mark.parametrize("context", ["own", "chained"])
 @pytest.mark.parametrize("index", [0, 1])
 def test_blocks_compute_what_torch_computes(exact, make_block, clean_piece, noisy_piece, context, index) -> None:
@@ -64,27 +61,6 @@ def test_blocks_compute_what_torch_computes(exact, make_block, clean_piece, nois
     for one, other in zip(runner.denoise(pieces), reference.denoise(pieces), strict=True):
         assert near(one.logits, other.logits)
         assert near(one.point, other.point)
-
-
-def test_stages_compute_what_torch_computes(exact, make_ar, clean_piece) -> None:
-    model: ArModel = make_ar()
-    for stage in model.stages:
-        runner, reference = exact.stage(copy.deepcopy(stage)), TorchBackend().stage(stage)
-        pieces = [clean_piece(stage, new, past, seed=past) for new, past in ((6, 0), (1, 6))]
-        expected = copy.deepcopy(pieces)
-        hidden = runner.read(pieces)
-        assert all(near(*pair) for pair in zip(hidden, reference.read(expected), strict=True))
-    for one, other in zip(runner.next_byte(hidden), reference.next_byte(hidden), strict=True):
-        assert near(one, other)
-
-
-@pytest.mark.parametrize(("branches", "positions", "past"), [(1, 1, 1), (6, 1, 9), (1, 8, 5), (5, 12, 30)])
-def test_branches_compute_what_torch_computes(exact, make_ar, branch_piece, branches, positions, past) -> None:
-    for stage in make_ar().stages:
-        piece = branch_piece(stage, branches, positions, past)
-        (hidden,) = exact.stage(copy.deepcopy(stage)).branch([piece])
-        assert near(hidden, TorchBackend().stage(stage).branch([piece])[0])
-        assert all(cache.length == past for cache in piece.caches)
 
 
 def test_company_changes_nothing(backend, make_block, noisy_piece) -> None:
@@ -139,7 +115,6 @@ def _ar_text(backend: Backend, prompt: bytes, count: int = 24) -> bytes:
 
 def _sweep_text(backend: Backend, prompt: bytes, count: int = 32) -> bytes:
     partition = read_manifest(WEIGHTS / "chain").partition
-    assert partition is not None
     plan, boundary = SweepPlan(7, len(prompt), count, 4, 0.8), None
     for block in load_chain(WEIGHTS / "chain"):
         a = block.architecture
@@ -151,8 +126,6 @@ def _sweep_text(backend: Backend, prompt: bytes, count: int = 32) -> bytes:
 
 
 # What can go wrong
-
-
 def test_an_export_that_does_not_match_is_refused(exact, make_block, make_ar, monkeypatch) -> None:
     graph = importlib.import_module("stages.backends.onnx_graphs")
     monkeypatch.setattr(graph.Graph, "norm", lambda self, x, norm, weight=None: x)

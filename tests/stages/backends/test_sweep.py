@@ -17,7 +17,7 @@ from stages.backends.sweep import FEATURES, BlockWork, Boundary, SweepPlan, run_
 from stages.errors import CodecError
 from stages.model.block import Block
 from stages.model.codec import Fp32, Int8, StateCodec
-from stages.model.noise import euler_step, step_sigmas
+from stages.model.noise import step_sigmas
 from stages.model.partition import NoisePartition
 from stages.model.pipeline import new_caches
 from stages.model.prefill import READ_POSITIONS, split_reads
@@ -85,7 +85,7 @@ def reference(chain: list[Block], partition: NoisePartition, plan: SweepPlan, cl
             a = sigma / partition.sigma_max
             estimate = (z - a * z0) / (1 - a) if a < 1 else torch.zeros_like(z)
             logits = block.denoise(z, estimate, torch.full((1, 1), sigma), memory, plan.start)
-            z = euler_step(z, block.point(logits), sigma, following)
+            z = z + (following - sigma) * (z - block.point(logits)) / sigma
     return sample_symbols(logits[0], plan.temperature, plan.seed, plan.start), z[0]
 
 
@@ -254,9 +254,7 @@ def test_each_block_keeps_to_its_range_and_the_last_reads_out_at_sigma_min(
         lambda b: replace(b, estimate=b"\xff" * len(b.estimate)),
     ],
 )
-def test_a_damaged_boundary_is_refused(
-    make_chain: MakeChain, partition: NoisePartition, damage: Callable[[Boundary], Boundary]
-) -> None:
+def test_a_damaged_boundary_is_refused(make_chain: MakeChain, partition: NoisePartition, damage) -> None:
     sequences = open_sequences(make_chain(context="chained"), partition)
     before = sequences[0].run(PLAN, Int8(), PROMPT, None)
     assert isinstance(before, Boundary)
@@ -265,8 +263,6 @@ def test_a_damaged_boundary_is_refused(
 
 
 # Long prompts
-
-
 def test_a_long_prompt_is_cut_by_its_own_positions() -> None:
     source = torch.arange(300)
     pieces = split_reads(source)

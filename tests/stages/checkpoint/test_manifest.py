@@ -88,8 +88,6 @@ def test_numbers_that_json_does_not_have_are_not_written(manifest: Manifest) -> 
 
 
 # Damage
-
-
 def test_a_missing_manifest(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no checkpoint in .*manifest.json is missing"):
         read_manifest(tmp_path / "nowhere")
@@ -100,13 +98,7 @@ def test_a_missing_manifest(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        b"",
-        b"{",
-        b"\xff\xfe",
-        b"[" * 100_000,
-        b"1" * 10_000,
-    ],
+    [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"1" * 10_000],
     ids=["empty", "cut", "binary", "deep", "long number"],
 )
 def test_what_is_no_json_is_damaged(tmp_path: Path, text: bytes) -> None:
@@ -219,9 +211,7 @@ FIELDS = [
 
 @settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(field=st.sampled_from(FIELDS), value=JSON)
-def test_any_value_in_any_field_is_read_or_refused(
-    write: Callable[..., Path], field: tuple[str | int, ...], value: object
-) -> None:
+def test_any_value_in_any_field_is_read_or_refused(write, field: tuple[str | int, ...], value: object) -> None:
     def change(record: dict[str, Any]) -> None:
         place: Any = record
         for key in field[:-1]:

@@ -43,7 +43,6 @@ def of_block_1(folder: str, part: int) -> bool:
 def raw(contents: ReleaseManifest, path: str) -> bytes:
     folder, _, name = path.partition("/")
     if path == NGRAM_NAME:
-        assert contents.root is not None
         return (contents.root / path).read_bytes()
     return (contents.directories[folder] / name).read_bytes()
 
@@ -63,7 +62,6 @@ def test_a_host_gets_its_own_blocks(shelf: ReleaseStore, contents: ReleaseManife
     assert shelf.path(contents.name) is None
     fill(intake, contents)
     place = shelf.path(contents.name)
-    assert place is not None
     assert read_release_manifest(place).name == contents.name
     assert not list(shelf.directory.glob(".coming*"))
 
@@ -84,7 +82,6 @@ def test_a_drafter_of_ngrams_goes_to_the_router_and_to_no_host(
     assert NGRAM_NAME not in shelf.begin(drafted, of_block_1).wanted
     fill(shelf.begin(drafted, lambda folder, part: True), drafted)
     place = shelf.path(drafted.name)
-    assert place is not None
     assert (place / NGRAM_NAME).read_bytes() == b"what followed what" * 100
     assert read_release_manifest(place).name == drafted.name
 
@@ -94,7 +91,6 @@ def test_a_drafter_of_ngrams_is_the_one_that_was_offered(shelf: ReleaseStore, dr
     with pytest.raises(CheckpointError, match="SHA-256"):
         intake.write(NGRAM_NAME, b"what followed else" * 100)
     for change in ({"sha256": "ab\ncd"}, {"sha256": ""}, {"bytes": 0}):
-        assert drafted.ngrams is not None
         with pytest.raises(CheckpointError, match="must have a SHA-256 and a size"):
             shelf.begin(replace(drafted, ngrams=replace(drafted.ngrams, **change)), of_block_1)
 
@@ -169,7 +165,6 @@ def test_a_frontier_is_not_a_manifest_that_came_later() -> None:
 def test_a_release_takes_the_place_of_its_damaged_self(shelf: ReleaseStore, contents: ReleaseManifest) -> None:
     fill(shelf.begin(contents, of_block_1), contents)
     place = shelf.path(contents.name)
-    assert place is not None
     (spoilt,) = (place / "ar").glob("stage-1-*")
     spoilt.write_bytes(bytes(spoilt.stat().st_size))
     intake = shelf.begin(contents, of_block_1)
@@ -187,7 +182,6 @@ def test_everything_is_on_the_disk_before_it_is_in_its_place(
     intake = shelf.begin(contents, of_block_1)
     fill(intake, contents)
     place = shelf.path(contents.name)
-    assert place is not None
     due = {intake.coming / path.relative_to(place) for path in place.rglob("*")}
     assert {*synced} == due | {intake.coming, shelf.directory}
 

@@ -65,9 +65,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     assert files(tmp_path) == {"file": b"old"}
 
 
-def test_a_manifest_that_cannot_be_written_leaves_no_orphan(
-    directory: Path, block: Block, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_manifest_that_cannot_be_written_leaves_no_orphan(directory: Path, block: Block, monkeypatch) -> None:
     before = files(directory)
 
     def fail(*_: object) -> None:

@@ -115,9 +115,7 @@ def test_a_full_disk_is_named(stub: Stub, other: ReleaseManifest, monkeypatch: p
     assert "no room on" in says
 
 
-def test_a_release_is_stored_loaded_and_dropped(
-    stub: Stub, other: ReleaseManifest, bundles: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_release_is_stored_loaded_and_dropped(stub: Stub, other: ReleaseManifest, bundles: Path, monkeypatch) -> None:
     own = read_release_manifest(bundles / "own").name
     code, says = refusal(load, stub, other.name)
     assert (code, says) == (grpc.StatusCode.NOT_FOUND, f"release {other.name!r} is not here: store it first")

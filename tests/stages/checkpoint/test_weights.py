@@ -93,8 +93,6 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 # A digest that fits, and yet not the tensors that the architecture asks for
-
-
 @pytest.mark.parametrize(
     ("shapes", "reason"),
     [

@@ -95,7 +95,7 @@ def maker(parts: Parts, kind: str, request: Any) -> Make:
 
 
 @pytest.mark.parametrize("bundle", ["own", "chained"])
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(requests=traffic, most_hops=st.sampled_from([64, 2, 1]), pass_rows=st.sampled_from([1000, PASS_ROWS, 50, 1]))
 def test_every_request_writes_in_company_what_it_writes_alone(
     loaded: dict[str, Parts], bundle: str, requests: list[Any], most_hops: int, pass_rows: int
@@ -161,11 +161,9 @@ def test_what_a_host_hands_on_is_the_same_to_the_last_bit(bundles: Path, bundle:
         assert mine.estimate if ours.HasField("sweep") else mine.hidden
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(request=step_requests, lengths=draft_lengths, wrong=wrong_places)
-def test_guesses_change_no_byte(
-    loaded: dict[str, Parts], request: dict[str, Any], lengths: list[int], wrong: list[bool]
-) -> None:
+def test_guesses_change_no_byte(loaded: dict[str, Parts], request, lengths: list[int], wrong: list[bool]) -> None:
     """Right, wrong or in part: what comes out is what the pipeline writes step by step."""
     text = alone(loaded["own"], steps(**request))
     assert alone(loaded["own"], steps(**request, guess=guessing(text, lengths, wrong))) == text

@@ -47,8 +47,6 @@ def branch_of(depths: Sequence[int], at: int) -> list[int]:
 
 
 # The shape
-
-
 @given(trees(), st.randoms())
 def test_a_tree_knows_what_follows_what(depths: list[int], random: Any) -> None:
     symbols = [random.randrange(4) for _ in depths]
@@ -74,8 +72,6 @@ def test_the_first_branch_ends_where_another_begins() -> None:
 
 
 # What a stage computes
-
-
 def stage_of(family: str) -> ArStage | LlamaStage:
     if family == "llama":
         return random_stages()[0]
@@ -99,9 +95,7 @@ def opened(stage: ArStage | LlamaStage, runner: StageRunner, known: Tensor) -> l
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(depths=trees(), seed=st.integers(0, 99), before=st.integers(0, 3), company=st.booleans())
 @example(depths=[0, 1, 2, 0, 1, 1], seed=1, before=1, company=True)
-def test_a_tree_is_computed_as_its_branches_one_by_one(
-    stage: tuple[ArStage | LlamaStage, StageRunner], depths: list[int], seed: int, before: int, company: bool
-) -> None:
+def test_a_tree_is_computed_as_its_branches_one_by_one(stage, depths, seed: int, before: int, company: bool) -> None:
     """In whatever company, and what stays in the cache is the first branch."""
     made, runner = stage
     draws = torch.Generator().manual_seed(seed)
@@ -136,8 +130,6 @@ def test_the_other_backend_computes_them_too() -> None:
 
 
 # What comes out of a ring
-
-
 @pytest.fixture(scope="module")
 def line_of(bundles: Path) -> Any:
     hosts = [load_parts(plan_host(bundles / "scored", span)) for span in ((0,), (1, 2))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,12 @@ from stages.errors import InputError
 from stages.host import host as subscribers
 from stages.host import scheduler as engine
 from stages.host.host import Host, HostSettings, Subscribers
-from stages.host.next_hosts import NextHosts
-from stages.host.parts import HostPlan, Parts, Release, load_parts, plan_host
-from stages.host.scheduler import HostObserver
+from stages.host.parts import HostPlan, Parts, load_parts, plan_host
 from stages.v1 import stage_pb2
 from stages.wire.messages import PROTOCOL, put_work
 from stages.wire.status import StatusError
-
-ROUTER = "r"
+from tests.stages.hosts import event_of, open_host, send
+from tests.stages.raw_client import ROUTER
 
 
 @pytest.fixture(scope="module")
@@ -43,31 +41,7 @@ def parts(loaded: Parts) -> Parts:
     return Parts(loaded.plan, dict(loaded.chain), dict(loaded.ar))
 
 
-@pytest.fixture
-def drive(plan: HostPlan, parts: Parts) -> Callable[..., Any]:
-    """Run a story with a host whose worker runs, or not yet."""
-
-    def run(story: Callable[[Host], Awaitable[Any]], working: bool = True, **settings: Any) -> Any:
-        async def main() -> Any:
-            links = NextHosts(lambda address, other: "", 0, 1 << 20, 1.0, 0.0, HostObserver())
-            host = Host(Release("r", plan, parts), HostSettings("h", **settings), links)
-            events = host.subscribers.listen(ROUTER)
-            await anext(events)
-            worker = asyncio.create_task(host.work()) if working else None
-            try:
-                return await asyncio.wait_for(story(host), 20)
-            finally:
-                if worker is not None:
-                    worker.cancel()
-                host.close()
-
-        return asyncio.run(main())
-
-    return run
-
-
 def hop(host: Host, session: str = "s", **changes: Any) -> stage_pb2.Hop:
-    assert host.releases.newest.plan.chain is not None
     request = stage_pb2.Hop(router=ROUTER, session=session, capacity=30, digest=host.releases.newest.plan.chain.digest)
     request.deadline_unix_ms = int(time.time() * 1000) + 30_000
     fields = {"clean": b"Once ", "slots": 8, "steps": 1, "codec": "fp32", **changes}
@@ -76,7 +50,6 @@ def hop(host: Host, session: str = "s", **changes: Any) -> stage_pb2.Hop:
 
 
 def step(host: Host, session: str = "s", seed: int = 0, remaining: int = 1) -> stage_pb2.Hop:
-    assert host.releases.newest.plan.ar is not None
     request = hop(host, session)
     request.digest = host.releases.newest.plan.ar.digest
     sampling = stage_pb2.Sampling(seed=seed, temperature=0.8)
@@ -87,16 +60,7 @@ def step(host: Host, session: str = "s", seed: int = 0, remaining: int = 1) -> s
 
 def chain_of(host: Host) -> dict[int, BlockRunner]:
     parts = host.releases.newest.parts
-    assert parts is not None
     return parts.chain
-
-
-def send(host: Host, *hops: stage_pb2.Hop) -> None:
-    assert host.take(stage_pb2.HopBatch(protocol=PROTOCOL, hops=hops)).rejections == []
-
-
-async def event_of(host: Host) -> stage_pb2.Event:
-    return await host.subscribers.queues[ROUTER].get()
 
 
 class Meddling(BlockRunner):
@@ -129,22 +93,19 @@ def released_by(host: Host, session: str = "s") -> Callable[[], object]:
     return lambda: asyncio.run_coroutine_threadsafe(release(), loop).result(10)
 
 
-def test_a_full_queue_sends_work_away(drive: Callable[..., Any]) -> None:
-    async def story(host: Host) -> StatusError:
+async def test_a_full_queue_sends_work_away(parts: Parts) -> None:
+    async with open_host(parts, working=False, queue_limit=2) as host:
         host.accept(hop(host, "a"), 10)
         host.accept(hop(host, "b"), 10)
-        with pytest.raises(StatusError, match="h has 2 hops under way") as caught:
-            host.accept(hop(host, "c"), 10)
+        (rejection,) = host.take(stage_pb2.HopBatch(protocol=PROTOCOL, hops=[hop(host, "c")])).rejections
+        assert rejection.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+        assert (rejection.message, rejection.retry_after_ms) == ("h has 2 hops under way", 500)
         counters = host.counters_now()
         assert (counters.queued, counters.queue_limit, counters.refused, counters.sessions) == (2, 2, 1, 2)
-        return caught.value
-
-    refusal = drive(story, working=False, queue_limit=2)
-    assert (refusal.code, refusal.retry_after_ms) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 500)
 
 
-def test_work_that_became_late_is_dropped_and_told(drive: Callable[..., Any]) -> None:
-    async def story(host: Host) -> None:
+async def test_work_that_became_late_is_dropped_and_told(parts: Parts) -> None:
+    async with open_host(parts, working=False) as host:
         request = hop(host)
         host.accept(request, 10)
         request.deadline_unix_ms = 1
@@ -156,11 +117,9 @@ def test_work_that_became_late_is_dropped_and_told(drive: Callable[..., Any]) ->
         assert (host.sessions.sessions, host.counters.faults, host.counters.completed) == ({}, 1, 0)
         worker.cancel()
 
-    drive(story, working=False)
 
-
-def test_a_hop_that_fails_harms_none_after_it(drive: Callable[..., Any]) -> None:
-    async def story(host: Host) -> None:
+async def test_a_hop_that_fails_harms_none_after_it(parts: Parts) -> None:
+    async with open_host(parts) as host:
         runner = chain_of(host)[1]
         chain_of(host)[1] = Meddling(runner, fail)
         send(host, hop(host, "a"))
@@ -172,11 +131,9 @@ def test_a_hop_that_fails_harms_none_after_it(drive: Callable[..., Any]) -> None
         send(host, hop(host, "b"))
         assert len((await event_of(host)).text) == 8
 
-    drive(story)
 
-
-def test_nothing_follows_from_a_released_session(drive: Callable[..., Any]) -> None:
-    async def story(host: Host) -> None:
+async def test_nothing_follows_from_a_released_session(parts: Parts) -> None:
+    async with open_host(parts, working=False) as host:
         host.accept(hop(host, "waiting"), 10)
         assert host.release(["waiting", "unknown"]) == 1
         host.accept(hop(host, "wanted"), 10)
@@ -185,12 +142,10 @@ def test_nothing_follows_from_a_released_session(drive: Callable[..., Any]) -> N
         assert (host.counters.completed, host.subscribers.queues[ROUTER].qsize()) == (1, 0)
         worker.cancel()
 
-    drive(story, working=False)
-
 
 @pytest.mark.parametrize(("block", "completed"), [(0, 0), (2, 1)], ids=["in the middle", "at the very end"])
-def test_a_session_released_while_it_is_computed(drive: Callable[..., Any], block: int, completed: int) -> None:
-    async def story(host: Host) -> None:
+async def test_a_session_released_while_it_is_computed(parts: Parts, block: int, completed: int) -> None:
+    async with open_host(parts) as host:
         chain_of(host)[block] = Meddling(chain_of(host)[block], released_by(host), untouched=int(block == 2))
         send(host, hop(host))
         session = host.sessions.sessions["s"]
@@ -198,13 +153,11 @@ def test_a_session_released_while_it_is_computed(drive: Callable[..., Any], bloc
             await asyncio.sleep(0.01)
         assert (host.subscribers.queues[ROUTER].empty(), host.counters.completed) == (True, completed)
 
-    drive(story)
 
-
-def test_a_later_hop_cannot_claim_more_than_its_session_holds(drive: Callable[..., Any]) -> None:
+async def test_a_later_hop_cannot_claim_more_than_its_session_holds(parts: Parts) -> None:
     """Its own message says 500 positions; the caches have 30."""
 
-    async def story(host: Host) -> None:
+    async with open_host(parts) as host:
         send(host, hop(host))
         await event_of(host)
         beyond = hop(host, number=1, start=5, clean=b"x" * 26)
@@ -214,24 +167,18 @@ def test_a_later_hop_cannot_claim_more_than_its_session_holds(drive: Callable[..
         assert rejection.message == "the session holds 30 positions only"
         send(host, hop(host, number=1, start=5, clean=b"x" * 25))
 
-    drive(story)
-
 
 @pytest.mark.parametrize(("protocol", "older"), [(0, "the sender"), (1, "the sender"), (3, "host h")])
-def test_another_protocol_is_refused_and_the_older_side_is_named(
-    drive: Callable[..., Any], protocol: int, older: str
-) -> None:
-    async def story(host: Host) -> None:
+async def test_another_protocol_is_refused_and_the_older_side_is_named(parts: Parts, protocol: int, older: str) -> None:
+    async with open_host(parts) as host:
         (rejection,) = host.take(stage_pb2.HopBatch(protocol=protocol, hops=[hop(host)])).rejections
         assert rejection.code == grpc.StatusCode.FAILED_PRECONDITION.value[0]
         assert rejection.message.endswith(f"upgrade onesweep on {older}")
         assert not host.sessions.sessions
 
-    drive(story)
 
-
-def test_a_stopping_host_ends_what_it_has_and_opens_nothing(drive: Callable[..., Any]) -> None:
-    async def story(host: Host) -> None:
+async def test_a_stopping_host_ends_what_it_has_and_opens_nothing(parts: Parts) -> None:
+    async with open_host(parts) as host:
         send(host, hop(host))
         await event_of(host)
         host.stopping = True
@@ -240,14 +187,10 @@ def test_a_stopping_host_ends_what_it_has_and_opens_nothing(drive: Callable[...,
         send(host, hop(host, number=1, start=5))
         assert (await event_of(host)).number == 1
 
-    drive(story)
-
 
 # Hops that are answered instead of being passed on
-
-
-def test_a_run_is_answered_and_nothing_is_published(drive: Callable[..., Any]) -> None:
-    async def story(host: Host) -> None:
+async def test_a_run_is_answered_and_nothing_is_published(parts: Parts) -> None:
+    async with open_host(parts) as host:
         host.sessions.lease_s = 1000.0
         outcome = await host.run(hop(host), onward=True)
         assert isinstance(outcome, stage_pb2.Event)
@@ -258,21 +201,17 @@ def test_a_run_is_answered_and_nothing_is_published(drive: Callable[..., Any]) -
         assert host.sessions.sessions["s"].expires_at == 11_000.0, "its lease began again"
         assert host.subscribers.queues[ROUTER].empty()
 
-    drive(story)
 
-
-def test_an_ar_step_that_is_run_starts_no_other(drive: Callable[..., Any]) -> None:
-    async def story(host: Host) -> None:
+async def test_an_ar_step_that_is_run_starts_no_other(parts: Parts) -> None:
+    async with open_host(parts) as host:
         event = await host.run(step(host, remaining=5), onward=False)
         assert isinstance(event, stage_pb2.Event)
         await asyncio.sleep(0.05)
         assert (host.counters.completed, host.sessions.sessions["s"].pending) == (1, 0)
 
-    drive(story)
 
-
-def test_a_run_that_is_refused_or_fails_raises(drive: Callable[..., Any]) -> None:
-    async def story(host: Host) -> None:
+async def test_a_run_that_is_refused_or_fails_raises(parts: Parts) -> None:
+    async with open_host(parts) as host:
         with pytest.raises(StatusError, match="steps must be 1 to 64") as caught:
             await host.run(hop(host, steps=65), onward=False)
         assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
@@ -282,12 +221,10 @@ def test_a_run_that_is_refused_or_fails_raises(drive: Callable[..., Any]) -> Non
         assert caught.value.code is grpc.StatusCode.INTERNAL
         assert (host.sessions.sessions, host.subscribers.queues[ROUTER].empty()) == ({}, True)
 
-    drive(story)
-
 
 @pytest.mark.parametrize(("block", "ends"), [(0, False), (2, True)], ids=["in the middle", "at the very end"])
-def test_a_run_of_a_session_that_is_released_meanwhile_ends(drive: Callable[..., Any], block: int, ends: bool) -> None:
-    async def story(host: Host) -> None:
+async def test_a_run_of_a_session_that_is_released_meanwhile_ends(parts: Parts, block: int, ends: bool) -> None:
+    async with open_host(parts) as host:
         chain_of(host)[block] = Meddling(chain_of(host)[block], released_by(host), untouched=int(block == 2))
         if ends:
             assert isinstance(await host.run(hop(host), onward=False), stage_pb2.Event)
@@ -296,11 +233,9 @@ def test_a_run_of_a_session_that_is_released_meanwhile_ends(drive: Callable[...,
             await host.run(hop(host), onward=False)
         assert caught.value.code is grpc.StatusCode.CANCELLED
 
-    drive(story)
 
-
-def test_what_a_run_was_to_bring_goes_nowhere_when_its_caller_has_gone(drive: Callable[..., Any]) -> None:
-    async def story(host: Host) -> None:
+async def test_what_a_run_was_to_bring_goes_nowhere_when_its_caller_has_gone(parts: Parts) -> None:
+    async with open_host(parts) as host:
         calls = [asyncio.create_task(host.run(made, onward=True)) for made in (hop(host, "a"), step(host, "b"))]
         await asyncio.sleep(0)
         for call in calls:
@@ -311,16 +246,12 @@ def test_what_a_run_was_to_bring_goes_nowhere_when_its_caller_has_gone(drive: Ca
         assert (host.counters.completed, host.counters.faults) == (2, 0)
         assert host.subscribers.queues[ROUTER].empty()
 
-    drive(story)
-
 
 # Many at once
-
-
 @pytest.mark.parametrize("quick_ms", [0.0, 1e9], ids=["on the thread", "at once if it can be"])
 @pytest.mark.parametrize("batch", [1, 64])
-def test_requests_at_once_write_what_they_write_one_after_the_other(
-    drive: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, quick_ms: float, batch: int
+async def test_requests_at_once_write_what_they_write_one_after_the_other(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch, quick_ms: float, batch: int
 ) -> None:
     """Steps on the event loop and sweeps on the thread, at the same time."""
     monkeypatch.setattr(engine, "QUICK_MS", quick_ms)
@@ -337,7 +268,7 @@ def test_requests_at_once_write_what_they_write_one_after_the_other(
             texts[event.session] = texts.get(event.session, b"") + event.text
         return texts
 
-    async def story(host: Host) -> None:
+    async with open_host(parts, batch=batch) as host:
         expected = {}
         for i in range(20):
             host.take(stage_pb2.HopBatch(protocol=PROTOCOL, hops=[make(host, f"alone {i}", i)]))
@@ -353,55 +284,41 @@ def test_requests_at_once_write_what_they_write_one_after_the_other(
         assert together == {f"together {i}": text for i, text in expected.items()}
         assert host.counters_now().queued == 0
 
-    drive(story, batch=batch)
-
 
 # Subscribers
+async def test_events_that_are_there_at_once_come_in_one_message() -> None:
+    known = Subscribers()
+    listening = known.listen(ROUTER)
+    assert await anext(listening) == stage_pb2.Events(), "it is open"
+    for number in range(subscribers.MOST_TOGETHER + 5):
+        known.publish(ROUTER, stage_pb2.Event(session="s", number=number))
+    messages = [await anext(listening), await anext(listening)]
+    numbers = [event.number for message in messages for event in message.events]
+    assert numbers == list(range(subscribers.MOST_TOGETHER + 5))
+    assert [len(message.events) for message in messages] == [256, 5]
 
 
-def test_events_that_are_there_at_once_come_in_one_message() -> None:
-    async def story() -> list[int]:
-        known = Subscribers()
-        listening = known.listen(ROUTER)
-        assert await anext(listening) == stage_pb2.Events(), "it is open"
-        for number in range(subscribers.MOST_TOGETHER + 5):
-            known.publish(ROUTER, stage_pb2.Event(session="s", number=number))
-        messages = [await anext(listening), await anext(listening)]
-        numbers = [event.number for message in messages for event in message.events]
-        assert numbers == list(range(subscribers.MOST_TOGETHER + 5))
-        return [len(message.events) for message in messages]
-
-    assert asyncio.run(story()) == [256, 5]
+async def test_a_router_that_does_not_read_loses_events_and_harms_nobody() -> None:
+    known = Subscribers()
+    listening = known.listen(ROUTER)
+    await anext(listening)
+    for number in range(subscribers.MAX_WAITING + 5):
+        known.publish(ROUTER, stage_pb2.Event(session="s", number=number))
+    known.publish("nobody", stage_pb2.Event())
+    assert known.queues[ROUTER].qsize() == 4096
+    await listening.aclose()
+    assert ROUTER not in known
 
 
-def test_a_router_that_does_not_read_loses_events_and_harms_nobody() -> None:
-    async def story() -> int:
-        known = subscribers.Subscribers()
-        listening = known.listen(ROUTER)
-        await anext(listening)
-        for number in range(subscribers.MAX_WAITING + 5):
-            known.publish(ROUTER, stage_pb2.Event(session="s", number=number))
-        known.publish("nobody", stage_pb2.Event())
-        waiting = known.queues[ROUTER].qsize()
-        await listening.aclose()
-        assert ROUTER not in known
-        return waiting
-
-    assert asyncio.run(story()) == 4096
-
-
-def test_a_second_subscription_takes_over() -> None:
-    async def story() -> None:
-        known = Subscribers()
-        first, second = known.listen(ROUTER), known.listen(ROUTER)
-        await anext(first)
-        await anext(second)
-        await first.aclose()
-        assert ROUTER in known
-        known.publish(ROUTER, stage_pb2.Event(session="s"))
-        assert [event.session for event in (await anext(second)).events] == ["s"]
-
-    asyncio.run(story())
+async def test_a_second_subscription_takes_over() -> None:
+    known = Subscribers()
+    first, second = known.listen(ROUTER), known.listen(ROUTER)
+    await anext(first)
+    await anext(second)
+    await first.aclose()
+    assert ROUTER in known
+    known.publish(ROUTER, stage_pb2.Event(session="s"))
+    assert [event.session for event in (await anext(second)).events] == ["s"]
 
 
 @pytest.mark.parametrize("name", ["", "a b", "\udcff", "../x"])

@@ -6,7 +6,8 @@ import asyncio
 import gc
 import time
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,39 +24,30 @@ from stages.host.parts import Release, load_parts, plan_host
 from stages.host.scheduler import HostObserver
 from stages.v1 import stage_pb2
 from stages.wire.status import StatusError
+from tests.stages.hosts import listening
+from tests.stages.raw_client import ROUTER
 
-Story = Callable[[Host, Loader], Awaitable[Any]]
+HeldBy = Callable[..., Any]
 
 
 @pytest.fixture
-def tell(bundles: Path, tmp_path: Path) -> Callable[..., Any]:
-    """Run a story with a host that holds all blocks of `own`, and has `other` on its shelf."""
+def held_by(bundles: Path, tmp_path: Path) -> HeldBy:
+    """Open a host that holds all blocks of `own`, and has `other` on its shelf; with its loader."""
 
-    def run(story: Story, message_bytes: int = 64 << 20) -> Any:
+    @asynccontextmanager
+    async def opened(message_bytes: int = 64 << 20) -> AsyncIterator[tuple[Host, Loader]]:
         shelf = ReleaseStore(tmp_path / "shelf")
         put(shelf, bundles / "other")
+        sources = Sources(bundles / "own", (0, 1, 2), shelf)
+        (first,) = sources.start()
+        host = Host(first, HostSettings("h"), NextHosts(lambda *_: "", 0, 1 << 20, 1.0, 0.0, HostObserver()))
+        loader = Loader(host, sources, backend_named("torch"), message_bytes)
+        await loader.begin()
+        async with listening(host):
+            yield host, loader
+        shelf.close()
 
-        async def main() -> Any:
-            sources = Sources(bundles / "own", (0, 1, 2), shelf)
-            (first,) = sources.start()
-            host = Host(first, HostSettings("h"), NextHosts(lambda *_: "", 0, 1 << 20, 1.0, 0.0, HostObserver()))
-            loader = Loader(host, sources, backend_named("torch"), message_bytes)
-            await loader.begin()
-            events = host.subscribers.listen("r")
-            await anext(events)
-            worker = asyncio.create_task(host.work())
-            try:
-                return await asyncio.wait_for(story(host, loader), 30)
-            finally:
-                worker.cancel()
-                host.close()
-
-        try:
-            return asyncio.run(main())
-        finally:
-            shelf.close()
-
-    return run
+    return opened
 
 
 def put(shelf: ReleaseStore, bundle: Path, blocks: tuple[int, ...] = (0, 1, 2)) -> None:
@@ -71,7 +63,7 @@ def names(bundles: Path) -> dict[str, str]:
 
 
 def step(digest: str, session: str, number: int = 0, clean: bytes = b"Once ", start: int = 0) -> stage_pb2.Hop:
-    hop = stage_pb2.Hop(router="r", session=session, capacity=40, digest=digest)
+    hop = stage_pb2.Hop(router=ROUTER, session=session, capacity=40, digest=digest)
     hop.deadline_unix_ms = int(time.time() * 1000) + 30_000
     hop.decode.CopyFrom(stage_pb2.Decode(number=number, start=start, clean=clean, remaining=1, codec="fp32"))
     return hop
@@ -79,7 +71,6 @@ def step(digest: str, session: str, number: int = 0, clean: bytes = b"Once ", st
 
 def ar_of(host: Host) -> str:
     source = host.releases.newest.plan.ar
-    assert source is not None
     return source.digest
 
 
@@ -96,8 +87,8 @@ def held(host: Host) -> list[str]:
     return [release.name for release in host.releases.all]
 
 
-def test_a_session_outlives_its_release(tell: Callable[..., Any], names: dict[str, str], bundles: Path) -> None:
-    async def story(host: Host, loader: Loader) -> None:
+async def test_a_session_outlives_its_release(held_by: HeldBy, names: dict[str, str], bundles: Path) -> None:
+    async with held_by() as (host, loader):
         old = ar_of(host)
         whole = await text(host, old, "whole")
         first = await host.run(step(old, "begun"), onward=False)
@@ -116,11 +107,9 @@ def test_a_session_outlives_its_release(tell: Callable[..., Any], names: dict[st
             await host.run(step(old, "late"), onward=False)
         assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
 
-    tell(story)
 
-
-def test_a_session_takes_no_work_for_other_weights(tell: Callable[..., Any], names: dict[str, str]) -> None:
-    async def story(host: Host, loader: Loader) -> None:
+async def test_a_session_takes_no_work_for_other_weights(held_by: HeldBy, names: dict[str, str]) -> None:
+    async with held_by() as (host, loader):
         old = ar_of(host)
         first = await host.run(step(old, "s"), onward=False)
         assert isinstance(first, stage_pb2.Event)
@@ -128,13 +117,10 @@ def test_a_session_takes_no_work_for_other_weights(tell: Callable[..., Any], nam
         with pytest.raises(StatusError, match="the request is for the checkpoint"):
             await host.run(step(ar_of(host), "s", 1, first.text, 5), onward=False)
 
-    tell(story)
 
+async def test_what_a_host_refuses_to_load(held_by: HeldBy, names: dict[str, str], bundles: Path, tmp_path) -> None:
+    async with held_by() as (host, loader):
 
-def test_what_a_host_refuses_to_load(
-    tell: Callable[..., Any], names: dict[str, str], bundles: Path, tmp_path: Path
-) -> None:
-    async def story(host: Host, loader: Loader) -> None:
         async def refusal(name: str, *keep: str) -> StatusError:
             with pytest.raises(StatusError) as caught:
                 await loader.load(name, keep)
@@ -163,32 +149,23 @@ def test_what_a_host_refuses_to_load(
         assert held(host) == [names["own"]]
         assert loader.require_shelf().in_use == [names["own"]]
 
-    tell(story)
 
-
-def test_a_release_for_larger_messages(tell: Callable[..., Any], names: dict[str, str]) -> None:
-    async def story(host: Host, loader: Loader) -> None:
+async def test_a_release_for_larger_messages(held_by: HeldBy, names: dict[str, str]) -> None:
+    async with held_by(message_bytes=1000) as (_, loader):
         with pytest.raises(StatusError, match="h was started for 1000: start it with this checkpoint"):
             await loader.load(names["other"], [])
 
-    tell(story, message_bytes=1000)
 
-
-def test_a_host_comes_back_with_what_it_had(tell: Callable[..., Any], names: dict[str, str], tmp_path: Path) -> None:
-    async def story(host: Host, loader: Loader) -> list[str]:
+async def test_a_host_comes_back_with_what_it_had(held_by: HeldBy, names: dict[str, str], tmp_path: Path) -> None:
+    async with held_by() as (_, loader):
         await loader.load(names["other"], [names["own"]])
-        again = loader.sources.start()
+        assert [release.name for release in loader.sources.start()] == [names["own"], names["other"]]
         (broken,) = (tmp_path / "shelf" / names["other"] / "ar").glob("manifest.json")
         broken.write_text("{")
         assert [release.name for release in loader.sources.start()] == [names["own"]]
-        return [release.name for release in again]
-
-    assert tell(story) == [names["own"], names["other"]]
 
 
-def test_a_host_that_holds_other_blocks_now_asks_for_their_files(
-    bundles: Path, tmp_path: Path, names: dict[str, str]
-) -> None:
+def test_a_host_that_holds_other_blocks_now_asks_for_their_files(bundles: Path, tmp_path, names) -> None:
     shelf = ReleaseStore(tmp_path / "shelf")
     put(shelf, bundles / "other", (1,))
     shelf.use([names["other"]])
@@ -203,45 +180,36 @@ def test_a_host_that_holds_other_blocks_now_asks_for_their_files(
     shelf.close()
 
 
-def test_what_cannot_be_run_any_more_gives_way_to_what_was_given(
-    bundles: Path, tmp_path: Path, names: dict[str, str], caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_what_cannot_be_run_any_more_gives_way_to_what_was_given(bundles: Path, tmp_path, names, caplog) -> None:
     shelf = ReleaseStore(tmp_path / "shelf")
     put(shelf, bundles / "other", (1,))
     shelf.use([names["other"]])
     (spoilt,) = (tmp_path / "shelf" / names["other"] / "ar").glob("stage-1-*")
     spoilt.write_bytes(bytes(spoilt.stat().st_size))
 
-    async def main() -> None:
-        sources = Sources(bundles / "own", (1,), shelf)
-        (first,) = sources.start()
-        assert first.name == names["other"]
-        host = Host(first, HostSettings("h"), NextHosts(lambda *_: "", 0, 1 << 20, 1.0, 0.0, HostObserver()))
-        await Loader(host, sources, backend_named("torch"), 64 << 20).begin()
-        assert held(host) == [names["own"]]
-        assert host.releases.newest.parts is not None
-        host.close()
-
-    asyncio.run(main())
+    sources = Sources(bundles / "own", (1,), shelf)
+    (first,) = sources.start()
+    assert first.name == names["other"]
+    host = Host(first, HostSettings("h"), NextHosts(lambda *_: "", 0, 1 << 20, 1.0, 0.0, HostObserver()))
+    await Loader(host, sources, backend_named("torch"), 64 << 20).begin()
+    assert held(host) == [names["own"]]
+    assert host.releases.newest.parts is not None
+    host.close()
     shelf.close()
     assert f"release {names['other']} is left out" in caplog.text
 
 
-def test_a_release_that_is_not_loaded_yet_is_loaded_when_it_is_asked_for(
-    tell: Callable[..., Any], names: dict[str, str]
-) -> None:
-    async def story(host: Host, loader: Loader) -> None:
+async def test_a_release_that_is_not_loaded_yet_is_loaded_when_it_is_asked_for(held_by: HeldBy, names) -> None:
+    async with held_by() as (host, loader):
         waiting = Release(names["other"], loader.sources.plan(names["other"]))
         host.releases.all.insert(0, waiting)
         await loader.load(names["other"], [names["own"]])
         assert held(host) == [names["own"], names["other"]]
         assert waiting.parts is not None
 
-    tell(story)
 
-
-def test_a_release_that_was_let_go_of_is_not_loaded(tell: Callable[..., Any], names: dict[str, str]) -> None:
-    async def story(host: Host, loader: Loader) -> None:
+async def test_a_release_that_was_let_go_of_is_not_loaded(held_by: HeldBy, names: dict[str, str]) -> None:
+    async with held_by() as (host, loader):
         waiting = Release(names["other"], loader.sources.plan(names["other"]))
         host.releases.all.insert(0, waiting)
         async with loader._busy:
@@ -252,13 +220,11 @@ def test_a_release_that_was_let_go_of_is_not_loaded(tell: Callable[..., Any], na
         assert waiting.parts is None
         assert held(host) == [names["own"]]
 
-    tell(story)
 
-
-def test_a_disk_that_cannot_be_written_is_named_when_a_release_is_dropped(
-    tell: Callable[..., Any], names: dict[str, str], monkeypatch: pytest.MonkeyPatch
+async def test_a_disk_that_cannot_be_written_is_named_when_a_release_is_dropped(
+    held_by: HeldBy, names: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(host: Host, loader: Loader) -> None:
+    async with held_by() as (_, loader):
         await loader.load(names["other"], [names["own"]])
 
         def fail(names: object) -> None:
@@ -271,8 +237,6 @@ def test_a_disk_that_cannot_be_written_is_named_when_a_release_is_dropped(
         assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
         await loader.drop(names["other"])
         assert loader.require_shelf().in_use == [names["own"]]
-
-    tell(story)
 
 
 @pytest.mark.parametrize("backend", ["torch", "onnxruntime"])

@@ -36,76 +36,62 @@ async def settled(check: Any) -> None:
             await asyncio.sleep(0.02)
 
 
-@pytest.fixture
-def addresses(bundles: Path, servers: Any) -> list[str]:
+@pytest.fixture(scope="module")
+def addresses(bundles: Path, module_servers: Any) -> list[str]:
     port = free_port_block(2)
     found = [f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"]
     for address in found:
-        servers.stage(bundles / "own", (0, 1, 2), address, None, name=address.replace(":", "-"))
+        module_servers.stage(bundles / "own", (0, 1, 2), address, None, name=address.replace(":", "-"))
     return found
 
 
-def test_one_of_several_is_enough(addresses: list[str]) -> None:
-    async def story() -> None:
-        async with opened() as links:
-            assert links.problem == ""
-            links.set_addresses([addresses[0], "127.0.0.1:1"])
-            assert "was not reached yet" in links.problem
-            await settled(lambda: not links.problem)
-            assert [relay.address for relay in links.relays if not relay.problem] == addresses[:1]
-            await settled(lambda: "cannot be reached" in links.relays[1].problem)
-            assert links.to(addresses[0]).least_rtt_ms is not None
-
-    asyncio.run(story())
+async def test_one_of_several_is_enough(addresses: list[str]) -> None:
+    async with opened() as links:
+        assert links.problem == ""
+        links.set_addresses([addresses[0], "127.0.0.1:1"])
+        assert "was not reached yet" in links.problem
+        await settled(lambda: not links.problem)
+        assert [relay.address for relay in links.relays if not relay.problem] == addresses[:1]
+        await settled(lambda: "cannot be reached" in links.relays[1].problem)
+        assert links.to(addresses[0]).least_rtt_ms is not None
 
 
-def test_they_change_while_in_use(addresses: list[str]) -> None:
-    async def story() -> None:
-        async with opened() as links:
-            links.set_addresses(addresses[:1])
-            await settled(lambda: not links.problem)
-            kept = links.to(addresses[0])
-            links.set_addresses(addresses)
-            await settled(lambda: not any(relay.problem for relay in links.relays))
-            assert links.to(addresses[0]) is kept
-            links.set_addresses(addresses[1:])
-            assert [relay.address for relay in links.relays] == addresses[1:]
-            assert links.to("") is links.to(addresses[1]), "the only one needs no name"
-
-    asyncio.run(story())
+async def test_they_change_while_in_use(addresses: list[str]) -> None:
+    async with opened() as links:
+        links.set_addresses(addresses[:1])
+        await settled(lambda: not links.problem)
+        kept = links.to(addresses[0])
+        links.set_addresses(addresses)
+        await settled(lambda: not any(relay.problem for relay in links.relays))
+        assert links.to(addresses[0]) is kept
+        links.set_addresses(addresses[1:])
+        assert [relay.address for relay in links.relays] == addresses[1:]
+        assert links.to("") is links.to(addresses[1]), "the only one needs no name"
 
 
-def test_a_host_that_cannot_follow_is_no_way(addresses: list[str]) -> None:
+async def test_a_host_that_cannot_follow_is_no_way(addresses: list[str]) -> None:
     def wiring(address: str, other: stage_pb2.DescribeResponse) -> str:
         return f"{other.name} holds {list(other.blocks)}" if address == addresses[0] else ""
 
-    async def story() -> None:
-        async with opened(wiring) as links:
-            links.set_addresses(addresses)
-            await settled(lambda: not links.relays[1].problem and "holds [0, 1, 2]" in links.relays[0].problem)
-
-    asyncio.run(story())
+    async with opened(wiring) as links:
+        links.set_addresses(addresses)
+        await settled(lambda: not links.relays[1].problem and "holds [0, 1, 2]" in links.relays[0].problem)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", ""])
-def test_hosts_that_are_not_named_are_not_dialled(addresses: list[str], address: str) -> None:
-    async def story() -> StatusError:
-        async with opened() as links:
-            links.set_addresses(addresses)
-            with pytest.raises(StatusError) as caught:
-                links.to(address)
-            return caught.value
-
-    refusal = asyncio.run(story())
+async def test_hosts_that_are_not_named_are_not_dialled(addresses: list[str], address: str) -> None:
+    async with opened() as links:
+        links.set_addresses(addresses)
+        with pytest.raises(StatusError) as caught:
+            links.to(address)
+    refusal = caught.value
     assert refusal.code is grpc.StatusCode.FAILED_PRECONDITION
     assert refusal.message == (
         f"no link to {address or 'one next host only'}: this host may go on to {addresses[0]}, {addresses[1]}"
     )
 
 
-def test_a_link_that_could_not_be_made_is_tried_again(
-    addresses: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_link_that_could_not_be_made_is_tried_again(addresses: list[str], monkeypatch, caplog) -> None:
     """A certificate of which one half is replaced, for example."""
     failures = [InputError("the key is not the certificate's")] * 3
 
@@ -117,49 +103,36 @@ def test_a_link_that_could_not_be_made_is_tried_again(
     monkeypatch.setattr(links_module, "Relay", make)
     monkeypatch.setattr(links_module, "AGAIN_S", 0.05)
 
-    async def story() -> None:
-        async with opened() as links:
-            links.set_addresses(addresses[:1])
-            assert links.relays == []
-            await settled(lambda: links.relays and not links.problem)
-
-    asyncio.run(story())
+    async with opened() as links:
+        links.set_addresses(addresses[:1])
+        assert links.relays == []
+        await settled(lambda: links.relays and not links.problem)
     said = [message for message in caplog.messages if message.startswith("no link to")]
     assert said == [f"no link to {addresses[0]}: the key is not the certificate's"], "once"
 
 
 @pytest.mark.parametrize("keep_warm_s", [0.05, 0.0])
-def test_a_host_that_was_exchanged_is_noticed(
-    addresses: list[str], monkeypatch: pytest.MonkeyPatch, keep_warm_s: float
-) -> None:
+async def test_a_host_that_was_exchanged_is_noticed(addresses: list[str], monkeypatch, keep_warm_s: float) -> None:
     """At the same address, and quicker than a message is missed."""
     monkeypatch.setattr(links_module, "REVIEW_S", 0.1)
     wrong = []
 
-    async def story() -> None:
-        async with opened(lambda address, other: "".join(wrong), keep_warm_s) as links:
-            links.set_addresses(addresses[:1])
-            await settled(lambda: not links.problem)
-            wrong.append("it holds other blocks")
-            await settled(lambda: links.problem == "it holds other blocks")
-            wrong.clear()
-            await settled(lambda: not links.problem)
-
-    asyncio.run(story())
+    async with opened(lambda address, other: "".join(wrong), keep_warm_s) as links:
+        links.set_addresses(addresses[:1])
+        await settled(lambda: not links.problem)
+        wrong.append("it holds other blocks")
+        await settled(lambda: links.problem == "it holds other blocks")
+        wrong.clear()
+        await settled(lambda: not links.problem)
 
 
-def test_a_host_that_ended_is_noticed_without_keep_warm_messages(
-    bundles: Path, servers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_host_that_ended_is_noticed_without_keep_warm_messages(bundles: Path, servers, monkeypatch) -> None:
     monkeypatch.setattr(links_module, "REVIEW_S", 0.1)
     address = f"127.0.0.1:{free_port_block(1)}"
     host = servers.stage(bundles / "own", (0, 1, 2), address)
 
-    async def story() -> None:
-        async with opened(keep_warm_s=0.0) as links:
-            links.set_addresses([address])
-            await settled(lambda: not links.problem)
-            await asyncio.to_thread(host.end)
-            await settled(lambda: "cannot be reached" in links.problem)
-
-    asyncio.run(story())
+    async with opened(keep_warm_s=0.0) as links:
+        links.set_addresses([address])
+        await settled(lambda: not links.problem)
+        await asyncio.to_thread(host.end)
+        await settled(lambda: "cannot be reached" in links.problem)

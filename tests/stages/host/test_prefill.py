@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.cli.ports import free_port_block
-from stages.host.host import Host, HostSettings
-from stages.host.next_hosts import NextHosts
-from stages.host.parts import Parts, Release, load_parts, plan_host
-from stages.host.scheduler import HostObserver
+from stages.host.host import Host
+from stages.host.parts import Parts, load_parts, plan_host
 from stages.model.prefill import MAX_PREFILL_CHUNKS, max_new_symbols, read_lengths
 from stages.model.vocabulary import Alphabet
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.channel import new_server
-from stages.wire.messages import PROTOCOL, AnyWork, draft_of, prefill_hops, put_work, work_of
+from stages.wire.messages import AnyWork, draft_of, prefill_hops, put_work, work_of
 from stages.wire.status import StatusError
 from tests.stages.hops import step
+from tests.stages.hosts import event_of, open_host, send
 from tests.stages.raw_client import ROUTER, Peer, peer
 from tests.stages.scripted_server import Answering, take
 
@@ -46,8 +45,6 @@ def lengths(work: AnyWork) -> list[int]:
 
 
 # Where it is cut
-
-
 @given(st.data())
 def test_pieces_are_read_as_the_whole_would_be(data: st.DataObject) -> None:
     known, draft = data.draw(st.integers(1, 6000)), data.draw(st.sampled_from([0, 0, 1, 60]))
@@ -91,42 +88,14 @@ def test_a_long_prompt_goes_in_few_large_pieces() -> None:
 
 
 # What a host does with them
-
-
-Story = Callable[[Host], Awaitable[Any]]
-
-
 @pytest.fixture(scope="module")
 def whole(bundles: Path) -> Parts:
     return load_parts(plan_host(bundles / "own", (0, 1, 2)))
 
 
-def drive(parts: Parts, story: Story, **settings: Any) -> Any:
-    """Run a story with a host of all stages that works."""
-
-    async def main() -> Any:
-        links = NextHosts(lambda address, other: "", 0, 1 << 20, 1.0, 0.0, HostObserver())
-        host = Host(Release("r", parts.plan, parts), HostSettings("h", **settings), links)
-        events = host.subscribers.listen(ROUTER)
-        await anext(events)
-        worker = asyncio.create_task(host.work())
-        try:
-            return await asyncio.wait_for(story(host), 20)
-        finally:
-            worker.cancel()
-            host.close()
-
-    return asyncio.run(main())
-
-
 def pieces(parts: Parts, session: str = "s", **fields: Any) -> list[stage_pb2.Hop]:
     source = parts.plan.ar
-    assert source is not None
     return prefill_hops(opening(source.digest, session, **fields), Alphabet(256))
-
-
-async def event_of(host: Host) -> stage_pb2.Event:
-    return await host.subscribers.queues[ROUTER].get()
 
 
 @pytest.mark.parametrize(
@@ -139,14 +108,14 @@ async def event_of(host: Host) -> stage_pb2.Event:
     ],
     ids=["text", "guesses", "scores", "a replay"],
 )
-def test_what_comes_out_is_that_of_one_hop(whole: Parts, fields: dict[str, Any]) -> None:
+async def test_what_comes_out_is_that_of_one_hop(whole: Parts, fields: dict[str, Any]) -> None:
     async def write(host: Host, *hops: stage_pb2.Hop) -> list[stage_pb2.Event]:
-        assert not host.take(stage_pb2.HopBatch(protocol=PROTOCOL, hops=hops)).rejections
+        send(host, *hops)
         events = [await event_of(host) for _ in range(fields.get("remaining", 1))]
         assert host.subscribers.queues[ROUTER].empty()
         return events
 
-    async def story(host: Host) -> None:
+    async with open_host(whole) as host:
         cut = pieces(whole, "cut", **fields)
         assert len(cut) >= 3
         one = await write(host, opening(cut[0].digest, "one", **fields))
@@ -164,11 +133,9 @@ def test_what_comes_out_is_that_of_one_hop(whole: Parts, fields: dict[str, Any])
         assert (passage.host, passage.received_bytes) == ("h", received)
         assert passage.compute_ms > 0
 
-    drive(whole, story)
 
-
-def test_pieces_come_once_and_in_order(whole: Parts) -> None:
-    async def story(host: Host) -> None:
+async def test_pieces_come_once_and_in_order(whole: Parts) -> None:
+    async with open_host(whole) as host:
         first, second, third, last = pieces(whole)
         host.accept(first, 1)
         with refused(grpc.StatusCode.ALREADY_EXISTS, "is open already"):
@@ -185,11 +152,9 @@ def test_pieces_come_once_and_in_order(whole: Parts) -> None:
         host._go()
         assert (await event_of(host)).text
 
-    drive(whole, story)
 
-
-def test_pieces_without_end_are_refused(whole: Parts) -> None:
-    async def story(host: Host) -> None:
+async def test_pieces_without_end_are_refused(whole: Parts) -> None:
+    async with open_host(whole) as host:
         first, second, *_ = pieces(whole)
         host.accept(first, 1)
         for at in range(128, 128 + MAX_PREFILL_CHUNKS - 2):
@@ -199,11 +164,9 @@ def test_pieces_without_end_are_refused(whole: Parts) -> None:
         with refused(grpc.StatusCode.INVALID_ARGUMENT, "more than 16 pieces of one step"):
             host.accept(second, 1)
 
-    drive(whole, story)
 
-
-def test_pieces_of_a_step_are_one_in_the_queue(whole: Parts) -> None:
-    async def story(host: Host) -> None:
+async def test_pieces_of_a_step_are_one_in_the_queue(whole: Parts) -> None:
+    async with open_host(whole, queue_limit=2) as host:
         with host.scheduler._passing:  # nothing is computed meanwhile
             for session in ("a", "b"):
                 for hop in pieces(whole, session)[:-1]:
@@ -214,11 +177,9 @@ def test_pieces_of_a_step_are_one_in_the_queue(whole: Parts) -> None:
         host._go()
         assert (await event_of(host)).session == "a"
 
-    drive(whole, story, queue_limit=2)
 
-
-def test_a_session_that_is_freed_between_pieces_is_gone(whole: Parts) -> None:
-    async def story(host: Host) -> None:
+async def test_a_session_that_is_freed_between_pieces_is_gone(whole: Parts) -> None:
+    async with open_host(whole) as host:
         first, second, *_ = pieces(whole)
         host.accept(first, 1)
         host._go()
@@ -230,21 +191,14 @@ def test_a_session_that_is_freed_between_pieces_is_gone(whole: Parts) -> None:
         assert host.subscribers.queues[ROUTER].empty()
         assert host.sessions.bytes == 0
 
-    drive(whole, story)
 
-
-def test_others_go_between_pieces(whole: Parts) -> None:
+async def test_others_go_between_pieces(whole: Parts) -> None:
     """A request that came after all pieces of a long prompt has its text before that one has."""
-
-    async def story(host: Host) -> list[str]:
+    async with open_host(whole) as host:
         with host.scheduler._passing:  # so that all of them are there when it begins
-            assert not host.take(stage_pb2.HopBatch(protocol=PROTOCOL, hops=pieces(whole, "long"))).rejections
-            assert not host.take(
-                stage_pb2.HopBatch(protocol=PROTOCOL, hops=pieces(whole, "short", clean=b"Once "))
-            ).rejections
-        return [(await event_of(host)).session for _ in range(2)]
-
-    assert drive(whole, story) == ["short", "long"]
+            send(host, *pieces(whole, "long"))
+            send(host, *pieces(whole, "short", clean=b"Once "))
+        assert [(await event_of(host)).session for _ in range(2)] == ["short", "long"]
 
 
 class refused:
@@ -263,8 +217,6 @@ class refused:
 
 
 # Along the chain
-
-
 @pytest.fixture
 def chain(bundles: Path, servers: Any, until: Callable[..., Any]) -> Iterator[tuple[Peer, Answering]]:
     """A host of the first stage, and what comes to the one after it."""
@@ -287,9 +239,7 @@ def chain(bundles: Path, servers: Any, until: Callable[..., Any]) -> Iterator[tu
         yield first, second
 
 
-def test_a_piece_is_at_the_next_host_before_the_last_one_is_asked_for(
-    chain: tuple[Peer, Answering], whole: Parts, until: Callable[..., Any]
-) -> None:
+def test_a_piece_is_at_the_next_host_before_the_last_one_is_asked_for(chain, whole: Parts, until) -> None:
     first, second = chain
     first.subscribe()
 

@@ -42,9 +42,7 @@ def test_live_at_once_ready_when_the_next_host_is_reached(bundles: Path, servers
         until(lambda: host.serving(SERVICE))
 
 
-def test_not_ready_before_the_weights_are(
-    bundles: Path, servers: Any, until: Until, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_not_ready_before_the_weights_are(bundles: Path, servers: Any, until: Until, monkeypatch) -> None:
     begun = threading.Event()
 
     def load(plan: HostPlan, backend: Backend, held: Sequence[Parts]) -> Parts:
@@ -70,9 +68,7 @@ def test_not_ready_before_the_weights_are(
         ("own", (0, 1), r"holds blocks \[0, 1\], block 2 must come next: check --next and --blocks"),
     ],
 )
-def test_a_wrong_neighbour_is_named(
-    bundles: Path, servers: Any, until: Until, checkpoint: str, blocks: tuple[int, ...], says: str
-) -> None:
+def test_a_wrong_neighbour_is_named(bundles: Path, servers, until: Until, checkpoint: str, blocks, says: str) -> None:
     port = free_port_block(2)
     first, second = f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"
     servers.stage(bundles / "own", (0, 1), first, second)
@@ -95,8 +91,6 @@ def test_a_part_of_the_ring_alone_is_never_ready(bundles: Path, servers: Any, un
 
 def test_wiring_is_checked_for_each_model(bundles: Path) -> None:
     plan = plan_host(bundles / "own", (0, 1))
-    assert plan.chain is not None
-    assert plan.ar is not None
     other = stage_pb2.DescribeResponse(name="b", blocks=[2])
     assert "b at x:1 says nothing of its weights" in wiring_problem([plan], "x:1", other)
     good = other.releases.add()

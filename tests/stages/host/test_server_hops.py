@@ -10,8 +10,6 @@ import pytest
 
 from serving.cli.ports import free_port_block
 from stages.v1 import stage_pb2
-from stages.wire.messages import put_work
-from tests.stages.hops import step
 from tests.stages.raw_client import SESSION_BYTES, Peer, Until, peer, sweep
 
 
@@ -26,29 +24,6 @@ def test_a_sweep_comes_back_with_its_account(alone: Peer, digest: str, name: str
     assert alone.describe().counters.session_bytes == SESSION_BYTES
     alone.release(name, "nobody")
     assert alone.describe().counters.sessions == 0
-
-
-def test_sweeps_are_taken_once_and_in_order(alone: Peer, digest: str, name: str) -> None:
-    def later(number: int, start: int = 8) -> stage_pb2.Hop:
-        return sweep(digest, name, number=number, start=start, clean=b"and")
-
-    alone.push(sweep(digest, name))
-    alone.event()
-    cases = [
-        (sweep(digest, name), grpc.StatusCode.ALREADY_EXISTS),
-        (later(2), grpc.StatusCode.FAILED_PRECONDITION),
-        (later(1, start=9), grpc.StatusCode.FAILED_PRECONDITION),
-        (sweep(digest, "unknown", number=1, start=8), grpc.StatusCode.NOT_FOUND),
-        (sweep(digest, name, number=1, start=8, clean=bytes(33)), grpc.StatusCode.INVALID_ARGUMENT),
-    ]
-    for request, code in cases:
-        assert alone.refusal(request).code() is code
-    alone.push(later(1))
-    assert alone.event().number == 1
-    assert alone.refusal(later(1)).code() is grpc.StatusCode.ALREADY_EXISTS
-    alone.release(name)
-    assert alone.refusal(later(2, start=11)).code() is grpc.StatusCode.NOT_FOUND
-    assert alone.refusal(sweep(digest, name)).code() is grpc.StatusCode.NOT_FOUND, "it was released"
 
 
 def test_an_unknown_router_is_told_to_subscribe(alone: Peer, digest: str, name: str) -> None:
@@ -127,24 +102,3 @@ def test_hops_of_a_parcel_are_accepted_or_rejected_one_by_one(alone: Peer, diges
 
 def test_an_empty_parcel_gets_its_receipt(alone: Peer) -> None:
     assert alone.send().rejections == []
-
-
-def test_two_hops_of_one_session_are_done_one_after_the_other(alone: Peer, digest: str, name: str) -> None:
-    """A router may push ahead: the second hop reads on where the first ends, and no other session is harmed."""
-    ar = alone.describe().releases[-1].ar.digest
-
-    def steps(session: str) -> list[stage_pb2.Hop]:
-        first, second = sweep(ar, session), sweep(ar, session)
-        put_work(first, step(clean=b"The sea was calm, an", remaining=1, codec="fp32"))
-        put_work(second, step(number=1, start=20, clean=b"d nobody spoke of it", remaining=1, codec="fp32"))
-        return [first, second]
-
-    expected = []
-    for hop in steps(name):
-        alone.push(hop)
-        expected.append(alone.event().text)
-    assert alone.send(*steps(f"{name}x"), sweep(digest, f"{name}y")).rejections == []
-    events = {(event.session, event.number): event for event in (alone.event() for _ in range(3))}
-    assert [events[f"{name}x", number].text for number in (0, 1)] == expected
-    assert len(events[f"{name}y", 0].text) == 16
-    alone.release(name, f"{name}x", f"{name}y")

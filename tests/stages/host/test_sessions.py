@@ -29,7 +29,6 @@ class Fixture:
     """A store for two sessions, on a clock that stands still."""
 
     def __init__(self, plan: HostPlan, parts: Parts) -> None:
-        assert plan.chain is not None
         self.manifest: Manifest = plan.chain.manifest
         self.parts, self.now = parts, 0.0
         self.need = session_bytes(self.manifest, (0, 1), CAPACITY)
@@ -56,13 +55,11 @@ def test_a_session_takes_what_was_calculated(held: Fixture) -> None:
 
 
 def test_an_ar_session_holds_stages(plan: HostPlan, parts: Parts, held: Fixture) -> None:
-    assert plan.ar is not None
     session = held.store.open("a", "r", "ar", CAPACITY, plan.ar.manifest, parts)
     assert (session.kind, list(session.caches)) == ("ar", [1, 2])
 
 
 def test_ar_steps_may_go_back_behind_guesses_and_sweeps_may_not(plan: HostPlan, parts: Parts, held: Fixture) -> None:
-    assert plan.ar is not None
     steps, sweeps = held.store.open("a", "r", "ar", CAPACITY, plan.ar.manifest, parts), held.open("b")
     for session in (steps, sweeps):
         session.next_number, session.length = 1, 30
@@ -129,11 +126,7 @@ def test_sweeps_come_once_and_in_order(held: Fixture) -> None:
     cases = [
         (("a", "chain", 1, 30), grpc.StatusCode.ALREADY_EXISTS, "sweep 1 .* was accepted before"),
         (("a", "chain", 3, 30), grpc.StatusCode.FAILED_PRECONDITION, "sweep 3 .* came before sweep 2"),
-        (
-            ("a", "chain", 2, 31),
-            grpc.StatusCode.FAILED_PRECONDITION,
-            "has read 30 positions, .* continues at 31",
-        ),
+        (("a", "chain", 2, 31), grpc.StatusCode.FAILED_PRECONDITION, "has read 30 positions, .* continues at 31"),
         (("a", "ar", 2, 30), grpc.StatusCode.INVALID_ARGUMENT, "is of the chain model, not of ar"),
         (("b", "chain", 2, 30), grpc.StatusCode.NOT_FOUND, "unknown session 'b'.*start the request again"),
     ]

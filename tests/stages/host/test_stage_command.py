@@ -33,9 +33,7 @@ from tests.stages.raw_client import Peer
         (["--blocks", "0", "--checkpoint", "/nowhere"], 1, "no checkpoint in /nowhere"),
     ],
 )
-def test_a_wrong_option_is_explained(
-    bundles: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], code: int, says: str
-) -> None:
+def test_a_wrong_option_is_explained(bundles: Path, capfd, arguments: list[str], code: int, says: str) -> None:
     defaults = ["--checkpoint", str(bundles / "own"), "--listen", "127.0.0.1:0"]
     assert main(["stage", *defaults, *arguments]) == code
     _, err = capfd.readouterr()
@@ -60,9 +58,7 @@ def damage(directory: Path, how: str) -> None:
     ("how", "says"),
     [("cut", "its manifest says"), ("flipped", "it is damaged; fetch it again"), ("newer", "upgrade onesweep")],
 )
-def test_a_damaged_checkpoint_ends_the_server(
-    bundles: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], how: str, says: str
-) -> None:
+def test_a_damaged_checkpoint_ends_the_server(bundles: Path, tmp_path, capfd, how: str, says: str) -> None:
     directory = Path(shutil.copytree(bundles / "own", tmp_path / "own"))
     damage(directory, how)
     assert main(["stage", "--checkpoint", str(directory), "--blocks", "0", "--listen", "127.0.0.1:0"]) == 1

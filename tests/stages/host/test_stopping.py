@@ -74,9 +74,7 @@ class Broken(Registry):
         yield ()
 
 
-def test_what_nobody_foresaw_ends_it_with_a_sentence(
-    bundles: Path, servers: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_nobody_foresaw_ends_it_with_a_sentence(bundles: Path, servers: Any, caplog) -> None:
     server, _ = server_of(bundles, Broken())
     with pytest.raises(ServiceError, match="what nobody foresaw: RuntimeError"):
         servers.run(server.run).ended.result(60)

@@ -42,7 +42,6 @@ def plans(bundles: Path) -> dict[str, HostPlan]:
 def hop(plan: HostPlan, kind: str) -> Hop:
     """kind: of the model, or `score` or `verify` for such a step of the AR model."""
     source = plan.model("ar" if kind in ("score", "verify") else kind)
-    assert source is not None
     request = Hop(router="r", session="s", capacity=40, digest=source.digest)
     request.deadline_unix_ms = int(time.time() * 1000) + 60_000
     clean, first = b"0123456789", plan.is_first
@@ -175,6 +174,8 @@ ANYWHERE: list[tuple[Change, str]] = [
     (lambda p: (p.path.extend(["a:1", "b:1"]), setattr(p, "place", 2)), "place 2 on a path of 2 hosts"),
     (lambda p: setattr(p, "request", "x\n"), "request must be 1 to 64 printable"),
     (lambda p: setattr(p, "traceparent", "0" * 65), "traceparent must be a W3C trace context"),
+    (lambda p: setattr(p, "traceparent", f"00-{'0' * 32}-{'1' * 16}-01"), "traceparent must be a W3C trace context"),
+    (lambda p: setattr(p, "traceparent", f"00-{'1' * 32}-{'1' * 16}-01\n"), "traceparent must be a W3C trace context"),
     (lambda p: work_of(p).reads.extend([4, 0]), "reads of 4 symbols, some maybe empty, do not fit 10 clean ones"),
     (lambda p: work_of(p).reads.extend([4, 7]), "reads of 11 symbols, some maybe empty, do not fit 10 clean ones"),
     (lambda p: setattr(p, "capacity", 0), "a session of 0 positions"),

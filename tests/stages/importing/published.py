@@ -45,7 +45,6 @@ def learnt(architecture: LlamaArchitecture = SHAPE, steps: int = 110) -> dict[st
     """Weights that know the probe text by heart, by the importer's names. A second or two."""
     torch.manual_seed(0)
     stage = LlamaStage(architecture, 0)
-    assert stage.head is not None
     number = {letter: i for i, letter in enumerate(letters())}
     known = torch.tensor([number[{" ": "Ġ", "\n": "Ċ"}.get(letter, letter)] for letter in PROBE_TEXT])[None]
     optimizer = torch.optim.Adam(stage.parameters(), lr=1e-2)

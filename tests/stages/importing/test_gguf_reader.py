@@ -63,9 +63,7 @@ def test_no_heads(imported: Any, file: Path) -> None:
         (lambda writer: writer.add_uint16("split.count", 3), "is one of 3 files of a model: join them with"),
     ],
 )
-def test_what_is_not_read(
-    imported: Any, weights: Weights, tmp_path: Path, write: Callable[[Any], None], sentence: str
-) -> None:
+def test_what_is_not_read(imported, weights: Weights, tmp_path, write, sentence: str) -> None:
     with pytest.raises(CheckpointError, match=sentence):
         imported(described(tmp_path, weights, write))
 

@@ -68,9 +68,7 @@ def test_a_damaged_tokenizer_does_not_verify(imported: Any, folder: Path, tmp_pa
     assert "SHA-256" in damaged.error
 
 
-def test_shards_and_a_gguf_file_give_the_same_stages(
-    imported: Any, weights: Weights, folder: Path, tmp_path: Path
-) -> None:
+def test_shards_and_a_gguf_file_give_the_same_stages(imported: Any, weights: Weights, folder: Path, tmp_path) -> None:
     expected = imported(folder).manifest
     shutil.rmtree(tmp_path / "out")
     whole = load_file(folder / "model.safetensors")
@@ -102,10 +100,7 @@ def test_shards_and_a_gguf_file_give_the_same_stages(
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rotary scaling 'yarn' is not supported"),
         ({"num_attention_heads": 3}, "heads 3 must be a multiple of kv_heads 2"),
         ({"hidden_size": None}, "config.json cannot be read"),
-        (
-            {"intermediate_size": 64},
-            r"layers.0.gate.weight has shape \(32, 32\), the config.* asks for \(64, 32\)",
-        ),
+        ({"intermediate_size": 64}, r"layers.0.gate.weight has shape \(32, 32\), the config.* asks for \(64, 32\)"),
         ({"max_position_embeddings": None}, "positions must be a whole number from 2 to 4194304, not None"),
         ({"eos_token_id": list(range(100))}, "100 tokens are said to end a text; at most 64 are read"),
         ({"num_hidden_layers": 4}, "layers.3.attention_norm.weight is missing"),
@@ -162,9 +157,7 @@ def test_an_untied_head_that_is_not_there(imported: Any, folder: Path) -> None:
         imported(folder)
 
 
-def test_what_is_refused_before_a_tensor_is_read(
-    imported: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_refused_before_a_tensor_is_read(imported: Any, folder: Path, tmp_path, monkeypatch) -> None:
     with pytest.raises(InputError, match="--blocks 4: the model has 3 layers"):
         imported(folder, blocks=4)
     with pytest.raises(InputError, match=r"--context 300: the model reads from 2 to 256"):
@@ -254,9 +247,7 @@ def test_files_that_are_damaged(imported: Any, folder: Path, tmp_path: Path) -> 
         imported(tmp_path / "x.gguf")
 
 
-def test_a_quantisation_that_cannot_be_read(
-    imported: Any, weights: Weights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quantisation_that_cannot_be_read(imported: Any, weights: Weights, tmp_path, monkeypatch) -> None:
     gguf = pytest.importorskip("gguf", reason="gguf is not installed: pip install 'onesweep[pretrained]'")
     path = write_gguf(tmp_path / "model.gguf", weights)
 

@@ -39,29 +39,6 @@ def trained_path(block: Block, known: Tensor, z: Tensor, estimate: Tensor, sigma
 
 
 # The clean stream
-
-
-@pytest.mark.parametrize("sizes", [[48], [1] * 48, [7, 1, 30, 10]])
-def test_reading_in_pieces_is_reading_at_once(make_block: MakeBlock, sizes: list[int]) -> None:
-    block, known = make_block(), text(2)
-    whole, memory = block.read(known)
-    held = caches(block, 2)
-    pieces = [block.read(piece, held)[0] for piece in known.split(sizes, dim=1)]
-    assert torch.allclose(torch.cat(pieces, dim=1), whole, atol=TOLERANCE)
-    for cache, (keys, values) in zip(held, memory, strict=True):
-        assert torch.allclose(cache.stored()[0], keys, atol=TOLERANCE)
-        assert torch.allclose(cache.stored()[1], values, atol=TOLERANCE)
-
-
-def test_features_do_not_depend_on_later_bytes(make_block: MakeBlock) -> None:
-    block, known = make_block(), text()
-    changed = known.clone()
-    changed[:, 20] ^= 1
-    before, after = block.next_byte(block.read(known)[0]), block.next_byte(block.read(changed)[0])
-    assert torch.equal(before[:, :20], after[:, :20])
-    assert not torch.allclose(before[:, 20:], after[:, 20:], atol=0.01)
-
-
 def test_a_batch_is_its_sequences(make_block: MakeBlock) -> None:
     block, known = make_block(), text(3)
     z, estimate, sigma = random(3, 8, 8), random(3, 8, 8, seed=2), torch.tensor([[0.3], [1.0], [5.0]])
@@ -86,8 +63,6 @@ def test_denoising_leaves_no_trace_in_the_clean_stream(make_block: MakeBlock) ->
 
 
 # Noisy slots
-
-
 @pytest.mark.parametrize("context", ["own", "chained"])
 @pytest.mark.parametrize(("chunk", "which"), [(1, 30), (8, 3), (16, 1), (48, 0)])
 def test_serving_computes_what_was_trained(make_block: MakeBlock, context: str, chunk: int, which: int) -> None:
@@ -158,8 +133,6 @@ def test_the_denoised_point_is_inside_the_unit_ball(make_block: MakeBlock) -> No
 
 
 # The numbers that trained weights stand for
-
-
 def filled(module: nn.Module) -> nn.Module:
     """Weights that depend on their name and no library's random numbers."""
     for name, parameter in sorted(module.state_dict().items()):
@@ -187,8 +160,6 @@ FROZEN_AR = [0.6681, -0.41517, -0.8372, -0.20594, -1.06859]
 
 
 # What a block holds
-
-
 def test_a_fresh_block_knows_nothing_and_ignores_the_noise_level() -> None:
     torch.manual_seed(0)
     block = Block(Architecture(width=32, heads=2, code_dim=8, condition_dim=16), 0, Codes(0, 8)).requires_grad_(False)
@@ -218,6 +189,6 @@ def test_tables_are_restored_and_not_stored(make_block: MakeBlock) -> None:
     before = [tensor.clone() for tensor in (block.codes, block.rotary, block.condition.frequencies)]
     with torch.device("meta"):
         empty = Block(block.architecture, 0, Codes(0, 8))
-    empty.restore_tables(Codes(0, 8))
+    empty.restore_tables()
     after = [empty.codes, empty.rotary, empty.condition.frequencies]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))

@@ -113,8 +113,6 @@ def test_a_hidden_row_is_its_largest_numbers_their_places_and_the_rest() -> None
 
 
 # Refusals
-
-
 @ALL
 @given(st.binary(max_size=200), st.integers(0, 6), st.integers(0, 40), st.sampled_from([2.0, 1e6]))
 def test_arbitrary_bytes_decode_or_are_refused(

@@ -33,8 +33,6 @@ def empty_cache(capacity: int, batch: int = 1) -> LayerCache:
 
 
 # Positions
-
-
 def test_rotation_turns_each_pair_by_position_times_frequency() -> None:
     x, table = random(1, 1, 6, 8), rotary_table(6, 8)
     turned = rotate(x, table)
@@ -59,8 +57,6 @@ def test_attention_scores_depend_on_distance_only() -> None:
 
 
 # The clean stream
-
-
 @pytest.mark.parametrize("sizes", [[24], [1] * 24, [5, 1, 1, 10, 7], [23, 1], [1, 23]])
 def test_cached_is_the_same_as_uncached(layer: Layer, sizes: list[int]) -> None:
     x, table = random(2, 24, WIDTH), rotary_table(24, HEAD_DIM)
@@ -86,8 +82,6 @@ def test_the_clean_stream_is_causal(layer: Layer) -> None:
 
 
 # Noisy slots
-
-
 def noisy(
     layer: Layer, x: Tensor, table: Tensor, mask: Tensor | None = None, condition: Tensor | None = None
 ) -> Tensor:

@@ -90,8 +90,6 @@ def test_a_dip_in_a_measured_curve_is_levelled() -> None:
 
 
 # Training draws
-
-
 def draws(partition: NoisePartition, block: int, count: int = 2000) -> list[float]:
     uniforms = (torch.arange(count, dtype=torch.float32) + 0.5) / count
     return partition.sample(block, uniforms).tolist()
@@ -127,9 +125,7 @@ def test_draws_stay_in_the_widened_range(ends: tuple[float, float], blocks: int,
 
 
 @given(RANGES, st.integers(1, 6), st.floats(0, 0.9))
-def test_widening_adds_a_share_of_the_log_width_on_both_sides(
-    ends: tuple[float, float], blocks: int, overlap: float
-) -> None:
+def test_widening_adds_a_share_of_the_log_width_on_both_sides(ends, blocks: int, overlap: float) -> None:
     partition = uniform(blocks, *ends, overlap=overlap)
     (high, low), (wide_high, wide_low) = partition.range(0), partition.widened(0)
     margin = overlap * math.log(high / low)
@@ -138,8 +134,6 @@ def test_widening_adds_a_share_of_the_log_width_on_both_sides(
 
 
 # Refusals
-
-
 @pytest.mark.parametrize(
     ("boundaries", "reason"),
     [

@@ -91,8 +91,6 @@ def test_odd_widths_are_the_start_of_nothing_else() -> None:
 
 
 # Sampling
-
-
 def test_temperature_zero_is_the_argmax() -> None:
     logits = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
     expected = bytes(logits.argmax(dim=1).tolist())

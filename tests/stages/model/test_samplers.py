@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
 
-from stages.model.noise import euler_step, step_sigmas
+from stages.model.noise import step_sigmas
 from stages.model.randomness import Purpose, normals
 from stages.model.samplers import DEFAULT_SAMPLER, SAMPLERS, Ode, Sampler, Stochastic
 
@@ -37,13 +43,63 @@ def test_a_host_that_takes_over_needs_only_the_estimate(name: str) -> None:
         estimate = sampler.advance(estimate, point, sigma, following)
 
 
-def test_the_ode_is_euler_steps() -> None:
-    sampler, estimate = open_sampler("ode"), torch.zeros(6, 8)
-    z = sampler.state(estimate, 9.0, 0)
-    for evaluation, (point, sigma, following) in enumerate(zip(points(), SIGMAS, SIGMAS[1:], strict=False)):
+def euler_step(z: Tensor, denoised: Tensor, sigma: float, following: float) -> Tensor:
+    """EDM, algorithm 1, with the slope (z - D) / sigma."""
+    return z + (following - sigma) * (z - denoised) / sigma
+
+
+@st.composite
+def sweeps(draw: st.DrawFn) -> tuple[list[float], Tensor, Tensor]:
+    """Falling noise levels, initial noise, and a unit-norm denoised point for each step."""
+    ratios = draw(st.lists(st.floats(0.05, 0.95), min_size=1, max_size=12))
+    sigmas = [draw(st.floats(0.5, 100.0))]
+    for ratio in ratios:
+        sigmas.append(sigmas[-1] * ratio)
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    drawn = torch.randn(len(ratios), 6, 8, generator=generator, dtype=torch.float64)
+    initial = torch.randn(6, 8, generator=generator, dtype=torch.float64) * sigmas[0]
+    return sigmas, initial, drawn / drawn.norm(dim=-1, keepdim=True)
+
+
+@given(sweeps())
+def test_the_ode_is_euler_steps(sweep: tuple[list[float], Tensor, Tensor]) -> None:
+    sigmas, z, points = sweep
+    sampler, estimate = ode(sigmas[0], z), torch.zeros_like(z)
+    for (sigma, following), point in zip(pairwise(sigmas), points, strict=True):
+        assert torch.allclose(sampler.state(estimate, sigma, 0), z, rtol=1e-9, atol=1e-9)
         z = euler_step(z, point, sigma, following)
         estimate = sampler.advance(estimate, point, sigma, following)
-        assert torch.allclose(sampler.state(estimate, following, evaluation + 1), z, atol=1e-5)
+        assert float(estimate.norm(dim=-1).max()) <= 1 + 1e-9  # a weighted mean of unit vectors
+    assert torch.allclose(sampler.state(estimate, sigmas[-1], 0), z, rtol=1e-9, atol=1e-9)
+
+
+def ode(sigma_start: float, initial: Tensor) -> Ode:
+    sampler = Ode(seed=5, start=7, slots=6, code_dim=8, sigma_start=sigma_start, temperature=0.8)
+    sampler.initial = initial
+    return sampler
+
+
+def test_the_ode_converges_to_the_exact_solution_at_first_order() -> None:
+    """For data ~ N(0, sd^2), the probability-flow ODE has z(sigma) proportional to sqrt(sd^2 + sigma^2)."""
+    high, low, sd = 10.0, 0.15, 0.4
+    z = torch.tensor([1.0, -3.0, 7.0], dtype=torch.float64)
+    exact = z * math.sqrt((sd**2 + low**2) / (sd**2 + high**2))
+    errors = []
+    for steps in (64, 128, 256, 512):
+        sampler, estimate = ode(high, z), torch.zeros_like(z)
+        for sigma, following in pairwise(step_sigmas(high, low, steps)):
+            point = sampler.state(estimate, sigma, 0) * sd**2 / (sd**2 + sigma**2)
+            estimate = sampler.advance(estimate, point, sigma, following)
+        errors.append(float((sampler.state(estimate, low, 0) - exact).norm()))
+    assert [coarse / fine for coarse, fine in pairwise(errors)] == pytest.approx([2, 2, 2], abs=0.1)
+    assert errors[-1] < 0.01 * float(exact.norm())
+
+
+def test_an_error_in_the_estimate_enters_the_ode_by_one_minus_a() -> None:
+    """Why a coarse codec does little harm at high noise."""
+    sampler, estimate = ode(10.0, torch.randn(2, 4)), torch.randn(2, 4)
+    moved = sampler.state(estimate + 0.5, 8.0, 0) - sampler.state(estimate, 8.0, 0)
+    assert torch.allclose(moved, torch.full_like(moved, 0.5 * (1 - 0.8)), atol=1e-6)
 
 
 def test_the_stochastic_sampler_draws_new_noise_for_every_evaluation() -> None:

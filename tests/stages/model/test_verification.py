@@ -49,9 +49,7 @@ def test_guesses_are_accepted_as_often_as_they_should_be() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=9), st.integers(0, 2**64 - 1), st.integers(0, 500))
-def test_a_verdict_ends_at_the_first_refusal_and_looks_at_nothing_after_it(
-    guesses: list[int], seed: int, position: int
-) -> None:
+def test_a_verdict_ends_at_the_first_refusal_and_looks_at_nothing_after_it(guesses, seed: int, position: int) -> None:
     rows = [P if i % 2 else Q for i in range(len(guesses))]
     odds = np.array([[0.6, 0.5, 0.9, 0.3][guess] for guess in guesses])
     whole = judged(logits_of(*rows), guesses, odds, seed, position)
@@ -94,8 +92,6 @@ def test_what_is_no_number_lets_no_guess_stand() -> None:
 
 
 # Sets of draws
-
-
 @pytest.mark.parametrize("size", [70, 300, 1030])
 def test_draws_have_the_odds_whatever_the_vocabulary(size: int) -> None:
     """The last block of a vocabulary may be a short one, and some symbols are impossible."""

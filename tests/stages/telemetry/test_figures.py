@@ -21,7 +21,6 @@ from stages.errors import InputError, ServiceError
 from stages.host.host import Host, HostSettings
 from stages.host.metrics import MAX_LINKS, OTHERS, STAGE_METRICS, HostCounters
 from stages.host.parts import Release, load_parts, plan_host
-from stages.host.validation import parse_hop
 from stages.model.vocabulary import BYTES
 from stages.telemetry import prometheus as exposition
 from stages.telemetry.histograms import SECONDS, Histogram, MetricFamily
@@ -31,6 +30,8 @@ from stages.v1 import stage_pb2
 from stages.wire.messages import PROTOCOL, next_decode
 from stages.wire.status import StatusError, exhausted
 from stages.wire.tls import Expiry
+from tests.stages.hosts import event_of, listening, send
+from tests.stages.raw_client import ROUTER
 
 
 def test_buckets_hold_what_prometheus_s_own_hold() -> None:
@@ -112,9 +113,7 @@ def test_labels_are_quoted() -> None:
     assert 'odd{name="a\\"b\\n"} 1.0' in text
 
 
-def test_a_loop_that_is_too_busy_fails_the_scrape_with_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_loop_that_is_too_busy_fails_the_scrape_with_a_sentence(monkeypatch, caplog, capfd) -> None:
     monkeypatch.setattr(exposition, "READ_S", 0.1)
     idle = asyncio.new_event_loop()  # never runs what it is given
     with pytest.raises(urllib.error.HTTPError) as caught:
@@ -126,19 +125,16 @@ def test_a_loop_that_is_too_busy_fails_the_scrape_with_a_sentence(
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_who_asks_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_who_asks_nothing_is_not_waited_for(monkeypatch, capfd) -> None:
     monkeypatch.setattr(exposition._Handler, "timeout", 0.1)
 
-    async def main() -> None:
-        server = MetricsServer("127.0.0.1:0", LoopCollector([], dict, asyncio.get_running_loop()))
-        try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            assert await asyncio.wait_for(reader.read(), 20) == b""
-            writer.close()
-        finally:
-            await server.close()
-
-    asyncio.run(main())
+    server = MetricsServer("127.0.0.1:0", LoopCollector([], dict, asyncio.get_running_loop()))
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        assert await asyncio.wait_for(reader.read(), 20) == b""
+        writer.close()
+    finally:
+        await server.close()
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -170,8 +166,6 @@ def test_a_port_in_use_is_a_sentence() -> None:
 
 
 # A host's own story: what it counts and logs of a hop that fails
-
-
 @pytest.fixture(scope="module")
 def host_that_fails(bundles: Path) -> Callable[[], Host]:
     plan = plan_host(bundles / "own", (0, 1, 2))
@@ -190,34 +184,31 @@ def host_that_fails(bundles: Path) -> Callable[[], Host]:
 
 def sweep_for(host: Host, **names: str) -> stage_pb2.Hop:
     source = host.releases.newest.plan.chain
-    assert source is not None
-    hop = stage_pb2.Hop(router="r", session="s", capacity=40, digest=source.digest, deadline_unix_ms=1 << 45, **names)
+    hop = stage_pb2.Hop(
+        router=ROUTER, session="s", capacity=40, digest=source.digest, deadline_unix_ms=1 << 45, **names
+    )
     hop.sweep.CopyFrom(stage_pb2.Sweep(clean=b"A secret prompt", slots=4, steps=1, codec="int8"))
     return hop
 
 
-def test_a_fault_is_counted_and_logged_with_the_request_s_name(
-    host_that_fails: Callable[[], Host], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("call", [False, True], ids=["push", "run"])
+async def test_a_fault_is_counted_and_logged_with_the_request_s_name(
+    host_that_fails: Callable[[], Host], caplog: pytest.LogCaptureFixture, call: bool
 ) -> None:
-    async def main() -> Host:
-        host = host_that_fails()
-        events = host.subscribers.listen("r")
-        await anext(events)
-        worker = asyncio.create_task(host.work())
-        try:
-            host.take(stage_pb2.HopBatch(protocol=PROTOCOL, hops=[sweep_for(host, request="cafe0123")]))
-            await asyncio.wait_for(anext(events), 20)
+    host = host_that_fails()
+    hop = sweep_for(host, request="cafe0123")
+    with caplog.at_level(logging.INFO):
+        async with listening(host):
+            if call:
+                with pytest.raises(StatusError):
+                    await host.run(hop, onward=False)
+            else:
+                send(host, hop)
+                await event_of(host)
             rejected = host.take(stage_pb2.HopBatch(protocol=PROTOCOL, hops=[stage_pb2.Hop()]))
             assert rejected.rejections[0].code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
-        finally:
-            worker.cancel()
-            host.close()
-        return host
-
-    with caplog.at_level(logging.INFO):
-        host = asyncio.run(main())
     assert isinstance(host.meter, HostCounters)
-    assert host.meter.faults == {"INTERNAL": 1}
+    assert (host.meter.faults, host.counters.faults) == ({"INTERNAL": 1}, 1)
     assert host.meter.refusals == {"INVALID_ARGUMENT": 1}
     assert host.meter.models["chain"].received_bytes > 0
     assert sum(host.meter.models["chain"].compute_s.counts) == 0  # a hop that failed took no time that counts
@@ -229,51 +220,6 @@ def test_a_fault_is_counted_and_logged_with_the_request_s_name(
     assert "secret" not in caplog.text
 
 
-def test_a_fault_of_a_call_is_counted_and_logged_too(
-    host_that_fails: Callable[[], Host], caplog: pytest.LogCaptureFixture
-) -> None:
-    async def main() -> Host:
-        host = host_that_fails()
-        events = host.subscribers.listen("r")
-        await anext(events)
-        worker = asyncio.create_task(host.work())
-        try:
-            with pytest.raises(StatusError):
-                await asyncio.wait_for(host.run(sweep_for(host, request="cafe0123"), onward=False), 20)
-        finally:
-            worker.cancel()
-            host.close()
-        return host
-
-    host = asyncio.run(main())
-    assert isinstance(host.meter, HostCounters)
-    assert host.meter.faults == {"INTERNAL": 1}
-    assert host.counters.faults == 1
-    assert "request cafe0123 ends here" in caplog.text
-
-
-# Names that come over the wire
-
-
-@pytest.mark.parametrize(
-    "names",
-    [
-        {"request": "two\nlines"},
-        {"request": "x" * 65},
-        {"traceparent": "x"},
-        {"traceparent": "00-" + "0" * 32 + "-" + "1" * 16 + "-01"},
-        {"traceparent": "00-" + "1" * 32 + "-" + "1" * 16 + "-01\n"},
-    ],
-)
-def test_bad_names_in_a_hop_are_refused(host_that_fails: Callable[[], Host], names: dict[str, str]) -> None:
-    host = host_that_fails()
-    plan = host.releases.newest.plan
-    parse_hop(sweep_for(host, request="a name", traceparent="00-" + "1" * 32 + "-" + "1" * 16 + "-00"), plan)
-    with pytest.raises(StatusError) as caught:
-        parse_hop(sweep_for(host, **names), plan)
-    assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
-
-
 def test_the_next_step_keeps_the_names() -> None:
     hop = stage_pb2.Hop(request="cafe", traceparent="00-" + "1" * 32 + "-" + "1" * 16 + "-01")
     hop.decode.remaining = 2
@@ -282,8 +228,6 @@ def test_the_next_step_keeps_the_names() -> None:
 
 
 # Certificates
-
-
 def test_the_end_of_a_certificate_is_read_again_when_it_is_renewed(new_pki: Callable[[str], Any]) -> None:
     pki = new_pki("own")
     tls = pki.issue("host", "paris")

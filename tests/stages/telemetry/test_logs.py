@@ -10,8 +10,7 @@ import re
 import pytest
 
 from stages.errors import InputError
-from stages.telemetry.logs import JsonLines
-from stages.telemetry.observability import ObservabilitySettings, add_observability, observability_of
+from stages.telemetry.observability import JsonLines, ObservabilitySettings, add_observability, observability_of
 
 
 def record(**more: object) -> logging.LogRecord:

@@ -161,9 +161,7 @@ def span(name: str) -> Any:
     return SimpleNamespace(to_json=lambda indent: json.dumps({"name": name}))
 
 
-def test_a_file_of_spans_does_not_fill_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_of_spans_does_not_fill_the_disk(tmp_path, monkeypatch, caplog) -> None:
     monkeypatch.setattr(traces, "MOST_BYTES", 40)
     spans = traces.SpanFile(str(tmp_path / "spans"))
     for _ in range(9):

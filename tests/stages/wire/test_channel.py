@@ -24,11 +24,7 @@ from stages.wire.tls import Security
 
 @pytest.mark.parametrize(
     ("text", "parsed"),
-    [
-        ("127.0.0.1:7700", ("127.0.0.1", 7700)),
-        ("[::1]:80", ("::1", 80)),
-        ("tokyo-1.example:0", ("tokyo-1.example", 0)),
-    ],
+    [("127.0.0.1:7700", ("127.0.0.1", 7700)), ("[::1]:80", ("::1", 80)), ("tokyo-1.example:0", ("tokyo-1.example", 0))],
 )
 def test_an_address_is_host_and_port(text: str, parsed: tuple[str, int]) -> None:
     assert parse_address(text) == parsed
@@ -150,8 +146,6 @@ def test_who_is_told_twice_ends_at_once(second: signal.Signals) -> None:
 
 
 # The health port: what a probe may ask, and nothing else. With a real server.
-
-
 Until = Callable[..., Any]
 
 

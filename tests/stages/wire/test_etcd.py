@@ -83,41 +83,37 @@ def own_etcd(etcd_with: Callable[..., Any]) -> Iterator[Any]:
         yield etcd
 
 
-def test_hosts_come_and_go(registry: EtcdRegistry, recorder: Recorder, eventually: Eventually, jobs: Jobs) -> None:
-    async def scene() -> None:
-        await registry.check()
-        async with jobs(recorder.follow(registry)):
-            await eventually(recorder.last())
-            async with jobs(registry.register(host("tokyo", 7702, block=1))):
-                await eventually(recorder.last("tokyo"))
-                async with jobs(registry.register(host("paris", 7701))):
-                    await eventually(recorder.last("paris", "tokyo"))  # in the order of their blocks
-                # one that stops has taken its entry away: nobody waits for a lease
-                left = await asyncio.to_thread(EtcdClient(registry.settings).snapshot)
-                assert [entry.name for entry in left.entries] == ["tokyo"]
-                await eventually(recorder.last("tokyo"))
-
-    asyncio.run(scene())
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("register")]
-
-
-def test_a_host_that_is_killed_disappears(
+async def test_hosts_come_and_go(
     registry: EtcdRegistry, recorder: Recorder, eventually: Eventually, jobs: Jobs
 ) -> None:
-    async def scene() -> None:
-        async with jobs(recorder.follow(registry), registry.register(host("paris"))):
-            victim = subprocess.Popen([sys.executable, "-c", REGISTER, registry.settings.url])
-            try:
-                await eventually(recorder.last("paris", "victim"))
-            finally:
-                victim.kill()
-                victim.wait(10)
-            await eventually(recorder.last("paris"))
+    await registry.check()
+    async with jobs(recorder.follow(registry)):
+        await eventually(recorder.last())
+        async with jobs(registry.register(host("tokyo", 7702, block=1))):
+            await eventually(recorder.last("tokyo"))
+            async with jobs(registry.register(host("paris", 7701))):
+                await eventually(recorder.last("paris", "tokyo"))  # in the order of their blocks
+            # one that stops has taken its entry away: nobody waits for a lease
+            left = await asyncio.to_thread(EtcdClient(registry.settings).snapshot)
+            assert [entry.name for entry in left.entries] == ["tokyo"]
+            await eventually(recorder.last("tokyo"))
+    await eventually(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("register")])
 
-    asyncio.run(scene())
+
+async def test_a_host_that_is_killed_disappears(
+    registry: EtcdRegistry, recorder: Recorder, eventually: Eventually, jobs: Jobs
+) -> None:
+    async with jobs(recorder.follow(registry), registry.register(host("paris"))):
+        victim = subprocess.Popen([sys.executable, "-c", REGISTER, registry.settings.url])
+        try:
+            await eventually(recorder.last("paris", "victim"))
+        finally:
+            victim.kill()
+            victim.wait(10)
+        await eventually(recorder.last("paris"))
 
 
-def test_what_a_host_left_behind_when_it_was_killed_is_taken_over(
+async def test_what_a_host_left_behind_when_it_was_killed_is_taken_over(
     registry: EtcdRegistry, eventually: Eventually, jobs: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:
     gateway, moved = EtcdClient(registry.settings), host("paris", 7799)
@@ -126,33 +122,23 @@ def test_what_a_host_left_behind_when_it_was_killed_is_taken_over(
     def value() -> bytes:
         return gateway.snapshot().entries[0].value
 
-    async def scene() -> None:
-        async with jobs(registry.register(moved)):
-            await eventually(lambda: value() == write_entry(moved))
-
-    asyncio.run(scene())
+    async with jobs(registry.register(moved)):
+        await eventually(lambda: value() == write_entry(moved))
     assert caplog.records == []
 
 
-def test_of_two_hosts_with_one_name_the_first_says_so(
+async def test_of_two_hosts_with_one_name_the_first_says_so(
     registry: EtcdRegistry, eventually: Eventually, jobs: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scene() -> None:
-        async with jobs(registry.register(host("paris"))):
-            await eventually(lambda: EtcdClient(registry.settings).holder("paris"))
-            async with jobs(registry.register(host("paris", 7799))):
-                await eventually(lambda: caplog.records)
-
-    asyncio.run(scene())
+    async with jobs(registry.register(host("paris"))):
+        await eventually(lambda: EtcdClient(registry.settings).holder("paris"))
+        async with jobs(registry.register(host("paris", 7799))):
+            await eventually(lambda: caplog.records)
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["another host registered as paris"]
 
 
-def test_etcd_goes_and_comes_back(
-    own_etcd: Any,
-    recorder: Recorder,
-    eventually: Eventually,
-    jobs: Jobs,
-    caplog: pytest.LogCaptureFixture,
+async def test_etcd_goes_and_comes_back(
+    own_etcd: Any, recorder: Recorder, eventually: Eventually, jobs: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     registry = EtcdRegistry(settings_of(own_etcd.url), LEASE_S)
@@ -160,55 +146,41 @@ def test_etcd_goes_and_comes_back(
     def said(words: str) -> int:
         return sum(words in record.getMessage() for record in caplog.records)
 
-    async def scene() -> None:
-        async with jobs(recorder.follow(registry), registry.register(host("paris"))):
-            await eventually(recorder.last("paris"))
-            own_etcd.kill()
-            await eventually(lambda: said("is down") == 2)
-            own_etcd.start()
-            await eventually(lambda: said(f"{own_etcd.url} is back") == 2)
-            async with jobs(registry.register(host("tokyo", 7702))):
-                await eventually(recorder.last("paris", "tokyo"))
-
-    asyncio.run(scene())
+    async with jobs(recorder.follow(registry), registry.register(host("paris"))):
+        await eventually(recorder.last("paris"))
+        own_etcd.kill()
+        await eventually(lambda: said("is down") == 2)
+        own_etcd.start()
+        await eventually(lambda: said(f"{own_etcd.url} is back") == 2)
+        async with jobs(registry.register(host("tokyo", 7702))):
+            await eventually(recorder.last("paris", "tokyo"))
     assert said("is down") == 2  # the host once, the follower once
     assert [] not in recorder.sets[1:]
 
 
-def test_an_etcd_that_forgot_everything_is_told_again(
-    own_etcd: Any,
-    recorder: Recorder,
-    eventually: Eventually,
-    jobs: Jobs,
-    caplog: pytest.LogCaptureFixture,
+async def test_an_etcd_that_forgot_everything_is_told_again(
+    own_etcd: Any, recorder: Recorder, eventually: Eventually, jobs: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And who follows does not lose the hosts meanwhile."""
     caplog.set_level(logging.INFO)
     registry = EtcdRegistry(settings_of(own_etcd.url), LEASE_S)
     back = f"registry {own_etcd.url} is back"
 
-    async def scene() -> None:
-        async with jobs(recorder.follow(registry), registry.register(host("paris"))):
-            await eventually(recorder.last("paris"))
-            own_etcd.kill(forget=True)
-            await eventually(lambda: any("the hosts stay" in message for message in caplog.messages))
-            own_etcd.start()
-            await eventually(lambda: EtcdClient(registry.settings).holder("paris"))
-            await eventually(lambda: back in caplog.messages)
-            async with jobs(registry.register(host("tokyo", 7702))):
-                await eventually(recorder.last("paris", "tokyo"))
-            await eventually(recorder.last("paris"))
-
-    asyncio.run(scene())
+    async with jobs(recorder.follow(registry), registry.register(host("paris"))):
+        await eventually(recorder.last("paris"))
+        own_etcd.kill(forget=True)
+        await eventually(lambda: any("the hosts stay" in message for message in caplog.messages))
+        own_etcd.start()
+        await eventually(lambda: EtcdClient(registry.settings).holder("paris"))
+        await eventually(lambda: back in caplog.messages)
+        async with jobs(registry.register(host("tokyo", 7702))):
+            await eventually(recorder.last("paris", "tokyo"))
+        await eventually(recorder.last("paris"))
     assert [] not in recorder.sets[1:]
 
 
-def test_bad_entries_are_passed_over_with_one_line_each(
-    registry: EtcdRegistry,
-    recorder: Recorder,
-    eventually: Eventually,
-    jobs: Jobs,
-    caplog: pytest.LogCaptureFixture,
+async def test_bad_entries_are_passed_over_with_one_line_each(
+    registry: EtcdRegistry, recorder: Recorder, eventually: Eventually, jobs: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:
     gateway = EtcdClient(registry.settings)
     lease = gateway.grant(60)
@@ -216,48 +188,39 @@ def test_bad_entries_are_passed_over_with_one_line_each(
     for name, value in values.items():
         gateway.put(name, value, lease)
 
-    async def scene() -> None:
-        async with jobs(recorder.follow(registry)):
-            await eventually(recorder.last())
-            async with jobs(registry.register(host("tokyo"))):
-                await eventually(recorder.last("tokyo"))
-            await eventually(recorder.last())
-
-    asyncio.run(scene())
+    async with jobs(recorder.follow(registry)):
+        await eventually(recorder.last())
+        async with jobs(registry.register(host("tokyo"))):
+            await eventually(recorder.last("tokyo"))
+        await eventually(recorder.last())
     assert sorted(message.split("'")[1] for message in caplog.messages) == sorted(
         name.replace("\a", "\\x07") for name in values
     )
 
 
-def test_of_two_hosts_with_one_address_the_newer_is_believed(
+async def test_of_two_hosts_with_one_address_the_newer_is_believed(
     registry: EtcdRegistry, recorder: Recorder, eventually: Eventually, jobs: Jobs
 ) -> None:
-    async def scene() -> None:
-        async with jobs(recorder.follow(registry), registry.register(host("old-name"))):
-            await eventually(recorder.last("old-name"))
-            async with jobs(registry.register(host("new-name"))):
-                await eventually(recorder.last("new-name"))
-
-    asyncio.run(scene())
+    async with jobs(recorder.follow(registry), registry.register(host("old-name"))):
+        await eventually(recorder.last("old-name"))
+        async with jobs(registry.register(host("new-name"))):
+            await eventually(recorder.last("new-name"))
 
 
-def test_next_hosts_are_told(registry: EtcdRegistry, eventually: Eventually, jobs: Jobs) -> None:
+async def test_next_hosts_are_told(registry: EtcdRegistry, eventually: Eventually, jobs: Jobs) -> None:
     told: list[list[str]] = []
 
-    async def scene() -> None:
-        own = host("paris")
-        async with jobs(registry.register(own), follow_successors(registry, own, 2, lambda new: told.append([*new]))):
-            await eventually(lambda: told == [[]])
-            async with jobs(registry.register(host("tokyo", 7702, block=1))):
-                await eventually(lambda: told[1:] == [["127.0.0.1:7702"]])
-                async with jobs(registry.register(host("austin", 7703, block=1))):
-                    await eventually(lambda: told[2:] == [["127.0.0.1:7703", "127.0.0.1:7702"]])
-            await eventually(lambda: told[-1] == [])
-
-    asyncio.run(scene())
+    own = host("paris")
+    async with jobs(registry.register(own), follow_successors(registry, own, 2, lambda new: told.append([*new]))):
+        await eventually(lambda: told == [[]])
+        async with jobs(registry.register(host("tokyo", 7702, block=1))):
+            await eventually(lambda: told[1:] == [["127.0.0.1:7702"]])
+            async with jobs(registry.register(host("austin", 7703, block=1))):
+                await eventually(lambda: told[2:] == [["127.0.0.1:7703", "127.0.0.1:7702"]])
+        await eventually(lambda: told[-1] == [])
 
 
-def test_another_member_is_asked_when_one_is_down(
+async def test_another_member_is_asked_when_one_is_down(
     common_etcd: Any, unused_port: int, eventually: Eventually, jobs: Jobs
 ) -> None:
     registry = EtcdRegistry(
@@ -265,41 +228,21 @@ def test_another_member_is_asked_when_one_is_down(
     )
     recorder = Recorder()
 
-    async def scene() -> None:
-        await registry.check()
-        async with jobs(recorder.follow(registry), registry.register(host("paris"))):
-            await eventually(recorder.last("paris"))
-
-    asyncio.run(scene())
+    await registry.check()
+    async with jobs(recorder.follow(registry), registry.register(host("paris"))):
+        await eventually(recorder.last("paris"))
 
 
-def test_a_prefix_keeps_deployments_apart(registry_url: str, eventually: Eventually, jobs: Jobs) -> None:
+async def test_a_prefix_keeps_deployments_apart(registry_url: str, eventually: Eventually, jobs: Jobs) -> None:
     one, two = (EtcdRegistry(settings_of(f"{registry_url}{end}"), LEASE_S) for end in ("", "2"))
     recorder = Recorder()
 
-    async def scene() -> None:
-        async with jobs(two.register(host("tokyo")), recorder.follow(one), one.register(host("paris"))):
-            await eventually(lambda: EtcdClient(two.settings).holder("tokyo"))
-            await eventually(recorder.last("paris"))
-
-    asyncio.run(scene())
+    async with jobs(two.register(host("tokyo")), recorder.follow(one), one.register(host("paris"))):
+        await eventually(lambda: EtcdClient(two.settings).holder("tokyo"))
+        await eventually(recorder.last("paris"))
 
 
 # Who does not answer
-
-
-@pytest.fixture
-def web_port() -> Iterator[int]:
-    """A web server that is no etcd."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server.server_port
-    server.shutdown()
-    thread.join(10)
-    server.server_close()
-
-
 @contextlib.contextmanager
 def answering(status: int, body: bytes, length: int) -> Iterator[int]:
     """A server that says the same to everybody; its port."""
@@ -336,8 +279,9 @@ def test_an_absent_etcd_is_named(unused_port: int) -> None:
     )
 
 
-def test_a_server_that_is_no_etcd_is_named(web_port: int) -> None:
-    assert f"127.0.0.1:{web_port} does not answer as etcd 3.4 or newer does" in check(web_port)
+def test_a_server_that_is_no_etcd_is_named() -> None:
+    with answering(501, b"<html>", 6) as port:
+        assert f"127.0.0.1:{port} does not answer as etcd 3.4 or newer does" in check(port)
 
 
 def test_an_answer_that_is_too_long_is_not_read(registry: EtcdRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,13 +299,7 @@ def test_a_lease_that_is_gone_is_refused(registry: EtcdRegistry) -> None:
 
 @pytest.mark.parametrize(
     ("status", "body", "length"),
-    [
-        (200, b"[]", 2),
-        (200, b"[" * 100_000, 100_000),
-        (200, b'{"header"', 1000),
-        (503, b"[]", 2),
-        (503, b"unav", 1000),
-    ],
+    [(200, b"[]", 2), (200, b"[" * 100_000, 100_000), (200, b'{"header"', 1000), (503, b"[]", 2), (503, b"unav", 1000)],
     ids=["list", "deep", "cut", "busy", "busy-cut"],
 )
 def test_an_answer_that_is_none_is_a_registry_that_is_down(
@@ -399,8 +337,6 @@ def test_an_answer_that_comes_byte_by_byte_is_not_waited_for(common_etcd: Any, m
 
 
 # A registry that is spoken to over TLS, with a certificate on both sides.
-
-
 pytest.importorskip("etcd3gw", reason="etcd3gw is not installed: pip install 'onesweep[etcd]'")
 pytest.importorskip("cryptography", reason="certificates are made with cryptography")
 

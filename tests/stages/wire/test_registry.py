@@ -107,8 +107,6 @@ def test_nothing_comes_after_a_host_that_holds_everything() -> None:
 
 
 # What `onesweep stage` makes of --registry.
-
-
 URL = "etcd://127.0.0.1:1/onesweep"
 Until = Callable[..., Any]
 
@@ -170,9 +168,7 @@ def refused(bundles: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., t
         (("--registry", "etcd://10.8.0.9:2379/onesweep"), "10.8.0.9:2379 is on another machine and traffic would not"),
     ],
 )
-def test_flags_that_contradict_each_other(
-    refused: Callable[..., tuple[int, str]], arguments: tuple[str, ...], message: str
-) -> None:
+def test_flags_that_contradict_each_other(refused, arguments: tuple[str, ...], message: str) -> None:
     code, err = refused("--listen", "127.0.0.1:0", *arguments)
     assert code == 2
     assert message in err
@@ -196,9 +192,7 @@ def test_plain_text_to_a_registry_elsewhere_is_accepted_aloud() -> None:
         ("here", "--advertise 'here' must be HOST:PORT"),
     ],
 )
-def test_what_is_advertised_can_be_dialled(
-    refused: Callable[..., tuple[int, str]], advertised: str, message: str
-) -> None:
+def test_what_is_advertised_can_be_dialled(refused, advertised: str, message: str) -> None:
     pytest.importorskip("etcd3gw", reason="etcd3gw is not installed")
     code, err = refused("--listen", "127.0.0.1:0", "--registry", URL, "--advertise", advertised)
     assert code == 2

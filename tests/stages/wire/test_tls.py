@@ -28,62 +28,44 @@ def test_hosts_and_routers_get_through(new_pki: NewPki, listen: str, dial: str) 
 
 
 # Handshakes that fail
+Sides = Callable[[Any, Any], tuple[Tls | None, Tls | None]]
 
 
-def own_expired(pki: Any, other: Any) -> tuple[Tls | None, Tls | None]:
-    return pki.issue(HOST, "paris"), pki.expire(pki.issue(HOST, "tokyo"))
-
-
-def no_certificate(pki: Any, other: Any) -> tuple[Tls | None, Tls | None]:
-    paris = pki.issue(HOST, "paris")
-    return paris, Tls(paris.authority)
-
-
-def other_authority_here(pki: Any, other: Any) -> tuple[Tls | None, Tls | None]:
+def other_authority_here(pki: Any, other: Any) -> tuple[Tls, Tls]:
     foreign = other.issue(HOST, "tokyo")
     return pki.issue(HOST, "paris"), Tls(pki.authority.directory / "ca.pem", foreign.certificate, foreign.key)
 
 
-def other_authority_there(pki: Any, other: Any) -> tuple[Tls | None, Tls | None]:
-    return other.issue(HOST, "paris"), pki.issue(HOST, "tokyo")
-
-
-def expired_there(pki: Any, other: Any) -> tuple[Tls | None, Tls | None]:
-    paris = pki.issue(HOST, "paris")
-    return pki.expire(paris), pki.issue(HOST, "tokyo")
-
-
-def other_address_there(pki: Any, other: Any) -> tuple[Tls | None, Tls | None]:
+def other_address_there(pki: Any, other: Any) -> tuple[Tls, Tls]:
     return pki.issue(HOST, "paris", ("10.8.0.1", "paris.example.org")), pki.issue(HOST, "tokyo")
-
-
-def client_serves(pki: Any, other: Any) -> tuple[Tls | None, Tls | None]:
-    return pki.issue(CLIENT, "paris"), pki.issue(HOST, "tokyo")
-
-
-def plain_there(pki: Any, other: Any) -> tuple[Tls | None, Tls | None]:
-    return None, pki.issue(HOST, "tokyo")
-
-
-def plain_here(pki: Any, other: Any) -> tuple[Tls | None, Tls | None]:
-    return pki.issue(HOST, "paris"), None
 
 
 @pytest.mark.parametrize(
     ("sides", "says"),
     [
-        (no_certificate, "in the handshake: it wants a certificate, as hosts do"),
-        (other_authority_there, "showed a certificate of another authority than --tls-ca: give both sides the same"),
-        (expired_there, "showed a certificate that has expired: renew it there"),
+        (
+            lambda pki, other: (paris := pki.issue(HOST, "paris"), Tls(paris.authority)),
+            "in the handshake: it wants a certificate, as hosts do",
+        ),
+        (
+            lambda pki, other: (other.issue(HOST, "paris"), pki.issue(HOST, "tokyo")),
+            "showed a certificate of another authority than --tls-ca: give both sides the same",
+        ),
+        (
+            lambda pki, other: (pki.expire(pki.issue(HOST, "paris")), pki.issue(HOST, "tokyo")),
+            "showed a certificate that has expired: renew it there",
+        ),
         (other_address_there, "showed a certificate for another address: make it anew with --address"),
-        (client_serves, "showed a certificate that is not for servers"),
-        (plain_there, "does not speak TLS"),
-        (plain_here, "closed the connection: if it speaks TLS, give --tls-ca"),
+        (
+            lambda pki, other: (pki.issue(CLIENT, "paris"), pki.issue(HOST, "tokyo")),
+            "showed a certificate that is not for servers",
+        ),
+        (lambda pki, other: (None, pki.issue(HOST, "tokyo")), "does not speak TLS"),
+        (lambda pki, other: (pki.issue(HOST, "paris"), None), "closed the connection: if it speaks TLS, give --tls-ca"),
     ],
+    ids=["no certificate", "other authority", "expired", "other address", "client serves", "plain there", "plain here"],
 )
-def test_a_handshake_that_fails_says_why(
-    new_pki: NewPki, monkeypatch: pytest.MonkeyPatch, sides: Callable[..., tuple[Tls | None, Tls | None]], says: str
-) -> None:
+def test_a_handshake_that_fails_says_why(new_pki: NewPki, monkeypatch, sides: Sides, says: str) -> None:
     server_tls, tls = sides(new_pki("a"), new_pki("b"))
     monkeypatch.setattr("stages.wire.tls.examine", lambda *paths: None)  # servers start with whatever they have
     refused = with_relay(server_tls, tls, refusal)
@@ -94,9 +76,16 @@ def test_a_handshake_that_fails_says_why(
 
 @pytest.mark.parametrize(
     ("sides", "says"),
-    [(own_expired, "tokyo.pem is refused: it has expired"), (other_authority_here, "it is not of the authority in")],
+    [
+        (
+            lambda pki, other: (pki.issue(HOST, "paris"), pki.expire(pki.issue(HOST, "tokyo"))),
+            "tokyo.pem is refused: it has expired",
+        ),
+        (other_authority_here, "it is not of the authority in"),
+    ],
+    ids=["expired", "other authority"],
 )
-def test_what_nobody_would_take_is_not_shown_at_all(new_pki: NewPki, sides: Callable[..., Any], says: str) -> None:
+def test_what_nobody_would_take_is_not_shown_at_all(new_pki: NewPki, sides: Sides, says: str) -> None:
     server_tls, tls = sides(new_pki("a"), new_pki("b"))
     with pytest.raises(InputError, match=says):
         with_relay(server_tls, tls, describe)
@@ -128,11 +117,7 @@ def test_a_connection_that_breaks_later_is_no_handshake() -> None:
 
 
 # Files of certificates and keys that cannot be used.
-
-
 def broken(tls: Tls, how: str) -> Tls:
-    assert tls.certificate is not None
-    assert tls.key is not None
     if how == "missing":
         tls.key.unlink()
     elif how == "readable":
@@ -211,8 +196,6 @@ def test_a_server_needs_a_certificate_of_its_role(new_pki: NewPki) -> None:
 
 
 # Certificates that change under a running server.
-
-
 def test_a_running_server_takes_a_new_certificate(new_pki: NewPki, caplog: pytest.LogCaptureFixture) -> None:
     pki = new_pki("a")
     paris, tokyo = pki.issue(HOST, "paris"), pki.issue(HOST, "tokyo")
@@ -242,9 +225,7 @@ def test_a_running_server_takes_a_new_certificate(new_pki: NewPki, caplog: pytes
     with_relay(paris, tokyo, story)
 
 
-def test_a_certificate_that_is_not_valid_yet_is_looked_at_again(
-    new_pki: NewPki, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_certificate_that_is_not_valid_yet_is_looked_at_again(new_pki: NewPki, monkeypatch, caplog) -> None:
     """Its file does not change when its time comes."""
     pki = new_pki("a")
     paris = pki.issue(HOST, "paris")

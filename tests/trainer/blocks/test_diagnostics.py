@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -15,8 +14,8 @@ from stages.model.codec import Fp32
 from stages.model.partition import NoisePartition
 from stages.model.pipeline import new_caches
 from stages.model.vocabulary import BYTES
+from tests.trainer.small import make_blocks, partition, tiny
 from trainer.blocks import diagnostics
-from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.blocks.diagnostics import (
     bits,
@@ -29,8 +28,6 @@ from trainer.blocks.diagnostics import (
     sigma_max_nats,
 )
 from trainer.blocks.task import BlockTask
-
-MakeBlocks = Callable[..., list[Block]]
 
 
 @pytest.fixture
@@ -45,9 +42,7 @@ def test_scrambled_prefixes_are_other_windows_backwards() -> None:
 
 
 @pytest.mark.parametrize("context", ["own", "chained"])
-def test_figures_are_those_of_the_path(
-    make_blocks: MakeBlocks, partition: NoisePartition, text: torch.Tensor, context: str
-) -> None:
+def test_figures_are_those_of_the_path(text: torch.Tensor, context: str) -> None:
     blocks, known = make_blocks(context=context), text[:, :-1]
     losses = chain_diagnostics(blocks, partition, text, 3)
     with torch.inference_mode():
@@ -70,25 +65,21 @@ def test_figures_are_those_of_the_path(
     assert losses == pytest.approx(expected, rel=1e-4)
 
 
-def test_rows_at_a_time_do_not_matter(
-    make_blocks: MakeBlocks, partition: NoisePartition, text: torch.Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_at_a_time_do_not_matter(text: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = make_blocks()
     by_four = chain_diagnostics(blocks, partition, text, 2)
     monkeypatch.setattr(diagnostics, "ROWS", 5)
     assert chain_diagnostics(blocks, partition, text, 2) == pytest.approx(by_four, rel=1e-5)
 
 
-def test_on_the_papers_range_both_readings_are_one(make_blocks: MakeBlocks, text: torch.Tensor) -> None:
+def test_on_the_papers_range_both_readings_are_one(text: torch.Tensor) -> None:
     losses = chain_diagnostics(make_blocks(), NoisePartition("uniform", (10.0, 3.0, 1.0)), text, 2)
     assert losses["from_noise_sigma1_nats"] == losses["from_noise_nats"]
     low = chain_diagnostics(make_blocks(), NoisePartition("uniform", (0.9, 0.5, 0.2)), text, 2)
     assert "from_noise_sigma1_nats" not in low
 
 
-def test_a_block_alone_starts_at_its_own_sigma_max(
-    make_blocks: MakeBlocks, partition: NoisePartition, text: torch.Tensor
-) -> None:
+def test_a_block_alone_starts_at_its_own_sigma_max(text: torch.Tensor) -> None:
     blocks = make_blocks(context="chained")
     alone = block_diagnostics(blocks[:1], blocks[1], partition, text, 2)
     whole = chain_diagnostics(blocks, partition, text, 2)
@@ -96,9 +87,7 @@ def test_a_block_alone_starts_at_its_own_sigma_max(
     assert alone.keys() == {"sigma_max_nats", "from_noise_nats", "from_noise_scrambled_nats"}
 
 
-def test_a_trained_chain_uses_its_context_and_a_broken_one_is_caught(
-    make_blocks: MakeBlocks, tiny: TrainingConfig, corpus: Corpus
-) -> None:
+def test_a_trained_chain_uses_its_context_and_a_broken_one_is_caught(corpus: Corpus) -> None:
     """On text of words the true prefix helps; cut off from it, the scrambled figure is the same."""
     partition = NoisePartition("uniform", (10.0, 3.0, 1.0))
     config = replace(tiny, chunks=(1,), sequences=8)
@@ -146,9 +135,7 @@ def test_skipped_bytes_are_read_but_not_scored() -> None:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("context", ["own", "chained"])
-def test_from_noise_is_what_a_sweep_does_at_each_position(
-    make_blocks: MakeBlocks, partition: NoisePartition, known: torch.Tensor, context: str
-) -> None:
+def test_from_noise_is_what_a_sweep_does_at_each_position(known: torch.Tensor, context: str) -> None:
     """Against the served code: one slot at a time, after its true prefix, through every block's own KV cache."""
     blocks, steps = make_blocks(context=context), 3
     path = from_noise_path(blocks, memories(blocks, known[:1]), partition, known[:1], steps)
@@ -166,9 +153,7 @@ def test_from_noise_is_what_a_sweep_does_at_each_position(
 
 
 @torch.inference_mode()
-def test_the_path_falls_from_sigma_max_to_sigma_min(
-    make_blocks: MakeBlocks, partition: NoisePartition, known: torch.Tensor
-) -> None:
+def test_the_path_falls_from_sigma_max_to_sigma_min(known: torch.Tensor) -> None:
     blocks = make_blocks()
     path = from_noise_path(blocks, memories(blocks, known), partition, known, 3)
     sigmas = [point.sigma for point in path]
@@ -180,9 +165,7 @@ def test_the_path_falls_from_sigma_max_to_sigma_min(
 
 
 @torch.inference_mode()
-def test_the_noise_of_a_row_does_not_depend_on_its_batch(
-    make_blocks: MakeBlocks, partition: NoisePartition, known: torch.Tensor
-) -> None:
+def test_the_noise_of_a_row_does_not_depend_on_its_batch(known: torch.Tensor) -> None:
     blocks = make_blocks()
     both = from_noise_path(blocks, memories(blocks, known), partition, known, 2)[-1].nats
     rows = [
@@ -194,9 +177,7 @@ def test_the_noise_of_a_row_does_not_depend_on_its_batch(
 
 
 @torch.inference_mode()
-def test_at_great_noise_only_the_context_counts(
-    make_blocks: MakeBlocks, partition: NoisePartition, known: torch.Tensor
-) -> None:
+def test_at_great_noise_only_the_context_counts(known: torch.Tensor) -> None:
     block = make_blocks()[0]
     whole = sigma_max_nats(block, memories([block], known)[0], partition, known)
     rows = [

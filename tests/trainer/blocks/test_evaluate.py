@@ -13,6 +13,7 @@ from stages.checkpoint.checkpoint import load_ar, load_block
 from stages.errors import CheckpointError, DataError, InputError
 from stages.model.architecture import Architecture
 from stages.model.pipeline import ArModel
+from tests.trainer.small import tiny
 from trainer.blocks.config import NoiseConfig, TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.blocks.evaluate import Scorer, TextScore, bundle_divergences, checkpoints, divergence
@@ -99,7 +100,7 @@ def test_a_bundle_has_three_checkpoints(bundle: Path, tmp_path: Path) -> None:
         checkpoints(tmp_path)
 
 
-def test_an_unfinished_chain_shows_what_it_has(tmp_path: Path, tiny: TrainingConfig, corpus: Corpus) -> None:
+def test_an_unfinished_chain_shows_what_it_has(tmp_path: Path, corpus: Corpus) -> None:
     config = replace(tiny, steps=0)
     train_blocks(config, corpus, tmp_path, only=1)
     result = Scorer(corpus, windows=2, min_context=8).score(tmp_path)

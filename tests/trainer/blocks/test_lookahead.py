@@ -14,7 +14,8 @@ from stages.model.architecture import Architecture
 from stages.model.block import Codes
 from stages.model.partition import equal_probability
 from stages.model.pipeline import ArModel
-from trainer.blocks.config import LookaheadConfig, TrainingConfig
+from tests.trainer.small import tiny
+from trainer.blocks.config import LookaheadConfig
 from trainer.blocks.data import Corpus
 from trainer.blocks.lookahead import BlockWorkers, ChainTask, ScorerTask, Workers, _through_int8
 from trainer.blocks.losses import next_byte_loss
@@ -24,7 +25,7 @@ from trainer.blocks.train import train_blocks_ahead, train_scorer
 
 
 @pytest.fixture
-def three(tiny: TrainingConfig) -> Architecture:
+def three() -> Architecture:
     return replace(tiny.architecture, parts=3, layers=1)
 
 
@@ -93,7 +94,7 @@ def test_a_head_without_weight_learns_and_its_stage_does_not(three: Architecture
     assert workers.heads[0].head.weight.grad is not None
 
 
-def test_copies_are_never_trained(three: Architecture, corpus: Corpus, tiny: TrainingConfig) -> None:
+def test_copies_are_never_trained(three: Architecture, corpus: Corpus) -> None:
     workers = Workers(three, LookaheadConfig())
     task = ScorerTask("scorer", workers, corpus, replace(tiny, architecture=three))
     trained = {id(p) for part in task.trained for p in part.parameters()}
@@ -112,7 +113,7 @@ def test_int8_copies_are_close(three: Architecture) -> None:
         torch.testing.assert_close(ours, theirs, atol=float(ours.detach().abs().max()) / 250, rtol=0)
 
 
-def test_a_scorer_is_served_like_an_ar_model(tmp_path: Path, tiny: TrainingConfig, corpus: Corpus) -> None:
+def test_a_scorer_is_served_like_an_ar_model(tmp_path: Path, corpus: Corpus) -> None:
     manifest = train_scorer(tiny, corpus, tmp_path)
     assert manifest.kind == "ar"
     assert manifest.complete
@@ -123,9 +124,7 @@ def test_a_scorer_is_served_like_an_ar_model(tmp_path: Path, tiny: TrainingConfi
     assert train_scorer(tiny, corpus, tmp_path) == manifest
 
 
-def test_a_resumed_scorer_is_the_one_that_was_never_stopped(
-    tmp_path: Path, tiny: TrainingConfig, corpus: Corpus
-) -> None:
+def test_a_resumed_scorer_is_the_one_that_was_never_stopped(tmp_path: Path, corpus: Corpus) -> None:
     config = replace(tiny, steps=7, lookahead=LookaheadConfig(refresh_every=4))
 
     def task() -> ScorerTask:
@@ -162,7 +161,7 @@ def test_settings_that_make_no_sense_are_named(changes: dict[str, object], says:
         LookaheadConfig(**changes)  # type: ignore[arg-type]
 
 
-def test_a_chain_trained_ahead_is_a_chain(tmp_path: Path, tiny: TrainingConfig, corpus: Corpus) -> None:
+def test_a_chain_trained_ahead_is_a_chain(tmp_path: Path, corpus: Corpus) -> None:
     config = replace(tiny, steps=3, architecture=replace(tiny.architecture, context="chained"))
     manifest = train_blocks_ahead(config, corpus, tmp_path)
     assert manifest.complete
@@ -172,12 +171,12 @@ def test_a_chain_trained_ahead_is_a_chain(tmp_path: Path, tiny: TrainingConfig, 
     assert train_blocks_ahead(config, corpus, tmp_path) == manifest
 
 
-def test_lookahead_needs_features_to_go_through(tmp_path: Path, tiny: TrainingConfig, corpus: Corpus) -> None:
+def test_lookahead_needs_features_to_go_through(tmp_path: Path, corpus: Corpus) -> None:
     with pytest.raises(ConfigError, match="give --context chained"):
         train_blocks_ahead(tiny, corpus, tmp_path)
 
 
-def test_a_block_ahead_learns_from_the_last_head_and_its_own_noise(tiny: TrainingConfig, corpus: Corpus) -> None:
+def test_a_block_ahead_learns_from_the_last_head_and_its_own_noise(corpus: Corpus) -> None:
     config = replace(tiny, architecture=replace(tiny.architecture, context="chained"))
     partition = equal_probability(2, 0.15, 10.0)
     task = ChainTask("chain", BlockWorkers(config, Codes(0, 8)), partition, corpus, config)

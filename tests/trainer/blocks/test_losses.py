@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,10 +10,9 @@ import torch
 from torch import Tensor
 
 from stages.model.block import Block
-from stages.model.partition import NoisePartition
+from tests.trainer.small import make_blocks, partition
 from trainer.blocks.losses import MASKED, ChunkLayout, Corruption, block_loss, next_byte_loss
 
-MakeBlocks = Callable[..., list[Block]]
 LENGTH = 12
 
 
@@ -54,9 +52,7 @@ def slot_logits(block: Block, text: Tensor, z: Tensor, sigma: Tensor, layout: Ch
 
 
 @pytest.mark.parametrize(("chunk", "offset"), [(1, 0), (4, 1), (LENGTH, 0)])
-def test_a_slot_reads_what_lies_before_its_chunk_and_nothing_else(
-    make_blocks: MakeBlocks, chunk: int, offset: int
-) -> None:
+def test_a_slot_reads_what_lies_before_its_chunk_and_nothing_else(chunk: int, offset: int) -> None:
     block, layout = make_blocks()[0], ChunkLayout(LENGTH, chunk, offset)
     text, sigma, z = example(block, batch=1)
     text, number = text[:, :-1], layout.indices().tolist()
@@ -70,7 +66,7 @@ def test_a_slot_reads_what_lies_before_its_chunk_and_nothing_else(
             assert (moved[slot] > 0) == (position < start), (slot, position)
 
 
-def test_a_slot_reads_the_slots_of_its_chunk_and_no_others(make_blocks: MakeBlocks) -> None:
+def test_a_slot_reads_the_slots_of_its_chunk_and_no_others() -> None:
     block, layout = make_blocks()[0], ChunkLayout(LENGTH, 4, 1)
     text, sigma, z = example(block, batch=1)
     text, number = text[:, :-1], layout.indices().tolist()
@@ -82,7 +78,7 @@ def test_a_slot_reads_the_slots_of_its_chunk_and_no_others(make_blocks: MakeBloc
         assert moved.tolist() == [number[slot] == number[position] for slot in range(LENGTH)]
 
 
-def test_clean_positions_read_clean_positions_up_to_themselves(make_blocks: MakeBlocks) -> None:
+def test_clean_positions_read_clean_positions_up_to_themselves() -> None:
     block = make_blocks()[0]
     text, _, _ = example(block, batch=1)
     before = block.next_byte(block.read(text)[0]).detach()
@@ -223,7 +219,7 @@ class Reference:
     ],
 )
 def test_block_loss_is_that_of_an_independent_implementation(
-    make_blocks: MakeBlocks, chunk: int, offset: int, self_condition: bool, weighted: bool, chained: bool
+    chunk: int, offset: int, self_condition: bool, weighted: bool, chained: bool
 ) -> None:
     block = make_blocks(context="chained")[1] if chained else make_blocks()[0]
     layout = ChunkLayout(LENGTH, chunk, offset)
@@ -269,7 +265,7 @@ def test_next_byte_loss_compares_each_position_with_the_byte_after_it() -> None:
 # Gradients
 
 
-def test_the_clean_stream_learns_from_the_slots(make_blocks: MakeBlocks) -> None:
+def test_the_clean_stream_learns_from_the_slots() -> None:
     block = make_blocks()[0]
     text, sigma, eps = example(block)
     layout = ChunkLayout(LENGTH, 4)
@@ -281,7 +277,7 @@ def test_the_clean_stream_learns_from_the_slots(make_blocks: MakeBlocks) -> None
     assert float(block.clean_head.weight.grad.norm()) == 0
 
 
-def test_a_given_estimate_takes_the_place_of_the_blocks_guess(make_blocks: MakeBlocks) -> None:
+def test_a_given_estimate_takes_the_place_of_the_blocks_guess() -> None:
     block = make_blocks()[0]
     text, sigma, eps = example(block)
     noise, layout = Corruption(sigma, eps), ChunkLayout(LENGTH, 4)
@@ -297,9 +293,7 @@ def test_a_given_estimate_takes_the_place_of_the_blocks_guess(make_blocks: MakeB
 # Noise
 
 
-def test_one_noise_level_a_chunk_within_the_blocks_widened_range(
-    make_blocks: MakeBlocks, partition: NoisePartition
-) -> None:
+def test_one_noise_level_a_chunk_within_the_blocks_widened_range() -> None:
     block, layout = make_blocks()[1], ChunkLayout(LENGTH, 4, 1)
     noise = Corruption.draw(block, partition, layout, 64, torch.Generator().manual_seed(0))
     assert noise.sigma.shape == (64, LENGTH)

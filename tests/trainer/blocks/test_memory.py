@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from stages.model.block import Block, Codes
-from trainer.blocks.config import TrainingConfig
+from tests.trainer.small import tiny
 from trainer.blocks.data import Corpus
 from trainer.blocks.memory import MemoryUse, _blocks, _Chain, measure, measure_training, saved_for_backward
 
@@ -28,7 +28,7 @@ def test_what_the_graph_keeps_is_counted_once_and_without_parameters() -> None:
     assert sum(saved.values()) == 3 * 4 * 8 * 4
 
 
-def test_parameters_gradients_and_state_are_those_of_real_tensors(tiny: TrainingConfig) -> None:
+def test_parameters_gradients_and_state_are_those_of_real_tensors() -> None:
     block = Block(tiny.architecture, 0, Codes(0, 8))
     size = sum(parameter.numel() * 4 for parameter in block.parameters())
     matrices = sum(
@@ -52,9 +52,7 @@ def test_parameters_gradients_and_state_are_those_of_real_tensors(tiny: Training
 
 @pytest.mark.parametrize("context", ["own", "chained"])
 @pytest.mark.parametrize("parts", [2, 4])
-def test_one_block_holds_its_share_of_training_end_to_end(
-    tiny: TrainingConfig, corpus: Corpus, context: str, parts: int
-) -> None:
+def test_one_block_holds_its_share_of_training_end_to_end(corpus: Corpus, context: str, parts: int) -> None:
     architecture = replace(tiny.architecture, parts=parts, width=64, context_bytes=64, context=context)
     uses = measure_training(replace(tiny, architecture=architecture, sequences=2), corpus)
     share = uses["block"].total / uses["end to end"].total
@@ -66,7 +64,7 @@ def test_one_block_holds_its_share_of_training_end_to_end(
         assert uses["block"].parameters == uses["end to end"].parameters, "the blocks before it run forward"
 
 
-def test_end_to_end_gradients_go_through_the_whole_chain(tiny: TrainingConfig, corpus: Corpus) -> None:
+def test_end_to_end_gradients_go_through_the_whole_chain(corpus: Corpus) -> None:
     """The first block learns from the last one's loss: that is what block-local training does without."""
     config = replace(tiny, architecture=replace(tiny.architecture, context="chained"))
     blocks = _blocks(config)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -8,11 +7,12 @@ import pytest
 import torch
 
 from stages.model.block import Block
-from trainer.blocks.config import MatrixOptimizer, TrainingConfig
-from trainer.blocks.optimizer import FINAL_LEARNING_RATE, OptimizerSet, schedule, state_bytes
+from tests.trainer.small import make_blocks, tiny
+from trainer.blocks.config import MatrixOptimizer
+from trainer.blocks.optimizer import FINAL_LEARNING_RATE, OptimizerSet, schedule
 
 
-def test_schedule_warms_up_and_falls_to_its_floor(tiny: TrainingConfig) -> None:
+def test_schedule_warms_up_and_falls_to_its_floor() -> None:
     config = replace(tiny, steps=100, warmup_steps=10)
     shares = [schedule(step, config) for step in range(100)]
     assert shares[0] == pytest.approx(0.1, rel=0.01)
@@ -22,14 +22,12 @@ def test_schedule_warms_up_and_falls_to_its_floor(tiny: TrainingConfig) -> None:
     assert schedule(100, config) == pytest.approx(FINAL_LEARNING_RATE)
 
 
-def test_schedule_needs_no_warm_up(tiny: TrainingConfig) -> None:
+def test_schedule_needs_no_warm_up() -> None:
     assert schedule(0, replace(tiny, warmup_steps=0)) == 1.0
     assert schedule(0, replace(tiny, steps=0)) > 0
 
 
-def test_every_parameter_has_one_optimizer_and_matrices_of_layers_have_muon(
-    make_blocks: Callable[..., list[Block]], tiny: TrainingConfig
-) -> None:
+def test_every_parameter_has_one_optimizer_and_matrices_of_layers_have_muon() -> None:
     block = make_blocks()[0]
     muon, adamw = OptimizerSet(block, tiny).optimizers
     groups = [{id(p) for group in o.param_groups for p in group["params"]} for o in (muon, adamw)]
@@ -40,11 +38,9 @@ def test_every_parameter_has_one_optimizer_and_matrices_of_layers_have_muon(
 
 
 @pytest.mark.parametrize("name", ["muon", "adamw"])
-def test_state_goes_through_plain_tensors_bit_for_bit(
-    make_blocks: Callable[..., list[Block]], tiny: TrainingConfig, name: MatrixOptimizer
-) -> None:
-    one, tiny = make_blocks()[0], replace(tiny, matrix_optimizer=name)
-    optimizers = OptimizerSet(one, tiny)
+def test_state_goes_through_plain_tensors_bit_for_bit(name: MatrixOptimizer) -> None:
+    one, config = make_blocks()[0], replace(tiny, matrix_optimizer=name)
+    optimizers = OptimizerSet(one, config)
 
     def step(block: Block, optimizers: OptimizerSet, number: int) -> None:
         generator = torch.Generator().manual_seed(number)
@@ -56,7 +52,7 @@ def test_state_goes_through_plain_tensors_bit_for_bit(
         step(one, optimizers, number)
     other = make_blocks()[0]
     other.load_state_dict({name: value.clone() for name, value in one.state_dict().items()})
-    restored = OptimizerSet(other, tiny)
+    restored = OptimizerSet(other, config)
     tensors = {name: tensor.clone() for name, tensor in optimizers.tensors().items()}
     restored.restore(tensors)
     for number in range(3, 6):
@@ -66,14 +62,10 @@ def test_state_goes_through_plain_tensors_bit_for_bit(
     assert optimizers.tensors().keys() == tensors.keys()
 
 
-def test_a_step_frees_the_gradients(make_blocks: Callable[..., list[Block]], tiny: TrainingConfig) -> None:
+def test_a_step_frees_the_gradients() -> None:
     block = make_blocks()[0]
     optimizers = OptimizerSet(block, tiny)
     for parameter in block.parameters():
         parameter.grad = torch.ones_like(parameter)
     assert optimizers.step(0) == schedule(0, tiny)
     assert all(parameter.grad is None for parameter in block.parameters())
-
-
-def test_bytes_are_counted() -> None:
-    assert state_bytes([torch.zeros(3, 2), torch.zeros(5, dtype=torch.bfloat16)]) == 34

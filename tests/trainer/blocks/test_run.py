@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import resource
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,10 +22,12 @@ from torch import nn
 
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import CheckpointError, ConfigError, Interrupted, ResumeError
+from tests.trainer.processes import ended, launched
+from tests.trainer.small import tiny
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.progress import Progress, TrainingState
 from trainer.blocks.run import Clock, Run, StepLoss
-from trainer.blocks.state import exclusive, read_records
+from trainer.blocks.state import exclusive, load_state, read_records, save_state
 
 
 class Line:
@@ -63,7 +63,7 @@ def without_times(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def undisturbed(tmp_path: Path, tiny: TrainingConfig) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
+def undisturbed(tmp_path: Path) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
     task = Line()
     Run(task, tiny, tmp_path / "undisturbed", "run").train()
     return weights(task), without_times(tmp_path / "undisturbed" / "line.jsonl")
@@ -79,7 +79,7 @@ def check_resumed(directory: Path, tiny: TrainingConfig, undisturbed: tuple) -> 
     assert not run.state_path.exists()
 
 
-def test_a_run_logs_each_step_evaluates_and_ends(tmp_path: Path, tiny: TrainingConfig) -> None:
+def test_a_run_logs_each_step_evaluates_and_ends(tmp_path: Path) -> None:
     final = Run(Line(), tiny, tmp_path, "run").train()
     records = read_records(tmp_path / "line.jsonl")
     assert [r["step"] for r in records] == [1, 2, 3, 4, 5, 6, 6]
@@ -88,15 +88,13 @@ def test_a_run_logs_each_step_evaluates_and_ends(tmp_path: Path, tiny: TrainingC
     assert {"line_nats", "gradient_norm", "rate_share", "time"} <= records[0].keys()
 
 
-def test_log_lines_come_every_so_many_steps_and_at_evaluations(tmp_path: Path, tiny: TrainingConfig) -> None:
+def test_log_lines_come_every_so_many_steps_and_at_evaluations(tmp_path: Path) -> None:
     Run(Line(), replace(tiny, log_every=3, evaluate_every=4, steps=7), tmp_path, "run").train()
     assert steps_of(tmp_path / "line.jsonl") == [3, 4, 6, 7]
 
 
 @pytest.mark.parametrize(("number", "at"), [(signal.SIGINT, 2), (signal.SIGTERM, 0), (signal.SIGINT, 4)])
-def test_a_stop_saves_and_the_next_run_goes_on(
-    tmp_path: Path, tiny: TrainingConfig, undisturbed: tuple, number: int, at: int
-) -> None:
+def test_a_stop_saves_and_the_next_run_goes_on(tmp_path: Path, undisturbed: tuple, number: int, at: int) -> None:
     config = replace(tiny, save_every_s=60.0)
     before = signal.getsignal(number)
     with pytest.raises(Interrupted, match=f"stopped and saved at step {at + 1}; run again to go on"):
@@ -105,13 +103,13 @@ def test_a_stop_saves_and_the_next_run_goes_on(
     check_resumed(tmp_path / "run", config, undisturbed)
 
 
-def test_a_stop_after_the_last_step_is_told(tmp_path: Path, tiny: TrainingConfig) -> None:
+def test_a_stop_after_the_last_step_is_told(tmp_path: Path) -> None:
     run = Run(Line(5, lambda: os.kill(os.getpid(), signal.SIGINT)), tiny, tmp_path, "run")
     run.train()
     assert run.asked_to_stop
 
 
-def test_a_second_signal_does_not_wait(tmp_path: Path, tiny: TrainingConfig) -> None:
+def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
     def twice() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
@@ -120,7 +118,7 @@ def test_a_second_signal_does_not_wait(tmp_path: Path, tiny: TrainingConfig) -> 
         Run(Line(2, twice), tiny, tmp_path, "run").train()
 
 
-def test_a_torn_log_line_is_survived(tmp_path: Path, tiny: TrainingConfig, undisturbed: tuple) -> None:
+def test_a_torn_log_line_is_survived(tmp_path: Path, undisturbed: tuple) -> None:
     def crash() -> None:
         raise RuntimeError("power")
 
@@ -133,14 +131,12 @@ def test_a_torn_log_line_is_survived(tmp_path: Path, tiny: TrainingConfig, undis
     assert not list((tmp_path / "run").glob(".line*"))
 
 
-def test_a_run_killed_after_its_last_step_only_evaluates_again(
-    tmp_path: Path, tiny: TrainingConfig, undisturbed: tuple
-) -> None:
+def test_a_run_killed_after_its_last_step_only_evaluates_again(tmp_path: Path, undisturbed: tuple) -> None:
     Run(Line(), tiny, tmp_path / "run", "run").train()
     check_resumed(tmp_path / "run", tiny, undisturbed)
 
 
-def test_another_runs_state_and_a_second_process_are_refused(tmp_path: Path, tiny: TrainingConfig) -> None:
+def test_another_runs_state_and_a_second_process_are_refused(tmp_path: Path) -> None:
     Run(Line(), tiny, tmp_path, "run").train()
     with pytest.raises(ResumeError, match="other settings"):
         Run(Line(), tiny, tmp_path, "another").train()
@@ -148,7 +144,18 @@ def test_another_runs_state_and_a_second_process_are_refused(tmp_path: Path, tin
         Run(Line(), tiny, tmp_path, "run").train()
 
 
-def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path, tiny: TrainingConfig) -> None:
+@pytest.mark.parametrize("missing", ["step", "module.layers.0.weight"])
+def test_a_state_that_lacks_something_is_refused(tmp_path: Path, missing: str) -> None:
+    Run(Line(), tiny, tmp_path, "run").train()
+    path = tmp_path / "line.state.safetensors"
+    record, tensors = load_state(path)
+    del (record if missing in record else tensors)[missing]
+    save_state(path, record, tensors)
+    with pytest.raises(ResumeError, match=r"(?s)does not fit this run .*; delete it to start anew"):
+        Run(Line(), tiny, tmp_path, "run").train()
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
     task = Line()
 
     def spoil() -> None:
@@ -160,7 +167,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path, tiny: TrainingCo
     assert steps_of(tmp_path / "line.jsonl") == [1, 2, 3]
 
 
-def test_progress_is_told(tmp_path: Path, tiny: TrainingConfig) -> None:
+def test_progress_is_told(tmp_path: Path) -> None:
     progress, seen = Progress(), []
     Run(Line(3, lambda: seen.append(progress.now)), tiny, tmp_path, "run", progress).train()
     (moment,) = seen
@@ -183,9 +190,7 @@ def file_limit(limit: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_state_that_does_not_fit_leaves_the_last_one(
-    tmp_path: Path, tiny: TrainingConfig, undisturbed: tuple
-) -> None:
+def test_a_state_that_does_not_fit_leaves_the_last_one(tmp_path: Path, undisturbed: tuple) -> None:
     directory = tmp_path / "run"
     with pytest.raises(Interrupted):
         Run(Line(2, lambda: os.kill(os.getpid(), signal.SIGINT)), tiny, directory, "run").train()
@@ -213,7 +218,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", path], check=True)
 
 
-def test_a_full_disk_leaves_the_last_state(small_disk: Path, tiny: TrainingConfig, undisturbed: tuple) -> None:
+def test_a_full_disk_leaves_the_last_state(small_disk: Path, undisturbed: tuple) -> None:
     filler = small_disk / "filler"
 
     def fill() -> None:
@@ -237,6 +242,9 @@ def part_digests(out: Path) -> list[str | None]:
     return [part.sha256 if part else None for part in read_manifest(out).parts]
 
 
+STEPS = 24
+
+
 @pytest.mark.parametrize(
     ("arguments", "log", "save_every_s"),
     [
@@ -248,44 +256,36 @@ def test_a_killed_process_loses_and_repeats_nothing(
     tmp_path: Path,
     text_file: Path,
     settings: Callable[..., Path],
-    driver: list[str],
     onesweep: Callable[..., Any],
+    until: Callable[..., Any],
     arguments: list[str],
     log: str,
     save_every_s: float,
 ) -> None:
-    def command(out: str) -> list[str]:
-        given = ["--config", settings(save_every_s), "--data", text_file, "--steps", 60, "--threads", 1]
-        return [str(word) for word in ["train", *arguments, *given, "--out", tmp_path / out]]
+    def command(out: str) -> list[object]:
+        given = ["--config", settings(save_every_s), "--data", text_file, "--steps", STEPS]
+        return ["train", *arguments, *given, "--out", tmp_path / out]
 
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     watched = tmp_path / "killed" / "training" / log
-    with subprocess.Popen([*driver, *command("killed")], env=environment, stderr=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + 60
-        while len(read_records(watched)) < 8:
-            assert process.poll() is None, "it ended before it could be killed"
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
+    process = launched(tmp_path / "words", *command("killed"))
+    until(lambda: len(read_records(watched)) >= 8, 60)
+    process.kill()
+    assert ended(process, 60) == -signal.SIGKILL, "it ended before it could be killed"
     assert None in part_digests(tmp_path / "killed")
 
-    assert onesweep(*command("killed")).code == 0
-    assert onesweep(*command("whole")).code == 0
+    for out in ("killed", "whole"):
+        assert onesweep(*command(out), "--threads", 1).code == 0
     assert part_digests(tmp_path / "killed") == part_digests(tmp_path / "whole"), "weights are equal bit for bit"
     for path in sorted((tmp_path / "whole" / "training").glob("*.jsonl")):
         records = without_times(tmp_path / "killed" / "training" / path.name)
         assert records == without_times(path)
         if path.name != "chain.jsonl":
-            assert [r["step"] for r in records if not r.get("final")] == list(range(1, 61))
+            assert [r["step"] for r in records if not r.get("final")] == list(range(1, STEPS + 1))
     assert not list((tmp_path / "killed" / "training").glob("*.state.safetensors"))
-    metrics = [json.loads((tmp_path / out / "manifest.json").read_text())["metrics"] for out in ("killed", "whole")]
-    assert metrics[0] == metrics[1]
+    assert read_manifest(tmp_path / "killed").metrics == read_manifest(tmp_path / "whole").metrics
 
 
-def test_a_budget_of_time_counts_over_resumed_runs(
-    tmp_path: Path, tiny: TrainingConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_budget_of_time_counts_over_resumed_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = itertools.count()
     monkeypatch.setattr(
         "trainer.blocks.run.time", SimpleNamespace(monotonic=lambda: float(next(seconds)), time=time.time)

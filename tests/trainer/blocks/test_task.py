@@ -1,25 +1,19 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 
-from stages.model.block import Block
 from stages.model.partition import NoisePartition
 from stages.model.pipeline import ArModel
-from trainer.blocks.config import TrainingConfig
+from tests.trainer.small import make_blocks, partition, tiny
 from trainer.blocks.data import Corpus
 from trainer.blocks.losses import next_byte_loss
 from trainer.blocks.task import ArTask, BlockTask
 
-MakeBlocks = Callable[..., list[Block]]
 
-
-def test_the_features_of_earlier_blocks_are_detached(
-    make_blocks: MakeBlocks, tiny: TrainingConfig, corpus: Corpus, partition: NoisePartition
-) -> None:
+def test_the_features_of_earlier_blocks_are_detached(corpus: Corpus) -> None:
     first, second = make_blocks(context="chained")
     task = BlockTask(second, [first], partition, corpus, tiny)
     before = [parameter.detach().clone() for parameter in first.parameters()]
@@ -29,9 +23,7 @@ def test_the_features_of_earlier_blocks_are_detached(
     assert all(torch.equal(a, b) for a, b in zip(before, first.parameters(), strict=True))
 
 
-def test_a_chained_block_reads_the_features_of_the_one_before(
-    make_blocks: MakeBlocks, tiny: TrainingConfig, corpus: Corpus, partition: NoisePartition
-) -> None:
+def test_a_chained_block_reads_the_features_of_the_one_before(corpus: Corpus) -> None:
     first, second = make_blocks(context="chained")
     loss = BlockTask(second, [first], partition, corpus, tiny).loss(0).parts["next_byte_nats"]
     assert first.embedding is not None
@@ -39,9 +31,7 @@ def test_a_chained_block_reads_the_features_of_the_one_before(
     assert BlockTask(second, [first], partition, corpus, tiny).loss(0).parts["next_byte_nats"] != loss
 
 
-def test_a_step_depends_on_nothing_but_its_number(
-    make_blocks: MakeBlocks, tiny: TrainingConfig, corpus: Corpus, partition: NoisePartition
-) -> None:
+def test_a_step_depends_on_nothing_but_its_number(corpus: Corpus) -> None:
     task = BlockTask(make_blocks()[0], [], partition, corpus, tiny)
     forward = [task.loss(step).parts for step in range(5)]
     torch.manual_seed(99)
@@ -51,9 +41,7 @@ def test_a_step_depends_on_nothing_but_its_number(
     assert other.loss(0).parts != forward[0]
 
 
-def test_blocks_get_noise_of_their_own(
-    make_blocks: MakeBlocks, tiny: TrainingConfig, corpus: Corpus, partition: NoisePartition
-) -> None:
+def test_blocks_get_noise_of_their_own(corpus: Corpus) -> None:
     blocks = make_blocks()
     blocks[1].load_state_dict(blocks[0].state_dict())
     whole = NoisePartition("uniform", (10.0, 9.99, 9.98), overlap=0.0)
@@ -61,24 +49,18 @@ def test_blocks_get_noise_of_their_own(
     assert losses[0] != losses[1]
 
 
-def test_every_chunk_size_is_drawn(
-    make_blocks: MakeBlocks, tiny: TrainingConfig, corpus: Corpus, partition: NoisePartition
-) -> None:
+def test_every_chunk_size_is_drawn(corpus: Corpus) -> None:
     task = BlockTask(make_blocks(layers=1)[0], [], partition, corpus, tiny)
     assert {task.loss(step).parts["chunk"] for step in range(40)} == {1, 4, 32}
 
 
-def test_blocktrain_profile_trains_every_slot_on_its_own(
-    make_blocks: MakeBlocks, tiny: TrainingConfig, corpus: Corpus, partition: NoisePartition
-) -> None:
+def test_blocktrain_profile_trains_every_slot_on_its_own(corpus: Corpus) -> None:
     config = replace(tiny, chunks=(1,), self_condition=0.0)
     task = BlockTask(make_blocks(layers=1)[0], [], partition, corpus, config)
     assert {task.loss(step).parts["chunk"] for step in range(8)} == {1}
 
 
-def test_evaluation_is_repeatable_and_names_the_diagnostics(
-    make_blocks: MakeBlocks, tiny: TrainingConfig, corpus: Corpus, partition: NoisePartition
-) -> None:
+def test_evaluation_is_repeatable_and_names_the_diagnostics(corpus: Corpus) -> None:
     first, second = make_blocks(context="chained")
     task = BlockTask(second, [first], partition, corpus, tiny)
     with torch.inference_mode():
@@ -94,9 +76,7 @@ def test_evaluation_is_repeatable_and_names_the_diagnostics(
     assert losses["valid_next_byte_bits"] == pytest.approx(losses["valid_next_byte_nats"] / 0.6931471805599453)
 
 
-def test_the_ar_model_gets_the_windows_that_blocks_get(
-    make_blocks: MakeBlocks, tiny: TrainingConfig, corpus: Corpus
-) -> None:
+def test_the_ar_model_gets_the_windows_that_blocks_get(corpus: Corpus) -> None:
     model = ArModel(tiny.architecture)
     task = ArTask("ar", model, corpus, tiny)
     text = corpus.batch(tiny.seed, 4, tiny.sequences, 33)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import builtins
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from stages.checkpoint.checkpoint import load_ar, load_chain, write_manifest
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import CheckpointError, ConfigError, DataError, Interrupted, ResumeError
-from stages.model.block import Block
+from tests.trainer.small import tiny
 from trainer.blocks import train as local
 from trainer.blocks.config import NoiseConfig, TrainingConfig, load_config
 from trainer.blocks.data import Corpus
@@ -25,7 +24,7 @@ from trainer.blocks.train import draw_curves, train_ar, train_blocks
 
 
 @pytest.fixture
-def short(tiny: TrainingConfig) -> TrainingConfig:
+def short() -> TrainingConfig:
     return replace(tiny, steps=3, architecture=replace(tiny.architecture, layers=1))
 
 
@@ -233,16 +232,14 @@ def test_an_ar_model_is_not_trained_twice(
     assert "AR model: already trained" in capsys.readouterr().out
 
 
-def test_training_learns(tmp_path: Path, tiny: TrainingConfig, corpus: Corpus) -> None:
+def test_training_learns(tmp_path: Path, corpus: Corpus) -> None:
     config = replace(tiny, steps=60, sequences=8, evaluate_every=1000)
     losses = train_blocks(config, corpus, tmp_path / "chain", only=0).metrics["block-0"]
     assert losses["valid_next_byte_nats"] < 3.5
     assert train_ar(config, corpus, tmp_path / "ar", 2, 1).metrics["ar"]["valid_next_byte_nats"] < 3.5
 
 
-def test_the_blocktrain_range_trains(
-    tmp_path: Path, tiny: TrainingConfig, corpus: Corpus, make_blocks: Callable[..., list[Block]]
-) -> None:
+def test_the_blocktrain_range_trains(tmp_path: Path, corpus: Corpus) -> None:
     profile = load_config(None, "blocktrain")
     config = replace(profile, architecture=tiny.architecture, steps=3, sequences=2, bfloat16=False)
     manifest = train_blocks(config, corpus, tmp_path)

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from stages.checkpoint.manifest import read_manifest
-from stages.errors import ConfigError
 from stages.model.architecture import Architecture
 from tests.stages.model.tiny_llama import TINY, write_tiny
 from trainer.blocks.data import Corpus
@@ -62,12 +61,6 @@ def test_only_layers_and_lens_are_trained_and_the_teacher_stays(teacher: Teacher
         for parameter in student.trained.parameters():
             parameter.add_(1)
     assert torch.equal(teacher.read(known), features)
-
-
-@pytest.mark.parametrize("layers", [(), (4,), (0, -1)])
-def test_layers_that_are_not_there_are_refused(teacher: Teacher, layers: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigError, match="the model has layers 0 to 3"):
-        Student(teacher, layers)
 
 
 def test_the_first_layers_are_as_many_as_the_largest_stage_has_room_for() -> None:

@@ -7,8 +7,6 @@ that uses it does nothing else.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import signal
 import sys
@@ -20,6 +18,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
+
+import trainer.blocks.device
+import trainer.blocks.run
+from tests.trainer.processes import run_command
 
 NAME = "pretend"
 MATHS = 0
@@ -85,32 +87,21 @@ class _Module(_DummyBackendModule):
         return []
 
 
-def main(stop_at: int, commands: Sequence[Sequence[str]]) -> int:
+def main(commands: Sequence[tuple[int, Sequence[str]]]) -> int:
     """Run commands of `onesweep` that say `--device pretend`, and tell what each step of training read from it.
 
-    :param stop_at: the step in which the process asks itself to stop; -1 for none.
+    :param commands: each after the step in which the process asks itself to stop; -1 for none.
     """
-    import trainer.blocks.device
-    import trainer.blocks.run
-    from stages.errors import OnesweepError
-    from trainer.commands import register
-
-    device = Device()
+    device, train_step = Device(), trainer.blocks.run.train_step
     trainer.blocks.device.check_device = lambda name: name
-    trainer.blocks.run.train_step = _told(trainer.blocks.run.train_step, device, stop_at)
-    parser = argparse.ArgumentParser()
-    register(parser.add_subparsers())
     _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
     torch._C._set_only_lift_cpu_tensors(True)  # or torch.tensor(..., device=...) goes past the mode
+    code = 0
     with device:
-        for words in commands:
-            options = parser.parse_args(words)
-            try:
-                options.run(options)
-            except OnesweepError as error:
-                print(error, file=sys.stderr)
-                return error.exit_code
-    return 0
+        for stop_at, words in commands:
+            trainer.blocks.run.train_step = _told(train_step, device, stop_at)
+            code = run_command(list(words))
+    return code
 
 
 def _told(train_step: Callable[..., Any], device: Device, stop_at: int) -> Callable[..., Any]:
@@ -123,7 +114,3 @@ def _told(train_step: Callable[..., Any], device: Device, stop_at: int) -> Calla
         return record
 
     return told
-
-
-if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), [json.loads(words) for words in sys.argv[2:]]))

@@ -6,8 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +17,16 @@ from safetensors.torch import load_file
 
 from stages.errors import Interrupted
 from stages.grafting.block import CPU_ROWS, rows_at_once
+from tests.trainer.grafting.fake_gpu import main
+from tests.trainer.processes import ended, forked
 from trainer.blocks.run import StepLoss
 from trainer.grafting.measure import Writing
 from trainer.grafting.store import GraftSettings
 from trainer.grafting.training import Graft, GraftTask, measure_chain, train_block, write_samples
 
-ROOT = Path(__file__).parents[3]
+WITHIN_S = 300.0
 CONFIG = """
-steps = {steps}
+steps = 3
 valid_windows = 2
 bfloat16 = false
 log_every = 1
@@ -67,18 +67,20 @@ class Commands:
         assert not done.message
         return str(done.out)
 
-    def there(self, out: Path, *commands: tuple[object, ...], stop_at: int = -1) -> subprocess.CompletedProcess[str]:
-        lines = [json.dumps(self.words(out, *more, "--device", "pretend")) for more in commands]
-        program = [sys.executable, "-m", "tests.trainer.grafting.fake_gpu", str(stop_at), *lines]
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        return subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    def there(self, out: Path, *commands: tuple[object, ...], stop_at: int = -1) -> tuple[int | None, str, str]:
+        """Exit code, words and errors of these commands in one process; the last one asks itself to stop in a step."""
+        stops = [-1] * (len(commands) - 1) + [stop_at]
+        lines = [self.words(out, *more, "--device", "pretend") for more in commands]
+        said, errors = out.with_suffix(f".said{stop_at}"), out.with_suffix(f".errors{stop_at}")
+        code = ended(forked(said, errors, main, list(zip(stops, lines, strict=True))), WITHIN_S)
+        return code, said.read_text(), errors.read_text()
 
 
 @pytest.fixture
 def commands(onesweep: Callable[..., Any], checkpoint: Path, tmp_path: Path, text_file: Path) -> Commands:
     pytest.importorskip("tokenizers")
     config = tmp_path / "graft.toml"
-    config.write_text(CONFIG.format(steps=2))
+    config.write_text(CONFIG)
     return Commands(onesweep, checkpoint, text_file, config)
 
 
@@ -91,26 +93,47 @@ def assert_alike(a: Path, b: Path) -> None:
 
 
 @pytest.mark.slow
-def test_everything_is_done_on_another_device_and_comes_to_the_same(commands: Commands, tmp_path: Path) -> None:
-    """That device computes like the CPU; what stayed behind on the CPU would have been refused."""
-    here, there = tmp_path / "here", tmp_path / "there"
+def test_everything_is_done_on_another_device_and_comes_to_the_same(
+    commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That device computes like the CPU; what stayed behind on the CPU would have been refused.
+
+    The second block is begun there, continued here, and ended there.
+    """
+    here, there, block = tmp_path / "here", tmp_path / "there", (*BLOCKS[1], "--json")
     asked = [
         *((*block, "--json") for block in BLOCKS),
         ("--measure", "--windows", 2, "--euler-steps", 1, "--json"),
         ("--write", 1, "--euler-steps", 1, "--json"),
     ]
-    far = commands.there(there, *asked, ("--export", there / "chain"))
-    assert far.returncode == 0, far.stderr
-    said, decoder = far.stdout, json.JSONDecoder()
-    for more in asked:
-        found, end = decoder.raw_decode(said)
-        assert_figures(found, json.loads(commands.here(here, *more)))
-        said = said[end:].lstrip()
-    assert said.startswith(f"{there / 'chain'}: a chain of 3 blocks")
+    expected = [json.loads(commands.here(here, *more)) for more in asked]
     commands.here(here, "--export", here / "chain")
+
+    code, said, first_errors = commands.there(there, asked[0], block, stop_at=0)
+    assert code == Interrupted.exit_code, first_errors
+    assert "stopped and saved at step 1" in first_errors
+    loss = GraftTask.loss
+
+    def stopping(self: GraftTask, step: int) -> StepLoss:
+        assert step == 1
+        os.kill(os.getpid(), signal.SIGTERM)
+        return loss(self, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GraftTask, "loss", stopping)
+        assert "stopped and saved at step 2" in commands.onesweep(*commands.words(there, *block)).message
+    code, more, errors = commands.there(there, *asked[1:], ("--export", there / "chain"))
+    assert code == 0, errors
+
+    left, decoder = said + more, json.JSONDecoder()
+    for figures in expected:
+        found, end = decoder.raw_decode(left)
+        assert_figures(found, figures)
+        left = left[end:].lstrip()
+    assert left.startswith(f"{there / 'chain'}: a chain of 3 blocks")
     assert_alike(here, there)
-    reads = re.findall(r"reads (\d+)", far.stderr)
-    assert reads == ["2", "2", "3", "3", "3", "3"], "of a step: loss, the anchor's where there is one, gradient's norm"
+    reads = re.findall(r"reads (\d+)", first_errors + errors)
+    assert reads == [*"222", *"33", *"333"], "of a step: loss, the anchor's where there is one, gradient's norm"
 
 
 def assert_figures(found: Any, expected: Any) -> None:
@@ -124,33 +147,6 @@ def assert_figures(found: Any, expected: Any) -> None:
             assert_figures(one, other)
     else:
         assert found == (pytest.approx(expected, rel=ROUNDING) if isinstance(expected, float) else expected)
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_wherever_it_was_stopped(
-    commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commands.config.write_text(CONFIG.format(steps=6))
-    block = BLOCKS[1]
-    commands.here(tmp_path / "whole", *block)
-    far = commands.there(tmp_path / "parts", block, stop_at=1)
-    assert far.returncode == Interrupted.exit_code
-    assert "stopped and saved at step 2" in far.stderr
-    loss = GraftTask.loss
-
-    def stopping(self: GraftTask, step: int) -> StepLoss:
-        assert step >= 2
-        if step == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return loss(self, step)
-
-    monkeypatch.setattr(GraftTask, "loss", stopping)
-    words = commands.words(tmp_path / "parts", *block)
-    assert "stopped and saved at step 4" in commands.onesweep(*words).message
-    far = commands.there(tmp_path / "parts", block)
-    assert far.returncode == 0, far.stderr
-    assert far.stderr.count("reads ") == 2
-    assert_alike(tmp_path / "whole", tmp_path / "parts")
 
 
 def test_a_device_that_is_not_there_is_a_sentence(commands: Commands, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from stages.errors import ConfigError
 from stages.model.architecture import Architecture
+from tests.trainer.small import tiny
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.blocks.optimizer import state_bytes
@@ -21,7 +22,7 @@ MODELS = ["own chain", "chained chain", "chain ahead", "scorer", "ar"]
 
 
 @pytest.fixture
-def model(tiny: TrainingConfig) -> Callable[[str], TrainingConfig]:
+def model() -> Callable[[str], TrainingConfig]:
     def made(name: str) -> TrainingConfig:
         *_, kind = name.split()
         context = "chained" if name in ("chained chain", "chain ahead") else "own"
@@ -43,10 +44,9 @@ def test_the_inventory_is_that_of_real_workers(
         task = frame.task(index, corpus, 0)
         assert part.name == frame.parts[index]
         assert part.shapes == shapes(trainable(task.module))
-        assert tuple(part.copied) == task.needs
-        frozen = [*getattr(task, "before", ()), *getattr(task, "later", ())]
-        modules = sum(state_bytes(module.parameters()) for module in frozen)
-        fetched = sum(state_bytes(trainable(frame.module(frame.parts.index(other))).values()) for other in task.needs)
+        assert tuple(part.copied) == tuple(task.copies)
+        modules = sum(state_bytes(module.parameters()) for module in task.copies.values())
+        fetched = sum(state_bytes(trainable(frame.module(frame.parts.index(other))).values()) for other in task.copies)
         assert part.copied_bytes == modules + fetched
         assert isinstance(task, StagePart) or part.copied_bytes == 2 * fetched
 

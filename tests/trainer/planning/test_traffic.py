@@ -6,15 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from trainer.blocks.config import TrainingConfig
+from tests.trainer.small import tiny
 from trainer.blocks.data import Corpus
 from trainer.blocks.round_settings import RoundSettings
 from trainer.planning.inventory import PartInventory, take_inventory
 from trainer.planning.traffic import ByteBounds, bounds_of, traffic_of, wire_bytes
-from trainer.rounds.simulated_workers import SimulatedWorkers
+from trainer.rounds.settings import SimulatedWorkers
 from trainer.rounds.simulation import Simulation
 from trainer.rounds.spec import RunSpec, settled
-from trainer.rounds.store import MemoryStore
 from trainer.rounds.transfer import PIECE_BYTES
 
 PART = PartInventory("block-0", {"a": (3, 256), "b": (5,)}, 0, {"block-1": {"c": (128,)}}, 3)
@@ -66,15 +65,13 @@ def test_bounds_are_those_counted_by_hand() -> None:
 
 @pytest.mark.parametrize("codecs", [("fp32", "fp32"), ("e3m0", "int8")])
 @pytest.mark.parametrize("overlap", ["none", "naive"])
-def test_the_engine_in_one_process_counts_the_same(
-    tiny: TrainingConfig, corpus: Corpus, codecs: tuple[str, str], overlap: str
-) -> None:
+def test_the_engine_in_one_process_counts_the_same(corpus: Corpus, codecs: tuple[str, str], overlap: str) -> None:
     """Exactly, but for one version: it fetches the last one, too."""
     rounds = replace(tiny.rounds, steps_per_round=1, rounds=3, replicas=2, deadline="lockstep", overlap=overlap)
     rounds = replace(rounds, codec=codecs[0], down_codec=codecs[1], copies_codec=codecs[1])
     config = replace(tiny, rounds=rounds, architecture=replace(tiny.architecture, context="chained"))
     frame = RunSpec.of(config, corpus)
-    counted = Simulation(frame, corpus, MemoryStore(), SimulatedWorkers()).run()
+    counted = Simulation(frame, corpus, SimulatedWorkers()).run()
     parts = take_inventory(config)
     traffic = [traffic_of(part, settled(config).rounds) for part in parts]
     assert counted.up_bytes == 2 * sum(each.up_in_all for each in traffic)

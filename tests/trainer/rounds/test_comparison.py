@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from stages.errors import ConfigError
+from tests.trainer.small import tiny
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.blocks.round_settings import RoundSettings
 from trainer.rounds.comparison import arms, measure_step_cost
-from trainer.rounds.simulated_workers import SimulatedWorkers
+from trainer.rounds.settings import SimulatedWorkers
 from trainer.rounds.simulation import Simulation
 from trainer.rounds.spec import RunSpec, boundaries, cut, fragment_name
-from trainer.rounds.store import MemoryStore
 
 Command = Callable[..., Any]
 SETTINGS = """
@@ -95,12 +95,12 @@ def test_a_way_of_its_own_differs_in_more_than_one_thing(onesweep: Command, flag
         ({"replicas": [str(n % 9 + 1) for n in range(1001)]}, "more than 1000 ways"),
     ],
 )
-def test_what_cannot_be_varied_is_said(tiny: TrainingConfig, vary: dict[str, list[str]], message: str) -> None:
+def test_what_cannot_be_varied_is_said(vary: dict[str, list[str]], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         arms(tiny, SimulatedWorkers(), vary)
 
 
-def test_one_place_reads_what_all_replicas_read(tiny: TrainingConfig) -> None:
+def test_one_place_reads_what_all_replicas_read() -> None:
     config = replace(tiny, rounds=RoundSettings(replicas=3, codec="int8", overlap="eager"))
     alone, rounds = arms(config, SimulatedWorkers(), {}, one_place=True)
     assert (alone.name, alone.pooled, alone.config.sequences) == ("one place", 3, 3 * tiny.sequences)
@@ -144,7 +144,7 @@ def test_one_place_may_be_all_that_is_trained(onesweep: Command, flags: list[obj
 
 
 @pytest.fixture
-def chained(tiny: TrainingConfig) -> TrainingConfig:
+def chained() -> TrainingConfig:
     architecture = replace(tiny.architecture, context="chained")
     rounds = RoundSettings(model="chain", replicas=1, outer="mean", steps_per_round=2, codec="fp32", down_codec="fp32")
     return replace(tiny, architecture=architecture, rounds=rounds, steps=4)
@@ -164,7 +164,7 @@ def test_copies_are_refreshed_as_often_as_is_asked(chained: TrainingConfig, corp
     moved = {}
     for every in (1, 2):
         spec = RunSpec.of(replace(chained, rounds=replace(chained.rounds, copies_every=every)), corpus)
-        moved[every] = Simulation(spec, corpus, MemoryStore(), SimulatedWorkers()).run().copies_bytes
+        moved[every] = Simulation(spec, corpus, SimulatedWorkers()).run().copies_bytes
     assert moved[1] == 2 * moved[2] > 0
 
 

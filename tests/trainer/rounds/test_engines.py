@@ -5,32 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import trainer.rounds.torchft
 from stages.errors import ConfigError, InputError, ServiceError
+from tests.trainer.small import tensors, tiny
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.blocks.round_settings import RoundSettings
-from trainer.rounds.comparison import ENGINES, ArmResult, engine_named, tally_table
+from trainer.rounds.comparison import ArmResult, engine_named, tally_table
 from trainer.rounds.outer import new_outer as ours
 from trainer.rounds.processes import Merges, SubprocessPool
-from trainer.rounds.simulated_workers import SimulatedWorkers, Throttle
+from trainer.rounds.settings import SimulatedWorkers, Throttle
 from trainer.rounds.simulation import WorkerTally
 from trainer.rounds.spec import RunSpec
 from trainer.rounds.store import Share
-from trainer.rounds.tensors import Tensors, norm, subtract
+from trainer.rounds.tensors import norm, subtract
 from trainer.rounds.torchft import torch_outer
 
 with_torchft = pytest.mark.skipif(find_spec("torchft") is None, reason="torchft is not installed")
 
 
 @pytest.fixture
-def plain(tiny: TrainingConfig) -> TrainingConfig:
+def plain() -> TrainingConfig:
     """Plain DiLoCo of a small AR model: two workers that are always there, fp32, Nesterov."""
     rounds = RoundSettings(
         model="ar", rounds=3, steps_per_round=2, deadline="lockstep", codec="fp32", down_codec="fp32"
@@ -64,7 +65,11 @@ def test_real_processes_make_the_weights_of_one_process(name: str, plain: Traini
 @with_torchft
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_with_a_deadline_torchft_goes_on_without_who_is_slow(plain: TrainingConfig, corpus: Corpus) -> None:
+def test_with_a_deadline_torchft_goes_on_without_who_is_slow(
+    plain: TrainingConfig, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer.rounds.torchft, "FAREWELL_S", 0.2)
+    monkeypatch.setattr(trainer.rounds.torchft, "DISMISSED_S", 0.5)
     rounds = replace(plain.rounds, replicas=3, rounds=2, deadline="fixed", deadline_s=0.5, late="drop")
     fleet = SimulatedWorkers(slowness=(1.0, 1.0, 10_000.0), pace_s=0.05)
     trained = engine_named("torchft").train(RunSpec.of(replace(plain, rounds=rounds), corpus), corpus, fleet)
@@ -74,9 +79,7 @@ def test_with_a_deadline_torchft_goes_on_without_who_is_slow(plain: TrainingConf
 
 
 @pytest.mark.parametrize("changes", [{"outer": "mean"}, {}, {"outer_rate": 0.3, "outer_momentum": 0.0}])
-def test_the_outer_optimizer_of_torch_is_that_of_the_ledger(
-    changes: dict[str, Any], tensors: Callable[..., Tensors]
-) -> None:
+def test_the_outer_optimizer_of_torch_is_that_of_the_ledger(changes: dict[str, Any]) -> None:
     settings = RoundSettings(**changes)
     expected, outer = tensors(0), ours(settings)
     parameters = {name: nn.Parameter(each) for name, each in tensors(0).items()}
@@ -196,8 +199,3 @@ def test_a_process_that_fails_ends_the_run(job: Callable[..., Any], sentence: st
         crew.start("w", job)
         with pytest.raises(ServiceError, match=sentence):
             list(crew.told())
-
-
-def test_every_engine_has_a_name(onesweep: Callable[..., Any], tmp_path: Path) -> None:
-    found = onesweep("train", "rounds", "--engine", "ray", "--out", tmp_path)
-    assert f"engine must be one of {', '.join(ENGINES)}, not 'ray'" in found.message

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from stages.errors import CodecError, ConfigError
+from tests.trainer.small import tiny
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.blocks.diagnostics import clean_features
@@ -18,17 +19,16 @@ from trainer.planning.plan import make_plan
 from trainer.rounds.comparison import arms, measure_step_cost
 from trainer.rounds.features import FeatureFormat, FeatureReader, names_before
 from trainer.rounds.parts import FedPart, Learner
-from trainer.rounds.simulated_workers import SimulatedWorkers
+from trainer.rounds.settings import SimulatedWorkers
 from trainer.rounds.simulation import Simulation
 from trainer.rounds.spec import RunSpec, replica_seed
-from trainer.rounds.store import MemoryStore
 from trainer.rounds.tensors import load, subtract
 
 STEPS, ROUNDS = 2, 2
 
 
 @pytest.fixture
-def fed(tiny: TrainingConfig) -> TrainingConfig:
+def fed() -> TrainingConfig:
     """Three blocks, the last two of which get features."""
     architecture = replace(tiny.architecture, parts=3, layers=1, context="chained")
     rounds = RoundSettings(
@@ -61,7 +61,7 @@ def test_what_travels_is_what_the_blocks_before_make(fed: TrainingConfig, corpus
 def test_the_engine_is_a_loop_written_out_by_hand(fed: TrainingConfig, corpus: Corpus) -> None:
     """Round r of a block is trained on features that versions r of those before it make."""
     spec = RunSpec.of(fed, corpus)
-    engine = Simulation(spec, corpus, MemoryStore(), SimulatedWorkers())
+    engine = Simulation(spec, corpus, SimulatedWorkers())
     engine.run()
     learners = [Learner(spec.task(index, corpus, spec.config.seed), spec.config) for index in range(3)]
     versions, form = spec.initial(), FeatureFormat.of(spec.config)
@@ -80,7 +80,7 @@ def test_the_engine_is_a_loop_written_out_by_hand(fed: TrainingConfig, corpus: C
 
             if index:
                 assert isinstance(learner.part, FedPart)
-                learner.part.feed(made)
+                learner.part.feed = made
             name = spec.parts[index]
             learner.load(versions[name])
             learner.train(number * STEPS, STEPS)
@@ -95,7 +95,7 @@ def test_the_engine_is_a_loop_written_out_by_hand(fed: TrainingConfig, corpus: C
 def test_features_cost_what_copies_do_not(fed: TrainingConfig, corpus: Corpus) -> None:
     copies = replace(fed, rounds=replace(fed.rounds, context_by="copies"))
     ours, theirs = (RunSpec.of(config, corpus) for config in (fed, copies))
-    traffic = Simulation(ours, corpus, MemoryStore(), SimulatedWorkers()).run()
+    traffic = Simulation(ours, corpus, SimulatedWorkers()).run()
     assert traffic.copies_bytes == 0
     assert traffic.features_bytes == 2 * ROUNDS * STEPS * fed.sequences * 32 * (fed.architecture.width + 4)
     fed_burden, burden = measure_step_cost(ours, corpus), measure_step_cost(theirs, corpus)

@@ -9,17 +9,18 @@ import pytest
 import torch
 
 from stages.errors import ConfigError
+from tests.trainer.small import tiny
 from trainer.blocks.config import LookaheadConfig, TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.blocks.optimizer import OptimizerSet
 from trainer.blocks.round_settings import RoundSettings
 from trainer.blocks.run import train_step
+from trainer.blocks.state import digest
 from trainer.rounds.comparison import PooledCorpus
-from trainer.rounds.simulated_workers import SimulatedWorkers
+from trainer.rounds.settings import SimulatedWorkers
 from trainer.rounds.simulation import Simulation
 from trainer.rounds.spec import RunSpec, replica_seed
-from trainer.rounds.store import MemoryStore
-from trainer.rounds.tensors import digest, load, subtract, trainable
+from trainer.rounds.tensors import load, subtract, trainable
 
 EXACT = {"codec": "fp32", "down_codec": "fp32"}
 LOCKSTEP: dict[str, Any] = {"rounds": 3, "steps_per_round": 2, "deadline": "lockstep", **EXACT}
@@ -27,13 +28,11 @@ LOCKSTEP: dict[str, Any] = {"rounds": 3, "steps_per_round": 2, "deadline": "lock
 
 def make(tiny: TrainingConfig, corpus: Corpus, fleet: SimulatedWorkers | None = None, **rounds: Any) -> Simulation:
     settings = RoundSettings(**{**LOCKSTEP, **rounds})
-    return Simulation(
-        RunSpec.of(replace(tiny, rounds=settings), corpus), corpus, MemoryStore(), fleet or SimulatedWorkers()
-    )
+    return Simulation(RunSpec.of(replace(tiny, rounds=settings), corpus), corpus, fleet or SimulatedWorkers())
 
 
 @pytest.fixture
-def small(tiny: TrainingConfig) -> TrainingConfig:
+def small() -> TrainingConfig:
     """One part, so that what is about time costs little."""
     return replace(tiny, architecture=replace(tiny.architecture, parts=1, layers=1))
 
@@ -43,7 +42,7 @@ def digests(engine: Simulation) -> list[str]:
 
 
 @pytest.mark.parametrize("outer", ["mean", "nesterov"])
-def test_it_is_diloco_bit_for_bit(tiny: TrainingConfig, corpus: Corpus, outer: str) -> None:
+def test_it_is_diloco_bit_for_bit(corpus: Corpus, outer: str) -> None:
     engine = make(tiny, corpus, outer=outer, outer_rate=0.7, outer_momentum=0.9)
     engine.run()
 
@@ -71,7 +70,7 @@ def test_it_is_diloco_bit_for_bit(tiny: TrainingConfig, corpus: Corpus, outer: s
             assert torch.equal(engine.published()[name][key], tensor)
 
 
-def test_one_replica_without_outer_optimizer_is_the_training_in_one_place(tiny: TrainingConfig, corpus: Corpus) -> None:
+def test_one_replica_without_outer_optimizer_is_the_training_in_one_place(corpus: Corpus) -> None:
     engine = make(tiny, corpus, replicas=1, outer="mean", rounds=1, steps_per_round=6)
     engine.run()
     task = engine.spec.task(0, corpus, tiny.seed)
@@ -95,7 +94,7 @@ def test_the_same_run_gives_the_same_bits(small: TrainingConfig, corpus: Corpus)
 
 @pytest.mark.parametrize("model", ["chain", "scorer", "ar"])
 @pytest.mark.parametrize("lookahead", [False, True])
-def test_every_model_is_trained_and_measured(tiny: TrainingConfig, corpus: Corpus, model: str, lookahead: bool) -> None:
+def test_every_model_is_trained_and_measured(corpus: Corpus, model: str, lookahead: bool) -> None:
     if lookahead and model != "chain":
         with pytest.raises(ConfigError, match="a scorer is set by the section"):
             make(tiny, corpus, model=model, lookahead=True)
@@ -111,12 +110,12 @@ def test_every_model_is_trained_and_measured(tiny: TrainingConfig, corpus: Corpu
     assert (engine.traffic.copies_bytes > 0) == (lookahead or model == "scorer")
 
 
-def test_a_scorer_learns_from_copies_that_are_as_old_as_the_round(tiny: TrainingConfig, corpus: Corpus) -> None:
+def test_a_scorer_learns_from_copies_that_are_as_old_as_the_round(corpus: Corpus) -> None:
     config = replace(tiny, lookahead=LookaheadConfig())
     engine = make(config, corpus, model="scorer", rounds=1)
     engine.run()
     task = engine.workers[0].learner.part
-    copies = {name: weights for name, weights in engine.spec.initial().items() if name in task.needs}
+    copies = {name: weights for name, weights in engine.spec.initial().items() if name in task.copies}
     assert copies.keys() == {"stage-1"}
     kept = {f"stage.{key}": tensor for key, tensor in task.later[0].state_dict().items()}  # type: ignore[attr-defined]
     assert all(torch.equal(tensor, kept[key]) for key, tensor in copies["stage-1"].items())
@@ -135,7 +134,7 @@ def test_overlap_hides_the_links(small: TrainingConfig, corpus: Corpus) -> None:
     assert share["naive"] == share["eager"] <= 1
 
 
-def test_fragments_go_in_turn_and_are_the_whole(tiny: TrainingConfig, corpus: Corpus) -> None:
+def test_fragments_go_in_turn_and_are_the_whole(corpus: Corpus) -> None:
     engine = make(tiny, corpus, fragments=2, steps_per_round=4, rounds=2)
     engine.run()
     assert {name: engine.ledger.round(name) for name in engine.ledger.fragments()} == {
@@ -218,7 +217,7 @@ def test_when_all_updates_of_a_round_are_lost_it_is_trained_again(small: Trainin
 
 
 @pytest.mark.parametrize("codec", ["bf16", "int8", "e3m0"])
-def test_fewer_bits_end_near_and_are_counted(tiny: TrainingConfig, corpus: Corpus, codec: str) -> None:
+def test_fewer_bits_end_near_and_are_counted(corpus: Corpus, codec: str) -> None:
     whole, fewer = make(tiny, corpus), make(tiny, corpus, codec=codec, down_codec=codec)
     a, b = whole.run(), fewer.run()
     assert a.up_bytes / b.up_bytes > {"bf16": 1.9, "int8": 3.0, "e3m0": 5.0}[codec]

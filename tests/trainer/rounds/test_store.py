@@ -16,39 +16,34 @@ import pytest
 import trainer.rounds.audit
 import trainer.rounds.store
 from stages.errors import CheckpointError, ResumeError
+from tests.trainer.small import tensors, update
 from trainer.blocks.round_settings import RoundSettings
+from trainer.blocks.state import digest
 from trainer.rounds.audit import audit
 from trainer.rounds.ledger import Ledger
-from trainer.rounds.store import LOG, UPDATES, VERSIONS, Update, open_store
-from trainer.rounds.tensors import Tensors, digest
+from trainer.rounds.store import LOG, UPDATES, VERSIONS, Store, open_store
 
-Make = Callable[..., Tensors]
-MakeUpdate = Callable[..., Update]
 SETTINGS = RoundSettings(deadline="fixed", down_codec="int8", late="keep")
 
 RUN = """
 import os, signal, sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from conftest import make_tensors
+from tests.trainer.small import tensors, update
 from trainer.rounds.store import open_store
 from trainer.rounds.ledger import Ledger
 from trainer.blocks.round_settings import RoundSettings
-from trainer.rounds.tensors import digest
-from trainer.rounds.store import Update
+from trainer.blocks.state import digest
 
-directory = Path(sys.argv[2])
+directory = Path(sys.argv[1])
 settings = RoundSettings(deadline="fixed", down_codec="int8", late="keep")
 
 
 def run() -> str:
     with open_store(directory) as store:
-        ledger = Ledger(settings, {"p": make_tensors(0)}, store, "run")
+        ledger = Ledger(settings, {"p": tensors(0)}, store, "run")
         while (number := ledger.round("p")) < 2:
             for worker in range(2):
-                delta = make_tensors(100 * number + worker, 0.1)
-                update = Update(f"w{worker}-{number}", f"w{worker}", "p", number, number, 4, 8, delta)
-                assert ledger.accept(update, 1.0).kind in ("accepted", "duplicate")
+                assert ledger.accept(update(number, worker), 1.0).kind in ("accepted", "duplicate")
             ledger.close("p", 1.0)
         return digest(ledger.weights("p"))
 
@@ -107,7 +102,7 @@ if __name__ == "__main__":
     import shutil
     from trainer.rounds.audit import audit
 
-    every, drawn = int(sys.argv[3]), random.Random(0)
+    every, drawn = int(sys.argv[2]), random.Random(0)
     undisturbed = call(run, -1)
     first, tried = 1, 0
     while True:  # one change out of each `every` that follow each other
@@ -139,7 +134,7 @@ WITHIN_S = 500.0
 def test_killed_at_any_write_it_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     """A process dies before a write, or in the middle of a line of the log, and again a little later."""
     found = subprocess.run(
-        [sys.executable, "-c", RUN, str(Path(__file__).parent), str(tmp_path / "rounds"), str(KILL_EVERY)],
+        [sys.executable, "-c", RUN, str(tmp_path / "rounds"), str(KILL_EVERY)],
         capture_output=True,
         text=True,
         check=False,
@@ -149,9 +144,13 @@ def test_killed_at_any_write_it_goes_on_to_the_same_weights(tmp_path: Path) -> N
     assert int(found.stdout) >= CHANGES // KILL_EVERY
 
 
-def fill(directory: Path, tensors: Make, update: MakeUpdate, rounds: int = 2) -> str:
+def begun(store: Store) -> Ledger:
+    return Ledger(SETTINGS, {"p": tensors(0)}, store, "run")
+
+
+def fill(directory: Path, rounds: int = 2) -> str:
     with open_store(directory) as store:
-        ledger = Ledger(SETTINGS, {"p": tensors(0)}, store, "run")
+        ledger = begun(store)
         for number in range(rounds):
             for worker in range(2):
                 ledger.accept(update(number, worker), 1.0)
@@ -160,8 +159,8 @@ def fill(directory: Path, tensors: Make, update: MakeUpdate, rounds: int = 2) ->
         return digest(ledger.weights("p"))
 
 
-def test_what_was_stored_is_there_again(tmp_path: Path, tensors: Make, update: MakeUpdate) -> None:
-    before = fill(tmp_path, tensors, update)
+def test_what_was_stored_is_there_again(tmp_path: Path) -> None:
+    before = fill(tmp_path)
     with open_store(tmp_path) as store:
         ledger = Ledger(SETTINGS, {"p": tensors(0)}, store, "run", now_s=1000.0)
         assert (ledger.round("p"), digest(ledger.weights("p"))) == (2, before)
@@ -174,10 +173,8 @@ def test_what_was_stored_is_there_again(tmp_path: Path, tensors: Make, update: M
     assert (found.problems, found.accepted, found.merged, found.versions) == ([], 6, 6, {"p": 3})
 
 
-def test_the_command_says_what_the_audit_found(
-    tmp_path: Path, tensors: Make, update: MakeUpdate, onesweep: Callable[..., Any]
-) -> None:
-    fill(tmp_path, tensors, update)
+def test_the_command_says_what_the_audit_found(tmp_path: Path, onesweep: Callable[..., Any]) -> None:
+    fill(tmp_path)
     whole = onesweep("train", "audit", tmp_path)
     assert (whole.code, whole.out) == (
         0,
@@ -189,8 +186,8 @@ def test_the_command_says_what_the_audit_found(
     assert lost.out.startswith("wrong: ")
 
 
-def test_another_run_is_refused(tmp_path: Path, tensors: Make, update: MakeUpdate) -> None:
-    fill(tmp_path, tensors, update)
+def test_another_run_is_refused(tmp_path: Path) -> None:
+    fill(tmp_path)
     with open_store(tmp_path) as store:
         with pytest.raises(ResumeError, match="belong to a run with other settings"):
             Ledger(SETTINGS, {"p": tensors(0)}, store, "another")
@@ -200,9 +197,7 @@ def test_another_run_is_refused(tmp_path: Path, tensors: Make, update: MakeUpdat
             pass
 
 
-def test_a_full_disk_takes_nothing_back_that_counted(
-    tmp_path: Path, tensors: Make, update: MakeUpdate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_takes_nothing_back_that_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.write
 
     def full(handle: int, data: bytes) -> int:
@@ -210,7 +205,7 @@ def test_a_full_disk_takes_nothing_back_that_counted(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with open_store(tmp_path) as store:
-        ledger = Ledger(SETTINGS, {"p": tensors(0)}, store, "run")
+        ledger = begun(store)
         ledger.accept(update(0, 0), 1.0)
         monkeypatch.setattr(os, "write", full)
         with pytest.raises(CheckpointError, match="No space left on device; free some space"):
@@ -223,11 +218,9 @@ def test_a_full_disk_takes_nothing_back_that_counted(
     assert audit(tmp_path).problems == []
 
 
-def test_after_a_failed_fsync_nothing_more_is_written(
-    tmp_path: Path, tensors: Make, update: MakeUpdate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_failed_fsync_nothing_more_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_store(tmp_path) as store:
-        ledger = Ledger(SETTINGS, {"p": tensors(0)}, store, "run")
+        ledger = begun(store)
 
         def fails(handle: int) -> None:
             raise OSError(errno.EIO, "Input/output error")
@@ -240,8 +233,8 @@ def test_after_a_failed_fsync_nothing_more_is_written(
             ledger.accept(update(0, 0), 1.0)
 
 
-def test_a_forged_log_or_file_is_noticed(tmp_path: Path, tensors: Make, update: MakeUpdate) -> None:
-    fill(tmp_path, tensors, update)
+def test_a_forged_log_or_file_is_noticed(tmp_path: Path) -> None:
+    fill(tmp_path)
     log = tmp_path / LOG
     lines = log.read_bytes().splitlines(keepends=True)
     forged = json.loads(lines[2])
@@ -265,14 +258,14 @@ def test_a_forged_log_or_file_is_noticed(tmp_path: Path, tensors: Make, update: 
     newest.unlink()
     assert any("cannot be read" in problem for problem in audit(tmp_path).problems)
     with open_store(tmp_path) as store, pytest.raises(ResumeError, match="but the log counts on it"):
-        Ledger(SETTINGS, {"p": tensors(0)}, store, "run")
+        begun(store)
     assert "has no log" in audit(tmp_path / "nowhere").problems[0]
 
 
-def written(directory: Path, tensors: Make, *records: dict[str, Any]) -> list[str]:
+def written(directory: Path, *records: dict[str, Any]) -> list[str]:
     """Problems of a log that has these records."""
     with open_store(directory) as store:
-        Ledger(SETTINGS, {"p": tensors(0)}, store, "run")
+        begun(store)
         for record in records:
             store.commit(record)
     return audit(directory).problems
@@ -292,24 +285,22 @@ DROPPED = {"kind": "dropped", "part": "p", "id": "a", "worker": "w", "round": 0}
         ([{**DROPPED, "kind": "run"}], "line 2 of the log is no record of this run"),
     ],
 )
-def test_the_audit_knows_the_rules(tmp_path: Path, tensors: Make, records: list[dict[str, Any]], problem: str) -> None:
-    assert problem in written(tmp_path, tensors, *records)
+def test_the_audit_knows_the_rules(tmp_path: Path, records: list[dict[str, Any]], problem: str) -> None:
+    assert problem in written(tmp_path, *records)
 
 
-def test_the_audit_sees_what_a_merge_left_out(tmp_path: Path, tensors: Make, update: MakeUpdate) -> None:
+def test_the_audit_sees_what_a_merge_left_out(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
-        ledger = Ledger(SETTINGS, {"p": tensors(0)}, store, "run")
+        ledger = begun(store)
         ledger.accept(update(0, 0), 1.0), ledger.accept(update(0, 1), 1.0)
         store.commit({"kind": "closed", "part": "p", "round": 0, "updates": ["w0-0"], "sha256": ""})
     assert "round 0 of p was closed without w1-0, which was there to be merged" in audit(tmp_path).problems
 
 
-def test_an_audit_of_a_run_that_goes_on_reads_again(
-    tmp_path: Path, tensors: Make, update: MakeUpdate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_audit_of_a_run_that_goes_on_reads_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, merged = trainer.rounds.audit.read_log, []
     with open_store(tmp_path) as store:
-        ledger = Ledger(SETTINGS, {"p": tensors(0)}, store, "run")
+        ledger = begun(store)
         ledger.accept(update(), 1.0)
 
         def read(path: Path) -> Any:
@@ -323,9 +314,7 @@ def test_an_audit_of_a_run_that_goes_on_reads_again(
     assert (found.problems, found.merged, found.pending) == ([], 1, 0)
 
 
-def test_what_cannot_be_removed_stops_no_merge(
-    tmp_path: Path, tensors: Make, update: MakeUpdate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_removed_stops_no_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Path.unlink
 
     def unlink(path: Path, missing_ok: bool = False) -> None:
@@ -334,22 +323,20 @@ def test_what_cannot_be_removed_stops_no_merge(
         real(path, missing_ok)
 
     with open_store(tmp_path) as store:
-        ledger = Ledger(SETTINGS, {"p": tensors(0)}, store, "run")
+        ledger = begun(store)
         ledger.accept(update(), 1.0)
         monkeypatch.setattr(Path, "unlink", unlink)
         assert ledger.close("p", 1.0).version == 1
     assert audit(tmp_path).problems == []
 
 
-def test_folders_are_made_to_last(
-    tmp_path: Path, tensors: Make, update: MakeUpdate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_are_made_to_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As are those that a kill left behind before that."""
     directory, synced = tmp_path / "out" / "rounds", list[Path]()
     (directory / UPDATES / "p").mkdir(parents=True)
     monkeypatch.setattr(trainer.rounds.store, "sync_directory", synced.append)
     with open_store(directory) as store:
-        ledger = Ledger(SETTINGS, {"p": tensors(0)}, store, "run")
+        ledger = begun(store)
         synced.clear()
         ledger.accept(update(), 1.0)
     assert {directory, directory / UPDATES, directory / UPDATES / "p"} <= set(synced)
@@ -362,11 +349,11 @@ def test_a_directory_that_cannot_be_used_is_told(tmp_path: Path, name: str) -> N
         pass
 
 
-def test_only_what_is_needed_is_kept(tmp_path: Path, tensors: Make, update: MakeUpdate) -> None:
-    fill(tmp_path, tensors, update, rounds=6)
+def test_only_what_is_needed_is_kept(tmp_path: Path) -> None:
+    fill(tmp_path, rounds=6)
     assert [path.stem for path in (tmp_path / UPDATES / "p").iterdir()] == ["w0-6"]
     assert sorted(int(path.stem) for path in (tmp_path / VERSIONS / "p").iterdir()) == [3, 4, 5, 6]
     (tmp_path / VERSIONS / "p" / ".7.safetensors.half").write_bytes(b"")
     with open_store(tmp_path) as store:
-        Ledger(SETTINGS, {"p": tensors(0)}, store, "run")
+        begun(store)
     assert len(list((tmp_path / VERSIONS / "p").iterdir())) == 4

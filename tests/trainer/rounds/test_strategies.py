@@ -2,45 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from tests.trainer.small import tensors
 from trainer.blocks.round_settings import LateName, OuterName, RoundSettings
-from trainer.rounds.deadlines import new_deadline, new_late
-from trainer.rounds.outer import (
-    DelayedOuter,
-    EagerOverlap,
-    NaiveOverlap,
-    NoOverlap,
-    RadialOuter,
-    new_outer,
-    of_all,
-    weighted_mean,
-)
-from trainer.rounds.robust import new_robust
+from trainer.blocks.state import digest
+from trainer.rounds.ledger import closes_at, late_worth
+from trainer.rounds.outer import DelayedOuter, Overlap, RadialOuter, new_outer, of_all, weighted_mean
+from trainer.rounds.robust import temper
 from trainer.rounds.store import Share
-from trainer.rounds.tensors import Tensors, add, digest, norm, scale, subtract
-
-Make = Callable[..., Tensors]
+from trainer.rounds.tensors import add, norm, scale, subtract
 
 
-def test_the_mean_is_weighted_by_work(tensors: Make) -> None:
+def test_the_mean_is_weighted_by_work() -> None:
     a, b = tensors(1), tensors(2)
     mean = weighted_mean([Share(3.0, a), Share(1.0, b)])
     for name in a:
         torch.testing.assert_close(mean[name], 0.75 * a[name] + 0.25 * b[name])
 
 
-def test_mean_goes_where_the_workers_are_on_average(tensors: Make) -> None:
+def test_mean_goes_where_the_workers_are_on_average() -> None:
     theta, trained = tensors(0), [tensors(1), tensors(2)]
     stepped = new_outer(RoundSettings(outer="mean")).step(theta, [Share(1.0, subtract(theta, t)) for t in trained])
     for name in theta:
         torch.testing.assert_close(stepped[name], (trained[0][name] + trained[1][name]) / 2)
 
 
-def test_nesterov_is_torchs(tensors: Make) -> None:
+def test_nesterov_is_torchs() -> None:
     theta, outer = tensors(0), new_outer(RoundSettings(outer="nesterov", outer_rate=0.7, outer_momentum=0.9))
     theirs = {name: tensor.clone().requires_grad_() for name, tensor in theta.items()}
     optimizer = torch.optim.SGD(theirs.values(), lr=0.7, momentum=0.9, nesterov=True)
@@ -55,7 +47,7 @@ def test_nesterov_is_torchs(tensors: Make) -> None:
 
 
 @pytest.mark.parametrize("name", ["mean", "nesterov", "delayed", "radial"])
-def test_state_that_is_restored_goes_on_the_same(name: OuterName, tensors: Make) -> None:
+def test_state_that_is_restored_goes_on_the_same(name: OuterName) -> None:
     settings = RoundSettings(outer=name, momentum_every=2)
     one = new_outer(settings)
     theta = tensors(0)
@@ -70,7 +62,7 @@ def test_state_that_is_restored_goes_on_the_same(name: OuterName, tensors: Make)
     assert digest(theta) == before  # what is given is not changed
 
 
-def test_delayed_with_one_is_nesterov(tensors: Make) -> None:
+def test_delayed_with_one_is_nesterov() -> None:
     a, b = DelayedOuter(0.5, 0.8, 1), new_outer(RoundSettings(outer="nesterov", outer_rate=0.5, outer_momentum=0.8))
     x = y = tensors(0)
     for step in range(1, 5):
@@ -79,7 +71,7 @@ def test_delayed_with_one_is_nesterov(tensors: Make) -> None:
         torch.testing.assert_close(x[name], y[name])
 
 
-def test_delayed_is_the_papers_algorithm(tensors: Make) -> None:
+def test_delayed_is_the_papers_algorithm() -> None:
     rate, momentum, every = 0.5, 0.8, 3
     ours, theta = DelayedOuter(rate, momentum, every), tensors(0)
     expected, m, collected = theta, scale(theta, 0.0), scale(theta, 0.0)
@@ -109,10 +101,11 @@ def test_radial_keeps_the_length_that_a_mean_loses() -> None:
 
 
 @pytest.mark.parametrize(("outer", "rate", "momentum"), [("nesterov", 0.7, 0.9), ("mean", 1.0, 0.0)])
-def test_eager_is_the_papers_algorithm(outer: OuterName, rate: float, momentum: float, tensors: Make) -> None:
+def test_eager_is_the_papers_algorithm(outer: OuterName, rate: float, momentum: float) -> None:
     """Each worker of the paper steps weights of its own with (own now + the others' before) / M."""
     workers, settings = 3, RoundSettings(outer=outer, outer_rate=rate, outer_momentum=momentum)
-    common, ours = new_outer(settings), [EagerOverlap(rate, momentum, workers) for _ in range(workers)]
+    eager = replace(settings, overlap="eager", replicas=workers)
+    common, ours = new_outer(settings), [Overlap(eager) for _ in range(workers)]
     theirs = [new_outer(settings) for _ in range(workers)]
     version, chains, before = tensors(0), [tensors(0)] * workers, None
     for step in range(5):
@@ -131,22 +124,22 @@ def test_eager_is_the_papers_algorithm(outer: OuterName, rate: float, momentum: 
         before = deltas
 
 
-def test_who_overlaps_starts_from_the_newest_version(tensors: Make) -> None:
-    assert NoOverlap().waits
-    assert not NaiveOverlap().waits
-    assert NaiveOverlap().start(tensors(0), tensors(1), merged=False).keys() == tensors(0).keys()
-    eager = EagerOverlap(0.7, 0.9, 2)
+def test_who_overlaps_starts_from_the_newest_version() -> None:
+    waiting, naive = Overlap(RoundSettings()), Overlap(RoundSettings(overlap="naive"))
+    assert (waiting.waits, naive.waits) == (True, False)
+    assert digest(naive.start(tensors(0), tensors(1), merged=False)) == digest(tensors(0))
+    eager = Overlap(RoundSettings(overlap="eager", outer="nesterov"))
     assert digest(eager.start(tensors(0), None, merged=False)) == digest(tensors(0))
     assert digest(eager.start(tensors(0), tensors(1), merged=True)) == digest(tensors(0))
-    assert digest(eager.state()) == digest(tensors(1))
+    assert digest(eager.momentum_of_own) == digest(tensors(1))
 
 
 # Deadlines, late work, robust merges: closed forms.
 
 
 def test_lockstep_waits_and_fixed_does_not() -> None:
-    assert new_deadline(RoundSettings(deadline="lockstep")).closes_at([1.0], 2, []) is None
-    assert new_deadline(RoundSettings(deadline="fixed", deadline_s=9.0)).closes_at([1.0], 2, []) == 9.0
+    assert closes_at(RoundSettings(deadline="lockstep"), [1.0], 2, []) is None
+    assert closes_at(RoundSettings(deadline="fixed", deadline_s=9.0), [1.0], 2, []) == 9.0
 
 
 @pytest.mark.parametrize(
@@ -161,59 +154,57 @@ def test_lockstep_waits_and_fixed_does_not() -> None:
     ],
 )
 def test_adaptive_is_a_quorum_and_a_grace(arrivals: list[float], past: list[float], closes: float) -> None:
-    deadline = new_deadline(RoundSettings(quorum=0.6, grace=2.0, deadline_s=100.0))
-    assert deadline.closes_at(arrivals, 5, past) == closes
+    assert closes_at(RoundSettings(quorum=0.6, grace=2.0, deadline_s=100.0), arrivals, 5, past) == closes
 
 
-@pytest.mark.parametrize(("name", "worths"), [("drop", [0, 0]), ("stale", [0.5, 0.25]), ("keep", [1, 1])])
+@pytest.mark.parametrize(
+    ("name", "worths"), [("drop", [0, 0]), ("stale", [0.5, 0.25]), ("keep", [1, 1]), ("add", [1, 1])]
+)
 def test_late_work_is_worth_what_the_policy_says(name: LateName, worths: list[float]) -> None:
-    late = new_late(RoundSettings(late=name))
-    assert [late.worth(1), late.worth(2)] == worths
+    assert [late_worth(RoundSettings(late=name), staleness) for staleness in range(3)] == [1, *worths]
 
 
 def shares(*values: float) -> list[Share]:
     return [Share(2.0, {"a": torch.tensor([value, -value])}, staleness=i) for i, value in enumerate(values)]
 
 
+def robust(**changes: Any) -> RoundSettings:
+    return RoundSettings(**{"replicas": 5, **changes})
+
+
 def test_nobody_is_tempered_by_default() -> None:
-    found = new_robust(RoundSettings()).temper(shares(1.0, 100.0))
+    found = temper(shares(1.0, 100.0), RoundSettings())
     assert [float(share.delta["a"][0]) for share in found] == [1.0, 100.0]
 
 
 def test_clip_shortens_what_is_longer_than_the_median_allows() -> None:
-    found = new_robust(RoundSettings(replicas=3, robust="clip", clip_factor=2.0)).temper(shares(1.0, 100.0, -1.5))
+    found = temper(shares(1.0, 100.0, -1.5), robust(robust="clip", clip_factor=2.0))
     assert [float(share.delta["a"][0]) for share in found] == pytest.approx([1.0, 3.0, -1.5])
     assert norm(found[1].delta) == pytest.approx(2 * norm(shares(1.5)[0].delta))
     assert [(share.weight, share.staleness) for share in found] == [(2.0, 0), (2.0, 1), (2.0, 2)]
-    zero = new_robust(RoundSettings(replicas=5, robust="clip")).temper(shares(0.0, 0.0))
-    assert float(zero[0].delta["a"][0]) == 0.0
+    assert float(temper(shares(0.0, 0.0), robust(robust="clip"))[0].delta["a"][0]) == 0.0
 
 
 def test_trimmed_leaves_out_the_extremes_of_each_coordinate() -> None:
-    (found,) = new_robust(RoundSettings(replicas=5, robust="trimmed", trim_share=0.25)).temper(
-        shares(1.0, 1000.0, 2.0, -1000.0)
-    )
+    trimmed = robust(robust="trimmed")
+    (found,) = temper(shares(1.0, 1000.0, 2.0, -1000.0), trimmed)
     assert found.delta["a"].tolist() == [1.5, -1.5]
     assert found.weight == 8.0
-    trimmed = new_robust(RoundSettings(replicas=5, robust="trimmed"))
-    assert len(trimmed.temper(shares(1.0, 2.0))) == 2  # too few to trim
-    (median,) = trimmed.temper(shares(1.0, 1000.0, 2.0))  # who is planned need not come
+    assert len(temper(shares(1.0, 2.0), trimmed)) == 2  # too few to trim
+    (median,) = temper(shares(1.0, 1000.0, 2.0), trimmed)  # who is planned need not come
     assert median.delta["a"].tolist() == [2.0, -2.0]
 
 
-def test_one_sign_flipped_or_scaled_update_moves_a_robust_merge_little() -> None:
-    honest = [1.0, 1.1, 0.9, 1.0]
-    for attack in (-1.0, 50.0, -50.0):
-        (trimmed,) = new_robust(RoundSettings(replicas=5, robust="trimmed")).temper(shares(*honest, attack))
-        assert 0.9 <= float(trimmed.delta["a"][0]) <= 1.1
-        clipped = new_robust(RoundSettings(replicas=5, robust="clip")).temper(shares(*honest, attack))
-        assert max(norm(share.delta) for share in clipped) <= 2.01 * norm(shares(1.0)[0].delta)
+@pytest.mark.parametrize("attack", [-1.0, 50.0, -50.0])
+def test_one_sign_flipped_or_scaled_update_moves_a_robust_merge_little(attack: float) -> None:
+    sent = shares(1.0, 1.1, 0.9, 1.0, attack)
+    (trimmed,) = temper(sent, robust(robust="trimmed"))
+    assert 0.9 <= float(trimmed.delta["a"][0]) <= 1.1
+    clipped = temper(sent, robust(robust="clip"))
+    assert max(norm(share.delta) for share in clipped) <= 2.01 * norm(shares(1.0)[0].delta)
 
 
 def test_what_is_added_adds_up_to_what_it_is_worth_in_time() -> None:
-    late = new_late(RoundSettings(late="add"))
-    assert late.shares_of_all
-    assert not any(new_late(RoundSettings(late=name)).shares_of_all for name in ("drop", "stale", "keep"))
     one, two, three = (weighted_mean(of_all(shares(*values), 2)) for values in ((4.0,), (4.0, 8.0), (4.0, 8.0, 6.0)))
     assert [float(merged["a"][0]) for merged in (one, two, three)] == pytest.approx([2.0, 6.0, 9.0])
     halved = [Share(1.0, {"a": torch.tensor(8.0)}), Share(2.0, {"a": torch.tensor(4.0)})]

@@ -116,14 +116,10 @@ def local(bundles: Path) -> NeuralModel:
     return NeuralModel(bundles / "own" / "local")
 
 
-edits = st.lists(
-    st.tuples(st.integers(0, 60), st.binary(max_size=20), st.integers(0, 12)),
-    min_size=1,
-    max_size=6,
-)
+edits = st.lists(st.tuples(st.integers(0, 60), st.binary(max_size=20), st.integers(0, 12)), min_size=1, max_size=6)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(start=st.binary(min_size=1, max_size=160), changes=edits, temperature=st.sampled_from([0.0, 0.8]))
 def test_a_sequence_that_goes_back_writes_what_a_new_one_does(
     local: NeuralModel, start: bytes, changes: list[tuple[int, bytes, int]], temperature: float

@@ -17,22 +17,23 @@ import grpc
 import pytest
 
 from stages.wire.channel import is_loopback
-from stages.wire.tls import LOOPBACK_ONLY, Security
 from stages.wire.tokens import Keyring
+from tests.trainer.small import tiny
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.blocks.round_settings import RoundSettings
 from trainer.rounds.client import RoundsClient
 from trainer.rounds.codecs import codec_named
-from trainer.rounds.coordinator import Coordinator, CoordinatorSettings
+from trainer.rounds.coordinator import Coordinator
 from trainer.rounds.features import FeatureReader
 from trainer.rounds.page import page_served
 from trainer.rounds.publishing import Publisher
-from trainer.rounds.server import STORE, OpenPort, ServerSettings, ledger_of, open_port
+from trainer.rounds.server import STORE, OpenPort, ledger_of, open_port
+from trainer.rounds.settings import CoordinatorSettings, WorkerSettings
 from trainer.rounds.spec import RunSpec
 from trainer.rounds.store import open_store
 from trainer.rounds.tensors import Tensors, scale, shapes
-from trainer.rounds.worker import WorkerSettings, work
+from trainer.rounds.worker import work
 from trainer.v1 import rounds_pb2, rounds_pb2_grpc
 
 OPEN_S, WORK_S, END_S = 60.0, 100.0, 60.0
@@ -44,13 +45,10 @@ class Network:
 
     def __init__(self, config: TrainingConfig, corpus: Corpus, out: Path, **settings: Any) -> None:
         self.config, self.corpus, self.out = config, corpus, out
-        self.security: Security = settings.pop("security", LOOPBACK_ONLY)
-        self.tokens: Path | None = settings.pop("tokens", None)
-        self.page: str = settings.pop("page", "")
         self.together: bool = settings.pop("together", False)
         """Whether rounds of all parts are closed together, as they are in one process."""
         self.reader: type[FeatureReader] = settings.pop("reader", FeatureReader)
-        self.settings = CoordinatorSettings(**settings)
+        self.settings = CoordinatorSettings("127.0.0.1:0", out, **settings)
         self.stop = threading.Event()
         self._opened: Future[int] = Future()
         self._ended = threading.Event()
@@ -92,14 +90,13 @@ class Network:
         self.coordinator = Coordinator(
             self.spec, self.corpus, self.ledger, publisher, self.out / STORE, self.settings, reader=self.reader
         )
-        settings = ServerSettings("127.0.0.1:0", self.security, self.tokens)
-        keyring = Keyring(self.tokens)
-        opened = await open_port(self.coordinator, settings, keyring)
+        page, security, keyring = self.settings.page, self.settings.security, Keyring(self.settings.tokens)
+        opened = await open_port(self.coordinator, keyring)
         async with contextlib.AsyncExitStack() as stack:
-            if self.page:
-                page = page_served(self.coordinator, self.page, self.security, keyring)
-                scheme = "http" if is_loopback(self.page) or not self.security.tls else "https"
-                self.url = f"{scheme}://127.0.0.1:{await stack.enter_async_context(page)}"
+            if page:
+                served = page_served(self.coordinator, page, security, keyring)
+                scheme = "http" if is_loopback(page) or not security.tls else "https"
+                self.url = f"{scheme}://127.0.0.1:{await stack.enter_async_context(served)}"
             await self._until_ended(opened)
 
     async def _until_ended(self, opened: OpenPort) -> None:
@@ -180,7 +177,7 @@ class Network:
 
 
 @pytest.fixture
-def rounds_config(tiny: TrainingConfig) -> TrainingConfig:
+def rounds_config() -> TrainingConfig:
     architecture = replace(tiny.architecture, layers=1)
     return replace(tiny, architecture=architecture, rounds=LOCKSTEP)
 

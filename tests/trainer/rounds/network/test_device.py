@@ -14,11 +14,10 @@ from stages.errors import CheckpointError, ConfigError
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.blocks.device import PlacedCorpus, check_device, within_memory
-from trainer.rounds.parts import place_on
-from trainer.rounds.simulated_workers import SimulatedWorkers
+from trainer.rounds.parts import place_on, see
+from trainer.rounds.settings import SimulatedWorkers
 from trainer.rounds.simulation import Simulation
 from trainer.rounds.spec import RunSpec
-from trainer.rounds.store import MemoryStore
 from trainer.rounds.tensors import norm, subtract
 
 MIXED_TOLERANCE = 0.02
@@ -61,7 +60,7 @@ def test_nothing_of_a_lesson_stays_behind(
     config = replace(rounds_config, architecture=architecture, rounds=replace(rounds_config.rounds, **rounds))
     spec = RunSpec.of(config, corpus)
     task = place_on(spec.task(0, PlacedCorpus(corpus.name, corpus.train, corpus.valid, "meta"), 0), "meta")
-    task.see(spec.initial())
+    see(task, spec.initial())
     with pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta tensors"):
         task.loss(0)
 
@@ -76,7 +75,7 @@ def test_a_cpu_and_a_gpu_make_the_weights_of_one_device(
         jobs = [pool.submit(net.work, f"{d}-{part}", part=part, device=d) for part, d in places]
         assert [job.result(100) for job in jobs] == [3] * len(places)
     until(lambda: net.over, 60)
-    engine = Simulation(net.spec, corpus, MemoryStore(), SimulatedWorkers())
+    engine = Simulation(net.spec, corpus, SimulatedWorkers())
     engine.run()
     for part, begin in engine.spec.initial().items():
         expected = engine.published()[part]

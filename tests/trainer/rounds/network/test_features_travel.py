@@ -24,10 +24,9 @@ from trainer.rounds.cache import FeatureClient
 from trainer.rounds.client import RoundsClient
 from trainer.rounds.features import FeatureReader
 from trainer.rounds.server import STORE
-from trainer.rounds.simulated_workers import SimulatedWorkers, Throttle
+from trainer.rounds.settings import SimulatedWorkers, Throttle
 from trainer.rounds.simulation import Simulation
 from trainer.rounds.spec import RunSpec
-from trainer.rounds.store import MemoryStore
 from trainer.v1 import rounds_pb2
 
 
@@ -39,7 +38,7 @@ def chained(rounds_config: TrainingConfig) -> TrainingConfig:
 
 
 def expect_weights_of_one_process(net: Any, corpus: Corpus) -> None:
-    engine = Simulation(net.spec, corpus, MemoryStore(), SimulatedWorkers())
+    engine = Simulation(net.spec, corpus, SimulatedWorkers())
     engine.run()
     for part, expected in engine.published().items():
         assert all(torch.equal(net.ledger.weights(part)[name], tensor) for name, tensor in expected.items())

@@ -4,31 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
+from tests.trainer.small import tensors, update
 from trainer.blocks.round_settings import CodecName, RoundSettings
+from trainer.blocks.state import digest
 from trainer.rounds.cache import WeightCache
 from trainer.rounds.client import FileGoneError, RoundsClient
 from trainer.rounds.codecs import codec_named, receive
 from trainer.rounds.file_server import CopyLine, WeightServer
 from trainer.rounds.ledger import Ledger
-from trainer.rounds.store import MemoryStore
-from trainer.rounds.tensors import Tensors, digest, shapes
+from trainer.rounds.store import Store
+from trainer.rounds.tensors import shapes
 from trainer.v1 import rounds_pb2
 
 Close = Callable[[Ledger, int], None]
 
 
 @pytest.fixture
-def ledger(tensors: Callable[..., Tensors]) -> Ledger:
-    return Ledger(RoundSettings(replicas=1, outer="mean"), {"p": tensors(0)}, MemoryStore(), "run")
+def ledger() -> Ledger:
+    return Ledger(RoundSettings(replicas=1, outer="mean"), {"p": tensors(0)}, Store(), "run")
 
 
 @pytest.fixture
-def close(update: Callable[..., Any]) -> Close:
+def close() -> Close:
     """Make the next version."""
 
     def close(ledger: Ledger, number: int) -> None:

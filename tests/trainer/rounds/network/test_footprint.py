@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from stages.errors import ConfigError
-from trainer.blocks.config import TrainingConfig
+from tests.trainer.small import tiny
 from trainer.rounds.footprint import STATUS, measure_worker, measure_workers
 
 
-def test_layers_that_cannot_be_cut_are_told(tiny: TrainingConfig) -> None:
+def test_layers_that_cannot_be_cut_are_told() -> None:
     with pytest.raises(ConfigError, match="4 layers cannot be cut into 3 equal blocks"):
         measure_workers(tiny, None, [3])
 
@@ -17,7 +17,7 @@ def test_layers_that_cannot_be_cut_are_told(tiny: TrainingConfig) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not STATUS.exists(), reason="there is no /proc")
-def test_a_worker_process_is_measured(tiny: TrainingConfig, text_file: Path) -> None:
+def test_a_worker_process_is_measured(text_file: Path) -> None:
     found = measure_worker(tiny, text_file)
     assert found.peak > found.before > 2**20
     assert found.to_record()["held"] == found.peak - found.before

@@ -24,12 +24,13 @@ from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.rounds.audit import audit
 from trainer.rounds.codecs import codec_named
-from trainer.rounds.coordinator import Coordinator, CoordinatorSettings
+from trainer.rounds.coordinator import Coordinator
 from trainer.rounds.publishing import Publisher
 from trainer.rounds.server import ledger_of
 from trainer.rounds.service import MOST_ALIKE, NewestCalls
+from trainer.rounds.settings import CoordinatorSettings
 from trainer.rounds.spec import RunSpec
-from trainer.rounds.store import MemoryStore, Update
+from trainer.rounds.store import Store, Update
 from trainer.rounds.tensors import scale
 from trainer.rounds.transfer import pieces
 from trainer.v1 import rounds_pb2
@@ -162,7 +163,7 @@ def test_a_full_disk_loses_nothing(network: Start, until: Callable[..., Any], mo
     assert (found.problems, found.accepted, found.merged) == ([], 6, 6)
 
 
-class WatchedStore(MemoryStore):
+class WatchedStore(Store):
     """Notices whether two updates are put at once, and gives the second one time to come."""
 
     def __init__(self) -> None:
@@ -196,7 +197,9 @@ def test_two_updates_at_once_are_judged_one_after_the_other(
 
     async def both() -> list[rounds_pb2.Verdict]:
         publisher = Publisher(spec, tmp_path / "out", corpus)
-        coordinator = Coordinator(spec, corpus, ledger, publisher, tmp_path, CoordinatorSettings())
+        coordinator = Coordinator(
+            spec, corpus, ledger, publisher, tmp_path, CoordinatorSettings("127.0.0.1:0", tmp_path)
+        )
         return await asyncio.gather(hand_in(coordinator, "a"), hand_in(coordinator, "b"))
 
     assert [verdict.outcome for verdict in asyncio.run(both())] == 2 * [rounds_pb2.OUTCOME_ACCEPTED]

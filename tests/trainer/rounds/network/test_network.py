@@ -18,9 +18,8 @@ from trainer.blocks.data import Corpus
 from trainer.planning.inventory import take_inventory
 from trainer.planning.traffic import bounds_of, traffic_of
 from trainer.rounds.audit import audit
-from trainer.rounds.simulated_workers import SimulatedWorkers
+from trainer.rounds.settings import SimulatedWorkers
 from trainer.rounds.simulation import Simulation
-from trainer.rounds.store import MemoryStore
 
 
 @pytest.mark.parametrize(
@@ -42,7 +41,7 @@ def test_four_workers_make_the_weights_of_one_process(
     net = network(**rounds)
     assert net.work_together(None, None, None, None) == [3, 3, 3, 3]
     until(lambda: net.over, 60)  # modules are drawn from one generator: nobody else may draw meanwhile
-    engine = Simulation(net.spec, corpus, MemoryStore(), SimulatedWorkers())
+    engine = Simulation(net.spec, corpus, SimulatedWorkers())
     engine.run()
     for part, expected in engine.published().items():
         found = net.spec.fragments.whole(part, net.ledger.weights)

@@ -15,14 +15,13 @@ import torch
 
 from stages.checkpoint.checkpoint import load_chain
 from stages.checkpoint.manifest import read_manifest
-from tests.trainer.rounds.network.processes import ended, launched
+from tests.trainer.processes import ended, launched
 from trainer.blocks.config import load_config
 from trainer.blocks.data import load_corpus
 from trainer.rounds.audit import audit
-from trainer.rounds.simulated_workers import SimulatedWorkers
+from trainer.rounds.settings import SimulatedWorkers
 from trainer.rounds.simulation import Simulation
 from trainer.rounds.spec import RunSpec
-from trainer.rounds.store import MemoryStore
 
 ROUNDS, WORKERS = 8, 2
 SETTINGS = f"""
@@ -102,7 +101,7 @@ def test_kills_change_nothing(
     assert "chain" in read_manifest(out).metrics
     corpus = load_corpus(text_file)
     spec = RunSpec.of(load_config(config_file), corpus)
-    engine = Simulation(spec, corpus, MemoryStore(), SimulatedWorkers())
+    engine = Simulation(spec, corpus, SimulatedWorkers())
     engine.run()
     for block, (_, expected) in zip(load_chain(out), engine.published().items(), strict=True):
         for name, tensor in block.named_parameters():

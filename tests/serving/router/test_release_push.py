@@ -12,9 +12,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from serving.router import release_push as bearer
+from serving.router import rollout as bearer
 from serving.router.paths import HostLink
-from serving.router.release_push import drop, load, store
+from serving.router.rollout import drop, load, store
 from serving.router.topology import HostEntry
 from stages.checkpoint.release_store import ReleaseManifest, read_release_manifest
 from stages.v1 import stage_pb2_grpc

@@ -1,0 +1,57 @@
+"""Settings of `onesweep frontier`. `onesweep --help` reads this file: nothing heavy here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from loadtest.commands import CHECKPOINT, numbers
+from loadtest.workload.arms import parse_names
+from loadtest.workload.testbed import default_hosts
+from serving.cli.deployment import SHIPPED
+from stages.settings import flag
+
+
+@dataclass(frozen=True)
+class FrontierSettings:
+    """Settings of `onesweep frontier`."""
+
+    profiles: tuple[str, ...] = field(
+        default=("links-20", "links-60", "links-150"),
+        metadata=flag("networks", metavar="P[,P]", type=parse_names),
+    )
+    profiles_file: Path | None = field(default=None, metadata=flag("a file with more profiles"))
+    # A record of `onesweep quality`, or a frontier.
+    quality: Path | None = field(default=None, metadata=flag("of `quality --json`", shown="the bundle's frontier"))
+    judge_on: Path | None = field(
+        default=None, metadata=flag("measure the quality now, on held-out text", metavar="PATH")
+    )
+    count: int = field(default=50, metadata=flag("prompts for --judge-on"))
+    modes: str | None = field(
+        default=None, metadata=flag("of those that were measured, as in `quality`", metavar="SPECS", shown="all")
+    )
+    max_bytes: int = field(default=256, metadata=flag("bytes to generate", name="--bytes", least=1))
+    # Of each arm on each profile, after one that warms up.
+    requests: int = field(default=5, metadata=flag("of each setting on each network", metavar="R", least=1))
+    seed: int = field(default=0, metadata=flag("of the first request", metavar="S", least=0, most=(1 << 63) - 1))
+    prompts: Path | None = field(
+        default=None, metadata=flag("text to cut prompts from", metavar="PATH", shown="built-in sentences")
+    )
+    budgets_ms: tuple[int, ...] = field(
+        default=(),
+        metadata=flag(
+            "for mode auto",
+            name="--budgets",
+            metavar="MS[,MS]",
+            shown="between the points",
+            type=partial(numbers, flag="--budgets"),
+        ),
+    )
+    checkpoint: Path = field(default=SHIPPED.resolve(), metadata=CHECKPOINT)
+    hosts: int | None = field(default=None, metadata=flag("hosts that share the blocks", shown="3"))
+    write: Path | None = field(default=None, metadata=flag("the file that mode auto chooses from"))
+
+    @property
+    def host_count(self) -> int:
+        return self.hosts or default_hosts(self.checkpoint)

@@ -1,0 +1,108 @@
+"""Settings of a router, from which the flags of `onesweep router` derive. `onesweep --help` imports them: no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from serving.router.topology import Topology
+from stages.errors import InputError
+from stages.host.commands import keep_warm_s
+from stages.settings import flag
+from stages.telemetry.observability import ObservabilitySettings
+from stages.wire.channel import DRAIN_S
+from stages.wire.registry import RegistrySettings
+from stages.wire.tls import LOOPBACK_ONLY, Security
+
+# As hop_stream.KEEP_WARM_S, which this module must not import; likewise prefill.MAX_PREFILL_CHUNKS.
+KEEP_WARM_S, MAX_PIECES = 0.15, 16
+
+
+def _waiting(text: str) -> int:
+    if (count := int(text)) < 0:
+        raise InputError(f"--max-waiting must be 0 or more, not {count}")
+    return count
+
+
+def _share(text: str) -> float:
+    if not 0 <= (share := float(text)) <= 1:
+        raise InputError(f"--audit must be 0 (off) to 1 (every sweep), not {share}")
+    return share
+
+
+@dataclass(frozen=True)
+class AdmissionSettings:
+    """Limits of a router."""
+
+    request_limit: int = field(default=64, metadata=flag("requests in flight", name="--max-requests", above=0))
+    # Pace at which admitted requests start.
+    requests_per_s: int = field(
+        default=1000, metadata=flag("requests started a second", name="--max-rate", above=0, metavar="R")
+    )
+    # 0 = refuse at once.
+    queue_limit: int = field(
+        default=16, metadata=flag("requests that wait for a place", name="--max-waiting", type=_waiting, metavar="N")
+    )
+    # A request that would wait longer is refused at once.
+    queue_wait_s: float = field(
+        default=2.0, metadata=flag("longest wait for a place", name="--max-wait-s", above=0, metavar="S")
+    )
+
+
+@dataclass(frozen=True)
+class RingSettings:
+    """Settings of a ring."""
+
+    # How long to wait for a host's receipt, or description, and for hosts that are lost to come back.
+    hop_timeout_s: float = field(default=5.0, metadata=flag("wait for a host", above=0))
+    # Pause between messages that keep an idle link's congestion window open.
+    keep_warm_s: float = field(
+        default=KEEP_WARM_S,
+        metadata=flag(
+            "pace on idle links, 0 = off",
+            name="--keep-warm-ms",
+            shown="150",
+            metavar="MS",
+            type=lambda text: keep_warm_s(int(text)),
+        ),
+    )
+    audit_share: float = field(
+        default=0.0,
+        metadata=flag("sweeps that replicas compute again, 0 to 1", name="--audit", type=_share, metavar="SHARE"),
+    )
+    # Hops that a long step is sent in at most; 1 only shows what pieces are worth.
+    pieces: int = MAX_PIECES
+
+
+@dataclass(frozen=True)
+class RouterSettings:
+    """Settings of `onesweep router`."""
+
+    topology: Topology
+    listen: str
+    # None = no mode `local`.
+    checkpoint: Path | None = field(
+        default=None, metadata=flag("bundle with the local model, for mode `local`", metavar="DIR")
+    )
+    admission: AdmissionSettings = field(default_factory=AdmissionSettings)
+    ring: RingSettings = field(default_factory=RingSettings)
+    threads: int | None = field(default=None, metadata=flag("processor threads (default: all cores)", above=0))
+    security: Security = LOOPBACK_ONLY
+    # None = anybody may ask, on a loopback address or with `insecure`.
+    tokens: Path | None = field(default=None, metadata=flag("who may ask, from `onesweep token`"))
+    # None = nothing can be deployed.
+    shelf: Path | None = field(
+        default=None, metadata=flag("keep what is deployed there (none: takes nothing)", metavar="DIR")
+    )
+    frontier: Path | None = field(
+        default=None, metadata=flag("what mode `auto` chooses from (the bundle's frontier.json)")
+    )
+    # For probes, which have no certificate.
+    health: str | None = field(
+        default=None, metadata=flag("answer health checks there too, in plain text", metavar="HOST:PORT")
+    )
+    # Where hosts register; None = they are those of the topology.
+    registry: RegistrySettings | None = None
+    seeing: ObservabilitySettings = field(default_factory=ObservabilitySettings)
+    # Time for requests under way.
+    drain_s: float = field(default=DRAIN_S, metadata=flag("told to stop, go on with what runs for", above=0))

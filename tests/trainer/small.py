@@ -1,0 +1,66 @@
+"""Small models, tensors and updates, always the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from stages.model.architecture import Architecture
+from stages.model.block import Block, Codes
+from stages.model.partition import equal_probability
+from trainer.blocks.config import NoiseConfig, TrainingConfig
+from trainer.rounds.store import Update
+from trainer.rounds.tensors import Tensors
+
+tiny = TrainingConfig(
+    architecture=Architecture(
+        parts=2, layers=2, width=16, heads=2, context_bytes=32, code_dim=8, condition_dim=8, context="own"
+    ),
+    noise=NoiseConfig(partition="equal_probability"),
+    steps=6,
+    sequences=2,
+    warmup_steps=2,
+    chunks=(1, 4, 0),
+    bfloat16=False,
+    log_every=1,
+    evaluate_every=4,
+    save_every_s=0.0,
+)
+partition = equal_probability(2, 0.15, 10.0)
+
+
+def make_blocks(**changes: object) -> list[Block]:
+    """Blocks whose every parameter is far from its start, so that nothing is silent by being zero."""
+    architecture = replace(tiny.architecture, **changes)
+    blocks = [Block(architecture, i, Codes(0, architecture.code_dim)) for i in range(architecture.parts)]
+    generator = torch.Generator().manual_seed(7)
+    for block in blocks:
+        for parameter in block.parameters():
+            parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator)
+    return blocks
+
+
+def tensors(seed: int, scale: float = 1.0) -> Tensors:
+    """A matrix, a vector and a number."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "layers.weight": scale * torch.randn(6, 5, generator=generator),
+        "bias": scale * torch.randn(7, generator=generator),
+        "gain": scale * torch.randn((), generator=generator),
+    }
+
+
+def update(number: int = 0, worker: int = 0, **changes: object) -> Update:
+    """The update that a worker hands in for a round."""
+    fields: dict[str, object] = {
+        "id": f"w{worker}-{number}",
+        "worker": f"w{worker}",
+        "fragment": "p",
+        "base_version": number,
+        "round": number,
+        "steps": 4,
+        "sequences": 8,
+        "delta": tensors(100 * number + worker, 0.1),
+    }
+    return Update(**{**fields, **changes})  # type: ignore[arg-type]

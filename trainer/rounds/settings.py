@@ -1,0 +1,159 @@
+"""Settings of the processes of rounds, which are their commands' flags, and the speeds of their workers."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from stages.errors import ConfigError
+from stages.settings import check, flag
+from stages.wire.tls import LOOPBACK_ONLY, Security
+
+# Modules that need torch are imported when a command runs, so nothing here may.
+
+Fate = Literal["in time", "late", "lost"]
+MAX_PACE_S = 3600.0
+MAX_PATIENCE_S = 1e7
+PATIENCE_S = 600.0
+
+
+@dataclass(frozen=True)
+class CoordinatorSettings:
+    """Settings of `onesweep coordinate` beside those of the run."""
+
+    listen: str = field(metadata=flag("", metavar="HOST:PORT"))
+    out: Path = field(default=Path("runs/chain"), metadata=flag("the checkpoint", metavar="DIR"))
+    own_data: bool = field(default=False, metadata=flag("let workers bring other text than this"))
+    lease_s: float = field(
+        default=30.0, metadata=flag("silence after which a place is free", name="--lease", least=0.5, most=86400)
+    )
+    # The last round is always published.
+    publish_every: int = field(default=10, metadata=flag("rounds between checkpoints", least=1))
+    page: str | None = field(
+        default=None, metadata=flag("serve a page of the run there, for browsers", metavar="HOST:PORT")
+    )
+    tokens: Path | None = field(default=None, metadata=flag("who may work, from `onesweep token`"))
+    security: Security = LOOPBACK_ONLY
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """Settings of `onesweep work`; without a flag are those that it finds out."""
+
+    name: str
+    state: Path  # A directory of this worker alone
+    part: int | None = field(
+        default=None, metadata=flag("the part to train (default: whichever lacks a worker)", name="--block")
+    )
+    wait: bool = field(default=False, metadata=flag("where every place is taken, wait for one"))
+    save_every_s: float = field(
+        default=60.0, metadata=flag("between two saves in a round", name="--save-every", least=0, most=MAX_PATIENCE_S)
+    )
+    device: str = "cpu"
+    architecture: str = ""  # digest of the one that the run must have; empty = any
+    throttle: Throttle = field(default_factory=lambda: Throttle())
+
+
+@dataclass(frozen=True)
+class WatchSettings:
+    """Settings of `onesweep rounds`; those of `onesweep work` for its coordinator, too."""
+
+    coordinator: str = field(metadata=flag("", name="coordinator", metavar="HOST:PORT"))
+    interval_s: float = field(default=1.0, metadata=flag("least time between two looks", name="--interval"))
+    once: bool = field(default=False, metadata=flag("one look"))
+    patience_s: float = field(
+        default=PATIENCE_S,
+        metadata=flag(
+            "how long to look for a coordinator that is away", name="--patience", least=0, most=MAX_PATIENCE_S
+        ),
+    )
+    json: bool = field(default=False, metadata=flag("a line of JSON for each look"))
+
+
+@dataclass(frozen=True)
+class SimulatedWorkers:
+    """Speeds and links of virtual workers, and the fate of their updates. Seconds are virtual, but for `pace_s`."""
+
+    step_s: float = field(default=1.0, metadata=flag("seconds of a local step", above=0))
+    # From the front again when there are more replicas.
+    slowness: tuple[float, ...] = field(
+        default=(1.0,), metadata=flag("times a replica takes longer, one by one", metavar="N[,N]")
+    )
+    pace_s: float = field(default=0.0, metadata=flag("real workers: what a local step takes at least"))
+    latency_s: float = field(default=0.1, metadata=flag("of a message", above=0))
+    up_mbps: float = field(default=20.0, metadata=flag("of a worker's link", above=0))
+    down_mbps: float = field(default=100.0, metadata=flag("likewise", above=0))
+    in_time: float = field(default=1.0, metadata=flag("of the updates; others are late", metavar="SHARE"))
+    # In lengths of a round.
+    late_rounds: float = field(default=1.5, metadata=flag("by how many rounds", metavar="N", above=0))
+    lost: float = field(default=0.0, metadata=flag("of the updates that never come", metavar="SHARE"))
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.slowness or not all(map(is_above_zero, self.slowness)):
+            raise ConfigError(f"slowness must be numbers above 0, not {self.slowness!r}")
+        if not is_number(self.pace_s) or not 0 <= self.pace_s <= MAX_PACE_S:
+            raise ConfigError(f"pace_s must be a number from 0 to {MAX_PACE_S:g}, not {self.pace_s!r}")
+        for name in ("in_time", "lost"):
+            if not is_number(value := getattr(self, name)) or not 0 <= value <= 1:
+                raise ConfigError(f"{name} must be a share from 0 to 1, not {value!r}")
+        check(self)
+        if self.lost == 1:
+            raise ConfigError("with lost = 1 no update ever comes")
+
+    def training_s(self, replica: int, steps: int) -> float:
+        return steps * self.step_s * self._slowness(replica)
+
+    def rest_s(self, replica: int, took_s: float) -> float:
+        """Pause of a real worker after a local step that took so long."""
+        return max(self._slowness(replica) * max(took_s, self.pace_s) - took_s, 0.0)
+
+    def up_s(self, size: int) -> float:
+        """A message of `size` bytes on its way to the coordinator."""
+        return self.latency_s + size * 8e-6 / self.up_mbps
+
+    def down_s(self, size: int) -> float:
+        return self.latency_s + size * 8e-6 / self.down_mbps
+
+    def fate(self, part: str, update: str) -> Fate:
+        """Fate of an update, by its id: a pure function of the seed."""
+        draw = random.Random(f"{self.seed} {part} {update}")
+        if draw.random() < self.lost:
+            return "lost"
+        return "in time" if draw.random() < self.in_time else "late"
+
+    def _slowness(self, replica: int) -> float:
+        return self.slowness[replica % len(self.slowness)]
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_above_zero(value: object) -> bool:
+    return isinstance(value, int | float) and is_number(value) and value > 0
+
+
+class Throttle:
+    """Makes a worker's real steps as slow as on a slower machine, and adds up the time they took."""
+
+    def __init__(self, fleet: SimulatedWorkers | None = None) -> None:
+        """:param fleet: whose `slowness` and `pace_s` hold here; none for a machine's own speed."""
+        self.fleet = fleet or SimulatedWorkers()
+        self.steps = 0
+        self.busy_s = 0.0
+
+    @contextmanager
+    def step(self, replica: int) -> Iterator[None]:
+        """Around one local step."""
+        begin = time.monotonic()
+        yield
+        time.sleep(self.fleet.rest_s(replica, time.monotonic() - begin))
+        self.steps += 1
+        self.busy_s += time.monotonic() - begin
