@@ -112,7 +112,7 @@ def _import_nodes(node: ast.AST, late: bool, for_types: bool) -> Iterator[tuple[
 
 @cache
 def imports_of(module: Module, known: frozenset[str]) -> tuple[Import, ...]:
-    """What a module imports: `from stages import noise` is stages.model.noise where that is a module."""
+    """What a module imports: `from stages import noise` is stages.model.samplers where that is a module."""
     found = []
     for node, late, for_types in _import_nodes(module.tree, False, False):
         if isinstance(node, ast.Import):

@@ -22,10 +22,10 @@ from stages.checkpoint.checkpoint import load_ar, load_chain
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import InputError
 from stages.model.block import Block
-from stages.model.noise import step_sigmas
 from stages.model.partition import NoisePartition
 from stages.model.pipeline import ArModel, new_caches
 from stages.model.randomness import sample_symbols
+from stages.model.samplers import step_sigmas
 
 TARGET_RATIO = 0.7
 

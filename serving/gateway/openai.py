@@ -12,18 +12,21 @@ from fastapi import APIRouter, Response
 from serving.client.comparison import AUTO, INFILL
 from serving.gateway.access import Router, RouterAccess, StrictRoute
 from serving.gateway.completions import (
+    DONE,
     AnswerFormat,
     ChoiceEnd,
     ChoiceText,
     CompletionOrder,
+    EventStream,
+    merged,
     order_of,
     run_choice,
+    sse,
     suffix_of,
     usage,
 )
 from serving.gateway.errors import ApiError, json_response, named
 from serving.gateway.fields import ChatRequest, CompletionRequest, TextRequest
-from serving.gateway.streaming import DONE, EventStream, merged, sse
 from serving.modes import MODES
 
 # A mode is a model: every tool that speaks OpenAI's API can choose a model, few can set a field of ours.

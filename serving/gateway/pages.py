@@ -13,10 +13,9 @@ from google.protobuf.json_format import MessageToDict
 from serving.client.client import RequestRefused, Result, RouterError, TextDecoder
 from serving.client.comparison import Entrant, all_entrants, entrant_settings, named_entrants
 from serving.gateway.access import Router, RouterAccess, RouterClient, StrictRoute
-from serving.gateway.completions import costs_of
+from serving.gateway.completions import DONE, EventStream, costs_of, merged, sse
 from serving.gateway.errors import ApiError, api_error_of, json_response
 from serving.gateway.fields import RaceRequest
-from serving.gateway.streaming import DONE, EventStream, merged, sse
 from serving.v1 import router_pb2
 from stages.errors import OnesweepError
 

@@ -15,11 +15,10 @@ from stages.model.architecture import Architecture
 from stages.model.codec import ESTIMATE_LIMIT, FEATURE_LIMIT, HiddenInt8, StateCodec
 from stages.model.families import FamilyArchitecture
 from stages.model.layers import LayerCache
-from stages.model.noise import step_sigmas
 from stages.model.partition import NoisePartition
 from stages.model.prefill import split_reads
 from stages.model.randomness import sample_symbols
-from stages.model.samplers import SAMPLERS
+from stages.model.samplers import SAMPLERS, step_sigmas
 
 FEATURES = HiddenInt8()  # how clean features travel between `chained` blocks
 

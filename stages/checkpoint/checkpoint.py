@@ -31,7 +31,7 @@ from stages.errors import CheckpointError, InputError
 from stages.memory import require_memory
 from stages.model.block import Block
 from stages.model.families import FamilyArchitecture, FamilyPart, PipelineStage, new_stage
-from stages.model.meta_init import without_memory
+from stages.model.layers import without_memory
 from stages.model.pipeline import ArModel, ArStage
 
 ChainPart = Block | FamilyPart

@@ -9,11 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece
-from stages.grafting.architecture import GraftArchitecture
-from stages.grafting.block import GraftBlock, GraftHead, Noisy, Slots
+from stages.grafting.block import GraftArchitecture, GraftBlock, GraftHead, Noisy, Slots
 from stages.model.families import FamilyPart, PipelineStage, new_stage
+from stages.model.layers import without_memory
 from stages.model.llama import LlamaArchitecture
-from stages.model.meta_init import without_memory
 from stages.model.partition import NoisePartition
 from stages.model.randomness import Purpose, normals
 

@@ -21,7 +21,7 @@ from stages.model.partition import NoisePartition
 from stages.model.pipeline import ArStage
 
 # Name of a family in manifests -> module and class of its architecture, imported when a checkpoint of it is read.
-CHAIN_FAMILIES = {"graft": ("stages.grafting.architecture", "GraftArchitecture")}
+CHAIN_FAMILIES = {"graft": ("stages.grafting.block", "GraftArchitecture")}
 
 PipelineStage = ArStage | LlamaStage
 

@@ -15,10 +15,9 @@ from torch.nn import functional as F
 
 from stages.model.architecture import VOCABULARY
 from stages.model.block import Block
-from stages.model.noise import step_sigmas
 from stages.model.partition import NoisePartition
 from stages.model.randomness import Purpose, normals
-from stages.model.samplers import SAMPLERS
+from stages.model.samplers import SAMPLERS, step_sigmas
 from trainer.blocks.losses import ChunkLayout
 
 Memory = list[tuple[Tensor, Tensor]]

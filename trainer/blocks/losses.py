@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from stages.model.architecture import VOCABULARY
 from stages.model.block import Block
-from stages.model.noise import edm_weight
 from stages.model.partition import NoisePartition
+from stages.model.samplers import edm_weight
 
 MASKED = -1e9  # finite: -inf in masks breaks some backends
 

@@ -15,10 +15,9 @@ from stages.backends.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
 from stages.grafting.block import Noisy, first_of_chunks
 from stages.model.codec import Int8
 from stages.model.families import PipelineStage
-from stages.model.noise import step_sigmas
 from stages.model.pipeline import new_caches
 from stages.model.randomness import sample_symbols
-from stages.model.samplers import DEFAULT_SAMPLER, SAMPLERS
+from stages.model.samplers import DEFAULT_SAMPLER, SAMPLERS, step_sigmas
 from stages.model.vocabulary import Alphabet
 from trainer.blocks.data import Corpus
 from trainer.blocks.diagnostics import PathPoint, scrambled

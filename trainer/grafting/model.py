@@ -15,12 +15,11 @@ from torch import Tensor
 from stages.checkpoint.checkpoint import load_stage
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import CheckpointError, InputError
-from stages.grafting.architecture import GraftArchitecture, SlotShape
-from stages.grafting.block import GraftBlock, GraftHead, Slots
+from stages.grafting.block import GraftArchitecture, GraftBlock, GraftHead, Slots, SlotShape
 from stages.grafting.part import GraftPart
 from stages.model.families import PipelineStage
 from stages.model.partition import NoisePartition
-from trainer.distill.least_squares import LeastSquares
+from trainer.distill.student import LeastSquares
 
 # Power of the standard deviations that the principal directions are divided by: at 0 a few of them decide all, and most
 # symbols share a code; at 1 near symbols are no nearer than others.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from stages.checkpoint.checkpoint import file_digest, replace_file
 from stages.checkpoint.weights import read_weights, write_weights
 from stages.errors import CheckpointError, InputError
-from stages.grafting.architecture import SlotShape
+from stages.grafting.block import SlotShape
 from stages.model.partition import LogNormalPrior, NoisePartition
 from stages.settings import check
 from trainer.blocks.state import exclusive

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from stages.checkpoint.checkpoint import new_directory, require_new, save_block, write_manifest
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
 from stages.errors import CheckpointError, ConfigError, InputError
-from stages.grafting.architecture import SlotShape
-from stages.grafting.block import OutputProjection
+from stages.grafting.block import OutputProjection, SlotShape
 from stages.importing.source import open_tokenizer
 from stages.model.families import PipelineStage
 from trainer.blocks.config import TrainingConfig

@@ -17,8 +17,8 @@ from serving.cli.ports import free_port_block
 from serving.gateway import middleware
 from serving.gateway.app import make_app, run_gateway
 from serving.gateway.commands import HttpSettings
+from serving.gateway.completions import EventStream
 from serving.gateway.middleware import SECURITY_HEADERS, HttpCounters
-from serving.gateway.streaming import EventStream
 from stages.wire import web_server
 
 LIVE = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"

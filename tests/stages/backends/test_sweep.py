@@ -17,11 +17,11 @@ from stages.backends.sweep import FEATURES, BlockWork, Boundary, SweepPlan, run_
 from stages.errors import CodecError
 from stages.model.block import Block
 from stages.model.codec import Fp32, Int8, StateCodec
-from stages.model.noise import step_sigmas
 from stages.model.partition import NoisePartition
 from stages.model.pipeline import new_caches
 from stages.model.prefill import READ_POSITIONS, split_reads
 from stages.model.randomness import Purpose, normals, sample_symbols
+from stages.model.samplers import step_sigmas
 from stages.model.vocabulary import BYTES
 
 MakeChain = Callable[..., list[Block]]

@@ -11,7 +11,7 @@ import torch
 
 from stages.backends.sweep import FEATURES
 from stages.checkpoint.manifest import Manifest
-from stages.grafting.architecture import GraftArchitecture, SlotShape
+from stages.grafting.block import GraftArchitecture, SlotShape
 from stages.host.parts import HostPlan, ModelSource
 from stages.host.validation import parse_hop
 from stages.model.llama import LlamaArchitecture

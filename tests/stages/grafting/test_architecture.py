@@ -10,7 +10,7 @@ from stages.checkpoint.checkpoint import write_manifest
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
 from stages.errors import CheckpointError, ShapeError
-from stages.grafting.architecture import GraftArchitecture, SlotShape
+from stages.grafting.block import GraftArchitecture, SlotShape
 from stages.model.architecture import Architecture
 from stages.model.partition import equal_probability
 from tests.stages.model.tiny_llama import TINY

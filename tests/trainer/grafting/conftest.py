@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.grafting.architecture import SlotShape
+from stages.grafting.block import SlotShape
 from stages.model.architecture import Architecture
 from stages.model.partition import NoisePartition, equal_probability
 from tests.stages.model.tiny_llama import TINY, random_stages, write_tiny
