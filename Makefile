@@ -15,6 +15,7 @@ help: ## list the targets
 demo: .venv/.ready ## a small model on three local hosts, one sweep against the AR pipeline
 	$(BIN)/onesweep demo
 
+# A file's tests run in one process: what they share starts once. (pytest 9.2 passes over the groups of `loadgroup`.)
 check: lint ## before a commit: style, types, and every test that takes less than a second
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -186,7 +187,7 @@ def run_evaluate(options: argparse.Namespace) -> int:
         text = {"name": corpus.name, "valid_bytes": len(corpus.valid)}
         settings = {"windows": options.windows, "min_context": options.min_context, "steps_per_block": options.steps}
         records = {
-            "checkpoints": [result.to_record() for result in results],
+            "checkpoints": [asdict(result) for result in results],
             "divergences": [found.to_record() for found in divergences],
         }
         print_json({"text": text, **settings, **records})

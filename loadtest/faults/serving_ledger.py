@@ -73,6 +73,7 @@ class RequestCounts:
     """Requests of one mode, or of all."""
 
     requests: int = 0
+    # by their fate
     right: int = 0
     wrong: int = 0
     lost: int = 0
@@ -117,11 +118,7 @@ def count_requests(answers: Iterable[Answer], texts: RightTexts) -> RequestCount
     refused = sum(each.refused for each in failed)
     return RequestCounts(
         requests=len(chosen),
-        right=fates[Fate.RIGHT],
-        wrong=fates[Fate.WRONG],
-        lost=fates[Fate.LOST],
-        turned_away=fates[Fate.TURNED_AWAY],
-        late=fates[Fate.LATE],
+        **{fate.name.lower(): fates[fate] for fate in Fate},
         replays=sum(answer.replays for answer in chosen),
         refused=refused,
         repeated=len(failed) - refused,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from typing import TYPE_CHECKING, Any
 
 from loadtest.faults.growth import Slope, longest_lives
@@ -75,9 +75,9 @@ def serving_report(result: ChaosResult) -> FaultReport:
 
 def mode_rows(result: ChaosResult) -> list[list[str]]:
     rows = []
-    for mode, c in counts_by_mode(result.answers, result.cases, result.texts).items():
-        counts = [c.requests, c.right, c.wrong, c.lost, c.turned_away, c.late, c.replays, c.refused, c.repeated]
-        rows.append([mode, *map(str, counts), seconds(c.p50_s), seconds(c.p95_s), seconds(c.most_s)])
+    for mode, counted in counts_by_mode(result.answers, result.cases, result.texts).items():
+        *counts, p50_s, p95_s, most_s = astuple(counted)
+        rows.append([mode, *map(str, counts), seconds(p50_s), seconds(p95_s), seconds(most_s)])
     return rows
 
 

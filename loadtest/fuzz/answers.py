@@ -12,9 +12,9 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
+from loadtest.fuzz.base import MARGIN_S, FuzzTarget, all_of
 from loadtest.fuzz.healthy import ASKED, PROMPT, SEED, Captures
 from loadtest.fuzz.inputs import Inputs
-from loadtest.fuzz.target import MARGIN_S, FuzzTarget, all_of
 from loadtest.fuzz.testbed import ROUTER, STAGE, FuzzTestbed, Hook, Interposer, unchanged
 from serving.client.client import AsyncClient
 from stages.errors import OnesweepError

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from loadtest.fuzz.base import FuzzTarget
 from loadtest.fuzz.inputs import TEXTS, damaged
-from loadtest.fuzz.target import FuzzTarget
 from serving.cli.deployment import SHIPPED
 from serving.modes.frontier import read_frontier
 from serving.router.topology import local_topology, read_topology

@@ -8,9 +8,9 @@ import json
 import random
 from typing import Any
 
+from loadtest.fuzz.base import FuzzTarget, all_of
 from loadtest.fuzz.healthy import ASKED, PROMPT, SEED
 from loadtest.fuzz.inputs import damaged
-from loadtest.fuzz.target import FuzzTarget, all_of
 from loadtest.fuzz.testbed import FuzzTestbed
 
 ANSWER_S = 20.0

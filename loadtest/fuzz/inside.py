@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from google.protobuf.message import DecodeError, Message
 
+from loadtest.fuzz.base import FuzzTarget
 from loadtest.fuzz.inputs import Inputs
-from loadtest.fuzz.target import FuzzTarget
 from serving.cli.deployment import SHIPPED
 from stages.host.host import Host, HostSettings
 from stages.host.next_hosts import NextHosts

@@ -13,13 +13,13 @@ from typing import Any
 import grpc
 
 from loadtest.fuzz.answers import AnsweredTarget, AnswersTarget
+from loadtest.fuzz.base import Finding, FuzzTarget, TargetTally
 from loadtest.fuzz.commands import WIRE, FuzzSettings
 from loadtest.fuzz.files import FilesTarget
 from loadtest.fuzz.healthy import Captures, Healthy, record
 from loadtest.fuzz.http import HttpTarget
 from loadtest.fuzz.inside import AdmissionTarget, HostTarget
 from loadtest.fuzz.servers import RouterTarget, StageTarget, TrainingTarget
-from loadtest.fuzz.target import Finding, FuzzTarget, TargetTally
 from loadtest.fuzz.testbed import LEASE_S, FuzzTestbed, ProcessWatch, open_fuzz_testbed
 from loadtest.report.record import commit, this_machine
 from loadtest.report.table import aligned

@@ -15,10 +15,10 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from loadtest.fuzz.base import FuzzTarget, RawCaller, all_of, garbage
 from loadtest.fuzz.healthy import Captures
 from loadtest.fuzz.inputs import Inputs
 from loadtest.fuzz.inside import Refresh
-from loadtest.fuzz.target import FuzzTarget, RawCaller, all_of, garbage
 from loadtest.fuzz.testbed import FuzzTestbed
 from serving.cli.ports import free_port_block
 from serving.v1 import router_pb2

@@ -20,7 +20,7 @@ import psutil
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 from loadtest.faults.process import Program
-from loadtest.fuzz.target import TargetTally
+from loadtest.fuzz.base import TargetTally
 from serving.cli.deployment import MODULE, SHIPPED, Deployment
 from serving.cli.ports import free_port_block
 from serving.client.client import Client, RouterError

@@ -20,7 +20,7 @@ from serving.v1 import router_pb2
 from stages.errors import ServiceError
 from stages.host.parts import plan_host
 
-STOP_S = 10.0
+STOP_S = 10.0  # within which a faulty host must end
 READY_S = 60.0
 POLL_S = 0.1
 REPLICAS = 2

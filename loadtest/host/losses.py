@@ -106,7 +106,7 @@ def _measure(settings: LossSettings, backend: str) -> list[LossRow]:
     for window in windows:
         following, exact = torch.tensor(window[1:]), _logits(pipeline, Fp32.name, window)
         for name in settings.codecs:
-            logits = exact if name == Fp32.name else _logits(pipeline, name, window)
+            logits = exact if name == Fp32.name else _logits(pipeline, name, window)  # nothing is rounded there
             nats[name] += float(F.cross_entropy(logits.double(), following, reduction="sum"))
             divergence[name] += _divergence(exact, logits)
     count, rows = sum(len(window) - 1 for window in windows), []
@@ -137,7 +137,7 @@ def _step_ms(pipeline: Pipeline) -> float:
 
     def step() -> None:
         for cache in (cache for held in caches for cache in held):
-            cache.length = past
+            cache.length = past  # the same step again, after as many positions
         pipeline.logits([0], caches)
 
     return 1000 * min(times_of(step))

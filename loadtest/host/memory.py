@@ -45,6 +45,7 @@ def write_random_chain(directory: Path, architecture: Architecture, seed: int = 
     partition = equal_probability(architecture.parts, SIGMA_MIN, SIGMA_MAX)
     nothing = (None,) * architecture.parts
     write_manifest(directory, Manifest("chain", architecture, nothing, codes, partition, probe_text=PROBE_TEXT))
+    # one block in memory at a time: a chain may be larger than this machine's memory
     for index in range(architecture.parts):
         torch.manual_seed(seed + index)
         save_block(directory, Block(architecture, index, codes).eval())
@@ -167,7 +168,7 @@ def serve_random(checkpoint: Path, architecture: Architecture) -> tuple[ServerMe
     write_random_chain(checkpoint, architecture)
     ring = ring_of(checkpoint, 1)
     with temporary_deployment(ring, checkpoint) as deployment:
-        pid = deployment.processes[ring.hosts[0].name]
+        pid = deployment.processes[ring.hosts[0].name]  # not the router, which loads no block
         ready = memory_of(pid)
         with Client(ring.router) as client:
             for seed in range(REQUESTS):
@@ -192,7 +193,7 @@ def _peak(pid: int) -> int:
     return 0
 
 
-PROMPT_CHARACTERS = 1500
+PROMPT_CHARACTERS = 1500  # read in pieces, as a long prompt is, so that its buffers are in the peak
 SESSIONS = 2  # at least, where the budget holds so many
 ANSWER_S = 300.0
 

@@ -31,7 +31,7 @@ PROMPT_BYTES = 64
 BLOCKS = 3
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 MEMORY_SHARE = 0.8  # of the available memory, for one block: the rest is for activations and caches
-EVALUATIONS = 5
+EVALUATIONS = 5  # of a block, after one to warm up
 PATTERN = 1 << 16
 
 # BlockTrain's B=3, L=4 rows by width: parameters, output tokens, seconds, tokens a second. Theirs.
@@ -166,7 +166,7 @@ def _measure(settings: ShapesSettings, a: Architecture, parameters: int, size: i
 def _evaluation_s(a: Architecture, settings: ShapesSettings) -> float:
     """Seconds of one evaluation of one block."""
     codes, generator = Codes(0, a.code_dim), torch.Generator().manual_seed(settings.seed)
-    with without_memory():
+    with without_memory():  # torch's own initialisation of a large block takes longer than the measurement
         block = Block(a, 0, codes)
     _fill(block, DTYPES[settings.dtype], generator)
     block.restore_tables()

@@ -240,7 +240,7 @@ def _step_figures(
         def step(pieces: Sequence[CleanPiece] = pieces) -> None:
             for piece in pieces:
                 for cache in piece.caches:
-                    cache.length = past
+                    cache.length = past  # or each call would have a longer past than the last
             runner.read(pieces)
 
         yield _figure(labels, "ar step", batch, times_of(step), batch * step_flops(a, past) / rate, batch, before)
@@ -345,7 +345,7 @@ def chain_losses(checkpoint: Path, backend: str, text: Path | None) -> list[Bloc
     losses = []
     for index in range(manifest.architecture.parts):
         block = load_block(directory, index)
-        if not block.reads_bytes:
+        if not block.reads_bytes:  # of a chained chain: it needs the features of the block before
             continue
         high, low = manifest.partition.range(index)
         runner = backend_named(backend).block(block)

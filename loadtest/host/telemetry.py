@@ -134,6 +134,7 @@ async def _turns(
             shift = number % len(names)
             for name in names[shift:] + names[:shift]:
                 turn, texts = await _turn(settings, mode, deployments[name], scrapers[name])
+                # being watched must change no byte, or times of the two would be of different work
                 if texts != expected.setdefault(mode, texts):
                     raise TextDiffers(f"mode {mode}: watched as {name}, a text is another")
                 if number >= 0:
@@ -156,7 +157,7 @@ async def _turn(
         return texts
 
     async with AsyncClient(deployment.topology.router) as client:
-        with scraper.turn():
+        with scraper.turn():  # only while this deployment works: the scraper takes time of these cores
             worked_s, begin = _processor_s(deployment), time.perf_counter()
             texts = await asyncio.gather(
                 *(user(client, number * settings.requests) for number in range(settings.users))

@@ -131,7 +131,7 @@ class Lab:
         """
         if self.kind != "user space":
             return {}
-        names = {node.address: node.name for node in self.places.values()}
+        names = {node.address: node.name for node in self.places.values()}  # the forwarder knows addresses only
         try:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(ANSWER_S)

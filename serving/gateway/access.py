@@ -45,7 +45,7 @@ def _authorization(
 
 
 @dataclass(frozen=True)
-class Caller:
+class RouterAccess:
     """The router, asked with the token of who calls."""
 
     client: AsyncClient
@@ -62,13 +62,13 @@ class Caller:
         return self.client.events(**settings, authorization=self.authorization)
 
 
-def _caller(
+def _access(
     request: Request, client: RouterClient, authorization: Annotated[str | None, Depends(_authorization)]
-) -> Caller:
-    return Caller(client, request.app.state.settings.timeout_s, authorization)
+) -> RouterAccess:
+    return RouterAccess(client, request.app.state.settings.timeout_s, authorization)
 
 
-Router = Annotated[Caller, Depends(_caller)]
+Router = Annotated[RouterAccess, Depends(_access)]
 
 
 class _StrictRequest(Request):

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from serving.client.client import Result, RouterError, TextDecoder
-from serving.gateway.access import Caller
+from serving.gateway.access import RouterAccess
 from serving.gateway.fields import DEFAULT_MAX_TOKENS, OF_REQUESTS, ChatRequest, CompletionRequest, TextRequest
 from serving.router.request import MAX_SEED
 
@@ -85,7 +85,7 @@ class ChoiceEnd:
 
 
 async def run_choice(
-    router: Caller, order: CompletionOrder, index: int, named: Callable[[str], object], whole: bool
+    router: RouterAccess, order: CompletionOrder, index: int, named: Callable[[str], object], whole: bool
 ) -> AsyncGenerator[ChoiceText | ChoiceEnd, None]:
     """Texts of one choice, then its end.
 

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from serving.client.comparison import AUTO, INFILL
-from serving.gateway.access import Caller, Router, StrictRoute
+from serving.gateway.access import Router, RouterAccess, StrictRoute
 from serving.gateway.completions import (
     AnswerFormat,
     ChoiceEnd,
@@ -31,7 +31,7 @@ MODEL = "onesweep"
 PREFERRED = (AUTO, "ar")  # modes of the model `onesweep`: the first of these that is served, else the first served one
 
 
-async def mode_of(router: Caller, model: str, asked: str | None, suffix: str) -> str:
+async def mode_of(router: RouterAccess, model: str, asked: str | None, suffix: str) -> str:
     """The mode that a request is for. Raises ApiError.
 
     :param asked: the request's own field `onesweep.mode`.
@@ -118,7 +118,7 @@ async def one_model(model: str, router: Router) -> Response:
     )
 
 
-async def _order(router: Caller, request: TextRequest, prompt: str) -> CompletionOrder:
+async def _order(router: RouterAccess, request: TextRequest, prompt: str) -> CompletionOrder:
     if request.stream_options is not None and not request.stream:
         raise ApiError(400, "stream_options needs stream: true", param="stream_options")
     suffix = suffix_of(request)
@@ -127,7 +127,7 @@ async def _order(router: Caller, request: TextRequest, prompt: str) -> Completio
 
 
 async def _answer(
-    router: Caller, order: CompletionOrder, request: TextRequest, shape: AnswerFormat, echo: str
+    router: RouterAccess, order: CompletionOrder, request: TextRequest, shape: AnswerFormat, echo: str
 ) -> Response:
     """:param echo: stands before the text of every choice."""
     names: list[str] = []
@@ -147,7 +147,7 @@ async def _answer(
 
 
 def _choices(
-    router: Caller, order: CompletionOrder, names: list[str], whole: bool
+    router: RouterAccess, order: CompletionOrder, names: list[str], whole: bool
 ) -> AsyncGenerator[ChoiceText | ChoiceEnd, None]:
     return merged([run_choice(router, order, index, names.append, whole) for index in range(len(order.seeds))])
 

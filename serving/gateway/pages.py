@@ -12,7 +12,7 @@ from google.protobuf.json_format import MessageToDict
 
 from serving.client.client import RequestRefused, Result, RouterError, TextDecoder
 from serving.client.comparison import Entrant, all_entrants, entrant_settings, named_entrants
-from serving.gateway.access import Caller, Router, RouterClient, StrictRoute
+from serving.gateway.access import Router, RouterAccess, RouterClient, StrictRoute
 from serving.gateway.completions import costs_of
 from serving.gateway.errors import ApiError, api_error_of, json_response
 from serving.gateway.fields import RaceRequest
@@ -85,7 +85,7 @@ async def _in_turn(lanes: Sequence[AsyncGenerator[dict[str, Any], None]]) -> Asy
                 yield item
 
 
-async def _lane(router: Caller, entrant: Entrant, request: RaceRequest) -> AsyncGenerator[dict[str, Any], None]:
+async def _lane(router: RouterAccess, entrant: Entrant, request: RaceRequest) -> AsyncGenerator[dict[str, Any], None]:
     """The events of one entrant. Its error ends no other lane."""
     decoder = TextDecoder()
     asked = request.model_dump(include={"prompt", "suffix", "max_bytes", "seed", "temperature", "budget_ms"})

@@ -63,7 +63,7 @@ class _End:
 
 async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
     """Items of all sources as they come. The first error ends all of them, and so does leaving early."""
-    # bounded: a slow reader stops the sources instead of filling the memory
+    # bounded: sources wait for the reader, and nothing piles up for a slow client
     queue: asyncio.Queue[T | _End] = asyncio.Queue(maxsize=len(sources))
     pumps = [asyncio.create_task(_pump(source, queue)) for source in sources]
     left = len(pumps)

@@ -203,7 +203,7 @@ class AuditCounters:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class AuditedSweep:
     """A sweep that came back."""
 
     path: HostPath
@@ -232,7 +232,7 @@ class Auditor:
         self.counters.sweeps += 1
         return self._random.random() < self.share
 
-    async def audit(self, sweep: Sweep) -> bool:
+    async def audit(self, sweep: AuditedSweep) -> bool:
         """Compute a sweep again; False when it was wrong. Who lied is taken out, where that can be told.
 
         Where hosts fail meanwhile, the audit ends without a finding.
@@ -246,7 +246,7 @@ class Auditor:
             log.info("an audit was given up: %s", refusal.message)
             return True
 
-    async def _audit(self, sweep: Sweep) -> bool:
+    async def _audit(self, sweep: AuditedSweep) -> bool:
         hops, compared = sweep.opening, 0
         outcomes: Sequence[Outcome] = sweep.opening
         for link in sweep.path:
@@ -340,7 +340,7 @@ class Auditor:
             log.warning("the router's own checkpoint cannot be used for audits: %s", error)
         return await self._ask(others[0], hops) if others else None
 
-    async def _find_by_leaving_out(self, sweep: Sweep, right: stage_pb2.Event) -> None:
+    async def _find_by_leaving_out(self, sweep: AuditedSweep, right: stage_pb2.Event) -> None:
         """Take the host of `path` out that lied in the ring, and not when it was asked alone."""
         path, opening = sweep.path, sweep.opening
         names = ", ".join(link.entry.name for link in path)

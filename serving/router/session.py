@@ -16,7 +16,7 @@ import grpc
 
 from serving.router import records as ticket
 from serving.router.accounting import Account
-from serving.router.audit import Sweep
+from serving.router.audit import AuditedSweep
 from serving.router.paths import Attempt, HostLink, HostPath
 from serving.router.ring import RingView
 from stages.host.parts import MODEL_KINDS, ModelKind
@@ -337,7 +337,7 @@ class Session:
             opening.decode.remaining = 1
         self._helpers.update(attempt.path)
         hops = prefill_hops(opening, self.alphabet)
-        sweep = Sweep(attempt.path, self.weights, hops, event, self.alphabet)
+        sweep = AuditedSweep(attempt.path, self.weights, hops, event, self.alphabet)
         if not await self.ring.auditor.audit(sweep):
             self._audit_failed = True
 

@@ -30,6 +30,15 @@ def _share(text: str) -> float:
     return share
 
 
+def _pause(text: str) -> float:
+    return keep_warm_s(int(text))
+
+
+# argparse says "invalid int value: 'x'" by these names.
+_waiting.__name__ = _pause.__name__ = "int"
+_share.__name__ = "float"
+
+
 @dataclass(frozen=True)
 class AdmissionSettings:
     """Limits of a router."""
@@ -58,13 +67,7 @@ class RingSettings:
     # Pause between messages that keep an idle link's congestion window open.
     keep_warm_s: float = field(
         default=KEEP_WARM_S,
-        metadata=flag(
-            "pace on idle links, 0 = off",
-            name="--keep-warm-ms",
-            shown="150",
-            metavar="MS",
-            type=lambda text: keep_warm_s(int(text)),
-        ),
+        metadata=flag("pace on idle links, 0 = off", name="--keep-warm-ms", shown="150", metavar="MS", type=_pause),
     )
     audit_share: float = field(
         default=0.0,

@@ -205,15 +205,10 @@ class _NoisyGraph(Graph):
 AnyLayer = Layer | LlamaLayer
 
 
-def precision(int8: bool) -> Precision:
-    """Number format of graphs that several requests share."""
-    return "groups" if int8 else "float32"
-
-
 def before_graph(part: Block | PipelineStage, layer: AnyLayer, int8: bool = False) -> Graph:
     """x (1, rows, width), cos and sin of each row (rows, head_dim / 2) -> queries, keys and values (1, rows, all heads'
     numbers), queries and keys rotated, queries divided by the root of head_dim."""
-    graph, a = Graph(precision(int8)), part.architecture
+    graph, a = Graph("groups" if int8 else "float32"), part.architecture
     x = graph.input("x", 1, "rows", a.width)
     tables = [graph.input(name, "rows", a.head_dim // 2) for name in ("cos", "sin")]
     queries, keys = a.heads * a.head_dim, a.kv_heads * a.head_dim
@@ -230,7 +225,7 @@ def before_graph(part: Block | PipelineStage, layer: AnyLayer, int8: bool = Fals
 
 def after_graph(part: Block | PipelineStage, layer: AnyLayer, int8: bool = False) -> Graph:
     """x (1, rows, width), what attention made of it (1, rows, heads x head_dim) -> x after the layer."""
-    graph, a = Graph(precision(int8)), part.architecture
+    graph, a = Graph("groups" if int8 else "float32"), part.architecture
     x = graph.input("x", 1, "rows", a.width)
     mixed = graph.input("mixed", 1, "rows", a.heads * a.head_dim)
     x = graph.op("Add", x, graph.linear(mixed, layer.attention_out))
@@ -248,7 +243,7 @@ def head_graph(stage: PipelineStage, int8: bool = False) -> Graph:
     """The last stage's head: x (1, rows, width) -> logits (1, rows, vocabulary)."""
     assert stage.norm is not None, "only the last stage has a head"
     assert stage.head is not None
-    graph = Graph(precision(int8))
+    graph = Graph("groups" if int8 else "float32")
     x = graph.input("x", 1, "rows", stage.architecture.width)
     graph.output(graph.linear(graph.norm(x, stage.norm), stage.head), "logits")
     return graph

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import torch
@@ -87,8 +86,8 @@ def _results(
     generator = torch.Generator().manual_seed(0)
     room = part.architecture.positions
     sizes = [(new, min(past, room - new)) for new, past in mixture if new <= room]
-    clean = [_clean_piece(part, new, past, generator) for new, past in sizes]
-    copies = [replace(piece, caches=[_copy(cache) for cache in piece.caches]) for piece in clean]
+    clean = [CleanPiece(_source(part, (new,), generator), _caches(part, past, new, generator)) for new, past in sizes]
+    copies = copy.deepcopy(clean)
     together = runner.read(clean)
     yield together, [result for piece in copies for result in runner.read([piece])]
     yield _stored(clean), _stored(copies)
@@ -103,10 +102,6 @@ def _results(
     assert not isinstance(part, Block)
     if part.is_last:
         yield runner.next_byte(together), [runner.next_byte([hidden])[0] for hidden in together]
-
-
-def _clean_piece(part: Block | PipelineStage, new: int, past: int, generator: torch.Generator) -> CleanPiece:
-    return CleanPiece(_source(part, (new,), generator), _caches(part, past, new, generator))
 
 
 def _branch_piece(
@@ -130,10 +125,6 @@ def _caches(part: Block | PipelineStage, length: int, room: int, generator: torc
         cache.values.normal_(generator=generator)
         cache.length = length
     return caches
-
-
-def _copy(cache: LayerCache) -> LayerCache:
-    return LayerCache(cache.keys.clone(), cache.values.clone(), cache.length)
 
 
 def _stored(pieces: Sequence[CleanPiece]) -> list[Tensor]:

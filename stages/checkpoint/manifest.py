@@ -159,7 +159,8 @@ def _build(record: dict[str, Any]) -> Manifest:
     kind = record["kind"]
     if kind not in ("chain", "ar"):
         raise CheckpointError(f"kind {kind!r} is neither 'chain' nor 'ar'")
-    reads_tokens = _reads_tokens(architecture)
+    base = architecture.base if isinstance(architecture, FamilyArchitecture) else architecture
+    reads_tokens = isinstance(base, LlamaArchitecture)
     if kind == "chain" and isinstance(architecture, LlamaArchitecture):
         raise CheckpointError("a pretrained model is an AR pipeline, not a chain of blocks")
     if kind == "ar" and isinstance(architecture, FamilyArchitecture):
@@ -196,11 +197,6 @@ def _build(record: dict[str, Any]) -> Manifest:
         probe_tokens=_probe_tokens(record["probe_tokens"], architecture.vocabulary) if reads_tokens else (),
         files=_files(record["files"]) if reads_tokens else {},
     )
-
-
-def _reads_tokens(architecture: AnyArchitecture) -> bool:
-    base = architecture.base if isinstance(architecture, FamilyArchitecture) else architecture
-    return isinstance(base, LlamaArchitecture)
 
 
 def _probe_tokens(tokens: list[int], vocabulary: int) -> tuple[int, ...]:

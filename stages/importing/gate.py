@@ -25,24 +25,23 @@ EPSILONS = (1e-6, 1e-5)
 SCALINGS = (None, RopeScaling(8.0, 1.0, 4.0, 8192), RopeScaling(32.0, 1.0, 4.0, 8192))
 
 
-def as_it_is(tensors: Tensors, _: LlamaArchitecture) -> Tensors:
-    return tensors
-
-
 @dataclass(frozen=True)
 class Variant:
     """One reading of a source."""
 
     what: str  # the difference from the source's own settings, worded to follow "with"
     architecture: LlamaArchitecture
-    change: Change = as_it_is
+    change: Change = lambda tensors, architecture: tensors
     only: int | None = None  # the layer that the change is for; None for all
 
     def layer(self, tensors: Tensors, index: int) -> LlamaLayer:
-        """A layer of this reading, of the source's tensors of that layer."""
+        """A layer of this reading: the source's tensors of that layer, or copies where several are put together."""
         if self.only in (None, index):
             tensors = self.change(tensors, self.architecture)
-        return layer_of(tensors, self.architecture)
+        with torch.device("meta"):
+            layer = LlamaLayer(self.architecture)
+        layer.load_state_dict(joined(tensors), assign=True)
+        return layer.eval().requires_grad_(False)
 
 
 def settings(source: Source) -> Iterator[Variant]:
@@ -87,14 +86,6 @@ def _kinds(a: LlamaArchitecture) -> Iterator[Variant]:
     squares = [name for name, shape in _layer_shapes(a).items() if len(shape) == 2 and shape[0] == shape[1]]
     for name in squares:
         yield Variant(f"the tensors layers.*.{name} transposed", a, _mend(name, lambda x: x.t().contiguous()))
-
-
-def layer_of(tensors: Tensors, architecture: LlamaArchitecture) -> LlamaLayer:
-    """A layer that holds these tensors, or copies of them where several are put together."""
-    with torch.device("meta"):
-        layer = LlamaLayer(architecture)
-    layer.load_state_dict(joined(tensors), assign=True)
-    return layer.eval().requires_grad_(False)
 
 
 def joined(tensors: Tensors) -> Tensors:

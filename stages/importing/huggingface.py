@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stages.errors import CheckpointError, ShapeError
 from stages.importing.source import SUPPORTED, Shape, Source, Speech, end_tokens, licence_texts, read_text
-from stages.model.llama import Bias, LlamaArchitecture, RopeScaling
+from stages.model.llama import LlamaArchitecture, RopeScaling
 
 # What a Hugging Face config.json says of a model.
 DEFAULT_THETA, DEFAULT_WINDOW = 10000.0, 4096  # what `transformers` takes where a file does not say
@@ -63,7 +63,7 @@ def _architecture(config: Mapping[str, Any], family: str) -> LlamaArchitecture:
         rope_theta=float(config.get("rope_theta") or rope.get("rope_theta") or DEFAULT_THETA),
         rope_scaling=_scaling(rope),
         tied_head=bool(config.get("tie_word_embeddings", False)),
-        attention_bias=_bias(config, family),
+        attention_bias="qkv" if family == "Qwen2ForCausalLM" else "all" if config.get("attention_bias") else "none",
     )
 
 
@@ -73,12 +73,6 @@ def _positions(config: Mapping[str, Any], family: str) -> int:
     slides = config.get("use_sliding_window", False) if family == "Qwen2ForCausalLM" else family == "MistralForCausalLM"
     window = config.get("sliding_window", DEFAULT_WINDOW) if slides else None
     return positions if window is None else min(positions, window)
-
-
-def _bias(config: Mapping[str, Any], family: str) -> Bias:
-    if family == "Qwen2ForCausalLM":
-        return "qkv"
-    return "all" if config.get("attention_bias") else "none"
 
 
 def _scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
@@ -125,7 +119,8 @@ class HuggingFaceSource(Source):
         self.architecture = architecture_of(config)
         self._files = self._find()
         self.speech = _speech(folder, config, self.architecture.vocabulary)
-        self.about = {"source": folder.resolve().name, "format": "safetensors", "dtype": _dtype(config)}
+        dtype = str(config.get("dtype") or config.get("torch_dtype") or "unknown")
+        self.about = {"source": folder.resolve().name, "format": "safetensors", "dtype": dtype}
 
     def shapes(self) -> dict[str, Shape]:
         found: dict[str, Shape] = {}
@@ -229,10 +224,6 @@ def _template(setting: object) -> str:
 def _content(token: object) -> str | None:
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else None
-
-
-def _dtype(config: dict[str, Any]) -> str:
-    return str(config.get("dtype") or config.get("torch_dtype") or "unknown")
 
 
 def _is_plain(file: object) -> bool:

@@ -40,15 +40,11 @@ class StageCost:
     held: int  # numbers in memory
 
 
-def layer_cost(architecture: LlamaArchitecture) -> int:
-    a = architecture
-    return a.width * (a.qkv_width + a.query_width + 3 * a.mlp_width)
-
-
 def stage_cost(architecture: LlamaArchitecture, layers: int, first: bool, last: bool) -> StageCost:
     """Cost of a stage of so many layers, with the embedding if it is the first and the head if it is the last."""
-    table = architecture.vocabulary * architecture.width
-    step = layers * layer_cost(architecture) + last * table
+    a = architecture
+    layer, table = a.width * (a.qkv_width + a.query_width + 3 * a.mlp_width), a.vocabulary * a.width
+    step = layers * layer + last * table
     return StageCost(layers, step, step + first * table)
 
 

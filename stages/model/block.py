@@ -79,19 +79,15 @@ class Block(nn.Module):
         self.rotary = rotary_table(a.context_bytes, a.head_dim)
         self.condition.frequencies = noise_frequencies()
 
-    def clean_input(self, source: Tensor) -> Tensor:
-        """The clean stream's input: bytes (batch, positions) int64, or features (batch, positions, width)."""
-        return self.embedding(source) if self.embedding is not None else source
-
     def read(
         self, source: Tensor, caches: list[LayerCache] | None = None
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """Run clean positions, appending to `caches`.
 
-        source: as `clean_input`. Returns features (batch, positions, width) and each layer's keys and values
-        of all clean positions so far.
+        source: bytes (batch, positions) int64, or features (batch, positions, width). Returns features (batch,
+        positions, width) and each layer's keys and values of all clean positions so far.
         """
-        x = self.clean_input(source)
+        x = self.embedding(source) if self.embedding is not None else source
         start = caches[0].length if caches else 0
         rotary = self.rotary[:, start : start + x.shape[1]]
         memory = []

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import random
+import os
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 import torch
 
 from stages.errors import OnesweepError
-from trainer.blocks.data import Corpus, load_corpus
+from tests.trainer.small import TEXT
 from trainer.commands import register
 
 SETTINGS = """
@@ -21,6 +23,7 @@ sequences = 2
 warmup_steps = 2
 log_every = 1
 evaluate_every = 25
+valid_windows = 4
 save_every_s = {save_every_s}
 chunks = [1, 4, 0]
 [noise]
@@ -52,17 +55,10 @@ def no_pictures() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """12 kB of words, always the same."""
-    rng = random.Random(0)
-    words = ["the", "ship", "sailed", "north", "and", "nobody", "saw", "it", "again", "naïve"]
+    """The text of `corpus`."""
     path = tmp_path_factory.mktemp("text") / "words.txt"
-    path.write_text(" ".join(rng.choice(words) for _ in range(2400)), encoding="utf-8")
+    path.write_text(TEXT, encoding="utf-8")
     return path
-
-
-@pytest.fixture(scope="session")
-def corpus(text_file: Path) -> Corpus:
-    return load_corpus(text_file)
 
 
 @pytest.fixture(scope="session")
@@ -76,6 +72,26 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """`small_disk("128k")`: a real file system of that size."""
+    path = tmp_path / "disk"
+
+    def mount(size: str) -> Path:
+        path.mkdir()
+        if shutil.which("mount") is None or os.geteuid() != 0:
+            pytest.skip("only root can mount a small file system")
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", path]
+        mounted = subprocess.run(command, capture_output=True, check=False)
+        if mounted.returncode:
+            pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
+        return path
+
+    yield mount
+    if path.is_mount():
+        subprocess.run(["umount", path], check=True)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,11 @@
-"""Small models, tensors and updates, always the same."""
+"""A small text, models, tensors and updates, always the same."""
 
 from __future__ import annotations
 
+import random
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -10,8 +13,18 @@ from stages.model.architecture import Architecture
 from stages.model.block import Block, Codes
 from stages.model.partition import equal_probability
 from trainer.blocks.config import NoiseConfig, TrainingConfig
+from trainer.blocks.data import load_corpus
+from trainer.blocks.round_settings import RoundSettings
+from trainer.rounds.codecs import Tensors
 from trainer.rounds.store import Update
-from trainer.rounds.tensors import Tensors
+
+_WORDS = ["the", "ship", "sailed", "north", "and", "nobody", "saw", "it", "again", "naïve"]
+_random = random.Random(0)
+# 12 kB of words, and the same as a corpus.
+TEXT = " ".join(_random.choice(_WORDS) for _ in range(2400))
+with tempfile.TemporaryDirectory() as _directory:
+    (Path(_directory) / "words.txt").write_text(TEXT, encoding="utf-8")
+    corpus = load_corpus(Path(_directory) / "words.txt")
 
 tiny = TrainingConfig(
     architecture=Architecture(
@@ -25,7 +38,14 @@ tiny = TrainingConfig(
     bfloat16=False,
     log_every=1,
     evaluate_every=4,
+    valid_windows=4,
     save_every_s=0.0,
+)
+# For rounds over the network: two blocks, whose workers wait for each other.
+rounds_config = replace(
+    tiny,
+    architecture=replace(tiny.architecture, layers=1),
+    rounds=RoundSettings(steps_per_round=2, rounds=3, replicas=2, deadline="lockstep", codec="fp32", down_codec="fp32"),
 )
 partition = equal_probability(2, 0.15, 10.0)
 

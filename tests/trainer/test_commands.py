@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,69 +107,59 @@ def test_watch_follows_a_real_training(
 # Mistakes
 
 
-def words_for(case: str, tmp_path: Path, given: list[object], text_file: Path) -> list[object]:
-    config, short, latin, unknown = (tmp_path / name for name in ("nan.toml", "short.txt", "latin.txt", "key.toml"))
-    config.write_text("learning_rate = nan\n")
-    unknown.write_text("speeed = 1\n")
-    short.write_text("too short")
-    latin.write_bytes("naïve ".encode("latin-1") * 3000)
-    out = ["--out", tmp_path / "out"]
-    blocks, ar = ["train", "blocks", *given, *out], ["train", "ar", *given, *out]
-    return {
-        "missing text": [*blocks, "--data", tmp_path / "nowhere"],
-        "not UTF-8": [*blocks, "--data", latin],
-        "too little text": [*ar, "--data", short],
-        "unknown profile": [*blocks, "--profile", "fast"],
-        "unknown key": [*blocks, "--config", unknown],
-        "nan rate": [*ar, "--config", config],
-        "missing config": [*ar, "--config", tmp_path / "nowhere.toml"],
-        "negative steps": [*ar, "--steps", -5],
-        "negative seed": [*ar, "--seed", -1],
-        "no threads": [*ar, "--threads", 0],
-        "block out of range": [*blocks, "--block", 2],
-        "chained too early": [*blocks, "--context", "chained", "--block", 1],
-        "layers not divisible": [*ar, "--layers", 3, "--stages", 2],
-        "open address": [*ar, "--listen", "0.0.0.0:7000"],
-        "no address": [*ar, "--listen", "here"],
-        "no checkpoint": ["evaluate", tmp_path, "--data", text_file],
-        "bad windows": ["evaluate", tmp_path, "--windows", 0],
-        "bad width": ["init", tmp_path / "new", "--width", 30, "--heads", 4],
-        "bad parts": ["init", tmp_path / "new", "--parts", 0],
-        "bad memory sizes": ["train", "memory", "--width", -1],
-        "bad watch address": ["train", "watch", "here"],
-    }[case]
+FILES = {
+    "nan.toml": b"learning_rate = nan\n",
+    "key.toml": b"speeed = 1\n",
+    "short.txt": b"too short",
+    "latin.txt": "naïve ".encode("latin-1") * 3000,
+}
 
 
 @pytest.mark.parametrize(
-    ("case", "code", "message"),
+    ("words", "code", "message"),
     [
-        ("missing text", 2, "no text at .*nowhere: give a file or a folder"),
-        ("not UTF-8", 2, "latin.txt is not UTF-8"),
-        ("too little text", 2, "are too few; give at least"),
-        ("unknown profile", 2, "unknown profile 'fast'; choose from onesweep, blocktrain"),
-        ("unknown key", 2, "key.toml: unknown setting 'speeed'"),
-        ("nan rate", 2, "nan.toml: learning_rate must be a finite number"),
-        ("missing config", 2, "cannot read .*nowhere.toml"),
-        ("negative steps", 2, "steps must be a whole number from 0"),
-        ("negative seed", 2, "seed must be a whole number from 0"),
-        ("no threads", 2, "--threads must be from 1"),
-        ("block out of range", 2, "this chain has blocks 0 to 1"),
-        ("chained too early", 2, "train it first"),
-        ("layers not divisible", 2, "3 layers cannot be cut into 2 equal stages"),
-        ("open address", 2, "has no encryption"),
-        ("no address", 2, "must be HOST:PORT"),
-        ("no checkpoint", 1, "no checkpoint in"),
-        ("bad windows", 2, "windows must be at least 1"),
-        ("bad width", 2, "width 30 must be an even multiple of heads 4"),
-        ("bad parts", 2, "parts must be a whole number"),
-        ("bad memory sizes", 2, "width must be a whole number"),
-        ("bad watch address", 2, "must be HOST:PORT"),
+        ("BLOCKS --data nowhere", 2, "no text at nowhere: give a file or a folder"),
+        ("BLOCKS --data latin.txt", 2, "latin.txt is not UTF-8"),
+        ("AR --data short.txt", 2, "are too few; give at least"),
+        ("BLOCKS --profile fast", 2, "unknown profile 'fast'; choose from onesweep, blocktrain"),
+        ("BLOCKS --config key.toml", 2, "key.toml: unknown setting 'speeed'"),
+        ("AR --config nan.toml", 2, "nan.toml: learning_rate must be a finite number"),
+        ("AR --config nowhere.toml", 2, "cannot read nowhere.toml"),
+        ("AR --steps -5", 2, "steps must be a whole number from 0"),
+        ("AR --seed -1", 2, "seed must be a whole number from 0"),
+        ("AR --threads 0", 2, "--threads must be from 1"),
+        ("BLOCKS --block 2", 2, "this chain has blocks 0 to 1"),
+        ("BLOCKS --context chained --block 1", 2, "train it first"),
+        ("AR --layers 3 --stages 2", 2, "3 layers cannot be cut into 2 equal stages"),
+        ("AR --listen 0.0.0.0:7000", 2, "has no encryption"),
+        ("AR --listen here", 2, "must be HOST:PORT"),
+        ("evaluate . --data TEXT", 1, "no checkpoint in"),
+        ("evaluate . --windows 0", 2, "windows must be at least 1"),
+        ("init new --width 30 --heads 4", 2, "width 30 must be an even multiple of heads 4"),
+        ("init new --parts 0", 2, "parts must be a whole number"),
+        ("train memory --width -1", 2, "width must be a whole number"),
+        ("train watch here", 2, "must be HOST:PORT"),
     ],
 )
 def test_a_mistake_is_one_sentence(
-    tmp_path: Path, onesweep: Command, given: list[object], text_file: Path, case: str, code: int, message: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    onesweep: Command,
+    given: list[object],
+    text_file: Path,
+    words: str,
+    code: int,
+    message: str,
 ) -> None:
-    outcome = onesweep(*words_for(case, tmp_path, given, text_file))
+    monkeypatch.chdir(tmp_path)
+    for name, content in FILES.items():
+        (tmp_path / name).write_bytes(content)
+    stand_for: dict[str, list[object]] = {
+        "BLOCKS": ["train", "blocks", *given, "--out", "out"],
+        "AR": ["train", "ar", *given, "--out", "out"],
+        "TEXT": [text_file],
+    }
+    outcome = onesweep(*(each for word in words.split() for each in stand_for.get(word, [word])))
     assert outcome.code == code
     assert re.search(message, outcome.message)
     assert "\n" not in outcome.message
@@ -194,32 +183,21 @@ def test_a_damaged_state_is_refused(tmp_path: Path, onesweep: Command, given: li
 
 
 def test_a_full_disk_is_one_sentence_and_can_be_gone_on_from(
-    tmp_path: Path, onesweep: Command, given: list[object]
+    small_disk: Callable[[str], Path], onesweep: Command, given: list[object]
 ) -> None:
     """A checkpoint with one block, then no room for the second."""
-    if shutil.which("mount") is None or os.geteuid() != 0:
-        pytest.skip("only root can mount a small file system")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=640k", "tmpfs", disk]
-    made = subprocess.run(mount, capture_output=True, check=False)
-    if made.returncode:
-        pytest.skip(f"no file system can be mounted here: {made.stderr.decode().strip()}")
-    try:
-        words = ["train", "blocks", *given, "--out", disk / "chain"]
-        assert onesweep(*words, "--block", 0).code == 0
-        before = read_manifest(disk / "chain")
-        room = shutil.disk_usage(disk).free - 40_000
-        (disk / "filler").write_bytes(b"x" * room)
-        outcome = onesweep(*words)
-        assert outcome.code == 1
-        assert re.search("cannot (save|write) .*No space left on device", outcome.message)
-        assert read_manifest(disk / "chain") == before
-        (disk / "filler").unlink()
-        assert onesweep(*words).code == 0
-        assert read_manifest(disk / "chain").complete
-    finally:
-        subprocess.run(["umount", disk], check=True)
+    disk = small_disk("640k")
+    words = ["train", "blocks", *given, "--out", disk / "chain"]
+    assert onesweep(*words, "--block", 0).code == 0
+    before = read_manifest(disk / "chain")
+    (disk / "filler").write_bytes(b"x" * (shutil.disk_usage(disk).free - 40_000))
+    outcome = onesweep(*words)
+    assert outcome.code == 1
+    assert re.search("cannot (save|write) .*No space left on device", outcome.message)
+    assert read_manifest(disk / "chain") == before
+    (disk / "filler").unlink()
+    assert onesweep(*words).code == 0
+    assert read_manifest(disk / "chain").complete
 
 
 def test_the_number_is_set() -> None:

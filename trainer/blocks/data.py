@@ -1,8 +1,11 @@
-"""Training text: any file or folder of UTF-8 text, read as bytes."""
+"""Training text: any file or folder of UTF-8 text, read as bytes; and the device that its batches lie on."""
 
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stages.errors import DataError
+from stages.errors import CheckpointError, ConfigError, DataError
 from stages.model.randomness import Purpose, uniforms
 
 VALID_SHARE = 0.05
 MIN_BYTES = 4096
+DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,19 @@ class Corpus:
     def digest(self) -> str:
         """SHA-256 of the training bytes, for the manifest."""
         return hashlib.sha256(self.train.numpy().tobytes()).hexdigest()
+
+
+@dataclass(frozen=True)
+class PlacedCorpus(Corpus):
+    """Text whose batches lie on a device."""
+
+    device: str = "cpu"
+
+    def batch(self, seed: int, step: int, sequences: int, length: int) -> Tensor:
+        return super().batch(seed, step, sequences, length).to(self.device)
+
+    def valid_batch(self, sequences: int, length: int) -> Tensor:
+        return super().valid_batch(sequences, length).to(self.device)
 
 
 def windows(text: Tensor, starts: np.ndarray, length: int) -> Tensor:
@@ -110,3 +127,27 @@ def _checked(name: str, train: bytes, valid: bytes) -> Corpus:
         raise DataError(f"{name}: the validation text is empty")
     tensors = [torch.from_numpy(np.frombuffer(raw, dtype=np.uint8).copy()) for raw in (train, valid)]
     return Corpus(name, *tensors)
+
+
+# Updates and checkpoints are float32 on the CPU. Text and noise are drawn on the CPU too, so that a step's batch is the
+# same on every device.
+
+
+def check_device(name: str) -> str:
+    """`name`, if it is a device of this machine. Raises ConfigError."""
+    if not DEVICE.fullmatch(name):
+        raise ConfigError(f"--device must be cpu, cuda or cuda:N, not {name[:40]!r}")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name != "cpu" and (torch.device(name).index or 0) >= count:
+        there = f"GPUs 0 to {count - 1}" if count > 1 else "one GPU, 0" if count else "no GPU that it can use"
+        raise ConfigError(f"there is no device {name} here: PyTorch {torch.__version__} sees {there}")
+    return name
+
+
+@contextmanager
+def within_memory(device: str, advice: str) -> Iterator[None]:
+    """Raise CheckpointError with `advice` when a GPU runs out of memory."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise CheckpointError(f"not enough memory on {device}: {advice}") from None

@@ -37,9 +37,6 @@ class CheckpointScores:
     trained_on_this_text: bool  # true if the training text beside this validation text is the one in the manifest
     scores: list[TextScore]
 
-    def to_record(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Scorer:

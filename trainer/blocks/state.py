@@ -39,7 +39,9 @@ def load_state(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise ResumeError(f"{path} cannot be read ({error}); delete it to start anew") from None
-    text = metadata.get("record", "{}")
+    if (text := metadata.get("record")) is None:
+        # Runs of earlier versions have each value of their record in the metadata, and another digest.
+        return dict(metadata), tensors
     # safetensors checks its header only; a flipped bit in a tensor would go unnoticed.
     if metadata.get("sha256") != _digest(text, tensors):
         raise ResumeError(f"{path} is damaged: its tensors do not have the recorded SHA-256; delete it to start anew")

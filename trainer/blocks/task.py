@@ -20,6 +20,17 @@ from trainer.blocks.run import StepLoss
 STEPS_PER_BLOCK = 4  # Euler steps with which the diagnostics denoise
 
 
+def draw_chunks(
+    config: TrainingConfig, index: int, length: int, step: int
+) -> tuple[ChunkLayout, torch.Generator, bool]:
+    """Chunks of block `index` in one step, the generator of its noise, and whether it sees an estimate."""
+    # Four draws a step: the noise's seed, the chunk size, its offset, and whether the block sees its own guess.
+    draws = uniforms(config.seed, Purpose.TRAINING, 1 + index, 1, 4, step)[0]
+    chunk = config.chunks[int(draws[1] * len(config.chunks)) % len(config.chunks)] or length
+    layout = ChunkLayout(length, chunk, int(draws[2] * chunk) % chunk)
+    return layout, torch.Generator().manual_seed(int(draws[0] * 2**53)), bool(draws[3] <= config.self_condition)
+
+
 @dataclass(frozen=True)
 class BlockBatch:
     """The chunks and noise of one block in one step: a pure function of (seed, block, step)."""
@@ -30,14 +41,8 @@ class BlockBatch:
 
     @classmethod
     def draw(cls, block: Block, partition: NoisePartition, config: TrainingConfig, step: int, batch: int) -> BlockBatch:
-        length = block.architecture.context_bytes
-        # Four draws a step: the noise's seed, the chunk size, its offset, and whether the block sees its own guess.
-        draws = uniforms(config.seed, Purpose.TRAINING, 1 + block.index, 1, 4, step)[0]
-        generator = torch.Generator().manual_seed(int(draws[0] * 2**53))
-        chunk = config.chunks[int(draws[1] * len(config.chunks)) % len(config.chunks)] or length
-        layout = ChunkLayout(length, chunk, int(draws[2] * chunk) % chunk)
-        corruption = Corruption.draw(block, partition, layout, batch, generator)
-        return cls(layout, corruption, bool(draws[3] <= config.self_condition))
+        layout, generator, self_condition = draw_chunks(config, block.index, block.architecture.context_bytes, step)
+        return cls(layout, Corruption.draw(block, partition, layout, batch, generator), self_condition)
 
     def loss(
         self, block: Block, text: Tensor, features: Tensor | None, config: TrainingConfig, anchor: float | None = None

@@ -23,8 +23,7 @@ from stages.errors import CheckpointError, InputError
 from stages.model.families import PipelineStage
 from stages.model.pipeline import new_caches
 from trainer.blocks.checkpoint_dir import RUN_FOLDER
-from trainer.blocks.data import Corpus
-from trainer.blocks.device import check_device, within_memory
+from trainer.blocks.data import Corpus, check_device, within_memory
 from trainer.blocks.run import Clock, Run, state_path
 from trainer.blocks.state import json_digest
 from trainer.distill.samples import FIRST, Samples, held_out, symbols_corpus

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from stages.grafting.block import GraftBlock, GraftHead, Memory, Noisy, StateLikelihood, first_of_chunks
 from stages.model.partition import NoisePartition
-from stages.model.randomness import Purpose, uniforms
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.losses import ChunkLayout
+from trainer.blocks.task import draw_chunks
 
 
 def head_losses(head: GraftHead, hidden: Tensor, target: Tensor, likelihood: StateLikelihood | None = None) -> Tensor:
@@ -139,17 +139,14 @@ class SlotBatch:
         device: torch.device | None = None,
     ) -> SlotBatch:
         """For windows of `config.architecture.context_bytes` slots."""
-        length = config.architecture.context_bytes
-        draws = uniforms(config.seed, Purpose.TRAINING, 1 + index, 1, 4, step)[0]
-        generator = torch.Generator().manual_seed(int(draws[0] * 2**53))
-        chunk = config.chunks[int(draws[1] * len(config.chunks)) % len(config.chunks)] or length
-        layout = ChunkLayout(length, chunk, int(draws[2] * chunk) % chunk)
+        a = config.architecture
+        layout, generator, with_estimate = draw_chunks(config, index, a.context_bytes, step)
         where = layout.indices()
         uniform = torch.rand(index + 1, batch, int(where[-1]) + 1, generator=generator)[..., where]
         sigma = partition.sample(index, uniform[0])
         levels = levels_before(partition, index, uniform[1:])
-        drawn = cls.of(layout, sigma, levels, config.architecture.code_dim, generator, device)
-        return replace(drawn, with_estimate=bool(draws[3] <= config.self_condition))
+        drawn = cls.of(layout, sigma, levels, a.code_dim, generator, device)
+        return replace(drawn, with_estimate=with_estimate)
 
     @classmethod
     def of(

@@ -57,7 +57,7 @@ def add_graft_options(parser: argparse.ArgumentParser) -> None:
 
 def run_graft(options: argparse.Namespace) -> int:
     """Train a block, or measure the chain."""
-    from trainer.blocks.device import check_device, within_memory
+    from trainer.blocks.data import check_device, within_memory
 
     with within_memory(check_device(options.device), "give fewer sequences in --config, or fewer --windows"):
         return _run(options)

@@ -101,8 +101,8 @@ def write_table(directory: Path, name: str, table: Tensor) -> StoredFile:
 
 
 def read_table(directory: Path, stored: StoredFile, *shape: int) -> Tensor:
-    """Raises CheckpointError."""
-    return read_tensors(directory, stored, {TABLE: shape})[TABLE]
+    """Raises CheckpointError unless the file is the one that was stored."""
+    return read_weights(directory / stored.file, stored.bytes, stored.sha256, {TABLE: shape})[TABLE]
 
 
 def add_block(directory: Path, settings: GraftSettings, module: nn.Module, metrics: dict[str, float]) -> GraftRecord:
@@ -118,14 +118,10 @@ def add_block(directory: Path, settings: GraftSettings, module: nn.Module, metri
 
 
 def load_block_weights(directory: Path, stored: StoredBlock, module: nn.Module) -> None:
-    """Fill `module`. Raises CheckpointError."""
+    """Fill `module`. Raises CheckpointError unless the file is the one that was stored."""
     shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    module.load_state_dict(read_tensors(directory, stored.weights, shapes))
-
-
-def read_tensors(directory: Path, stored: StoredFile, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """Raises CheckpointError unless the file is the one that was stored."""
-    return read_weights(directory / stored.file, stored.bytes, stored.sha256, shapes)
+    file = stored.weights
+    module.load_state_dict(read_weights(directory / file.file, file.bytes, file.sha256, shapes))
 
 
 def _stored(directory: Path, name: str) -> StoredFile:

@@ -19,11 +19,9 @@ from stages.grafting.block import OutputProjection
 from stages.importing.source import open_tokenizer
 from stages.model.families import PipelineStage
 from trainer.blocks.config import TrainingConfig
-from trainer.blocks.data import Corpus
-from trainer.blocks.device import PlacedCorpus
+from trainer.blocks.data import Corpus, PlacedCorpus
 from trainer.blocks.entropy import make_partition
 from trainer.blocks.optimizer import BETAS, OptimizerSet
-from trainer.blocks.progress import Progress
 from trainer.blocks.run import Run, StepLoss
 from trainer.blocks.state import exclusive, json_digest
 from trainer.distill.samples import in_symbols
@@ -199,7 +197,7 @@ def open_graft(
     return Graft(checkpoint, out, config, manifest, stages, record, text)
 
 
-def train_block(graft: Graft, settings: GraftSettings, progress: Progress | None = None) -> dict[str, float]:
+def train_block(graft: Graft, settings: GraftSettings) -> dict[str, float]:
     """Train one block and store it; returns its figures. Raises OnesweepError."""
     config = graft.config
     if not 0 <= settings.block < len(graft.stages):
@@ -210,7 +208,7 @@ def train_block(graft: Graft, settings: GraftSettings, progress: Progress | None
     # The same windows as in the run's evaluations, so that before and after compare.
     before = next_nats(model, text)
     optimizers = GraftOptimizers(task.module, config)
-    run = Run(task, config, graft.out / RUN_FOLDER, _identity(graft, settings), progress, optimizers=optimizers)
+    run = Run(task, config, graft.out / RUN_FOLDER, _identity(graft, settings), optimizers=optimizers)
     losses = {"before_next_nats": before, **run.train()}
     stored = trained_module(model, settings)  # its own head is training's alone
     add_block(graft.out, settings, stored, losses)

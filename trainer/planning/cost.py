@@ -18,7 +18,7 @@ from trainer.blocks.round_settings import RoundSettings
 from trainer.planning.inventory import PartInventory
 from trainer.planning.traffic import SEGMENT_BYTES, WorkerTraffic, wire_bytes
 from trainer.rounds.file_server import KEPT
-from trainer.rounds.outer import new_outer
+from trainer.rounds.merging import new_outer
 from trainer.rounds.store import Share
 
 # Segments that TCP sends before the first acknowledgement, and again after a pause (RFC 6928, RFC 5681 4.1).

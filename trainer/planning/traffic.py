@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from trainer.blocks.round_settings import CodecName, RoundSettings
 from trainer.planning.inventory import PartInventory
-from trainer.rounds.codecs import WHOLE, codec_named
+from trainer.rounds.codecs import WHOLE, Shapes, codec_named
 from trainer.rounds.ledger import KEPT_VERSIONS
 from trainer.rounds.spec import cut
-from trainer.rounds.tensors import Shapes
 from trainer.rounds.transfer import PIECE_BYTES, pieces
 from trainer.v1 import rounds_pb2
 

@@ -14,10 +14,9 @@ from trainer.blocks.config import TrainingConfig
 from trainer.blocks.round_settings import CodecName
 from trainer.blocks.state import digest
 from trainer.rounds.client import FileGoneError, RoundsClient
-from trainer.rounds.codecs import WHOLE, codec_named, receive
+from trainer.rounds.codecs import WHOLE, Shapes, Tensors, codec_named, receive
 from trainer.rounds.features import FeatureFormat
 from trainer.rounds.parts import FedPart, PartTask
-from trainer.rounds.tensors import Shapes, Tensors
 from trainer.rounds.transfer import Parcel
 from trainer.v1 import rounds_pb2
 

@@ -278,9 +278,7 @@ class RoundsClient:
         if code in final or code not in AWAY:
             raise self._explained(error)
         if code is grpc.StatusCode.UNAVAILABLE:
-            if problem := handshake_problem(_details(error), self.security):
-                raise ServiceError(f"the coordinator at {self.address} {problem}")
-            return f"no coordinator answers at {self.address}"
+            return self._unanswered(error)
         return f"{self.address} says: {_details(error) or code.name}"
 
     def _explained(self, error: grpc.RpcError) -> ServiceError:
@@ -290,10 +288,14 @@ class RoundsClient:
                 f"what listens at {self.address} is no coordinator; start one with `onesweep coordinate`"
             )
         if code is grpc.StatusCode.UNAVAILABLE:
-            if problem := handshake_problem(details, self.security):
-                return ServiceError(f"the coordinator at {self.address} {problem}")
-            return ServiceError(f"no coordinator answers at {self.address}")
+            return ServiceError(self._unanswered(error))
         return ServiceError(f"{self.address} refuses: {details or code.name}")
+
+    def _unanswered(self, error: grpc.RpcError) -> str:
+        """Raises ServiceError where certificates are the reason, which does not pass."""
+        if problem := handshake_problem(_details(error), self.security):
+            raise ServiceError(f"the coordinator at {self.address} {problem}")
+        return f"no coordinator answers at {self.address}"
 
     def _moved(self) -> int:
         return self.sent_bytes + self.received_bytes

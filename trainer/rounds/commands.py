@@ -92,7 +92,7 @@ def run_work(options: argparse.Namespace) -> int:
     from stages.errors import InputError
     from stages.wire.channel import check_name
     from trainer.blocks.config import load_config
-    from trainer.blocks.device import check_device
+    from trainer.blocks.data import check_device
     from trainer.rounds.spec import architecture_digest
     from trainer.rounds.worker import work
 

@@ -171,9 +171,7 @@ def _run(arm: RoundsArm, seed: int, corpus: Corpus, out: Path) -> ArmResult:
         losses=spec.evaluate(trained.weights, read),
         rounds=spec.rounds,
         workers=trained.workers,
-        up_bytes=traffic.up_bytes,
-        down_bytes=traffic.down_bytes,
-        copies_bytes=traffic.copies_bytes,
+        **{f"{what}_bytes": getattr(traffic, f"{what}_bytes") for what in ("up", "down", "copies", "features")},
         updates=dict(traffic.updates),
         busy=traffic.busy_s / (trained.workers * traffic.seconds),
         seconds=traffic.seconds,
@@ -181,7 +179,6 @@ def _run(arm: RoundsArm, seed: int, corpus: Corpus, out: Path) -> ArmResult:
         held_copies_bytes=cost.copies_bytes,
         step_gflop=cost.step_gflop,
         tallies=trained.tallies,
-        features_bytes=traffic.features_bytes,
         feeding_gflop=cost.feeding_gflop,
     )
     record = json.loads(json.dumps({"identity": identity, "result": asdict(result)}))

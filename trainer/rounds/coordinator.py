@@ -54,23 +54,22 @@ class Coordinator:
         publisher: Publisher,
         directory: Path,
         settings: CoordinatorSettings,
-        clock: Callable[[], float] = time.monotonic,
         reader: type[FeatureReader] = FeatureReader,
     ) -> None:
-        """:param directory: for places and incoming updates; :param clock: seconds, only forward.
+        """:param directory: for places and incoming updates.
 
         Raises ConfigError where workers may bring text that the coordinator does not have, and is to read for them.
         """
         if settings.own_data and spec.config.rounds.context_by == "features":
             raise ConfigError("the features that workers get are of the coordinator's text: leave --own-data out")
         self.needs = {part: spec.task(i, corpus, spec.config.seed).copies.keys() for i, part in enumerate(spec.parts)}
-        self.spec, self.settings, self.clock, self.publisher = spec, settings, clock, publisher
-        self.begun_s = clock()
+        self.spec, self.settings, self.clock, self.publisher = spec, settings, time.monotonic, publisher
+        self.begun_s = self.clock()
         self.ledger, self.ledger_lock = ledger, asyncio.Lock()
         self.weights = WeightServer(ledger, spec.config.rounds)
         self.features = FeatureServer(spec, corpus, ledger, self.ledger_lock, directory, self._notify, reader)
         replicas = spec.config.rounds.replicas
-        self.members = Members(directory / MEMBERS, len(spec.parts), replicas, settings.lease_s, clock())
+        self.members = Members(directory / MEMBERS, len(spec.parts), replicas, settings.lease_s, self.clock())
         for record in ledger.store.records():
             if "worker" in record:
                 part = spec.parts.index(spec.fragments.part_of[record["part"]])

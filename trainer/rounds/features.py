@@ -13,8 +13,8 @@ from stages.model.block import Block, Codes
 from stages.model.codec import FEATURE_LIMIT, Int8
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
+from trainer.rounds.codecs import Tensors, share
 from trainer.rounds.parts import block_name
-from trainer.rounds.tensors import Tensors, share
 from trainer.rounds.transfer import MAX_FILE_BYTES
 
 CODEC = Int8()  # A scale a position: what hosts send each other

@@ -20,12 +20,11 @@ from stages.wire.status import StatusError
 from trainer.blocks.data import Corpus
 from trainer.blocks.round_settings import CodecName, RoundSettings
 from trainer.blocks.state import digest
-from trainer.rounds.codecs import WHOLE, codec_named, publish, route, whole_size
+from trainer.rounds.codecs import WHOLE, Tensors, codec_named, publish, route, whole_size
 from trainer.rounds.features import FeatureReader, is_fed, names_before
 from trainer.rounds.ledger import KEPT_VERSIONS, Ledger
 from trainer.rounds.members import Place
 from trainer.rounds.spec import RunSpec, replica_seed
-from trainer.rounds.tensors import Tensors
 from trainer.rounds.transfer import Parcel
 from trainer.v1 import rounds_pb2
 

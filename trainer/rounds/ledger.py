@@ -12,11 +12,9 @@ from typing import Literal
 from stages.errors import ResumeError
 from trainer.blocks.round_settings import RoundSettings
 from trainer.blocks.state import digest
-from trainer.rounds.codecs import publish
-from trainer.rounds.outer import new_outer, of_all
-from trainer.rounds.robust import screen, temper
+from trainer.rounds.codecs import Tensors, norm, publish, shapes
+from trainer.rounds.merging import new_outer, of_all, screen, temper
 from trainer.rounds.store import Record, Share, Store, Update, Version
-from trainer.rounds.tensors import Tensors, norm, shapes
 
 MOST_POINTS = 100  # of a fragment; once there are more rounds, a point stands for 2, 4, 8... of them.
 

@@ -18,7 +18,7 @@ from trainer.blocks.losses import next_byte_loss
 from trainer.blocks.optimizer import OptimizerSet
 from trainer.blocks.run import StepLoss, Task, train_step
 from trainer.blocks.task import ArTask, BlockBatch, BlockTask
-from trainer.rounds.tensors import Tensors, load, share, trainable, under
+from trainer.rounds.codecs import Tensors, load, share, trainable, under
 
 BLOCK, STAGE, HEAD, AR = "block", "stage", "head", "ar"
 

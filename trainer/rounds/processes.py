@@ -22,13 +22,13 @@ from stages.errors import OnesweepError, ServiceError
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.rounds.client import RoundsClient
+from trainer.rounds.codecs import Tensors
 from trainer.rounds.coordinator import MEMBERS
 from trainer.rounds.server import STORE, coordinate
 from trainer.rounds.settings import CoordinatorSettings, SimulatedWorkers, Throttle, WorkerSettings
 from trainer.rounds.simulation import RoundsTraffic, Trained, WorkerTally, check_real
 from trainer.rounds.spec import RunSpec
 from trainer.rounds.store import Record, Store, open_store
-from trainer.rounds.tensors import Tensors
 from trainer.rounds.worker import work
 
 # Imported once, by the server that processes are forked from: torch takes seconds, and so does the last, which every
@@ -161,7 +161,7 @@ class GrpcEngine:
                         settings = WorkerSettings(replica, directory / replica, part=index, throttle=Throttle(fleet))
                         crew.start(replica, _work, word, corpus, settings, all_here)
             with open_store(directory / STORE) as store:
-                weights, merges = _newest(store, parts), Merges(store.records())
+                weights, (updates, steps) = _newest(store, parts), count_merges(store.records())
             in_order = _by_place(directory / STORE / MEMBERS)
         seconds = max(min(worked[name].seconds for name in replicas) for replicas in names)
         return Trained(
@@ -169,33 +169,30 @@ class GrpcEngine:
             RoundsTraffic(
                 up_bytes=sum(each.sent_bytes for each in worked.values()),
                 down_bytes=sum(each.received_bytes for each in worked.values()),
-                updates=merges.updates,
+                updates=updates,
                 busy_s=sum(each.busy_s for each in worked.values()),
                 seconds=seconds,
             ),
             workers,
-            [WorkerTally(worked[name].made, merges.steps[name], worked[name].busy_s) for name in in_order],
+            [WorkerTally(worked[name].made, steps[name], worked[name].busy_s) for name in in_order],
         )
 
 
-class Merges:
-    """Merged updates and steps, from the records of a log."""
-
-    def __init__(self, records: Sequence[Record]) -> None:
-        self.updates: Counter[str] = Counter()
-        # By worker, times what the late ones were worth.
-        self.steps: Counter[str] = Counter()
-        accepted: dict[tuple[str, str], Record] = {}
-        for record in records:
-            if record["kind"] == "accepted":
-                accepted[record["part"], record["id"]] = record
-                self.updates["late" if record["staleness"] else "in time"] += 1
-            elif record["kind"] == "dropped":
-                self.updates["dropped"] += 1
-            elif record["kind"] == "closed":
-                for name in record["updates"]:
-                    update = accepted[record["part"], name]
-                    self.steps[update["worker"]] += update["weight"]
+def count_merges(records: Sequence[Record]) -> tuple[Counter[str], Counter[str]]:
+    """From the records of a log: updates by fate, and merged steps by worker, late ones times their worth."""
+    updates, steps = Counter[str](), Counter[str]()
+    accepted: dict[tuple[str, str], Record] = {}
+    for record in records:
+        if record["kind"] == "accepted":
+            accepted[record["part"], record["id"]] = record
+            updates["late" if record["staleness"] else "in time"] += 1
+        elif record["kind"] == "dropped":
+            updates["dropped"] += 1
+        elif record["kind"] == "closed":
+            for name in record["updates"]:
+                update = accepted[record["part"], name]
+                steps[update["worker"]] += update["weight"]
+    return updates, steps
 
 
 def _newest(store: Store, parts: Sequence[str]) -> dict[str, Tensors]:

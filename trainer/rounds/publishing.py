@@ -18,8 +18,8 @@ from trainer.blocks.checkpoint_dir import add_metrics
 from trainer.blocks.data import Corpus
 from trainer.blocks.diagnostics import bits
 from trainer.blocks.train import diagnose
+from trainer.rounds.codecs import Tensors, load
 from trainer.rounds.spec import RunSpec
-from trainer.rounds.tensors import Tensors, load
 
 WORST_NATS = math.log(VOCABULARY) + 1.0  # weights that know nothing have ln 256; what is far above is confidently wrong
 

@@ -13,16 +13,15 @@ from stages.errors import ConfigError
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.blocks.round_settings import RoundSettings
-from trainer.rounds.codecs import ErrorFeedback, codec_named
+from trainer.rounds.codecs import ErrorFeedback, Tensors, codec_named, shapes, subtract
 from trainer.rounds.features import FeatureReader, names_before
 from trainer.rounds.file_server import CopyLine
 from trainer.rounds.ledger import Ledger
-from trainer.rounds.outer import Overlap
+from trainer.rounds.merging import Overlap
 from trainer.rounds.parts import FedPart, Learner, see
 from trainer.rounds.settings import SimulatedWorkers
 from trainer.rounds.spec import RunSpec, boundaries, replica_seed
 from trainer.rounds.store import Store, Update
-from trainer.rounds.tensors import Tensors, shapes, subtract
 
 
 @dataclass

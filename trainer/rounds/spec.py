@@ -29,6 +29,7 @@ from trainer.blocks.entropy import make_partition
 from trainer.blocks.lookahead import OwnHead
 from trainer.blocks.state import json_digest
 from trainer.blocks.task import STEPS_PER_BLOCK
+from trainer.rounds.codecs import Shapes, Tensors, load, parameter_shapes, trainable
 from trainer.rounds.features import FeatureFormat, check_features, is_fed
 from trainer.rounds.parts import (
     AR,
@@ -44,7 +45,6 @@ from trainer.rounds.parts import (
     stage_name,
     stage_weights,
 )
-from trainer.rounds.tensors import Shapes, Tensors, load, parameter_shapes, trainable
 from trainer.v1 import rounds_pb2
 
 DATA_KIND = "bytes"  # the text a model reads; a worker with data of another kind cannot take part

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from stages.checkpoint.checkpoint import replace_file
 from stages.errors import CheckpointError, ResumeError
 from trainer.blocks.state import digest, exclusive
-from trainer.rounds.tensors import Tensors, under
+from trainer.rounds.codecs import Tensors, under
 
 LOG, LOCK, UPDATES, VERSIONS, SUFFIX = "log.jsonl", "lock", "updates", "versions", ".safetensors"
 WEIGHTS, PUBLIC, OUTER, DIFFERENCE = "weights.", "public.", "outer.", "difference"

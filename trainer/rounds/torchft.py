@@ -29,12 +29,12 @@ from stages.errors import ConfigError, InputError
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.blocks.round_settings import MAX_SECONDS, RoundSettings
+from trainer.rounds.codecs import Tensors, numel, shapes
 from trainer.rounds.parts import Learner
 from trainer.rounds.processes import SubprocessPool, Tell
 from trainer.rounds.settings import SimulatedWorkers, Throttle
 from trainer.rounds.simulation import RoundsTraffic, Trained, WorkerTally, check_real
 from trainer.rounds.spec import RunSpec, replica_seed
-from trainer.rounds.tensors import Tensors, numel, shapes
 
 QUIET = ("RUST_LOG", "error")  # torchft's servers log every heartbeat otherwise. To be set before it is imported.
 LOOPBACK = "127.0.0.1"

@@ -17,15 +17,14 @@ from stages.checkpoint.checkpoint import replace_file
 from stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from stages.errors import ConfigError, Interrupted, ResumeError, ServiceError
 from trainer.blocks.config import parse_config
-from trainer.blocks.data import Corpus
-from trainer.blocks.device import PlacedCorpus
+from trainer.blocks.data import Corpus, PlacedCorpus
 from trainer.blocks.state import exclusive
 from trainer.rounds.cache import FeatureClient, WeightCache
 from trainer.rounds.client import FileGoneError, Heartbeat, LeaseLostError, RoundsClient
+from trainer.rounds.codecs import Tensors
 from trainer.rounds.parts import Learner, place_on, see
 from trainer.rounds.settings import WorkerSettings
 from trainer.rounds.spec import DATA_KIND, RunSpec, boundaries, replica_seed
-from trainer.rounds.tensors import Tensors
 from trainer.rounds.worker_state import STATE_NAME, Fragment, PendingUpdate, WorkerProgress, load_worker, save_worker
 from trainer.v1 import rounds_pb2
 

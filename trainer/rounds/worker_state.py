@@ -15,9 +15,8 @@ from stages.errors import ConfigError, ResumeError
 from trainer.blocks.round_settings import RoundSettings
 from trainer.blocks.state import digest, load_state, save_state
 from trainer.rounds.cache import CachedWeights
-from trainer.rounds.codecs import ErrorFeedback, codec_named
-from trainer.rounds.outer import Overlap
-from trainer.rounds.tensors import Shapes, Tensors, norm, subtract
+from trainer.rounds.codecs import ErrorFeedback, Shapes, Tensors, codec_named, norm, subtract
+from trainer.rounds.merging import Overlap
 from trainer.v1 import rounds_pb2
 
 STATE_NAME = "worker.safetensors"

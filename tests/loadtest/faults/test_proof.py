@@ -18,8 +18,7 @@ from loadtest.faults.training_observer import LogEntry
 from loadtest.faults.training_report import outcomes_by_lie
 from loadtest.faults.training_run import TrainingFaultRecord, final_nats, refusals, with_waits
 from trainer.blocks.state import digest
-from trainer.rounds.codecs import TensorCodec, codec_named
-from trainer.rounds.tensors import shapes
+from trainer.rounds.codecs import TensorCodec, codec_named, shapes
 
 TENSORS = {"b": np.ones((2, 3), np.float32), "a": np.float32([1, 2])}
 

@@ -53,12 +53,17 @@ WORDS = ["the", "ship", "sailed", "north", "and", "nobody", "saw", "it", "again"
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> TrainingChaosSettings:
+def text(tmp_path: Path) -> Path:
+    draw, path = random.Random(0), tmp_path / "text.txt"
+    path.write_text(" ".join(draw.choice(WORDS) for _ in range(2000)))
+    return path
+
+
+@pytest.fixture
+def settings(tmp_path: Path, text: Path) -> TrainingChaosSettings:
     """Of one block and two workers, whose undisturbed end is told: to know nothing."""
-    config, text, reference = tmp_path / "run.toml", tmp_path / "text.txt", tmp_path / "reference.json"
+    config, reference = tmp_path / "run.toml", tmp_path / "reference.json"
     config.write_text(RUN)
-    draw = random.Random(0)
-    text.write_text(" ".join(draw.choice(WORDS) for _ in range(2000)))
     known = TrainingChaosSettings(
         seed=SEED,
         profile="loopback",
@@ -129,10 +134,10 @@ def test_the_run_that_ships_is_as_long_as_it_is_to_take() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_what_is_trained_is_served(tmp_path: Path) -> None:
+def test_what_is_trained_is_served(tmp_path: Path, text: Path) -> None:
     (tmp_path / "run.toml").write_text(DEMO)
     said: list[str] = []
-    settings = DemoSettings(config=tmp_path / "run.toml", profile="loopback", max_bytes=16)
+    settings = DemoSettings(config=tmp_path / "run.toml", data=text, profile="loopback", max_bytes=16)
     made = train_and_serve(settings, said.append)
     assert made.rounds == 2
     assert made.sweeps == 1

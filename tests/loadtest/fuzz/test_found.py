@@ -26,10 +26,11 @@ from stages.host.validation import MAX_NUMBER, check_timings, parse_hop
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.channel import new_server, open_channel
 from stages.wire.hop_stream import Relay
-from stages.wire.messages import PROTOCOL, put_work, work_of
+from stages.wire.messages import put_work, work_of
 from stages.wire.status import RETRY_AFTER, StatusError, retry_after_ms
 from stages.wire.tokens import read_tokens
 from tests.stages.hops import step
+from tests.stages.scripted_server import Answering, take
 
 NO_MESSAGE = b"\xff\xff\xff"
 LONG = "9" * 5000
@@ -44,14 +45,7 @@ def own(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
 # Requests and answers that are no messages
 
 
-class Honest(stage_pb2_grpc.StageServiceServicer):
-    async def Describe(self, request: Any, context: Any) -> stage_pb2.DescribeResponse:
-        return stage_pb2.DescribeResponse(name="h", protocol=PROTOCOL)
-
-    async def Push(self, parcels: Any, context: Any) -> Any:
-        async for parcel in parcels:
-            yield stage_pb2.Ack(number=parcel.number)
-
+class Honest(Answering):
     async def Subscribe(self, request: Any, context: Any) -> Any:
         yield stage_pb2.Events()
 
@@ -78,7 +72,7 @@ def served(story: Callable[[str], Awaitable[Any]], lying: bool = False) -> Any:
         if lying:
             server.add_generic_rpc_handlers((lying_handler(),))
         else:
-            stage_pb2_grpc.add_StageServiceServicer_to_server(Honest(), server)
+            stage_pb2_grpc.add_StageServiceServicer_to_server(Honest(take), server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         try:
@@ -145,7 +139,7 @@ def test_a_channel_is_still_one() -> None:
             assert events == [stage_pb2.Events()]
             return str((await stub.Describe(stage_pb2.DescribeRequest(), timeout=CALL_S)).name)
 
-    assert served(story) == "h"
+    assert served(story) == "tokyo"
 
 
 # Numbers at the ends of their fields

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from loadtest.fuzz import answers, healthy
+from loadtest.fuzz.base import SAMPLE_BYTES, TargetTally
 from loadtest.fuzz.run import check_empty
-from loadtest.fuzz.target import SAMPLE_BYTES, TargetTally
 from loadtest.fuzz.testbed import ProcessWatch
 from serving.cli.__main__ import main
 from serving.cli.ports import free_port_block

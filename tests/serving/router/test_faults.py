@@ -102,7 +102,6 @@ def test_a_hanging_host_is_waited_for_and_named(
 def test_leaving_a_stream_frees_its_sessions(
     victim: Deployment,
     client: Client,
-    sessions: Count,
     counters: Callable[[str], stage_pb2.Counters],
     until: Any,
     settings: dict[str, Any],
@@ -114,7 +113,6 @@ def test_leaving_a_stream_frees_its_sessions(
 
     stream = client.stream(PROMPT, max_bytes=450, **settings)
     next(stream)
-    assert sessions(victim) == 3
     stream.close()  # type: ignore[attr-defined]
     until(lambda: work()[0] == 0)
     until(lambda: client.status().requests == 0)

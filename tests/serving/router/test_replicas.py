@@ -177,12 +177,13 @@ def test_a_host_that_is_slow_is_overtaken(
     with Client(topology.router) as client, ThreadPoolExecutor(4) as threads:
 
         def ask(_: int) -> Result:
-            return client.generate(PROMPT, seed=3, **REQUESTS["chunked"], timeout_s=45.0)
+            return client.generate(PROMPT, seed=3, **{**REQUESTS["chunked"], "max_bytes": 45}, timeout_s=45.0)
 
-        assert {result.output for result in threads.map(ask, range(4))} == {references["chunked"]}
+        expected = references["chunked"][:45]
+        assert {result.output for result in threads.map(ask, range(4))} == {expected}
         slow.set()
         results = list(threads.map(ask, range(4)))
-    assert {result.output for result in results} == {references["chunked"]}
+    assert {result.output for result in results} == {expected}
     assert max(result.replays for result in results) >= 1
 
 

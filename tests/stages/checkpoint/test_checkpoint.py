@@ -172,12 +172,12 @@ MEASURE = """
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path) -> None:
-    for name, width, layers in (("small", 256, 1), ("large", 512, 4)):
+    for name, width, layers in (("small", 256, 1), ("large", 512, 2)):
         a = Architecture(parts=1, layers=layers, width=width, context_bytes=32)
         write_manifest(tmp_path / name, Manifest("ar", a, (None,), probe_text=PROBE_TEXT))
         save_ar(tmp_path / name, ArModel(a).eval())
     size = part_file(tmp_path / "large", 0).stat().st_size
-    assert size > 50_000_000
+    assert size > 25_000_000
     command = [sys.executable, "-c", textwrap.dedent(MEASURE), tmp_path / "small", tmp_path / "large"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3]), "OMP_NUM_THREADS": "1"}
     measured = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)

@@ -16,7 +16,6 @@ import pytest
 
 from stages.backends import backend_named
 from stages.checkpoint.release_store import ReleaseStore, read_release_manifest
-from stages.errors import CheckpointError
 from stages.host.host import Host, HostSettings
 from stages.host.loading import Loader, Sources, warm_up
 from stages.host.next_hosts import NextHosts
@@ -70,8 +69,7 @@ def step(digest: str, session: str, number: int = 0, clean: bytes = b"Once ", st
 
 
 def ar_of(host: Host) -> str:
-    source = host.releases.newest.plan.ar
-    return source.digest
+    return str(host.releases.newest.plan.ar.digest)
 
 
 async def text(host: Host, digest: str, session: str) -> bytes:
@@ -219,24 +217,6 @@ async def test_a_release_that_was_let_go_of_is_not_loaded(held_by: HeldBy, names
         await rest
         assert waiting.parts is None
         assert held(host) == [names["own"]]
-
-
-async def test_a_disk_that_cannot_be_written_is_named_when_a_release_is_dropped(
-    held_by: HeldBy, names: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with held_by() as (_, loader):
-        await loader.load(names["other"], [names["own"]])
-
-        def fail(names: object) -> None:
-            raise CheckpointError("cannot save current.json: no space left")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(loader.require_shelf(), "use", fail)
-            with pytest.raises(StatusError, match="no space left") as caught:
-                await loader.drop(names["other"])
-        assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
-        await loader.drop(names["other"])
-        assert loader.require_shelf().in_use == [names["own"]]
 
 
 @pytest.mark.parametrize("backend", ["torch", "onnxruntime"])

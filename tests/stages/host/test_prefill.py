@@ -94,8 +94,7 @@ def whole(bundles: Path) -> Parts:
 
 
 def pieces(parts: Parts, session: str = "s", **fields: Any) -> list[stage_pb2.Hop]:
-    source = parts.plan.ar
-    return prefill_hops(opening(source.digest, session, **fields), Alphabet(256))
+    return prefill_hops(opening(parts.plan.ar.digest, session, **fields), Alphabet(256))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from stages.checkpoint.checkpoint import load_ar, load_chain
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import CheckpointError, ConfigError
 from stages.model.architecture import Architecture
-from tests.trainer.small import tiny
+from tests.trainer.small import corpus, tiny
 from trainer.blocks.checkpoint_dir import (
     add_metrics,
     create_untrained,
@@ -23,10 +23,9 @@ from trainer.blocks.checkpoint_dir import (
     new_chain,
     open_checkpoint_dir,
 )
-from trainer.blocks.data import Corpus
 
 
-def test_an_identity_names_settings_and_data_but_not_results(corpus: Corpus) -> None:
+def test_an_identity_names_settings_and_data_but_not_results() -> None:
     manifest = new_chain(tiny, corpus)
     assert identity(manifest) == identity(replace(manifest, metrics={"chain": {}}))
     assert identity(manifest) == identity(new_chain(replace(tiny, log_every=7, save_every_s=1.0), corpus))
@@ -35,13 +34,7 @@ def test_an_identity_names_settings_and_data_but_not_results(corpus: Corpus) -> 
     assert identity(manifest) != identity(new_ar(tiny.architecture, tiny, corpus, "end to end"))
 
 
-def test_a_new_destination_is_written_once(tmp_path: Path, corpus: Corpus) -> None:
-    manifest = open_checkpoint_dir(tmp_path / "out", new_chain(tiny, corpus))
-    assert open_checkpoint_dir(tmp_path / "out", new_chain(tiny, corpus)) == manifest
-    assert read_manifest(tmp_path / "out") == manifest
-
-
-def test_measurements_of_workers_side_by_side_are_all_kept(tmp_path: Path, corpus: Corpus) -> None:
+def test_measurements_of_workers_side_by_side_are_all_kept(tmp_path: Path) -> None:
     open_checkpoint_dir(tmp_path, new_chain(tiny, corpus))
     threads = [
         threading.Thread(target=add_metrics, args=(tmp_path, {f"block-{i}": {"nats": float(i)}})) for i in range(8)

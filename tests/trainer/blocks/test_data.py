@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from stages.errors import DataError
+from tests.trainer.small import corpus
 from trainer.blocks.data import MIN_BYTES, VALID_SHARE, Corpus, load_corpus, windows
 
 
@@ -14,7 +15,7 @@ def text_of(tensor: torch.Tensor) -> bytes:
     return bytes(tensor.tolist())
 
 
-def test_a_file_is_split_at_its_end(text_file: Path, corpus: Corpus) -> None:
+def test_a_file_is_split_at_its_end(text_file: Path) -> None:
     raw = text_file.read_bytes()
     assert text_of(corpus.train) + text_of(corpus.valid) == raw
     assert len(corpus.valid) == max(int(len(raw) * VALID_SHARE), MIN_BYTES // 2)
@@ -68,7 +69,7 @@ def test_empty_validation_text_is_refused(tmp_path: Path) -> None:
         load_corpus(tmp_path)
 
 
-def test_a_context_longer_than_the_text_is_refused(corpus: Corpus) -> None:
+def test_a_context_longer_than_the_text_is_refused() -> None:
     corpus.require(len(corpus.valid))
     with pytest.raises(DataError, match="validation text has 2048 bytes, but one window needs 2049; give more text"):
         corpus.require(len(corpus.valid) + 1)
@@ -76,7 +77,7 @@ def test_a_context_longer_than_the_text_is_refused(corpus: Corpus) -> None:
         windows(torch.zeros(9, dtype=torch.uint8), np.zeros(1, dtype=np.int64), 10)
 
 
-def test_a_batch_is_a_function_of_seed_and_step(corpus: Corpus) -> None:
+def test_a_batch_is_a_function_of_seed_and_step() -> None:
     one = corpus.batch(1, 5, 4, 33)
     assert one.shape == (4, 33)
     assert one.dtype == torch.int64

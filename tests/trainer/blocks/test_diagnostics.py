@@ -14,9 +14,8 @@ from stages.model.codec import Fp32
 from stages.model.partition import NoisePartition
 from stages.model.pipeline import new_caches
 from stages.model.vocabulary import BYTES
-from tests.trainer.small import make_blocks, partition, tiny
+from tests.trainer.small import corpus, make_blocks, partition, tiny
 from trainer.blocks import diagnostics
-from trainer.blocks.data import Corpus
 from trainer.blocks.diagnostics import (
     bits,
     block_diagnostics,
@@ -31,7 +30,7 @@ from trainer.blocks.task import BlockTask
 
 
 @pytest.fixture
-def text(corpus: Corpus) -> torch.Tensor:
+def text() -> torch.Tensor:
     return corpus.valid_batch(6, 17)
 
 
@@ -87,7 +86,7 @@ def test_a_block_alone_starts_at_its_own_sigma_max(text: torch.Tensor) -> None:
     assert alone.keys() == {"sigma_max_nats", "from_noise_nats", "from_noise_scrambled_nats"}
 
 
-def test_a_trained_chain_uses_its_context_and_a_broken_one_is_caught(corpus: Corpus) -> None:
+def test_a_trained_chain_uses_its_context_and_a_broken_one_is_caught() -> None:
     """On text of words the true prefix helps; cut off from it, the scrambled figure is the same."""
     partition = NoisePartition("uniform", (10.0, 3.0, 1.0))
     config = replace(tiny, chunks=(1,), sequences=8)

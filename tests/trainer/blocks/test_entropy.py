@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from stages.model.block import Codes
+from tests.trainer.small import corpus
 from trainer.blocks import entropy
 from trainer.blocks.config import NoiseConfig
-from trainer.blocks.data import Corpus
 from trainer.blocks.entropy import entropy_curve, make_partition
 
 
@@ -18,7 +18,7 @@ def unigram_nats(text: torch.Tensor) -> float:
     return float(-(share[share > 0] * share[share > 0].log()).sum())
 
 
-def test_the_curve_rises_from_nothing_to_the_entropy_of_a_byte(corpus: Corpus) -> None:
+def test_the_curve_rises_from_nothing_to_the_entropy_of_a_byte() -> None:
     sigmas, nats = entropy_curve(Codes(0, 32), corpus.train, 0.02, 50.0)
     assert all(low < high for low, high in pairwise(sigmas))
     assert all(high > low - 1e-3 for low, high in pairwise(nats))
@@ -26,7 +26,13 @@ def test_the_curve_rises_from_nothing_to_the_entropy_of_a_byte(corpus: Corpus) -
     assert nats[-1] == pytest.approx(unigram_nats(corpus.train), abs=0.1)
 
 
-def test_blocks_share_the_entropy_equally(corpus: Corpus) -> None:
+@pytest.fixture
+def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entropy, "SAMPLES", 512)
+
+
+@pytest.mark.usefixtures("few_samples")
+def test_blocks_share_the_entropy_equally() -> None:
     noise, codes = NoiseConfig(), Codes(0, 32)
     partition = make_partition(noise, 4, codes, corpus.train)
     assert (partition.sigma_max, partition.sigma_min) == (noise.sigma_max, noise.sigma_min)
@@ -43,8 +49,8 @@ def interpolate(x: float, sigmas: list[float], nats: list[float]) -> float:
     raise AssertionError(x)
 
 
-def test_measured_boundaries_do_not_depend_on_threads(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entropy, "SAMPLES", 512)
+@pytest.mark.usefixtures("few_samples")
+def test_measured_boundaries_do_not_depend_on_threads() -> None:
     made = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
@@ -52,8 +58,9 @@ def test_measured_boundaries_do_not_depend_on_threads(corpus: Corpus, monkeypatc
     assert made[0] == made[1]
 
 
+@pytest.mark.usefixtures("few_samples")
 @pytest.mark.parametrize("kind", ["equal_probability", "equal_entropy", "uniform"])
-def test_every_kind_covers_the_range_it_was_given(corpus: Corpus, kind: str) -> None:
+def test_every_kind_covers_the_range_it_was_given(kind: str) -> None:
     partition = make_partition(NoiseConfig(partition=kind, overlap=0.1), 3, Codes(0, 16), corpus.train)
     assert partition.kind == kind
     assert len(partition.boundaries) == 4

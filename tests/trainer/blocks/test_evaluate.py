@@ -13,19 +13,20 @@ from stages.checkpoint.checkpoint import load_ar, load_block
 from stages.errors import CheckpointError, DataError, InputError
 from stages.model.architecture import Architecture
 from stages.model.pipeline import ArModel
-from tests.trainer.small import tiny
+from tests.trainer.small import corpus, tiny
 from trainer.blocks.config import NoiseConfig, TrainingConfig
-from trainer.blocks.data import Corpus
 from trainer.blocks.evaluate import Scorer, TextScore, bundle_divergences, checkpoints, divergence
 from trainer.blocks.train import train_ar, train_blocks
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """chain/, ar/ and local/, hardly trained."""
     architecture = Architecture(parts=2, layers=1, width=16, heads=2, context_bytes=32, code_dim=8, condition_dim=8)
     noise = NoiseConfig(partition="equal_probability")
-    config = TrainingConfig(architecture=architecture, noise=noise, steps=2, sequences=2, bfloat16=False)
+    config = TrainingConfig(
+        architecture=architecture, noise=noise, steps=2, sequences=2, bfloat16=False, valid_windows=2
+    )
     directory = tmp_path_factory.mktemp("bundle")
     train_blocks(config, corpus, directory / "chain")
     train_ar(config, corpus, directory / "ar", 2, 2)
@@ -49,7 +50,7 @@ def naive_bits(logits_of: Callable[[torch.Tensor], torch.Tensor], text: torch.Te
 
 
 @torch.inference_mode()
-def test_scores_are_those_of_one_byte_at_a_time(bundle: Path, corpus: Corpus) -> None:
+def test_scores_are_those_of_one_byte_at_a_time(bundle: Path) -> None:
     text = corpus.valid_batch(6, 33)
     (score,) = Scorer(corpus, windows=6, min_context=5).score(bundle / "ar").scores
     bits, count = naive_bits(load_ar(bundle / "ar"), text, 5)
@@ -61,7 +62,7 @@ def test_scores_are_those_of_one_byte_at_a_time(bundle: Path, corpus: Corpus) ->
     assert by_name(result.scores)["next byte, block 1"] == pytest.approx(bits, rel=1e-5)
 
 
-def test_a_chain_shows_every_figure_that_defines_it(bundle: Path, corpus: Corpus) -> None:
+def test_a_chain_shows_every_figure_that_defines_it(bundle: Path) -> None:
     result = Scorer(corpus, windows=4, min_context=8, steps=2).score(bundle / "chain")
     assert by_name(result.scores).keys() == {
         "next byte, block 0",
@@ -78,17 +79,17 @@ def test_a_chain_shows_every_figure_that_defines_it(bundle: Path, corpus: Corpus
     assert result.kind == "chain"
 
 
-def test_the_same_text_gives_the_same_figures(bundle: Path, corpus: Corpus) -> None:
+def test_the_same_text_gives_the_same_figures(bundle: Path) -> None:
     scorer = Scorer(corpus, windows=3, min_context=8, steps=2)
     assert scorer.score(bundle / "chain") == scorer.score(bundle / "chain")
 
 
-def test_no_byte_is_scored_twice(bundle: Path, corpus: Corpus) -> None:
+def test_no_byte_is_scored_twice(bundle: Path) -> None:
     (score,) = Scorer(corpus, windows=10_000, min_context=1).score(bundle / "local").scores
     assert score.bytes == (len(corpus.valid) // 33) * 32
 
 
-def test_other_training_text_is_told(bundle: Path, corpus: Corpus) -> None:
+def test_other_training_text_is_told(bundle: Path) -> None:
     other = replace(corpus, train=corpus.train[1:])
     assert not Scorer(other, windows=2, min_context=8).score(bundle / "local").trained_on_this_text
 
@@ -100,7 +101,7 @@ def test_a_bundle_has_three_checkpoints(bundle: Path, tmp_path: Path) -> None:
         checkpoints(tmp_path)
 
 
-def test_an_unfinished_chain_shows_what_it_has(tmp_path: Path, corpus: Corpus) -> None:
+def test_an_unfinished_chain_shows_what_it_has(tmp_path: Path) -> None:
     config = replace(tiny, steps=0)
     train_blocks(config, corpus, tmp_path, only=1)
     result = Scorer(corpus, windows=2, min_context=8).score(tmp_path)
@@ -108,12 +109,12 @@ def test_an_unfinished_chain_shows_what_it_has(tmp_path: Path, corpus: Corpus) -
 
 
 @pytest.mark.parametrize("setting", ["windows", "min_context", "steps"])
-def test_settings_below_one_are_refused(corpus: Corpus, setting: str) -> None:
+def test_settings_below_one_are_refused(setting: str) -> None:
     with pytest.raises(InputError, match=f"{setting} must be at least 1, not 0"):
         Scorer(corpus, **{setting: 0})
 
 
-def test_what_cannot_be_scored_is_refused(bundle: Path, corpus: Corpus, tmp_path: Path) -> None:
+def test_what_cannot_be_scored_is_refused(bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="min_context 32 leaves nothing of the 32 bytes"):
         Scorer(corpus, min_context=32).score(bundle / "ar")
     short = replace(corpus, valid=corpus.valid[:20])
@@ -144,7 +145,7 @@ def constant(odds: dict[int, float]) -> ArModel:
     return model
 
 
-def test_odds_known_in_closed_form(corpus: Corpus) -> None:
+def test_odds_known_in_closed_form() -> None:
     q, p = constant({0: 0.5, 1: 0.25}), constant({0: 0.25, 1: 0.5})
     found = divergence(q, p, "ar", corpus, 4, 8, 1.0)
     assert found.total_variation == pytest.approx(0.25, abs=1e-6)
@@ -153,7 +154,7 @@ def test_odds_known_in_closed_form(corpus: Corpus) -> None:
     assert found.verified_sweeps == pytest.approx(1 + 256 * 0.25, abs=1e-3)
 
 
-def test_temperature_sharpens_both(corpus: Corpus) -> None:
+def test_temperature_sharpens_both() -> None:
     q, p = constant({0: 0.5, 1: 0.25}), constant({0: 0.25, 1: 0.5})
     cold = divergence(q, p, "ar", corpus, 4, 8, 0.5)
     # squares of the odds, normalised; the other 254 bytes share what is left
@@ -163,14 +164,14 @@ def test_temperature_sharpens_both(corpus: Corpus) -> None:
     assert cold.kl_bits == pytest.approx((0.5**2 - 0.25**2) / total * 2 * math.log2(2), abs=1e-4)
 
 
-def test_a_model_does_not_differ_from_itself(corpus: Corpus) -> None:
+def test_a_model_does_not_differ_from_itself() -> None:
     model = ArModel(SIZES)
     found = divergence(model, model, "ar", corpus, 4, 8, 1.0)
     assert found.total_variation == found.kl_bits == found.reverse_kl_bits == 0
     assert found.verified_sweeps == 1
 
 
-def test_a_bundle_without_a_local_model_has_nothing_to_compare(tmp_path: Path, corpus: Corpus) -> None:
+def test_a_bundle_without_a_local_model_has_nothing_to_compare(tmp_path: Path) -> None:
     from dataclasses import replace
 
     from trainer.blocks.checkpoint_dir import create_untrained

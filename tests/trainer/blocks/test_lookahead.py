@@ -10,23 +10,18 @@ import torch
 
 from stages.checkpoint.checkpoint import load_ar, load_chain
 from stages.errors import ConfigError
-from stages.model.architecture import Architecture
 from stages.model.block import Codes
 from stages.model.partition import equal_probability
 from stages.model.pipeline import ArModel
-from tests.trainer.small import tiny
+from tests.trainer.small import corpus, tiny
 from trainer.blocks.config import LookaheadConfig
-from trainer.blocks.data import Corpus
 from trainer.blocks.lookahead import BlockWorkers, ChainTask, ScorerTask, Workers, _through_int8
 from trainer.blocks.losses import next_byte_loss
 from trainer.blocks.run import Run, train_step
 from trainer.blocks.task import BlockBatch
 from trainer.blocks.train import train_blocks_ahead, train_scorer
 
-
-@pytest.fixture
-def three() -> Architecture:
-    return replace(tiny.architecture, parts=3, layers=1)
+three = replace(tiny.architecture, parts=3, layers=1)
 
 
 def text(length: int = 33) -> torch.Tensor:
@@ -37,7 +32,7 @@ def gradients(workers: Workers, index: int) -> list[torch.Tensor]:
     return [p.grad.clone() for p in workers.stages[index].parameters() if p.grad is not None]
 
 
-def test_fresh_copies_give_the_gradient_of_end_to_end_training(three: Architecture) -> None:
+def test_fresh_copies_give_the_gradient_of_end_to_end_training() -> None:
     workers = Workers(three, LookaheadConfig(refresh_every=1))
     workers.refresh()
     workers.losses(text())[0].backward()
@@ -49,7 +44,7 @@ def test_fresh_copies_give_the_gradient_of_end_to_end_training(three: Architectu
             torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_stale_copies_give_another_gradient(three: Architecture) -> None:
+def test_stale_copies_give_another_gradient() -> None:
     workers = Workers(three, LookaheadConfig())
     workers.refresh()
     workers.losses(text())[0].backward()
@@ -66,7 +61,7 @@ def test_stale_copies_give_another_gradient(three: Architecture) -> None:
 
 
 @pytest.mark.parametrize("features", ["live", "copies"])
-def test_features_come_from_the_stages_or_from_their_copies(three: Architecture, features: str) -> None:
+def test_features_come_from_the_stages_or_from_their_copies(features: str) -> None:
     workers = Workers(three, LookaheadConfig(features=features))  # type: ignore[arg-type]
     workers.refresh()
     before = workers.losses(text())[1][2].item()
@@ -75,7 +70,7 @@ def test_features_come_from_the_stages_or_from_their_copies(three: Architecture,
     assert (workers.losses(text())[1][2].item() != before) == (features == "live")
 
 
-def test_own_losses_reach_no_other_stage(three: Architecture) -> None:
+def test_own_losses_reach_no_other_stage() -> None:
     workers = Workers(three, LookaheadConfig(1, own_weight=1.0, ahead=False))
     workers.refresh()
     _, own = workers.losses(text())
@@ -85,7 +80,7 @@ def test_own_losses_reach_no_other_stage(three: Architecture) -> None:
     assert not gradients(workers, 2)
 
 
-def test_a_head_without_weight_learns_and_its_stage_does_not(three: Architecture) -> None:
+def test_a_head_without_weight_learns_and_its_stage_does_not() -> None:
     workers = Workers(three, LookaheadConfig())
     workers.refresh()
     _, own = workers.losses(text())
@@ -94,7 +89,7 @@ def test_a_head_without_weight_learns_and_its_stage_does_not(three: Architecture
     assert workers.heads[0].head.weight.grad is not None
 
 
-def test_copies_are_never_trained(three: Architecture, corpus: Corpus) -> None:
+def test_copies_are_never_trained() -> None:
     workers = Workers(three, LookaheadConfig())
     task = ScorerTask("scorer", workers, corpus, replace(tiny, architecture=three))
     trained = {id(p) for part in task.trained for p in part.parameters()}
@@ -102,7 +97,7 @@ def test_copies_are_never_trained(three: Architecture, corpus: Corpus) -> None:
     assert not any(id(p) in trained for copy in workers.copies for p in copy.parameters())
 
 
-def test_int8_copies_are_close(three: Architecture) -> None:
+def test_int8_copies_are_close() -> None:
     weight = torch.randn(5, 40)
     error = (_through_int8(weight) - weight).abs().amax(dim=1)
     assert torch.all(error <= weight.abs().amax(dim=1) / 127 / 2 * 1.001)
@@ -113,7 +108,7 @@ def test_int8_copies_are_close(three: Architecture) -> None:
         torch.testing.assert_close(ours, theirs, atol=float(ours.detach().abs().max()) / 250, rtol=0)
 
 
-def test_a_scorer_is_served_like_an_ar_model(tmp_path: Path, corpus: Corpus) -> None:
+def test_a_scorer_is_served_like_an_ar_model(tmp_path: Path) -> None:
     manifest = train_scorer(tiny, corpus, tmp_path)
     assert manifest.kind == "ar"
     assert manifest.complete
@@ -124,7 +119,7 @@ def test_a_scorer_is_served_like_an_ar_model(tmp_path: Path, corpus: Corpus) -> 
     assert train_scorer(tiny, corpus, tmp_path) == manifest
 
 
-def test_a_resumed_scorer_is_the_one_that_was_never_stopped(tmp_path: Path, corpus: Corpus) -> None:
+def test_a_resumed_scorer_is_the_one_that_was_never_stopped(tmp_path: Path) -> None:
     config = replace(tiny, steps=7, lookahead=LookaheadConfig(refresh_every=4))
 
     def task() -> ScorerTask:
@@ -161,7 +156,7 @@ def test_settings_that_make_no_sense_are_named(changes: dict[str, object], says:
         LookaheadConfig(**changes)  # type: ignore[arg-type]
 
 
-def test_a_chain_trained_ahead_is_a_chain(tmp_path: Path, corpus: Corpus) -> None:
+def test_a_chain_trained_ahead_is_a_chain(tmp_path: Path) -> None:
     config = replace(tiny, steps=3, architecture=replace(tiny.architecture, context="chained"))
     manifest = train_blocks_ahead(config, corpus, tmp_path)
     assert manifest.complete
@@ -171,12 +166,12 @@ def test_a_chain_trained_ahead_is_a_chain(tmp_path: Path, corpus: Corpus) -> Non
     assert train_blocks_ahead(config, corpus, tmp_path) == manifest
 
 
-def test_lookahead_needs_features_to_go_through(tmp_path: Path, corpus: Corpus) -> None:
+def test_lookahead_needs_features_to_go_through(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give --context chained"):
         train_blocks_ahead(tiny, corpus, tmp_path)
 
 
-def test_a_block_ahead_learns_from_the_last_head_and_its_own_noise(corpus: Corpus) -> None:
+def test_a_block_ahead_learns_from_the_last_head_and_its_own_noise() -> None:
     config = replace(tiny, architecture=replace(tiny.architecture, context="chained"))
     partition = equal_probability(2, 0.15, 10.0)
     task = ChainTask("chain", BlockWorkers(config, Codes(0, 8)), partition, corpus, config)

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from stages.model.block import Block, Codes
-from tests.trainer.small import tiny
-from trainer.blocks.data import Corpus
+from tests.trainer.small import corpus, tiny
 from trainer.blocks.memory import MemoryUse, _blocks, _Chain, measure, measure_training, saved_for_backward
 
 
@@ -52,7 +51,7 @@ def test_parameters_gradients_and_state_are_those_of_real_tensors() -> None:
 
 @pytest.mark.parametrize("context", ["own", "chained"])
 @pytest.mark.parametrize("parts", [2, 4])
-def test_one_block_holds_its_share_of_training_end_to_end(corpus: Corpus, context: str, parts: int) -> None:
+def test_one_block_holds_its_share_of_training_end_to_end(context: str, parts: int) -> None:
     architecture = replace(tiny.architecture, parts=parts, width=64, context_bytes=64, context=context)
     uses = measure_training(replace(tiny, architecture=architecture, sequences=2), corpus)
     share = uses["block"].total / uses["end to end"].total
@@ -64,7 +63,7 @@ def test_one_block_holds_its_share_of_training_end_to_end(corpus: Corpus, contex
         assert uses["block"].parameters == uses["end to end"].parameters, "the blocks before it run forward"
 
 
-def test_end_to_end_gradients_go_through_the_whole_chain(corpus: Corpus) -> None:
+def test_end_to_end_gradients_go_through_the_whole_chain() -> None:
     """The first block learns from the last one's loss: that is what block-local training does without."""
     config = replace(tiny, architecture=replace(tiny.architecture, context="chained"))
     blocks = _blocks(config)

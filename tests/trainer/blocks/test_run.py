@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import resource
-import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -202,24 +200,9 @@ def test_a_state_that_does_not_fit_leaves_the_last_one(tmp_path: Path, undisturb
     check_resumed(directory, tiny, undisturbed)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 128 kB."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    if shutil.which("mount") is None or os.geteuid() != 0:
-        pytest.skip("only root can mount a small file system")
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", path], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
-    yield path
-    subprocess.run(["umount", path], check=True)
-
-
-def test_a_full_disk_leaves_the_last_state(small_disk: Path, undisturbed: tuple) -> None:
-    filler = small_disk / "filler"
+def test_a_full_disk_leaves_the_last_state(small_disk: Callable[[str], Path], undisturbed: tuple) -> None:
+    disk = small_disk("128k")
+    filler = disk / "filler"
 
     def fill() -> None:
         with filler.open("wb", buffering=0) as file:
@@ -230,9 +213,9 @@ def test_a_full_disk_leaves_the_last_state(small_disk: Path, undisturbed: tuple)
                 return
 
     with pytest.raises(CheckpointError, match=r"No space left on device.*free some space"):
-        Run(Line(3, fill), tiny, small_disk / "run", "run").train()
+        Run(Line(3, fill), tiny, disk / "run", "run").train()
     filler.unlink()
-    check_resumed(small_disk / "run", tiny, undisturbed)
+    check_resumed(disk / "run", tiny, undisturbed)
 
 
 # A killed process

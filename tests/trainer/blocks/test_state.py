@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from stages.errors import CheckpointError, ResumeError
 from trainer.blocks.state import StepLog, exclusive, load_state, read_records, save_state
@@ -27,6 +28,12 @@ def test_a_state_comes_back_whole(saved: Path) -> None:
     assert record == {"step": 5, "spent_s": 2.5}
     assert tensors.keys() == {"a", "b"}
     assert torch.equal(tensors["a"], torch.arange(64.0).view(2, 32).T)
+
+
+def test_a_state_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(2)}, tmp_path / "old", {"step": "5", "spent_s": "2.5", "identity": "i", "sha256": "s"})
+    record, tensors = load_state(tmp_path / "old")
+    assert (record["step"], record["spent_s"], record["identity"], tensors.keys()) == ("5", "2.5", "i", {"a"})
 
 
 def cut(raw: bytearray) -> bytes:

@@ -13,19 +13,15 @@ import torch
 from stages.checkpoint.checkpoint import load_ar, load_chain, write_manifest
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import CheckpointError, ConfigError, DataError, Interrupted, ResumeError
-from tests.trainer.small import tiny
+from tests.trainer.small import corpus, tiny
 from trainer.blocks import train as local
 from trainer.blocks.config import NoiseConfig, TrainingConfig, load_config
-from trainer.blocks.data import Corpus
 from trainer.blocks.diagnostics import next_byte_nats
 from trainer.blocks.state import StepLog, read_records
 from trainer.blocks.task import BlockTask
 from trainer.blocks.train import draw_curves, train_ar, train_blocks
 
-
-@pytest.fixture
-def short() -> TrainingConfig:
-    return replace(tiny, steps=3, architecture=replace(tiny.architecture, layers=1))
+short = replace(tiny, steps=3, architecture=replace(tiny.architecture, layers=1))
 
 
 def chained(config: TrainingConfig) -> TrainingConfig:
@@ -36,7 +32,7 @@ def digests(out: Path) -> list[str | None]:
     return [part.sha256 if part else None for part in read_manifest(out).parts]
 
 
-def test_blocks_are_trained_in_order_and_measured(tmp_path: Path, short: TrainingConfig, corpus: Corpus) -> None:
+def test_blocks_are_trained_in_order_and_measured(tmp_path: Path) -> None:
     manifest = train_blocks(short, corpus, tmp_path)
     assert manifest.complete
     assert manifest == read_manifest(tmp_path)
@@ -49,9 +45,7 @@ def test_blocks_are_trained_in_order_and_measured(tmp_path: Path, short: Trainin
     assert not list((tmp_path / "training").glob("*.safetensors"))
 
 
-def test_only_the_block_in_training_has_gradients(
-    tmp_path: Path, short: TrainingConfig, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_block_in_training_has_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, list[bool]]] = []
     loss = BlockTask.loss
 
@@ -67,9 +61,7 @@ def test_only_the_block_in_training_has_gradients(
 
 
 @pytest.mark.parametrize("context", ["own", "chained"])
-def test_blocks_trained_one_command_each_are_the_same(
-    tmp_path: Path, short: TrainingConfig, corpus: Corpus, context: str
-) -> None:
+def test_blocks_trained_one_command_each_are_the_same(tmp_path: Path, context: str) -> None:
     config = chained(short) if context == "chained" else short
     train_blocks(config, corpus, tmp_path / "whole")
     for index in (0, 1):
@@ -78,14 +70,12 @@ def test_blocks_trained_one_command_each_are_the_same(
     assert read_manifest(tmp_path / "parts").metrics == read_manifest(tmp_path / "whole").metrics
 
 
-def test_own_blocks_need_no_order(tmp_path: Path, short: TrainingConfig, corpus: Corpus) -> None:
+def test_own_blocks_need_no_order(tmp_path: Path) -> None:
     assert "chain" not in train_blocks(short, corpus, tmp_path, only=1).metrics
     assert "chain" in train_blocks(short, corpus, tmp_path, only=0).metrics
 
 
-def test_what_is_done_is_not_done_again(
-    tmp_path: Path, short: TrainingConfig, corpus: Corpus, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_done_is_not_done_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train_blocks(short, corpus, tmp_path)
     before = digests(tmp_path)
     (tmp_path / "training" / "block-0.state.safetensors").write_bytes(b"left by a kill after the block was saved")
@@ -96,18 +86,18 @@ def test_what_is_done_is_not_done_again(
 
 
 @pytest.mark.parametrize("index", [-1, 2, 99])
-def test_a_block_out_of_range_is_refused(tmp_path: Path, short: TrainingConfig, corpus: Corpus, index: int) -> None:
+def test_a_block_out_of_range_is_refused(tmp_path: Path, index: int) -> None:
     with pytest.raises(ConfigError, match=f"there is no block {index}: this chain has blocks 0 to 1"):
         train_blocks(short, corpus, tmp_path / "out", only=index)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_chained_block_needs_those_before_it(tmp_path: Path, short: TrainingConfig, corpus: Corpus) -> None:
+def test_a_chained_block_needs_those_before_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"block 1 reads the features of block 0, .* train it first \(--block 0\)"):
         train_blocks(chained(short), corpus, tmp_path, only=1)
 
 
-def test_another_runs_checkpoint_is_refused(tmp_path: Path, short: TrainingConfig, corpus: Corpus) -> None:
+def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
     train_blocks(short, corpus, tmp_path, only=0)
     before = digests(tmp_path)
     message = "holds a checkpoint of other settings or data; give another --out"
@@ -121,34 +111,24 @@ def test_another_runs_checkpoint_is_refused(tmp_path: Path, short: TrainingConfi
     assert digests(tmp_path) == before
 
 
-def test_how_often_to_log_and_save_may_change(tmp_path: Path, short: TrainingConfig, corpus: Corpus) -> None:
-    train_blocks(short, corpus, tmp_path, only=0)
-    changed = replace(short, log_every=2, evaluate_every=3, save_every_s=9.0)
-    assert train_blocks(changed, corpus, tmp_path).complete
-
-
-def test_boundaries_measured_on_another_machine_are_taken_over(
-    tmp_path: Path, short: TrainingConfig, corpus: Corpus
-) -> None:
-    short = replace(short, noise=NoiseConfig())
-    manifest = train_blocks(short, corpus, tmp_path, only=0)
+def test_boundaries_measured_on_another_machine_are_taken_over(tmp_path: Path) -> None:
+    measured = replace(short, noise=NoiseConfig())
+    manifest = train_blocks(measured, corpus, tmp_path, only=0)
     assert manifest.partition is not None
     assert manifest.partition.kind == "equal_entropy"
     high, middle, low = manifest.partition.boundaries
     moved = replace(manifest.partition, boundaries=(high, middle * (1 + 1e-6), low))
     write_manifest(tmp_path, replace(manifest, partition=moved))
-    assert train_blocks(short, corpus, tmp_path).partition == moved
+    assert train_blocks(measured, corpus, tmp_path).partition == moved
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, short: TrainingConfig, corpus: Corpus) -> None:
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ConfigError, match=r"cannot train into .*file: .*; give another --out"):
         train_blocks(short, corpus, tmp_path / "file")
 
 
-def test_a_context_longer_than_the_text_is_refused_before_training(
-    tmp_path: Path, short: TrainingConfig, corpus: Corpus
-) -> None:
+def test_a_context_longer_than_the_text_is_refused_before_training(tmp_path: Path) -> None:
     long = replace(short, architecture=replace(short.architecture, context_bytes=4096))
     for train in (lambda: train_blocks(long, corpus, tmp_path / "a"), lambda: train_ar(long, corpus, tmp_path, 1, 1)):
         with pytest.raises(DataError, match="but one window needs 4097; give more text, or a smaller context_bytes"):
@@ -156,7 +136,7 @@ def test_a_context_longer_than_the_text_is_refused_before_training(
 
 
 def test_a_kill_between_measuring_and_saving_loses_no_measurement(
-    tmp_path: Path, short: TrainingConfig, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
@@ -171,9 +151,7 @@ def test_a_kill_between_measuring_and_saving_loses_no_measurement(
     assert read_manifest(tmp_path / "killed").metrics == read_manifest(tmp_path / "whole").metrics
 
 
-def test_a_stop_at_a_blocks_last_step_does_not_start_the_next(
-    tmp_path: Path, short: TrainingConfig, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_at_a_blocks_last_step_does_not_start_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loss = BlockTask.loss
 
     def stopping(task: BlockTask, step: int) -> Any:
@@ -187,7 +165,7 @@ def test_a_stop_at_a_blocks_last_step_does_not_start_the_next(
     assert [digest is not None for digest in digests(tmp_path)] == [True, False]
 
 
-def test_a_foreign_state_is_not_gone_on_from(tmp_path: Path, short: TrainingConfig, corpus: Corpus) -> None:
+def test_a_foreign_state_is_not_gone_on_from(tmp_path: Path) -> None:
     class Cut(Exception):
         pass
 
@@ -206,16 +184,12 @@ def test_a_foreign_state_is_not_gone_on_from(tmp_path: Path, short: TrainingConf
 
 
 @pytest.mark.parametrize(("layers", "stages"), [(3, 2), (0, 1), (2, 0), (-2, -1), (1, 2)])
-def test_layers_that_cannot_be_cut_are_refused(
-    tmp_path: Path, short: TrainingConfig, corpus: Corpus, layers: int, stages: int
-) -> None:
+def test_layers_that_cannot_be_cut_are_refused(tmp_path: Path, layers: int, stages: int) -> None:
     with pytest.raises(ConfigError, match=f"{layers} layers cannot be cut into {stages} equal stages; give --layers"):
         train_ar(short, corpus, tmp_path, layers, stages)
 
 
-def test_the_stored_stages_are_the_model_that_was_measured(
-    tmp_path: Path, short: TrainingConfig, corpus: Corpus
-) -> None:
+def test_the_stored_stages_are_the_model_that_was_measured(tmp_path: Path) -> None:
     manifest = train_ar(short, corpus, tmp_path, 4, 2)
     assert (manifest.architecture.parts, manifest.architecture.layers) == (2, 2)
     text = corpus.valid_batch(short.valid_windows, 33)
@@ -224,22 +198,20 @@ def test_the_stored_stages_are_the_model_that_was_measured(
     assert nats == pytest.approx(manifest.metrics["ar"]["valid_next_byte_nats"], rel=1e-6)
 
 
-def test_an_ar_model_is_not_trained_twice(
-    tmp_path: Path, short: TrainingConfig, corpus: Corpus, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_ar_model_is_not_trained_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = train_ar(short, corpus, tmp_path, 1, 1)
     assert train_ar(short, corpus, tmp_path, 1, 1) == first
     assert "AR model: already trained" in capsys.readouterr().out
 
 
-def test_training_learns(tmp_path: Path, corpus: Corpus) -> None:
+def test_training_learns(tmp_path: Path) -> None:
     config = replace(tiny, steps=60, sequences=8, evaluate_every=1000)
     losses = train_blocks(config, corpus, tmp_path / "chain", only=0).metrics["block-0"]
     assert losses["valid_next_byte_nats"] < 3.5
     assert train_ar(config, corpus, tmp_path / "ar", 2, 1).metrics["ar"]["valid_next_byte_nats"] < 3.5
 
 
-def test_the_blocktrain_range_trains(tmp_path: Path, corpus: Corpus) -> None:
+def test_the_blocktrain_range_trains(tmp_path: Path) -> None:
     profile = load_config(None, "blocktrain")
     config = replace(profile, architecture=tiny.architecture, steps=3, sequences=2, bfloat16=False)
     manifest = train_blocks(config, corpus, tmp_path)

@@ -13,16 +13,16 @@ from stages.grafting.architecture import SlotShape
 from stages.model.architecture import Architecture
 from stages.model.partition import NoisePartition, equal_probability
 from tests.stages.model.tiny_llama import TINY, random_stages, write_tiny
+from tests.trainer.small import corpus
 from trainer.blocks.checkpoint_dir import create_untrained
 from trainer.blocks.config import PROFILES, TrainingConfig
-from trainer.blocks.data import Corpus
 from trainer.grafting.model import EmbeddingCodes, GraftModel, load_stages, new_model
 from trainer.grafting.training import Graft, open_graft
 
 SHAPE = SlotShape(code_dim=8, condition_dim=8, rank=2)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def graft_config() -> TrainingConfig:
     small = Architecture(context_bytes=12, code_dim=SHAPE.code_dim, condition_dim=SHAPE.condition_dim)
     return replace(
@@ -75,7 +75,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def opened(checkpoint: Path, tmp_path: Path, graft_config: TrainingConfig, corpus: Corpus) -> Callable[..., Graft]:
+def opened(checkpoint: Path, tmp_path: Path, graft_config: TrainingConfig) -> Callable[..., Graft]:
     """A graft of tokens, anew or again."""
     pytest.importorskip("tokenizers")
 

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
-import trainer.blocks.device
+import trainer.blocks.data
 import trainer.blocks.run
 from tests.trainer.processes import run_command
 
@@ -93,7 +93,7 @@ def main(commands: Sequence[tuple[int, Sequence[str]]]) -> int:
     :param commands: each after the step in which the process asks itself to stop; -1 for none.
     """
     device, train_step = Device(), trainer.blocks.run.train_step
-    trainer.blocks.device.check_device = lambda name: name
+    trainer.blocks.data.check_device = lambda name: name
     _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
     torch._C._set_only_lift_cpu_tensors(True)  # or torch.tensor(..., device=...) goes past the mode
     code = 0

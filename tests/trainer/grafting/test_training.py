@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,8 @@ from stages.checkpoint.checkpoint import load_chain_part, save_block, update_man
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import CheckpointError, ConfigError, InputError, Interrupted
 from stages.grafting.part import GraftPart
+from tests.stages.model.tiny_llama import TINY, write_tiny
+from tests.trainer.small import corpus
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.blocks.run import StepLoss, train_step
@@ -91,7 +94,7 @@ def test_the_chain_is_measured_and_writes(opened: Callable[..., Graft]) -> None:
 
 
 def test_what_cannot_be_grafted_is_refused_with_a_sentence(
-    opened: Callable[..., Graft], tmp_path: Path, graft_config: TrainingConfig, corpus: Corpus
+    opened: Callable[..., Graft], tmp_path: Path, graft_config: TrainingConfig
 ) -> None:
     graft = opened()
     with pytest.raises(ConfigError, match="there is no block 3"):
@@ -144,7 +147,7 @@ def test_the_command_trains_and_measures(
     assert "at least one prompt" in onesweep("train", "graft", *common, "--rank", 2, "--write", 0).message
 
 
-def test_a_chain_is_no_model_to_graft(tmp_path: Path, graft_config: TrainingConfig, corpus: Corpus) -> None:
+def test_a_chain_is_no_model_to_graft(tmp_path: Path, graft_config: TrainingConfig) -> None:
     from trainer.blocks.checkpoint_dir import create_untrained
 
     create_untrained(tmp_path / "chain", "chain", graft_config.architecture, 0)
@@ -152,10 +155,19 @@ def test_a_chain_is_no_model_to_graft(tmp_path: Path, graft_config: TrainingConf
         open_graft(tmp_path / "chain", tmp_path / "out", 2, graft_config, corpus)
 
 
-@pytest.fixture
-def trained(opened: Callable[..., Graft]) -> Graft:
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, graft_config: TrainingConfig) -> Graft:
+    """Not to be changed."""
+    pytest.importorskip("tokenizers")
+    directory = tmp_path_factory.mktemp("trained")
+    write_tiny(directory / "pretrained", TINY)
+
+    def opened() -> Graft:
+        config = replace(graft_config, steps=1)
+        return open_graft(directory / "pretrained", directory / "graft", 2, config, corpus)
+
     for block in range(3):
-        train_block(opened(steps=1), GraftSettings(block))
+        train_block(opened(), GraftSettings(block))
     return opened()
 
 
@@ -203,9 +215,10 @@ def test_a_chain_that_is_not_whole_is_not_exported(opened: Callable[..., Graft],
 
 
 def test_an_export_that_fails_leaves_nothing_behind(trained: Graft, tmp_path: Path) -> None:
-    (trained.checkpoint / "tokenizer.json").unlink()
+    shutil.copytree(trained.checkpoint, tmp_path / "ar")
+    (tmp_path / "ar" / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError, match="No such file"):
-        export_chain(trained, tmp_path / "chain")
+        export_chain(replace(trained, checkpoint=tmp_path / "ar"), tmp_path / "chain")
     assert not [path for path in tmp_path.iterdir() if "chain" in path.name]
 
 

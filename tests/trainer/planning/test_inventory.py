@@ -9,14 +9,13 @@ import pytest
 
 from stages.errors import ConfigError
 from stages.model.architecture import Architecture
-from tests.trainer.small import tiny
+from tests.trainer.small import corpus, tiny
 from trainer.blocks.config import TrainingConfig
-from trainer.blocks.data import Corpus
 from trainer.blocks.optimizer import state_bytes
 from trainer.planning.inventory import fit_width, numbers_of, take_inventory
+from trainer.rounds.codecs import shapes, trainable
 from trainer.rounds.parts import Learner, StagePart
 from trainer.rounds.spec import RunSpec
-from trainer.rounds.tensors import shapes, trainable
 
 MODELS = ["own chain", "chained chain", "chain ahead", "scorer", "ar"]
 
@@ -35,9 +34,7 @@ def model() -> Callable[[str], TrainingConfig]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_inventory_is_that_of_real_workers(
-    model: Callable[[str], TrainingConfig], corpus: Corpus, name: str
-) -> None:
+def test_the_inventory_is_that_of_real_workers(model: Callable[[str], TrainingConfig], name: str) -> None:
     config = model(name)
     frame = RunSpec.of(config, corpus)
     for index, part in enumerate(take_inventory(config)):
@@ -51,7 +48,7 @@ def test_the_inventory_is_that_of_real_workers(
         assert isinstance(task, StagePart) or part.copied_bytes == 2 * fetched
 
 
-def test_what_a_step_leaves_is_what_was_counted(model: Callable[[str], TrainingConfig], corpus: Corpus) -> None:
+def test_what_a_step_leaves_is_what_was_counted(model: Callable[[str], TrainingConfig]) -> None:
     config = model("own chain")
     part = take_inventory(config)[1]
     learner = Learner(RunSpec.of(config, corpus).task(1, corpus, 0), replace(config, steps=1))

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.trainer.small import tiny
-from trainer.blocks.data import Corpus
+from tests.trainer.small import corpus, tiny
 from trainer.blocks.round_settings import RoundSettings
 from trainer.planning.inventory import PartInventory, take_inventory
 from trainer.planning.traffic import ByteBounds, bounds_of, traffic_of, wire_bytes
@@ -65,7 +64,7 @@ def test_bounds_are_those_counted_by_hand() -> None:
 
 @pytest.mark.parametrize("codecs", [("fp32", "fp32"), ("e3m0", "int8")])
 @pytest.mark.parametrize("overlap", ["none", "naive"])
-def test_the_engine_in_one_process_counts_the_same(corpus: Corpus, codecs: tuple[str, str], overlap: str) -> None:
+def test_the_engine_in_one_process_counts_the_same(codecs: tuple[str, str], overlap: str) -> None:
     """Exactly, but for one version: it fetches the last one, too."""
     rounds = replace(tiny.rounds, steps_per_round=1, rounds=3, replicas=2, deadline="lockstep", overlap=overlap)
     rounds = replace(rounds, codec=codecs[0], down_codec=codecs[1], copies_codec=codecs[1])

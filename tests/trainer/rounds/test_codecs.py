@@ -18,9 +18,12 @@ from trainer.rounds.codecs import (
     TERNARY_GROUP,
     ErrorFeedback,
     TensorCodec,
+    Tensors,
     codec_named,
+    norm,
+    shapes,
+    subtract,
 )
-from trainer.rounds.tensors import Tensors, norm, shapes, subtract
 
 ALL = list(CODECS.values())
 shape = st.lists(st.integers(0, 9), max_size=3).map(tuple)
@@ -39,7 +42,7 @@ def some_tensors(draw: st.DrawFn) -> Tensors:
 
 
 @pytest.mark.parametrize("codec", ALL, ids=lambda codec: codec.name)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 @given(tensors=some_tensors())
 def test_sizes_are_exact_and_shapes_come_back(codec: TensorCodec, tensors: Tensors) -> None:
     data = codec.encode(tensors)
@@ -55,7 +58,7 @@ def test_sizes_are_exact_and_shapes_come_back(codec: TensorCodec, tensors: Tenso
 
 
 @pytest.mark.parametrize("codec", ALL, ids=lambda codec: codec.name)
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(data=st.binary(max_size=200))
 def test_any_bytes_are_decoded_or_refused(codec: TensorCodec, data: bytes) -> None:
     like = {"a": (3, 5), "b": (4,)}

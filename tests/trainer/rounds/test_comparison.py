@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from stages.errors import ConfigError
-from tests.trainer.small import tiny
-from trainer.blocks.config import TrainingConfig
-from trainer.blocks.data import Corpus
+from tests.trainer.small import corpus, tiny
 from trainer.blocks.round_settings import RoundSettings
 from trainer.rounds.comparison import arms, measure_step_cost
 from trainer.rounds.settings import SimulatedWorkers
@@ -143,14 +141,11 @@ def test_one_place_may_be_all_that_is_trained(onesweep: Command, flags: list[obj
     assert [row.split(" | ")[0] for row in found.out.splitlines()[2:]] == ["| one place"]
 
 
-@pytest.fixture
-def chained() -> TrainingConfig:
-    architecture = replace(tiny.architecture, context="chained")
-    rounds = RoundSettings(model="chain", replicas=1, outer="mean", steps_per_round=2, codec="fp32", down_codec="fp32")
-    return replace(tiny, architecture=architecture, rounds=rounds, steps=4)
+ALONE = RoundSettings(model="chain", replicas=1, outer="mean", steps_per_round=2, codec="fp32", down_codec="fp32")
+chained = replace(tiny, architecture=replace(tiny.architecture, context="chained"), rounds=ALONE, steps=4)
 
 
-def test_other_sections_and_the_engine_can_be_varied(chained: TrainingConfig) -> None:
+def test_other_sections_and_the_engine_can_be_varied() -> None:
     vary = {"architecture.layers": ["2"], "noise.partition": ["uniform"], "engine": ["grpc", "inprocess"]}
     real, virtual = arms(chained, SimulatedWorkers(), vary)
     assert (real.config.architecture.layers, real.config.noise.partition) == (2, "uniform")
@@ -160,7 +155,7 @@ def test_other_sections_and_the_engine_can_be_varied(chained: TrainingConfig) ->
             arms(chained, SimulatedWorkers(), wrong)
 
 
-def test_copies_are_refreshed_as_often_as_is_asked(chained: TrainingConfig, corpus: Corpus) -> None:
+def test_copies_are_refreshed_as_often_as_is_asked() -> None:
     moved = {}
     for every in (1, 2):
         spec = RunSpec.of(replace(chained, rounds=replace(chained.rounds, copies_every=every)), corpus)
@@ -168,7 +163,7 @@ def test_copies_are_refreshed_as_often_as_is_asked(chained: TrainingConfig, corp
     assert moved[1] == 2 * moved[2] > 0
 
 
-def test_the_burden_counts_copies_and_products(chained: TrainingConfig, corpus: Corpus) -> None:
+def test_the_burden_counts_copies_and_products() -> None:
     spec = RunSpec.of(chained, corpus)
     alone = replace(chained, architecture=replace(chained.architecture, context="own"))
     burden, own = measure_step_cost(spec, corpus), measure_step_cost(RunSpec.of(alone, corpus), corpus)

@@ -13,30 +13,27 @@ from torch import nn
 
 import trainer.rounds.torchft
 from stages.errors import ConfigError, InputError, ServiceError
-from tests.trainer.small import tensors, tiny
-from trainer.blocks.config import TrainingConfig
-from trainer.blocks.data import Corpus
+from tests.trainer.small import corpus, tensors, tiny
 from trainer.blocks.round_settings import RoundSettings
+from trainer.rounds.codecs import norm, subtract
 from trainer.rounds.comparison import ArmResult, engine_named, tally_table
-from trainer.rounds.outer import new_outer as ours
-from trainer.rounds.processes import Merges, SubprocessPool
+from trainer.rounds.merging import new_outer as ours
+from trainer.rounds.processes import SubprocessPool, count_merges
 from trainer.rounds.settings import SimulatedWorkers, Throttle
 from trainer.rounds.simulation import WorkerTally
 from trainer.rounds.spec import RunSpec
 from trainer.rounds.store import Share
-from trainer.rounds.tensors import norm, subtract
 from trainer.rounds.torchft import torch_outer
 
 with_torchft = pytest.mark.skipif(find_spec("torchft") is None, reason="torchft is not installed")
 
 
-@pytest.fixture
-def plain() -> TrainingConfig:
-    """Plain DiLoCo of a small AR model: two workers that are always there, fp32, Nesterov."""
-    rounds = RoundSettings(
-        model="ar", rounds=3, steps_per_round=2, deadline="lockstep", codec="fp32", down_codec="fp32"
-    )
-    return replace(tiny, architecture=replace(tiny.architecture, parts=1, layers=1), rounds=rounds)
+# Plain DiLoCo of a small AR model: two workers that are always there, fp32, Nesterov.
+plain = replace(
+    tiny,
+    architecture=replace(tiny.architecture, parts=1, layers=1),
+    rounds=RoundSettings(model="ar", rounds=3, steps_per_round=2, deadline="lockstep", codec="fp32", down_codec="fp32"),
+)
 
 
 # The same weights
@@ -45,7 +42,7 @@ def plain() -> TrainingConfig:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["grpc", pytest.param("torchft", marks=with_torchft)])
-def test_real_processes_make_the_weights_of_one_process(name: str, plain: TrainingConfig, corpus: Corpus) -> None:
+def test_real_processes_make_the_weights_of_one_process(name: str) -> None:
     spec = RunSpec.of(plain, corpus)
     expected = engine_named("inprocess").train(spec, corpus, SimulatedWorkers())
     engine = engine_named(name)
@@ -65,9 +62,7 @@ def test_real_processes_make_the_weights_of_one_process(name: str, plain: Traini
 @with_torchft
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_with_a_deadline_torchft_goes_on_without_who_is_slow(
-    plain: TrainingConfig, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_a_deadline_torchft_goes_on_without_who_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer.rounds.torchft, "FAREWELL_S", 0.2)
     monkeypatch.setattr(trainer.rounds.torchft, "DISMISSED_S", 0.5)
     rounds = replace(plain.rounds, replicas=3, rounds=2, deadline="fixed", deadline_s=0.5, late="drop")
@@ -112,7 +107,7 @@ def test_the_outer_optimizer_of_torch_is_that_of_the_ledger(changes: dict[str, A
     ],
 )
 def test_what_torchft_cannot_do_is_said(
-    plain: TrainingConfig, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], sentence: str
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], sentence: str
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     engine = engine_named("torchft")
@@ -121,13 +116,13 @@ def test_what_torchft_cannot_do_is_said(
         engine.check(replace(plain, rounds=replace(plain.rounds, **changes)), SimulatedWorkers())
 
 
-def test_without_the_extra_it_is_said_how_to_have_it(plain: TrainingConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_it_is_said_how_to_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'onesweep\[torchft\]'"):
         engine_named("torchft").check(plain, SimulatedWorkers())
 
 
-def test_virtual_and_real_workers_are_told_apart(plain: TrainingConfig) -> None:
+def test_virtual_and_real_workers_are_told_apart() -> None:
     with pytest.raises(ConfigError, match="up_mbps is of virtual workers, real ones have"):
         engine_named("grpc").check(plain, SimulatedWorkers(up_mbps=5.0))
     with pytest.raises(ConfigError, match="pace_s is of real workers"):
@@ -168,9 +163,9 @@ def test_merges_are_read_from_the_log() -> None:
         {"kind": "dropped", "part": "p", "id": "d"},
         accepted("e", "slow"),
     ]
-    merges = Merges(records)
-    assert merges.updates == {"in time": 3, "late": 1, "dropped": 1}
-    assert merges.steps == {"fast": 8.0, "slow": 2.0}
+    updates, steps = count_merges(records)
+    assert updates == {"in time": 3, "late": 1, "dropped": 1}
+    assert steps == {"fast": 8.0, "slow": 2.0}
 
 
 def test_the_table_says_who_worked_and_who_waited() -> None:

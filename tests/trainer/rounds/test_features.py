@@ -9,36 +9,32 @@ import pytest
 import torch
 
 from stages.errors import CodecError, ConfigError
-from tests.trainer.small import tiny
-from trainer.blocks.config import TrainingConfig
-from trainer.blocks.data import Corpus
+from tests.trainer.small import corpus, tiny
 from trainer.blocks.diagnostics import clean_features
 from trainer.blocks.round_settings import RoundSettings
 from trainer.planning.cost import LINKS
 from trainer.planning.plan import make_plan
+from trainer.rounds.codecs import load, subtract
 from trainer.rounds.comparison import arms, measure_step_cost
 from trainer.rounds.features import FeatureFormat, FeatureReader, names_before
 from trainer.rounds.parts import FedPart, Learner
 from trainer.rounds.settings import SimulatedWorkers
 from trainer.rounds.simulation import Simulation
 from trainer.rounds.spec import RunSpec, replica_seed
-from trainer.rounds.tensors import load, subtract
 
 STEPS, ROUNDS = 2, 2
 
 
-@pytest.fixture
-def fed() -> TrainingConfig:
-    """Three blocks, the last two of which get features."""
-    architecture = replace(tiny.architecture, parts=3, layers=1, context="chained")
-    rounds = RoundSettings(
-        rounds=ROUNDS, steps_per_round=STEPS, replicas=1, outer="mean", deadline="lockstep", codec="fp32",
-        down_codec="fp32", context_by="features",
-    )  # fmt: skip
-    return replace(tiny, architecture=architecture, rounds=rounds)
+SETTINGS = RoundSettings(
+    rounds=ROUNDS, steps_per_round=STEPS, replicas=1, outer="mean", deadline="lockstep", codec="fp32",
+    down_codec="fp32", context_by="features",
+)  # fmt: skip
+# Three blocks, the last two of which get features.
+CHAINED = replace(tiny.architecture, parts=3, layers=1, context="chained")
+fed = replace(tiny, architecture=CHAINED, rounds=SETTINGS, valid_windows=2)
 
 
-def test_what_travels_is_what_the_blocks_before_make(fed: TrainingConfig, corpus: Corpus) -> None:
+def test_what_travels_is_what_the_blocks_before_make() -> None:
     """Up to the codec: half a step of int8 of the largest number of each position."""
     spec = RunSpec.of(fed, corpus)
     blocks = [spec.module(index) for index in range(2)]
@@ -58,7 +54,7 @@ def test_what_travels_is_what_the_blocks_before_make(fed: TrainingConfig, corpus
         reader.format.decode(payload[:-1])
 
 
-def test_the_engine_is_a_loop_written_out_by_hand(fed: TrainingConfig, corpus: Corpus) -> None:
+def test_the_engine_is_a_loop_written_out_by_hand() -> None:
     """Round r of a block is trained on features that versions r of those before it make."""
     spec = RunSpec.of(fed, corpus)
     engine = Simulation(spec, corpus, SimulatedWorkers())
@@ -92,7 +88,7 @@ def test_the_engine_is_a_loop_written_out_by_hand(fed: TrainingConfig, corpus: C
         assert all(torch.equal(weights[key], tensor) for key, tensor in versions[name].items())
 
 
-def test_features_cost_what_copies_do_not(fed: TrainingConfig, corpus: Corpus) -> None:
+def test_features_cost_what_copies_do_not() -> None:
     copies = replace(fed, rounds=replace(fed.rounds, context_by="copies"))
     ours, theirs = (RunSpec.of(config, corpus) for config in (fed, copies))
     traffic = Simulation(ours, corpus, SimulatedWorkers()).run()
@@ -104,7 +100,7 @@ def test_features_cost_what_copies_do_not(fed: TrainingConfig, corpus: Corpus) -
     assert fed_burden.step_gflop + fed_burden.feeding_gflop == pytest.approx(burden.step_gflop)
 
 
-def test_who_measures_has_all_blocks(fed: TrainingConfig, corpus: Corpus) -> None:
+def test_who_measures_has_all_blocks() -> None:
     spec = RunSpec.of(fed, corpus)
     copies = RunSpec.of(replace(fed, rounds=replace(fed.rounds, context_by="copies")), corpus)
     assert spec.evaluate(spec.initial(), corpus) == copies.evaluate(spec.initial(), corpus)
@@ -116,7 +112,7 @@ def test_only_blocks_that_go_whole_get_features(changes: dict[str, Any]) -> None
         RoundSettings(context_by="features", **changes)
 
 
-def test_features_that_cannot_be_are_refused(fed: TrainingConfig, corpus: Corpus) -> None:
+def test_features_that_cannot_be_are_refused() -> None:
     own = replace(fed, architecture=replace(fed.architecture, context="own"))
     with pytest.raises(ConfigError, match='give context = "chained" in'):
         RunSpec.of(own, corpus)
@@ -127,7 +123,7 @@ def test_features_that_cannot_be_are_refused(fed: TrainingConfig, corpus: Corpus
         RunSpec.of(huge, corpus)
 
 
-def test_features_can_be_varied_and_planned(fed: TrainingConfig) -> None:
+def test_features_can_be_varied_and_planned() -> None:
     found = arms(fed, SimulatedWorkers(), {"context_by": ["copies", "features"]})
     assert [arm.config.rounds.context_by for arm in found] == ["copies", "features"]
     rows = {row.name: row for row in make_plan(fed, LINKS["consumer"], 1.0, as_set=True)}

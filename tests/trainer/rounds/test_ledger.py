@@ -14,10 +14,9 @@ import torch
 from tests.trainer.small import tensors, update
 from trainer.blocks.round_settings import RoundSettings
 from trainer.blocks.state import digest
-from trainer.rounds.codecs import receive
+from trainer.rounds.codecs import norm, receive, scale
 from trainer.rounds.ledger import MOST_POINTS, REMEMBERED, Ledger, LossCurves
 from trainer.rounds.store import Store, Update, open_store
-from trainer.rounds.tensors import norm, scale
 
 MakeUpdate = Callable[..., Update]
 

@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from stages.errors import ConfigError
-from tests.trainer.small import tiny
+from tests.trainer.small import corpus, tiny
 from trainer.blocks.config import LookaheadConfig, TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.blocks.optimizer import OptimizerSet
 from trainer.blocks.round_settings import RoundSettings
 from trainer.blocks.run import train_step
 from trainer.blocks.state import digest
+from trainer.rounds.codecs import load, subtract, trainable
 from trainer.rounds.comparison import PooledCorpus
 from trainer.rounds.settings import SimulatedWorkers
 from trainer.rounds.simulation import Simulation
 from trainer.rounds.spec import RunSpec, replica_seed
-from trainer.rounds.tensors import load, subtract, trainable
 
 EXACT = {"codec": "fp32", "down_codec": "fp32"}
 LOCKSTEP: dict[str, Any] = {"rounds": 3, "steps_per_round": 2, "deadline": "lockstep", **EXACT}
@@ -31,10 +31,8 @@ def make(tiny: TrainingConfig, corpus: Corpus, fleet: SimulatedWorkers | None = 
     return Simulation(RunSpec.of(replace(tiny, rounds=settings), corpus), corpus, fleet or SimulatedWorkers())
 
 
-@pytest.fixture
-def small() -> TrainingConfig:
-    """One part, so that what is about time costs little."""
-    return replace(tiny, architecture=replace(tiny.architecture, parts=1, layers=1))
+# One part, so that what is about time costs little.
+small = replace(tiny, architecture=replace(tiny.architecture, parts=1, layers=1))
 
 
 def digests(engine: Simulation) -> list[str]:
@@ -42,7 +40,7 @@ def digests(engine: Simulation) -> list[str]:
 
 
 @pytest.mark.parametrize("outer", ["mean", "nesterov"])
-def test_it_is_diloco_bit_for_bit(corpus: Corpus, outer: str) -> None:
+def test_it_is_diloco_bit_for_bit(outer: str) -> None:
     engine = make(tiny, corpus, outer=outer, outer_rate=0.7, outer_momentum=0.9)
     engine.run()
 
@@ -70,7 +68,7 @@ def test_it_is_diloco_bit_for_bit(corpus: Corpus, outer: str) -> None:
             assert torch.equal(engine.published()[name][key], tensor)
 
 
-def test_one_replica_without_outer_optimizer_is_the_training_in_one_place(corpus: Corpus) -> None:
+def test_one_replica_without_outer_optimizer_is_the_training_in_one_place() -> None:
     engine = make(tiny, corpus, replicas=1, outer="mean", rounds=1, steps_per_round=6)
     engine.run()
     task = engine.spec.task(0, corpus, tiny.seed)
@@ -82,7 +80,7 @@ def test_one_replica_without_outer_optimizer_is_the_training_in_one_place(corpus
         torch.testing.assert_close(ours[key], theirs[key], rtol=1e-5, atol=1e-6)
 
 
-def test_the_same_run_gives_the_same_bits(small: TrainingConfig, corpus: Corpus) -> None:
+def test_the_same_run_gives_the_same_bits() -> None:
     fleet = SimulatedWorkers(in_time=0.6, lost=0.2, slowness=(1.0, 3.0))
     runs = []
     for _ in range(2):
@@ -94,7 +92,7 @@ def test_the_same_run_gives_the_same_bits(small: TrainingConfig, corpus: Corpus)
 
 @pytest.mark.parametrize("model", ["chain", "scorer", "ar"])
 @pytest.mark.parametrize("lookahead", [False, True])
-def test_every_model_is_trained_and_measured(corpus: Corpus, model: str, lookahead: bool) -> None:
+def test_every_model_is_trained_and_measured(model: str, lookahead: bool) -> None:
     if lookahead and model != "chain":
         with pytest.raises(ConfigError, match="a scorer is set by the section"):
             make(tiny, corpus, model=model, lookahead=True)
@@ -110,7 +108,7 @@ def test_every_model_is_trained_and_measured(corpus: Corpus, model: str, lookahe
     assert (engine.traffic.copies_bytes > 0) == (lookahead or model == "scorer")
 
 
-def test_a_scorer_learns_from_copies_that_are_as_old_as_the_round(corpus: Corpus) -> None:
+def test_a_scorer_learns_from_copies_that_are_as_old_as_the_round() -> None:
     config = replace(tiny, lookahead=LookaheadConfig())
     engine = make(config, corpus, model="scorer", rounds=1)
     engine.run()
@@ -121,7 +119,7 @@ def test_a_scorer_learns_from_copies_that_are_as_old_as_the_round(corpus: Corpus
     assert all(torch.equal(tensor, kept[key]) for key, tensor in copies["stage-1"].items())
 
 
-def test_overlap_hides_the_links(small: TrainingConfig, corpus: Corpus) -> None:
+def test_overlap_hides_the_links() -> None:
     share = {}
     for overlap in ("none", "naive", "eager"):
         engine = make(
@@ -134,7 +132,7 @@ def test_overlap_hides_the_links(small: TrainingConfig, corpus: Corpus) -> None:
     assert share["naive"] == share["eager"] <= 1
 
 
-def test_fragments_go_in_turn_and_are_the_whole(corpus: Corpus) -> None:
+def test_fragments_go_in_turn_and_are_the_whole() -> None:
     engine = make(tiny, corpus, fragments=2, steps_per_round=4, rounds=2)
     engine.run()
     assert {name: engine.ledger.round(name) for name in engine.ledger.fragments()} == {
@@ -149,7 +147,7 @@ def test_fragments_go_in_turn_and_are_the_whole(corpus: Corpus) -> None:
     assert engine.traffic.up_bytes == whole.traffic.up_bytes
 
 
-def test_late_work_is_merged_or_dropped_and_the_run_ends(small: TrainingConfig, corpus: Corpus) -> None:
+def test_late_work_is_merged_or_dropped_and_the_run_ends() -> None:
     seen = {}
     for late in ("drop", "stale", "keep"):
         engine = make(
@@ -170,7 +168,7 @@ def test_late_work_is_merged_or_dropped_and_the_run_ends(small: TrainingConfig, 
     assert seen["keep"]["late"] > 0
 
 
-def test_who_is_patient_waits_for_a_merge_but_not_for_a_late_update(small: TrainingConfig, corpus: Corpus) -> None:
+def test_who_is_patient_waits_for_a_merge_but_not_for_a_late_update() -> None:
     found = {}
     for overlap in ("none", "patient"):
         in_time = make(small, corpus, overlap=overlap, model="ar")
@@ -193,7 +191,7 @@ def test_who_is_patient_waits_for_a_merge_but_not_for_a_late_update(small: Train
     assert patient.busy_s / patient.seconds > waiting.busy_s / waiting.seconds
 
 
-def test_a_slow_worker_holds_nobody_up_and_its_work_counts(small: TrainingConfig, corpus: Corpus) -> None:
+def test_a_slow_worker_holds_nobody_up_and_its_work_counts() -> None:
     engine = make(
         small,
         corpus,
@@ -209,17 +207,24 @@ def test_a_slow_worker_holds_nobody_up_and_its_work_counts(small: TrainingConfig
     assert traffic.updates["late"] > 0
 
 
-def test_when_all_updates_of_a_round_are_lost_it_is_trained_again(small: TrainingConfig, corpus: Corpus) -> None:
+def test_when_all_updates_of_a_round_are_lost_it_is_trained_again() -> None:
     for overlap in ("none", "eager"):
         engine = make(small, corpus, SimulatedWorkers(lost=0.7), model="ar", rounds=3, replicas=1, overlap=overlap)
         assert engine.run().updates["lost"] > 0
         assert engine.ledger.round("ar") == 3
 
 
+@pytest.fixture(scope="module")
+def whole() -> Simulation:
+    engine = make(tiny, corpus)
+    engine.run()
+    return engine
+
+
 @pytest.mark.parametrize("codec", ["bf16", "int8", "e3m0"])
-def test_fewer_bits_end_near_and_are_counted(corpus: Corpus, codec: str) -> None:
-    whole, fewer = make(tiny, corpus), make(tiny, corpus, codec=codec, down_codec=codec)
-    a, b = whole.run(), fewer.run()
+def test_fewer_bits_end_near_and_are_counted(whole: Simulation, codec: str) -> None:
+    fewer = make(tiny, corpus, codec=codec, down_codec=codec)
+    a, b = whole.traffic, fewer.run()
     assert a.up_bytes / b.up_bytes > {"bf16": 1.9, "int8": 3.0, "e3m0": 5.0}[codec]
     for name, weights in whole.published().items():
         moved = subtract(weights, whole.spec.initial()[name])
@@ -227,7 +232,7 @@ def test_fewer_bits_end_near_and_are_counted(corpus: Corpus, codec: str) -> None
         assert sum(float(t.norm()) for t in missed.values()) < 0.6 * sum(float(t.norm()) for t in moved.values())
 
 
-def test_replicas_read_other_text_and_one_place_reads_all_of_it(corpus: Corpus) -> None:
+def test_replicas_read_other_text_and_one_place_reads_all_of_it() -> None:
     assert replica_seed(5, 0) == 5
     assert len({replica_seed(5, i) for i in range(50)} | {replica_seed(6, i) for i in range(1, 50)}) == 99
     pooled = PooledCorpus(corpus.name, corpus.train, corpus.valid, 2)

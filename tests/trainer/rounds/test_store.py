@@ -125,7 +125,7 @@ if __name__ == "__main__":
 
 CHANGES = 40
 """Of the disk in one run, at least."""
-KILL_EVERY = 1 if os.environ.get("ONESWEEP_KILLS") == "all" else 4
+KILL_EVERY = 1 if os.environ.get("ONESWEEP_KILLS") == "all" else 6
 WITHIN_S = 500.0
 
 

@@ -11,11 +11,10 @@ import torch
 from tests.trainer.small import tensors
 from trainer.blocks.round_settings import LateName, OuterName, RoundSettings
 from trainer.blocks.state import digest
+from trainer.rounds.codecs import add, norm, scale, subtract
 from trainer.rounds.ledger import closes_at, late_worth
-from trainer.rounds.outer import DelayedOuter, Overlap, RadialOuter, new_outer, of_all, weighted_mean
-from trainer.rounds.robust import temper
+from trainer.rounds.merging import DelayedOuter, Overlap, RadialOuter, new_outer, of_all, temper, weighted_mean
 from trainer.rounds.store import Share
-from trainer.rounds.tensors import add, norm, scale, subtract
 
 
 def test_the_mean_is_weighted_by_work() -> None:

@@ -18,12 +18,11 @@ import pytest
 
 from stages.wire.channel import is_loopback
 from stages.wire.tokens import Keyring
-from tests.trainer.small import tiny
+from tests.trainer.small import corpus, rounds_config
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
-from trainer.blocks.round_settings import RoundSettings
 from trainer.rounds.client import RoundsClient
-from trainer.rounds.codecs import codec_named
+from trainer.rounds.codecs import Tensors, codec_named, scale, shapes
 from trainer.rounds.coordinator import Coordinator
 from trainer.rounds.features import FeatureReader
 from trainer.rounds.page import page_served
@@ -32,12 +31,10 @@ from trainer.rounds.server import STORE, OpenPort, ledger_of, open_port
 from trainer.rounds.settings import CoordinatorSettings, WorkerSettings
 from trainer.rounds.spec import RunSpec
 from trainer.rounds.store import open_store
-from trainer.rounds.tensors import Tensors, scale, shapes
 from trainer.rounds.worker import work
 from trainer.v1 import rounds_pb2, rounds_pb2_grpc
 
 OPEN_S, WORK_S, END_S = 60.0, 100.0, 60.0
-LOCKSTEP = RoundSettings(steps_per_round=2, rounds=3, replicas=2, deadline="lockstep", codec="fp32", down_codec="fp32")
 
 
 class Network:
@@ -50,6 +47,7 @@ class Network:
         self.reader: type[FeatureReader] = settings.pop("reader", FeatureReader)
         self.settings = CoordinatorSettings("127.0.0.1:0", out, **settings)
         self.stop = threading.Event()
+        self._links = list[RoundsClient]()
         self._opened: Future[int] = Future()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -70,6 +68,8 @@ class Network:
     def end(self) -> None:
         self.stop.set()
         self._ended.set()
+        for link in self._links:
+            link.close()
         self._thread.join(END_S)
         assert not self._thread.is_alive(), "the coordinator did not end"
         if hasattr(self, "channel"):
@@ -121,14 +121,14 @@ class Network:
     # As a worker
 
     def link(self, **settings: Any) -> RoundsClient:
-        return RoundsClient(self.address, asked_to_stop=self.stop.is_set, **settings)
+        """Closed with the network."""
+        link = RoundsClient(self.address, asked_to_stop=self.stop.is_set, **settings)
+        self._links.append(link)
+        return link
 
     def work(self, name: str, **changes: Any) -> int:
-        link = self.link(patience_s=60.0)
-        try:
-            return work(link, self.corpus, WorkerSettings(name, self.out.parent / f"state-{name}", **changes))
-        finally:
-            link.close()
+        settings = WorkerSettings(name, self.out.parent / f"state-{name}", **changes)
+        return work(self.link(patience_s=60.0), self.corpus, settings)
 
     def work_together(self, *parts: int | None) -> list[int]:
         """So many workers, to the end of the run; the rounds that each has trained."""
@@ -177,13 +177,7 @@ class Network:
 
 
 @pytest.fixture
-def rounds_config() -> TrainingConfig:
-    architecture = replace(tiny.architecture, layers=1)
-    return replace(tiny, architecture=architecture, rounds=LOCKSTEP)
-
-
-@pytest.fixture
-def network(rounds_config: TrainingConfig, corpus: Corpus, tmp_path: Path) -> Iterator[Callable[..., Network]]:
+def network(tmp_path: Path) -> Iterator[Callable[..., Network]]:
     """`network(**changes of [rounds])`: a coordinator that takes calls, in the directory `out`."""
     with contextlib.ExitStack() as stack:
 

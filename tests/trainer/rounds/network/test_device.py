@@ -11,14 +11,13 @@ import pytest
 import torch
 
 from stages.errors import CheckpointError, ConfigError
-from trainer.blocks.config import TrainingConfig
-from trainer.blocks.data import Corpus
-from trainer.blocks.device import PlacedCorpus, check_device, within_memory
+from tests.trainer.small import corpus, rounds_config
+from trainer.blocks.data import PlacedCorpus, check_device, within_memory
+from trainer.rounds.codecs import norm, subtract
 from trainer.rounds.parts import place_on, see
 from trainer.rounds.settings import SimulatedWorkers
 from trainer.rounds.simulation import Simulation
 from trainer.rounds.spec import RunSpec
-from trainer.rounds.tensors import norm, subtract
 
 MIXED_TOLERANCE = 0.02
 """Share of the way from the first weights that a mixed run may end beside the one of one device, in float32."""
@@ -52,9 +51,7 @@ def test_a_gpu_that_is_too_small_is_told() -> None:
 @pytest.mark.parametrize(
     ("context", "rounds"), [("own", {"model": "scorer"}), ("chained", {"lookahead": True}), ("own", {"model": "ar"})]
 )
-def test_nothing_of_a_lesson_stays_behind(
-    rounds_config: TrainingConfig, corpus: Corpus, context: str, rounds: dict[str, Any]
-) -> None:
+def test_nothing_of_a_lesson_stays_behind(context: str, rounds: dict[str, Any]) -> None:
     """On a device without numbers, arithmetic with a tensor of the CPU fails; reading a number is what comes last."""
     architecture = replace(rounds_config.architecture, context=context)
     config = replace(rounds_config, architecture=architecture, rounds=replace(rounds_config.rounds, **rounds))
@@ -66,9 +63,7 @@ def test_nothing_of_a_lesson_stays_behind(
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU that PyTorch can use")
-def test_a_cpu_and_a_gpu_make_the_weights_of_one_device(
-    network: Callable[..., Any], rounds_config: TrainingConfig, corpus: Corpus, until: Callable[..., Any]
-) -> None:
+def test_a_cpu_and_a_gpu_make_the_weights_of_one_device(network: Callable[..., Any], until: Callable[..., Any]) -> None:
     net = network(replace(rounds_config, bfloat16=False))
     places = [(part, device) for part in (0, 1) for device in ("cpu", "cuda")]
     with ThreadPoolExecutor(len(places)) as pool:

@@ -15,7 +15,7 @@ import torch
 
 from stages.errors import ConfigError, Interrupted, ServiceError
 from tests.trainer.rounds.network.calls import Start
-from trainer.blocks.config import TrainingConfig
+from tests.trainer.small import corpus, rounds_config
 from trainer.blocks.data import Corpus
 from trainer.planning.inventory import take_inventory
 from trainer.planning.traffic import traffic_of
@@ -29,12 +29,12 @@ from trainer.rounds.simulation import Simulation
 from trainer.rounds.spec import RunSpec
 from trainer.v1 import rounds_pb2
 
-
-@pytest.fixture
-def chained(rounds_config: TrainingConfig) -> TrainingConfig:
-    """Two blocks with a worker each, three rounds of two steps."""
-    rounds = replace(rounds_config.rounds, replicas=1, context_by="features")
-    return replace(rounds_config, architecture=replace(rounds_config.architecture, context="chained"), rounds=rounds)
+# Two blocks with a worker each, three rounds of two steps.
+chained = replace(
+    rounds_config,
+    architecture=replace(rounds_config.architecture, context="chained"),
+    rounds=replace(rounds_config.rounds, replicas=1, context_by="features"),
+)
 
 
 def expect_weights_of_one_process(net: Any, corpus: Corpus) -> None:
@@ -45,9 +45,7 @@ def expect_weights_of_one_process(net: Any, corpus: Corpus) -> None:
     assert audit(net.out / "rounds").problems == []
 
 
-def test_two_blocks_make_the_weights_of_one_process(
-    network: Start, chained: TrainingConfig, corpus: Corpus, until: Callable[..., Any]
-) -> None:
+def test_two_blocks_make_the_weights_of_one_process(network: Start, until: Callable[..., Any]) -> None:
     net = network(chained, together=True)
     assert net.work_together(0, 1) == [3, 3]
     until(lambda: net.over, 60)
@@ -71,9 +69,7 @@ class StopAfter(Throttle):
             self.stop.set()
 
 
-def test_who_is_stopped_in_a_round_goes_on_with_the_same_features(
-    network: Start, chained: TrainingConfig, corpus: Corpus, until: Callable[..., Any]
-) -> None:
+def test_who_is_stopped_in_a_round_goes_on_with_the_same_features(network: Start, until: Callable[..., Any]) -> None:
     net = network(chained, together=True)
     first, second = StopAfter(net.stop, 3), Throttle()
     with ThreadPoolExecutor(2) as pool:
@@ -119,7 +115,7 @@ def held() -> Iterator[threading.Event]:
     HeldReader.go.set()
 
 
-def test_nobody_waits_while_features_are_made(network: Start, chained: TrainingConfig, held: threading.Event) -> None:
+def test_nobody_waits_while_features_are_made(network: Start, held: threading.Event) -> None:
     net = network(chained, reader=HeldReader)
     place, other = net.join("hand", part=1), net.join("other", part=0)
     asked = rounds_pb2.NextRequest(worker="hand", lease=place.lease, wait_seconds=0.1)
@@ -129,7 +125,6 @@ def test_nobody_waits_while_features_are_made(network: Start, chained: TrainingC
     payload = net.payload("block-0")
     link = net.link()
     assert link.submit(net.submission(other, payload, "other"), payload).outcome == rounds_pb2.OUTCOME_ACCEPTED
-    link.close()
     asked.wait_seconds = 30
     held.set()
     order = net.stub.Next(asked, timeout=60).order
@@ -141,9 +136,7 @@ def test_nobody_waits_while_features_are_made(network: Start, chained: TrainingC
     assert again.features == order.features, "a round's are made once"
 
 
-def test_what_a_coordinator_made_is_there_when_it_begins_anew(
-    network: Start, chained: TrainingConfig, held: threading.Event
-) -> None:
+def test_what_a_coordinator_made_is_there_when_it_begins_anew(network: Start, held: threading.Event) -> None:
     net = network(chained, reader=HeldReader)
     held.set()
     asked = rounds_pb2.NextRequest(worker="hand", lease=net.join(part=1).lease, wait_seconds=30)
@@ -155,9 +148,7 @@ def test_what_a_coordinator_made_is_there_when_it_begins_anew(
     assert net.stub.Next(asked, timeout=60).order.features == made
 
 
-def test_a_disk_that_takes_nothing_is_told_and_tried_again(
-    network: Start, chained: TrainingConfig, until: Callable[..., Any]
-) -> None:
+def test_a_disk_that_takes_nothing_is_told_and_tried_again(network: Start, until: Callable[..., Any]) -> None:
     net = network(chained)
     in_the_way = net.out / STORE / "features"
     in_the_way.write_text("")
@@ -167,20 +158,17 @@ def test_a_disk_that_takes_nothing_is_told_and_tried_again(
         until(lambda: net.coordinator.features.problem, 30)
         link = net.link()
         assert "File exists" in next(link.watch(1.0)).problem
-        link.close()
         in_the_way.unlink()
         assert job.result(60).order.features.size > 0
     assert net.coordinator.features.problem == ""
 
 
-def test_other_text_gets_no_features(network: Start, chained: TrainingConfig) -> None:
+def test_other_text_gets_no_features(network: Start) -> None:
     with pytest.raises(ConfigError, match="features that workers get are of the coordinator's text: leave --own-data"):
         network(chained, coordinator={"own_data": True})
 
 
-def test_features_that_are_not_those_of_a_round_are_not_trained_on(
-    chained: TrainingConfig, corpus: Corpus, tmp_path: Path
-) -> None:
+def test_features_that_are_not_those_of_a_round_are_not_trained_on(tmp_path: Path) -> None:
     spec = RunSpec.of(chained, corpus)
     client, place = RoundsClient("127.0.0.1:1"), rounds_pb2.JoinResponse(part=1)
     features = FeatureClient(client, "w1", place, tmp_path, spec.task(1, corpus, 0), spec.config)

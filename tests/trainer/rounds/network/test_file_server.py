@@ -13,11 +13,10 @@ from trainer.blocks.round_settings import CodecName, RoundSettings
 from trainer.blocks.state import digest
 from trainer.rounds.cache import WeightCache
 from trainer.rounds.client import FileGoneError, RoundsClient
-from trainer.rounds.codecs import codec_named, receive
+from trainer.rounds.codecs import codec_named, receive, shapes
 from trainer.rounds.file_server import CopyLine, WeightServer
 from trainer.rounds.ledger import Ledger
 from trainer.rounds.store import Store
-from trainer.rounds.tensors import shapes
 from trainer.v1 import rounds_pb2
 
 Close = Callable[[Ledger, int], None]

@@ -20,10 +20,9 @@ import pytest
 from stages.errors import CheckpointError
 from stages.wire.status import StatusError
 from tests.trainer.rounds.network.calls import Start, refused, submit
-from trainer.blocks.config import TrainingConfig
-from trainer.blocks.data import Corpus
+from tests.trainer.small import corpus, rounds_config
 from trainer.rounds.audit import audit
-from trainer.rounds.codecs import codec_named
+from trainer.rounds.codecs import codec_named, scale
 from trainer.rounds.coordinator import Coordinator
 from trainer.rounds.publishing import Publisher
 from trainer.rounds.server import ledger_of
@@ -31,7 +30,6 @@ from trainer.rounds.service import MOST_ALIKE, NewestCalls
 from trainer.rounds.settings import CoordinatorSettings
 from trainer.rounds.spec import RunSpec
 from trainer.rounds.store import Store, Update
-from trainer.rounds.tensors import scale
 from trainer.rounds.transfer import pieces
 from trainer.v1 import rounds_pb2
 
@@ -112,7 +110,7 @@ def test_a_wrong_header_is_refused_before_anything_is_stored(
     assert list((net.out / "rounds" / "incoming").iterdir()) == []
 
 
-def test_a_cut_submission_goes_on_where_it_ended(network: Start, rounds_config: TrainingConfig) -> None:
+def test_a_cut_submission_goes_on_where_it_ended(network: Start) -> None:
     wide = replace(rounds_config, architecture=replace(rounds_config.architecture, width=128, condition_dim=64))
     net = network(wide)
     place, payload = net.join(part=0), net.payload("block-0")
@@ -127,7 +125,6 @@ def test_a_cut_submission_goes_on_where_it_ended(network: Start, rounds_config: 
     verdict = link.submit(header.submission, payload)
     assert verdict.outcome == rounds_pb2.OUTCOME_ACCEPTED
     assert link.sent_bytes == len(payload) - len(first.data)
-    link.close()
 
 
 def test_a_damaged_payload_is_sent_anew(network: Start) -> None:
@@ -179,9 +176,7 @@ class WatchedStore(Store):
         return super().put_update(update)
 
 
-def test_two_updates_at_once_are_judged_one_after_the_other(
-    rounds_config: TrainingConfig, corpus: Corpus, tmp_path: Path
-) -> None:
+def test_two_updates_at_once_are_judged_one_after_the_other(tmp_path: Path) -> None:
     spec, store = RunSpec.begin(rounds_config, corpus, tmp_path / "out"), WatchedStore()
     ledger = ledger_of(spec, store)
     payload = codec_named("fp32").encode(scale(ledger.weights("block-0"), 0.01))

@@ -13,7 +13,6 @@ from stages.wire.status import StatusError
 from stages.wire.tls import LOOPBACK_ONLY, Security
 from stages.wire.tokens import Key, new_token, token_hash, write_tokens
 from tests.trainer.rounds.network.calls import Start, refused
-from trainer.blocks.config import TrainingConfig
 from trainer.rounds.members import Members, Place
 from trainer.rounds.spec import architecture_digest
 from trainer.v1 import rounds_pb2
@@ -182,7 +181,7 @@ def test_more_workers_than_planned_are_told(network: Start) -> None:
         net.work("c")
 
 
-def test_own_data_may_be_allowed(network: Start, rounds_config: TrainingConfig) -> None:
+def test_own_data_may_be_allowed(network: Start) -> None:
     net = network(coordinator={"own_data": True})
     place = net.join(data="5" * 64, architecture=architecture_digest(net.spec.config.architecture))
     assert (place.part, place.replica, place.codec) == (0, 0, "fp32")
@@ -200,7 +199,6 @@ def test_tokens_say_who_may_work_and_as_whom(network: Start, tmp_path: Path) -> 
         link = net.link(token=shown)
         with pytest.raises(ServiceError) as caught:
             link.join(request)
-        link.close()
         return str(caught.value)
 
     assert "a token is wanted here" in code_of("ann", "")
@@ -209,7 +207,6 @@ def test_tokens_say_who_may_work_and_as_whom(network: Start, tmp_path: Path) -> 
     assert "of onesweep" in code_of("ann.2", token), "who may work hears of the next problem"
     watcher = net.link(token=other)
     assert next(watcher.watch(1.0)).rounds == 3
-    watcher.close()
 
 
 def test_certificates_say_who_may_work(network: Start, new_pki: Callable[[str], Any]) -> None:
@@ -221,7 +218,6 @@ def test_certificates_say_who_may_work(network: Start, new_pki: Callable[[str], 
         link = net.link(security=security, patience_s=1.0)
         with pytest.raises(ServiceError) as caught:
             link.join(rounds_pb2.JoinRequest(worker=name))
-        link.close()
         return str(caught.value)
 
     assert "of onesweep" in problem("ann", Security(worker)), "who may work hears of the next problem"

@@ -13,8 +13,7 @@ from stages.checkpoint.checkpoint import load_chain
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import CheckpointError
 from tests.trainer.rounds.network.calls import Start, submit
-from trainer.blocks.config import TrainingConfig
-from trainer.blocks.data import Corpus
+from tests.trainer.small import corpus, rounds_config
 from trainer.planning.inventory import take_inventory
 from trainer.planning.traffic import bounds_of, traffic_of
 from trainer.rounds.audit import audit
@@ -36,7 +35,7 @@ from trainer.rounds.simulation import Simulation
     ids=["plain", "int8 both ways", "mean", "fragments", "naive fragments", "eager", "patient fragments"],
 )
 def test_four_workers_make_the_weights_of_one_process(
-    network: Start, corpus: Corpus, until: Callable[..., Any], rounds: dict[str, Any]
+    network: Start, until: Callable[..., Any], rounds: dict[str, Any]
 ) -> None:
     net = network(**rounds)
     assert net.work_together(None, None, None, None) == [3, 3, 3, 3]
@@ -79,7 +78,7 @@ def test_rounds_that_wait_for_nobody_carry_bytes_within_their_bounds(network: St
     ],
 )
 def test_every_kind_of_run_comes_to_its_end(
-    network: Start, rounds_config: TrainingConfig, until: Callable[..., Any], context: str, rounds: dict[str, Any]
+    network: Start, until: Callable[..., Any], context: str, rounds: dict[str, Any]
 ) -> None:
     config = replace(rounds_config, architecture=replace(rounds_config.architecture, context=context))
     net = network(config, **{"replicas": 1, "rounds": 2, **rounds})

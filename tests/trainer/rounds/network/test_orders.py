@@ -27,7 +27,6 @@ def test_a_lease_that_is_not_ours_is_refused(network: Start) -> None:
     link = net.link()
     with pytest.raises(LeaseLostError, match="hand has no such lease"):
         link.next(rounds_pb2.NextRequest(worker="hand", lease=place.lease))
-    link.close()
 
 
 def test_a_part_whose_worker_is_gone_is_given_to_another(network: Start, until: Callable[..., Any]) -> None:
@@ -89,7 +88,6 @@ def test_who_asks_hears_that_the_question_has_come_before_the_answer(
         net.stop.set()
         with pytest.raises(Interrupted):
             answer.result()
-    link.close()
 
 
 def test_files_are_fetched_from_an_offset_on(network: Start) -> None:
@@ -142,4 +140,3 @@ def test_who_watches_sees_parts_and_workers(network: Start) -> None:
     assert [(c.first, c.last, c.updates, c.late, dict(c.losses)) for c in closed] == [
         (0, 0, 2, 0, {"denoise_nats": 2.5})
     ]
-    link.close()

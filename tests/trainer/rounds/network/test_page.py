@@ -51,7 +51,6 @@ def hand_in(net: Any, place: Any, worker: str, **losses: float) -> None:
     link, payload = net.link(), net.payload(net.spec.parts[place.part])
     submission = net.submission(place, payload, worker, losses=losses)
     assert link.submit(submission, payload).outcome == rounds_pb2.OUTCOME_ACCEPTED
-    link.close()
 
 
 def test_it_shows_what_watch_tells(net: Any, http: httpx.Client, until: Callable[..., Any]) -> None:
@@ -210,7 +209,6 @@ def tls_net(network: Start, tls: Tls, tokens: dict[str, str], tmp_path: Path) ->
     link = started.link(security=Security(Tls(tls.authority)), token=tokens["work"])
     digest = started.corpus.digest()
     link.join(rounds_pb2.JoinRequest(worker="work.1", version=version("onesweep"), data_kind="bytes", data=digest))
-    link.close()
     return started
 
 

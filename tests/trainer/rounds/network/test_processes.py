@@ -23,7 +23,7 @@ from trainer.rounds.settings import SimulatedWorkers
 from trainer.rounds.simulation import Simulation
 from trainer.rounds.spec import RunSpec
 
-ROUNDS, WORKERS = 8, 2
+ROUNDS, WORKERS = 6, 2
 SETTINGS = f"""
 [rounds]
 rounds = {ROUNDS}

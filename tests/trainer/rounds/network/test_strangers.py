@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from tests.trainer.rounds.network.calls import Start, refused, submit
-from trainer.blocks.config import TrainingConfig
+from tests.trainer.small import rounds_config
 from trainer.rounds.audit import audit
 from trainer.rounds.transfer import PIECE_BYTES
 from trainer.v1 import rounds_pb2
@@ -23,10 +23,8 @@ ACCEPTED, DUPLICATE, REFUSED = (
 )
 
 
-@pytest.fixture
-def wide(rounds_config: TrainingConfig) -> TrainingConfig:
-    """With parts of several pieces."""
-    return replace(rounds_config, architecture=replace(rounds_config.architecture, width=128, condition_dim=64))
+# With parts of several pieces.
+wide = replace(rounds_config, architecture=replace(rounds_config.architecture, width=128, condition_dim=64))
 
 
 def hand_in(net: Any, worker: str, size: float = 0.01, **changes: Any) -> Any:
@@ -90,7 +88,7 @@ def test_one_payload_of_a_place_is_in_memory(network: Start, monkeypatch: pytest
     assert seen == ["an update of this place is being judged; try again"] * 3
 
 
-def test_a_slow_reader_keeps_nothing_that_is_not_offered_any_more(network: Start, wide: TrainingConfig) -> None:
+def test_a_slow_reader_keeps_nothing_that_is_not_offered_any_more(network: Start) -> None:
     net = network(wide)
     place = net.join(part=0)
     order = net.stub.Next(rounds_pb2.NextRequest(worker="hand", lease=place.lease), timeout=30).order

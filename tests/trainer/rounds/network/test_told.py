@@ -31,7 +31,10 @@ def test_commands_say_what_is_wrong(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "H0").write_text("[rounds]\nsteps_per_round = 0")
-    (tmp_path / "pieces").write_text("[rounds]\nfragments = 256\nsteps_per_round = 256")
+    (tmp_path / "pieces").write_text(
+        "[rounds]\nfragments = 256\nsteps_per_round = 256\n"
+        "[architecture]\nlayers = 1\nwidth = 16\nheads = 2\n[noise]\npartition = 'equal_probability'"
+    )
     outcome = onesweep(*arguments)
     assert sentence in outcome.message
     assert outcome.code in (1, 2)

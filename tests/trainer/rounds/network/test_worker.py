@@ -15,15 +15,14 @@ import pytest
 import torch
 
 from stages.errors import CheckpointError, Interrupted, ResumeError
-from tests.trainer.small import tensors
+from tests.trainer.small import corpus, tensors
 from trainer.blocks import state
-from trainer.blocks.data import Corpus
 from trainer.blocks.round_settings import RoundSettings
 from trainer.blocks.state import save_state
 from trainer.rounds.audit import audit
+from trainer.rounds.codecs import scale, shapes, subtract
 from trainer.rounds.settings import SimulatedWorkers
 from trainer.rounds.simulation import Simulation
-from trainer.rounds.tensors import scale, shapes, subtract
 from trainer.rounds.worker_state import (
     STATE_NAME,
     Fragment,
@@ -70,7 +69,7 @@ def test_who_is_told_to_stop_does_not_wait_for_a_frozen_coordinator(
 
 @pytest.mark.parametrize("overlap", ["none", "naive"])
 def test_who_is_stopped_between_two_fragments_goes_on_from_its_state(
-    network: Start, corpus: Corpus, until: Callable[..., Any], overlap: str
+    network: Start, until: Callable[..., Any], overlap: str
 ) -> None:
     net = network(replicas=1, model="ar", fragments=3, steps_per_round=4, overlap=overlap)
     for enough in (2, 4, 7):  # updates; a round has three

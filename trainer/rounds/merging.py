@@ -1,18 +1,133 @@
-"""Outer optimizers, which make the next version of a merge, and overlaps, which repeat that step on a worker."""
+"""Merging: which updates count, how far one may move a merge, outer optimizers, and overlaps that repeat their step."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import median
 
 import torch
 from torch import Tensor
 
 from trainer.blocks.round_settings import RoundSettings
-from trainer.rounds.store import Share
-from trainer.rounds.tensors import Tensors, add, scale, subtract, under, zeros_like
+from trainer.rounds.codecs import Shapes, Tensors, add, norm, scale, shapes, subtract, under, zeros_like
+from trainer.rounds.store import Share, Update
 
 MOMENTUM, COLLECTED, COUNT = "momentum.", "collected.", "count"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # ids and workers become file names and log lines
+MIN_NORMS = 3  # updates without which nobody can say which norm is usual
+# Local steps in which training may go as far as its part is long; of what it goes, `norm_limit` times is absurd.
+STEPS_A_LENGTH = 100
+
+
+def screen(
+    update: Update,
+    like: Shapes,
+    begun: float,
+    length: float,
+    open_round: int,
+    known: Sequence[float],
+    settings: RoundSettings,
+) -> str | None:
+    """One sentence with what is wrong, or None.
+
+    like: shapes of the part; begun: its norm as it began; length: norm of the update; known: norms of what was accepted
+    before.
+    """
+    return (
+        _wrong_name(update)
+        or _wrong_round(update, open_round, settings)
+        or _wrong_work(update, settings)
+        or _wrong_shape(update, like)
+        or _wrong_norm(length, begun, known, settings)
+    )
+
+
+def _wrong_name(update: Update) -> str | None:
+    for what, value in (("id", update.id), ("worker", update.worker)):
+        if not NAME.fullmatch(value):
+            return f"the {what} must be 1 to 128 letters, digits, dots, dashes or underscores, not {value[:64]!r}"
+    return None
+
+
+def _wrong_round(update: Update, open_round: int, settings: RoundSettings) -> str | None:
+    newest = open_round + settings.ahead
+    if not 0 <= update.round <= newest:
+        return f"round {update.round} of {update.fragment} is not open; the open one is {open_round}"
+    if not 0 <= update.base_version <= min(update.round, open_round):
+        return (
+            f"an update of round {update.round} of {update.fragment} cannot start from version {update.base_version}; "
+            f"the newest is {open_round}"
+        )
+    oldest = open_round - settings.max_staleness
+    # who goes ahead starts from one version before
+    if min(update.round, update.base_version + settings.ahead) < oldest:
+        return (
+            f"this update starts from version {update.base_version} of {update.fragment}, and the newest is "
+            f"{open_round}: it is more than {settings.max_staleness} rounds old; fetch the newest and go on from there"
+        )
+    return None
+
+
+def _wrong_work(update: Update, settings: RoundSettings) -> str | None:
+    if not 1 <= update.steps <= settings.steps_per_round:
+        return f"a round has 1 to {settings.steps_per_round} steps, not {update.steps}"
+    if update.sequences < update.steps:
+        return f"{update.steps} steps read at least as many sequences, not {update.sequences}"
+    return None
+
+
+def _wrong_shape(update: Update, like: Shapes) -> str | None:
+    found = shapes(update.delta)
+    if found.keys() != like.keys():
+        wrong = min(found.keys() ^ like.keys())
+        return f"{update.fragment} has other tensors: {wrong[:128]!r} is {'missing' if wrong in like else 'unknown'}"
+    for name, shape in like.items():
+        if found[name] != shape:
+            return f"{name} of {update.fragment} has shape {shape}, not {found[name]}"
+        if update.delta[name].dtype != torch.float32:
+            return f"{name} must be float32, not {update.delta[name].dtype}"
+    return None
+
+
+def _wrong_norm(length: float, begun: float, known: Sequence[float], settings: RoundSettings) -> str | None:
+    if not math.isfinite(length):
+        return "the update has numbers that are not finite; lower the learning rates, or set bfloat16 = false"
+    if len(known) >= MIN_NORMS and (usual := median(known)) > 0 and length > settings.norm_limit * usual:
+        return f"the update's norm is {length:.3g}, more than {settings.norm_limit:g} times the usual {usual:.3g}"
+    # the first have no usual norm to be held against, and half of the workers can raise it little by little
+    most = settings.norm_limit * begun * max(1.0, settings.steps_per_round / STEPS_A_LENGTH)
+    if 0 < most < length:
+        return (
+            f"the update's norm is {length:.3g}; {most:.3g} is the most that a part of norm {begun:.3g} may go at once"
+        )
+    return None
+
+
+def temper(shares: Sequence[Share], settings: RoundSettings) -> list[Share]:
+    """The shares that the outer optimizer gets instead; at least one for at least one."""
+    # `clip`: no update is longer than so many times the median of its merge; a longer one keeps its direction only. The
+    # median of two is their mean: a factor of 2 or more bounds neither. `trimmed`: the mean of each coordinate without
+    # its extremes (Yin et al., arXiv 1803.01498, definition 2), as one share.
+    if settings.robust == "clip":
+        norms = [norm(share.delta) for share in shares]
+        limit = settings.clip_factor * median(norms)
+        return [
+            replace(share, delta=scale(share.delta, limit / length)) if length > limit else share
+            for share, length in zip(shares, norms, strict=True)
+        ]
+    # Of the updates so many are left out at either end, rounded up while one or two stay.
+    cut = min(math.ceil(settings.trim_share * len(shares)), (len(shares) - 1) // 2)
+    if settings.robust == "none" or not cut:
+        return list(shares)
+    delta = {}
+    for name in shares[0].delta:
+        ordered = torch.stack([share.delta[name] for share in shares]).sort(dim=0).values
+        # Weights do not count: a worker that gives a wrong number of steps would gain by it.
+        delta[name] = ordered[cut : len(shares) - cut].mean(dim=0)
+    return [Share(sum(share.weight for share in shares), delta)]
 
 
 def relative_weights(shares: Sequence[Share]) -> list[float]:
@@ -131,10 +246,10 @@ class RadialOuter(NesterovOuter):
 def _radial(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     direction, length = torch.zeros_like(tensors[0]), 0.0
     for tensor, weight in zip(tensors, weights, strict=True):
-        norm = float(tensor.double().norm())
-        length += weight * norm
-        if norm > 0:  # in float64: one over the norm of denormal numbers is no float32
-            direction.add_((tensor.double() / norm).float(), alpha=weight)
+        own = float(tensor.double().norm())
+        length += weight * own
+        if own > 0:  # in float64: one over the norm of denormal numbers is no float32
+            direction.add_((tensor.double() / own).float(), alpha=weight)
     total = float(direction.double().norm())
     return direction * (length / total) if total > 0 else direction
 

@@ -1,0 +1,132 @@
+"""The model in one process, mode by mode: the sums that hosts do between them, without any host."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from serving.modes.candidates import Branches, Floats, weigh
+from serving.modes.drafters.base import LocalSequence
+from serving.modes.drafters.neural import NeuralModel
+from serving.modes.infill import OF_BYTES, InfillDrafter, choose_by_share
+from serving.modes.verified import residual_sample
+from stages.backends import DEFAULT_BACKEND, backend_named
+from stages.backends.base import CleanPiece, StageRunner
+from stages.backends.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
+from stages.checkpoint.checkpoint import load_ar, load_chain
+from stages.checkpoint.manifest import read_manifest
+from stages.model.architecture import Architecture
+from stages.model.codec import FEATURE_LIMIT, codec_named, hidden_codec
+from stages.model.pipeline import new_caches
+from stages.model.randomness import Purpose, sample_symbols, uniforms
+from stages.model.samplers import DEFAULT_SAMPLER
+from stages.model.scoring import log_probabilities
+from stages.model.speculation import verify_drafts
+from stages.model.vocabulary import BYTES
+
+
+@cache
+def stages_of(directory: Path) -> tuple[list[StageRunner], Architecture]:
+    model, backend = load_ar(directory), backend_named(DEFAULT_BACKEND)
+    return [backend.stage(stage) for stage in model.stages], model.architecture
+
+
+class Pipeline:
+    """An AR model whose stages are all in this process: it reads a text, and more of it at the next call."""
+
+    def __init__(self, directory: Path, codec: str) -> None:
+        self.stages, a = stages_of(directory)
+        self.caches, self.codec, self.read = [new_caches(a.layers, a, 512) for _ in self.stages], hidden_codec(codec), 0
+
+    def logits(self, text: bytes) -> torch.Tensor:
+        """What follows each byte that was not read before: (new bytes, 256)."""
+        x, self.read = torch.tensor(list(text[self.read :])), len(text)
+        for index, (stage, held) in enumerate(zip(self.stages, self.caches, strict=True)):
+            x = stage.read([CleanPiece(self.codec.round_trip(x, FEATURE_LIMIT) if index else x, held)])[0]
+        return self.stages[-1].next_byte([x])[0]
+
+
+def chain_text(directory: Path, prompt: bytes, request: dict[str, Any], count: int) -> bytes:
+    """Block after block, chunk after chunk."""
+    partition, backend = read_manifest(directory / "chain").partition, backend_named(DEFAULT_BACKEND)
+    assert partition is not None
+    chain = load_chain(directory / "chain")
+    runners, a = [backend.block(block) for block in chain], chain[0].architecture
+    caches = [new_caches(a.layers, a, 512) for _ in chain]
+    codec, clean, start, text = codec_named(request["codec"]), prompt, 0, b""
+    while left := count - len(text):
+        slots, sampler = min(request.get("chunk", left), left), request.get("sampler", DEFAULT_SAMPLER)
+        plan = SweepPlan(request["seed"], start + len(clean), slots, request["steps"], request["temperature"], sampler)
+        outcome: Boundary | bytes | None = None
+        for index, runner in enumerate(runners):
+            before = outcome if isinstance(outcome, Boundary) else None
+            work = BlockWork(a, index, partition, caches[index], plan, codec, BYTES.decode(clean), before)
+            outcome = run_unbatched(work, runner)
+        assert isinstance(outcome, bytes)
+        start, clean, text = start + len(clean), outcome, text + outcome
+    return text
+
+
+def ar_text(directory: Path, prompt: bytes, request: dict[str, Any], count: int) -> bytes:
+    """Byte by byte: guesses have no part in it."""
+    folder = "local" if request["mode"] == "local" else "ar"
+    pipeline, text = Pipeline(directory / folder, request.get("codec", "fp32")), prompt
+    for position in range(len(prompt), len(prompt) + count):
+        text += sample_symbols(pipeline.logits(text)[-1:], request["temperature"], request["seed"], position)
+    return text[len(prompt) :]
+
+
+def scores(directory: Path, text: bytes, candidates: list[bytes], temperature: float) -> Floats:
+    """ln p of every byte of continuations of one length: (candidates, bytes)."""
+    rows = []
+    for candidate in candidates:
+        logits = Pipeline(directory / "ar", "fp32").logits(text + candidate)[len(text) - 1 : -1]
+        rows.append(log_probabilities(logits, temperature)[np.arange(len(candidate)), list(candidate)])
+    return np.stack(rows)
+
+
+def drafted_text(directory: Path, prompt: bytes, request: dict[str, Any], count: int) -> bytes:
+    """The small model proposes, the large one weighs: `resample`, `infill` and `verified`, without a host."""
+    text, limit, temperature, seed = prompt, len(prompt) + count, request["temperature"], request["seed"]
+    sequence = LocalSequence(NeuralModel(directory / "local"), 512, temperature, seed)
+    scorer = Pipeline(directory / "ar", "fp32")
+    for number in range(count):
+        if (left := limit - len(text)) == 0:
+            break
+        if request["mode"] == "verified":
+            guess = asyncio.run(sequence.guess(text, 1))
+            logits, draws = scorer.logits(text)[-1:], 1
+            verdict = verify_drafts(logits, [guess.text[0]], guess.odds, temperature, seed, len(text))
+            symbol: int | None = guess.text[0] if verdict.accepted else None
+            while symbol is None:
+                symbol = residual_sample(verdict, guess.odds_at(0), seed, len(text), draws)
+                draws += 1
+                verdict = verify_drafts(logits, [], guess.odds[:0], temperature, seed, len(text), draws)
+            text += bytes([symbol])
+        elif request["mode"] == "resample":
+            chunk, most = min(request["chunk"], left), request["candidates"]
+            drafted = asyncio.run(Branches(sequence).write(text, chunk, most, number))
+            weights = weigh(drafted, scores(directory, text, drafted.texts, temperature))
+            text += drafted.texts[weights.choose(seed, len(text))]
+        else:
+            head, most = request["suffix"][: OF_BYTES.ahead], request["candidates"]
+            filler = InfillDrafter(sequence, OF_BYTES.peek)
+            fillings = asyncio.run(filler.write(text, left, head, OF_BYTES.drafts, most))
+            nats = scores(directory, text, [each + head for each in fillings.texts], temperature).sum(axis=1)
+            u = uniforms(seed, Purpose.CHOICE, len(text), 1, 1)[0, 0]
+            text += fillings.texts[choose_by_share(fillings.shares(nats), u)]
+    return text[len(prompt) :]
+
+
+def text_of(directory: Path, prompt: bytes, request: dict[str, Any], count: int) -> bytes:
+    """What the model of a bundle writes after `prompt`, in the request's mode."""
+    modes = {
+        **dict.fromkeys(("sweep", "chunked"), chain_text),
+        **dict.fromkeys(("resample", "verified", "infill"), drafted_text),
+    }
+    return modes.get(request["mode"], ar_text)(directory, prompt, request, count)
