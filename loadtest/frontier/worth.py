@@ -131,7 +131,8 @@ def _plain(arm: QualityArm) -> QualityArm:
 
 
 def _nearest_temperature(rows: Sequence[QualityRow], human: QualityRow | None) -> float | None:
-    """The temperature at which texts are most nearly as varied as human text; colder ones please a judge cheaply."""
+    """The temperature at which texts are most nearly as varied as human text."""
+    # not the one of the best bits: colder texts please a judge cheaply
     apart: dict[float, list[float]] = {}
     for row in rows:
         if row.temperature is not None:

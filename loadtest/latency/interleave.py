@@ -87,6 +87,7 @@ def take_turns(seats: Sequence[Seat], requests: int, seed: int) -> Iterator[tupl
     for seat in seats:
         _turn(seat, 0, seed)
     for i in range(requests):
+        # in another order each time: no arm always follows the one that leaves the machine hot or the links busy
         first = i % len(seats) if seats else 0
         for seat in (*seats[first:], *seats[:first]):
             if seat.arm.idle_s and not seat.testbed.given_up:

@@ -114,11 +114,9 @@ def _sameness(arm: Arm, taken: Mapping[Arm, Sequence[Sample]]) -> dict[str, Any]
 
 
 def _gap(arm: Arm, read: Mapping[Arm, Texts]) -> dict[str, Any]:
-    """(CE of `local` - CE of the arm) / (CE of `local` - CE of `ar`), over the prompts that all three answered.
-
-    What n-grams write by themselves is no mode: the gap from there is not known.
-    """
+    """(CE of `local` - CE of the arm) / (CE of `local` - CE of `ar`), over the prompts that all three answered."""
     local, ar = (_beside(arm, mode, read) for mode in ("local", "ar"))
+    # what n-grams write by themselves is no mode: the gap from there is not known
     if arm.choice.mode != "resample" or arm.choice.drafter == "ngram" or local is None or ar is None:
         return {}
     three = [read[local], read[arm], read[ar]]

@@ -26,13 +26,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.contextmanager
 def on_signal(act: Callable[[], None]) -> Iterator[None]:
-    """Any of the signals calls `act` while the `with` block runs; outside the main thread nothing changes.
-
-    Ctrl-C is set too, because a command that a script starts in the background inherits it ignored.
-    """
+    """Any of the signals calls `act` while the `with` block runs; outside the main thread nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    # Ctrl-C too, because a command that a script starts in the background inherits it ignored
     before = {number: signal.signal(number, lambda *_: act()) for number in SIGNALS}
     try:
         yield

@@ -11,11 +11,11 @@ from loadtest.quality.prompts import Passage
 from loadtest.quality.settings import QualitySettings, finite
 from loadtest.workload.caller import Access, RouterState
 from serving.client.client import AsyncClient, Client, RequestRefused, Result, RouterError
+from serving.modes import SCORERS
 from serving.modes.frontier import SETTINGS
 from serving.router.request import Request
 from stages.errors import InputError, ServiceError
 
-SCORERS = ("chain", "ar")
 INFILL = "infill"
 
 

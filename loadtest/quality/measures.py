@@ -64,8 +64,7 @@ def word_counts(text: bytes) -> Counts:
 def pooled_entropy(texts: Sequence[T], counts: Callable[[T], Counts]) -> tuple[float, float] | None:
     """Entropy in bits of what `counts` finds in all texts together, and its standard error; None of nothing.
 
-    The plug-in estimate: it grows with the number of texts, so compare equal numbers. The error is the jackknife's over
-    groups of texts, because drawing texts twice, as a bootstrap does, would itself lower the entropy.
+    The plug-in estimate: it grows with the number of texts, so compare equal numbers.
     """
     each = [counts(text) for text in texts]
     whole = sum_counts(each)
@@ -74,6 +73,7 @@ def pooled_entropy(texts: Sequence[T], counts: Callable[[T], Counts]) -> tuple[f
     groups = [each[i::GROUPS] for i in range(min(GROUPS, len(each)))]
     if len(groups) < 2:
         return entropy_bits(whole), float("nan")
+    # the jackknife over groups of texts: to draw texts twice, as a bootstrap does, would itself lower the entropy
     without = np.array([entropy_bits(_less(whole, sum_counts(group))) for group in groups])
     error = float(np.sqrt((len(groups) - 1) * np.mean((without - without.mean()) ** 2)))
     return entropy_bits(whole), error
@@ -196,8 +196,6 @@ RIDGE = 0.01  # texts have unit length: enough to keep the solution from followi
 def classifier_auc(texts: Sequence[bytes], human: Sequence[bytes], seed: int) -> Estimate:
     """A linear classifier on hashed runs of one to four bytes, cross-validated; an interval over texts.
 
-    Least squares with a ridge, solved between texts: of the strength of logistic regression, and exact at once.
-    Both lists in the order of the source: a fold holds neighbours of both, so that a topic cannot tell a class.
     Area under the ROC curve of the held-out scores, 1 when texts and human texts are told apart every time.
     """
     from sklearn.feature_extraction.text import HashingVectorizer
@@ -208,11 +206,13 @@ def classifier_auc(texts: Sequence[bytes], human: Sequence[bytes], seed: int) ->
     features = vectorizer.transform([text.decode("latin-1") for text in (*texts, *human)])
     alike: NDArray[np.float64] = (features @ features.T).toarray()
     labels = np.repeat([1.0, -1.0], [len(texts), len(human)])
+    # both lists in the order of the source: a fold holds neighbours of both, so that a topic cannot tell a class
     folds = np.concatenate([np.arange(len(part)) * FOLDS // len(part) for part in (texts, human)])
     scores = np.zeros(len(labels))
     for fold in range(FOLDS):
         held_out = folds == fold
         known = labels[~held_out]
+        # least squares with a ridge, solved between texts: of the strength of logistic regression, and exact at once
         weights = np.linalg.solve(
             alike[np.ix_(~held_out, ~held_out)] + RIDGE * np.eye(len(known)), known - known.mean()
         )

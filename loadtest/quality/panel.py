@@ -186,11 +186,7 @@ class Comparison:
 
 
 def verdict(row: QualityRow, rival: QualityRow, reference: QualityRow) -> Comparison:
-    """:param reference: human text other than either's. A figure that one of the three does not have is left out.
-
-    Every figure counts the same, by its distance from the reference: a judge alone prefers a phrase without end, but
-    text that is likelier than human text is as far from it as text that is less likely.
-    """
+    """:param reference: human text other than either's. A figure that one of the three does not have is left out."""
     nearer: list[str] = []
     farther: list[str] = []
     for name in PANEL:
@@ -198,6 +194,8 @@ def verdict(row: QualityRow, rival: QualityRow, reference: QualityRow) -> Compar
         perfect = _PERFECT.get(name, reference.figure(name))
         if own is None or others is None or perfect is None:
             continue
+        # every figure counts the same, by its distance from the reference: a judge alone prefers a phrase without end,
+        # but text that is likelier than human text is as far from it as text that is less likely
         difference = abs(own - perfect) - abs(others - perfect)
         if abs(difference) > _SAME:
             (nearer if difference < 0 else farther).append(name)

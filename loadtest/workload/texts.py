@@ -72,11 +72,9 @@ def symbols_of(tokenizer: Tokenizer, prompt: bytes) -> list[int]:
 
 
 def continued(tokenizer: Tokenizer, prompt: bytes, output: bytes) -> tuple[list[int], list[int]]:
-    """A prompt and what was written after it, each in symbols.
-
-    Only the text is left of the symbols that were written, so it is encoded again: together with the prompt where that
-    leaves the prompt's own symbols as they are.
-    """
+    """A prompt and what was written after it, each in symbols."""
+    # only the text is left of the symbols that were written, so it is encoded again: together with the prompt where
+    # that leaves the prompt's own symbols as they are
     before, whole = symbols_of(tokenizer, prompt), symbols_of(tokenizer, prompt + output)
     if whole[: len(before)] == before:
         return before, whole[len(before) :]
