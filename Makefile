@@ -17,10 +17,10 @@ demo: .venv/.ready ## a small model on three local hosts, one sweep against the 
 
 # A file's tests run in one process: what they share starts once. (pytest 9.2 passes over the groups of `loadgroup`.)
 check: lint ## before a commit: style, types, and every test that takes less than a second
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test: .venv/.ready ## all tests, in two processes
-	$(BIN)/python -m pytest -q -rs -n 2 --dist loadfile --durations 40
+	$(BIN)/python -m pytest -q -rs -n 2 --dist loadfile --no-loadscope-reorder --durations 40
 
 lint: .venv/.ready ## style and types
 	$(BIN)/ruff check .

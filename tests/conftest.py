@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 import torch
-from _pytest.nodeid import NodeId
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -57,15 +56,6 @@ HOP_TIMEOUT_S = 5.0
 KEEP_WARM_S = 0.5
 
 forking.install()
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of one `xdist_group` go to one worker: xdist 3.8 writes the group where pytest 9.2 no longer reads it."""
-    for item in items if getattr(config.option, "loadgroup", False) else ():
-        group = item.get_closest_marker("xdist_group")
-        if group and "@" not in item.nodeid:
-            item._id = NodeId.parse(f"{item.nodeid}@{group.args[0]}")
 
 
 # A deadline measures the machine's load, not the code. With CI set, hypothesis draws the same examples in every run.

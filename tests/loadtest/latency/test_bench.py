@@ -117,8 +117,6 @@ def test_a_token_model_without_a_lab(
 
 # In a real lab
 
-one_run = pytest.mark.xdist_group("bench-wan")
-
 
 @pytest.fixture(scope="module")
 def record(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
@@ -132,7 +130,6 @@ def record(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 
 @needs_a_lab
-@one_run
 def test_a_whole_run(record: dict[str, Any]) -> None:
     assert [(r["profile"], r["mode"], r["idle_s"], r["requests"], r["failures"]) for r in record["rows"]] == [
         ("links-20", "sweep", 0.0, 2, 0),
@@ -148,14 +145,12 @@ def test_a_whole_run(record: dict[str, Any]) -> None:
 
 
 @needs_a_lab
-@one_run
 def test_nothing_beats_the_floor(record: dict[str, Any]) -> None:
     for row in record["rows"]:
         assert row["ratio"] >= 1, row
 
 
 @needs_a_lab
-@one_run
 def test_the_lab_keeps_its_promise(record: dict[str, Any]) -> None:
     pairs = {frozenset((link["source"], link["destination"])) for link in record["links"]}
     assert pairs == {frozenset(pair) for pair in (("router", "host-1"), HOSTS, ("host-2", "router"))}

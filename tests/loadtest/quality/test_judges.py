@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from loadtest.quality import judge
-from loadtest.quality.judge import ORDER, Judge, NgramModel, check_judge, open_judge
+from loadtest.quality.judge import ORDER, NgramModel, check_judge, open_judge
 from stages.errors import InputError
 
 
@@ -67,43 +66,3 @@ def test_judges_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         check_judge("smollm2-135m")
     assert judge.default_judge() == "ngram"
-
-
-@pytest.mark.xdist_group("smollm2")
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_smollm2_knows_english(smollm2: Judge) -> None:
-    prompt = b"The capital of France is"
-    found = smollm2.judge(
-        [prompt] * 3, [b" Paris, a city on the Seine.", b" siraP, a ytic no the enieS.", b"\xff\x00"], silent
-    )
-    assert found.bits[0] < 30 < found.bits[1]
-    assert np.isfinite(found.bits[2])
-    assert found.features is not None
-    assert found.features.shape == (3, 576)
-
-
-@pytest.mark.xdist_group("smollm2")
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_smollm2_does_not_mind_where_the_prompt_ends(smollm2: Judge) -> None:
-    """p(prompt end) p(rest | prompt end) is one number, whether the border is between tokens or inside one."""
-    text = b"When the teacher had understood, everybody in the classroom laughed."
-    bits = [smollm2.judge([text[:cut]], [text[cut:]], silent).bits[0] for cut in range(20, 33)]
-    assert all(later <= earlier + 1e-2 for earlier, later in pairwise(bits))
-    (space, inside) = (bits[25 - 20], bits[28 - 20])
-    assert inside < space
-
-
-@pytest.mark.xdist_group("smollm2")
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_smollm2_is_the_same_alone_and_in_company(smollm2: Judge) -> None:
-    texts = [
-        b" a short one",
-        b" one that is much longer than the others, and lasts for a while",
-        b" 12345 \xc3\xa9",
-    ]
-    together = smollm2.judge([b"This is"] * 3, texts, silent)
-    alone = [smollm2.judge([b"This is"], [text], silent).bits[0] for text in texts]
-    assert together.bits == pytest.approx(alone, rel=0.02)

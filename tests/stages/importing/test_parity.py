@@ -95,7 +95,6 @@ def difference(
     return float((logits_of(directory / "out", manifest, tokens) - expected).abs().max())
 
 
-@pytest.mark.xdist_group("smollm2")
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_smollm2(transformers: Any, imported: Callable[..., Imported], tmp_path: Path, monkeypatch) -> None:
