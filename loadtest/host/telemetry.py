@@ -20,8 +20,7 @@ import psutil
 
 from loadtest.host.benchmark import PROMPT, Benchmark, TextDiffers, check_modes, ring_of
 from loadtest.host.settings import TelemetrySettings
-from loadtest.quality.intervals import Estimate, percentiles, resampled
-from loadtest.report.table import aligned
+from loadtest.report.table import Estimate, aligned, percentiles, resampled
 from serving.cli.deployment import Deployment, temporary_deployment
 from serving.client.client import AsyncClient
 from stages.errors import InputError, ServiceError

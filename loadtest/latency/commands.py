@@ -72,7 +72,7 @@ def run_wan(options: argparse.Namespace) -> int:
 
 def run_warm(options: argparse.Namespace) -> int:
     from loadtest.latency.checks import check_warm
-    from loadtest.latency.warm import WARM, measure_warm
+    from loadtest.latency.first_token import WARM, measure_warm
     from loadtest.report.record import origin
 
     settings = from_flags(WarmSettings, options)

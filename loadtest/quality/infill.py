@@ -8,14 +8,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from loadtest.quality.generation import INFILL, QualityArm, check_served, generate_all, router_facts
-from loadtest.quality.intervals import Estimate, difference_of_ratios, flat, ratio_of_sums
 from loadtest.quality.judge import Progress
 from loadtest.quality.panel import HUMAN, Figure, JudgedText
 from loadtest.quality.prompts import Passage, PromptSet
 from loadtest.quality.run import check_settings, cut, judge_text, samples_of, target_settings
 from loadtest.quality.settings import InfillSettings
 from loadtest.report.record import origin, settings_record
-from loadtest.report.table import open_meter
+from loadtest.report.table import Estimate, difference_of_ratios, flat, open_meter, ratio_of_sums
 from loadtest.workload.testbed import open_testbed
 from serving.client.client import Result
 from stages.errors import InputError

@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any, NamedTuple, Self
 
-from loadtest.quality.intervals import Estimate, around, difference_of_ratios, flat, ratio_of_sums
 from loadtest.quality.judge import INSTALL, Judge, Judgement, NgramModel, Progress
 from loadtest.quality.measures import (
     TrainingText,
@@ -24,6 +23,7 @@ from loadtest.quality.measures import (
     words_of,
 )
 from loadtest.quality.prompts import Passage, PromptSet
+from loadtest.report.table import Estimate, around, difference_of_ratios, flat, ratio_of_sums
 from stages.errors import InputError
 
 HUMAN = "human"

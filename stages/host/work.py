@@ -201,6 +201,7 @@ class PipelineWork(_StageWork):
         elif isinstance(self.request, PrefillRequest):
             self.outcome = stage_pb2.Event(session=self.hop.session, number=self.request.number)
         else:
+            # one product for all draft tokens reads a large head from memory once, not once a level of the tree
             # the last known symbol and the drafts; after the last draft of a rejection nothing is asked
             rows = hidden[-1 - self.request.draft :]
             self._x = rows[:-1] if isinstance(self.request, RejectionRequest) and self.request.draft else rows

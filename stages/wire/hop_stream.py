@@ -30,6 +30,7 @@ WARM_TIMEOUT_S = 2.0
 IDLE_AFTER_S, IDLE_PAUSE_S = 10.0, 2.0
 # Keep-warm messages whose quickest tells the link's own round trip: the others may have waited for a processor.
 RECENT = 8
+# A call for each hop took 0.5 ms there and back and 0.6 ms of processor time, a message on an open stream half of that.
 BATCH_BYTES = 1 << 20  # A batch takes hops until it has this many bytes
 BATCH_HOPS = 8  # and at most so many: the next host begins with the first while this one still works on the others
 
@@ -231,6 +232,7 @@ class Relay:
         wake = self._wake = asyncio.Event()
         wake.set()  # for what is in the outbox already
         try:
+            # the receipt comes before the work, so nothing nests: a sweep takes H + 1 one-way trips, not 2 H
             async for ack in self.stub.Push(self._batch_stream(wake), wait_for_ready=True):
                 rejections = {rejection.index: rejection for rejection in ack.rejections}
                 for index, handover in enumerate(self._sent.pop(ack.number, [])):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from loadtest.lab.lab import lab_problem
-from loadtest.quality.intervals import Estimate
 from loadtest.quality.panel import JUDGED, QualityRow
+from loadtest.report.table import Estimate
 from serving.cli.__main__ import main
 from serving.modes.frontier import read_frontier
 from stages.checkpoint.manifest import read_manifest

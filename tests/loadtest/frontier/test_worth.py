@@ -12,8 +12,8 @@ from loadtest.frontier.points import frontier_of, option_of
 from loadtest.frontier.worth import Ranking, ranking_of, read_ranking
 from loadtest.latency.interleave import Sample
 from loadtest.quality.generation import parse_arms
-from loadtest.quality.intervals import Estimate
 from loadtest.quality.panel import AT_HUMAN_ENTROPY, GRAMS, JUDGED, QualityRow
+from loadtest.report.table import Estimate
 from serving.modes import MODES
 from stages.errors import InputError
 

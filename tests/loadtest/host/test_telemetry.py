@@ -13,7 +13,7 @@ import pytest
 
 from loadtest.host.settings import TelemetrySettings
 from loadtest.host.telemetry import Scraper, TelemetryBench, TelemetryFigures, median_ratio
-from loadtest.quality.intervals import Estimate
+from loadtest.report.table import Estimate
 from serving.cli.__main__ import main
 from serving.cli.ports import free_port_block
 from stages.errors import ServiceError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.lab.lab import lab_problem
-from loadtest.latency.warm import SITUATIONS
+from loadtest.latency.first_token import SITUATIONS
 from serving.cli.__main__ import main
 
 

@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 
-from loadtest.quality.intervals import difference_of_ratios, ratio_of_sums
 from loadtest.quality.measures import (
     SPAN,
     TrainingText,
@@ -23,6 +22,7 @@ from loadtest.quality.measures import (
     word_counts,
     words_of,
 )
+from loadtest.report.table import difference_of_ratios, ratio_of_sums
 
 NUMBERS = np.random.default_rng(0)
 

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from loadtest.quality.intervals import Estimate
 from loadtest.quality.panel import (
     AT_HUMAN_ENTROPY,
     FIGURES,
@@ -18,6 +17,7 @@ from loadtest.quality.panel import (
     verdict,
 )
 from loadtest.quality.report import interval_table, quality_table, reasons
+from loadtest.report.table import Estimate
 
 
 def row(mode: str, temperature: float | None = None, **figures: float) -> QualityRow:
