@@ -258,6 +258,7 @@ def _run_over_links(
             links or LOOPBACK,
             lease_s=LEASE_S,
             publish_every=PUBLISH_EVERY,
+            # at a pace: six workers on two cores would measure each other, and who waits for a core looks busy
             worker_options=("--pace-s", str(settings.pace_s)),
         )
         with open_training_testbed(setup, TrainingTestbed) as testbed:

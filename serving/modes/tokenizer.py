@@ -170,7 +170,7 @@ class StopCutter:
             return b""
         text = self._held + piece
         found = [(at + len(stop), at) for stop in self.stops if (at := text.find(stop)) >= 0]
-        if found:
+        if found:  # in bytes, and the first that is complete: no later byte can take back what was shown
             _, cut = min(found)
             self.stopped, self._held = True, b""
             return text[:cut]

@@ -144,6 +144,7 @@ class Admission:
         expected_s = self._mean_s * place / self.settings.request_limit
         if self.settings.queue_limit == 0 or expected_s > wait_s:
             raise exhausted(full, self._retry_ms(place))
+        # A wait evens out the moments in which requests come together: a few may, and none longer than its deadline.
         if self.waiting >= self.settings.queue_limit:
             self._make_room(usage, exhausted(f"{full}, and {self.waiting} more wait", self._retry_ms(place)))
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -29,6 +29,7 @@ MESSAGE_BYTES = 64 << 20
 # A host whose answer to a keep-warm message is so late, and by three round trips, is taken for lost. gRPC's own
 # keepalive takes 15 s with the least settings that servers accept.
 SILENT_S = 1.0
+# Weight of a new time in the running mean of a host's times.
 LEARN = 0.1
 
 # Digests of the models that a host holds, in the order of KINDS: hosts with the same can share a request.

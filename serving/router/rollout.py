@@ -98,6 +98,8 @@ class Rollout:
             previous = self._previous or await self._revived(name)
             contents = await asyncio.to_thread(_contents, previous.directory, name)
             await self._stop_bringing()
+            # The weights are not tried again, and hosts that are down are no obstacle: a rollback is for trouble, and
+            # these weights were served before.
             outcomes = await asyncio.gather(
                 *(bring(link, self._name_at(link, previous), contents, self._kept(link)) for link in self.ring.links),
                 return_exceptions=True,

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from stages.model.block import Block, Codes
 from stages.model.pipeline import ArModel
+from trainer.blocks.checkpoint_dir import make_partition
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
-from trainer.blocks.entropy import make_partition
 from trainer.blocks.losses import ChunkLayout, Corruption, block_loss, next_byte_loss
 from trainer.blocks.optimizer import OptimizerSet, state_bytes
 

@@ -17,9 +17,9 @@ from stages.errors import CheckpointError, ConfigError, InputError
 from stages.grafting.block import OutputProjection, SlotShape
 from stages.importing.source import open_tokenizer
 from stages.model.families import PipelineStage
+from trainer.blocks.checkpoint_dir import make_partition
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus, PlacedCorpus
-from trainer.blocks.entropy import make_partition
 from trainer.blocks.optimizer import BETAS, OptimizerSet
 from trainer.blocks.run import Run, StepLoss
 from trainer.blocks.state import exclusive, json_digest

@@ -47,6 +47,7 @@ class SubprocessPool:
     def __init__(self, size: int) -> None:
         """:param size: processes that will compute at the same time; they share this one's threads."""
         self.context = multiprocessing.get_context("forkserver")
+        # each process would import torch for seconds, and `torch._dynamo` with its first optimizer
         self.context.set_forkserver_preload(PRELOADED)
         self.threads = max(torch.get_num_threads() // size, 1)
         self._processes: dict[str, BaseProcess] = {}

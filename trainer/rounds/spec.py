@@ -21,11 +21,10 @@ from stages.model.partition import NoisePartition
 from stages.model.pipeline import ArModel, ArStage
 from stages.wire.channel import check_name
 from stages.wire.status import failed_precondition, invalid
-from trainer.blocks.checkpoint_dir import identity, new_ar, new_chain, open_checkpoint_dir
+from trainer.blocks.checkpoint_dir import identity, make_partition, new_ar, new_chain, open_checkpoint_dir
 from trainer.blocks.config import MAX_WHOLE, TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.blocks.diagnostics import chain_diagnostics, next_byte_nats
-from trainer.blocks.entropy import make_partition
 from trainer.blocks.lookahead import OwnHead
 from trainer.blocks.state import json_digest
 from trainer.blocks.task import STEPS_PER_BLOCK

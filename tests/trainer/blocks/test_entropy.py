@@ -8,9 +8,9 @@ import torch
 
 from stages.model.block import Codes
 from tests.trainer.small import corpus
-from trainer.blocks import entropy
+from trainer.blocks import checkpoint_dir as entropy
+from trainer.blocks.checkpoint_dir import entropy_curve, make_partition
 from trainer.blocks.config import NoiseConfig
-from trainer.blocks.entropy import entropy_curve, make_partition
 
 
 def unigram_nats(text: torch.Tensor) -> float:
