@@ -137,7 +137,9 @@ def test_no_router_there(python_docs: Path, capsys: pytest.CaptureFixture[str]) 
 
 def interrupted(arguments: list[str], ready: Callable[[psutil.Process], bool]) -> tuple[int, str]:
     """Exit code and last words of a run that gets Ctrl-C when it is `ready`."""
-    command = [sys.executable, "-m", "serving.cli", "quality", *arguments]
+    # an interpreter of its own: a signal meets it as a user's does, not as a fork of the tests' template
+    script = "import sys; from serving.cli.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", script, "quality", *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 90
         while not ready(psutil.Process(process.pid)):
