@@ -14,7 +14,7 @@ import torch
 from loadtest.host.benchmark import PROMPT, Benchmark, TextDiffers, ring_of
 from loadtest.host.settings import BatchingSettings
 from loadtest.report.table import aligned
-from serving.cli.deployment import temporary_deployment
+from serving.cli.deployment import run_interruptible, temporary_deployment
 from serving.client.client import AsyncClient, Result
 from serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE
 from stages.checkpoint.bundle import find_bundle
@@ -69,7 +69,7 @@ class BatchingBench(Benchmark[BatchingSettings, list[BatchingFigures]]):
         s, bundle = self.settings, find_bundle(self.settings.checkpoint)
         modes = (["sweep"] if bundle.chain else []) + (["ar"] if bundle.ar else [])
         with temporary_deployment(ring := ring_of(s.checkpoint), s.checkpoint):
-            served = {mode: asyncio.run(_served(ring.router, mode, s)) for mode in modes}
+            served = {mode: run_interruptible(_served(ring.router, mode, s)) for mode in modes}
         figures = []
         for mode in modes:
             one_core, all_cores = (_bare(mode, s, threads) for threads in (1, torch.get_num_threads()))

@@ -22,7 +22,7 @@ from loadtest.report.record import commit, this_machine
 from loadtest.workload.pipeline import Pipeline
 from loadtest.workload.prompts import NOVEL
 from loadtest.workload.texts import symbols_of, tokenizer_of
-from serving.cli.deployment import temporary_deployment
+from serving.cli.deployment import run_interruptible, temporary_deployment
 from serving.client.client import AsyncClient, Result
 from serving.modes.tokenizer import Tokenizer
 from stages.checkpoint.bundle import find_bundle
@@ -144,7 +144,7 @@ class ParityBench(Benchmark[ParitySettings, list[PromptFigures]]):
             )
         ring = ring_of(s.checkpoint)
         with temporary_deployment(ring, s.checkpoint):
-            written = asyncio.run(_written(ring.router, self.texts, s.tokens))
+            written = run_interruptible(_written(ring.router, self.texts, s.tokens))
         print("transformers writes, and the pipeline says what it would have written ...", flush=True)
         pipeline = Pipeline(directory)
         return [

@@ -21,7 +21,7 @@ import psutil
 from loadtest.host.benchmark import PROMPT, Benchmark, TextDiffers, check_modes, ring_of
 from loadtest.host.settings import TelemetrySettings
 from loadtest.report.table import Estimate, aligned, percentiles, resampled
-from serving.cli.deployment import Deployment, temporary_deployment
+from serving.cli.deployment import Deployment, run_interruptible, temporary_deployment
 from serving.client.client import AsyncClient
 from stages.errors import InputError, ServiceError
 
@@ -88,7 +88,7 @@ class TelemetryBench(Benchmark[TelemetrySettings, list[TelemetryFigures]]):
         s = self.settings
         with ExitStack() as stack:
             deployments = {watched: stack.enter_context(_deployed(s, SHARES[watched])) for watched in s.watched}
-            turns = asyncio.run(_turns(s, deployments))
+            turns = run_interruptible(_turns(s, deployments))
         return [_figures(s, mode, watched, turns) for mode in s.modes for watched in s.watched]
 
     def table(self, result: list[TelemetryFigures]) -> str:

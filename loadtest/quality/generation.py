@@ -10,6 +10,7 @@ from typing import Any
 from loadtest.quality.prompts import Passage
 from loadtest.quality.settings import QualitySettings, finite
 from loadtest.workload.caller import Access, RouterState
+from serving.cli.deployment import run_interruptible
 from serving.client.client import AsyncClient, Client, RequestRefused, Result, RouterError
 from serving.modes import SCORERS
 from serving.modes.frontier import SETTINGS
@@ -182,7 +183,7 @@ def generate_all(
             others = range(1, len(passages))
             return {arm: [first[arm], *await _all_or_none([one(arm, i) for i in others])] for arm in arms}
 
-    return asyncio.run(generate())
+    return run_interruptible(generate())
 
 
 async def _all_or_none(requests: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:

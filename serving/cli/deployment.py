@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -13,10 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -27,6 +29,8 @@ from stages.errors import OnesweepError, ServiceError
 from stages.wire.channel import DRAIN_S, is_loopback, parse_address
 from stages.wire.tls import tls_arguments
 from stages.wire.tokens import token_for
+
+T = TypeVar("T")
 
 STOP_S = DRAIN_S + 5.0
 POLL_S = 0.1
@@ -293,6 +297,42 @@ def temporary_deployment(
         shutil.rmtree(directory, ignore_errors=True)
 
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end; one of the signals of `ends_cleanly` cancels it where it waits.
+
+    Raises KeyboardInterrupt then.
+    """
+    # A handler that raises does so anywhere, and gRPC's start, in C, crashes when it is left by an exception.
+    cancels: list[Callable[[], object]] = []
+    numbers: list[int] = []
+
+    def interrupt(number: int, frame: object) -> None:
+        numbers.append(number)
+        for cancel in cancels:
+            cancel()
+
+    async def run() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        cancels.append(partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel))
+        # a signal may have come before there was a loop: the work then ends where it first waits
+        if numbers:
+            task.cancel()
+        return await work
+
+    before = {number: signal.signal(number, interrupt) for number in ENDING}
+    try:
+        return asyncio.run(run())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 @contextlib.contextmanager
 def ends_cleanly() -> Iterator[None]:
     """Makes a plain `kill`, or a closed terminal, end a command as Ctrl-C does: its servers must not outlive it.
@@ -303,7 +343,7 @@ def ends_cleanly() -> Iterator[None]:
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, interrupt) for number in ENDING}
     try:
         yield
     finally:
