@@ -16,9 +16,9 @@ from loadtest.faults.settings import (
     TrainingChaosSettings,
 )
 from loadtest.report.record import origin, this_command, write_json
-from serving.cli.deployment import ends_cleanly
 from stages.errors import InputError, Interrupted, OnesweepError
 from stages.settings import add_flags, check_destination, from_flags
+from stages.signals import ends_cleanly
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction

@@ -12,13 +12,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from loadtest.load.generator import Recording, on_signal, start_generator
+from loadtest.load.generator import Recording, start_generator
 from loadtest.load.plan import LoadPlan, LoadSettings, Window
 from loadtest.load.run import LoadResult, climb, result_of, run_load
 from loadtest.report.table import number
 from loadtest.workload.testbed import Testbed
 from loadtest.workload.texts import Texts
 from stages.errors import ServiceError
+from stages.signals import on_signal
 from stages.wire.tokens import TOKEN_VARIABLE, Key, new_token, token_hash, write_tokens
 
 AIM_GOODPUT = 0.9  # of the knee's right answers a second

@@ -33,7 +33,7 @@ def register(subparsers: Subparsers) -> None:
 def run_frontier_command(options: argparse.Namespace) -> int:
     from loadtest.frontier.report import AUTO, failures, frontier_page, points_table, record_picture
     from loadtest.frontier.run import checked_plan, frontier_record, measure_frontier
-    from serving.cli.deployment import ends_cleanly
+    from stages.signals import ends_cleanly
 
     settings = from_flags(FrontierSettings, options)
     if settings.quality and settings.judge_on:

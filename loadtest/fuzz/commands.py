@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,9 +13,9 @@ from typing import TYPE_CHECKING
 from loadtest.commands import setting
 from loadtest.faults.settings import SEED
 from loadtest.report.record import write_json
-from serving.cli.deployment import ends_cleanly
 from stages.errors import InputError, ServiceError
 from stages.settings import add_flags, check_destination, from_flags
+from stages.signals import ends_cleanly, run_interruptible
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -63,7 +62,7 @@ def run_fuzz_command(options: argparse.Namespace) -> int:
 
     print("starting two hosts, two routers and a gateway ...", flush=True)
     with ends_cleanly():
-        result = asyncio.run(run_fuzz(settings, lambda line: print(line, flush=True)))
+        result = run_interruptible(run_fuzz(settings, lambda line: print(line, flush=True)))
     print(fuzz_table(result) + "\n" + "\n".join(fuzz_notes(result)))
     if settings.json:
         write_json(settings.json, fuzz_record(result))

@@ -14,7 +14,7 @@ import torch
 from loadtest.host.benchmark import PROMPT, Benchmark, TextDiffers, ring_of
 from loadtest.host.settings import BatchingSettings
 from loadtest.report.table import aligned
-from serving.cli.deployment import run_interruptible, temporary_deployment
+from serving.cli.deployment import temporary_deployment
 from serving.client.client import AsyncClient, Result
 from serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE
 from stages.checkpoint.bundle import find_bundle
@@ -26,6 +26,7 @@ from stages.model.partition import NoisePartition
 from stages.model.pipeline import ArModel, new_caches
 from stages.model.randomness import sample_symbols
 from stages.model.samplers import step_sigmas
+from stages.signals import run_interruptible
 
 TARGET_RATIO = 0.7
 

@@ -54,8 +54,8 @@ def register_host_benches(benches: Subparsers) -> None:
 def run_benchmark(kind: type[Any], implementation: str, options: argparse.Namespace) -> int:
     """Announce it, measure, print the table, and write the record where `--json` says."""
     from loadtest.report.record import write_json
-    from serving.cli.deployment import ends_cleanly
     from stages.settings import check_destination
+    from stages.signals import ends_cleanly
 
     benchmark: Benchmark[Any, Any] = resolve_name(implementation)(from_flags(kind, options))
     benchmark.check()

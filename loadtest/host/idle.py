@@ -123,7 +123,7 @@ def register_idle(benches: Subparsers) -> None:
 
 
 def run_idle(options: argparse.Namespace) -> int:
-    from serving.cli.deployment import ends_cleanly
+    from stages.signals import ends_cleanly
 
     settings = from_flags(IdleSettings, options)
     check_report_options(options)

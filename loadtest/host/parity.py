@@ -22,13 +22,14 @@ from loadtest.report.record import commit, this_machine
 from loadtest.workload.pipeline import Pipeline
 from loadtest.workload.prompts import NOVEL
 from loadtest.workload.texts import symbols_of, tokenizer_of
-from serving.cli.deployment import run_interruptible, temporary_deployment
+from serving.cli.deployment import temporary_deployment
 from serving.client.client import AsyncClient, Result
 from serving.modes.tokenizer import Tokenizer
 from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import InputError, OnesweepError
 from stages.model.llama import LlamaArchitecture
+from stages.signals import run_interruptible
 
 TOLERANCE = 1e-3  # most that a logit may differ: float32 has some 1e-6 of the largest, and layers add up
 TIMEOUT_S = 3600.0

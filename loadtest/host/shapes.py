@@ -22,7 +22,7 @@ from loadtest.report.table import aligned
 from stages.errors import InputError
 from stages.model.architecture import Architecture
 from stages.model.block import Block, Codes
-from stages.model.layers import without_memory
+from stages.model.families import without_memory
 from stages.model.pipeline import ArStage, new_caches
 
 HEAD_DIM = 64

@@ -21,9 +21,10 @@ import psutil
 from loadtest.host.benchmark import PROMPT, Benchmark, TextDiffers, check_modes, ring_of
 from loadtest.host.settings import TelemetrySettings
 from loadtest.report.table import Estimate, aligned, percentiles, resampled
-from serving.cli.deployment import Deployment, run_interruptible, temporary_deployment
+from serving.cli.deployment import Deployment, temporary_deployment
 from serving.client.client import AsyncClient
 from stages.errors import InputError, ServiceError
+from stages.signals import run_interruptible
 
 SCRAPE_TIMEOUT_S = 10.0
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy knows loopback

@@ -12,9 +12,10 @@ from loadtest.faults.settings import DemoSettings
 from loadtest.lab.lab import Lab, require_lab, start_lab, stop_lab
 from loadtest.lab.profile import Link, profile_named, read_profiles
 from loadtest.report.table import aligned
-from serving.cli.deployment import ends_cleanly, state_directory
+from serving.cli.deployment import state_directory
 from stages.errors import InputError
 from stages.settings import add_flags, from_flags
+from stages.signals import ends_cleanly
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction

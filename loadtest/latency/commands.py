@@ -12,8 +12,8 @@ from loadtest.latency.settings import FirstTokenSettings, WanSettings, WarmSetti
 from loadtest.report.record import check_report_options, write_report
 from loadtest.workload.arms import BYTES, LENGTH_FLAGS, TOKENS, Length, parse_lengths
 from loadtest.workload.prompts import parse_prompts
-from serving.cli.deployment import ends_cleanly
 from stages.settings import from_flags
+from stages.signals import ends_cleanly
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -47,11 +47,10 @@ def register_latency(benches: Subparsers) -> None:
 
 
 def run_wan(options: argparse.Namespace) -> int:
-    from loadtest.latency.checks import check_wan
     from loadtest.latency.links import LINKS
     from loadtest.latency.report import report
     from loadtest.latency.rows import wan_table
-    from loadtest.latency.run import measure_wan, wan_record
+    from loadtest.latency.run import check_wan, measure_wan, wan_record
 
     settings = from_flags(
         WanSettings, options, lengths=options.lengths, prompts=parse_prompts(options.text, options.prompt)
@@ -71,8 +70,8 @@ def run_wan(options: argparse.Namespace) -> int:
 
 
 def run_warm(options: argparse.Namespace) -> int:
-    from loadtest.latency.checks import check_warm
     from loadtest.latency.first_token import WARM, measure_warm
+    from loadtest.latency.run import check_warm
     from loadtest.report.record import origin
 
     settings = from_flags(WarmSettings, options)

@@ -45,7 +45,7 @@ def run_loadtest(options: argparse.Namespace) -> int:
     from loadtest.workload.prompts import seeded_prompts
     from loadtest.workload.testbed import check_testbed, open_testbed
     from loadtest.workload.texts import Texts
-    from serving.cli.deployment import ends_cleanly
+    from stages.signals import ends_cleanly
 
     modes = _modes(options)
     settings = _settings(options, modes[0])

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import IO
@@ -17,27 +15,7 @@ from typing import IO
 from loadtest.load.plan import Drained, LoadPlan, LoadSample, Window, from_line
 from loadtest.workload.testbed import Testbed
 from stages.errors import InputError, ServiceError
-
-# Signals that end a command: Ctrl-C, a plain `kill`, a closed terminal.
-
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@contextlib.contextmanager
-def on_signal(act: Callable[[], None]) -> Iterator[None]:
-    """Any of the signals calls `act` while the `with` block runs; outside the main thread nothing changes."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    # Ctrl-C too, because a command that a script starts in the background inherits it ignored
-    before = {number: signal.signal(number, lambda *_: act()) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
+from stages.signals import on_signal
 
 END_S = 20.0  # how long the generator may take to end once it was told to
 

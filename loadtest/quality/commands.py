@@ -43,7 +43,7 @@ def run_quality_command(options: argparse.Namespace) -> int:
     from loadtest.quality.report import check_page, interval_table, quality_page, quality_table, reasons
     from loadtest.quality.run import run_quality
     from loadtest.workload.caller import Access
-    from serving.cli.deployment import ends_cleanly
+    from stages.signals import ends_cleanly
 
     if options.check and (given := next((flag for flag in NOT_CHECKED if getattr(options, flag)), None)):
         raise InputError(f"--check generates nothing: leave out --{given}")
@@ -67,7 +67,7 @@ def run_infill_command(options: argparse.Namespace) -> int:
     from loadtest.quality.infill import run_infill
     from loadtest.quality.report import INFILL, infill_page
     from loadtest.workload.caller import Access
-    from serving.cli.deployment import ends_cleanly
+    from stages.signals import ends_cleanly
 
     if options.lengths == ():
         raise InputError("--lengths is empty: name one or more, such as 4,8,16")

@@ -10,12 +10,12 @@ from typing import Any
 from loadtest.quality.prompts import Passage
 from loadtest.quality.settings import QualitySettings, finite
 from loadtest.workload.caller import Access, RouterState
-from serving.cli.deployment import run_interruptible
 from serving.client.client import AsyncClient, Client, RequestRefused, Result, RouterError
 from serving.modes import SCORERS
 from serving.modes.frontier import SETTINGS
 from serving.router.request import Request
 from stages.errors import InputError, ServiceError
+from stages.signals import run_interruptible
 
 INFILL = "infill"
 

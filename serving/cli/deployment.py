@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
 import re
 import shutil
-import signal
 import stat
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -295,60 +292,6 @@ def temporary_deployment(
             deployment.stop()
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-
-
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end; one of the signals of `ends_cleanly` cancels it where it waits.
-
-    Raises KeyboardInterrupt then.
-    """
-    # A handler that raises does so anywhere, and gRPC's start, in C, crashes when it is left by an exception.
-    cancels: list[Callable[[], object]] = []
-    numbers: list[int] = []
-
-    def interrupt(number: int, frame: object) -> None:
-        numbers.append(number)
-        for cancel in cancels:
-            cancel()
-
-    async def run() -> T:
-        task = asyncio.current_task()
-        assert task is not None
-        cancels.append(partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel))
-        # a signal may have come before there was a loop: the work then ends where it first waits
-        if numbers:
-            task.cancel()
-        return await work
-
-    before = {number: signal.signal(number, interrupt) for number in ENDING}
-    try:
-        return asyncio.run(run())
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def ends_cleanly() -> Iterator[None]:
-    """Makes a plain `kill`, or a closed terminal, end a command as Ctrl-C does: its servers must not outlive it.
-
-    Ctrl-C itself is set too, because a command that a script starts in the background inherits it ignored.
-    """
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in ENDING}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _stage_arguments(topology: Topology, host: HostEntry, checkpoint: Path, threads: int) -> list[str]:

@@ -10,14 +10,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from serving.cli.deployment import (
-    SHIPPED,
-    Deployment,
-    ends_cleanly,
-    require_deployment,
-    state_directory,
-    temporary_deployment,
-)
+from serving.cli.deployment import SHIPPED, Deployment, require_deployment, state_directory, temporary_deployment
 from serving.cli.generate import add_router_options, async_client_of, client_of, print_outcomes
 from serving.cli.ports import free_port_block
 from serving.client.client import Client
@@ -28,6 +21,7 @@ from serving.router.topology import DEFAULT_ROUTER, Topology, local_topology, re
 from stages.errors import InputError
 from stages.host.commands import add_host_options, check_positive, host_settings
 from stages.settings import Subparsers, add_flags, from_flags
+from stages.signals import ends_cleanly
 from stages.telemetry.observability import observability_of, start_log
 from stages.wire.registry import add_registry_flags, registry_settings
 from stages.wire.tls import add_server_options, security_of

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import math
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from typing import Any, Self
@@ -87,7 +88,7 @@ def is_unreachable(error: grpc.RpcError | grpc.aio.AioRpcError) -> bool:
     return error.code() is grpc.StatusCode.UNAVAILABLE and STATUS_MARK not in trailing_metadata(error)
 
 
-class _Connection:
+class _Connection(ABC):
     """Common part of the two clients: address, certificates and token, and how calls end."""
 
     def __init__(
@@ -115,8 +116,9 @@ class _Connection:
         self._dial()
         self._stamp = stamp
 
+    @abstractmethod
     def _dial(self) -> None:
-        raise NotImplementedError
+        """Open a channel, and the stub that calls go over from now on."""
 
     @contextmanager
     def _errors(self, timeout_s: float) -> Iterator[None]:

@@ -22,8 +22,8 @@ from serving.gateway.middleware import HTTP_METRICS, HttpCounters, RequestBounds
 from serving.gateway.openai import routes as openai_routes
 from serving.gateway.pages import host_routes, page_routes, race_routes
 from stages.errors import OnesweepError
+from stages.signals import stop_on_signals
 from stages.telemetry.observability import Telemetry
-from stages.wire.channel import stop_on_signals
 from stages.wire.web_access import host_name
 from stages.wire.web_server import WebServer, open_socket
 

@@ -290,7 +290,7 @@ class Auditor:
         question.session = session
         del question.timings[:]
         async with asyncio.timeout(link.relay.hop_timeout_s):
-            outcome = await link.relay.run(question, onward=False)
+            outcome = await link.relay.run(question)
         check_timings(outcome.timings)
         self.counters.hops += 1
         self.counters.compute_ms += outcome.timings[-1].compute_ms if outcome.timings else 0.0

@@ -27,9 +27,10 @@ from stages.checkpoint.release_store import ReleaseStore
 from stages.errors import InputError, OnesweepError, ServiceError
 from stages.host.parts import plan_host
 from stages.memory import keep_trimmed, return_large_buffers
+from stages.signals import stop_on_signals
 from stages.telemetry.observability import Telemetry
 from stages.wire.auth import ROUTER
-from stages.wire.channel import bind, is_loopback, new_server, serve_health, stop_on_signals
+from stages.wire.channel import bind, is_loopback, new_server, serve_health
 from stages.wire.registry import open_registry
 from stages.wire.tokens import Keyring
 

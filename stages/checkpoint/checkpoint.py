@@ -30,8 +30,7 @@ from stages.checkpoint.weights import read_weights, write_weights
 from stages.errors import CheckpointError, InputError
 from stages.memory import require_memory
 from stages.model.block import Block
-from stages.model.families import FamilyArchitecture, FamilyPart, PipelineStage, new_stage
-from stages.model.layers import without_memory
+from stages.model.families import FamilyArchitecture, FamilyPart, PipelineStage, new_stage, without_memory
 from stages.model.pipeline import ArModel, ArStage
 
 ChainPart = Block | FamilyPart

@@ -10,8 +10,7 @@ from torch.nn import functional as F
 
 from stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece
 from stages.grafting.block import GraftArchitecture, GraftBlock, GraftHead, Noisy, Slots
-from stages.model.families import FamilyPart, PipelineStage, new_stage
-from stages.model.layers import without_memory
+from stages.model.families import FamilyPart, PipelineStage, new_stage, without_memory
 from stages.model.llama import LlamaArchitecture
 from stages.model.partition import NoisePartition
 from stages.model.randomness import Purpose, normals

@@ -26,9 +26,6 @@ from stages.wire.hop_stream import KEEP_WARM_S, Relay
 from stages.wire.messages import PROTOCOL, Outcome, hand_on, next_decode, protocol_refusal, work_of
 from stages.wire.status import StatusError, exhausted, failed_precondition, invalid
 
-# Routers that listen on this host for results and faults.
-
-
 log = logging.getLogger(__name__)
 
 # Events kept for a router that does not read them; later ones are dropped, its requests then end at their deadline.
@@ -38,7 +35,7 @@ MOST_TOGETHER = 256  # events in one message
 
 
 class Subscribers:
-    """One bounded queue of events for each router."""
+    """The routers that listen on a host for results and faults: one bounded queue of events for each."""
 
     def __init__(self) -> None:
         self.queues: dict[str, asyncio.Queue[stage_pb2.Event]] = {}
@@ -139,15 +136,12 @@ class Host:
         self._go()
         return ack
 
-    async def run(self, hop: stage_pb2.Hop, onward: bool) -> Outcome:
-        """One hop's outcome; with `onward`, that of all hosts after this one, too. Raises StatusError."""
+    async def run(self, hop: stage_pb2.Hop) -> Outcome:
+        """One hop's outcome, instead of passing it on. Raises StatusError."""
         job = self.accept(hop, hop.ByteSize())
         job.reply = asyncio.get_running_loop().create_future()
         self._go()
-        outcome = await job.reply
-        if onward and isinstance(outcome, stage_pb2.Hop):
-            return await self.next_hosts.to(_address(outcome)).run(outcome, onward)
-        return outcome
+        return await job.reply
 
     async def work(self) -> None:
         """Compute hops, for ever."""

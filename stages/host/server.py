@@ -27,10 +27,11 @@ from stages.host.parts import full_state_bytes, wiring_problem
 from stages.host.scheduler import HostObserver
 from stages.host.service import StageService
 from stages.memory import keep_trimmed, return_large_buffers
+from stages.signals import stop_on_signals
 from stages.telemetry.observability import ObservabilitySettings, Telemetry
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.auth import HOST, CertificateGuard
-from stages.wire.channel import DRAIN_S, bind, check_target, new_server, serve_health, stop_on_signals
+from stages.wire.channel import DRAIN_S, bind, check_target, new_server, serve_health
 from stages.wire.registry import Registration, Registry, check_dialled, follow_successors
 from stages.wire.tls import LOOPBACK_ONLY, Security
 

@@ -63,7 +63,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
     async def Run(self, request: stage_pb2.RunRequest, context: Context) -> stage_pb2.RunResponse:
         try:
             self.host.check_protocol(request.protocol)
-            outcome = await self.host.run(request.hop, request.onward)
+            outcome = await self.host.run(request.hop)
         except StatusError as refusal:
             await refusal.abort(context)
         if isinstance(outcome, stage_pb2.Hop):

@@ -21,7 +21,7 @@ from stages.importing.gguf_file import GgufSource
 from stages.importing.huggingface import HuggingFaceSource
 from stages.importing.source import EMBEDDING, HEAD, NORM, Source, Speech, expected_shapes, probe_tokens
 from stages.memory import require_memory
-from stages.model.layers import without_memory
+from stages.model.families import without_memory
 from stages.model.llama import LlamaArchitecture, LlamaStage
 
 

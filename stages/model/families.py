@@ -8,12 +8,15 @@ knows such a family by name: it asks the architecture for a part, and the part f
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from stages.model.architecture import Architecture, Context
 from stages.model.llama import LlamaArchitecture, LlamaStage
@@ -120,3 +123,31 @@ def read_architecture(record: Mapping[str, Any]) -> Architecture | LlamaArchitec
         found: FamilyArchitecture = getattr(import_module(module), name).from_record(record)
         return found
     return LlamaArchitecture.from_record(record) if "family" in record else Architecture(**record)
+
+
+# torch's own meta device imports the compiler with its first random number: 1.7 s of processor in every host.
+class _Unfilled(TorchFunctionMode):
+    """Leaves out what gives new weights their first values."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Iterable[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", "") == nn.init.__name__:
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """Modules that are made in it have shapes only: their weights are read later, or never.
+
+    Their first values are not drawn either: without memory torch does so by way of its compiler, whose import takes
+    as long as that of all the rest.
+    """
+    with torch.device("meta"), _Unfilled():
+        yield

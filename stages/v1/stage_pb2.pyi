@@ -430,9 +430,7 @@ class RunRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HOP_FIELD_NUMBER: _builtins.int
-    ONWARD_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
-    onward: _builtins.bool
     protocol: _builtins.int
     @_builtins.property
     def hop(self) -> Global___Hop: ...
@@ -440,12 +438,11 @@ class RunRequest(_message.Message):
         self,
         *,
         hop: Global___Hop | None = ...,
-        onward: _builtins.bool = ...,
         protocol: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hop", b"hop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hop", b"hop", "onward", b"onward", "protocol", b"protocol"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hop", b"hop", "protocol", b"protocol"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -104,8 +104,7 @@ class StageServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Run(self, request, context):
-        """Does one hop and answers with what follows from it, instead of passing that on; with `onward`, asks the next
-        host in the same way and answers with the end of it. Audits ask hosts one by one in this way.
+        """Does one hop and answers with what follows from it, instead of passing that on: audits ask hosts one by one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

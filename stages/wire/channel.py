@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import logging
 import re
-import signal
 from collections.abc import Sequence
 
 import grpc
@@ -145,21 +143,6 @@ def bind(server: grpc.aio.Server, address: str, security: Security = LOOPBACK_ON
     if not bound:
         raise ServiceError(f"cannot listen on {host}:{port}: the port is in use, or the address is not of this machine")
     return bound
-
-
-def stop_on_signals() -> asyncio.Event:
-    """An event that SIGTERM or SIGINT sets; a second signal ends the process at once. Main thread only."""
-    stop, loop, numbers = asyncio.Event(), asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
-
-    def begin_to_stop() -> None:
-        stop.set()
-        for number in numbers:
-            loop.remove_signal_handler(number)
-            signal.signal(number, signal.SIG_DFL)
-
-    for number in numbers:
-        loop.add_signal_handler(number, begin_to_stop)
-    return stop
 
 
 async def serve_health(checks: health.aio.HealthServicer, address: str | None) -> grpc.aio.Server:

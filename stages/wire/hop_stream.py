@@ -121,12 +121,12 @@ class Relay:
         if (refusal := await future) is not None:
             raise refusal
 
-    async def run(self, hop: stage_pb2.Hop, onward: bool) -> Outcome:
+    async def run(self, hop: stage_pb2.Hop) -> Outcome:
         """Have a hop done and wait for its outcome. Raises StatusError."""
         self.wake()
         left_s, begin = hop.deadline_unix_ms / 1000 - time.time(), time.perf_counter()
         try:
-            request = stage_pb2.RunRequest(hop=hop, onward=onward, protocol=PROTOCOL)
+            request = stage_pb2.RunRequest(hop=hop, protocol=PROTOCOL)
             response = await self.stub.Run(request, timeout=max(left_s, 0.001))
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -96,8 +96,8 @@ class Peer:
             self.push(hop)
         return caught.value
 
-    def run(self, hop: stage_pb2.Hop, onward: bool = False) -> stage_pb2.RunResponse:
-        return self.stub.Run(stage_pb2.RunRequest(protocol=PROTOCOL, hop=hop, onward=onward), timeout=30)
+    def run(self, hop: stage_pb2.Hop) -> stage_pb2.RunResponse:
+        return self.stub.Run(stage_pb2.RunRequest(protocol=PROTOCOL, hop=hop), timeout=30)
 
     def event(self) -> stage_pb2.Event:
         while not self.unread:

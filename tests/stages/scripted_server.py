@@ -32,6 +32,18 @@ class Answering(stage_pb2_grpc.StageServiceServicer):
         self.answer = answer
         self.parcels: list[stage_pb2.HopBatch] = []
         self.streams = 0
+        # Sizes of the keep-warm messages.
+        self.warmed: list[int] = []
+
+    async def Warm(self, request: stage_pb2.WarmRequest, context: Any) -> stage_pb2.WarmResponse:
+        self.warmed.append(len(request.padding))
+        return stage_pb2.WarmResponse()
+
+    async def warmed_more(self, than: int) -> list[int]:
+        """The sizes, once there are more of them."""
+        while len(self.warmed) <= than:
+            await asyncio.sleep(0.01)
+        return self.warmed
 
     async def Push(self, parcels: AsyncIterator[stage_pb2.HopBatch], context: Any) -> AsyncIterator[stage_pb2.Ack]:
         self.streams += 1
@@ -41,7 +53,7 @@ class Answering(stage_pb2_grpc.StageServiceServicer):
 
     async def Run(self, request: stage_pb2.RunRequest, context: Any) -> stage_pb2.RunResponse:
         await self.answer(context, stage_pb2.HopBatch(protocol=PROTOCOL, hops=[request.hop]))
-        if request.onward:
+        if request.hop.session == "end":
             return stage_pb2.RunResponse(event=stage_pb2.Event(session=request.hop.session, text=b"end"))
         return stage_pb2.RunResponse(next=request.hop)
 
@@ -88,7 +100,7 @@ def push_to(answer: Answer | None, left_s: float = 60.0, describe: bool = False,
             if describe:
                 await relay.describe(5.0)
             with pytest.raises(StatusError) as caught:
-                await (relay.run(hop(left_s=left_s), onward=False) if call else relay.push(hop(left_s=left_s)))
+                await (relay.run(hop(left_s=left_s)) if call else relay.push(hop(left_s=left_s)))
             return caught.value
 
     return asyncio.run(refusal())

@@ -19,7 +19,7 @@ from stages.grafting.block import GraftArchitecture, GraftBlock, GraftHead, Slot
 from stages.grafting.part import GraftPart
 from stages.model.families import PipelineStage
 from stages.model.partition import NoisePartition
-from trainer.distill.student import LeastSquares
+from trainer.blocks.optimizer import LeastSquares
 
 # Power of the standard deviations that the principal directions are divided by: at 0 a few of them decide all, and most
 # symbols share a code; at 1 near symbols are no nearer than others.

@@ -14,8 +14,9 @@ import grpc.aio
 from grpc_health.v1.health import aio as health
 
 from stages.errors import InputError, Interrupted
+from stages.signals import stop_on_signals
 from stages.wire.auth import HOST, ROUTER
-from stages.wire.channel import bind, is_loopback, new_server, parse_address, stop_on_signals
+from stages.wire.channel import bind, is_loopback, new_server, parse_address
 from stages.wire.tls import Security
 from stages.wire.tokens import Keyring
 from stages.wire.web_access import check_framework

@@ -72,7 +72,7 @@ def test_refused_with_a_sentence(
     says: str,
 ) -> None:
     monkeypatch.setattr("loadtest.workload.testbed.temporary_lab", lambda *_: pytest.fail("a lab was made"))
-    monkeypatch.setattr("loadtest.latency.checks.lab_problem", lambda: "")
+    monkeypatch.setattr("loadtest.latency.run.lab_problem", lambda: "")
     sizes = () if {"--bytes", "--max-tokens"}.intersection(options) else ("--bytes", 8)
     assert main(bench(bundle, *options, *sizes)) == 2
     out, err = capsys.readouterr()
@@ -83,7 +83,7 @@ def test_refused_with_a_sentence(
 
 
 def test_no_lab_can_be_made(bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadtest.latency.checks.lab_problem", lambda: "there is no /dev/net/tun")
+    monkeypatch.setattr("loadtest.latency.run.lab_problem", lambda: "there is no /dev/net/tun")
     assert main(bench(bundle, "--profile", "lan", "--bytes", 8)) == 1
     assert capsys.readouterr().err == "onesweep: there is no /dev/net/tun\n"
 
@@ -94,7 +94,7 @@ def test_no_lab_can_be_made(bundle: Path, capsys: pytest.CaptureFixture[str], mo
 def test_a_token_model_without_a_lab(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loadtest.latency.checks.lab_problem", lambda: "there is no lab")
+    monkeypatch.setattr("loadtest.latency.run.lab_problem", lambda: "there is no lab")
     write_model(tmp_path / "model")
     (tmp_path / "sea.txt").write_text("the old man and the sea\n")
     options = ("--profile", "loopback", "--modes", "ar,ar-speculative:lookup", "--max-tokens", 6, "--temperature", 1)

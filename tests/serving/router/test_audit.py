@@ -85,9 +85,9 @@ def silent_of(name: str, refuses: bool = False) -> Callable[..., Any]:
     """`Host.run`, but that this host gives no answer."""
     run = Host.run
 
-    async def silent(self: Host, hop: stage_pb2.Hop, onward: bool) -> Any:
+    async def silent(self: Host, hop: stage_pb2.Hop) -> Any:
         if self.settings.name != name:
-            return await run(self, hop, onward)
+            return await run(self, hop)
         if not refuses:
             await asyncio.Event().wait()
         raise StatusError(grpc.StatusCode.PERMISSION_DENIED, "not to you")
@@ -285,7 +285,7 @@ class Answering(Relay):
 
     outcome: stage_pb2.Event
 
-    async def run(self, hop: stage_pb2.Hop, onward: bool) -> stage_pb2.Event:
+    async def run(self, hop: stage_pb2.Hop) -> stage_pb2.Event:
         return self.outcome
 
 

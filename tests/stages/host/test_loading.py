@@ -74,9 +74,9 @@ def ar_of(host: Host) -> str:
 
 async def text(host: Host, digest: str, session: str) -> bytes:
     """Two greedy bytes, one hop each."""
-    first = await host.run(step(digest, session), onward=False)
+    first = await host.run(step(digest, session))
     assert isinstance(first, stage_pb2.Event)
-    second = await host.run(step(digest, session, 1, first.text, 5), onward=False)
+    second = await host.run(step(digest, session, 1, first.text, 5))
     assert isinstance(second, stage_pb2.Event)
     return first.text + second.text
 
@@ -89,7 +89,7 @@ async def test_a_session_outlives_its_release(held_by: HeldBy, names: dict[str, 
     async with held_by() as (host, loader):
         old = ar_of(host)
         whole = await text(host, old, "whole")
-        first = await host.run(step(old, "begun"), onward=False)
+        first = await host.run(step(old, "begun"))
         assert isinstance(first, stage_pb2.Event)
         await loader.load(names["other"], [names["own"]])
         assert held(host) == [names["own"], names["other"]]
@@ -98,22 +98,22 @@ async def test_a_session_outlives_its_release(held_by: HeldBy, names: dict[str, 
         put(loader.require_shelf(), bundles / "scored")
         await loader.load(names["scored"], [names["other"]])
         assert held(host) == [names["other"], names["scored"]]
-        rest = await host.run(step(old, "begun", 1, first.text, 5), onward=False)
+        rest = await host.run(step(old, "begun", 1, first.text, 5))
         assert isinstance(rest, stage_pb2.Event)
         assert first.text + rest.text == whole
         with pytest.raises(StatusError, match="the request is for the checkpoint") as caught:
-            await host.run(step(old, "late"), onward=False)
+            await host.run(step(old, "late"))
         assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
 
 
 async def test_a_session_takes_no_work_for_other_weights(held_by: HeldBy, names: dict[str, str]) -> None:
     async with held_by() as (host, loader):
         old = ar_of(host)
-        first = await host.run(step(old, "s"), onward=False)
+        first = await host.run(step(old, "s"))
         assert isinstance(first, stage_pb2.Event)
         await loader.load(names["other"], [names["own"]])
         with pytest.raises(StatusError, match="the request is for the checkpoint"):
-            await host.run(step(ar_of(host), "s", 1, first.text, 5), onward=False)
+            await host.run(step(ar_of(host), "s", 1, first.text, 5))
 
 
 async def test_what_a_host_refuses_to_load(held_by: HeldBy, names: dict[str, str], bundles: Path, tmp_path) -> None:

@@ -17,8 +17,10 @@ from stages.host import next_hosts as links_module
 from stages.host.next_hosts import NextHosts
 from stages.host.scheduler import HostObserver
 from stages.v1 import stage_pb2
+from stages.wire import hop_stream as relays
 from stages.wire.hop_stream import Relay
 from stages.wire.status import StatusError
+from tests.stages.scripted_server import relay_to, take
 
 
 @asynccontextmanager
@@ -54,6 +56,17 @@ async def test_one_of_several_is_enough(addresses: list[str]) -> None:
         assert [relay.address for relay in links.relays if not relay.problem] == addresses[:1]
         await settled(lambda: "cannot be reached" in links.relays[1].problem)
         assert links.to(addresses[0]).least_rtt_ms is not None
+
+
+async def test_idle_links_wake_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relays, "IDLE_AFTER_S", 0.0)
+    monkeypatch.setattr(relays, "IDLE_PAUSE_S", 3600.0)
+    async with relay_to(take) as (service, relay), opened() as links:
+        links.set_addresses([relay.address])
+        await settled(lambda: not links.problem)
+        seen = len(await service.warmed_more(1))  # before it is good, and when it is kept warm
+        links.wake()
+        assert (await service.warmed_more(seen))[-1] == 1000
 
 
 async def test_they_change_while_in_use(addresses: list[str]) -> None:

@@ -124,12 +124,12 @@ def test_no_message_harms_a_host(alone: Peer, digest: str, envelope, work) -> No
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(envelope=envelopes, work=works, onward=st.booleans())
-def test_no_call_harms_a_host(alone: Peer, digest: str, envelope, work, onward: bool) -> None:
+@given(envelope=envelopes, work=works)
+def test_no_call_harms_a_host(alone: Peer, digest: str, envelope, work) -> None:
     request = nonsense(alone, digest, envelope, work)
     refused: grpc.RpcError | None = None
     try:
-        response = alone.run(request, onward)
+        response = alone.run(request)
     except grpc.RpcError as error:
         refused = error
     if refused is not None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stages.model.architecture import Architecture
-from stages.model.layers import without_memory
+from stages.model.families import without_memory
 from stages.model.pipeline import ArModel, cache_bytes, new_caches
 
 MakeAr = Callable[..., ArModel]

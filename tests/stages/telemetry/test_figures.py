@@ -201,7 +201,7 @@ async def test_a_fault_is_counted_and_logged_with_the_request_s_name(
         async with listening(host):
             if call:
                 with pytest.raises(StatusError):
-                    await host.run(hop, onward=False)
+                    await host.run(hop)
             else:
                 send(host, hop)
                 await event_of(host)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -115,34 +112,6 @@ def test_plain_text_for_other_machines_is_said_aloud(address: str, caplog: pytes
     said = [record.message for record in caplog.records if record.name == "stages.wire.channel"]
     due = f"{address} can be reached from other machines, and what passes there is not encrypted"
     assert said == ([] if is_loopback(address) else [due])
-
-
-# Being told to stop
-
-STOPPING = """
-import asyncio
-from stages.wire.channel import stop_on_signals
-
-async def main():
-    stop = stop_on_signals()
-    print("up", flush=True)
-    await stop.wait()
-    print("stopping", flush=True)
-    await asyncio.sleep(600)
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
-def test_who_is_told_twice_ends_at_once(second: signal.Signals) -> None:
-    with subprocess.Popen([sys.executable, "-c", STOPPING], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "up\n"
-        process.send_signal(signal.SIGTERM)
-        assert process.stdout.readline() == "stopping\n"
-        process.send_signal(second)
-        assert process.wait(60) == -second
 
 
 # The health port: what a probe may ask, and nothing else. With a real server.

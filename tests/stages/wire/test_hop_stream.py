@@ -74,7 +74,7 @@ def test_a_crash_is_reported_as_such(call: bool) -> None:
 
 async def test_a_run_brings_the_next_hop_or_the_end() -> None:
     async with relay_to(take) as (_, relay):
-        following, end = [await relay.run(hop("a"), onward) for onward in (False, True)]
+        following, end = [await relay.run(hop(session)) for session in ("a", "end")]
     assert isinstance(following, stage_pb2.Hop)
     assert following.session == "a"
     assert isinstance(end, stage_pb2.Event)
@@ -294,6 +294,34 @@ async def test_closing_settles_what_is_open(arrived: bool) -> None:
         heard.send(hop("b"))
         await relay.close()
         assert await asyncio.wait_for(heard.all_of(2), 5) == {"a": "UNAVAILABLE", "b": "UNAVAILABLE"}
+
+
+async def test_a_link_in_use_is_kept_warm_with_small_messages() -> None:
+    async with relay_to(take) as (service, relay):
+        warmer = asyncio.create_task(relay.keep_warm(1000, 0.01))
+        sizes = await service.warmed_more(3)
+        warmer.cancel()
+    assert sizes[:4] == [1000, 0, 0, 0]
+
+
+@pytest.mark.parametrize("by", ["the router", "a hop"])
+async def test_an_idle_link_is_left_alone_until_it_is_needed(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    monkeypatch.setattr(relays, "IDLE_AFTER_S", 0.0)
+    monkeypatch.setattr(relays, "IDLE_PAUSE_S", 3600.0)
+    async with relay_to(take) as (service, relay):
+        warmer = asyncio.create_task(relay.keep_warm(1000, 0.0))
+        await service.warmed_more(0)
+        await relay.push(hop("a"))  # it needs far longer than the pause of a link in use
+        for _ in range(3):
+            before = len(service.warmed)
+            if by == "a hop":
+                await relay.push(hop("b"))
+            else:
+                relay.wake()
+            await service.warmed_more(before)
+        warmer.cancel()
+    assert set(service.warmed) == {1000}
+    assert len(service.warmed) <= 2 + 3
 
 
 async def test_closing_what_was_never_used() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from trainer.distill.student import LeastSquares
+from trainer.blocks.optimizer import LeastSquares
 
 
 def test_rows_that_come_in_pieces_give_the_matrix_behind_them() -> None:

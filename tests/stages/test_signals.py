@@ -1,0 +1,95 @@
+"""Signals that end a command, sent to this process and to others."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from stages.signals import ENDING_SIGNALS, ends_cleanly, on_signal, run_interruptible
+
+STOPPING = """
+import asyncio
+from stages.signals import stop_on_signals
+
+async def main():
+    stop = stop_on_signals()
+    print("up", flush=True)
+    await stop.wait()
+    print("stopping", flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_who_is_told_twice_ends_at_once(second: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, "-c", STOPPING], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "stopping\n"
+        process.send_signal(second)
+        assert process.wait(60) == -second
+
+
+@pytest.mark.parametrize("number", ENDING_SIGNALS)
+def test_each_of_them_interrupts_a_block_and_is_as_before_after_it(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), ends_cleanly():
+        os.kill(os.getpid(), number)
+    assert signal.getsignal(number) == before
+
+
+def test_another_thread_changes_nothing() -> None:
+    seen: list[object] = []
+
+    def look() -> None:
+        with on_signal(seen.clear):
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert seen == [before]
+
+
+@pytest.mark.parametrize("number", ENDING_SIGNALS)
+def test_work_is_cancelled_where_it_waits(number: signal.Signals) -> None:
+    """Not where the signal meets it: gRPC's start, left by an exception, is a crash."""
+    steps: list[str] = []
+
+    async def work() -> None:
+        try:
+            os.kill(os.getpid(), number)
+            steps.append("went on")
+            await asyncio.sleep(600)
+        finally:
+            steps.append("cleaned up")
+
+    with ends_cleanly(), pytest.raises(KeyboardInterrupt):
+        run_interruptible(work())
+    assert steps == ["went on", "cleaned up"]
+
+
+def test_a_signal_before_the_work_begins_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = asyncio.new_event_loop
+
+    def interrupted() -> asyncio.AbstractEventLoop:
+        os.kill(os.getpid(), signal.SIGINT)
+        return make()
+
+    monkeypatch.setattr(asyncio.events, "new_event_loop", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_interruptible(asyncio.sleep(600))
+
+
+def test_work_that_is_left_alone_brings_its_result() -> None:
+    assert run_interruptible(asyncio.sleep(0, "done")) == "done"
