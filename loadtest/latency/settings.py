@@ -82,7 +82,7 @@ class WarmSettings:
     max_bytes: int = field(default=128, metadata=flag("bytes to generate", name="--bytes"))
     # Each deployment has every situation once for each mode.
     rounds: int = field(default=5, metadata=flag("deployments started", metavar="R", least=1))
-    idle_s: float = field(default=5.0, metadata=flag("length of the pause", least=0, most=MAX_IDLE_S))
+    idle_s: float = field(default=15.0, metadata=flag("length of the pause", least=0, most=MAX_IDLE_S))
     keep_warm: bool = field(default=True, metadata=flag("without the messages that keep idle links warm"))
 
 

@@ -107,6 +107,9 @@ def busy(doubles: Deployment, describe: Describe, letter: str) -> str:
     return max(counts, key=lambda name: counts[name])
 
 
+TRIES = 10  # on a busy machine a request may be over before its host is struck
+
+
 @pytest.mark.parametrize(("name", "letter"), list(zip(REQUESTS, "abab", strict=True)))
 def test_a_host_that_is_killed(
     doubles: Deployment,
@@ -117,15 +120,19 @@ def test_a_host_that_is_killed(
     name: str,
     letter: str,
 ) -> None:
-    all_ready()
-    request = Streaming(caller, REQUESTS[name])
-    victim = busy(doubles, describe, letter)
-    doubles.kill(victim)
-    result = request.end()
-    assert result.output == references[name]
-    assert result.replays >= 1
-    assert caller.generate(PROMPT, seed=3, **REQUESTS[name]).output == references[name], "without that host"
-    doubles.revive(victim)
+    replays = 0
+    for _ in range(TRIES):
+        all_ready()
+        request = Streaming(caller, REQUESTS[name])
+        victim = busy(doubles, describe, letter)
+        doubles.kill(victim)
+        result = request.end()
+        assert result.output == references[name]
+        assert caller.generate(PROMPT, seed=3, **REQUESTS[name]).output == references[name], "without that host"
+        doubles.revive(victim)
+        if replays := result.replays:
+            break
+    assert replays >= 1
 
 
 @pytest.mark.parametrize(("name", "letter"), [("ar int8", "b"), ("chunked", "a")])
@@ -139,18 +146,22 @@ def test_a_host_that_freezes(
     name: str,
     letter: str,
 ) -> None:
+    replays = 0
+    for _ in range(TRIES):
+        all_ready()
+        request = Streaming(caller, REQUESTS[name])
+        victim = busy(doubles, describe, letter)
+        os.kill(doubles.processes[victim], signal.SIGSTOP)
+        try:
+            result = request.end()
+        finally:
+            os.kill(doubles.processes[victim], signal.SIGCONT)
+        assert result.output == references[name]
+        if replays := result.replays:
+            break
+    assert replays >= 1
     all_ready()
-    request = Streaming(caller, REQUESTS[name])
-    victim = busy(doubles, describe, letter)
-    os.kill(doubles.processes[victim], signal.SIGSTOP)
-    try:
-        result = request.end()
-    finally:
-        os.kill(doubles.processes[victim], signal.SIGCONT)
-    assert result.output == references[name]
-    assert result.replays >= 1
-    all_ready()
-    until(lambda: sum(describe(host.address).counters.sessions for host in doubles.topology.hosts) == 0, 5)
+    until(lambda: sum(describe(host.address).counters.sessions for host in doubles.topology.hosts) == 0, 20)
 
 
 def test_a_host_that_is_slow_is_overtaken(

@@ -69,16 +69,22 @@ def test_who_is_told_to_stop_does_not_wait_for_a_frozen_coordinator(
 
 @pytest.mark.parametrize("overlap", ["none", "naive"])
 def test_who_is_stopped_between_two_fragments_goes_on_from_its_state(
-    network: Start, until: Callable[..., Any], overlap: str
+    network: Start, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, overlap: str
 ) -> None:
     net = network(replicas=1, model="ar", fragments=3, steps_per_round=4, overlap=overlap)
-    for enough in (2, 4, 7):  # updates; a round has three
-        with ThreadPoolExecutor(1) as pool:
-            job = pool.submit(net.work, "w0", save_every_s=0.0)
-            until(lambda: job.done() or audit(net.out / "rounds").accepted >= enough, 60)  # noqa: B023
+    judge, stops = net.coordinator.judge, [2, 4, 7]  # after so many updates; a round has three
+
+    async def judge_and_stop(*args: Any) -> Any:
+        verdict = await judge(*args)
+        if stops and audit(net.out / "rounds").accepted >= stops[0]:
+            stops.pop(0)
             net.stop.set()
-            with pytest.raises(Interrupted):
-                job.result(60)
+        return verdict
+
+    monkeypatch.setattr(net.coordinator, "judge", judge_and_stop)
+    while stops:
+        with pytest.raises(Interrupted):
+            net.work("w0", save_every_s=0.0)
         net.stop.clear()
     net.work("w0")
     until(lambda: net.over, 60)
