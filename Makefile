@@ -1,7 +1,6 @@
 BIN := .venv/bin
 OUT := .
-PACKAGES := onesweep stages serving trainer loadtest
-PROTOS := proto/stages/v1/stage.proto proto/serving/v1/router.proto proto/trainer/v1/training.proto proto/trainer/v1/rounds.proto
+PROTOS := proto/onesweep/stages/v1/stage.proto proto/onesweep/serving/v1/router.proto proto/onesweep/trainer/v1/training.proto proto/onesweep/trainer/v1/rounds.proto
 
 .PHONY: help demo check test lint house bench wan proto clean
 .DEFAULT_GOAL := help
@@ -25,7 +24,7 @@ test: .venv/.ready ## all tests, in two processes
 lint: .venv/.ready ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy $(PACKAGES:%=-p %)
+	$(BIN)/mypy -p onesweep
 
 house: .venv/.ready ## counts of the source tree beside their limits, and the rules that it breaks
 	$(BIN)/python .ci/house.py

@@ -8,8 +8,8 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stages.errors import InputError
-from stages.settings import add_flags, flag
+from onesweep.stages.errors import InputError
+from onesweep.stages.settings import add_flags, flag
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -20,16 +20,16 @@ T = TypeVar("T")
 
 
 def register(subparsers: Subparsers) -> None:
-    from loadtest.faults import commands as chaos
-    from loadtest.faults.commands import register_rounds_bench
-    from loadtest.frontier import commands as frontier
-    from loadtest.fuzz import commands as fuzz
-    from loadtest.host.commands import register_host_benches
-    from loadtest.host.idle import register_idle
-    from loadtest.lab import commands as wan
-    from loadtest.latency.commands import register_latency
-    from loadtest.load import commands as load
-    from loadtest.quality import commands as quality
+    from onesweep.loadtest.faults import commands as chaos
+    from onesweep.loadtest.faults.commands import register_rounds_bench
+    from onesweep.loadtest.frontier import commands as frontier
+    from onesweep.loadtest.fuzz import commands as fuzz
+    from onesweep.loadtest.host.commands import register_host_benches
+    from onesweep.loadtest.host.idle import register_idle
+    from onesweep.loadtest.lab import commands as wan
+    from onesweep.loadtest.latency.commands import register_latency
+    from onesweep.loadtest.load import commands as load
+    from onesweep.loadtest.quality import commands as quality
 
     load.register(subparsers)
     wan.register(subparsers)
@@ -71,8 +71,8 @@ def add_measurement(
     :param access: with `--router` and the options of a connection to a deployment that is there.
     """
     # here and not above: settings import this module for their flags
-    from loadtest.report.record import add_report_options
-    from loadtest.workload.caller import add_access_options
+    from onesweep.loadtest.report.record import add_report_options
+    from onesweep.loadtest.workload.caller import add_access_options
 
     command = subparsers.add_parser(name, help=help, description=description)
     add_flags(command, settings)

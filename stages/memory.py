@@ -12,7 +12,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from stages.errors import CheckpointError
+from onesweep.stages.errors import CheckpointError
 
 _LIMITS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
 _CGROUP = Path("/sys/fs/cgroup")

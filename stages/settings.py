@@ -39,7 +39,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
 
-from stages.errors import ConfigError, InputError, OnesweepError
+from onesweep.stages.errors import ConfigError, InputError, OnesweepError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

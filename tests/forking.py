@@ -25,9 +25,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-CLI = "serving.cli"
-MODULES = (CLI, "loadtest.faults.clients", "loadtest.faults.faulty_host", "loadtest.faults.byzantine_worker")
-MODULES += ("loadtest.workload.caller",)
+CLI = "onesweep.serving.cli"
+MODULES = (
+    CLI,
+    "onesweep.loadtest.faults.clients",
+    "onesweep.loadtest.faults.faulty_host",
+    "onesweep.loadtest.faults.byzantine_worker",
+    "onesweep.loadtest.workload.caller",
+)
 MORTAL = ["setpriv", "--pdeathsig", "KILL", "--"]
 CLONE_NEWNET = 0x40000000
 PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -50,12 +55,12 @@ def serve(requests: socket.socket) -> None:
     import grpc.aio
     import torch
 
-    import serving.cli.__main__
-    import serving.router.server
-    import stages.host.server
+    import onesweep.serving.cli.__main__
+    import onesweep.serving.router.server
+    import onesweep.stages.host.server
 
     assert threading.active_count() == 1, "a fork would lose the other threads"
-    _ = grpc.aio, torch, serving.router.server, serving.cli.__main__, stages.host.server
+    _ = grpc.aio, torch, onesweep.serving.router.server, onesweep.serving.cli.__main__, onesweep.stages.host.server
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
         data, descriptors, _flags, _address = socket.recv_fds(requests, MAX_REQUEST, 3)
@@ -99,7 +104,7 @@ def _become(request: dict[str, Any], descriptors: list[int], number_write: int) 
         _place(request["namespace"], request["mortal"])
         sys.argv = [request["module"], *request["arguments"]]
         if request["module"] == CLI:
-            from serving.cli.__main__ import main
+            from onesweep.serving.cli.__main__ import main
 
             code = main(request["arguments"])
         else:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from serving.cli.__main__ import build_parser
+from onesweep.serving.cli.__main__ import build_parser
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]

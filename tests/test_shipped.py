@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.checkpoint.bundle import find_bundle
-from stages.checkpoint.checkpoint import load_ar, load_chain
-from stages.checkpoint.inspect import verify
-from stages.checkpoint.manifest import read_manifest
-from trainer.blocks.data import load_corpus
-from trainer.blocks.diagnostics import bits, chain_diagnostics
-from trainer.blocks.losses import next_byte_loss
+from onesweep.stages.checkpoint.bundle import find_bundle
+from onesweep.stages.checkpoint.checkpoint import load_ar, load_chain
+from onesweep.stages.checkpoint.inspect import verify
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.trainer.blocks.data import load_corpus
+from onesweep.trainer.blocks.diagnostics import bits, chain_diagnostics
+from onesweep.trainer.blocks.losses import next_byte_loss
 
 UNSEEN = (
     "When the rain had stopped, they walked down to the river, and the younger of the two sisters told a story that "

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stages.settings import add_flags, from_flags
-from trainer.distill.settings import DistillSettings
-from trainer.grafting.commands import add_graft_options, run_graft
-from trainer.options import (
+from onesweep.stages.settings import add_flags, from_flags
+from onesweep.trainer.distill.settings import DistillSettings
+from onesweep.trainer.grafting.commands import add_graft_options, run_graft
+from onesweep.trainer.options import (
     add_config_options,
     add_data_options,
     add_threads_option,
@@ -24,11 +24,17 @@ from trainer.options import (
     print_json,
     set_threads,
 )
-from trainer.planning.commands import register_plan
-from trainer.rounds.commands import add_audit_options, add_rounds_options, register_rounds, run_audit, run_train_rounds
+from onesweep.trainer.planning.commands import register_plan
+from onesweep.trainer.rounds.commands import (
+    add_audit_options,
+    add_rounds_options,
+    register_rounds,
+    run_audit,
+    run_train_rounds,
+)
 
 if TYPE_CHECKING:
-    from trainer.blocks.config import TrainingConfig
+    from onesweep.trainer.blocks.config import TrainingConfig
 
 # Modules that need torch are imported when a command runs: `onesweep --help` should not wait for it.
 
@@ -57,10 +63,10 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run_blocks(options: argparse.Namespace) -> int:
     """Train a chain's blocks."""
-    from stages.errors import InputError
-    from trainer.blocks.progress import Progress
-    from trainer.blocks.service import listening
-    from trainer.blocks.train import train_blocks, train_blocks_ahead
+    from onesweep.stages.errors import InputError
+    from onesweep.trainer.blocks.progress import Progress
+    from onesweep.trainer.blocks.service import listening
+    from onesweep.trainer.blocks.train import train_blocks, train_blocks_ahead
 
     if options.lookahead and options.block is not None:
         raise InputError("with --lookahead all blocks are trained side by side: leave out --block")
@@ -80,9 +86,9 @@ def run_blocks(options: argparse.Namespace) -> int:
 
 def run_ar(options: argparse.Namespace) -> int:
     """Train an AR model."""
-    from trainer.blocks.progress import Progress
-    from trainer.blocks.service import listening
-    from trainer.blocks.train import train_ar
+    from onesweep.trainer.blocks.progress import Progress
+    from onesweep.trainer.blocks.service import listening
+    from onesweep.trainer.blocks.train import train_ar
 
     progress, config = Progress(), config_of(options)
     stages = config.architecture.parts if options.stages is None else options.stages
@@ -97,9 +103,9 @@ def run_ar(options: argparse.Namespace) -> int:
 
 def run_scorer(options: argparse.Namespace) -> int:
     """Train a pipeline whose workers hold one stage each."""
-    from trainer.blocks.progress import Progress
-    from trainer.blocks.service import listening
-    from trainer.blocks.train import train_scorer
+    from onesweep.trainer.blocks.progress import Progress
+    from onesweep.trainer.blocks.service import listening
+    from onesweep.trainer.blocks.train import train_scorer
 
     lookahead = given({name: getattr(options, name) for name in ("refresh_every", "copies", "features")})
     progress, config = Progress(), config_of(options, lookahead=lookahead)
@@ -112,7 +118,7 @@ def run_scorer(options: argparse.Namespace) -> int:
 
 def run_memory(options: argparse.Namespace) -> int:
     """Measure one training step's memory three ways."""
-    from trainer.blocks.memory import measure_training
+    from onesweep.trainer.blocks.memory import measure_training
 
     sizes = {name: getattr(options, name) for name in ("parts", "layers", "width", "heads", "context_bytes", "context")}
     config = config_of(options, sequences=options.sequences, architecture=given(sizes))
@@ -134,7 +140,7 @@ def run_memory(options: argparse.Namespace) -> int:
 
 def _measure_workers(options: argparse.Namespace, config: TrainingConfig) -> int:
     """Measure worker processes."""
-    from trainer.rounds.footprint import measure_workers
+    from onesweep.trainer.rounds.footprint import measure_workers
 
     found = measure_workers(config, options.data, options.workers)
     if options.json:
@@ -158,8 +164,8 @@ def run_watch(options: argparse.Namespace) -> int:
     """Print a training's progress until it ends; 1 if it failed, 130 if it was stopped."""
     import asyncio
 
-    from trainer.blocks.progress import TrainingState
-    from trainer.blocks.service import describe, follow
+    from onesweep.trainer.blocks.progress import TrainingState
+    from onesweep.trainer.blocks.service import describe, follow
 
     async def watch() -> TrainingState:
         state = TrainingState.STARTING
@@ -173,7 +179,7 @@ def run_watch(options: argparse.Namespace) -> int:
 
 def run_evaluate(options: argparse.Namespace) -> int:
     """Score checkpoints on validation text."""
-    from trainer.blocks.evaluate import Scorer, bundle_divergences, checkpoints
+    from onesweep.trainer.blocks.evaluate import Scorer, bundle_divergences, checkpoints
 
     corpus = corpus_of(options)
     scorer = Scorer(corpus, options.windows, options.min_context, options.steps)
@@ -209,8 +215,8 @@ def run_evaluate(options: argparse.Namespace) -> int:
 
 def run_init(options: argparse.Namespace) -> int:
     """Write a checkpoint with random weights."""
-    from stages.model.architecture import Architecture
-    from trainer.blocks.checkpoint_dir import create_untrained
+    from onesweep.stages.model.architecture import Architecture
+    from onesweep.trainer.blocks.checkpoint_dir import create_untrained
 
     names = ("parts", "layers", "width", "heads", "context_bytes", "context")
     architecture = Architecture(**given({name: getattr(options, name) for name in names}))
@@ -225,7 +231,7 @@ def run_init(options: argparse.Namespace) -> int:
 
 def run_distill(options: argparse.Namespace) -> int:
     """Distil a drafter, or continue a distillation."""
-    from trainer.distill.distill import distill
+    from onesweep.trainer.distill.distill import distill
 
     set_threads(options.threads)
     settings = from_flags(DistillSettings, options)

@@ -1,4 +1,4 @@
-"""A byzantine worker: `python -m loadtest.faults.byzantine_worker --coordinator HOST:PORT --name w0 --lie flipped`.
+"""A lying worker: `python -m onesweep.loadtest.faults.byzantine_worker --coordinator HOST:PORT --lie flipped`.
 
 It takes a worker's place, waits until it has seen how its part moves, and hands in that movement, made false. It
 speaks the real protocol, without the training's own client. A line of JSON for each update that it handed in goes to
@@ -21,8 +21,8 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.v1 import rounds_pb2
-from trainer.v1.rounds_pb2_grpc import RoundsServiceStub
+from onesweep.trainer.v1 import rounds_pb2
+from onesweep.trainer.v1.rounds_pb2_grpc import RoundsServiceStub
 
 Row = NDArray[np.float32]
 Lie = Callable[[Row, float], Row]  # makes a false update from a direction and the norm of an honest update

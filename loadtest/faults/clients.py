@@ -1,4 +1,4 @@
-"""Clients that want their text whatever happens, in a process beside the router: `python -m loadtest.faults.clients`.
+"""Clients beside the router that ask until they are answered: `python -m onesweep.loadtest.faults.clients`.
 
 The process reads an Order from its standard input, asks until that closes, then lets what is under way end. Answers
 and what the router says of its hosts go to its standard output, a JSON message a line. `Clients` is that process as
@@ -20,9 +20,9 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from loadtest.workload.prompts import SENTENCES
-from serving.client.client import AsyncClient, RequestRefused, Result, RouterError
-from stages.errors import ServiceError
+from onesweep.loadtest.workload.prompts import SENTENCES
+from onesweep.serving.client.client import AsyncClient, RequestRefused, Result, RouterError
+from onesweep.stages.errors import ServiceError
 
 OK = "OK"
 LATE = "LATE"  # no whole answer within the request's patience, however often it was tried
@@ -32,7 +32,7 @@ PAUSE_S = 0.25  # before another call, where a refusal names no time
 HEALTH_S = 0.5
 SETTLE_S = 60.0  # how long after the last answer hosts may be lost, or hold sessions
 GRACE_S = SETTLE_S + 10.0  # how long the process may take beyond its requests' patience
-COMMAND = [sys.executable, "-P", "-m", "loadtest.faults.clients"]
+COMMAND = [sys.executable, "-P", "-m", "onesweep.loadtest.faults.clients"]
 
 PROMPTS = 3  # of each mode
 # Settings of a request, by its mode.

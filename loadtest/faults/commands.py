@@ -8,23 +8,23 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from loadtest.faults.settings import (
+from onesweep.loadtest.faults.settings import (
     ChaosSettings,
     FloodFlags,
     ReportFiles,
     RoundsBenchSettings,
     TrainingChaosSettings,
 )
-from loadtest.report.record import origin, this_command, write_json
-from stages.errors import InputError, Interrupted, OnesweepError
-from stages.settings import add_flags, check_destination, from_flags
-from stages.signals import ends_cleanly
+from onesweep.loadtest.report.record import origin, this_command, write_json
+from onesweep.stages.errors import InputError, Interrupted, OnesweepError
+from onesweep.stages.settings import add_flags, check_destination, from_flags
+from onesweep.stages.signals import ends_cleanly
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from loadtest.faults.flood import FloodSettings
-    from loadtest.faults.report import FaultReport
+    from onesweep.loadtest.faults.flood import FloodSettings
+    from onesweep.loadtest.faults.report import FaultReport
 
     Subparsers = _SubParsersAction[argparse.ArgumentParser]
 
@@ -33,7 +33,7 @@ SOAK_MINUTES = 30.0
 
 
 def register(subparsers: Subparsers) -> None:
-    from loadtest.workload.caller import add_access_options  # imports grpc
+    from onesweep.loadtest.workload.caller import add_access_options  # imports grpc
 
     chaos = subparsers.add_parser("chaos", help="faults under load: nothing may be lost, no text may change")
     add_flags(chaos, ChaosSettings)
@@ -75,8 +75,8 @@ def run_soak_command(options: argparse.Namespace) -> int:
 
 
 def _run_chaos(options: argparse.Namespace, settings: ChaosSettings) -> int:
-    from loadtest.faults.serving_report import serving_report
-    from loadtest.faults.serving_run import check_chaos, run_chaos
+    from onesweep.loadtest.faults.serving_report import serving_report
+    from onesweep.loadtest.faults.serving_run import check_chaos, run_chaos
 
     check_chaos(settings)
     files = from_flags(ReportFiles, options)
@@ -87,8 +87,8 @@ def _run_chaos(options: argparse.Namespace, settings: ChaosSettings) -> int:
 
 
 def run_training_command(options: argparse.Namespace) -> int:
-    from loadtest.faults.training_report import training_report
-    from loadtest.faults.training_run import check_training_chaos, run_training_chaos
+    from onesweep.loadtest.faults.training_report import training_report
+    from onesweep.loadtest.faults.training_run import check_training_chaos, run_training_chaos
 
     settings = from_flags(TrainingChaosSettings, options)
     check_training_chaos(settings)
@@ -111,14 +111,14 @@ def _finish(report: FaultReport, files: ReportFiles, trouble: str) -> int:
 
 
 def run_flood_command(options: argparse.Namespace) -> int:
-    from loadtest.faults.flood import flood_notes, flood_record, run_flood, two_keys
-    from loadtest.load.generator import check_locust
-    from loadtest.load.plan import check_settings
-    from loadtest.load.report import RUNS, run_line
-    from loadtest.workload.prompts import seeded_prompts
-    from loadtest.workload.testbed import check_testbed, open_testbed
-    from loadtest.workload.texts import Texts
-    from serving.modes import MODES
+    from onesweep.loadtest.faults.flood import flood_notes, flood_record, run_flood, two_keys
+    from onesweep.loadtest.load.generator import check_locust
+    from onesweep.loadtest.load.plan import check_settings
+    from onesweep.loadtest.load.report import RUNS, run_line
+    from onesweep.loadtest.workload.prompts import seeded_prompts
+    from onesweep.loadtest.workload.testbed import check_testbed, open_testbed
+    from onesweep.loadtest.workload.texts import Texts
+    from onesweep.serving.modes import MODES
 
     flags, files = from_flags(FloodFlags, options), from_flags(ReportFiles, options)
     settings = _flood_settings(flags, options)
@@ -150,10 +150,10 @@ def run_flood_command(options: argparse.Namespace) -> int:
 
 
 def _flood_settings(flags: FloodFlags, options: argparse.Namespace) -> FloodSettings:
-    from loadtest.faults.flood import FloodSettings
-    from loadtest.load.plan import LoadSettings
-    from loadtest.workload.caller import Access
-    from loadtest.workload.testbed import LOOPBACK, TestbedSettings
+    from onesweep.loadtest.faults.flood import FloodSettings
+    from onesweep.loadtest.load.plan import LoadSettings
+    from onesweep.loadtest.workload.caller import Access
+    from onesweep.loadtest.workload.testbed import LOOPBACK, TestbedSettings
 
     profile, access = flags.profile or LOOPBACK, Access.of(options)
     if flags.keys and (options.router is not None or profile != LOOPBACK):
@@ -168,7 +168,7 @@ def _flood_settings(flags: FloodFlags, options: argparse.Namespace) -> FloodSett
 
 
 def run_rounds_bench(options: argparse.Namespace) -> int:
-    from loadtest.faults.rounds_bench import check_bench, measure_rounds, rounds_record, rounds_table
+    from onesweep.loadtest.faults.rounds_bench import check_bench, measure_rounds, rounds_record, rounds_table
 
     settings, files = from_flags(RoundsBenchSettings, options), from_flags(ReportFiles, options)
     settings = replace(settings, config=settings.config.resolve())

@@ -1,4 +1,4 @@
-"""Stage servers that spoil their own answers: `python -m loadtest.faults.faulty_host garbage stage ...`.
+"""Stage servers that spoil their own answers: `python -m onesweep.loadtest.faults.faulty_host garbage stage ...`.
 
 `garbage` breaks the protocol in one way after the other, as the next host or the router must notice. `wrong` keeps to
 it: shapes, sizes and ranges are right and only the numbers are not, so that nothing short of an audit can tell. What
@@ -11,13 +11,13 @@ import itertools
 import os
 import sys
 
-from serving.cli.__main__ import main
-from stages.host.host import Host
-from stages.host.scheduler import ScheduledHop
-from stages.host.server import StageServer
-from stages.model.codec import FEATURE_LIMIT, StateCodec, codec_named, hidden_codec
-from stages.v1 import stage_pb2
-from stages.wire.messages import Outcome, hidden_rows, work_of
+from onesweep.serving.cli.__main__ import main
+from onesweep.stages.host.host import Host
+from onesweep.stages.host.scheduler import ScheduledHop
+from onesweep.stages.host.server import StageServer
+from onesweep.stages.model.codec import FEATURE_LIMIT, StateCodec, codec_named, hidden_codec
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.messages import Outcome, hidden_rows, work_of
 
 SPOILS = ("length", "scales", "number", "unparsable")
 

@@ -12,15 +12,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from loadtest.load.generator import Recording, start_generator
-from loadtest.load.plan import LoadPlan, LoadSettings, Window
-from loadtest.load.run import LoadResult, climb, result_of, run_load
-from loadtest.report.table import number
-from loadtest.workload.testbed import Testbed
-from loadtest.workload.texts import Texts
-from stages.errors import ServiceError
-from stages.signals import on_signal
-from stages.wire.tokens import TOKEN_VARIABLE, Key, new_token, token_hash, write_tokens
+from onesweep.loadtest.load.generator import Recording, start_generator
+from onesweep.loadtest.load.plan import LoadPlan, LoadSettings, Window
+from onesweep.loadtest.load.run import LoadResult, climb, result_of, run_load
+from onesweep.loadtest.report.table import number
+from onesweep.loadtest.workload.testbed import Testbed
+from onesweep.loadtest.workload.texts import Texts
+from onesweep.stages.errors import ServiceError
+from onesweep.stages.signals import on_signal
+from onesweep.stages.wire.tokens import TOKEN_VARIABLE, Key, new_token, token_hash, write_tokens
 
 AIM_GOODPUT = 0.9  # of the knee's right answers a second
 AIM_REFUSAL_MS = 50.0

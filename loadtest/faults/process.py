@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from serving.cli.deployment import MODULE
-from stages.errors import InputError, OnesweepError, ServiceError
+from onesweep.serving.cli.deployment import MODULE
+from onesweep.stages.errors import InputError, OnesweepError, ServiceError
 
 STOP_S = 30.0
 LAST_LINES = 3

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from loadtest.faults.base import Fault, FaultRecord, FaultRun
-from loadtest.faults.settings import ReportFiles
-from loadtest.report.chart import Panel, draw_timeline
-from loadtest.report.page import bullets, figure, html_page, html_pairs, shown, text_table
-from loadtest.report.record import MachineFacts, commit, origin, this_command, this_machine, write_json
-from loadtest.report.table import markdown, number
-from stages.settings import write_destination
+from onesweep.loadtest.faults.base import Fault, FaultRecord, FaultRun
+from onesweep.loadtest.faults.settings import ReportFiles
+from onesweep.loadtest.report.chart import Panel, draw_timeline
+from onesweep.loadtest.report.page import bullets, figure, html_page, html_pairs, shown, text_table
+from onesweep.loadtest.report.record import MachineFacts, commit, origin, this_command, this_machine, write_json
+from onesweep.loadtest.report.table import markdown, number
+from onesweep.stages.settings import write_destination
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,18 +11,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from loadtest.faults.base import Say, check_links, links_of
-from loadtest.faults.process import answer_of
-from loadtest.faults.settings import RoundsBenchSettings
-from loadtest.faults.training_observer import LogEntry, RunView
-from loadtest.faults.training_testbed import TrainingSetup, TrainingTestbed, open_training_testbed
-from loadtest.lab.profile import ROUTER, Link, Override, Profile, node_names
-from loadtest.report.record import MachineFacts, commit, this_machine
-from loadtest.report.table import aligned
-from loadtest.workload.testbed import LOOPBACK
-from stages.errors import InputError, OnesweepError
-from stages.settings import read_toml
-from trainer.v1.rounds_pb2 import WorkerStatus
+from onesweep.loadtest.faults.base import Say, check_links, links_of
+from onesweep.loadtest.faults.process import answer_of
+from onesweep.loadtest.faults.settings import RoundsBenchSettings
+from onesweep.loadtest.faults.training_observer import LogEntry, RunView
+from onesweep.loadtest.faults.training_testbed import TrainingSetup, TrainingTestbed, open_training_testbed
+from onesweep.loadtest.lab.profile import ROUTER, Link, Override, Profile, node_names
+from onesweep.loadtest.report.record import MachineFacts, commit, this_machine
+from onesweep.loadtest.report.table import aligned
+from onesweep.loadtest.workload.testbed import LOOPBACK
+from onesweep.stages.errors import InputError, OnesweepError
+from onesweep.stages.settings import read_toml
+from onesweep.trainer.v1.rounds_pb2 import WorkerStatus
 
 AS_SET = "as set"
 PLAN_S = 600.0

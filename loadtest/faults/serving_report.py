@@ -6,9 +6,9 @@ from collections import defaultdict
 from dataclasses import asdict, astuple
 from typing import TYPE_CHECKING, Any
 
-from loadtest.faults.growth import Slope, longest_lives
-from loadtest.faults.report import TITLE, FaultReport, ReportTable, draw_faults, seconds
-from loadtest.faults.serving_ledger import (
+from onesweep.loadtest.faults.growth import Slope, longest_lives
+from onesweep.loadtest.faults.report import TITLE, FaultReport, ReportTable, draw_faults, seconds
+from onesweep.loadtest.faults.serving_ledger import (
     Fate,
     Stalls,
     counts_by_mode,
@@ -19,9 +19,9 @@ from loadtest.faults.serving_ledger import (
     undisturbed,
     wrong_words,
 )
-from loadtest.faults.serving_run import ChaosResult
-from loadtest.faults.serving_testbed import SERVING_FAULTS, SERVING_WORDS
-from loadtest.report.chart import COLOURS, FAINT, INK, Panel, legend_above
+from onesweep.loadtest.faults.serving_run import ChaosResult
+from onesweep.loadtest.faults.serving_testbed import SERVING_FAULTS, SERVING_WORDS
+from onesweep.loadtest.report.chart import COLOURS, FAINT, INK, Panel, legend_above
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

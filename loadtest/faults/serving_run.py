@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from loadtest.faults.base import (
+from onesweep.loadtest.faults.base import (
     POLL_S,
     Conditions,
     FaultRecord,
@@ -20,15 +20,24 @@ from loadtest.faults.base import (
     make_schedule,
     select,
 )
-from loadtest.faults.clients import OK, REQUESTS, Answer, Clients, Order, RouterHealth, SeededRequest, open_clients
-from loadtest.faults.clients import seeded_requests as make_cases
-from loadtest.faults.growth import CLIENTS, ProcessLife, growth_of, longest_lives, sampling
-from loadtest.faults.serving_ledger import Fate, RightTexts, ServingFaultRecord, fate_of, with_recoveries
-from loadtest.faults.serving_testbed import MOST_HOSTS, SERVING_FAULTS, ServingTestbed, open_serving_testbed
-from loadtest.faults.settings import ChaosSettings
-from serving.cli.deployment import SHIPPED
-from stages.errors import InputError, ServiceError
-from stages.host.parts import plan_host
+from onesweep.loadtest.faults.clients import (
+    OK,
+    REQUESTS,
+    Answer,
+    Clients,
+    Order,
+    RouterHealth,
+    SeededRequest,
+    open_clients,
+)
+from onesweep.loadtest.faults.clients import seeded_requests as make_cases
+from onesweep.loadtest.faults.growth import CLIENTS, ProcessLife, growth_of, longest_lives, sampling
+from onesweep.loadtest.faults.serving_ledger import Fate, RightTexts, ServingFaultRecord, fate_of, with_recoveries
+from onesweep.loadtest.faults.serving_testbed import MOST_HOSTS, SERVING_FAULTS, ServingTestbed, open_serving_testbed
+from onesweep.loadtest.faults.settings import ChaosSettings
+from onesweep.serving.cli.deployment import SHIPPED
+from onesweep.stages.errors import InputError, ServiceError
+from onesweep.stages.host.parts import plan_host
 
 FAULTS_A_MINUTE = 2.4
 SOUND_S = 60.0  # how long the next fault waits for the deployment to be whole again

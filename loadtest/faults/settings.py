@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadtest.commands import setting
-from loadtest.report.chart import check_plotting
-from stages.errors import InputError
-from stages.settings import check_destination
+from onesweep.loadtest.commands import setting
+from onesweep.loadtest.report.chart import check_plotting
+from onesweep.stages.errors import InputError
+from onesweep.stages.settings import check_destination
 
 ROUNDS_A_MINUTE = 10  # of the run that ships: about what two cores make, faults included
 SHIPPED_RUN = Path(__file__).with_name("run.toml")
@@ -82,7 +82,7 @@ class RunFile:
     @classmethod
     def read(cls, path: Path | None, minutes: float) -> RunFile:
         """A file, or the run that ships with as many rounds as `minutes` have room for. Raises InputError."""
-        from trainer.blocks.config import load_config
+        from onesweep.trainer.blocks.config import load_config
 
         config = load_config(path or SHIPPED_RUN)
         if config.rounds.model != "chain":

@@ -13,17 +13,17 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from loadtest.faults.base import Conditions, Fault, no_link
-from loadtest.faults.process import Disk, Program
-from loadtest.faults.proof import STATE, StateReader
-from loadtest.faults.settings import RunFile
-from loadtest.faults.training_testbed import COORDINATOR_NODE, TrainingSetup, TrainingTestbed
-from loadtest.workload.testbed import Network
-from stages.checkpoint.manifest import read_manifest
-from stages.errors import OnesweepError
+from onesweep.loadtest.faults.base import Conditions, Fault, no_link
+from onesweep.loadtest.faults.process import Disk, Program
+from onesweep.loadtest.faults.proof import STATE, StateReader
+from onesweep.loadtest.faults.settings import RunFile
+from onesweep.loadtest.faults.training_testbed import COORDINATOR_NODE, TrainingSetup, TrainingTestbed
+from onesweep.loadtest.workload.testbed import Network
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.errors import OnesweepError
 
 COORDINATOR = "coordinator"
-BYZANTINE_WORKER = ("-P", "-m", "loadtest.faults.byzantine_worker")
+BYZANTINE_WORKER = ("-P", "-m", "onesweep.loadtest.faults.byzantine_worker")
 LIES_TOLD, LIE_S = 2, 120.0  # updates of a byzantine worker, and how long it may take to hand them in
 CAUGHT_S = 30.0  # how long a transfer of a worker is waited for, to be cut in its middle
 GLANCE_S = 0.005

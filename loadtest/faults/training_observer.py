@@ -14,8 +14,8 @@ from typing import Any
 
 from google.protobuf.json_format import ParseDict, ParseError
 
-from stages.errors import ServiceError
-from trainer.v1 import rounds_pb2
+from onesweep.stages.errors import ServiceError
+from onesweep.trainer.v1 import rounds_pb2
 
 LOG_NAME = "log.jsonl"
 FIRST_DIGEST = "0" * 64  # in the first line, in place of the digest of the line before

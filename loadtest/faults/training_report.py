@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from loadtest.faults.proof import Proof
-from loadtest.faults.report import TITLE, FaultReport, ReportTable, draw_faults, seconds
-from loadtest.faults.training_faults import TRAINING_FAULTS, TRAINING_WORDS
-from loadtest.faults.training_run import AIM_NATS, TrainingFaultRecord, TrainingResult, final_nats
-from loadtest.report.chart import COLOURS, FAINT, INK, Panel
-from loadtest.report.table import percentile
+from onesweep.loadtest.faults.proof import Proof
+from onesweep.loadtest.faults.report import TITLE, FaultReport, ReportTable, draw_faults, seconds
+from onesweep.loadtest.faults.training_faults import TRAINING_FAULTS, TRAINING_WORDS
+from onesweep.loadtest.faults.training_run import AIM_NATS, TrainingFaultRecord, TrainingResult, final_nats
+from onesweep.loadtest.report.chart import COLOURS, FAINT, INK, Panel
+from onesweep.loadtest.report.table import percentile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

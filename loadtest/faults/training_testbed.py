@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from loadtest.faults.process import Disk, Program, open_disk
-from loadtest.faults.training_observer import LOG_NAME, LogFollower, RunView, RunWatcher
-from loadtest.lab.profile import ROUTER, Profile
-from loadtest.workload.testbed import LOOPBACK, Network, open_network
-from serving.cli.deployment import MODULE
-from stages.errors import ServiceError
+from onesweep.loadtest.faults.process import Disk, Program, open_disk
+from onesweep.loadtest.faults.training_observer import LOG_NAME, LogFollower, RunView, RunWatcher
+from onesweep.loadtest.lab.profile import ROUTER, Profile
+from onesweep.loadtest.workload.testbed import LOOPBACK, Network, open_network
+from onesweep.serving.cli.deployment import MODULE
+from onesweep.stages.errors import ServiceError
 
 POLL_S = 0.05
 COORDINATOR_NODE = ROUTER  # workers have the nodes `host-1`, `host-2`, ...

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from loadtest.commands import add_measurement, say
-from loadtest.frontier.settings import FrontierSettings
-from loadtest.report.record import check_report_options, write_report
-from stages.errors import InputError
-from stages.settings import check_destination, from_flags
+from onesweep.loadtest.commands import add_measurement, say
+from onesweep.loadtest.frontier.settings import FrontierSettings
+from onesweep.loadtest.report.record import check_report_options, write_report
+from onesweep.stages.errors import InputError
+from onesweep.stages.settings import check_destination, from_flags
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -31,9 +31,9 @@ def register(subparsers: Subparsers) -> None:
 
 
 def run_frontier_command(options: argparse.Namespace) -> int:
-    from loadtest.frontier.report import AUTO, failures, frontier_page, points_table, record_picture
-    from loadtest.frontier.run import checked_plan, frontier_record, measure_frontier
-    from stages.signals import ends_cleanly
+    from onesweep.loadtest.frontier.report import AUTO, failures, frontier_page, points_table, record_picture
+    from onesweep.loadtest.frontier.run import checked_plan, frontier_record, measure_frontier
+    from onesweep.stages.signals import ends_cleanly
 
     settings = from_flags(FrontierSettings, options)
     if settings.quality and settings.judge_on:

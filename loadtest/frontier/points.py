@@ -12,11 +12,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from loadtest.frontier.worth import Ranking, Worth
-from loadtest.latency.interleave import Sample, ended_well
-from loadtest.report.table import percentile
-from serving.modes.frontier import Frontier, Option
-from stages.errors import OnesweepError
+from onesweep.loadtest.frontier.worth import Ranking, Worth
+from onesweep.loadtest.latency.interleave import Sample, ended_well
+from onesweep.loadtest.report.table import percentile
+from onesweep.serving.modes.frontier import Frontier, Option
+from onesweep.stages.errors import OnesweepError
 
 KEPT = 1.1  # a budget is kept up to this share of it
 _REST = re.compile(r"; after (\d+) of (\d+) bytes \d+ ms were left, so (\S+) wrote the rest")

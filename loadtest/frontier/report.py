@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from loadtest.frontier.points import AutoPoint, Point
-from loadtest.quality.panel import AT_HUMAN_ENTROPY
-from loadtest.report.chart import FAINT, INK, draw_chart, grid
-from loadtest.report.page import bullets, figure, html_page, html_pairs, shown
-from loadtest.report.table import Table, markdown, number, number_column, text_column
+from onesweep.loadtest.frontier.points import AutoPoint, Point
+from onesweep.loadtest.quality.panel import AT_HUMAN_ENTROPY
+from onesweep.loadtest.report.chart import FAINT, INK, draw_chart, grid
+from onesweep.loadtest.report.page import bullets, figure, html_page, html_pairs, shown
+from onesweep.loadtest.report.table import Table, markdown, number, number_column, text_column
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

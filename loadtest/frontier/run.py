@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from loadtest.frontier.points import (
+from onesweep.loadtest.frontier.points import (
     AutoPoint,
     Point,
     auto_point_of,
@@ -20,24 +20,24 @@ from loadtest.frontier.points import (
     with_pareto,
     write_frontier,
 )
-from loadtest.frontier.settings import FrontierSettings
-from loadtest.frontier.worth import AUTO, Ranking, Worth, exact_bits, model_of, ranking_of, read_ranking
-from loadtest.lab.lab import lab_problem
-from loadtest.lab.profile import Profile, profile_named
-from loadtest.latency.interleave import Sample, Seat, collect
-from loadtest.quality.generation import parse_arms
-from loadtest.quality.prompts import Passage, cut_prompts, held_out_documents
-from loadtest.quality.run import run_quality
-from loadtest.quality.settings import QualitySettings
-from loadtest.report.record import origin, settings_record
-from loadtest.report.table import open_meter
-from loadtest.workload.prompts import SENTENCES
-from loadtest.workload.testbed import Testbed, check_host_count, started_testbed
-from serving.modes import MODES
-from serving.modes.frontier import Option
-from stages.checkpoint.bundle import FRONTIER_NAME, find_bundle
-from stages.checkpoint.manifest import read_manifest
-from stages.errors import InputError, OnesweepError
+from onesweep.loadtest.frontier.settings import FrontierSettings
+from onesweep.loadtest.frontier.worth import AUTO, Ranking, Worth, exact_bits, model_of, ranking_of, read_ranking
+from onesweep.loadtest.lab.lab import lab_problem
+from onesweep.loadtest.lab.profile import Profile, profile_named
+from onesweep.loadtest.latency.interleave import Sample, Seat, collect
+from onesweep.loadtest.quality.generation import parse_arms
+from onesweep.loadtest.quality.prompts import Passage, cut_prompts, held_out_documents
+from onesweep.loadtest.quality.run import run_quality
+from onesweep.loadtest.quality.settings import QualitySettings
+from onesweep.loadtest.report.record import origin, settings_record
+from onesweep.loadtest.report.table import open_meter
+from onesweep.loadtest.workload.prompts import SENTENCES
+from onesweep.loadtest.workload.testbed import Testbed, check_host_count, started_testbed
+from onesweep.serving.modes import MODES
+from onesweep.serving.modes.frontier import Option
+from onesweep.stages.checkpoint.bundle import FRONTIER_NAME, find_bundle
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.errors import InputError, OnesweepError
 
 COSTS_PROFILE = "lan"  # sweeps and arithmetic do not depend on the links, so they are counted on the fastest
 PROMPT_BYTES = 64  # as `onesweep quality` cuts them, so that texts are alike

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from loadtest.commands import CHECKPOINT, numbers
-from loadtest.workload.arms import parse_names
-from loadtest.workload.testbed import default_hosts
-from serving.cli.deployment import SHIPPED
-from stages.settings import flag
+from onesweep.loadtest.commands import CHECKPOINT, numbers
+from onesweep.loadtest.workload.arms import parse_names
+from onesweep.loadtest.workload.testbed import default_hosts
+from onesweep.serving.cli.deployment import SHIPPED
+from onesweep.stages.settings import flag
 
 
 @dataclass(frozen=True)

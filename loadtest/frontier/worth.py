@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from loadtest.quality.generation import INFILL, QualityArm, parse_arm
-from loadtest.quality.panel import AT_HUMAN_ENTROPY, GRAMS, HUMAN, JUDGED, QualityRow
-from loadtest.quality.prompts import Passage
-from loadtest.workload.pipeline import Pipeline
-from serving.modes import MODES, SCORERS
-from serving.modes.frontier import Frontier
-from stages.checkpoint.bundle import find_bundle
-from stages.checkpoint.manifest import read_manifest
-from stages.errors import InputError
+from onesweep.loadtest.quality.generation import INFILL, QualityArm, parse_arm
+from onesweep.loadtest.quality.panel import AT_HUMAN_ENTROPY, GRAMS, HUMAN, JUDGED, QualityRow
+from onesweep.loadtest.quality.prompts import Passage
+from onesweep.loadtest.workload.pipeline import Pipeline
+from onesweep.serving.modes import MODES, SCORERS
+from onesweep.serving.modes.frontier import Frontier
+from onesweep.stages.checkpoint.bundle import find_bundle
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.errors import InputError
 
 AUTO = "auto"
 

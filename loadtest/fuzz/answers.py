@@ -12,12 +12,12 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from loadtest.fuzz.base import MARGIN_S, FuzzTarget, all_of
-from loadtest.fuzz.healthy import ASKED, PROMPT, SEED, Captures
-from loadtest.fuzz.inputs import Inputs
-from loadtest.fuzz.testbed import ROUTER, STAGE, FuzzTestbed, Hook, Interposer, unchanged
-from serving.client.client import AsyncClient
-from stages.errors import OnesweepError
+from onesweep.loadtest.fuzz.base import MARGIN_S, FuzzTarget, all_of
+from onesweep.loadtest.fuzz.healthy import ASKED, PROMPT, SEED, Captures
+from onesweep.loadtest.fuzz.inputs import Inputs
+from onesweep.loadtest.fuzz.testbed import ROUTER, STAGE, FuzzTestbed, Hook, Interposer, unchanged
+from onesweep.serving.client.client import AsyncClient
+from onesweep.stages.errors import OnesweepError
 
 SHARE = 0.3  # share of the answers that are changed
 RARE = {"Warm": 0.03, "Describe": 0.15}  # shares of answers that come all the time

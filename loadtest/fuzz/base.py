@@ -15,8 +15,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from loadtest.fuzz.inputs import damaged
-from stages.v1 import stage_pb2
+from onesweep.loadtest.fuzz.inputs import damaged
+from onesweep.stages.v1 import stage_pb2
 
 SAMPLE_BYTES = 4096  # kept of an input
 

@@ -10,12 +10,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loadtest.commands import setting
-from loadtest.faults.settings import SEED
-from loadtest.report.record import write_json
-from stages.errors import InputError, ServiceError
-from stages.settings import add_flags, check_destination, from_flags
-from stages.signals import ends_cleanly, run_interruptible
+from onesweep.loadtest.commands import setting
+from onesweep.loadtest.faults.settings import SEED
+from onesweep.loadtest.report.record import write_json
+from onesweep.stages.errors import InputError, ServiceError
+from onesweep.stages.settings import add_flags, check_destination, from_flags
+from onesweep.stages.signals import ends_cleanly, run_interruptible
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -58,7 +58,7 @@ def run_fuzz_command(options: argparse.Namespace) -> int:
         raise InputError(f"`onesweep fuzz` needs {', '.join(missing)}: pip install 'onesweep[http,loadtest]'")
     if settings.json:
         check_destination(settings.json)
-    from loadtest.fuzz.run import fuzz_notes, fuzz_record, fuzz_table, run_fuzz
+    from onesweep.loadtest.fuzz.run import fuzz_notes, fuzz_record, fuzz_table, run_fuzz
 
     print("starting two hosts, two routers and a gateway ...", flush=True)
     with ends_cleanly():

@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from loadtest.fuzz.base import FuzzTarget
-from loadtest.fuzz.inputs import TEXTS, damaged
-from serving.cli.deployment import SHIPPED
-from serving.modes.frontier import read_frontier
-from serving.router.topology import local_topology, read_topology
-from stages.checkpoint.bundle import FRONTIER_NAME
-from stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
-from stages.checkpoint.weights import read_weights
-from stages.errors import OnesweepError
-from stages.wire.auth import HOST, Identity
-from stages.wire.registry import Registration, read_entry, write_entry
-from stages.wire.tls import Tls, check_authority
-from stages.wire.tokens import Key, read_tokens, token_hash, write_tokens
+from onesweep.loadtest.fuzz.base import FuzzTarget
+from onesweep.loadtest.fuzz.inputs import TEXTS, damaged
+from onesweep.serving.cli.deployment import SHIPPED
+from onesweep.serving.modes.frontier import read_frontier
+from onesweep.serving.router.topology import local_topology, read_topology
+from onesweep.stages.checkpoint.bundle import FRONTIER_NAME
+from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
+from onesweep.stages.checkpoint.weights import read_weights
+from onesweep.stages.errors import OnesweepError
+from onesweep.stages.wire.auth import HOST, Identity
+from onesweep.stages.wire.registry import Registration, read_entry, write_entry
+from onesweep.stages.wire.tls import Tls, check_authority
+from onesweep.stages.wire.tokens import Key, read_tokens, token_hash, write_tokens
 
 LITERALS = (
     *(b"nan", b"-inf", b"1e999", b"NaN", b"Infinity", b"9" * 400, b"9" * 5000, b"-1", b"0", b"true", b"null", b"1.5"),
@@ -157,7 +157,7 @@ def _tiny_weights() -> tuple[bytes, dict[str, tuple[int, ...]]]:
 def _certificates(
     directory: Path, file: Callable[[str, Callable[[Path], object]], Callable[[bytes], object]]
 ) -> list[Reader]:
-    from stages.wire.certificates import Authority
+    from onesweep.stages.wire.certificates import Authority
 
     authority = Authority.create(directory / "pki", days=5)
     leaf = authority.issue(Identity(HOST, "paris"), ("127.0.0.1",), 5)

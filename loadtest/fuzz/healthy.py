@@ -13,10 +13,10 @@ from typing import Any
 
 import grpc
 
-from loadtest.fuzz.testbed import ROUTER, STAGE, FuzzTestbed, Hook, unchanged
-from serving.client.client import AsyncClient, Client, RouterError
-from serving.router.request import Request
-from stages.v1 import stage_pb2
+from onesweep.loadtest.fuzz.testbed import ROUTER, STAGE, FuzzTestbed, Hook, unchanged
+from onesweep.serving.client.client import AsyncClient, Client, RouterError
+from onesweep.serving.router.request import Request
+from onesweep.stages.v1 import stage_pb2
 
 PROMPT = "The old man looked at the sea and said that "
 # One request of each mode.

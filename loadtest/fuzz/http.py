@@ -8,10 +8,10 @@ import json
 import random
 from typing import Any
 
-from loadtest.fuzz.base import FuzzTarget, all_of
-from loadtest.fuzz.healthy import ASKED, PROMPT, SEED
-from loadtest.fuzz.inputs import damaged
-from loadtest.fuzz.testbed import FuzzTestbed
+from onesweep.loadtest.fuzz.base import FuzzTarget, all_of
+from onesweep.loadtest.fuzz.healthy import ASKED, PROMPT, SEED
+from onesweep.loadtest.fuzz.inputs import damaged
+from onesweep.loadtest.fuzz.testbed import FuzzTestbed
 
 ANSWER_S = 20.0
 PATHS = ("/v1/completions", "/v1/chat/completions", "/api/race")

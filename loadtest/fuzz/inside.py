@@ -10,17 +10,17 @@ from collections.abc import Sequence
 
 from google.protobuf.message import DecodeError, Message
 
-from loadtest.fuzz.base import FuzzTarget
-from loadtest.fuzz.inputs import Inputs
-from serving.cli.deployment import SHIPPED
-from stages.host.host import Host, HostSettings
-from stages.host.next_hosts import NextHosts
-from stages.host.parts import HostPlan, Release, load_parts, plan_host
-from stages.host.scheduler import HostObserver
-from stages.host.validation import parse_hop
-from stages.v1 import stage_pb2
-from stages.wire.messages import PROTOCOL
-from stages.wire.status import StatusError
+from onesweep.loadtest.fuzz.base import FuzzTarget
+from onesweep.loadtest.fuzz.inputs import Inputs
+from onesweep.serving.cli.deployment import SHIPPED
+from onesweep.stages.host.host import Host, HostSettings
+from onesweep.stages.host.next_hosts import NextHosts
+from onesweep.stages.host.parts import HostPlan, Release, load_parts, plan_host
+from onesweep.stages.host.scheduler import HostObserver
+from onesweep.stages.host.validation import parse_hop
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.messages import PROTOCOL
+from onesweep.stages.wire.status import StatusError
 
 SPANS = ((0,), (1,), (2,), (0, 1), (1, 2))  # hosts of other deployments, which see the same hops
 SLOW_S = 1.0  # of processor time, for a message that is refused within a millisecond

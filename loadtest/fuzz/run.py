@@ -12,18 +12,18 @@ from typing import Any
 
 import grpc
 
-from loadtest.fuzz.answers import AnsweredTarget, AnswersTarget
-from loadtest.fuzz.base import Finding, FuzzTarget, TargetTally
-from loadtest.fuzz.commands import WIRE, FuzzSettings
-from loadtest.fuzz.files import FilesTarget
-from loadtest.fuzz.healthy import Captures, Healthy, record
-from loadtest.fuzz.http import HttpTarget
-from loadtest.fuzz.inside import AdmissionTarget, HostTarget
-from loadtest.fuzz.servers import RouterTarget, StageTarget, TrainingTarget
-from loadtest.fuzz.testbed import LEASE_S, FuzzTestbed, ProcessWatch, open_fuzz_testbed
-from loadtest.report.record import commit, this_machine
-from loadtest.report.table import aligned
-from stages.v1 import stage_pb2, stage_pb2_grpc
+from onesweep.loadtest.fuzz.answers import AnsweredTarget, AnswersTarget
+from onesweep.loadtest.fuzz.base import Finding, FuzzTarget, TargetTally
+from onesweep.loadtest.fuzz.commands import WIRE, FuzzSettings
+from onesweep.loadtest.fuzz.files import FilesTarget
+from onesweep.loadtest.fuzz.healthy import Captures, Healthy, record
+from onesweep.loadtest.fuzz.http import HttpTarget
+from onesweep.loadtest.fuzz.inside import AdmissionTarget, HostTarget
+from onesweep.loadtest.fuzz.servers import RouterTarget, StageTarget, TrainingTarget
+from onesweep.loadtest.fuzz.testbed import LEASE_S, FuzzTestbed, ProcessWatch, open_fuzz_testbed
+from onesweep.loadtest.report.record import commit, this_machine
+from onesweep.loadtest.report.table import aligned
+from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
 
 SHARES = {"stage": 17, "router": 4, "answers": 1, "http": 3, "training": 1, "answered": 1}
 SHARES |= {"admission": 50, "host": 10, "files": 20}  # parts of the inputs by target; those in this process are quick

@@ -15,17 +15,17 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from loadtest.fuzz.base import FuzzTarget, RawCaller, all_of, garbage
-from loadtest.fuzz.healthy import Captures
-from loadtest.fuzz.inputs import Inputs
-from loadtest.fuzz.inside import Refresh
-from loadtest.fuzz.testbed import FuzzTestbed
-from serving.cli.ports import free_port_block
-from serving.v1 import router_pb2
-from stages.errors import ServiceError
-from stages.v1 import stage_pb2
-from stages.wire.messages import PROTOCOL
-from trainer.v1 import training_pb2
+from onesweep.loadtest.fuzz.base import FuzzTarget, RawCaller, all_of, garbage
+from onesweep.loadtest.fuzz.healthy import Captures
+from onesweep.loadtest.fuzz.inputs import Inputs
+from onesweep.loadtest.fuzz.inside import Refresh
+from onesweep.loadtest.fuzz.testbed import FuzzTestbed
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.serving.v1 import router_pb2
+from onesweep.stages.errors import ServiceError
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.messages import PROTOCOL
+from onesweep.trainer.v1 import training_pb2
 
 STAGE_SERVICE = "/stages.v1.StageService"
 ROUTER_SERVICE = "/serving.v1.RouterService"

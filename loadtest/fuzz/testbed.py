@@ -19,16 +19,16 @@ import grpc.aio
 import psutil
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
-from loadtest.faults.process import Program
-from loadtest.fuzz.base import TargetTally
-from serving.cli.deployment import MODULE, SHIPPED, Deployment
-from serving.cli.ports import free_port_block
-from serving.client.client import Client, RouterError
-from serving.router.topology import HostEntry, Topology, local_topology
-from serving.v1 import router_pb2
-from stages.errors import ServiceError
-from stages.v1 import stage_pb2
-from stages.wire.channel import new_server
+from onesweep.loadtest.faults.process import Program
+from onesweep.loadtest.fuzz.base import TargetTally
+from onesweep.serving.cli.deployment import MODULE, SHIPPED, Deployment
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.serving.client.client import Client, RouterError
+from onesweep.serving.router.topology import HostEntry, Topology, local_topology
+from onesweep.serving.v1 import router_pb2
+from onesweep.stages.errors import ServiceError
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.channel import new_server
 
 MESSAGE_BYTES = 64 << 20
 OPTIONS = [

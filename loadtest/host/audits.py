@@ -10,15 +10,15 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from loadtest.faults.serving_testbed import impostor_of
-from loadtest.host.benchmark import PROMPT, Benchmark, TextDiffers, check_modes, ring_of
-from loadtest.host.settings import AuditSettings
-from loadtest.report.table import aligned
-from serving.cli.deployment import Deployment, temporary_deployment
-from serving.client.client import Client, Result
-from serving.v1 import router_pb2
-from stages.errors import ServiceError
-from stages.host.parts import plan_host
+from onesweep.loadtest.faults.serving_testbed import impostor_of
+from onesweep.loadtest.host.benchmark import PROMPT, Benchmark, TextDiffers, check_modes, ring_of
+from onesweep.loadtest.host.settings import AuditSettings
+from onesweep.loadtest.report.table import aligned
+from onesweep.serving.cli.deployment import Deployment, temporary_deployment
+from onesweep.serving.client.client import Client, Result
+from onesweep.serving.v1 import router_pb2
+from onesweep.stages.errors import ServiceError
+from onesweep.stages.host.parts import plan_host
 
 STOP_S = 10.0  # within which a faulty host must end
 READY_S = 60.0

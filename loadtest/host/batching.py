@@ -11,22 +11,22 @@ from typing import Any
 
 import torch
 
-from loadtest.host.benchmark import PROMPT, Benchmark, TextDiffers, ring_of
-from loadtest.host.settings import BatchingSettings
-from loadtest.report.table import aligned
-from serving.cli.deployment import temporary_deployment
-from serving.client.client import AsyncClient, Result
-from serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE
-from stages.checkpoint.bundle import find_bundle
-from stages.checkpoint.checkpoint import load_ar, load_chain
-from stages.checkpoint.manifest import read_manifest
-from stages.errors import InputError
-from stages.model.block import Block
-from stages.model.partition import NoisePartition
-from stages.model.pipeline import ArModel, new_caches
-from stages.model.randomness import sample_symbols
-from stages.model.samplers import step_sigmas
-from stages.signals import run_interruptible
+from onesweep.loadtest.host.benchmark import PROMPT, Benchmark, TextDiffers, ring_of
+from onesweep.loadtest.host.settings import BatchingSettings
+from onesweep.loadtest.report.table import aligned
+from onesweep.serving.cli.deployment import temporary_deployment
+from onesweep.serving.client.client import AsyncClient, Result
+from onesweep.serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE
+from onesweep.stages.checkpoint.bundle import find_bundle
+from onesweep.stages.checkpoint.checkpoint import load_ar, load_chain
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.errors import InputError
+from onesweep.stages.model.block import Block
+from onesweep.stages.model.partition import NoisePartition
+from onesweep.stages.model.pipeline import ArModel, new_caches
+from onesweep.stages.model.randomness import sample_symbols
+from onesweep.stages.model.samplers import step_sigmas
+from onesweep.stages.signals import run_interruptible
 
 TARGET_RATIO = 0.7
 

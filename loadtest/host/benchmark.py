@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from serving.cli.ports import free_port_block
-from serving.modes import MODES
-from serving.router.topology import Topology, local_topology
-from stages.errors import InputError, OnesweepError
-from stages.host.parts import plan_host
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.serving.modes import MODES
+from onesweep.serving.router.topology import Topology, local_topology
+from onesweep.stages.errors import InputError, OnesweepError
+from onesweep.stages.host.parts import plan_host
 
 PROMPT = b"The old man looked at the sea and said that "
 RING = 3

@@ -8,13 +8,13 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from loadtest.host import settings
-from stages.settings import add_flags, from_flags
+from onesweep.loadtest.host import settings
+from onesweep.stages.settings import add_flags, from_flags
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from loadtest.host.benchmark import Benchmark
+    from onesweep.loadtest.host.benchmark import Benchmark
 
     Subparsers = _SubParsersAction[argparse.ArgumentParser]
 
@@ -48,14 +48,14 @@ def register_host_benches(benches: Subparsers) -> None:
         parser = benches.add_parser(name, help=help)
         add_flags(parser, kind)
         parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-        parser.set_defaults(run=partial(run_benchmark, kind, f"loadtest.host.{implementation}"))
+        parser.set_defaults(run=partial(run_benchmark, kind, f"onesweep.loadtest.host.{implementation}"))
 
 
 def run_benchmark(kind: type[Any], implementation: str, options: argparse.Namespace) -> int:
     """Announce it, measure, print the table, and write the record where `--json` says."""
-    from loadtest.report.record import write_json
-    from stages.settings import check_destination
-    from stages.signals import ends_cleanly
+    from onesweep.loadtest.report.record import write_json
+    from onesweep.stages.settings import check_destination
+    from onesweep.stages.signals import ends_cleanly
 
     benchmark: Benchmark[Any, Any] = resolve_name(implementation)(from_flags(kind, options))
     benchmark.check()

@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loadtest.report.record import add_report_options, check_report_options, origin, write_report
-from stages.settings import add_flags, flag, from_flags
+from onesweep.loadtest.report.record import add_report_options, check_report_options, origin, write_report
+from onesweep.stages.settings import add_flags, flag, from_flags
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from loadtest.workload.testbed import Testbed
+    from onesweep.loadtest.workload.testbed import Testbed
 
     Subparsers = _SubParsersAction[argparse.ArgumentParser]
 
@@ -71,7 +71,7 @@ class IdleRow:
 
 def measure_idle(settings: IdleSettings) -> list[IdleRow]:
     """A row for each host and the router of a deployment on loopback. Raises OnesweepError."""
-    from loadtest.workload.testbed import TestbedSettings, open_testbed
+    from onesweep.loadtest.workload.testbed import TestbedSettings, open_testbed
 
     with open_testbed(TestbedSettings(checkpoint=settings.checkpoint, hosts=settings.hosts)) as testbed:
         testbed.caller.ask([REQUEST])  # connections are open and kernels loaded, as after a day of work
@@ -97,7 +97,7 @@ def _rows(testbed: Testbed, seconds: float) -> list[IdleRow]:
 
 
 def idle_table(rows: list[IdleRow]) -> str:
-    from loadtest.report.table import aligned
+    from onesweep.loadtest.report.table import aligned
 
     header = ("process", "% of a core", "aim %", "within", "wakes/s")
     return aligned(
@@ -123,7 +123,7 @@ def register_idle(benches: Subparsers) -> None:
 
 
 def run_idle(options: argparse.Namespace) -> int:
-    from stages.signals import ends_cleanly
+    from onesweep.stages.signals import ends_cleanly
 
     settings = from_flags(IdleSettings, options)
     check_report_options(options)

@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from loadtest.host.benchmark import Benchmark
-from loadtest.host.settings import LossSettings
-from loadtest.host.stage import alone, is_installed, resident, times_of
-from loadtest.report.table import aligned
-from loadtest.workload.pipeline import Pipeline
-from loadtest.workload.texts import symbols_of, tokenizer_of
-from stages.backends import BACKENDS, DEFAULT_BACKEND, backend_named
-from stages.checkpoint.bundle import find_bundle
-from stages.checkpoint.manifest import Manifest, read_manifest
-from stages.errors import InputError
-from stages.memory import trim
-from stages.model.codec import Fp32, hidden_codec
+from onesweep.loadtest.host.benchmark import Benchmark
+from onesweep.loadtest.host.settings import LossSettings
+from onesweep.loadtest.host.stage import alone, is_installed, resident, times_of
+from onesweep.loadtest.report.table import aligned
+from onesweep.loadtest.workload.pipeline import Pipeline
+from onesweep.loadtest.workload.texts import symbols_of, tokenizer_of
+from onesweep.stages.backends import BACKENDS, DEFAULT_BACKEND, backend_named
+from onesweep.stages.checkpoint.bundle import find_bundle
+from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
+from onesweep.stages.errors import InputError
+from onesweep.stages.memory import trim
+from onesweep.stages.model.codec import Fp32, hidden_codec
 
 EXACT = (DEFAULT_BACKEND, Fp32.name)
 WINDOW = 256  # symbols read with empty caches

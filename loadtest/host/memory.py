@@ -12,25 +12,25 @@ from typing import Any
 import psutil
 import torch
 
-from loadtest.host.benchmark import PROMPT, Benchmark, ring_of
-from loadtest.host.settings import MemorySettings
-from loadtest.report.table import aligned
-from loadtest.workload.texts import symbols_of, tokenizer_of
-from serving.cli.deployment import Deployment, temporary_deployment
-from serving.client.client import Client
-from serving.router.topology import HostEntry
-from stages.checkpoint.bundle import find_bundle
-from stages.checkpoint.checkpoint import save_block, write_manifest
-from stages.checkpoint.gate import PROBE_TEXT
-from stages.checkpoint.manifest import Manifest, read_manifest
-from stages.errors import InputError, OnesweepError
-from stages.host.parts import plan_host
-from stages.model.architecture import VOCABULARY, Architecture
-from stages.model.block import Block, Codes
-from stages.model.partition import equal_probability
-from stages.model.pipeline import cache_bytes
-from stages.v1 import stage_pb2, stage_pb2_grpc
-from stages.wire.channel import open_blocking_channel
+from onesweep.loadtest.host.benchmark import PROMPT, Benchmark, ring_of
+from onesweep.loadtest.host.settings import MemorySettings
+from onesweep.loadtest.report.table import aligned
+from onesweep.loadtest.workload.texts import symbols_of, tokenizer_of
+from onesweep.serving.cli.deployment import Deployment, temporary_deployment
+from onesweep.serving.client.client import Client
+from onesweep.serving.router.topology import HostEntry
+from onesweep.stages.checkpoint.bundle import find_bundle
+from onesweep.stages.checkpoint.checkpoint import save_block, write_manifest
+from onesweep.stages.checkpoint.gate import PROBE_TEXT
+from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
+from onesweep.stages.errors import InputError, OnesweepError
+from onesweep.stages.host.parts import plan_host
+from onesweep.stages.model.architecture import VOCABULARY, Architecture
+from onesweep.stages.model.block import Block, Codes
+from onesweep.stages.model.partition import equal_probability
+from onesweep.stages.model.pipeline import cache_bytes
+from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
+from onesweep.stages.wire.channel import open_blocking_channel
 
 CODE_SEED = 0
 SIGMA_MIN, SIGMA_MAX = 0.15, 10.0

@@ -10,17 +10,17 @@ from typing import Any
 
 import torch
 
-from loadtest.host.benchmark import PROMPT, RING, Benchmark, TextDiffers, ring_of
-from loadtest.host.settings import OverheadSettings
-from loadtest.report.table import aligned
-from loadtest.workload.pipeline import InProcess, Work
-from serving.cli.deployment import temporary_deployment
-from serving.client.client import Client, Result
-from serving.router.topology import Topology
-from stages.checkpoint.bundle import find_bundle
-from stages.checkpoint.manifest import read_manifest
-from stages.errors import InputError
-from stages.host.parts import plan_host
+from onesweep.loadtest.host.benchmark import PROMPT, RING, Benchmark, TextDiffers, ring_of
+from onesweep.loadtest.host.settings import OverheadSettings
+from onesweep.loadtest.report.table import aligned
+from onesweep.loadtest.workload.pipeline import InProcess, Work
+from onesweep.serving.cli.deployment import temporary_deployment
+from onesweep.serving.client.client import Client, Result
+from onesweep.serving.router.topology import Topology
+from onesweep.stages.checkpoint.bundle import find_bundle
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.errors import InputError
+from onesweep.stages.host.parts import plan_host
 
 TARGET_HOSTS = RING
 # Most milliseconds of overhead a sweep, for a ring of three; a byte is a sweep of `ar`.

@@ -16,20 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loadtest.host.benchmark import RING, Benchmark, ring_of
-from loadtest.host.settings import ParitySettings
-from loadtest.report.record import commit, this_machine
-from loadtest.workload.pipeline import Pipeline
-from loadtest.workload.prompts import NOVEL
-from loadtest.workload.texts import symbols_of, tokenizer_of
-from serving.cli.deployment import temporary_deployment
-from serving.client.client import AsyncClient, Result
-from serving.modes.tokenizer import Tokenizer
-from stages.checkpoint.bundle import find_bundle
-from stages.checkpoint.manifest import read_manifest
-from stages.errors import InputError, OnesweepError
-from stages.model.llama import LlamaArchitecture
-from stages.signals import run_interruptible
+from onesweep.loadtest.host.benchmark import RING, Benchmark, ring_of
+from onesweep.loadtest.host.settings import ParitySettings
+from onesweep.loadtest.report.record import commit, this_machine
+from onesweep.loadtest.workload.pipeline import Pipeline
+from onesweep.loadtest.workload.prompts import NOVEL
+from onesweep.loadtest.workload.texts import symbols_of, tokenizer_of
+from onesweep.serving.cli.deployment import temporary_deployment
+from onesweep.serving.client.client import AsyncClient, Result
+from onesweep.serving.modes.tokenizer import Tokenizer
+from onesweep.stages.checkpoint.bundle import find_bundle
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.errors import InputError, OnesweepError
+from onesweep.stages.model.llama import LlamaArchitecture
+from onesweep.stages.signals import run_interruptible
 
 TOLERANCE = 1e-3  # most that a logit may differ: float32 has some 1e-6 of the largest, and layers add up
 TIMEOUT_S = 3600.0

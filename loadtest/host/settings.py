@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from loadtest.commands import CHECKPOINT, absolute, numbers, setting
-from serving.cli.deployment import SHIPPED
-from stages.settings import flag
+from onesweep.loadtest.commands import CHECKPOINT, absolute, numbers, setting
+from onesweep.serving.cli.deployment import SHIPPED
+from onesweep.stages.settings import flag
 
 MAX_AT_ONCE = 64  # requests in flight that a router takes by default
 MOST_REQUESTS = 100_000

@@ -15,15 +15,15 @@ from typing import Any
 import psutil
 import torch
 
-from loadtest.host.benchmark import Benchmark
-from loadtest.host.settings import ShapesSettings
-from loadtest.lab.profile import Profile, node_names, profile_named
-from loadtest.report.table import aligned
-from stages.errors import InputError
-from stages.model.architecture import Architecture
-from stages.model.block import Block, Codes
-from stages.model.families import without_memory
-from stages.model.pipeline import ArStage, new_caches
+from onesweep.loadtest.host.benchmark import Benchmark
+from onesweep.loadtest.host.settings import ShapesSettings
+from onesweep.loadtest.lab.profile import Profile, node_names, profile_named
+from onesweep.loadtest.report.table import aligned
+from onesweep.stages.errors import InputError
+from onesweep.stages.model.architecture import Architecture
+from onesweep.stages.model.block import Block, Codes
+from onesweep.stages.model.families import without_memory
+from onesweep.stages.model.pipeline import ArStage, new_caches
 
 HEAD_DIM = 64
 LAYERS = 4

@@ -21,21 +21,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from loadtest.host.benchmark import Benchmark
-from loadtest.host.settings import StageSettings
-from loadtest.report.table import aligned
-from stages.backends import BACKENDS, backend_named
-from stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, StageRunner
-from stages.checkpoint.bundle import find_bundle
-from stages.checkpoint.checkpoint import load_block, load_stage
-from stages.checkpoint.manifest import read_manifest
-from stages.errors import InputError
-from stages.memory import return_large_buffers, trim
-from stages.model.architecture import VOCABULARY, Architecture
-from stages.model.block import Block
-from stages.model.llama import LlamaStage
-from stages.model.pipeline import ArStage, new_caches
-from stages.model.randomness import Purpose, normals
+from onesweep.loadtest.host.benchmark import Benchmark
+from onesweep.loadtest.host.settings import StageSettings
+from onesweep.loadtest.report.table import aligned
+from onesweep.stages.backends import BACKENDS, backend_named
+from onesweep.stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, StageRunner
+from onesweep.stages.checkpoint.bundle import find_bundle
+from onesweep.stages.checkpoint.checkpoint import load_block, load_stage
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.errors import InputError
+from onesweep.stages.memory import return_large_buffers, trim
+from onesweep.stages.model.architecture import VOCABULARY, Architecture
+from onesweep.stages.model.block import Block
+from onesweep.stages.model.llama import LlamaStage
+from onesweep.stages.model.pipeline import ArStage, new_caches
+from onesweep.stages.model.randomness import Purpose, normals
 
 PREFIX = 128  # clean positions before the slots or before the new position, where the context has room for them
 SIGMA = 1.0

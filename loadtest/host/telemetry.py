@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import psutil
 
-from loadtest.host.benchmark import PROMPT, Benchmark, TextDiffers, check_modes, ring_of
-from loadtest.host.settings import TelemetrySettings
-from loadtest.report.table import Estimate, aligned, percentiles, resampled
-from serving.cli.deployment import Deployment, temporary_deployment
-from serving.client.client import AsyncClient
-from stages.errors import InputError, ServiceError
-from stages.signals import run_interruptible
+from onesweep.loadtest.host.benchmark import PROMPT, Benchmark, TextDiffers, check_modes, ring_of
+from onesweep.loadtest.host.settings import TelemetrySettings
+from onesweep.loadtest.report.table import Estimate, aligned, percentiles, resampled
+from onesweep.serving.cli.deployment import Deployment, temporary_deployment
+from onesweep.serving.client.client import AsyncClient
+from onesweep.stages.errors import InputError, ServiceError
+from onesweep.stages.signals import run_interruptible
 
 SCRAPE_TIMEOUT_S = 10.0
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy knows loopback

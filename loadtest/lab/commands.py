@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from loadtest.faults.settings import DemoSettings
-from loadtest.lab.lab import Lab, require_lab, start_lab, stop_lab
-from loadtest.lab.profile import Link, profile_named, read_profiles
-from loadtest.report.table import aligned
-from serving.cli.deployment import state_directory
-from stages.errors import InputError
-from stages.settings import add_flags, from_flags
-from stages.signals import ends_cleanly
+from onesweep.loadtest.faults.settings import DemoSettings
+from onesweep.loadtest.lab.lab import Lab, require_lab, start_lab, stop_lab
+from onesweep.loadtest.lab.profile import Link, profile_named, read_profiles
+from onesweep.loadtest.report.table import aligned
+from onesweep.serving.cli.deployment import state_directory
+from onesweep.stages.errors import InputError
+from onesweep.stages.settings import add_flags, from_flags
+from onesweep.stages.signals import ends_cleanly
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -90,7 +90,7 @@ def run_exec(options: argparse.Namespace) -> NoReturn:
 
 
 def run_train(options: argparse.Namespace) -> int:
-    from loadtest.faults.training_demo import MEGABYTE, train_and_serve  # imports torch
+    from onesweep.loadtest.faults.training_demo import MEGABYTE, train_and_serve  # imports torch
 
     settings = from_flags(DemoSettings, options)
     with ends_cleanly():

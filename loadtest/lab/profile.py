@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from stages.errors import InputError
-from stages.settings import read_toml
+from onesweep.stages.errors import InputError
+from onesweep.stages.settings import read_toml
 
 # One directed link between two nodes, as a user describes it.
 

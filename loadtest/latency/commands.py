@@ -7,13 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loadtest.commands import add_measurement, say
-from loadtest.latency.settings import FirstTokenSettings, WanSettings, WarmSettings
-from loadtest.report.record import check_report_options, write_report
-from loadtest.workload.arms import BYTES, LENGTH_FLAGS, TOKENS, Length, parse_lengths
-from loadtest.workload.prompts import parse_prompts
-from stages.settings import from_flags
-from stages.signals import ends_cleanly
+from onesweep.loadtest.commands import add_measurement, say
+from onesweep.loadtest.latency.settings import FirstTokenSettings, WanSettings, WarmSettings
+from onesweep.loadtest.report.record import check_report_options, write_report
+from onesweep.loadtest.workload.arms import BYTES, LENGTH_FLAGS, TOKENS, Length, parse_lengths
+from onesweep.loadtest.workload.prompts import parse_prompts
+from onesweep.stages.settings import from_flags
+from onesweep.stages.signals import ends_cleanly
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -47,10 +47,10 @@ def register_latency(benches: Subparsers) -> None:
 
 
 def run_wan(options: argparse.Namespace) -> int:
-    from loadtest.latency.links import LINKS
-    from loadtest.latency.report import report
-    from loadtest.latency.rows import wan_table
-    from loadtest.latency.run import check_wan, measure_wan, wan_record
+    from onesweep.loadtest.latency.links import LINKS
+    from onesweep.loadtest.latency.report import report
+    from onesweep.loadtest.latency.rows import wan_table
+    from onesweep.loadtest.latency.run import check_wan, measure_wan, wan_record
 
     settings = from_flags(
         WanSettings, options, lengths=options.lengths, prompts=parse_prompts(options.text, options.prompt)
@@ -70,9 +70,9 @@ def run_wan(options: argparse.Namespace) -> int:
 
 
 def run_warm(options: argparse.Namespace) -> int:
-    from loadtest.latency.first_token import WARM, measure_warm
-    from loadtest.latency.run import check_warm
-    from loadtest.report.record import origin
+    from onesweep.loadtest.latency.first_token import WARM, measure_warm
+    from onesweep.loadtest.latency.run import check_warm
+    from onesweep.loadtest.report.record import origin
 
     settings = from_flags(WarmSettings, options)
     profile = check_warm(settings)
@@ -86,9 +86,9 @@ def run_warm(options: argparse.Namespace) -> int:
 
 
 def run_first_token(options: argparse.Namespace) -> int:
-    from loadtest.lab.profile import profile_named
-    from loadtest.latency.first_token import first_token_table, measure_first_token, prompt_for
-    from loadtest.report.record import origin
+    from onesweep.loadtest.lab.profile import profile_named
+    from onesweep.loadtest.latency.first_token import first_token_table, measure_first_token, prompt_for
+    from onesweep.loadtest.report.record import origin
 
     settings = from_flags(FirstTokenSettings, options)
     profile = profile_named(settings.profile)

@@ -1,7 +1,7 @@
 """A long prompt over far links: prefill in pieces against prefill in one hop, and the floor of each.
 
 Beside the router of a deployment stands a second one over the same hosts, which sends every prompt in one hop
-(`python -m loadtest.latency.first_token TOPOLOGY LISTEN`); requests to the two take turns.
+(`python -m onesweep.loadtest.latency.first_token TOPOLOGY LISTEN`); requests to the two take turns.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from loadtest.lab.lab import lab_problem
-from loadtest.lab.profile import ROUTER, Link, Profile
-from loadtest.latency.floor import course_of, least_delay_ms, wire_ms
-from loadtest.latency.interleave import Sample, Seat, ask_once, collect, ended_well
-from loadtest.latency.rows import row_of
-from loadtest.latency.settings import FirstTokenSettings, WarmSettings
-from loadtest.report.record import this_machine
-from loadtest.report.table import Table, number_column, text_column
-from loadtest.workload.arms import Arm, Length
-from loadtest.workload.caller import Access
-from loadtest.workload.testbed import Testbed, default_hosts, deployed, open_network, started_testbed
-from loadtest.workload.texts import symbols_of, tokenizer_of
-from serving.modes.ar import ArMode
-from serving.modes.tokenizer import Tokenizer
-from serving.router.server import serve
-from serving.router.settings import RingSettings, RouterSettings
-from serving.router.topology import read_topology
-from stages.checkpoint.bundle import find_bundle
-from stages.checkpoint.manifest import read_manifest
-from stages.errors import InputError, OnesweepError
-from stages.model.prefill import MAX_PREFILL_CHUNKS, READ_POSITIONS, max_new_symbols
-from stages.model.vocabulary import Alphabet
-from stages.telemetry.observability import start_log
-from stages.v1 import stage_pb2
-from stages.wire.channel import parse_address
-from stages.wire.messages import prefill_hops, work_of
-from stages.wire.tls import Security
+from onesweep.loadtest.lab.lab import lab_problem
+from onesweep.loadtest.lab.profile import ROUTER, Link, Profile
+from onesweep.loadtest.latency.floor import course_of, least_delay_ms, wire_ms
+from onesweep.loadtest.latency.interleave import Sample, Seat, ask_once, collect, ended_well
+from onesweep.loadtest.latency.rows import row_of
+from onesweep.loadtest.latency.settings import FirstTokenSettings, WarmSettings
+from onesweep.loadtest.report.record import this_machine
+from onesweep.loadtest.report.table import Table, number_column, text_column
+from onesweep.loadtest.workload.arms import Arm, Length
+from onesweep.loadtest.workload.caller import Access
+from onesweep.loadtest.workload.testbed import Testbed, default_hosts, deployed, open_network, started_testbed
+from onesweep.loadtest.workload.texts import symbols_of, tokenizer_of
+from onesweep.serving.modes.ar import ArMode
+from onesweep.serving.modes.tokenizer import Tokenizer
+from onesweep.serving.router.server import serve
+from onesweep.serving.router.settings import RingSettings, RouterSettings
+from onesweep.serving.router.topology import read_topology
+from onesweep.stages.checkpoint.bundle import find_bundle
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.errors import InputError, OnesweepError
+from onesweep.stages.model.prefill import MAX_PREFILL_CHUNKS, READ_POSITIONS, max_new_symbols
+from onesweep.stages.model.vocabulary import Alphabet
+from onesweep.stages.telemetry.observability import start_log
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.channel import parse_address
+from onesweep.stages.wire.messages import prefill_hops, work_of
+from onesweep.stages.wire.tls import Security
 
-WHOLE_ROUTER = [sys.executable, "-P", "-m", "loadtest.latency.first_token"]
+WHOLE_ROUTER = [sys.executable, "-P", "-m", "onesweep.loadtest.latency.first_token"]
 PORTS_APART = 50  # of the two routers: beyond the ports of the hosts
 READY_S, POLL_S, STOP_S = 120.0, 0.5, 15.0  # as long as a router on a busy machine may take
 # Places of a text where a prompt of exactly the wanted length is looked for: a cut may change the last symbols.

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from loadtest.latency.floor import BookedCost, Floor, course_of
-from loadtest.workload.testbed import Testbed
+from onesweep.loadtest.latency.floor import BookedCost, Floor, course_of
+from onesweep.loadtest.workload.testbed import Testbed
 
 
 class RequestSource(Protocol):

@@ -14,12 +14,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from loadtest.lab.lab import Lab
-from loadtest.latency.floor import Course, Pair
-from loadtest.report.table import Table, number, number_column, text_column
-from stages.errors import OnesweepError
+from onesweep.loadtest.lab.lab import Lab
+from onesweep.loadtest.latency.floor import Course, Pair
+from onesweep.loadtest.report.table import Table, number, number_column, text_column
+from onesweep.stages.errors import OnesweepError
 
-ECHO = [sys.executable, "-P", "-m", "loadtest.latency.links"]
+ECHO = [sys.executable, "-P", "-m", "onesweep.loadtest.latency.links"]
 PORT = 7600  # no server of a deployment listens there
 ROUND_TRIPS = 10  # seconds over far links, and a median that one repeated packet does not move
 TIMEOUT_S = 120.0  # a lossy link repeats a packet only after a second

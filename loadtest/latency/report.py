@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from loadtest.latency.links import LINKS
-from loadtest.latency.rows import ARM, PARTS, TEXTS, Row, failures, length_of, waterfall
-from loadtest.report.chart import COLOURS, DOTTED, FAINT, INK, MARKERS, bars, bars_height_in, draw_chart, grid
-from loadtest.report.page import bullets, figure, html_page, html_pairs, shown
-from loadtest.report.table import Table, number_column, text_column
-from loadtest.workload.prompts import NOVEL
+from onesweep.loadtest.latency.links import LINKS
+from onesweep.loadtest.latency.rows import ARM, PARTS, TEXTS, Row, failures, length_of, waterfall
+from onesweep.loadtest.report.chart import COLOURS, DOTTED, FAINT, INK, MARKERS, bars, bars_height_in, draw_chart, grid
+from onesweep.loadtest.report.page import bullets, figure, html_page, html_pairs, shown
+from onesweep.loadtest.report.table import Table, number_column, text_column
+from onesweep.loadtest.workload.prompts import NOVEL
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from loadtest.latency.floor import Course, least_delay_ms, wire_ms
-from loadtest.latency.interleave import Sample, ended_well
-from loadtest.report.table import Column, Table, number_column, percentile, text_column
-from loadtest.workload.arms import Arm
+from onesweep.loadtest.latency.floor import Course, least_delay_ms, wire_ms
+from onesweep.loadtest.latency.interleave import Sample, ended_well
+from onesweep.loadtest.report.table import Column, Table, number_column, percentile, text_column
+from onesweep.loadtest.workload.arms import Arm
 
 Row = dict[str, Any]
 # Keys of texts.py in a row, while its texts are not read.

@@ -9,24 +9,24 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from loadtest.lab.lab import lab_problem
-from loadtest.lab.profile import Link, Profile, node_names, profile_named
-from loadtest.latency.floor import Course, course_of
-from loadtest.latency.interleave import Sample, Seat, collect, take_turns
-from loadtest.latency.links import measure_links
-from loadtest.latency.rows import row_of, single_sweep
-from loadtest.latency.settings import WanSettings, WarmSettings
-from loadtest.report.record import origin, settings_record
-from loadtest.report.table import open_meter
-from loadtest.workload.arms import INFILL, SCORED, SPECULATIVE, Arm, Length, ModeChoice
-from loadtest.workload.prompts import NOVEL, SUFFIX, Prompts
-from loadtest.workload.testbed import LOOPBACK, Testbed, check_host_count, default_hosts, started_testbed
-from loadtest.workload.texts import symbols_of, tokenizer_of
-from stages.backends import backend_named
-from stages.checkpoint.bundle import NGRAM_NAME, Bundle, find_bundle
-from stages.checkpoint.manifest import read_manifest
-from stages.errors import InputError, OnesweepError
-from stages.host.validation import MAX_TEMPERATURE
+from onesweep.loadtest.lab.lab import lab_problem
+from onesweep.loadtest.lab.profile import Link, Profile, node_names, profile_named
+from onesweep.loadtest.latency.floor import Course, course_of
+from onesweep.loadtest.latency.interleave import Sample, Seat, collect, take_turns
+from onesweep.loadtest.latency.links import measure_links
+from onesweep.loadtest.latency.rows import row_of, single_sweep
+from onesweep.loadtest.latency.settings import WanSettings, WarmSettings
+from onesweep.loadtest.report.record import origin, settings_record
+from onesweep.loadtest.report.table import open_meter
+from onesweep.loadtest.workload.arms import INFILL, SCORED, SPECULATIVE, Arm, Length, ModeChoice
+from onesweep.loadtest.workload.prompts import NOVEL, SUFFIX, Prompts
+from onesweep.loadtest.workload.testbed import LOOPBACK, Testbed, check_host_count, default_hosts, started_testbed
+from onesweep.loadtest.workload.texts import symbols_of, tokenizer_of
+from onesweep.stages.backends import backend_named
+from onesweep.stages.checkpoint.bundle import NGRAM_NAME, Bundle, find_bundle
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.errors import InputError, OnesweepError
+from onesweep.stages.host.validation import MAX_TEMPERATURE
 
 CONTROL = "lan"  # the profile that is compared with plain loopback: what the lab itself costs
 
@@ -215,7 +215,10 @@ def _read_texts(settings: WanSettings, taken: dict[str, Taken], figures: WanFigu
     directory = find_bundle(settings.checkpoint).ar
     if directory is None:
         return
-    from loadtest.latency.texts import TextReader, text_figures  # imports torch: only after the last measurement
+    from onesweep.loadtest.latency.texts import (  # imports torch: only after the last measurement
+        TextReader,
+        text_figures,
+    )
 
     tell("the texts, as the model itself reads them ...")
     try:

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from loadtest.commands import CHECKPOINT, absolute
-from loadtest.workload.arms import Arm, Length, ModeChoice, parse_choices, parse_names
-from loadtest.workload.prompts import NOVEL, Prompts
-from loadtest.workload.testbed import default_hosts
-from serving.cli.deployment import SHIPPED
-from stages.settings import flag
+from onesweep.loadtest.commands import CHECKPOINT, absolute
+from onesweep.loadtest.workload.arms import Arm, Length, ModeChoice, parse_choices, parse_names
+from onesweep.loadtest.workload.prompts import NOVEL, Prompts
+from onesweep.loadtest.workload.testbed import default_hosts
+from onesweep.serving.cli.deployment import SHIPPED
+from onesweep.stages.settings import flag
 
 MAX_AT_ONCE = 64  # requests in flight that a router takes by default
 MAX_SEED = (1 << 63) - 1  # half of a request's range: seeds count up from the first one

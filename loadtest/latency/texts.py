@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.latency.interleave import Sample
-from loadtest.latency.rows import NO_TEXTS
-from loadtest.quality.measures import distinct_pairs, gram_counts, pooled_entropy, symbol_counts, words_of
-from loadtest.workload.arms import SPECULATIVE, Arm
-from loadtest.workload.pipeline import Pipeline, Surprise
-from loadtest.workload.texts import continued, tokenizer_of
+from onesweep.loadtest.latency.interleave import Sample
+from onesweep.loadtest.latency.rows import NO_TEXTS
+from onesweep.loadtest.quality.measures import distinct_pairs, gram_counts, pooled_entropy, symbol_counts, words_of
+from onesweep.loadtest.workload.arms import SPECULATIVE, Arm
+from onesweep.loadtest.workload.pipeline import Pipeline, Surprise
+from onesweep.loadtest.workload.texts import continued, tokenizer_of
 
 
 @dataclass(frozen=True)

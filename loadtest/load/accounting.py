@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from loadtest.load.plan import LoadSample, Outcome, Window, outcome_of
-from loadtest.report.table import percentile
+from onesweep.loadtest.load.plan import LoadSample, Outcome, Window, outcome_of
+from onesweep.loadtest.report.table import percentile
 
 MESSAGES = 5  # different failures that are shown
 

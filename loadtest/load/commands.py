@@ -7,19 +7,19 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from loadtest.commands import add_measurement, say
-from loadtest.report.record import check_report_options, write_report
-from stages.errors import InputError, Interrupted, OnesweepError
-from stages.settings import from_flags
+from onesweep.loadtest.commands import add_measurement, say
+from onesweep.loadtest.report.record import check_report_options, write_report
+from onesweep.stages.errors import InputError, Interrupted, OnesweepError
+from onesweep.stages.settings import from_flags
 
 if TYPE_CHECKING:
     import socket
     from argparse import _SubParsersAction
 
-    from loadtest.load.plan import LoadSettings
-    from loadtest.load.run import Climb, LoadResult, LoadRun
-    from loadtest.workload.caller import RouterState
-    from loadtest.workload.texts import Texts
+    from onesweep.loadtest.load.plan import LoadSettings
+    from onesweep.loadtest.load.run import Climb, LoadResult, LoadRun
+    from onesweep.loadtest.workload.caller import RouterState
+    from onesweep.loadtest.workload.texts import Texts
 
     Subparsers = _SubParsersAction[argparse.ArgumentParser]
 
@@ -30,7 +30,7 @@ WEB_PORT = 8089  # locust's own
 
 
 def register(subparsers: Subparsers) -> None:
-    from loadtest.load.plan import LoadSettings
+    from onesweep.loadtest.load.plan import LoadSettings
 
     many = "many users at once: latency, throughput, every text checked"
     load = add_measurement(subparsers, "loadtest", LoadSettings, run_loadtest, access=True, html=True, help=many)
@@ -40,12 +40,12 @@ def register(subparsers: Subparsers) -> None:
 
 
 def run_loadtest(options: argparse.Namespace) -> int:
-    from loadtest.load.generator import open_listener
-    from loadtest.load.run import LoadRun
-    from loadtest.workload.prompts import seeded_prompts
-    from loadtest.workload.testbed import check_testbed, open_testbed
-    from loadtest.workload.texts import Texts
-    from stages.signals import ends_cleanly
+    from onesweep.loadtest.load.generator import open_listener
+    from onesweep.loadtest.load.run import LoadRun
+    from onesweep.loadtest.workload.prompts import seeded_prompts
+    from onesweep.loadtest.workload.testbed import check_testbed, open_testbed
+    from onesweep.loadtest.workload.texts import Texts
+    from onesweep.stages.signals import ends_cleanly
 
     modes = _modes(options)
     settings = _settings(options, modes[0])
@@ -67,8 +67,8 @@ def run_loadtest(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace, scene: LoadRun, texts: Texts, listener: socket.socket | None) -> int:
-    from loadtest.load.report import RUNS, load_page, load_record, run_notes
-    from loadtest.load.run import run_load, run_with_page
+    from onesweep.loadtest.load.report import RUNS, load_page, load_record, run_notes
+    from onesweep.loadtest.load.run import run_load, run_with_page
 
     settings, target = scene.settings, scene.target
 
@@ -93,8 +93,8 @@ def _run(options: argparse.Namespace, scene: LoadRun, texts: Texts, listener: so
 
 
 def _find_knee(options: argparse.Namespace, scene: LoadRun, texts: Texts, modes: list[str]) -> int:
-    from loadtest.load.report import RUNS, knee_notes, knee_page, knee_record, run_line
-    from loadtest.load.run import climb, run_load
+    from onesweep.loadtest.load.report import RUNS, knee_notes, knee_page, knee_record, run_line
+    from onesweep.loadtest.load.run import climb, run_load
 
     climbs: list[Climb] = []
 
@@ -115,7 +115,7 @@ def _find_knee(options: argparse.Namespace, scene: LoadRun, texts: Texts, modes:
 
 
 def _modes(options: argparse.Namespace) -> list[str]:
-    from serving.modes import MODES
+    from onesweep.serving.modes import MODES
 
     modes = list(KNEE_MODES) if options.find_knee else ["sweep"]
     if options.mode is not None:
@@ -129,10 +129,10 @@ def _modes(options: argparse.Namespace) -> list[str]:
 
 
 def _settings(options: argparse.Namespace, mode: str) -> LoadSettings:
-    from loadtest.load.generator import check_locust
-    from loadtest.load.plan import LoadSettings, check_settings
-    from loadtest.workload.caller import Access
-    from loadtest.workload.testbed import TestbedSettings
+    from onesweep.loadtest.load.generator import check_locust
+    from onesweep.loadtest.load.plan import LoadSettings, check_settings
+    from onesweep.loadtest.workload.caller import Access
+    from onesweep.loadtest.workload.testbed import TestbedSettings
 
     users = options.users if options.users is not None else MOST_KNEE_USERS if options.find_knee else DEFAULT_USERS
     target = from_flags(TestbedSettings, options, access=Access.of(options))

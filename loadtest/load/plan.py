@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from loadtest.workload.caller import Access
-from loadtest.workload.prompts import SeededPrompt
-from loadtest.workload.testbed import TestbedSettings
-from stages.errors import InputError
-from stages.settings import flag
+from onesweep.loadtest.workload.caller import Access
+from onesweep.loadtest.workload.prompts import SeededPrompt
+from onesweep.loadtest.workload.testbed import TestbedSettings
+from onesweep.stages.errors import InputError
+from onesweep.stages.settings import flag
 
 # One request as its user saw it, and the class that it falls into.
 

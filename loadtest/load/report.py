@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from loadtest.load.accounting import Judged, LoadFigures
-from loadtest.load.plan import Outcome
-from loadtest.load.run import Climb, LoadResult, LoadRun
-from loadtest.report.chart import COLOURS, MARKERS, draw_chart, grid
-from loadtest.report.page import bullets, figure, html_page, html_pairs, shown
-from loadtest.report.table import Column, Table, number, percentile, text_column
+from onesweep.loadtest.load.accounting import Judged, LoadFigures
+from onesweep.loadtest.load.plan import Outcome
+from onesweep.loadtest.load.run import Climb, LoadResult, LoadRun
+from onesweep.loadtest.report.chart import COLOURS, MARKERS, draw_chart, grid
+from onesweep.loadtest.report.page import bullets, figure, html_page, html_pairs, shown
+from onesweep.loadtest.report.table import Column, Table, number, percentile, text_column
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from loadtest.load.accounting import Judged, LoadFigures, figures_of, judge
-from loadtest.load.generator import Recording, start_generator
-from loadtest.load.plan import OK, LoadSettings, Outcome
-from loadtest.report.record import origin
-from loadtest.workload.caller import RouterState
-from loadtest.workload.testbed import Testbed
-from loadtest.workload.texts import Texts
-from stages.errors import Interrupted, ServiceError
+from onesweep.loadtest.load.accounting import Judged, LoadFigures, figures_of, judge
+from onesweep.loadtest.load.generator import Recording, start_generator
+from onesweep.loadtest.load.plan import OK, LoadSettings, Outcome
+from onesweep.loadtest.report.record import origin
+from onesweep.loadtest.workload.caller import RouterState
+from onesweep.loadtest.workload.testbed import Testbed
+from onesweep.loadtest.workload.texts import Texts
+from onesweep.stages.errors import Interrupted, ServiceError
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from itertools import cycle, islice
 
 import numpy as np
 
-from loadtest.quality.judge import check_judge, default_judge
-from loadtest.quality.panel import HUMAN, Comparison, QualityPanel, QualityRow, TextFigures, verdict
-from loadtest.quality.prompts import Passage
-from loadtest.quality.run import QualityResult, cut, judge_text, result_of
-from loadtest.quality.settings import QualitySettings
-from loadtest.report.table import open_meter
-from stages.errors import InputError
+from onesweep.loadtest.quality.judge import check_judge, default_judge
+from onesweep.loadtest.quality.panel import HUMAN, Comparison, QualityPanel, QualityRow, TextFigures, verdict
+from onesweep.loadtest.quality.prompts import Passage
+from onesweep.loadtest.quality.run import QualityResult, cut, judge_text, result_of
+from onesweep.loadtest.quality.settings import QualitySettings
+from onesweep.loadtest.report.table import open_meter
+from onesweep.stages.errors import InputError
 
 PHRASE_WORDS = 4  # short enough that a judge knows the next word for sure, as a model does that got stuck
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from loadtest.commands import add_measurement
-from loadtest.quality.settings import InfillSettings, QualitySettings
-from loadtest.report.record import check_report_options, write_report
-from stages.errors import InputError
-from stages.settings import from_flags
+from onesweep.loadtest.commands import add_measurement
+from onesweep.loadtest.quality.settings import InfillSettings, QualitySettings
+from onesweep.loadtest.report.record import check_report_options, write_report
+from onesweep.stages.errors import InputError
+from onesweep.stages.settings import from_flags
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -39,11 +39,11 @@ def register_infill(benches: Subparsers) -> None:
 
 
 def run_quality_command(options: argparse.Namespace) -> int:
-    from loadtest.quality.check import run_check
-    from loadtest.quality.report import check_page, interval_table, quality_page, quality_table, reasons
-    from loadtest.quality.run import run_quality
-    from loadtest.workload.caller import Access
-    from stages.signals import ends_cleanly
+    from onesweep.loadtest.quality.check import run_check
+    from onesweep.loadtest.quality.report import check_page, interval_table, quality_page, quality_table, reasons
+    from onesweep.loadtest.quality.run import run_quality
+    from onesweep.loadtest.workload.caller import Access
+    from onesweep.stages.signals import ends_cleanly
 
     if options.check and (given := next((flag for flag in NOT_CHECKED if getattr(options, flag)), None)):
         raise InputError(f"--check generates nothing: leave out --{given}")
@@ -64,10 +64,10 @@ def run_quality_command(options: argparse.Namespace) -> int:
 
 
 def run_infill_command(options: argparse.Namespace) -> int:
-    from loadtest.quality.infill import run_infill
-    from loadtest.quality.report import INFILL, infill_page
-    from loadtest.workload.caller import Access
-    from stages.signals import ends_cleanly
+    from onesweep.loadtest.quality.infill import run_infill
+    from onesweep.loadtest.quality.report import INFILL, infill_page
+    from onesweep.loadtest.workload.caller import Access
+    from onesweep.stages.signals import ends_cleanly
 
     if options.lengths == ():
         raise InputError("--lengths is empty: name one or more, such as 4,8,16")

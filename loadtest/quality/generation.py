@@ -7,15 +7,15 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from loadtest.quality.prompts import Passage
-from loadtest.quality.settings import QualitySettings, finite
-from loadtest.workload.caller import Access, RouterState
-from serving.client.client import AsyncClient, Client, RequestRefused, Result, RouterError
-from serving.modes import SCORERS
-from serving.modes.frontier import SETTINGS
-from serving.router.request import Request
-from stages.errors import InputError, ServiceError
-from stages.signals import run_interruptible
+from onesweep.loadtest.quality.prompts import Passage
+from onesweep.loadtest.quality.settings import QualitySettings, finite
+from onesweep.loadtest.workload.caller import Access, RouterState
+from onesweep.serving.client.client import AsyncClient, Client, RequestRefused, Result, RouterError
+from onesweep.serving.modes import SCORERS
+from onesweep.serving.modes.frontier import SETTINGS
+from onesweep.serving.router.request import Request
+from onesweep.stages.errors import InputError, ServiceError
+from onesweep.stages.signals import run_interruptible
 
 INFILL = "infill"
 

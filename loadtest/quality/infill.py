@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from loadtest.quality.generation import INFILL, QualityArm, check_served, generate_all, router_facts
-from loadtest.quality.judge import Progress
-from loadtest.quality.panel import HUMAN, Figure, JudgedText
-from loadtest.quality.prompts import Passage, PromptSet
-from loadtest.quality.run import check_settings, cut, judge_text, samples_of, target_settings
-from loadtest.quality.settings import InfillSettings
-from loadtest.report.record import origin, settings_record
-from loadtest.report.table import Estimate, difference_of_ratios, flat, open_meter, ratio_of_sums
-from loadtest.workload.testbed import open_testbed
-from serving.client.client import Result
-from stages.errors import InputError
+from onesweep.loadtest.quality.generation import INFILL, QualityArm, check_served, generate_all, router_facts
+from onesweep.loadtest.quality.judge import Progress
+from onesweep.loadtest.quality.panel import HUMAN, Figure, JudgedText
+from onesweep.loadtest.quality.prompts import Passage, PromptSet
+from onesweep.loadtest.quality.run import check_settings, cut, judge_text, samples_of, target_settings
+from onesweep.loadtest.quality.settings import InfillSettings
+from onesweep.loadtest.report.record import origin, settings_record
+from onesweep.loadtest.report.table import Estimate, difference_of_ratios, flat, open_meter, ratio_of_sums
+from onesweep.loadtest.workload.testbed import open_testbed
+from onesweep.serving.client.client import Result
+from onesweep.stages.errors import InputError
 
 SUFFIX_BYTES = 32  # judged with the gap, and given to modes that take a suffix
 DEFAULT_ARMS = (INFILL, "ar", "local")

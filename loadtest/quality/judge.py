@@ -18,7 +18,7 @@ from importlib.util import find_spec
 import numpy as np
 from numpy.typing import NDArray
 
-from stages.errors import InputError
+from onesweep.stages.errors import InputError
 
 ORDER = 6  # bytes, with the one that is predicted: longer runs than these are rare in a megabyte
 MIN_TRAIN_BYTES = 1 << 15  # of less, most runs of a new text are unseen
@@ -167,7 +167,7 @@ def open_judge(name: str, ngram: NgramModel | None) -> Judge:
     """:param ngram: fitted, for the judge of that name. Raises InputError, OnesweepError."""
     check_judge(name)
     if name == SMOLLM2:
-        from loadtest.quality.language_model import open_smollm2
+        from onesweep.loadtest.quality.language_model import open_smollm2
 
         return open_smollm2(name)
     if ngram is None:

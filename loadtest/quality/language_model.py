@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from loadtest.quality.judge import Judge, Judgement, Progress
-from stages.errors import OnesweepError
+from onesweep.loadtest.quality.judge import Judge, Judgement, Progress
+from onesweep.stages.errors import OnesweepError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

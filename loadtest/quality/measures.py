@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.report.table import Estimate, percentiles, resampled
+from onesweep.loadtest.report.table import Estimate, percentiles, resampled
 
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
 

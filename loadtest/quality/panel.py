@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any, NamedTuple, Self
 
-from loadtest.quality.judge import INSTALL, Judge, Judgement, NgramModel, Progress
-from loadtest.quality.measures import (
+from onesweep.loadtest.quality.judge import INSTALL, Judge, Judgement, NgramModel, Progress
+from onesweep.loadtest.quality.measures import (
     TrainingText,
     classifier_auc,
     distinct_pairs,
@@ -22,9 +22,9 @@ from loadtest.quality.measures import (
     word_counts,
     words_of,
 )
-from loadtest.quality.prompts import Passage, PromptSet
-from loadtest.report.table import Estimate, around, difference_of_ratios, flat, ratio_of_sums
-from stages.errors import InputError
+from onesweep.loadtest.quality.prompts import Passage, PromptSet
+from onesweep.loadtest.report.table import Estimate, around, difference_of_ratios, flat, ratio_of_sums
+from onesweep.stages.errors import InputError
 
 HUMAN = "human"
 JUDGED = "judge_bits_per_byte"

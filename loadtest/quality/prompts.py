@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from stages.errors import InputError
-from stages.model.randomness import Purpose, uniforms
+from onesweep.stages.errors import InputError
+from onesweep.stages.model.randomness import Purpose, uniforms
 
 TRAIN, VALID = "train.txt", "valid.txt"  # the names under which training text and held-out text stand side by side
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from loadtest.quality.infill import FIGURES as GAPS
-from loadtest.quality.infill import InfillRow
-from loadtest.quality.panel import DERIVED, HUMAN, JUDGED, PANEL, Figure, QualityRow
-from loadtest.report.page import bullets, html_page, html_pairs, html_table, shown
-from loadtest.report.table import Column, Estimate, Table, number, number_column, text_column
+from onesweep.loadtest.quality.infill import FIGURES as GAPS
+from onesweep.loadtest.quality.infill import InfillRow
+from onesweep.loadtest.quality.panel import DERIVED, HUMAN, JUDGED, PANEL, Figure, QualityRow
+from onesweep.loadtest.report.page import bullets, html_page, html_pairs, html_table, shown
+from onesweep.loadtest.report.table import Column, Estimate, Table, number, number_column, text_column
 
 SPEED = (number_column("sweeps", "sweeps"), number_column("s", "seconds", 3))
 COSTS = (*SPEED, number_column("host-s", "host_seconds", 3))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from loadtest.quality.generation import (
+from onesweep.loadtest.quality.generation import (
     INFILL,
     QualityArm,
     at_temperatures,
@@ -17,21 +17,21 @@ from loadtest.quality.generation import (
     parse_arms,
     router_facts,
 )
-from loadtest.quality.judge import MIN_TRAIN_BYTES, NgramModel, check_judge, default_judge, open_judge
-from loadtest.quality.measures import TrainingText
-from loadtest.quality.panel import HUMAN, JudgedText, QualityPanel, QualityRow, TextFigures, at_human_entropy
-from loadtest.quality.prompts import Passage, PromptSet, cut_prompts, held_out_documents, training_documents
-from loadtest.quality.settings import QualitySettings
-from loadtest.report.record import origin, settings_record
-from loadtest.report.table import open_meter
-from loadtest.workload.caller import RouterState
-from loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
-from serving.client.client import Result
-from serving.modes import MODES
-from serving.modes.base import DEFAULT_CHUNK, DEFAULT_STEPS, DEFAULT_TEMPERATURE
-from stages.checkpoint.bundle import find_bundle
-from stages.checkpoint.manifest import read_manifest
-from stages.errors import InputError
+from onesweep.loadtest.quality.judge import MIN_TRAIN_BYTES, NgramModel, check_judge, default_judge, open_judge
+from onesweep.loadtest.quality.measures import TrainingText
+from onesweep.loadtest.quality.panel import HUMAN, JudgedText, QualityPanel, QualityRow, TextFigures, at_human_entropy
+from onesweep.loadtest.quality.prompts import Passage, PromptSet, cut_prompts, held_out_documents, training_documents
+from onesweep.loadtest.quality.settings import QualitySettings
+from onesweep.loadtest.report.record import origin, settings_record
+from onesweep.loadtest.report.table import open_meter
+from onesweep.loadtest.workload.caller import RouterState
+from onesweep.loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
+from onesweep.serving.client.client import Result
+from onesweep.serving.modes import MODES
+from onesweep.serving.modes.base import DEFAULT_CHUNK, DEFAULT_STEPS, DEFAULT_TEMPERATURE
+from onesweep.stages.checkpoint.bundle import find_bundle
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.errors import InputError
 
 LOCAL = "local"
 SUFFIX_BYTES = 64  # true text behind a gap, judged with it

@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loadtest.commands import absolute, numbers
-from stages.errors import InputError
-from stages.settings import flag, limits
+from onesweep.loadtest.commands import absolute, numbers
+from onesweep.stages.errors import InputError
+from onesweep.stages.settings import flag, limits
 
 if TYPE_CHECKING:
-    from loadtest.workload.caller import Access
+    from onesweep.loadtest.workload.caller import Access
 
 
 def finite(text: str) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from stages.errors import InputError
+from onesweep.stages.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,8 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loadtest.report.chart import check_plotting
-from stages.settings import check_destination, write_destination
+from onesweep.loadtest.report.chart import check_plotting
+from onesweep.stages.settings import check_destination, write_destination
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.report.page import text_table
+from onesweep.loadtest.report.page import text_table
 
 R = TypeVar("R")
 Column = tuple[str, Callable[[R], str]]  # a title, and the cell of a row below it

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from loadtest.workload.prompts import NOVEL, SUFFIX, Prompts
-from serving.modes import MODES, SCORERS
-from stages.errors import InputError
+from onesweep.loadtest.workload.prompts import NOVEL, SUFFIX, Prompts
+from onesweep.serving.modes import MODES, SCORERS
+from onesweep.stages.errors import InputError
 
 SPECULATIVE, INFILL = "ar-speculative", "infill"
 SCORED = ("resample", "verified", INFILL)
@@ -126,7 +126,7 @@ def _sizes(text: str, mode: str) -> tuple[int | None, int | None] | None:
 
 def _codecs_of(mode: str) -> tuple[str, ...]:
     """The codecs that a request of this mode can name."""
-    from stages.model.codec import CODECS, HIDDEN  # imports torch
+    from onesweep.stages.model.codec import CODECS, HIDDEN  # imports torch
 
     if mode == "local":
         return ()

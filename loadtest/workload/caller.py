@@ -1,8 +1,8 @@
 """A client process beside the router: calls come in as lines of JSON, answers go out.
 
 A lab's addresses exist in its namespaces only, so a benchmark cannot call the router from its own process. The process
-is `python -m loadtest.workload.caller`: its first line is an `Access`, each further line a list of calls to make at
-once, or `null` for the router's status. `Caller` is the parent's end of it.
+is `python -m onesweep.loadtest.workload.caller`: its first line is an `Access`, each further line a list of calls to
+make at once, or `null` for the router's status. `Caller` is the parent's end of it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from serving.cli.generate import Credentials
-from serving.client.client import Client, Result
-from stages.errors import InputError, OnesweepError, ServiceError
-from stages.wire.channel import check_target
-from stages.wire.tls import LOOPBACK_ONLY, Tls, add_client_options, security_of
-from stages.wire.tokens import token_for
+from onesweep.serving.cli.generate import Credentials
+from onesweep.serving.client.client import Client, Result
+from onesweep.stages.errors import InputError, OnesweepError, ServiceError
+from onesweep.stages.wire.channel import check_target
+from onesweep.stages.wire.tls import LOOPBACK_ONLY, Tls, add_client_options, security_of
+from onesweep.stages.wire.tokens import token_for
 
-COMMAND = [sys.executable, "-P", "-m", "loadtest.workload.caller"]  # -P: not what lies in the working directory
+# -P: not what lies in the working directory
+COMMAND = [sys.executable, "-P", "-m", "onesweep.loadtest.workload.caller"]
 MODELS = ("chain", "ar", "scorer", "local")
 MAX_AT_ONCE = 64  # requests that a router takes by default
 STOP_S = 5.0  # a call that still runs is not waited for

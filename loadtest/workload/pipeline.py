@@ -10,21 +10,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from serving.modes.base import DEFAULT_CHUNK, DEFAULT_STEPS, DEFAULT_TEMPERATURE
-from serving.modes.chunked import ChunkedMode
-from stages.backends import DEFAULT_BACKEND, backend_named
-from stages.backends.base import CleanPiece
-from stages.backends.sweep import BlockWork, SweepPlan, run_unbatched
-from stages.checkpoint.bundle import find_bundle
-from stages.checkpoint.checkpoint import load_chain, load_stage
-from stages.checkpoint.manifest import read_manifest
-from stages.model.codec import FEATURE_LIMIT, codec_named, hidden_codec
-from stages.model.layers import LayerCache
-from stages.model.pipeline import new_caches
-from stages.model.prefill import split_reads
-from stages.model.randomness import sample_symbols
-from stages.model.samplers import DEFAULT_SAMPLER
-from stages.model.vocabulary import BYTES
+from onesweep.serving.modes.base import DEFAULT_CHUNK, DEFAULT_STEPS, DEFAULT_TEMPERATURE
+from onesweep.serving.modes.chunked import ChunkedMode
+from onesweep.stages.backends import DEFAULT_BACKEND, backend_named
+from onesweep.stages.backends.base import CleanPiece
+from onesweep.stages.backends.sweep import BlockWork, SweepPlan, run_unbatched
+from onesweep.stages.checkpoint.bundle import find_bundle
+from onesweep.stages.checkpoint.checkpoint import load_chain, load_stage
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.model.codec import FEATURE_LIMIT, codec_named, hidden_codec
+from onesweep.stages.model.layers import LayerCache
+from onesweep.stages.model.pipeline import new_caches
+from onesweep.stages.model.prefill import split_reads
+from onesweep.stages.model.randomness import sample_symbols
+from onesweep.stages.model.samplers import DEFAULT_SAMPLER
+from onesweep.stages.model.vocabulary import BYTES
 
 
 @dataclass(frozen=True)

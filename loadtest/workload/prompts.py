@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from serving.router.request import MAX_PROMPT_BYTES
-from stages.errors import InputError
+from onesweep.serving.router.request import MAX_PROMPT_BYTES
+from onesweep.stages.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch
 
-from loadtest.workload.caller import check_answer
-from loadtest.workload.pipeline import InProcess, Work
-from loadtest.workload.prompts import SeededPrompt
-from loadtest.workload.testbed import Testbed
-from serving.modes.tokenizer import Tokenizer, read_tokenizers
-from stages.checkpoint.manifest import read_manifest
+from onesweep.loadtest.workload.caller import check_answer
+from onesweep.loadtest.workload.pipeline import InProcess, Work
+from onesweep.loadtest.workload.prompts import SeededPrompt
+from onesweep.loadtest.workload.testbed import Testbed
+from onesweep.serving.modes.tokenizer import Tokenizer, read_tokenizers
+from onesweep.stages.checkpoint.manifest import read_manifest
 
 # Modes whose texts `InProcess` computes without a deployment, and so without its links, and how: speculation is exact,
 # its texts are those of `ar`.

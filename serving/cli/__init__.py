@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from stages.settings import Subparsers
+from onesweep.stages.settings import Subparsers
 
 
 def register(subparsers: Subparsers) -> None:
     """Add the commands, in the order in which `onesweep --help` lists them."""
-    from serving.cli import admin, generate, serve
-    from serving.gateway.commands import register as register_http
+    from onesweep.serving.cli import admin, generate, serve
+    from onesweep.serving.gateway.commands import register as register_http
 
     serve.register_servers(subparsers)
     generate.register_generate(subparsers)

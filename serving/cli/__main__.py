@@ -6,7 +6,7 @@ import argparse
 import sys
 from importlib.metadata import entry_points, version
 
-from stages.errors import OnesweepError
+from onesweep.stages.errors import OnesweepError
 
 
 def build_parser() -> argparse.ArgumentParser:

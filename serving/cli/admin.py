@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stages.errors import CheckpointError, InputError, OnesweepError
-from stages.settings import Subparsers
-from stages.wire.auth import CLIENT, HOST, ROUTER, Identity
+from onesweep.stages.errors import CheckpointError, InputError, OnesweepError
+from onesweep.stages.settings import Subparsers
+from onesweep.stages.wire.auth import CLIENT, HOST, ROUTER, Identity
 
 if TYPE_CHECKING:
-    from stages.wire.certificates import Leaf
+    from onesweep.stages.wire.certificates import Leaf
 
 DEFAULT_DIRECTORY = Path("certs")
 AUTHORITY_DAYS, LEAF_DAYS = 5 * 365, 30
@@ -48,7 +48,7 @@ def register_certs(subparsers: Subparsers) -> None:
 
 def run_init(options: argparse.Namespace) -> int:
     _check_installed()
-    from stages.wire.certificates import Authority, expiry
+    from onesweep.stages.wire.certificates import Authority, expiry
 
     authority = Authority.create(options.dir, options.days, options.domain, options.force)
     print(f"{options.dir / 'ca.pem'}: {expiry(authority.until)}; give it to everybody")
@@ -58,7 +58,7 @@ def run_init(options: argparse.Namespace) -> int:
 
 def run_issue(options: argparse.Namespace) -> int:
     _check_installed()
-    from stages.wire.certificates import Authority
+    from onesweep.stages.wire.certificates import Authority
 
     authority = Authority.open(options.dir)
     identity = Identity(options.role, options.name)
@@ -70,7 +70,7 @@ def run_issue(options: argparse.Namespace) -> int:
 
 def run_renew(options: argparse.Namespace) -> int:
     _check_installed()
-    from stages.wire.certificates import Authority, expiry
+    from onesweep.stages.wire.certificates import Authority, expiry
 
     authority = Authority.open(options.dir)
     names = options.names or authority.names()
@@ -90,7 +90,7 @@ def run_renew(options: argparse.Namespace) -> int:
 
 
 def _print_leaf(leaf: Leaf) -> None:
-    from stages.wire.certificates import expiry
+    from onesweep.stages.wire.certificates import expiry
 
     addresses = f" at {', '.join(leaf.addresses)}" if leaf.addresses else ""
     print(f"{leaf.path}: {leaf.identity.role} {leaf.identity.name}{addresses}, {expiry(leaf.until)}")
@@ -139,8 +139,8 @@ def register_token(subparsers: Subparsers) -> None:
 
 
 def run_add(options: argparse.Namespace) -> int:
-    from stages.wire.secret_files import lock_beside
-    from stages.wire.tokens import Key, new_token, read_tokens, token_hash, write_tokens
+    from onesweep.stages.wire.secret_files import lock_beside
+    from onesweep.stages.wire.tokens import Key, new_token, read_tokens, token_hash, write_tokens
 
     scopes = tuple(dict.fromkeys(part.strip() for part in options.scope.split(",") if part.strip()))
     key = Key(options.name, "", scopes, options.rate, options.concurrent, options.bytes_per_day)
@@ -155,7 +155,7 @@ def run_add(options: argparse.Namespace) -> int:
 
 
 def run_list(options: argparse.Namespace) -> int:
-    from stages.wire.tokens import read_tokens
+    from onesweep.stages.wire.tokens import read_tokens
 
     for key in read_tokens(options.tokens):
         limits = [
@@ -169,8 +169,8 @@ def run_list(options: argparse.Namespace) -> int:
 
 
 def run_remove(options: argparse.Namespace) -> int:
-    from stages.wire.secret_files import lock_beside
-    from stages.wire.tokens import read_tokens, write_tokens
+    from onesweep.stages.wire.secret_files import lock_beside
+    from onesweep.stages.wire.tokens import read_tokens, write_tokens
 
     with lock_beside(options.tokens):
         keys = read_tokens(options.tokens)
@@ -212,10 +212,10 @@ def register_ngram(subparsers: Subparsers) -> None:
 
 
 def run_ngram(options: argparse.Namespace) -> int:
-    from serving.modes.drafters.ngram import NgramModel, fit, symbols_of, write_ngrams
-    from serving.modes.tokenizer import BYTE_TOKENIZER, read_tokenizers, tokenizer_id
-    from stages.checkpoint.bundle import NGRAM_NAME, find_bundle
-    from stages.checkpoint.manifest import read_manifest
+    from onesweep.serving.modes.drafters.ngram import NgramModel, fit, symbols_of, write_ngrams
+    from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, read_tokenizers, tokenizer_id
+    from onesweep.stages.checkpoint.bundle import NGRAM_NAME, find_bundle
+    from onesweep.stages.checkpoint.manifest import read_manifest
 
     bundle = find_bundle(options.checkpoint)
     model = bundle.ar or bundle.scorer

@@ -10,12 +10,12 @@ from typing import Any
 
 import grpc
 
-from serving.client.client import AsyncClient, RequestRefused, RouterError
-from serving.v1 import router_pb2
-from stages.checkpoint.release_store import ReleaseManifest, has_size, read_release_manifest, release_files
-from stages.checkpoint.release_transfer import ReleaseTransfer
-from stages.errors import CheckpointError, InputError
-from stages.v1 import stage_pb2
+from onesweep.serving.client.client import AsyncClient, RequestRefused, RouterError
+from onesweep.serving.v1 import router_pb2
+from onesweep.stages.checkpoint.release_store import ReleaseManifest, has_size, read_release_manifest, release_files
+from onesweep.stages.checkpoint.release_transfer import ReleaseTransfer
+from onesweep.stages.errors import CheckpointError, InputError
+from onesweep.stages.v1 import stage_pb2
 
 Show = Callable[[str], object]
 OpenClient = Callable[[], AsyncClient]

@@ -14,18 +14,19 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
 
-from serving.cli.ports import port_free
-from serving.client.client import Client, RouterError
-from serving.router.topology import DEFAULT_ROUTER, HostEntry, Topology, read_topology
-from stages.errors import OnesweepError, ServiceError
-from stages.wire.channel import DRAIN_S, is_loopback, parse_address
-from stages.wire.tls import tls_arguments
-from stages.wire.tokens import token_for
+from onesweep.serving.cli.ports import port_free
+from onesweep.serving.client.client import Client, RouterError
+from onesweep.serving.router.topology import DEFAULT_ROUTER, HostEntry, Topology, read_topology
+from onesweep.stages.errors import OnesweepError, ServiceError
+from onesweep.stages.wire.channel import DRAIN_S, is_loopback, parse_address
+from onesweep.stages.wire.tls import tls_arguments
+from onesweep.stages.wire.tokens import token_for
 
 T = TypeVar("T")
 
@@ -37,9 +38,13 @@ READY_S, LOADED_BYTES_S = 60.0, 5e6
 LOG_LINES = 5
 TOPOLOGY = "topology.toml"
 # How a server is started: -P, because the directory that `up` is called in is not for importing from.
-MODULE = ["-P", "-m", "serving.cli"]
+MODULE = ["-P", "-m", "onesweep.serving.cli"]
 HTTP = "http"  # what the gateway's process is called
-ASKER = ["-P", "-c", "import sys; from serving.cli.deployment import print_answers; print_answers(sys.argv[1])"]
+ASKER = [
+    "-P",
+    "-c",
+    "import sys; from onesweep.serving.cli.deployment import print_answers; print_answers(sys.argv[1])",
+]
 
 # Turns the name and the command of a process into the command that runs it where it belongs.
 Place = Callable[[str, list[str]], list[str]]
@@ -351,4 +356,5 @@ def _end(processes: list[psutil.Process | None]) -> None:
 
 # Where the weights are that come with the repository.
 
-SHIPPED = Path(__file__).resolve().parents[2] / "onesweep" / "weights"  # a link to weights/, or the wheel's files
+# In a checkout a link to the folder weights/, in a wheel the files.
+SHIPPED = Path(str(files("onesweep"))) / "weights"

@@ -10,15 +10,15 @@ from html import escape
 from pathlib import Path
 from typing import Any, TypedDict
 
-from serving.cli.deployment import router_here
-from serving.client.client import AsyncClient, Client, Result, TextDecoder
-from serving.client.comparison import all_entrants, comparison, named_entrants, printable, run_entrants, titled
-from serving.modes import MODES
-from serving.router.request import DEFAULT_TIMEOUT_S, SETTINGS, Request
-from serving.router.topology import DEFAULT_ROUTER
-from stages.settings import Subparsers, add_flags, check_destination, write_destination
-from stages.wire.tls import Tls, add_client_options, security_of
-from stages.wire.tokens import add_token_options, token_of
+from onesweep.serving.cli.deployment import router_here
+from onesweep.serving.client.client import AsyncClient, Client, Result, TextDecoder
+from onesweep.serving.client.comparison import all_entrants, comparison, named_entrants, printable, run_entrants, titled
+from onesweep.serving.modes import MODES
+from onesweep.serving.router.request import DEFAULT_TIMEOUT_S, SETTINGS, Request
+from onesweep.serving.router.topology import DEFAULT_ROUTER
+from onesweep.stages.settings import Subparsers, add_flags, check_destination, write_destination
+from onesweep.stages.wire.tls import Tls, add_client_options, security_of
+from onesweep.stages.wire.tokens import add_token_options, token_of
 
 
 class Credentials(TypedDict):

@@ -10,22 +10,28 @@ import time
 from functools import partial
 from pathlib import Path
 
-from serving.cli.deployment import SHIPPED, Deployment, require_deployment, state_directory, temporary_deployment
-from serving.cli.generate import add_router_options, async_client_of, client_of, print_outcomes
-from serving.cli.ports import free_port_block
-from serving.client.client import Client
-from serving.client.comparison import all_entrants, run_entrants
-from serving.gateway.commands import DEFAULT_LISTEN
-from serving.router.settings import RouterSettings
-from serving.router.topology import DEFAULT_ROUTER, Topology, local_topology, read_topology
-from stages.errors import InputError
-from stages.host.commands import add_host_options, check_positive, host_settings
-from stages.settings import Subparsers, add_flags, from_flags
-from stages.signals import ends_cleanly
-from stages.telemetry.observability import observability_of, start_log
-from stages.wire.registry import add_registry_flags, registry_settings
-from stages.wire.tls import add_server_options, security_of
-from stages.wire.web_access import check_framework
+from onesweep.serving.cli.deployment import (
+    SHIPPED,
+    Deployment,
+    require_deployment,
+    state_directory,
+    temporary_deployment,
+)
+from onesweep.serving.cli.generate import add_router_options, async_client_of, client_of, print_outcomes
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.serving.client.client import Client
+from onesweep.serving.client.comparison import all_entrants, run_entrants
+from onesweep.serving.gateway.commands import DEFAULT_LISTEN
+from onesweep.serving.router.settings import RouterSettings
+from onesweep.serving.router.topology import DEFAULT_ROUTER, Topology, local_topology, read_topology
+from onesweep.stages.errors import InputError
+from onesweep.stages.host.commands import add_host_options, check_positive, host_settings
+from onesweep.stages.settings import Subparsers, add_flags, from_flags
+from onesweep.stages.signals import ends_cleanly
+from onesweep.stages.telemetry.observability import observability_of, start_log
+from onesweep.stages.wire.registry import add_registry_flags, registry_settings
+from onesweep.stages.wire.tls import add_server_options, security_of
+from onesweep.stages.wire.web_access import check_framework
 
 DEMO_PROMPT = "The old man looked at the sea and said that "
 DEMO_BYTES = 128
@@ -111,7 +117,7 @@ def register_demo(subparsers: Subparsers) -> None:
 
 
 def run_router_command(options: argparse.Namespace) -> int:
-    from serving.router.server import serve
+    from onesweep.serving.router.server import serve
 
     check_positive(options, "threads")
     seeing = observability_of(options)
@@ -133,7 +139,7 @@ def run_router_command(options: argparse.Namespace) -> int:
 
 def _topology_of(options: argparse.Namespace, within_s: float | None = None) -> Topology:
     """The hosts that a file names, or those that are registered. Raises OnesweepError."""
-    from serving.router.discovery import await_topology
+    from onesweep.serving.router.discovery import await_topology
 
     registry = registry_settings(options)
     if (registry is None) == (options.topology is None):
@@ -142,7 +148,7 @@ def _topology_of(options: argparse.Namespace, within_s: float | None = None) -> 
 
 
 def run_host(options: argparse.Namespace) -> int:
-    from stages.host.server import StageSettings, serve
+    from onesweep.stages.host.server import StageSettings, serve
 
     topology = read_topology(options.topology)
     host = topology.host(options.name)
@@ -171,7 +177,7 @@ def run_host(options: argparse.Namespace) -> int:
 
 
 def run_doctor_command(options: argparse.Namespace) -> int:
-    from serving.router.doctor import report_text, run_doctor
+    from onesweep.serving.router.doctor import report_text, run_doctor
 
     topology = _topology_of(options, within_s=REGISTERED_S)
     report = run_doctor(topology, security_of(options, topology.tls_of("router")))
@@ -180,7 +186,7 @@ def run_doctor_command(options: argparse.Namespace) -> int:
 
 
 def run_up(options: argparse.Namespace) -> int:
-    from stages.host.parts import plan_host
+    from onesweep.stages.host.parts import plan_host
 
     if options.http:
         check_framework("--http")
@@ -239,7 +245,7 @@ def run_down(options: argparse.Namespace) -> int:
 
 
 def run_deploy(options: argparse.Namespace) -> int:
-    from serving.cli.deploy import deploy, lines_of, read_release, record_of, roll_back
+    from onesweep.serving.cli.deploy import deploy, lines_of, read_release, record_of, roll_back
 
     if options.rollback == (options.checkpoint is not None):
         raise InputError("give the directory of a checkpoint to deploy, or --rollback to go back to the one before")
@@ -285,7 +291,7 @@ def run_status(options: argparse.Namespace) -> int:
 
 
 def run_demo(options: argparse.Namespace) -> int:
-    from stages.host.parts import plan_host
+    from onesweep.stages.host.parts import plan_host
 
     parts = plan_host(options.checkpoint, (0,)).parts
     topology = local_topology(min(3, parts), parts, options.checkpoint.resolve(), free_port_block(4) + 1)

@@ -19,15 +19,15 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from serving.client.result import Result, result_of
-from serving.router.request import DEFAULT_TIMEOUT_S, Request
-from serving.router.topology import DEFAULT_ROUTER
-from serving.v1 import router_pb2, router_pb2_grpc
-from stages.errors import InputError, ServiceError
-from stages.wire.channel import check_target, is_loopback, open_blocking_channel, open_channel
-from stages.wire.status import REQUEST_KEY, STATUS_MARK, call_metadata, retry_after_ms, trailing_metadata
-from stages.wire.tls import Security, Tls, handshake_problem
-from stages.wire.tokens import token_metadata
+from onesweep.serving.client.result import Result, result_of
+from onesweep.serving.router.request import DEFAULT_TIMEOUT_S, Request
+from onesweep.serving.router.topology import DEFAULT_ROUTER
+from onesweep.serving.v1 import router_pb2, router_pb2_grpc
+from onesweep.stages.errors import InputError, ServiceError
+from onesweep.stages.wire.channel import check_target, is_loopback, open_blocking_channel, open_channel
+from onesweep.stages.wire.status import REQUEST_KEY, STATUS_MARK, call_metadata, retry_after_ms, trailing_metadata
+from onesweep.stages.wire.tls import Security, Tls, handshake_problem
+from onesweep.stages.wire.tokens import token_metadata
 
 # The client's public surface.
 __all__ = ["AsyncClient", "Client", "RequestRefused", "Result", "RouterError", "TextDecoder", "Tls"]

@@ -9,9 +9,9 @@ from typing import Any
 
 import grpc
 
-from serving.client.client import Client, RequestRefused, Result
-from serving.modes import SCORERS
-from stages.errors import InputError, OnesweepError
+from onesweep.serving.client.client import Client, RequestRefused, Result
+from onesweep.serving.modes import SCORERS
+from onesweep.stages.errors import InputError, OnesweepError
 
 # Modes that are run with each scorer.
 SCORED = ("resample", "verified", "infill")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from serving.v1 import router_pb2
+from onesweep.serving.v1 import router_pb2
 
 # Decimals that are kept, where that is not 3.
 DIGITS = {"divergence_bits": 4}

@@ -11,9 +11,9 @@ import pydantic_core
 from fastapi import Depends, Header, Request, Response
 from fastapi.routing import APIRoute
 
-from serving.client.client import AsyncClient, Result
-from serving.gateway.errors import ApiError
-from serving.v1 import router_pb2
+from onesweep.serving.client.client import AsyncClient, Result
+from onesweep.serving.gateway.errors import ApiError
+from onesweep.serving.v1 import router_pb2
 
 MAX_TOKEN_CHARACTERS = 4096
 

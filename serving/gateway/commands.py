@@ -7,21 +7,21 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from serving.router.request import MAX_TIMEOUT_S
-from serving.router.topology import DEFAULT_ROUTER
-from stages.errors import InputError
-from stages.host.commands import add_drain_flag, check_positive
-from stages.settings import Subparsers, add_flags, flag, from_flags
-from stages.telemetry.observability import (
+from onesweep.serving.router.request import MAX_TIMEOUT_S
+from onesweep.serving.router.topology import DEFAULT_ROUTER
+from onesweep.stages.errors import InputError
+from onesweep.stages.host.commands import add_drain_flag, check_positive
+from onesweep.stages.settings import Subparsers, add_flags, flag, from_flags
+from onesweep.stages.telemetry.observability import (
     UNOBSERVED,
     ObservabilitySettings,
     add_observability,
     observability_of,
     start_log,
 )
-from stages.wire.channel import DRAIN_S, is_loopback, parse_address
-from stages.wire.tls import Tls
-from stages.wire.web_access import check_framework
+from onesweep.stages.wire.channel import DRAIN_S, is_loopback, parse_address
+from onesweep.stages.wire.tls import Tls
+from onesweep.stages.wire.web_access import check_framework
 
 DEFAULT_LISTEN = "127.0.0.1:7780"
 
@@ -88,11 +88,11 @@ def register(subparsers: Subparsers) -> None:
 
 
 def run_http(options: argparse.Namespace) -> int:
-    from serving.cli.deployment import router_here
+    from onesweep.serving.cli.deployment import router_here
 
     check_framework("`onesweep http`")
     check_positive(options, "drain_s")
-    from serving.gateway.app import serve
+    from onesweep.serving.gateway.app import serve
 
     seeing = observability_of(options)
     options.router, _ = router_here(options.router)

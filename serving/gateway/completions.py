@@ -15,12 +15,12 @@ import grpc
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from serving.client.client import Result, RouterError, TextDecoder
-from serving.gateway.access import RouterAccess
-from serving.gateway.errors import api_error_of
-from serving.gateway.fields import DEFAULT_MAX_TOKENS, OF_REQUESTS, ChatRequest, CompletionRequest, TextRequest
-from serving.router.request import MAX_SEED
-from stages.errors import OnesweepError
+from onesweep.serving.client.client import Result, RouterError, TextDecoder
+from onesweep.serving.gateway.access import RouterAccess
+from onesweep.serving.gateway.errors import api_error_of
+from onesweep.serving.gateway.fields import DEFAULT_MAX_TOKENS, OF_REQUESTS, ChatRequest, CompletionRequest, TextRequest
+from onesweep.serving.router.request import MAX_SEED
+from onesweep.stages.errors import OnesweepError
 
 
 def costs_of(result: Result) -> dict[str, Any]:

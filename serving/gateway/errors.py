@@ -14,8 +14,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as FrameworkError
 from starlette.responses import Response
 
-from serving.client.client import RequestRefused, RouterError
-from stages.errors import InputError, OnesweepError
+from onesweep.serving.client.client import RequestRefused, RouterError
+from onesweep.stages.errors import InputError, OnesweepError
 
 REQUEST_ID = "x-request-id"
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}

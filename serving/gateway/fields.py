@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from serving.router.request import (
+from onesweep.serving.router.request import (
     DEFAULT_MAX_BYTES,
     MAX_COUNT,
     MAX_MESSAGES,

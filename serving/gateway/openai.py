@@ -9,9 +9,9 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from serving.client.comparison import AUTO, INFILL
-from serving.gateway.access import Router, RouterAccess, StrictRoute
-from serving.gateway.completions import (
+from onesweep.serving.client.comparison import AUTO, INFILL
+from onesweep.serving.gateway.access import Router, RouterAccess, StrictRoute
+from onesweep.serving.gateway.completions import (
     DONE,
     AnswerFormat,
     ChoiceEnd,
@@ -25,9 +25,9 @@ from serving.gateway.completions import (
     suffix_of,
     usage,
 )
-from serving.gateway.errors import ApiError, json_response, named
-from serving.gateway.fields import ChatRequest, CompletionRequest, TextRequest
-from serving.modes import MODES
+from onesweep.serving.gateway.errors import ApiError, json_response, named
+from onesweep.serving.gateway.fields import ChatRequest, CompletionRequest, TextRequest
+from onesweep.serving.modes import MODES
 
 # A mode is a model: every tool that speaks OpenAI's API can choose a model, few can set a field of ours.
 MODEL = "onesweep"

@@ -10,14 +10,14 @@ from typing import Any
 from fastapi import APIRouter, Response
 from google.protobuf.json_format import MessageToDict
 
-from serving.client.client import RequestRefused, Result, RouterError, TextDecoder
-from serving.client.comparison import Entrant, all_entrants, entrant_settings, named_entrants
-from serving.gateway.access import Router, RouterAccess, RouterClient, StrictRoute
-from serving.gateway.completions import DONE, EventStream, costs_of, merged, sse
-from serving.gateway.errors import ApiError, api_error_of, json_response
-from serving.gateway.fields import RaceRequest
-from serving.v1 import router_pb2
-from stages.errors import OnesweepError
+from onesweep.serving.client.client import RequestRefused, Result, RouterError, TextDecoder
+from onesweep.serving.client.comparison import Entrant, all_entrants, entrant_settings, named_entrants
+from onesweep.serving.gateway.access import Router, RouterAccess, RouterClient, StrictRoute
+from onesweep.serving.gateway.completions import DONE, EventStream, costs_of, merged, sse
+from onesweep.serving.gateway.errors import ApiError, api_error_of, json_response
+from onesweep.serving.gateway.fields import RaceRequest
+from onesweep.serving.v1 import router_pb2
+from onesweep.stages.errors import OnesweepError
 
 _TYPES = {
     "html": "text/html; charset=utf-8",
@@ -30,7 +30,7 @@ _TYPES = {
 # The pages have no build step and no library: a reader can open them, and the policy can forbid all other scripts.
 def page_routes() -> APIRouter:
     """Routes to the files of `static/`, which are read once."""
-    folder, routes = files("serving.gateway").joinpath("static"), APIRouter(include_in_schema=False)
+    folder, routes = files("onesweep.serving.gateway").joinpath("static"), APIRouter(include_in_schema=False)
     held = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
 
     def shown(name: str) -> Response:

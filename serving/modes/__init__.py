@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stages.host.parts import ModelKind
+    from onesweep.stages.host.parts import ModelKind
 
 MODES = ("sweep", "chunked", "resample", "verified", "infill", "ar", "ar-speculative", "local", "auto")
 # Of `ar-speculative`, by the name that a request has for them.

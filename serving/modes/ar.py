@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from functools import partial
 
-from serving.modes.base import Generation, PipelineMode, count_symbols
-from serving.router.accounting import Account
-from serving.router.session import Session
-from stages.model.codec import HIDDEN
-from stages.model.vocabulary import Alphabet
-from stages.v1 import stage_pb2
-from stages.wire.status import internal
+from onesweep.serving.modes.base import Generation, PipelineMode, count_symbols
+from onesweep.serving.router.accounting import Account
+from onesweep.serving.router.session import Session
+from onesweep.stages.model.codec import HIDDEN
+from onesweep.stages.model.vocabulary import Alphabet
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.status import internal
 
 
 class ArMode(PipelineMode):

@@ -12,14 +12,14 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from serving.modes.base import Generation, Mode
-from serving.modes.frontier import WRITTEN_BY, Frontier, Option
-from serving.modes.latency_model import Forecast, LatencyModel, Spent
-from serving.router.accounting import Account
-from serving.router.request import CHOOSABLE
-from serving.router.ring import RingView
-from stages.host.parts import MODEL_KINDS
-from stages.wire.status import StatusError, failed_precondition, invalid, unavailable
+from onesweep.serving.modes.base import Generation, Mode
+from onesweep.serving.modes.frontier import WRITTEN_BY, Frontier, Option
+from onesweep.serving.modes.latency_model import Forecast, LatencyModel, Spent
+from onesweep.serving.router.accounting import Account
+from onesweep.serving.router.request import CHOOSABLE
+from onesweep.serving.router.ring import RingView
+from onesweep.stages.host.parts import MODEL_KINDS
+from onesweep.stages.wire.status import StatusError, failed_precondition, invalid, unavailable
 
 # What `auto` picks: the best text that can be had in time, from forecasts alone.
 

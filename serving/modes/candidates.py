@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from serving.modes.drafters.base import LocalSequence, odds_of
-from stages.model.randomness import Purpose, uniforms
-from stages.v1 import stage_pb2
-from stages.wire.status import internal
+from onesweep.serving.modes.drafters.base import LocalSequence, odds_of
+from onesweep.stages.model.randomness import Purpose, uniforms
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.status import internal
 
 Floats = NDArray[np.float64]
 

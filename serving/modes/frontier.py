@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from serving.modes import MODES
-from serving.modes.resample import ChunkSchedule
-from serving.router.request import Request
-from stages.errors import InputError
+from onesweep.serving.modes import MODES
+from onesweep.serving.modes.resample import ChunkSchedule
+from onesweep.serving.router.request import Request
+from onesweep.stages.errors import InputError
 
 VERSION = 1
 WRITTEN_BY = "onesweep frontier --write FILE"

@@ -19,17 +19,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from serving.modes import SCORERS
-from serving.modes.base import Generation
-from serving.modes.candidates import ROUND, Floats, draw, rows_at_once
-from serving.modes.drafters.base import LocalSequence
-from serving.modes.scored import ScoredMode, score
-from serving.router.accounting import Account
-from serving.router.session import Session
-from stages.model.randomness import Purpose, gumbels_of, uniforms
-from stages.model.scoring import MAX_LOGITS, log_probabilities
-from stages.model.vocabulary import BYTES
-from stages.wire.status import invalid
+from onesweep.serving.modes import SCORERS
+from onesweep.serving.modes.base import Generation
+from onesweep.serving.modes.candidates import ROUND, Floats, draw, rows_at_once
+from onesweep.serving.modes.drafters.base import LocalSequence
+from onesweep.serving.modes.scored import ScoredMode, score
+from onesweep.serving.router.accounting import Account
+from onesweep.serving.router.session import Session
+from onesweep.stages.model.randomness import Purpose, gumbels_of, uniforms
+from onesweep.stages.model.scoring import MAX_LOGITS, log_probabilities
+from onesweep.stages.model.vocabulary import BYTES
+from onesweep.stages.wire.status import invalid
 
 # What may stand between a text and what follows it: drawn by the local model, and thinned by what follows.
 #

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from serving.modes.base import Generation, Mode
-from serving.modes.drafters.base import LocalModel
-from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, Tokenizers
-from serving.router.accounting import Account
+from onesweep.serving.modes.base import Generation, Mode
+from onesweep.serving.modes.drafters.base import LocalModel
+from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, Tokenizers
+from onesweep.serving.router.accounting import Account
 
 
 class LocalMode(Mode):

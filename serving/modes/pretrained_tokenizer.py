@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from serving.modes.tokenizer import Detokenizer, Message, Tokenizer
-from stages.checkpoint.checkpoint import read_companion
-from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
-from stages.errors import CheckpointError, InputError
-from stages.model.vocabulary import Alphabet
-from stages.wire.status import failed_precondition, invalid
+from onesweep.serving.modes.tokenizer import Detokenizer, Message, Tokenizer
+from onesweep.stages.checkpoint.checkpoint import read_companion
+from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
+from onesweep.stages.errors import CheckpointError, InputError
+from onesweep.stages.model.vocabulary import Alphabet
+from onesweep.stages.wire.status import failed_precondition, invalid
 
 if TYPE_CHECKING:
     from jinja2.nodes import Node

@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 
-from serving.modes import SCORERS
-from serving.modes.base import Generation
-from serving.modes.candidates import Branches, ImportanceWeights, weigh
-from serving.modes.drafters.base import LocalSequence
-from serving.modes.scored import ScoredMode, score
-from serving.router.accounting import Account
-from serving.router.session import Session
-from stages.model.scoring import MAX_LOGITS, MAX_SCORED_ROWS, most_scored
-from stages.model.vocabulary import BYTES, Alphabet
-from stages.wire.status import invalid
+from onesweep.serving.modes import SCORERS
+from onesweep.serving.modes.base import Generation
+from onesweep.serving.modes.candidates import Branches, ImportanceWeights, weigh
+from onesweep.serving.modes.drafters.base import LocalSequence
+from onesweep.serving.modes.scored import ScoredMode, score
+from onesweep.serving.router.accounting import Account
+from onesweep.serving.router.session import Session
+from onesweep.stages.model.scoring import MAX_LOGITS, MAX_SCORED_ROWS, most_scored
+from onesweep.stages.model.vocabulary import BYTES, Alphabet
+from onesweep.stages.wire.status import invalid
 
 # How long the candidates of a sweep are, and how many.
 #

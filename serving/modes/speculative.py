@@ -10,19 +10,26 @@ from collections.abc import AsyncGenerator
 from contextlib import closing
 from functools import partial
 
-from serving.modes import DRAFTERS
-from serving.modes.ar import ArMode, check_symbols
-from serving.modes.base import Generation
-from serving.modes.drafters.available import MODEL, NGRAM, Drafters
-from serving.modes.drafters.base import LocalSequence
-from serving.modes.drafters.drafting import AsyncDrafting, BothDrafter, Draft, Drafter, LookupDrafter, ModelDrafter
-from serving.modes.drafters.tree import MAX_DRAFT, DraftLength, DraftPlan, SweepTime
-from serving.modes.tokenizer import Tokenizers
-from serving.router.accounting import Account
-from serving.router.ring import RingView
-from serving.router.session import Session
-from stages.v1 import stage_pb2
-from stages.wire.status import invalid
+from onesweep.serving.modes import DRAFTERS
+from onesweep.serving.modes.ar import ArMode, check_symbols
+from onesweep.serving.modes.base import Generation
+from onesweep.serving.modes.drafters.available import MODEL, NGRAM, Drafters
+from onesweep.serving.modes.drafters.base import LocalSequence
+from onesweep.serving.modes.drafters.drafting import (
+    AsyncDrafting,
+    BothDrafter,
+    Draft,
+    Drafter,
+    LookupDrafter,
+    ModelDrafter,
+)
+from onesweep.serving.modes.drafters.tree import MAX_DRAFT, DraftLength, DraftPlan, SweepTime
+from onesweep.serving.modes.tokenizer import Tokenizers
+from onesweep.serving.router.accounting import Account
+from onesweep.serving.router.ring import RingView
+from onesweep.serving.router.session import Session
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.status import invalid
 
 BOTH, LOOKUP = "both", "lookup"
 # Of the trees that are grown where a request asks for no certain one: what does not pay of them is not sent.

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from stages.checkpoint.bundle import find_bundle
-from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
-from stages.model.vocabulary import BYTES, Alphabet
-from stages.v1 import stage_pb2
+from onesweep.stages.checkpoint.bundle import find_bundle
+from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
+from onesweep.stages.model.vocabulary import BYTES, Alphabet
+from onesweep.stages.v1 import stage_pb2
 
 # What a manifest calls the tokenizer of a byte model.
 BYTES_NAME = "bytes"
@@ -143,7 +143,9 @@ def read_tokenizers(directory: Path) -> Tokenizers:
     for path in vars(find_bundle(directory)).values():
         if path is None or (manifest := read_manifest(path)).tokenizer == BYTES_NAME:
             continue
-        from serving.modes.pretrained_tokenizer import read_pretrained_tokenizer  # byte models do without its libraries
+        from onesweep.serving.modes.pretrained_tokenizer import (
+            read_pretrained_tokenizer,  # byte models do without its libraries
+        )
 
         of_tokens[manifest.digest()] = read_pretrained_tokenizer(path, manifest)
     return Tokenizers(of_tokens)

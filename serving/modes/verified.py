@@ -11,23 +11,23 @@ from functools import partial
 
 import numpy as np
 
-from serving.modes import SCORERS
-from serving.modes.base import Generation
-from serving.modes.candidates import Floats, draw
-from serving.modes.drafters.available import Drafters
-from serving.modes.drafters.base import Guesses, LocalSequence
-from serving.modes.drafters.drafting import MAX_RUN, RunLength
-from serving.modes.scored import ScoredMode
-from serving.modes.tokenizer import Tokenizers
-from serving.router.accounting import Account
-from serving.router.ring import RingView
-from serving.router.session import Session
-from stages.errors import CodecError
-from stages.model.randomness import Purpose, uniforms
-from stages.model.speculation import Verification, draw_set_size
-from stages.model.vocabulary import Alphabet
-from stages.v1 import stage_pb2
-from stages.wire.status import internal
+from onesweep.serving.modes import SCORERS
+from onesweep.serving.modes.base import Generation
+from onesweep.serving.modes.candidates import Floats, draw
+from onesweep.serving.modes.drafters.available import Drafters
+from onesweep.serving.modes.drafters.base import Guesses, LocalSequence
+from onesweep.serving.modes.drafters.drafting import MAX_RUN, RunLength
+from onesweep.serving.modes.scored import ScoredMode
+from onesweep.serving.modes.tokenizer import Tokenizers
+from onesweep.serving.router.accounting import Account
+from onesweep.serving.router.ring import RingView
+from onesweep.serving.router.session import Session
+from onesweep.stages.errors import CodecError
+from onesweep.stages.model.randomness import Purpose, uniforms
+from onesweep.stages.model.speculation import Verification, draw_set_size
+from onesweep.stages.model.vocabulary import Alphabet
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.status import internal
 
 # What comes in place of a refused guess, from a verdict's draws (stages/model/speculation.py).
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, fields
 
-from serving.modes.candidates import Candidates, Floats, ImportanceWeights, effective
-from serving.router.topology import HostEntry
-from serving.v1 import router_pb2
-from stages.model.vocabulary import BYTES, Alphabet
-from stages.v1 import stage_pb2
+from onesweep.serving.modes.candidates import Candidates, Floats, ImportanceWeights, effective
+from onesweep.serving.router.topology import HostEntry
+from onesweep.serving.v1 import router_pb2
+from onesweep.stages.model.vocabulary import BYTES, Alphabet
+from onesweep.stages.v1 import stage_pb2
 
 
 @dataclass

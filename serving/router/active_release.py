@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from serving.modes.ar import ArMode
-from serving.modes.auto import AutoMode, Guide
-from serving.modes.base import Mode
-from serving.modes.chunked import ChunkedMode, SweepMode
-from serving.modes.drafters.available import NO_DRAFTERS, Drafters, read_drafters
-from serving.modes.frontier import read_frontier
-from serving.modes.infill import InfillMode
-from serving.modes.latency_model import LatencyModel
-from serving.modes.local import LocalMode
-from serving.modes.resample import ResampleMode
-from serving.modes.speculative import SpeculativeMode
-from serving.modes.tokenizer import NO_TOKENIZERS, Tokenizers, read_tokenizers
-from serving.modes.verified import VerifiedMode
-from serving.router.ring import RingView
-from stages.checkpoint.bundle import FRONTIER_NAME
-from stages.errors import InputError
+from onesweep.serving.modes.ar import ArMode
+from onesweep.serving.modes.auto import AutoMode, Guide
+from onesweep.serving.modes.base import Mode
+from onesweep.serving.modes.chunked import ChunkedMode, SweepMode
+from onesweep.serving.modes.drafters.available import NO_DRAFTERS, Drafters, read_drafters
+from onesweep.serving.modes.frontier import read_frontier
+from onesweep.serving.modes.infill import InfillMode
+from onesweep.serving.modes.latency_model import LatencyModel
+from onesweep.serving.modes.local import LocalMode
+from onesweep.serving.modes.resample import ResampleMode
+from onesweep.serving.modes.speculative import SpeculativeMode
+from onesweep.serving.modes.tokenizer import NO_TOKENIZERS, Tokenizers, read_tokenizers
+from onesweep.serving.modes.verified import VerifiedMode
+from onesweep.serving.router.ring import RingView
+from onesweep.stages.checkpoint.bundle import FRONTIER_NAME
+from onesweep.stages.errors import InputError
 
 log = logging.getLogger(__name__)
 

@@ -23,22 +23,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from serving.router.paths import HostLink, HostPath, Weights
-from serving.router.topology import HostEntry
-from stages.backends.sweep import FEATURES
-from stages.errors import CodecError, OnesweepError
-from stages.host.parts import MODEL_KINDS, HostPlan, ModelKind, Parts, load_parts, plan_host
-from stages.host.sessions import Session, SessionStore
-from stages.host.validation import check_timings, parse_hop
-from stages.host.work import begin_work
-from stages.model.codec import CODECS, FEATURE_LIMIT, HIDDEN, StateCodec
-from stages.model.vocabulary import BYTES, Alphabet
-from stages.v1 import stage_pb2
-from stages.wire.messages import Outcome, copy_of, hidden_rows, work_of
-from stages.wire.status import StatusError, internal, unavailable
+from onesweep.serving.router.paths import HostLink, HostPath, Weights
+from onesweep.serving.router.topology import HostEntry
+from onesweep.stages.backends.sweep import FEATURES
+from onesweep.stages.errors import CodecError, OnesweepError
+from onesweep.stages.host.parts import MODEL_KINDS, HostPlan, ModelKind, Parts, load_parts, plan_host
+from onesweep.stages.host.sessions import Session, SessionStore
+from onesweep.stages.host.validation import check_timings, parse_hop
+from onesweep.stages.host.work import begin_work
+from onesweep.stages.model.codec import CODECS, FEATURE_LIMIT, HIDDEN, StateCodec
+from onesweep.stages.model.vocabulary import BYTES, Alphabet
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.messages import Outcome, copy_of, hidden_rows, work_of
+from onesweep.stages.wire.status import StatusError, internal, unavailable
 
 if TYPE_CHECKING:
-    from serving.router.ring import Ring
+    from onesweep.serving.router.ring import Ring
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
-from serving.v1 import router_pb2
-from stages.errors import InputError
-from stages.settings import flag
+from onesweep.serving.v1 import router_pb2
+from onesweep.stages.errors import InputError
+from onesweep.stages.settings import flag
 
 MAX_COUNT = (1 << 32) - 1
 MAX_SEED = (1 << 64) - 1

@@ -13,15 +13,15 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from serving.router.audit import Auditor, ReferenceVerifier
-from serving.router.paths import Attempt, HostLink, HostPath, Suspects, Weights, best_path
-from serving.router.settings import RingSettings
-from serving.router.topology import HostEntry
-from stages.host.parts import MODEL_KINDS, ModelKind
-from stages.v1 import stage_pb2
-from stages.wire.hop_stream import LinkObserver
-from stages.wire.status import StatusError, unavailable
-from stages.wire.tls import LOOPBACK_ONLY, Security
+from onesweep.serving.router.audit import Auditor, ReferenceVerifier
+from onesweep.serving.router.paths import Attempt, HostLink, HostPath, Suspects, Weights, best_path
+from onesweep.serving.router.settings import RingSettings
+from onesweep.serving.router.topology import HostEntry
+from onesweep.stages.host.parts import MODEL_KINDS, ModelKind
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.hop_stream import LinkObserver
+from onesweep.stages.wire.status import StatusError, unavailable
+from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
 
 # Hedging: a result that takes longer than nearly all others is tried again on other hosts.
 

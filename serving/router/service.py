@@ -12,21 +12,21 @@ from typing import Any
 
 import grpc.aio
 
-from serving.modes.tokenizer import BYTE_TOKENIZER, Message, OutputText
-from serving.router.accounting import Account
-from serving.router.active_release import ActiveRelease
-from serving.router.admission import Admission
-from serving.router.records import UNKNOWN_MODE, RequestRecord, RouterCounters
-from serving.router.request import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S
-from serving.router.rollout import Rollout, Tell
-from serving.router.session import retry_after_audit
-from serving.router.validation import check_fit, check_mode, check_request, tokenized
-from serving.v1 import router_pb2, router_pb2_grpc
-from stages.checkpoint.release_transfer import drain_requests
-from stages.telemetry.traces import Tracer
-from stages.v1 import stage_pb2
-from stages.wire.status import StatusError, ignoring_ended_call
-from stages.wire.tokens import ADMIN, GENERATE, STATUS, Keyring
+from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Message, OutputText
+from onesweep.serving.router.accounting import Account
+from onesweep.serving.router.active_release import ActiveRelease
+from onesweep.serving.router.admission import Admission
+from onesweep.serving.router.records import UNKNOWN_MODE, RequestRecord, RouterCounters
+from onesweep.serving.router.request import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S
+from onesweep.serving.router.rollout import Rollout, Tell
+from onesweep.serving.router.session import retry_after_audit
+from onesweep.serving.router.validation import check_fit, check_mode, check_request, tokenized
+from onesweep.serving.v1 import router_pb2, router_pb2_grpc
+from onesweep.stages.checkpoint.release_transfer import drain_requests
+from onesweep.stages.telemetry.traces import Tracer
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.status import StatusError, ignoring_ended_call
+from onesweep.stages.wire.tokens import ADMIN, GENERATE, STATUS, Keyring
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

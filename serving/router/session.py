@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Self
 
 import grpc
 
-from serving.router import records as ticket
-from serving.router.accounting import Account
-from serving.router.audit import AuditedSweep
-from serving.router.paths import Attempt, HostLink, HostPath
-from serving.router.ring import RingView
-from stages.host.parts import MODEL_KINDS, ModelKind
-from stages.host.validation import check_timings
-from stages.model.vocabulary import BYTES, Alphabet
-from stages.v1 import stage_pb2
-from stages.wire.messages import Work, copy_of, draft_of, prefill_hops, put_work
-from stages.wire.status import StatusError, internal, unavailable
+from onesweep.serving.router import records as ticket
+from onesweep.serving.router.accounting import Account
+from onesweep.serving.router.audit import AuditedSweep
+from onesweep.serving.router.paths import Attempt, HostLink, HostPath
+from onesweep.serving.router.ring import RingView
+from onesweep.stages.host.parts import MODEL_KINDS, ModelKind
+from onesweep.stages.host.validation import check_timings
+from onesweep.stages.model.vocabulary import BYTES, Alphabet
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.messages import Work, copy_of, draft_of, prefill_hops, put_work
+from onesweep.stages.wire.status import StatusError, internal, unavailable
 
 if TYPE_CHECKING:
-    from serving.modes.base import Generation, Mode
+    from onesweep.serving.modes.base import Generation, Mode
 
 
 # The journal of a session's reads: with it, other hosts can take over where they stopped.

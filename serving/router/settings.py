@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from serving.router.topology import Topology
-from stages.errors import InputError
-from stages.host.commands import keep_warm_s
-from stages.settings import flag
-from stages.telemetry.observability import ObservabilitySettings
-from stages.wire.channel import DRAIN_S
-from stages.wire.registry import RegistrySettings
-from stages.wire.tls import LOOPBACK_ONLY, Security
+from onesweep.serving.router.topology import Topology
+from onesweep.stages.errors import InputError
+from onesweep.stages.host.commands import keep_warm_s
+from onesweep.stages.settings import flag
+from onesweep.stages.telemetry.observability import ObservabilitySettings
+from onesweep.stages.wire.channel import DRAIN_S
+from onesweep.stages.wire.registry import RegistrySettings
+from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
 
 # As hop_stream.KEEP_WARM_S, which this module must not import; likewise prefill.MAX_PREFILL_CHUNKS.
 KEEP_WARM_S, MAX_PIECES = 0.15, 16

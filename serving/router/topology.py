@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.errors import InputError, TopologyError
-from stages.settings import read_toml
-from stages.wire.channel import check_name, parse_address
-from stages.wire.tls import Tls
+from onesweep.stages.errors import InputError, TopologyError
+from onesweep.stages.settings import read_toml
+from onesweep.stages.wire.channel import check_name, parse_address
+from onesweep.stages.wire.tls import Tls
 
 DEFAULT_ROUTER = "127.0.0.1:7700"
 FIRST_HOST_PORT = 7701

@@ -10,17 +10,17 @@ from dataclasses import replace
 
 import grpc
 
-from serving.modes import DRAFTERS, MODES, SCORERS
-from serving.modes.base import Generation, Mode
-from serving.modes.drafters.tree import MAX_BRANCHES
-from serving.modes.tokenizer import Message
-from serving.router.accounting import Account
-from serving.router.request import MAX_MESSAGES, MAX_PROMPT_BYTES, MAX_STOP_BYTES, MAX_STOPS, given_in
-from serving.v1 import router_pb2
-from stages.host.validation import MAX_STEPS, MAX_TEMPERATURE
-from stages.model.samplers import SAMPLERS
-from stages.model.scoring import MAX_CANDIDATES
-from stages.wire.status import StatusError, failed_precondition, invalid
+from onesweep.serving.modes import DRAFTERS, MODES, SCORERS
+from onesweep.serving.modes.base import Generation, Mode
+from onesweep.serving.modes.drafters.tree import MAX_BRANCHES
+from onesweep.serving.modes.tokenizer import Message
+from onesweep.serving.router.accounting import Account
+from onesweep.serving.router.request import MAX_MESSAGES, MAX_PROMPT_BYTES, MAX_STOP_BYTES, MAX_STOPS, given_in
+from onesweep.serving.v1 import router_pb2
+from onesweep.stages.host.validation import MAX_STEPS, MAX_TEMPERATURE
+from onesweep.stages.model.samplers import SAMPLERS
+from onesweep.stages.model.scoring import MAX_CANDIDATES
+from onesweep.stages.wire.status import StatusError, failed_precondition, invalid
 
 # The largest value of each setting; the least is 1.
 MOST: Mapping[str, int] = {"steps": MAX_STEPS, "branches": MAX_BRANCHES, "candidates": MAX_CANDIDATES}

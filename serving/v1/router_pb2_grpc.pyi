@@ -5,7 +5,7 @@ The contract between clients and the router."""
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from serving.v1 import router_pb2 as _router_pb2
+from onesweep.serving.v1 import router_pb2 as _router_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

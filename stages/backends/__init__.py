@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import cast
 
-from stages.backends.base import Backend, BlockRunner, DraftingRunner, StageRunner
-from stages.backends.packed import PackedBlock
-from stages.backends.packed_llama import packed_stage
-from stages.backends.runner_checks import checked
-from stages.errors import InputError
-from stages.model.block import Block
-from stages.model.families import FamilyPart, PipelineStage
+from onesweep.stages.backends.base import Backend, BlockRunner, DraftingRunner, StageRunner
+from onesweep.stages.backends.packed import PackedBlock
+from onesweep.stages.backends.packed_llama import packed_stage
+from onesweep.stages.backends.runner_checks import checked
+from onesweep.stages.errors import InputError
+from onesweep.stages.model.block import Block
+from onesweep.stages.model.families import FamilyPart, PipelineStage
 
 __all__ = ["BACKENDS", "DEFAULT_BACKEND", "Backend", "TorchBackend", "backend_named", "drafting_runner"]
 
@@ -39,7 +39,7 @@ def backend_named(name: str) -> Backend:
     if name not in BACKENDS:
         raise InputError(f"unknown backend {name!r}; choose from {', '.join(BACKENDS)}")
     try:
-        from stages.backends.onnx import OnnxBackend, OnnxInt8Backend
+        from onesweep.stages.backends.onnx import OnnxBackend, OnnxInt8Backend
     except ImportError as error:
         raise InputError(
             f"the backend {name} needs onnxruntime, which is not installed here ({error}): "

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from stages.backends.base import CleanPiece
-from stages.backends.rows import Rows
-from stages.model.layers import LayerCache
-from stages.model.speculation import first_branch
+from onesweep.stages.backends.base import CleanPiece
+from onesweep.stages.backends.rows import Rows
+from onesweep.stages.model.layers import LayerCache
+from onesweep.stages.model.speculation import first_branch
 
 ROUND = 16  # numbers between addresses that kernels treat alike: those of a cache line
 # Numbers that branches have of attention's weights at once: heads x rows x what they see. 64 MB, some times over.

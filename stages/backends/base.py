@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from stages.model.block import Block
-from stages.model.families import FamilyPart, PipelineStage
-from stages.model.layers import LayerCache
+from onesweep.stages.model.block import Block
+from onesweep.stages.model.families import FamilyPart, PipelineStage
+from onesweep.stages.model.layers import LayerCache
 
 LEAST_TEMPERATURE = 1e-4
 

@@ -9,16 +9,16 @@ import onnxruntime
 import torch
 from torch import Tensor, nn
 
-from stages.backends.attention import Sight, attend_branches, attend_clean, attend_growing
-from stages.backends.base import Backend, BlockRunner, CleanPiece, Denoised, NoisyPiece, StageRunner
-from stages.backends.onnx_graphs import AnyLayer, Graph, after_graph, before_graph, denoise_graph, head_graph
-from stages.backends.packed import FEW_POSITIONS, NOISE_LEVELS, Angles, PackedReader, PipelineRunner
-from stages.backends.rows import Rows
-from stages.backends.runner_checks import StageProbe, check_block, checked
-from stages.errors import InputError
-from stages.model.block import Block
-from stages.model.families import FamilyPart, PipelineStage
-from stages.model.layers import LayerCache
+from onesweep.stages.backends.attention import Sight, attend_branches, attend_clean, attend_growing
+from onesweep.stages.backends.base import Backend, BlockRunner, CleanPiece, Denoised, NoisyPiece, StageRunner
+from onesweep.stages.backends.onnx_graphs import AnyLayer, Graph, after_graph, before_graph, denoise_graph, head_graph
+from onesweep.stages.backends.packed import FEW_POSITIONS, NOISE_LEVELS, Angles, PackedReader, PipelineRunner
+from onesweep.stages.backends.rows import Rows
+from onesweep.stages.backends.runner_checks import StageProbe, check_block, checked
+from onesweep.stages.errors import InputError
+from onesweep.stages.model.block import Block
+from onesweep.stages.model.families import FamilyPart, PipelineStage
+from onesweep.stages.model.layers import LayerCache
 
 
 class Session:

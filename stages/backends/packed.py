@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.backends.attention import (
+from onesweep.stages.backends.attention import (
     Sight,
     attend_branches,
     attend_clean,
@@ -20,7 +20,7 @@ from stages.backends.attention import (
     rotate_rows,
     sights,
 )
-from stages.backends.base import (
+from onesweep.stages.backends.base import (
     BlockRunner,
     BranchPiece,
     CleanPiece,
@@ -29,11 +29,11 @@ from stages.backends.base import (
     DraftingRunner,
     NoisyPiece,
 )
-from stages.backends.rows import Rows, groups
-from stages.model.block import Block
-from stages.model.families import PipelineStage
-from stages.model.layers import Layer, LayerCache
-from stages.model.pipeline import ArStage
+from onesweep.stages.backends.rows import Rows, groups
+from onesweep.stages.model.block import Block
+from onesweep.stages.model.families import PipelineStage
+from onesweep.stages.model.layers import Layer, LayerCache
+from onesweep.stages.model.pipeline import ArStage
 
 # Continuations of one text that grow together, on packed rows.
 

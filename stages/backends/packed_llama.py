@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.backends.attention import Sight, attend_branches, attend_clean, attend_growing
-from stages.backends.packed import Angles, PackedNorm, PackedReader, PackedStage, PipelineRunner, normed_head
-from stages.backends.rows import Rows
-from stages.memory import give_back, is_owned
-from stages.model.families import PipelineStage
-from stages.model.layers import LayerCache, TiedHead
-from stages.model.llama import LlamaArchitecture, LlamaLayer, LlamaStage
+from onesweep.stages.backends.attention import Sight, attend_branches, attend_clean, attend_growing
+from onesweep.stages.backends.packed import Angles, PackedNorm, PackedReader, PackedStage, PipelineRunner, normed_head
+from onesweep.stages.backends.rows import Rows
+from onesweep.stages.memory import give_back, is_owned
+from onesweep.stages.model.families import PipelineStage
+from onesweep.stages.model.layers import LayerCache, TiedHead
+from onesweep.stages.model.llama import LlamaArchitecture, LlamaLayer, LlamaStage
 
 # Products with large matrices, which an AR step reads from memory once for each token.
 

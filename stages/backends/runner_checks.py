@@ -14,12 +14,12 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, StageRunner
-from stages.errors import CheckpointError
-from stages.model.block import Block
-from stages.model.families import PipelineStage
-from stages.model.layers import LayerCache
-from stages.model.pipeline import new_caches
+from onesweep.stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, StageRunner
+from onesweep.stages.errors import CheckpointError
+from onesweep.stages.model.block import Block
+from onesweep.stages.model.families import PipelineStage
+from onesweep.stages.model.layers import LayerCache
+from onesweep.stages.model.pipeline import new_caches
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from typing import cast
 from safetensors import SafetensorError
 from torch import Tensor
 
-from stages.checkpoint.gate import (
+from onesweep.stages.checkpoint.gate import (
     PROBE_INPUT,
     PROBE_OUTPUT,
     Measures,
@@ -25,13 +25,13 @@ from stages.checkpoint.gate import (
     probe_stage,
     probe_symbols,
 )
-from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, Part, read_manifest
-from stages.checkpoint.weights import read_weights, write_weights
-from stages.errors import CheckpointError, InputError
-from stages.memory import require_memory
-from stages.model.block import Block
-from stages.model.families import FamilyArchitecture, FamilyPart, PipelineStage, new_stage, without_memory
-from stages.model.pipeline import ArModel, ArStage
+from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, Manifest, Part, read_manifest
+from onesweep.stages.checkpoint.weights import read_weights, write_weights
+from onesweep.stages.errors import CheckpointError, InputError
+from onesweep.stages.memory import require_memory
+from onesweep.stages.model.block import Block
+from onesweep.stages.model.families import FamilyArchitecture, FamilyPart, PipelineStage, new_stage, without_memory
+from onesweep.stages.model.pipeline import ArModel, ArStage
 
 ChainPart = Block | FamilyPart
 AnyPart = ChainPart | PipelineStage

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stages.checkpoint.manifest import Manifest
-from stages.model.block import Block
-from stages.model.families import FamilyPart, PipelineStage
-from stages.model.llama import LlamaStage
-from stages.model.partition import NoisePartition
-from stages.model.randomness import Purpose, normals
+from onesweep.stages.checkpoint.manifest import Manifest
+from onesweep.stages.model.block import Block
+from onesweep.stages.model.families import FamilyPart, PipelineStage
+from onesweep.stages.model.llama import LlamaStage
+from onesweep.stages.model.partition import NoisePartition
+from onesweep.stages.model.randomness import Purpose, normals
 
 # The gate sees whatever moves a loss: swapped layers of fitted weights cost 0.26 nats or more. Weights as good as
 # untrained pass whatever their order, as they have nothing to lose.

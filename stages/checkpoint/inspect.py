@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stages.checkpoint.bundle import find_bundle
-from stages.checkpoint.checkpoint import load_chain_part, load_stage, new_part, read_companion
-from stages.checkpoint.manifest import Manifest, read_manifest
-from stages.errors import CheckpointError
+from onesweep.stages.checkpoint.bundle import find_bundle
+from onesweep.stages.checkpoint.checkpoint import load_chain_part, load_stage, new_part, read_companion
+from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
+from onesweep.stages.errors import CheckpointError
 
 SHORT = 12  # hexadecimal digits of a digest that are shown to people: as many as in a file's name
 INDENT = 14

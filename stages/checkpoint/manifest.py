@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from stages.errors import CheckpointError, InputError
-from stages.model.architecture import Architecture
-from stages.model.block import Codes
-from stages.model.families import FamilyArchitecture, read_architecture
-from stages.model.llama import LlamaArchitecture
-from stages.model.partition import LogNormalPrior, NoisePartition
+from onesweep.stages.errors import CheckpointError, InputError
+from onesweep.stages.model.architecture import Architecture
+from onesweep.stages.model.block import Codes
+from onesweep.stages.model.families import FamilyArchitecture, read_architecture
+from onesweep.stages.model.llama import LlamaArchitecture
+from onesweep.stages.model.partition import LogNormalPrior, NoisePartition
 
 FORMAT = 1
 MANIFEST_NAME = "manifest.json"

@@ -18,10 +18,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from stages.checkpoint.bundle import FRONTIER_NAME, NGRAM_NAME, Bundle, find_bundle
-from stages.checkpoint.checkpoint import file_digest, replace_file
-from stages.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Part, read_manifest
-from stages.errors import CheckpointError, ServiceError
+from onesweep.stages.checkpoint.bundle import FRONTIER_NAME, NGRAM_NAME, Bundle, find_bundle
+from onesweep.stages.checkpoint.checkpoint import file_digest, replace_file
+from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Part, read_manifest
+from onesweep.stages.errors import CheckpointError, ServiceError
 
 FOLDERS = tuple(field.name for field in fields(Bundle))
 NAME_DIGITS = 16

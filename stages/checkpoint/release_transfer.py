@@ -9,13 +9,13 @@ from pathlib import Path
 
 import grpc
 
-from stages.checkpoint.bundle import NGRAM_NAME
-from stages.checkpoint.manifest import Part, read_manifest
-from stages.checkpoint.release_store import FOLDERS, IncomingRelease, ReleaseManifest, ReleaseStore, Wants
-from stages.errors import CheckpointError, InputError, OnesweepError
-from stages.threads import in_thread
-from stages.v1 import stage_pb2
-from stages.wire.status import StatusError, failed_precondition, invalid
+from onesweep.stages.checkpoint.bundle import NGRAM_NAME
+from onesweep.stages.checkpoint.manifest import Part, read_manifest
+from onesweep.stages.checkpoint.release_store import FOLDERS, IncomingRelease, ReleaseManifest, ReleaseStore, Wants
+from onesweep.stages.errors import CheckpointError, InputError, OnesweepError
+from onesweep.stages.threads import in_thread
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.status import StatusError, failed_precondition, invalid
 
 PIECE_BYTES = 256 << 10
 STOP_S = 5.0

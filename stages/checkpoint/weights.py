@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.errors import CheckpointError
+from onesweep.stages.errors import CheckpointError
 
 MAX_HEADER_BYTES = 1 << 20
 

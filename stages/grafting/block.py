@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.errors import ShapeError
-from stages.model.architecture import Architecture
-from stages.model.families import FamilyArchitecture, PipelineStage
-from stages.model.layers import Layer, LayerCache, NoiseCondition, noise_frequencies
-from stages.model.llama import LlamaArchitecture, LlamaLayer
+from onesweep.stages.errors import ShapeError
+from onesweep.stages.model.architecture import Architecture
+from onesweep.stages.model.families import FamilyArchitecture, PipelineStage
+from onesweep.stages.model.layers import Layer, LayerCache, NoiseCondition, noise_frequencies
+from onesweep.stages.model.llama import LlamaArchitecture, LlamaLayer
 
 if TYPE_CHECKING:
-    from stages.grafting.part import GraftPart
+    from onesweep.stages.grafting.part import GraftPart
 
 
 MOST = 4096
@@ -66,7 +66,7 @@ class GraftArchitecture(FamilyArchitecture):
 
     def new_part(self, index: int) -> GraftPart:
         """A block with weights as before training."""
-        from stages.grafting.part import GraftPart
+        from onesweep.stages.grafting.part import GraftPart
 
         return GraftPart(self, index)
 

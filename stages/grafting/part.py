@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece
-from stages.grafting.block import GraftArchitecture, GraftBlock, GraftHead, Noisy, Slots
-from stages.model.families import FamilyPart, PipelineStage, new_stage, without_memory
-from stages.model.llama import LlamaArchitecture
-from stages.model.partition import NoisePartition
-from stages.model.randomness import Purpose, normals
+from onesweep.stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece
+from onesweep.stages.grafting.block import GraftArchitecture, GraftBlock, GraftHead, Noisy, Slots
+from onesweep.stages.model.families import FamilyPart, PipelineStage, new_stage, without_memory
+from onesweep.stages.model.llama import LlamaArchitecture
+from onesweep.stages.model.partition import NoisePartition
+from onesweep.stages.model.randomness import Purpose, normals
 
 
 class GraftPart(FamilyPart):

@@ -9,16 +9,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stages.errors import InputError
-from stages.telemetry.observability import add_observability, observability_of, start_log
-from stages.wire.channel import DRAIN_S
-from stages.wire.registry import add_registry_flags, open_registry, registry_settings
-from stages.wire.tls import add_server_options, security_of
+from onesweep.stages.errors import InputError
+from onesweep.stages.telemetry.observability import add_observability, observability_of, start_log
+from onesweep.stages.wire.channel import DRAIN_S
+from onesweep.stages.wire.registry import add_registry_flags, open_registry, registry_settings
+from onesweep.stages.wire.tls import add_server_options, security_of
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from stages.host.host import HostSettings
+    from onesweep.stages.host.host import HostSettings
 
     Subparsers = _SubParsersAction[argparse.ArgumentParser]
 
@@ -56,7 +56,7 @@ def register(subparsers: Subparsers) -> None:
 
 
 def run_stage(options: argparse.Namespace) -> int:
-    from stages.host.server import StageSettings, serve
+    from onesweep.stages.host.server import StageSettings, serve
 
     blocks = parse_blocks(options.blocks)
     seeing = observability_of(options)
@@ -89,7 +89,7 @@ def run_stage(options: argparse.Namespace) -> int:
 
 
 def run_import(options: argparse.Namespace) -> int:
-    from stages.importing.importing import ImportSettings, import_model, summary
+    from onesweep.stages.importing.importing import ImportSettings, import_model, summary
 
     check_positive(options, "context")
     settings = ImportSettings(options.source, options.out, options.blocks, options.context, options.untrained)
@@ -98,7 +98,7 @@ def run_import(options: argparse.Namespace) -> int:
 
 
 def run_inspect(options: argparse.Namespace) -> int:
-    from stages.checkpoint.inspect import describe, record, verify
+    from onesweep.stages.checkpoint.inspect import describe, record, verify
 
     print(json.dumps(record(options.directory), indent=2) if options.json else describe(options.directory))
     checks = verify(options.directory) if options.verify else []
@@ -126,8 +126,8 @@ def add_host_options(parser: argparse.ArgumentParser) -> None:
 
 def host_settings(options: argparse.Namespace, name: str) -> HostSettings:
     """Settings that these options give. Raises InputError."""
-    from stages.backends import DEFAULT_BACKEND
-    from stages.host.host import HostSettings
+    from onesweep.stages.backends import DEFAULT_BACKEND
+    from onesweep.stages.host.host import HostSettings
 
     check_positive(options, "threads", "session_mb", "lease_s", "queue", "batch", "hop_timeout_s", "drain_s")
     return HostSettings(

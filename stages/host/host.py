@@ -11,20 +11,20 @@ from dataclasses import dataclass
 
 import grpc
 
-from stages.backends import DEFAULT_BACKEND
-from stages.host.metrics import record_hop
-from stages.host.next_hosts import NextHosts
-from stages.host.parts import Parts, Release, Releases
-from stages.host.scheduler import HostObserver, ScheduledHop, Scheduler
-from stages.host.sessions import Session, SessionStore
-from stages.host.validation import PrefillRequest, WorkRequest, parse_hop
-from stages.model.prefill import MAX_PREFILL_CHUNKS
-from stages.telemetry.traces import Tracer
-from stages.v1 import stage_pb2
-from stages.wire.channel import check_name
-from stages.wire.hop_stream import KEEP_WARM_S, Relay
-from stages.wire.messages import PROTOCOL, Outcome, hand_on, next_decode, protocol_refusal, work_of
-from stages.wire.status import StatusError, exhausted, failed_precondition, invalid
+from onesweep.stages.backends import DEFAULT_BACKEND
+from onesweep.stages.host.metrics import record_hop
+from onesweep.stages.host.next_hosts import NextHosts
+from onesweep.stages.host.parts import Parts, Release, Releases
+from onesweep.stages.host.scheduler import HostObserver, ScheduledHop, Scheduler
+from onesweep.stages.host.sessions import Session, SessionStore
+from onesweep.stages.host.validation import PrefillRequest, WorkRequest, parse_hop
+from onesweep.stages.model.prefill import MAX_PREFILL_CHUNKS
+from onesweep.stages.telemetry.traces import Tracer
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.channel import check_name
+from onesweep.stages.wire.hop_stream import KEEP_WARM_S, Relay
+from onesweep.stages.wire.messages import PROTOCOL, Outcome, hand_on, next_decode, protocol_refusal, work_of
+from onesweep.stages.wire.status import StatusError, exhausted, failed_precondition, invalid
 
 log = logging.getLogger(__name__)
 

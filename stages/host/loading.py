@@ -11,19 +11,19 @@ from pathlib import Path
 import grpc
 import torch
 
-from stages.backends import Backend
-from stages.backends.base import BranchPiece, CleanPiece, NoisyPiece
-from stages.checkpoint.release_store import ReleaseStore, has_size, read_release_manifest
-from stages.checkpoint.release_transfer import transfer_error
-from stages.errors import CheckpointError, OnesweepError, ServiceError
-from stages.host.host import Host
-from stages.host.parts import MOST_RELEASES, HostPlan, Parts, Release, load_parts, plan_host
-from stages.memory import trim
-from stages.model.pipeline import new_caches
-from stages.model.prefill import split_reads
-from stages.model.scoring import MAX_LOGITS, branch_pieces
-from stages.threads import in_low_priority_thread
-from stages.wire.status import StatusError, failed_precondition
+from onesweep.stages.backends import Backend
+from onesweep.stages.backends.base import BranchPiece, CleanPiece, NoisyPiece
+from onesweep.stages.checkpoint.release_store import ReleaseStore, has_size, read_release_manifest
+from onesweep.stages.checkpoint.release_transfer import transfer_error
+from onesweep.stages.errors import CheckpointError, OnesweepError, ServiceError
+from onesweep.stages.host.host import Host
+from onesweep.stages.host.parts import MOST_RELEASES, HostPlan, Parts, Release, load_parts, plan_host
+from onesweep.stages.memory import trim
+from onesweep.stages.model.pipeline import new_caches
+from onesweep.stages.model.prefill import split_reads
+from onesweep.stages.model.scoring import MAX_LOGITS, branch_pieces
+from onesweep.stages.threads import in_low_priority_thread
+from onesweep.stages.wire.status import StatusError, failed_precondition
 
 log = logging.getLogger(__name__)
 

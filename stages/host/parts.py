@@ -9,18 +9,18 @@ from typing import Literal, get_args
 
 import grpc
 
-from stages.backends import DEFAULT_BACKEND, Backend, backend_named
-from stages.backends.base import BlockRunner, StageRunner
-from stages.checkpoint.bundle import check_split, find_bundle
-from stages.checkpoint.checkpoint import load_chain_part, load_stage
-from stages.checkpoint.manifest import Manifest, read_manifest
-from stages.errors import InputError
-from stages.model.pipeline import cache_bytes
-from stages.model.prefill import max_new_symbols
-from stages.model.scoring import MAX_LOGITS, most_scored
-from stages.model.vocabulary import Alphabet
-from stages.v1 import stage_pb2
-from stages.wire.status import StatusError
+from onesweep.stages.backends import DEFAULT_BACKEND, Backend, backend_named
+from onesweep.stages.backends.base import BlockRunner, StageRunner
+from onesweep.stages.checkpoint.bundle import check_split, find_bundle
+from onesweep.stages.checkpoint.checkpoint import load_chain_part, load_stage
+from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
+from onesweep.stages.errors import InputError
+from onesweep.stages.model.pipeline import cache_bytes
+from onesweep.stages.model.prefill import max_new_symbols
+from onesweep.stages.model.scoring import MAX_LOGITS, most_scored
+from onesweep.stages.model.vocabulary import Alphabet
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.status import StatusError
 
 ModelKind = Literal["chain", "ar", "scorer"]  # the models that hosts hold parts of
 MODEL_KINDS: tuple[ModelKind, ...] = get_args(ModelKind)

@@ -19,13 +19,13 @@ from typing import Any
 
 import grpc
 
-from stages.host.sessions import Session
-from stages.host.validation import PipelineRequest, ScoreRequest, WorkRequest
-from stages.host.work import HopWork, KernelCall, PipelineWork, begin_work
-from stages.v1 import stage_pb2
-from stages.wire.hop_stream import LinkObserver
-from stages.wire.messages import Outcome
-from stages.wire.status import StatusError
+from onesweep.stages.host.sessions import Session
+from onesweep.stages.host.validation import PipelineRequest, ScoreRequest, WorkRequest
+from onesweep.stages.host.work import HopWork, KernelCall, PipelineWork, begin_work
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.hop_stream import LinkObserver
+from onesweep.stages.wire.messages import Outcome
+from onesweep.stages.wire.status import StatusError
 
 log = logging.getLogger(__name__)
 

@@ -12,16 +12,16 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from stages.checkpoint.release_transfer import drain_requests, receive_release
-from stages.host.host import Host
-from stages.host.loading import Loader
-from stages.host.parts import full_state_bytes
-from stages.host.validation import check_label
-from stages.v1 import stage_pb2, stage_pb2_grpc
-from stages.wire.hop_stream import Relay
-from stages.wire.link_quality import MAX_PROBE_BYTES, kernel_now, measure_link
-from stages.wire.messages import PROTOCOL
-from stages.wire.status import StatusError, exhausted, invalid
+from onesweep.stages.checkpoint.release_transfer import drain_requests, receive_release
+from onesweep.stages.host.host import Host
+from onesweep.stages.host.loading import Loader
+from onesweep.stages.host.parts import full_state_bytes
+from onesweep.stages.host.validation import check_label
+from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
+from onesweep.stages.wire.hop_stream import Relay
+from onesweep.stages.wire.link_quality import MAX_PROBE_BYTES, kernel_now, measure_link
+from onesweep.stages.wire.messages import PROTOCOL
+from onesweep.stages.wire.status import StatusError, exhausted, invalid
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from stages.checkpoint.manifest import Manifest
-from stages.host.parts import ModelKind, Parts, session_bytes
-from stages.model.layers import LayerCache
-from stages.model.pipeline import new_caches
-from stages.model.vocabulary import Alphabet
-from stages.v1 import stage_pb2
-from stages.wire.status import StatusError, exhausted, failed_precondition, invalid
+from onesweep.stages.checkpoint.manifest import Manifest
+from onesweep.stages.host.parts import ModelKind, Parts, session_bytes
+from onesweep.stages.model.layers import LayerCache
+from onesweep.stages.model.pipeline import new_caches
+from onesweep.stages.model.vocabulary import Alphabet
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.status import StatusError, exhausted, failed_precondition, invalid
 
 REMEMBERED = 4096  # names of released sessions that are kept: work for one of them may still be on its way
 

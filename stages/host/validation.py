@@ -15,21 +15,27 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stages.backends.sweep import BlockInput, Boundary, SweepPlan
-from stages.errors import CodecError
-from stages.host.parts import HostPlan, ModelKind, ModelSource
-from stages.model.codec import FEATURE_LIMIT, StateCodec, codec_named, hidden_codec
-from stages.model.prefill import max_new_symbols, read_lengths
-from stages.model.randomness import MAX_SEED
-from stages.model.samplers import SAMPLERS, Ode
-from stages.model.scoring import MAX_CANDIDATES, MAX_LOGITS, most_scored
-from stages.model.speculation import MAX_DRAFT_TREE, MAX_DRAW_SET, are_depths, remembered_positions, tree_positions
-from stages.model.vocabulary import Alphabet
-from stages.telemetry.traces import parse_traceparent
-from stages.v1 import stage_pb2
-from stages.wire.channel import MAX_NAME
-from stages.wire.messages import AnyWork, StageWork, work_of
-from stages.wire.status import StatusError, failed_precondition, invalid
+from onesweep.stages.backends.sweep import BlockInput, Boundary, SweepPlan
+from onesweep.stages.errors import CodecError
+from onesweep.stages.host.parts import HostPlan, ModelKind, ModelSource
+from onesweep.stages.model.codec import FEATURE_LIMIT, StateCodec, codec_named, hidden_codec
+from onesweep.stages.model.prefill import max_new_symbols, read_lengths
+from onesweep.stages.model.randomness import MAX_SEED
+from onesweep.stages.model.samplers import SAMPLERS, Ode
+from onesweep.stages.model.scoring import MAX_CANDIDATES, MAX_LOGITS, most_scored
+from onesweep.stages.model.speculation import (
+    MAX_DRAFT_TREE,
+    MAX_DRAW_SET,
+    are_depths,
+    remembered_positions,
+    tree_positions,
+)
+from onesweep.stages.model.vocabulary import Alphabet
+from onesweep.stages.telemetry.traces import parse_traceparent
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.channel import MAX_NAME
+from onesweep.stages.wire.messages import AnyWork, StageWork, work_of
+from onesweep.stages.wire.status import StatusError, failed_precondition, invalid
 
 MAX_STEPS = 64
 MAX_TEMPERATURE = 100.0

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.backends.base import BranchPiece, CleanPiece, Denoised, NoisyPiece
-from stages.backends.sweep import BlockInput, BlockWork, Boundary
-from stages.host.sessions import Session
-from stages.host.validation import (
+from onesweep.stages.backends.base import BranchPiece, CleanPiece, Denoised, NoisyPiece
+from onesweep.stages.backends.sweep import BlockInput, BlockWork, Boundary
+from onesweep.stages.host.sessions import Session
+from onesweep.stages.host.validation import (
     PipelineRequest,
     PrefillRequest,
     RejectionRequest,
@@ -27,12 +27,12 @@ from stages.host.validation import (
     SweepRequest,
     WorkRequest,
 )
-from stages.model.codec import FEATURE_LIMIT
-from stages.model.randomness import sample_symbols
-from stages.model.scoring import CandidateScores, branch_pieces, head_pieces
-from stages.model.speculation import DraftTree, verify_drafts
-from stages.v1 import stage_pb2
-from stages.wire.messages import Outcome, work_of
+from onesweep.stages.model.codec import FEATURE_LIMIT
+from onesweep.stages.model.randomness import sample_symbols
+from onesweep.stages.model.scoring import CandidateScores, branch_pieces, head_pieces
+from onesweep.stages.model.speculation import DraftTree, verify_drafts
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.messages import Outcome, work_of
 
 
 @dataclass(frozen=True)

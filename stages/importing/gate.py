@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stages.errors import CheckpointError
-from stages.importing.gguf_file import half_split, interleaved
-from stages.importing.source import EMBEDDING, HEAD, NORM, Source, expected_shapes
-from stages.model.llama import LlamaArchitecture, LlamaLayer, RopeScaling, llama_rotary
+from onesweep.stages.errors import CheckpointError
+from onesweep.stages.importing.gguf_file import half_split, interleaved
+from onesweep.stages.importing.source import EMBEDDING, HEAD, NORM, Source, expected_shapes
+from onesweep.stages.model.llama import LlamaArchitecture, LlamaLayer, RopeScaling, llama_rotary
 
 # Readings of the same weights that differ in one thing: what a mis-mapped model most likely got wrong.
 Tensors = dict[str, Tensor]  # of one layer, by their names within it

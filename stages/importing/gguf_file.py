@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stages.errors import CheckpointError, InputError, ShapeError
-from stages.importing.gguf_tokenizer import gguf_speech
-from stages.importing.source import Shape, Source
-from stages.model.llama import LlamaArchitecture, RopeScaling, stretch
+from onesweep.stages.errors import CheckpointError, InputError, ShapeError
+from onesweep.stages.importing.gguf_tokenizer import gguf_speech
+from onesweep.stages.importing.source import Shape, Source
+from onesweep.stages.model.llama import LlamaArchitecture, RopeScaling, stretch
 
 # The reader of the package gguf, which by itself reads as many elements as a damaged file says it has.
 MAX_ELEMENTS = 1 << 22  # of an array: tokens of the largest vocabulary

@@ -12,9 +12,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from stages.errors import CheckpointError, ShapeError
-from stages.importing.source import SUPPORTED, Shape, Source, Speech, end_tokens, licence_texts, read_text
-from stages.model.llama import LlamaArchitecture, RopeScaling
+from onesweep.stages.errors import CheckpointError, ShapeError
+from onesweep.stages.importing.source import SUPPORTED, Shape, Source, Speech, end_tokens, licence_texts, read_text
+from onesweep.stages.model.llama import LlamaArchitecture, RopeScaling
 
 # What a Hugging Face config.json says of a model.
 DEFAULT_THETA, DEFAULT_WINDOW = 10000.0, 4096  # what `transformers` takes where a file does not say

@@ -12,17 +12,17 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from stages.checkpoint.checkpoint import new_directory, require_new, save_stage, write_manifest
-from stages.checkpoint.gate import PROBE_TEXT
-from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
-from stages.errors import InputError
-from stages.importing.gate import check_loss, joined, layer_tensors
-from stages.importing.gguf_file import GgufSource
-from stages.importing.huggingface import HuggingFaceSource
-from stages.importing.source import EMBEDDING, HEAD, NORM, Source, Speech, expected_shapes, probe_tokens
-from stages.memory import require_memory
-from stages.model.families import without_memory
-from stages.model.llama import LlamaArchitecture, LlamaStage
+from onesweep.stages.checkpoint.checkpoint import new_directory, require_new, save_stage, write_manifest
+from onesweep.stages.checkpoint.gate import PROBE_TEXT
+from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
+from onesweep.stages.errors import InputError
+from onesweep.stages.importing.gate import check_loss, joined, layer_tensors
+from onesweep.stages.importing.gguf_file import GgufSource
+from onesweep.stages.importing.huggingface import HuggingFaceSource
+from onesweep.stages.importing.source import EMBEDDING, HEAD, NORM, Source, Speech, expected_shapes, probe_tokens
+from onesweep.stages.memory import require_memory
+from onesweep.stages.model.families import without_memory
+from onesweep.stages.model.llama import LlamaArchitecture, LlamaStage
 
 
 # Cutting a model into contiguous stages of about equal cost.

@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from stages.checkpoint.manifest import MAX_PROBE_TOKENS
-from stages.errors import CheckpointError, InputError
-from stages.model.llama import LlamaArchitecture
+from onesweep.stages.checkpoint.manifest import MAX_PROBE_TOKENS
+from onesweep.stages.errors import CheckpointError, InputError
+from onesweep.stages.model.llama import LlamaArchitecture
 
 # By the names of Hugging Face; in GGUF they are called `llama` (the first two) and `qwen2`.
 SUPPORTED = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")

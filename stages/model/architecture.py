@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from stages.errors import ShapeError
+from onesweep.stages.errors import ShapeError
 
 VOCABULARY = 256  # one symbol for each byte. There is no padding and no start symbol: a prompt has at least one byte.
 

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from stages.model.architecture import Architecture, Context
-from stages.model.llama import LlamaArchitecture, LlamaStage
-from stages.model.partition import NoisePartition
-from stages.model.pipeline import ArStage
+from onesweep.stages.model.architecture import Architecture, Context
+from onesweep.stages.model.llama import LlamaArchitecture, LlamaStage
+from onesweep.stages.model.partition import NoisePartition
+from onesweep.stages.model.pipeline import ArStage
 
 # Name of a family in manifests -> module and class of its architecture, imported when a checkpoint of it is read.
-CHAIN_FAMILIES = {"graft": ("stages.grafting.block", "GraftArchitecture")}
+CHAIN_FAMILIES = {"graft": ("onesweep.stages.grafting.block", "GraftArchitecture")}
 
 PipelineStage = ArStage | LlamaStage
 

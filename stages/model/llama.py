@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.errors import ShapeError
-from stages.model.architecture import check_whole
-from stages.model.layers import CausalLayer, CausalStage, TiedHead, initialise, rotate
+from onesweep.stages.errors import ShapeError
+from onesweep.stages.model.architecture import check_whole
+from onesweep.stages.model.layers import CausalLayer, CausalStage, TiedHead, initialise, rotate
 
 # Which of attention's products have a bias: none (Llama), queries, keys and values (Qwen 2), the output's too.
 Bias = Literal["none", "qkv", "all"]

@@ -8,8 +8,8 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from stages.model.architecture import VOCABULARY, Architecture
-from stages.model.layers import CausalStage, Layer, LayerCache, initialise, rotary_table
+from onesweep.stages.model.architecture import VOCABULARY, Architecture
+from onesweep.stages.model.layers import CausalStage, Layer, LayerCache, initialise, rotary_table
 
 
 class ArStage(CausalStage):

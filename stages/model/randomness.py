@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stages.model.vocabulary import Alphabet
+from onesweep.stages.model.vocabulary import Alphabet
 
 MAX_SEED = (1 << 64) - 1
 _WORDS_PER_COUNTER = 4

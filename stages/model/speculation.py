@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stages.model.randomness import Purpose, gumbels_of, uniforms
-from stages.model.scoring import log_probabilities
+from onesweep.stages.model.randomness import Purpose, gumbels_of, uniforms
+from onesweep.stages.model.scoring import log_probabilities
 
 MAX_DRAFT_TREE = 64  # guesses of a tree
 

@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
-from stages.errors import InputError
-from stages.settings import add_flags, flag, from_flags
-from stages.telemetry.histograms import MetricFamily, MetricValues
-from stages.telemetry.traces import Tracer
-from stages.wire.channel import is_loopback, parse_address
+from onesweep.stages.errors import InputError
+from onesweep.stages.settings import add_flags, flag, from_flags
+from onesweep.stages.telemetry.histograms import MetricFamily, MetricValues
+from onesweep.stages.telemetry.traces import Tracer
+from onesweep.stages.wire.channel import is_loopback, parse_address
 
 if TYPE_CHECKING:
-    from stages.telemetry.prometheus import MetricsServer
+    from onesweep.stages.telemetry.prometheus import MetricsServer
 
 
 LogFormat = Literal["text", "json"]
@@ -96,7 +96,7 @@ class Telemetry:
 
     def serve(self, families: Sequence[MetricFamily], read: Callable[[], MetricValues]) -> None:
         """Serve metrics that `read` returns on the running event loop. Raises ServiceError."""
-        from stages.telemetry.prometheus import LoopCollector, MetricsServer
+        from onesweep.stages.telemetry.prometheus import LoopCollector, MetricsServer
 
         assert self.settings.metrics is not None
         collector = LoopCollector(families, read, asyncio.get_running_loop())

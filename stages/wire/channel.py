@@ -11,9 +11,9 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2_grpc
 
-from stages.errors import InputError, ServiceError
-from stages.wire.status import DecodeErrors, with_decode_errors
-from stages.wire.tls import LOOPBACK_ONLY, Security, ServerCertificate, channel_credentials
+from onesweep.stages.errors import InputError, ServiceError
+from onesweep.stages.wire.status import DecodeErrors, with_decode_errors
+from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security, ServerCertificate, channel_credentials
 
 log = logging.getLogger(__name__)
 

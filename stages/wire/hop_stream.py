@@ -16,12 +16,12 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 import grpc.aio
 
-from stages.errors import InputError
-from stages.v1 import stage_pb2, stage_pb2_grpc
-from stages.wire.channel import open_channel
-from stages.wire.messages import PROTOCOL, Outcome, protocol_refusal
-from stages.wire.status import STATUS_MARK, StatusError, retry_after_ms, trailing_metadata
-from stages.wire.tls import LOOPBACK_ONLY, Security, handshake_problem
+from onesweep.stages.errors import InputError
+from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
+from onesweep.stages.wire.channel import open_channel
+from onesweep.stages.wire.messages import PROTOCOL, Outcome, protocol_refusal
+from onesweep.stages.wire.status import STATUS_MARK, StatusError, retry_after_ms, trailing_metadata
+from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security, handshake_problem
 
 KEEP_WARM_S = 0.15
 WARM_TIMEOUT_S = 2.0

@@ -6,10 +6,10 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from stages.model.prefill import MAX_PREFILL_CHUNKS, minimal_reads, prefill_chunks, read_lengths
-from stages.model.vocabulary import Alphabet
-from stages.v1 import stage_pb2
-from stages.wire.status import StatusError, failed_precondition
+from onesweep.stages.model.prefill import MAX_PREFILL_CHUNKS, minimal_reads, prefill_chunks, read_lengths
+from onesweep.stages.model.vocabulary import Alphabet
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.status import StatusError, failed_precondition
 
 PROTOCOL = 2  # of hops and their answers. Protocol 1 had one `Step` for all that a pipeline does.
 

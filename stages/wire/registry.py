@@ -12,8 +12,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
-from stages.errors import InputError
-from stages.wire.channel import check_name, ip_of, is_loopback, parse_address
+from onesweep.stages.errors import InputError
+from onesweep.stages.wire.channel import check_name, ip_of, is_loopback, parse_address
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class RegistrySettings:
 def open_registry(settings: RegistrySettings) -> Registry:
     """The registry, not connected yet. Raises InputError when the client library is not installed."""
     try:
-        from stages.wire.etcd import EtcdRegistry
+        from onesweep.stages.wire.etcd import EtcdRegistry
     except ImportError as error:
         raise InputError(
             f"--registry needs etcd3gw, which is not installed here ({error}): pip install 'onesweep[etcd]'"

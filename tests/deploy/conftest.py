@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stages.wire.channel import DRAIN_S
+from onesweep.stages.wire.channel import DRAIN_S
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install 'onesweep[dev]'")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.cli.__main__ import build_parser
+from onesweep.serving.cli.__main__ import build_parser
 
 Commands = list[tuple[str, list[str]]]
 

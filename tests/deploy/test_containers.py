@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from serving.router.topology import read_topology
+from onesweep.serving.router.topology import read_topology
 
 Until = Callable[..., Any]
 

@@ -10,24 +10,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from serving.modes.candidates import Branches, Floats, weigh
-from serving.modes.drafters.base import LocalSequence
-from serving.modes.drafters.neural import NeuralModel
-from serving.modes.infill import OF_BYTES, InfillDrafter, choose_by_share
-from serving.modes.verified import residual_sample
-from stages.backends import DEFAULT_BACKEND, backend_named
-from stages.backends.base import CleanPiece, StageRunner
-from stages.backends.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
-from stages.checkpoint.checkpoint import load_ar, load_chain
-from stages.checkpoint.manifest import read_manifest
-from stages.model.architecture import Architecture
-from stages.model.codec import FEATURE_LIMIT, codec_named, hidden_codec
-from stages.model.pipeline import new_caches
-from stages.model.randomness import Purpose, sample_symbols, uniforms
-from stages.model.samplers import DEFAULT_SAMPLER
-from stages.model.scoring import log_probabilities
-from stages.model.speculation import verify_drafts
-from stages.model.vocabulary import BYTES
+from onesweep.serving.modes.candidates import Branches, Floats, weigh
+from onesweep.serving.modes.drafters.base import LocalSequence
+from onesweep.serving.modes.drafters.neural import NeuralModel
+from onesweep.serving.modes.infill import OF_BYTES, InfillDrafter, choose_by_share
+from onesweep.serving.modes.verified import residual_sample
+from onesweep.stages.backends import DEFAULT_BACKEND, backend_named
+from onesweep.stages.backends.base import CleanPiece, StageRunner
+from onesweep.stages.backends.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
+from onesweep.stages.checkpoint.checkpoint import load_ar, load_chain
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.model.architecture import Architecture
+from onesweep.stages.model.codec import FEATURE_LIMIT, codec_named, hidden_codec
+from onesweep.stages.model.pipeline import new_caches
+from onesweep.stages.model.randomness import Purpose, sample_symbols, uniforms
+from onesweep.stages.model.samplers import DEFAULT_SAMPLER
+from onesweep.stages.model.scoring import log_probabilities
+from onesweep.stages.model.speculation import verify_drafts
+from onesweep.stages.model.vocabulary import BYTES
 
 
 @cache

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from loadtest.host.memory import write_random_chain
-from stages.checkpoint.checkpoint import save_ar, write_manifest
-from stages.checkpoint.gate import PROBE_TEXT
-from stages.checkpoint.manifest import Manifest
-from stages.model.architecture import Architecture
-from stages.model.pipeline import ArModel
+from onesweep.loadtest.host.memory import write_random_chain
+from onesweep.stages.checkpoint.checkpoint import save_ar, write_manifest
+from onesweep.stages.checkpoint.gate import PROBE_TEXT
+from onesweep.stages.checkpoint.manifest import Manifest
+from onesweep.stages.model.architecture import Architecture
+from onesweep.stages.model.pipeline import ArModel
 
 TINY = Architecture(parts=2, layers=1, width=16, heads=2, context_bytes=96, code_dim=8, condition_dim=8)
 

@@ -21,27 +21,27 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from serving.cli.__main__ import main
-from serving.cli.ports import free_port_block
-from serving.client.client import Client
-from serving.router.topology import Topology, local_topology
-from stages.errors import Interrupted
-from stages.model.architecture import Architecture
-from stages.model.codec import CODECS, HIDDEN
-from stages.v1 import stage_pb2, stage_pb2_grpc
-from stages.wire.channel import open_blocking_channel
-from stages.wire.messages import PROTOCOL, put_work, work_of
+from onesweep.serving.cli.__main__ import main
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.serving.client.client import Client
+from onesweep.serving.router.topology import Topology, local_topology
+from onesweep.stages.errors import Interrupted
+from onesweep.stages.model.architecture import Architecture
+from onesweep.stages.model.codec import CODECS, HIDDEN
+from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
+from onesweep.stages.wire.channel import open_blocking_channel
+from onesweep.stages.wire.messages import PROTOCOL, put_work, work_of
+from onesweep.trainer.blocks.config import NoiseConfig, TrainingConfig
+from onesweep.trainer.blocks.data import Corpus, load_corpus
+from onesweep.trainer.blocks.progress import Progress
+from onesweep.trainer.blocks.round_settings import RoundSettings
+from onesweep.trainer.blocks.train import train_ar, train_blocks, train_scorer
+from onesweep.trainer.rounds.codecs import CODECS as UPDATE_CODECS
+from onesweep.trainer.rounds.settings import SimulatedWorkers
+from onesweep.trainer.rounds.simulation import Simulation
+from onesweep.trainer.rounds.spec import RunSpec
 from tests.conftest import open_servers, wait_ready
 from tests.stages.hops import step
-from trainer.blocks.config import NoiseConfig, TrainingConfig
-from trainer.blocks.data import Corpus, load_corpus
-from trainer.blocks.progress import Progress
-from trainer.blocks.round_settings import RoundSettings
-from trainer.blocks.train import train_ar, train_blocks, train_scorer
-from trainer.rounds.codecs import CODECS as UPDATE_CODECS
-from trainer.rounds.settings import SimulatedWorkers
-from trainer.rounds.simulation import Simulation
-from trainer.rounds.spec import RunSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 WEIGHTS = ROOT / "weights"

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-from stages.model.architecture import Architecture
+from onesweep.stages.model.architecture import Architecture
+from onesweep.trainer.blocks.config import PROFILES
+from onesweep.trainer.blocks.data import Corpus
+from onesweep.trainer.grafting.model import GraftModel
+from onesweep.trainer.grafting.store import GraftSettings
+from onesweep.trainer.grafting.training import export_chain, open_graft, train_block
 from tests.serving.pretrained import write_model
-from trainer.blocks.config import PROFILES
-from trainer.blocks.data import Corpus
-from trainer.grafting.model import GraftModel
-from trainer.grafting.store import GraftSettings
-from trainer.grafting.training import export_chain, open_graft, train_block
 
 CONFIG = replace(
     PROFILES["graft"],

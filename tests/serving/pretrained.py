@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from stages.checkpoint.checkpoint import update_manifest
-from stages.checkpoint.manifest import TOKENIZER_NAME
-from stages.model.llama import LlamaArchitecture, LlamaStage
-from stages.model.randomness import sample_symbols
-from stages.model.vocabulary import Alphabet
+from onesweep.stages.checkpoint.checkpoint import update_manifest
+from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME
+from onesweep.stages.model.llama import LlamaArchitecture, LlamaStage
+from onesweep.stages.model.randomness import sample_symbols
+from onesweep.stages.model.vocabulary import Alphabet
 from tests.stages.model.tiny_llama import TINY, write_tiny
 
 ARCHITECTURE: LlamaArchitecture = replace(TINY, vocabulary=300, positions=512)

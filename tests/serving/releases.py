@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from serving.client.client import Client
+from onesweep.serving.client.client import Client
 
 Texts = dict[str, bytes]
 

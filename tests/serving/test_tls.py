@@ -12,16 +12,16 @@ from typing import Any
 import grpc
 import pytest
 
-from serving.cli.deployment import Deployment, temporary_deployment
-from serving.cli.ports import free_port_block
-from serving.client.client import AsyncClient, Client, RequestRefused, Result, RouterError, Tls
-from serving.router.settings import AdmissionSettings
-from serving.router.topology import HostEntry, Topology, local_topology, read_topology
-from stages.errors import InputError
-from stages.wire.auth import CLIENT, HOST, ROUTER
-from stages.wire.certificates import Authority
-from stages.wire.tls import Security
-from stages.wire.tokens import Key, new_token, token_hash, write_tokens
+from onesweep.serving.cli.deployment import Deployment, temporary_deployment
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.serving.client.client import AsyncClient, Client, RequestRefused, Result, RouterError, Tls
+from onesweep.serving.router.settings import AdmissionSettings
+from onesweep.serving.router.topology import HostEntry, Topology, local_topology, read_topology
+from onesweep.stages.errors import InputError
+from onesweep.stages.wire.auth import CLIENT, HOST, ROUTER
+from onesweep.stages.wire.certificates import Authority
+from onesweep.stages.wire.tls import Security
+from onesweep.stages.wire.tokens import Key, new_token, token_hash, write_tokens
 from tests.conftest import Pki
 
 Run = Callable[..., tuple[int, str, str]]

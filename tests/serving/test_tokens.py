@@ -14,10 +14,19 @@ from pathlib import Path
 import grpc
 import pytest
 
-from stages.errors import InputError
-from stages.wire.secret_files import lock_beside
-from stages.wire.status import StatusError
-from stages.wire.tokens import ANYBODY, Key, Keyring, new_token, read_tokens, token_hash, token_metadata, write_tokens
+from onesweep.stages.errors import InputError
+from onesweep.stages.wire.secret_files import lock_beside
+from onesweep.stages.wire.status import StatusError
+from onesweep.stages.wire.tokens import (
+    ANYBODY,
+    Key,
+    Keyring,
+    new_token,
+    read_tokens,
+    token_hash,
+    token_metadata,
+    write_tokens,
+)
 
 Run = Callable[..., tuple[int, str, str]]
 DIGEST = "0" * 64
@@ -132,7 +141,7 @@ def test_a_file_of_somebody_else_is_left_alone(path: Path, monkeypatch: pytest.M
 
 
 def test_one_command_at_a_time_changes_the_file(path: Path) -> None:
-    command = [sys.executable, "-P", "-m", "serving.cli", "token", "add", "bob", "--tokens", str(path)]
+    command = [sys.executable, "-P", "-m", "onesweep.serving.cli", "token", "add", "bob", "--tokens", str(path)]
     with lock_beside(path):
         adding = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         with pytest.raises(subprocess.TimeoutExpired):

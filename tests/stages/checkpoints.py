@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from stages.checkpoint.checkpoint import load_block, load_stage
-from stages.model.block import Block
-from stages.model.pipeline import ArStage
+from onesweep.stages.checkpoint.checkpoint import load_block, load_stage
+from onesweep.stages.model.block import Block
+from onesweep.stages.model.pipeline import ArStage
 
 Copy = Callable[[str], Path]
 Forge = Callable[[Path, int, Callable[[dict[str, Tensor]], dict[str, Tensor]]], None]

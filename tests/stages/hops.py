@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from stages.v1 import stage_pb2
-from stages.wire.messages import Step, put_work
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.messages import Step, put_work
 
 Hops = Generator[stage_pb2.Hop, stage_pb2.Event, None]
 Make = Callable[[], Hops]

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from stages.host.host import Host, HostSettings
-from stages.host.next_hosts import NextHosts
-from stages.host.parts import Parts, Release
-from stages.host.scheduler import HostObserver
-from stages.v1 import stage_pb2
-from stages.wire.messages import PROTOCOL
+from onesweep.stages.host.host import Host, HostSettings
+from onesweep.stages.host.next_hosts import NextHosts
+from onesweep.stages.host.parts import Parts, Release
+from onesweep.stages.host.scheduler import HostObserver
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.messages import PROTOCOL
 from tests.stages.raw_client import ROUTER
 
 

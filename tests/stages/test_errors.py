@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 
-from stages import errors
+from onesweep.stages import errors
 
 
 def test_the_documented_tree_is_the_real_one() -> None:

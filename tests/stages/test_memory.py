@@ -10,8 +10,8 @@ import psutil
 import pytest
 import torch
 
-from stages import memory as allocator
-from stages.memory import give_back, is_owned, keep_trimmed
+from onesweep.stages import memory as allocator
+from onesweep.stages.memory import give_back, is_owned, keep_trimmed
 
 MB = 1 << 20
 

@@ -11,11 +11,11 @@ import threading
 
 import pytest
 
-from stages.signals import ENDING_SIGNALS, ends_cleanly, on_signal, run_interruptible
+from onesweep.stages.signals import ENDING_SIGNALS, ends_cleanly, on_signal, run_interruptible
 
 STOPPING = """
 import asyncio
-from stages.signals import stop_on_signals
+from onesweep.stages.signals import stop_on_signals
 
 async def main():
     stop = stop_on_signals()

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.errors import OnesweepError
+from onesweep.stages.errors import OnesweepError
+from onesweep.trainer.commands import register
 from tests.trainer.small import TEXT
-from trainer.commands import register
 
 SETTINGS = """
 steps = 12
@@ -49,7 +49,7 @@ def one_thread() -> None:
 def no_pictures() -> Iterator[None]:
     """Drawing takes longer than training a tiny model; tests of pictures call `draw_curves` themselves."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trainer.blocks.train.draw_curves", lambda directory: None)
+        patch.setattr("onesweep.trainer.blocks.train.draw_curves", lambda directory: None)
         yield
 
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from stages.errors import OnesweepError
-from trainer.commands import register
-from trainer.rounds.processes import PRELOADED
+from onesweep.stages.errors import OnesweepError
+from onesweep.trainer.commands import register
+from onesweep.trainer.rounds.processes import PRELOADED
 
 
 def launched(log: Path, *arguments: object) -> BaseProcess:

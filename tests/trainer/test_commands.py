@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from stages.checkpoint.manifest import read_manifest
-from stages.errors import InputError
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.errors import InputError
+from onesweep.trainer.options import set_threads
 from tests.trainer.processes import ended, launched
-from trainer.options import set_threads
 
 Command = Callable[..., Any]
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from stages.errors import ConfigError
-from stages.model.architecture import Architecture
-from stages.model.partition import Kind
-from stages.settings import check, from_toml, limits, read_toml
-from trainer.blocks.round_settings import RoundSettings
+from onesweep.stages.errors import ConfigError
+from onesweep.stages.model.architecture import Architecture
+from onesweep.stages.model.partition import Kind
+from onesweep.stages.settings import check, from_toml, limits, read_toml
+from onesweep.trainer.blocks.round_settings import RoundSettings
 
 MAX_WHOLE = 2**53
 

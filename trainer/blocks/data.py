@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stages.errors import CheckpointError, ConfigError, DataError
-from stages.model.randomness import Purpose, uniforms
+from onesweep.stages.errors import CheckpointError, ConfigError, DataError
+from onesweep.stages.model.randomness import Purpose, uniforms
 
 VALID_SHARE = 0.05
 MIN_BYTES = 4096

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stages.model.architecture import VOCABULARY
-from stages.model.block import Block
-from stages.model.partition import NoisePartition
-from stages.model.randomness import Purpose, normals
-from stages.model.samplers import SAMPLERS, step_sigmas
-from trainer.blocks.losses import ChunkLayout
+from onesweep.stages.model.architecture import VOCABULARY
+from onesweep.stages.model.block import Block
+from onesweep.stages.model.partition import NoisePartition
+from onesweep.stages.model.randomness import Purpose, normals
+from onesweep.stages.model.samplers import SAMPLERS, step_sigmas
+from onesweep.trainer.blocks.losses import ChunkLayout
 
 Memory = list[tuple[Tensor, Tensor]]
 

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.checkpoint.bundle import find_bundle
-from stages.checkpoint.checkpoint import load_ar, load_block
-from stages.checkpoint.manifest import Manifest, read_manifest
-from stages.errors import CheckpointError, InputError
-from stages.model.pipeline import ArModel
-from trainer.blocks.data import Corpus
-from trainer.blocks.diagnostics import ROWS, bits, chain_diagnostics, clean_features, next_byte_nats
+from onesweep.stages.checkpoint.bundle import find_bundle
+from onesweep.stages.checkpoint.checkpoint import load_ar, load_block
+from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
+from onesweep.stages.errors import CheckpointError, InputError
+from onesweep.stages.model.pipeline import ArModel
+from onesweep.trainer.blocks.data import Corpus
+from onesweep.trainer.blocks.diagnostics import ROWS, bits, chain_diagnostics, clean_features, next_byte_nats
 
 
 @dataclass(frozen=True)

@@ -15,17 +15,17 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from stages.model.architecture import VOCABULARY, Architecture
-from stages.model.block import Block, Codes
-from stages.model.layers import Layer, initialise, rotary_table
-from stages.model.partition import NoisePartition
-from stages.model.pipeline import ArStage
-from trainer.blocks.config import Copies, LookaheadConfig, TrainingConfig
-from trainer.blocks.data import Corpus
-from trainer.blocks.diagnostics import bits, chain_diagnostics, clean_features, next_byte_nats
-from trainer.blocks.losses import BlockLoss, next_byte_loss
-from trainer.blocks.run import StepLoss
-from trainer.blocks.task import STEPS_PER_BLOCK, BlockBatch
+from onesweep.stages.model.architecture import VOCABULARY, Architecture
+from onesweep.stages.model.block import Block, Codes
+from onesweep.stages.model.layers import Layer, initialise, rotary_table
+from onesweep.stages.model.partition import NoisePartition
+from onesweep.stages.model.pipeline import ArStage
+from onesweep.trainer.blocks.config import Copies, LookaheadConfig, TrainingConfig
+from onesweep.trainer.blocks.data import Corpus
+from onesweep.trainer.blocks.diagnostics import bits, chain_diagnostics, clean_features, next_byte_nats
+from onesweep.trainer.blocks.losses import BlockLoss, next_byte_loss
+from onesweep.trainer.blocks.run import StepLoss
+from onesweep.trainer.blocks.task import STEPS_PER_BLOCK, BlockBatch
 
 INT8_LEVELS = 127
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stages.model.architecture import VOCABULARY
-from stages.model.block import Block
-from stages.model.partition import NoisePartition
-from stages.model.samplers import edm_weight
+from onesweep.stages.model.architecture import VOCABULARY
+from onesweep.stages.model.block import Block
+from onesweep.stages.model.partition import NoisePartition
+from onesweep.stages.model.samplers import edm_weight
 
 MASKED = -1e9  # finite: -inf in masks breaks some backends
 

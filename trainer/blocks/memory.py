@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from stages.model.block import Block, Codes
-from stages.model.pipeline import ArModel
-from trainer.blocks.checkpoint_dir import make_partition
-from trainer.blocks.config import TrainingConfig
-from trainer.blocks.data import Corpus
-from trainer.blocks.losses import ChunkLayout, Corruption, block_loss, next_byte_loss
-from trainer.blocks.optimizer import OptimizerSet, state_bytes
+from onesweep.stages.model.block import Block, Codes
+from onesweep.stages.model.pipeline import ArModel
+from onesweep.trainer.blocks.checkpoint_dir import make_partition
+from onesweep.trainer.blocks.config import TrainingConfig
+from onesweep.trainer.blocks.data import Corpus
+from onesweep.trainer.blocks.losses import ChunkLayout, Corruption, block_loss, next_byte_loss
+from onesweep.trainer.blocks.optimizer import OptimizerSet, state_bytes
 
 FP32_BYTES = 4
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainer.blocks.config import TrainingConfig
+from onesweep.trainer.blocks.config import TrainingConfig
 
 BETAS = (0.9, 0.95)
 FINAL_LEARNING_RATE = 0.05  # share of the peak rates that is left at the last step

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from stages.errors import ConfigError
-from stages.settings import check, limits
+from onesweep.stages.errors import ConfigError
+from onesweep.stages.settings import check, limits
 
 MIN_ROBUST = 3
 MAX_COUNT = 2**31

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from stages.errors import ConfigError, Interrupted, ResumeError
-from trainer.blocks.config import TrainingConfig
-from trainer.blocks.optimizer import OptimizerSet
-from trainer.blocks.progress import Progress, TrainingState
-from trainer.blocks.state import StepLog, exclusive, load_state, save_state
+from onesweep.stages.errors import ConfigError, Interrupted, ResumeError
+from onesweep.trainer.blocks.config import TrainingConfig
+from onesweep.trainer.blocks.optimizer import OptimizerSet
+from onesweep.trainer.blocks.progress import Progress, TrainingState
+from onesweep.trainer.blocks.state import StepLog, exclusive, load_state, save_state
 
 MAX_GRADIENT_NORM = 1.0
 MODULE = "module."  # before the names of weights in a state

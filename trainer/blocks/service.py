@@ -15,10 +15,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 
-from stages.errors import InputError, Interrupted, ServiceError
-from stages.wire.channel import bind, is_loopback, new_server, open_channel, parse_address
-from trainer.blocks.progress import Moment, Progress, TrainingState
-from trainer.v1 import training_pb2, training_pb2_grpc
+from onesweep.stages.errors import InputError, Interrupted, ServiceError
+from onesweep.stages.wire.channel import bind, is_loopback, new_server, open_channel, parse_address
+from onesweep.trainer.blocks.progress import Moment, Progress, TrainingState
+from onesweep.trainer.v1 import training_pb2, training_pb2_grpc
 
 SERVICE = training_pb2.DESCRIPTOR.services_by_name["TrainingService"].full_name
 MAX_WATCHERS = 64

@@ -9,21 +9,28 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from stages.checkpoint.checkpoint import load_block, replace_file, save_ar, save_block
-from stages.checkpoint.gate import probe_block
-from stages.checkpoint.manifest import Manifest, read_manifest
-from stages.errors import ConfigError, Interrupted
-from stages.model.block import Block
-from stages.model.pipeline import ArModel, ArStage
-from trainer.blocks.checkpoint_dir import RUN_FOLDER, add_metrics, identity, new_ar, new_chain, open_checkpoint_dir
-from trainer.blocks.config import TrainingConfig
-from trainer.blocks.data import Corpus
-from trainer.blocks.diagnostics import chain_diagnostics
-from trainer.blocks.lookahead import BlockWorkers, ChainTask, ScorerTask, Workers
-from trainer.blocks.progress import Progress, TrainingState
-from trainer.blocks.run import Run, Task, state_path
-from trainer.blocks.state import StepLog, read_records
-from trainer.blocks.task import STEPS_PER_BLOCK, ArTask, BlockTask
+from onesweep.stages.checkpoint.checkpoint import load_block, replace_file, save_ar, save_block
+from onesweep.stages.checkpoint.gate import probe_block
+from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
+from onesweep.stages.errors import ConfigError, Interrupted
+from onesweep.stages.model.block import Block
+from onesweep.stages.model.pipeline import ArModel, ArStage
+from onesweep.trainer.blocks.checkpoint_dir import (
+    RUN_FOLDER,
+    add_metrics,
+    identity,
+    new_ar,
+    new_chain,
+    open_checkpoint_dir,
+)
+from onesweep.trainer.blocks.config import TrainingConfig
+from onesweep.trainer.blocks.data import Corpus
+from onesweep.trainer.blocks.diagnostics import chain_diagnostics
+from onesweep.trainer.blocks.lookahead import BlockWorkers, ChainTask, ScorerTask, Workers
+from onesweep.trainer.blocks.progress import Progress, TrainingState
+from onesweep.trainer.blocks.run import Run, Task, state_path
+from onesweep.trainer.blocks.state import StepLog, read_records
+from onesweep.trainer.blocks.task import STEPS_PER_BLOCK, ArTask, BlockTask
 
 
 def train_blocks(

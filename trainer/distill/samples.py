@@ -12,14 +12,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from stages.checkpoint.checkpoint import replace_file
-from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
-from stages.errors import CheckpointError, DataError
-from stages.importing.source import open_tokenizer
-from stages.model.randomness import Purpose, uniforms
-from trainer.blocks.data import Corpus, load_corpus
-from trainer.distill.settings import DistillSettings
-from trainer.distill.teacher import Teacher
+from onesweep.stages.checkpoint.checkpoint import replace_file
+from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
+from onesweep.stages.errors import CheckpointError, DataError
+from onesweep.stages.importing.source import open_tokenizer
+from onesweep.stages.model.randomness import Purpose, uniforms
+from onesweep.trainer.blocks.data import Corpus, load_corpus
+from onesweep.trainer.distill.settings import DistillSettings
+from onesweep.trainer.distill.teacher import Teacher
 
 ROWS = 32  # windows in a sample. They are written side by side, which costs little more than one.
 HELD_OUT_ROWS = 8

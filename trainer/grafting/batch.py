@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.grafting.block import GraftBlock, GraftHead, Memory, Noisy, StateLikelihood, first_of_chunks
-from stages.model.partition import NoisePartition
-from trainer.blocks.config import TrainingConfig
-from trainer.blocks.losses import ChunkLayout
-from trainer.blocks.task import draw_chunks
+from onesweep.stages.grafting.block import GraftBlock, GraftHead, Memory, Noisy, StateLikelihood, first_of_chunks
+from onesweep.stages.model.partition import NoisePartition
+from onesweep.trainer.blocks.config import TrainingConfig
+from onesweep.trainer.blocks.losses import ChunkLayout
+from onesweep.trainer.blocks.task import draw_chunks
 
 
 def head_losses(head: GraftHead, hidden: Tensor, target: Tensor, likelihood: StateLikelihood | None = None) -> Tensor:

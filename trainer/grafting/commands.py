@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.options import (
+from onesweep.trainer.options import (
     add_config_options,
     add_data_options,
     add_device_option,
@@ -17,7 +17,7 @@ from trainer.options import (
 )
 
 if TYPE_CHECKING:
-    from trainer.grafting.training import Graft
+    from onesweep.trainer.grafting.training import Graft
 
 # Modules that need torch are imported when the command runs.
 
@@ -57,15 +57,15 @@ def add_graft_options(parser: argparse.ArgumentParser) -> None:
 
 def run_graft(options: argparse.Namespace) -> int:
     """Train a block, or measure the chain."""
-    from trainer.blocks.data import check_device, within_memory
+    from onesweep.trainer.blocks.data import check_device, within_memory
 
     with within_memory(check_device(options.device), "give fewer sequences in --config, or fewer --windows"):
         return _run(options)
 
 
 def _run(options: argparse.Namespace) -> int:
-    from trainer.grafting.store import GraftSettings
-    from trainer.grafting.training import open_graft, train_block
+    from onesweep.trainer.grafting.store import GraftSettings
+    from onesweep.trainer.grafting.training import open_graft, train_block
 
     options.profile = options.profile or "graft"
     config = config_of(options, anchor=options.anchor)
@@ -83,7 +83,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace, graft: Graft) -> None:
-    from trainer.grafting.training import export_chain
+    from onesweep.trainer.grafting.training import export_chain
 
     manifest = export_chain(graft, options.export)
     mb = sum(part.bytes for part in manifest.parts if part is not None) / 1e6
@@ -93,7 +93,7 @@ def _export(options: argparse.Namespace, graft: Graft) -> None:
 
 
 def _measure(options: argparse.Namespace, graft: Graft) -> None:
-    from trainer.grafting.training import measure_chain
+    from onesweep.trainer.grafting.training import measure_chain
 
     found = measure_chain(graft, options.euler_steps, options.windows)
     if options.json:
@@ -106,9 +106,9 @@ def _measure(options: argparse.Namespace, graft: Graft) -> None:
 def _write(options: argparse.Namespace, graft: Graft) -> None:
     from dataclasses import asdict
 
-    from stages.errors import InputError
-    from trainer.grafting.measure import Writing
-    from trainer.grafting.training import write_samples
+    from onesweep.stages.errors import InputError
+    from onesweep.trainer.grafting.measure import Writing
+    from onesweep.trainer.grafting.training import write_samples
 
     if options.write < 1:
         raise InputError(f"--write needs at least one prompt, not {options.write}")

@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stages.backends import DEFAULT_BACKEND, backend_named
-from stages.backends.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
-from stages.grafting.block import Noisy, first_of_chunks
-from stages.model.codec import Int8
-from stages.model.families import PipelineStage
-from stages.model.pipeline import new_caches
-from stages.model.randomness import sample_symbols
-from stages.model.samplers import DEFAULT_SAMPLER, SAMPLERS, step_sigmas
-from stages.model.vocabulary import Alphabet
-from trainer.blocks.data import Corpus
-from trainer.blocks.diagnostics import PathPoint, scrambled
-from trainer.blocks.losses import ChunkLayout
-from trainer.grafting.batch import SlotBatch, head_losses, levels_before, read, read_all, slot_losses
-from trainer.grafting.model import GraftModel
+from onesweep.stages.backends import DEFAULT_BACKEND, backend_named
+from onesweep.stages.backends.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
+from onesweep.stages.grafting.block import Noisy, first_of_chunks
+from onesweep.stages.model.codec import Int8
+from onesweep.stages.model.families import PipelineStage
+from onesweep.stages.model.pipeline import new_caches
+from onesweep.stages.model.randomness import sample_symbols
+from onesweep.stages.model.samplers import DEFAULT_SAMPLER, SAMPLERS, step_sigmas
+from onesweep.stages.model.vocabulary import Alphabet
+from onesweep.trainer.blocks.data import Corpus
+from onesweep.trainer.blocks.diagnostics import PathPoint, scrambled
+from onesweep.trainer.blocks.losses import ChunkLayout
+from onesweep.trainer.grafting.batch import SlotBatch, head_losses, levels_before, read, read_all, slot_losses
+from onesweep.trainer.grafting.model import GraftModel
 
 CHUNK = 16  # slots in a chunk, for measurements of slots that see each other
 ROWS = 4  # windows at a time

@@ -12,14 +12,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from stages.checkpoint.checkpoint import load_stage
-from stages.checkpoint.manifest import Manifest, read_manifest
-from stages.errors import CheckpointError, InputError
-from stages.grafting.block import GraftArchitecture, GraftBlock, GraftHead, Slots, SlotShape
-from stages.grafting.part import GraftPart
-from stages.model.families import PipelineStage
-from stages.model.partition import NoisePartition
-from trainer.blocks.optimizer import LeastSquares
+from onesweep.stages.checkpoint.checkpoint import load_stage
+from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
+from onesweep.stages.errors import CheckpointError, InputError
+from onesweep.stages.grafting.block import GraftArchitecture, GraftBlock, GraftHead, Slots, SlotShape
+from onesweep.stages.grafting.part import GraftPart
+from onesweep.stages.model.families import PipelineStage
+from onesweep.stages.model.partition import NoisePartition
+from onesweep.trainer.blocks.optimizer import LeastSquares
 
 # Power of the standard deviations that the principal directions are divided by: at 0 a few of them decide all, and most
 # symbols share a code; at 1 near symbols are no nearer than others.

@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from stages.checkpoint.checkpoint import file_digest, replace_file
-from stages.checkpoint.weights import read_weights, write_weights
-from stages.errors import CheckpointError, InputError
-from stages.grafting.block import SlotShape
-from stages.model.partition import LogNormalPrior, NoisePartition
-from stages.settings import check
-from trainer.blocks.state import exclusive
+from onesweep.stages.checkpoint.checkpoint import file_digest, replace_file
+from onesweep.stages.checkpoint.weights import read_weights, write_weights
+from onesweep.stages.errors import CheckpointError, InputError
+from onesweep.stages.grafting.block import SlotShape
+from onesweep.stages.model.partition import LogNormalPrior, NoisePartition
+from onesweep.stages.settings import check
+from onesweep.trainer.blocks.state import exclusive
 
 NAME, CODES_NAME, LENSES_NAME = "graft.json", "codes.safetensors", "lenses.safetensors"
 MAX_BYTES = 1 << 20

@@ -11,23 +11,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stages.checkpoint.checkpoint import new_directory, require_new, save_block, write_manifest
-from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
-from stages.errors import CheckpointError, ConfigError, InputError
-from stages.grafting.block import OutputProjection, SlotShape
-from stages.importing.source import open_tokenizer
-from stages.model.families import PipelineStage
-from trainer.blocks.checkpoint_dir import make_partition
-from trainer.blocks.config import TrainingConfig
-from trainer.blocks.data import Corpus, PlacedCorpus
-from trainer.blocks.optimizer import BETAS, OptimizerSet
-from trainer.blocks.run import Run, StepLoss
-from trainer.blocks.state import exclusive, json_digest
-from trainer.distill.samples import in_symbols
-from trainer.grafting.batch import SlotBatch, head_losses, read, slot_losses
-from trainer.grafting.measure import Writing, WritingRow, from_noise, next_nats, panel, range_nats
-from trainer.grafting.model import EmbeddingCodes, GraftModel, fit_tuned_lenses, load_stages, new_model, pretrained
-from trainer.grafting.store import (
+from onesweep.stages.checkpoint.checkpoint import new_directory, require_new, save_block, write_manifest
+from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
+from onesweep.stages.errors import CheckpointError, ConfigError, InputError
+from onesweep.stages.grafting.block import OutputProjection, SlotShape
+from onesweep.stages.importing.source import open_tokenizer
+from onesweep.stages.model.families import PipelineStage
+from onesweep.trainer.blocks.checkpoint_dir import make_partition
+from onesweep.trainer.blocks.config import TrainingConfig
+from onesweep.trainer.blocks.data import Corpus, PlacedCorpus
+from onesweep.trainer.blocks.optimizer import BETAS, OptimizerSet
+from onesweep.trainer.blocks.run import Run, StepLoss
+from onesweep.trainer.blocks.state import exclusive, json_digest
+from onesweep.trainer.distill.samples import in_symbols
+from onesweep.trainer.grafting.batch import SlotBatch, head_losses, read, slot_losses
+from onesweep.trainer.grafting.measure import Writing, WritingRow, from_noise, next_nats, panel, range_nats
+from onesweep.trainer.grafting.model import (
+    EmbeddingCodes,
+    GraftModel,
+    fit_tuned_lenses,
+    load_stages,
+    new_model,
+    pretrained,
+)
+from onesweep.trainer.grafting.store import (
     CODES_NAME,
     LENSES_NAME,
     NAME,

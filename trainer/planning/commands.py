@@ -7,11 +7,11 @@ import re
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from stages.settings import add_flags, flag, from_flags
-from trainer.options import add_config_options, add_data_options, config_of, corpus_of, given, print_json
+from onesweep.stages.settings import add_flags, flag, from_flags
+from onesweep.trainer.options import add_config_options, add_data_options, config_of, corpus_of, given, print_json
 
 if TYPE_CHECKING:
-    from trainer.planning.cost import WorkerLink
+    from onesweep.trainer.planning.cost import WorkerLink
 
 # Modules that need torch are imported when the command runs.
 
@@ -72,8 +72,8 @@ def register_plan(subparsers: argparse._SubParsersAction[argparse.ArgumentParser
 
 def run_plan(options: argparse.Namespace) -> int:
     """Plan, and print it."""
-    from stages.errors import InputError
-    from trainer.planning.plan import describe, make_plan, measure_step, shape_model, staff, table
+    from onesweep.stages.errors import InputError
+    from onesweep.trainer.planning.plan import describe, make_plan, measure_step, shape_model, staff, table
 
     if options.measure == (options.step_s is not None):
         raise InputError("say how long a step takes, --step-s SECONDS, or take some here: --measure; one of the two")
@@ -105,8 +105,8 @@ def run_plan(options: argparse.Namespace) -> int:
 
 def _link(asked: LinkToPlan) -> WorkerLink:
     """Raises InputError."""
-    from stages.errors import InputError
-    from trainer.planning.cost import LINKS, WorkerLink
+    from onesweep.stages.errors import InputError
+    from onesweep.trainer.planning.cost import LINKS, WorkerLink
 
     own = given({name: value for name, value in asdict(asked).items() if name != "link"})
     if asked.link is None:

@@ -8,20 +8,27 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from stages.errors import ConfigError
-from trainer.blocks.config import TrainingConfig
-from trainer.blocks.data import Corpus
-from trainer.blocks.memory import saved_for_backward
-from trainer.blocks.round_settings import CodecName, RoundSettings
-from trainer.options import markdown
-from trainer.planning.cost import RunTiming, WorkerLink, WorkerMemory, coordinator_memory, timing_of, worker_memory
-from trainer.planning.inventory import fit_width, numbers_of, take_inventory
-from trainer.planning.traffic import ByteBounds, WorkerTraffic, bounds_of, traffic_of, wire_bytes
-from trainer.rounds.features import check_features
-from trainer.rounds.parts import Learner
-from trainer.rounds.settings import is_above_zero
-from trainer.rounds.spec import RunSpec, feed_nothing, settled
-from trainer.rounds.view import size
+from onesweep.stages.errors import ConfigError
+from onesweep.trainer.blocks.config import TrainingConfig
+from onesweep.trainer.blocks.data import Corpus
+from onesweep.trainer.blocks.memory import saved_for_backward
+from onesweep.trainer.blocks.round_settings import CodecName, RoundSettings
+from onesweep.trainer.options import markdown
+from onesweep.trainer.planning.cost import (
+    RunTiming,
+    WorkerLink,
+    WorkerMemory,
+    coordinator_memory,
+    timing_of,
+    worker_memory,
+)
+from onesweep.trainer.planning.inventory import fit_width, numbers_of, take_inventory
+from onesweep.trainer.planning.traffic import ByteBounds, WorkerTraffic, bounds_of, traffic_of, wire_bytes
+from onesweep.trainer.rounds.features import check_features
+from onesweep.trainer.rounds.parts import Learner
+from onesweep.trainer.rounds.settings import is_above_zero
+from onesweep.trainer.rounds.spec import RunSpec, feed_nothing, settled
+from onesweep.trainer.rounds.view import size
 
 COARSE: tuple[CodecName, ...] = ("bf16", "int8", "e3m0")
 COPIES: tuple[CodecName, ...] = ("fp32", "int8")

@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stages.errors import ResumeError
-from trainer.rounds.store import LOG, Record, load_checked, read_log, update_path, version_path
+from onesweep.stages.errors import ResumeError
+from onesweep.trainer.rounds.store import LOG, Record, load_checked, read_log, update_path, version_path
 
 
 @dataclass

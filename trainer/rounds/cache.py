@@ -9,16 +9,16 @@ from pathlib import Path
 
 from torch import Tensor
 
-from stages.errors import CheckpointError, CodecError, InputError, ServiceError
-from trainer.blocks.config import TrainingConfig
-from trainer.blocks.round_settings import CodecName
-from trainer.blocks.state import digest
-from trainer.rounds.client import FileGoneError, RoundsClient
-from trainer.rounds.codecs import WHOLE, Shapes, Tensors, codec_named, receive
-from trainer.rounds.features import FeatureFormat
-from trainer.rounds.parts import FedPart, PartTask
-from trainer.rounds.transfer import Parcel
-from trainer.v1 import rounds_pb2
+from onesweep.stages.errors import CheckpointError, CodecError, InputError, ServiceError
+from onesweep.trainer.blocks.config import TrainingConfig
+from onesweep.trainer.blocks.round_settings import CodecName
+from onesweep.trainer.blocks.state import digest
+from onesweep.trainer.rounds.client import FileGoneError, RoundsClient
+from onesweep.trainer.rounds.codecs import WHOLE, Shapes, Tensors, codec_named, receive
+from onesweep.trainer.rounds.features import FeatureFormat
+from onesweep.trainer.rounds.parts import FedPart, PartTask
+from onesweep.trainer.rounds.transfer import Parcel
+from onesweep.trainer.v1 import rounds_pb2
 
 INCOMING = "incoming"
 FOLDER = "features"

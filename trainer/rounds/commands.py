@@ -11,11 +11,11 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stages.settings import add_flags, from_flags
-from stages.telemetry.observability import LOG_FORMATS, check_log_format, start_log
-from stages.wire.tls import add_server_options, security_of
-from stages.wire.tokens import add_token_options, token_of
-from trainer.options import (
+from onesweep.stages.settings import add_flags, from_flags
+from onesweep.stages.telemetry.observability import LOG_FORMATS, check_log_format, start_log
+from onesweep.stages.wire.tls import add_server_options, security_of
+from onesweep.stages.wire.tokens import add_token_options, token_of
+from onesweep.trainer.options import (
     add_config_options,
     add_data_options,
     add_device_option,
@@ -28,13 +28,19 @@ from trainer.options import (
     print_json,
     words,
 )
-from trainer.rounds.settings import CoordinatorSettings, SimulatedWorkers, Throttle, WatchSettings, WorkerSettings
+from onesweep.trainer.rounds.settings import (
+    CoordinatorSettings,
+    SimulatedWorkers,
+    Throttle,
+    WatchSettings,
+    WorkerSettings,
+)
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from trainer.rounds.client import RoundsClient
-    from trainer.rounds.comparison import ArmResult
+    from onesweep.trainer.rounds.client import RoundsClient
+    from onesweep.trainer.rounds.comparison import ArmResult
 
 
 # Modules that need torch are imported when a command runs.
@@ -76,8 +82,8 @@ def register_rounds(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
 
 def run_coordinate(options: argparse.Namespace) -> int:
     """Coordinate a run to its end."""
-    from trainer.blocks.config import load_config
-    from trainer.rounds.server import coordinate
+    from onesweep.trainer.blocks.config import load_config
+    from onesweep.trainer.rounds.server import coordinate
 
     start_log(check_log_format(options.log_format), "coordinator")
     settings = from_flags(CoordinatorSettings, options, security=security_of(options))
@@ -89,12 +95,12 @@ def run_coordinate(options: argparse.Namespace) -> int:
 
 def run_work(options: argparse.Namespace) -> int:
     """Work to the end of a run."""
-    from stages.errors import InputError
-    from stages.wire.channel import check_name
-    from trainer.blocks.config import load_config
-    from trainer.blocks.data import check_device
-    from trainer.rounds.spec import architecture_digest
-    from trainer.rounds.worker import work
+    from onesweep.stages.errors import InputError
+    from onesweep.stages.wire.channel import check_name
+    from onesweep.trainer.blocks.config import load_config
+    from onesweep.trainer.blocks.data import check_device
+    from onesweep.trainer.rounds.spec import architecture_digest
+    from onesweep.trainer.rounds.worker import work
 
     name = check_name(options.name or re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64], "--name")
     if options.part is not None and not 0 <= options.part < 2**32:
@@ -125,8 +131,8 @@ def run_rounds(options: argparse.Namespace) -> int:
     import json
     from collections import deque
 
-    from trainer.rounds.view import RATE_S, TerminalScreen, duration, lines_of, snapshot
-    from trainer.v1.rounds_pb2 import WatchUpdate
+    from onesweep.trainer.rounds.view import RATE_S, TerminalScreen, duration, lines_of, snapshot
+    from onesweep.trainer.v1.rounds_pb2 import WatchUpdate
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode has no bars
@@ -168,7 +174,7 @@ def _add_log_option(parser: argparse.ArgumentParser) -> None:
 
 def _link(options: argparse.Namespace, settings: WatchSettings, stop: threading.Event) -> RoundsClient:
     """Raises InputError."""
-    from trainer.rounds.client import RoundsClient
+    from onesweep.trainer.rounds.client import RoundsClient
 
     security = security_of(options)
     token = token_of(options, settings.coordinator, security.tls)
@@ -223,7 +229,7 @@ def run_train_rounds(options: argparse.Namespace) -> int:
     """Make rounds for every combination of what is varied; what is done already is not done again."""
     from dataclasses import asdict
 
-    from trainer.rounds.comparison import arms, run_arms, table, tally_table
+    from onesweep.trainer.rounds.comparison import arms, run_arms, table, tally_table
 
     config, fleet = config_of(options), from_flags(SimulatedWorkers, options)
     engines, varied = given({"engine": options.engine}), dict(options.vary)
@@ -251,7 +257,7 @@ def add_audit_options(parser: argparse.ArgumentParser) -> None:
 
 def run_audit(options: argparse.Namespace) -> int:
     """Check the log of rounds against its files; 1 with a line for each thing that should not be."""
-    from trainer.rounds.audit import audit
+    from onesweep.trainer.rounds.audit import audit
 
     found = audit(options.directory)
     for problem in found.problems:

@@ -15,18 +15,18 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from stages.checkpoint.checkpoint import replace_file
-from stages.errors import ConfigError
-from trainer.blocks.config import TrainingConfig
-from trainer.blocks.data import Corpus
-from trainer.blocks.memory import measure
-from trainer.options import markdown
-from trainer.rounds.features import FeatureReader
-from trainer.rounds.processes import GrpcEngine
-from trainer.rounds.settings import SimulatedWorkers
-from trainer.rounds.simulation import InProcessEngine, RoundsEngine, WorkerTally
-from trainer.rounds.spec import RunSpec, feed_nothing, replica_seed
-from trainer.rounds.torchft import TorchftEngine
+from onesweep.stages.checkpoint.checkpoint import replace_file
+from onesweep.stages.errors import ConfigError
+from onesweep.trainer.blocks.config import TrainingConfig
+from onesweep.trainer.blocks.data import Corpus
+from onesweep.trainer.blocks.memory import measure
+from onesweep.trainer.options import markdown
+from onesweep.trainer.rounds.features import FeatureReader
+from onesweep.trainer.rounds.processes import GrpcEngine
+from onesweep.trainer.rounds.settings import SimulatedWorkers
+from onesweep.trainer.rounds.simulation import InProcessEngine, RoundsEngine, WorkerTally
+from onesweep.trainer.rounds.spec import RunSpec, feed_nothing, replica_seed
+from onesweep.trainer.rounds.torchft import TorchftEngine
 
 INPROCESS = "inprocess"
 ENGINES: dict[str, type[RoundsEngine]] = {INPROCESS: InProcessEngine, "grpc": GrpcEngine, "torchft": TorchftEngine}

@@ -16,20 +16,20 @@ from mmap import mmap
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from stages.errors import CheckpointError, ConfigError
-from stages.threads import in_thread, to_its_end
-from stages.wire.status import exhausted, invalid
-from trainer.blocks.data import Corpus
-from trainer.rounds.features import FeatureReader
-from trainer.rounds.file_server import FeatureServer, WeightServer
-from trainer.rounds.ledger import Ledger
-from trainer.rounds.members import Member, Members
-from trainer.rounds.publishing import Publisher
-from trainer.rounds.settings import CoordinatorSettings
-from trainer.rounds.spec import RunSpec
-from trainer.rounds.update_intake import UpdateIntake, check_beat
-from trainer.v1 import rounds_pb2
-from trainer.v1.rounds_pb2 import Order
+from onesweep.stages.errors import CheckpointError, ConfigError
+from onesweep.stages.threads import in_thread, to_its_end
+from onesweep.stages.wire.status import exhausted, invalid
+from onesweep.trainer.blocks.data import Corpus
+from onesweep.trainer.rounds.features import FeatureReader
+from onesweep.trainer.rounds.file_server import FeatureServer, WeightServer
+from onesweep.trainer.rounds.ledger import Ledger
+from onesweep.trainer.rounds.members import Member, Members
+from onesweep.trainer.rounds.publishing import Publisher
+from onesweep.trainer.rounds.settings import CoordinatorSettings
+from onesweep.trainer.rounds.spec import RunSpec
+from onesweep.trainer.rounds.update_intake import UpdateIntake, check_beat
+from onesweep.trainer.v1 import rounds_pb2
+from onesweep.trainer.v1.rounds_pb2 import Order
 
 log = logging.getLogger(__name__)
 

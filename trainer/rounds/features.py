@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stages.errors import ConfigError
-from stages.model.block import Block, Codes
-from stages.model.codec import FEATURE_LIMIT, Int8
-from trainer.blocks.config import TrainingConfig
-from trainer.blocks.data import Corpus
-from trainer.rounds.codecs import Tensors, share
-from trainer.rounds.parts import block_name
-from trainer.rounds.transfer import MAX_FILE_BYTES
+from onesweep.stages.errors import ConfigError
+from onesweep.stages.model.block import Block, Codes
+from onesweep.stages.model.codec import FEATURE_LIMIT, Int8
+from onesweep.trainer.blocks.config import TrainingConfig
+from onesweep.trainer.blocks.data import Corpus
+from onesweep.trainer.rounds.codecs import Tensors, share
+from onesweep.trainer.rounds.parts import block_name
+from onesweep.trainer.rounds.transfer import MAX_FILE_BYTES
 
 CODEC = Int8()  # A scale a position: what hosts send each other
 

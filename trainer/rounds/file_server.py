@@ -13,20 +13,20 @@ from pathlib import Path
 
 import grpc
 
-from stages.checkpoint.checkpoint import replace_file
-from stages.errors import CheckpointError, Interrupted
-from stages.threads import in_low_priority_thread, to_its_end
-from stages.wire.status import StatusError
-from trainer.blocks.data import Corpus
-from trainer.blocks.round_settings import CodecName, RoundSettings
-from trainer.blocks.state import digest
-from trainer.rounds.codecs import WHOLE, Tensors, codec_named, publish, route, whole_size
-from trainer.rounds.features import FeatureReader, is_fed, names_before
-from trainer.rounds.ledger import KEPT_VERSIONS, Ledger
-from trainer.rounds.members import Place
-from trainer.rounds.spec import RunSpec, replica_seed
-from trainer.rounds.transfer import Parcel
-from trainer.v1 import rounds_pb2
+from onesweep.stages.checkpoint.checkpoint import replace_file
+from onesweep.stages.errors import CheckpointError, Interrupted
+from onesweep.stages.threads import in_low_priority_thread, to_its_end
+from onesweep.stages.wire.status import StatusError
+from onesweep.trainer.blocks.data import Corpus
+from onesweep.trainer.blocks.round_settings import CodecName, RoundSettings
+from onesweep.trainer.blocks.state import digest
+from onesweep.trainer.rounds.codecs import WHOLE, Tensors, codec_named, publish, route, whole_size
+from onesweep.trainer.rounds.features import FeatureReader, is_fed, names_before
+from onesweep.trainer.rounds.ledger import KEPT_VERSIONS, Ledger
+from onesweep.trainer.rounds.members import Place
+from onesweep.trainer.rounds.spec import RunSpec, replica_seed
+from onesweep.trainer.rounds.transfer import Parcel
+from onesweep.trainer.v1 import rounds_pb2
 
 log = logging.getLogger(__name__)
 

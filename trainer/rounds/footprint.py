@@ -11,16 +11,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from stages.errors import ConfigError, Interrupted, ServiceError
-from trainer.blocks.config import TrainingConfig
-from trainer.blocks.data import Corpus, load_corpus
-from trainer.rounds.client import RoundsClient
-from trainer.rounds.parts import Learner
-from trainer.rounds.processes import PRELOADED
-from trainer.rounds.server import coordinate
-from trainer.rounds.settings import CoordinatorSettings, WorkerSettings
-from trainer.rounds.spec import RunSpec
-from trainer.rounds.worker import work
+from onesweep.stages.errors import ConfigError, Interrupted, ServiceError
+from onesweep.trainer.blocks.config import TrainingConfig
+from onesweep.trainer.blocks.data import Corpus, load_corpus
+from onesweep.trainer.rounds.client import RoundsClient
+from onesweep.trainer.rounds.parts import Learner
+from onesweep.trainer.rounds.processes import PRELOADED
+from onesweep.trainer.rounds.server import coordinate
+from onesweep.trainer.rounds.settings import CoordinatorSettings, WorkerSettings
+from onesweep.trainer.rounds.spec import RunSpec
+from onesweep.trainer.rounds.worker import work
 
 # Enough for everything that is ever held: optimizer state, an update, a version that replaces another.
 ROUNDS, STEPS = 2, 2

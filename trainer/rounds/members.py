@@ -11,10 +11,10 @@ from typing import Any
 
 import grpc
 
-from stages.checkpoint.checkpoint import replace_file
-from stages.errors import ResumeError
-from stages.wire.status import StatusError
-from trainer.v1 import rounds_pb2
+from onesweep.stages.checkpoint.checkpoint import replace_file
+from onesweep.stages.errors import ResumeError
+from onesweep.stages.wire.status import StatusError
+from onesweep.trainer.v1 import rounds_pb2
 
 Record = dict[str, Any]
 

@@ -11,9 +11,9 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from trainer.blocks.round_settings import RoundSettings
-from trainer.rounds.codecs import Shapes, Tensors, add, norm, scale, shapes, subtract, under, zeros_like
-from trainer.rounds.store import Share, Update
+from onesweep.trainer.blocks.round_settings import RoundSettings
+from onesweep.trainer.rounds.codecs import Shapes, Tensors, add, norm, scale, shapes, subtract, under, zeros_like
+from onesweep.trainer.rounds.store import Share, Update
 
 MOMENTUM, COLLECTED, COUNT = "momentum.", "collected.", "count"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # ids and workers become file names and log lines

@@ -18,22 +18,22 @@ from typing import Any
 
 import torch
 
-from stages.errors import OnesweepError, ServiceError
-from trainer.blocks.config import TrainingConfig
-from trainer.blocks.data import Corpus
-from trainer.rounds.client import RoundsClient
-from trainer.rounds.codecs import Tensors
-from trainer.rounds.coordinator import MEMBERS
-from trainer.rounds.server import STORE, coordinate
-from trainer.rounds.settings import CoordinatorSettings, SimulatedWorkers, Throttle, WorkerSettings
-from trainer.rounds.simulation import RoundsTraffic, Trained, WorkerTally, check_real
-from trainer.rounds.spec import RunSpec
-from trainer.rounds.store import Record, Store, open_store
-from trainer.rounds.worker import work
+from onesweep.stages.errors import OnesweepError, ServiceError
+from onesweep.trainer.blocks.config import TrainingConfig
+from onesweep.trainer.blocks.data import Corpus
+from onesweep.trainer.rounds.client import RoundsClient
+from onesweep.trainer.rounds.codecs import Tensors
+from onesweep.trainer.rounds.coordinator import MEMBERS
+from onesweep.trainer.rounds.server import STORE, coordinate
+from onesweep.trainer.rounds.settings import CoordinatorSettings, SimulatedWorkers, Throttle, WorkerSettings
+from onesweep.trainer.rounds.simulation import RoundsTraffic, Trained, WorkerTally, check_real
+from onesweep.trainer.rounds.spec import RunSpec
+from onesweep.trainer.rounds.store import Record, Store, open_store
+from onesweep.trainer.rounds.worker import work
 
 # Imported once, by the server that processes are forked from: torch takes seconds, and so does the last, which every
 # process would import with its first optimizer.
-PRELOADED = ["trainer.rounds.processes", "trainer.rounds.torchft", "torch._dynamo"]
+PRELOADED = ["onesweep.trainer.rounds.processes", "onesweep.trainer.rounds.torchft", "torch._dynamo"]
 END_S = 30.0  # time that a process has to end after its last message
 
 Tell = Callable[[Any], None]

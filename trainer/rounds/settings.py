@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from stages.errors import ConfigError
-from stages.settings import check, flag
-from stages.wire.tls import LOOPBACK_ONLY, Security
+from onesweep.stages.errors import ConfigError
+from onesweep.stages.settings import check, flag
+from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
 
 # Modules that need torch are imported when a command runs, so nothing here may.
 

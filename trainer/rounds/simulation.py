@@ -9,19 +9,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from stages.errors import ConfigError
-from trainer.blocks.config import TrainingConfig
-from trainer.blocks.data import Corpus
-from trainer.blocks.round_settings import RoundSettings
-from trainer.rounds.codecs import ErrorFeedback, Tensors, codec_named, shapes, subtract
-from trainer.rounds.features import FeatureReader, names_before
-from trainer.rounds.file_server import CopyLine
-from trainer.rounds.ledger import Ledger
-from trainer.rounds.merging import Overlap
-from trainer.rounds.parts import FedPart, Learner, see
-from trainer.rounds.settings import SimulatedWorkers
-from trainer.rounds.spec import RunSpec, boundaries, replica_seed
-from trainer.rounds.store import Store, Update
+from onesweep.stages.errors import ConfigError
+from onesweep.trainer.blocks.config import TrainingConfig
+from onesweep.trainer.blocks.data import Corpus
+from onesweep.trainer.blocks.round_settings import RoundSettings
+from onesweep.trainer.rounds.codecs import ErrorFeedback, Tensors, codec_named, shapes, subtract
+from onesweep.trainer.rounds.features import FeatureReader, names_before
+from onesweep.trainer.rounds.file_server import CopyLine
+from onesweep.trainer.rounds.ledger import Ledger
+from onesweep.trainer.rounds.merging import Overlap
+from onesweep.trainer.rounds.parts import FedPart, Learner, see
+from onesweep.trainer.rounds.settings import SimulatedWorkers
+from onesweep.trainer.rounds.spec import RunSpec, boundaries, replica_seed
+from onesweep.trainer.rounds.store import Store, Update
 
 
 @dataclass

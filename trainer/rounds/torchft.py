@@ -25,16 +25,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from stages.errors import ConfigError, InputError
-from trainer.blocks.config import TrainingConfig
-from trainer.blocks.data import Corpus
-from trainer.blocks.round_settings import MAX_SECONDS, RoundSettings
-from trainer.rounds.codecs import Tensors, numel, shapes
-from trainer.rounds.parts import Learner
-from trainer.rounds.processes import SubprocessPool, Tell
-from trainer.rounds.settings import SimulatedWorkers, Throttle
-from trainer.rounds.simulation import RoundsTraffic, Trained, WorkerTally, check_real
-from trainer.rounds.spec import RunSpec, replica_seed
+from onesweep.stages.errors import ConfigError, InputError
+from onesweep.trainer.blocks.config import TrainingConfig
+from onesweep.trainer.blocks.data import Corpus
+from onesweep.trainer.blocks.round_settings import MAX_SECONDS, RoundSettings
+from onesweep.trainer.rounds.codecs import Tensors, numel, shapes
+from onesweep.trainer.rounds.parts import Learner
+from onesweep.trainer.rounds.processes import SubprocessPool, Tell
+from onesweep.trainer.rounds.settings import SimulatedWorkers, Throttle
+from onesweep.trainer.rounds.simulation import RoundsTraffic, Trained, WorkerTally, check_real
+from onesweep.trainer.rounds.spec import RunSpec, replica_seed
 
 QUIET = ("RUST_LOG", "error")  # torchft's servers log every heartbeat otherwise. To be set before it is imported.
 LOOPBACK = "127.0.0.1"

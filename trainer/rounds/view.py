@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from google.protobuf.message import Message
 
-from trainer.v1 import rounds_pb2
+from onesweep.trainer.v1 import rounds_pb2
 
 BARS = "▁▂▃▄▅▆▇█"
 

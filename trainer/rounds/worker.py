@@ -13,20 +13,27 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from stages.checkpoint.checkpoint import replace_file
-from stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
-from stages.errors import ConfigError, Interrupted, ResumeError, ServiceError
-from trainer.blocks.config import parse_config
-from trainer.blocks.data import Corpus, PlacedCorpus
-from trainer.blocks.state import exclusive
-from trainer.rounds.cache import FeatureClient, WeightCache
-from trainer.rounds.client import FileGoneError, Heartbeat, LeaseLostError, RoundsClient
-from trainer.rounds.codecs import Tensors
-from trainer.rounds.parts import Learner, place_on, see
-from trainer.rounds.settings import WorkerSettings
-from trainer.rounds.spec import DATA_KIND, RunSpec, boundaries, replica_seed
-from trainer.rounds.worker_state import STATE_NAME, Fragment, PendingUpdate, WorkerProgress, load_worker, save_worker
-from trainer.v1 import rounds_pb2
+from onesweep.stages.checkpoint.checkpoint import replace_file
+from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
+from onesweep.stages.errors import ConfigError, Interrupted, ResumeError, ServiceError
+from onesweep.trainer.blocks.config import parse_config
+from onesweep.trainer.blocks.data import Corpus, PlacedCorpus
+from onesweep.trainer.blocks.state import exclusive
+from onesweep.trainer.rounds.cache import FeatureClient, WeightCache
+from onesweep.trainer.rounds.client import FileGoneError, Heartbeat, LeaseLostError, RoundsClient
+from onesweep.trainer.rounds.codecs import Tensors
+from onesweep.trainer.rounds.parts import Learner, place_on, see
+from onesweep.trainer.rounds.settings import WorkerSettings
+from onesweep.trainer.rounds.spec import DATA_KIND, RunSpec, boundaries, replica_seed
+from onesweep.trainer.rounds.worker_state import (
+    STATE_NAME,
+    Fragment,
+    PendingUpdate,
+    WorkerProgress,
+    load_worker,
+    save_worker,
+)
+from onesweep.trainer.v1 import rounds_pb2
 
 log = logging.getLogger(__name__)
 

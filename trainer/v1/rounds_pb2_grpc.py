@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from trainer.v1 import rounds_pb2 as trainer_dot_v1_dot_rounds__pb2
+from onesweep.trainer.v1 import rounds_pb2 as onesweep_dot_trainer_dot_v1_dot_rounds__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in trainer/v1/rounds_pb2_grpc.py depends on'
+        + ' but the generated code in onesweep/trainer/v1/rounds_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,38 +36,38 @@ class RoundsServiceStub:
         """
         self.Join = channel.unary_unary(
                 '/trainer.v1.RoundsService/Join',
-                request_serializer=trainer_dot_v1_dot_rounds__pb2.JoinRequest.SerializeToString,
-                response_deserializer=trainer_dot_v1_dot_rounds__pb2.JoinResponse.FromString,
+                request_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.JoinRequest.SerializeToString,
+                response_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.JoinResponse.FromString,
                 _registered_method=True)
         self.Next = channel.unary_unary(
                 '/trainer.v1.RoundsService/Next',
-                request_serializer=trainer_dot_v1_dot_rounds__pb2.NextRequest.SerializeToString,
-                response_deserializer=trainer_dot_v1_dot_rounds__pb2.NextResponse.FromString,
+                request_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.NextRequest.SerializeToString,
+                response_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.NextResponse.FromString,
                 _registered_method=True)
         self.Fetch = channel.unary_stream(
                 '/trainer.v1.RoundsService/Fetch',
-                request_serializer=trainer_dot_v1_dot_rounds__pb2.FetchRequest.SerializeToString,
-                response_deserializer=trainer_dot_v1_dot_rounds__pb2.Piece.FromString,
+                request_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.FetchRequest.SerializeToString,
+                response_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.Piece.FromString,
                 _registered_method=True)
         self.Submit = channel.stream_stream(
                 '/trainer.v1.RoundsService/Submit',
-                request_serializer=trainer_dot_v1_dot_rounds__pb2.SubmitRequest.SerializeToString,
-                response_deserializer=trainer_dot_v1_dot_rounds__pb2.SubmitResponse.FromString,
+                request_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.SubmitRequest.SerializeToString,
+                response_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.SubmitResponse.FromString,
                 _registered_method=True)
         self.Beat = channel.unary_unary(
                 '/trainer.v1.RoundsService/Beat',
-                request_serializer=trainer_dot_v1_dot_rounds__pb2.BeatRequest.SerializeToString,
-                response_deserializer=trainer_dot_v1_dot_rounds__pb2.BeatResponse.FromString,
+                request_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.BeatRequest.SerializeToString,
+                response_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.BeatResponse.FromString,
                 _registered_method=True)
         self.Leave = channel.unary_unary(
                 '/trainer.v1.RoundsService/Leave',
-                request_serializer=trainer_dot_v1_dot_rounds__pb2.LeaveRequest.SerializeToString,
-                response_deserializer=trainer_dot_v1_dot_rounds__pb2.LeaveResponse.FromString,
+                request_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.LeaveRequest.SerializeToString,
+                response_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.LeaveResponse.FromString,
                 _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/trainer.v1.RoundsService/Watch',
-                request_serializer=trainer_dot_v1_dot_rounds__pb2.WatchRequest.SerializeToString,
-                response_deserializer=trainer_dot_v1_dot_rounds__pb2.WatchUpdate.FromString,
+                request_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.WatchRequest.SerializeToString,
+                response_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.WatchUpdate.FromString,
                 _registered_method=True)
 
 
@@ -133,38 +133,38 @@ def add_RoundsServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Join': grpc.unary_unary_rpc_method_handler(
                     servicer.Join,
-                    request_deserializer=trainer_dot_v1_dot_rounds__pb2.JoinRequest.FromString,
-                    response_serializer=trainer_dot_v1_dot_rounds__pb2.JoinResponse.SerializeToString,
+                    request_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.JoinRequest.FromString,
+                    response_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.JoinResponse.SerializeToString,
             ),
             'Next': grpc.unary_unary_rpc_method_handler(
                     servicer.Next,
-                    request_deserializer=trainer_dot_v1_dot_rounds__pb2.NextRequest.FromString,
-                    response_serializer=trainer_dot_v1_dot_rounds__pb2.NextResponse.SerializeToString,
+                    request_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.NextRequest.FromString,
+                    response_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.NextResponse.SerializeToString,
             ),
             'Fetch': grpc.unary_stream_rpc_method_handler(
                     servicer.Fetch,
-                    request_deserializer=trainer_dot_v1_dot_rounds__pb2.FetchRequest.FromString,
-                    response_serializer=trainer_dot_v1_dot_rounds__pb2.Piece.SerializeToString,
+                    request_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.FetchRequest.FromString,
+                    response_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.Piece.SerializeToString,
             ),
             'Submit': grpc.stream_stream_rpc_method_handler(
                     servicer.Submit,
-                    request_deserializer=trainer_dot_v1_dot_rounds__pb2.SubmitRequest.FromString,
-                    response_serializer=trainer_dot_v1_dot_rounds__pb2.SubmitResponse.SerializeToString,
+                    request_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.SubmitRequest.FromString,
+                    response_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.SubmitResponse.SerializeToString,
             ),
             'Beat': grpc.unary_unary_rpc_method_handler(
                     servicer.Beat,
-                    request_deserializer=trainer_dot_v1_dot_rounds__pb2.BeatRequest.FromString,
-                    response_serializer=trainer_dot_v1_dot_rounds__pb2.BeatResponse.SerializeToString,
+                    request_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.BeatRequest.FromString,
+                    response_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.BeatResponse.SerializeToString,
             ),
             'Leave': grpc.unary_unary_rpc_method_handler(
                     servicer.Leave,
-                    request_deserializer=trainer_dot_v1_dot_rounds__pb2.LeaveRequest.FromString,
-                    response_serializer=trainer_dot_v1_dot_rounds__pb2.LeaveResponse.SerializeToString,
+                    request_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.LeaveRequest.FromString,
+                    response_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.LeaveResponse.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
-                    request_deserializer=trainer_dot_v1_dot_rounds__pb2.WatchRequest.FromString,
-                    response_serializer=trainer_dot_v1_dot_rounds__pb2.WatchUpdate.SerializeToString,
+                    request_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.WatchRequest.FromString,
+                    response_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.WatchUpdate.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -192,8 +192,8 @@ class RoundsService:
             request,
             target,
             '/trainer.v1.RoundsService/Join',
-            trainer_dot_v1_dot_rounds__pb2.JoinRequest.SerializeToString,
-            trainer_dot_v1_dot_rounds__pb2.JoinResponse.FromString,
+            onesweep_dot_trainer_dot_v1_dot_rounds__pb2.JoinRequest.SerializeToString,
+            onesweep_dot_trainer_dot_v1_dot_rounds__pb2.JoinResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -219,8 +219,8 @@ class RoundsService:
             request,
             target,
             '/trainer.v1.RoundsService/Next',
-            trainer_dot_v1_dot_rounds__pb2.NextRequest.SerializeToString,
-            trainer_dot_v1_dot_rounds__pb2.NextResponse.FromString,
+            onesweep_dot_trainer_dot_v1_dot_rounds__pb2.NextRequest.SerializeToString,
+            onesweep_dot_trainer_dot_v1_dot_rounds__pb2.NextResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -246,8 +246,8 @@ class RoundsService:
             request,
             target,
             '/trainer.v1.RoundsService/Fetch',
-            trainer_dot_v1_dot_rounds__pb2.FetchRequest.SerializeToString,
-            trainer_dot_v1_dot_rounds__pb2.Piece.FromString,
+            onesweep_dot_trainer_dot_v1_dot_rounds__pb2.FetchRequest.SerializeToString,
+            onesweep_dot_trainer_dot_v1_dot_rounds__pb2.Piece.FromString,
             options,
             channel_credentials,
             insecure,
@@ -273,8 +273,8 @@ class RoundsService:
             request_iterator,
             target,
             '/trainer.v1.RoundsService/Submit',
-            trainer_dot_v1_dot_rounds__pb2.SubmitRequest.SerializeToString,
-            trainer_dot_v1_dot_rounds__pb2.SubmitResponse.FromString,
+            onesweep_dot_trainer_dot_v1_dot_rounds__pb2.SubmitRequest.SerializeToString,
+            onesweep_dot_trainer_dot_v1_dot_rounds__pb2.SubmitResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -300,8 +300,8 @@ class RoundsService:
             request,
             target,
             '/trainer.v1.RoundsService/Beat',
-            trainer_dot_v1_dot_rounds__pb2.BeatRequest.SerializeToString,
-            trainer_dot_v1_dot_rounds__pb2.BeatResponse.FromString,
+            onesweep_dot_trainer_dot_v1_dot_rounds__pb2.BeatRequest.SerializeToString,
+            onesweep_dot_trainer_dot_v1_dot_rounds__pb2.BeatResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -327,8 +327,8 @@ class RoundsService:
             request,
             target,
             '/trainer.v1.RoundsService/Leave',
-            trainer_dot_v1_dot_rounds__pb2.LeaveRequest.SerializeToString,
-            trainer_dot_v1_dot_rounds__pb2.LeaveResponse.FromString,
+            onesweep_dot_trainer_dot_v1_dot_rounds__pb2.LeaveRequest.SerializeToString,
+            onesweep_dot_trainer_dot_v1_dot_rounds__pb2.LeaveResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -354,8 +354,8 @@ class RoundsService:
             request,
             target,
             '/trainer.v1.RoundsService/Watch',
-            trainer_dot_v1_dot_rounds__pb2.WatchRequest.SerializeToString,
-            trainer_dot_v1_dot_rounds__pb2.WatchUpdate.FromString,
+            onesweep_dot_trainer_dot_v1_dot_rounds__pb2.WatchRequest.SerializeToString,
+            onesweep_dot_trainer_dot_v1_dot_rounds__pb2.WatchUpdate.FromString,
             options,
             channel_credentials,
             insecure,

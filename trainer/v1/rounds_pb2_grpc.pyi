@@ -11,7 +11,7 @@ longer the worker's; join again. UNAVAILABLE: the coordinator is stopping; try a
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from trainer.v1 import rounds_pb2 as _rounds_pb2
+from onesweep.trainer.v1 import rounds_pb2 as _rounds_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

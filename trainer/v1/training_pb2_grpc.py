@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from trainer.v1 import training_pb2 as trainer_dot_v1_dot_training__pb2
+from onesweep.trainer.v1 import training_pb2 as onesweep_dot_trainer_dot_v1_dot_training__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in trainer/v1/training_pb2_grpc.py depends on'
+        + ' but the generated code in onesweep/trainer/v1/training_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,8 +36,8 @@ class TrainingServiceStub:
         """
         self.Progress = channel.unary_stream(
                 '/trainer.v1.TrainingService/Progress',
-                request_serializer=trainer_dot_v1_dot_training__pb2.ProgressRequest.SerializeToString,
-                response_deserializer=trainer_dot_v1_dot_training__pb2.ProgressUpdate.FromString,
+                request_serializer=onesweep_dot_trainer_dot_v1_dot_training__pb2.ProgressRequest.SerializeToString,
+                response_deserializer=onesweep_dot_trainer_dot_v1_dot_training__pb2.ProgressUpdate.FromString,
                 _registered_method=True)
 
 
@@ -57,8 +57,8 @@ def add_TrainingServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Progress': grpc.unary_stream_rpc_method_handler(
                     servicer.Progress,
-                    request_deserializer=trainer_dot_v1_dot_training__pb2.ProgressRequest.FromString,
-                    response_serializer=trainer_dot_v1_dot_training__pb2.ProgressUpdate.SerializeToString,
+                    request_deserializer=onesweep_dot_trainer_dot_v1_dot_training__pb2.ProgressRequest.FromString,
+                    response_serializer=onesweep_dot_trainer_dot_v1_dot_training__pb2.ProgressUpdate.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -86,8 +86,8 @@ class TrainingService:
             request,
             target,
             '/trainer.v1.TrainingService/Progress',
-            trainer_dot_v1_dot_training__pb2.ProgressRequest.SerializeToString,
-            trainer_dot_v1_dot_training__pb2.ProgressUpdate.FromString,
+            onesweep_dot_trainer_dot_v1_dot_training__pb2.ProgressRequest.SerializeToString,
+            onesweep_dot_trainer_dot_v1_dot_training__pb2.ProgressUpdate.FromString,
             options,
             channel_credentials,
             insecure,

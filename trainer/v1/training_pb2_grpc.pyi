@@ -5,7 +5,7 @@ The contract between a running training and those who watch it. Read-only: nothi
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from trainer.v1 import training_pb2 as _training_pb2
+from onesweep.trainer.v1 import training_pb2 as _training_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from serving.modes.drafters.base import LocalModel
-from serving.modes.drafters.neural import NeuralModel
-from serving.modes.drafters.ngram import NgramDrafter
-from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, tokenizer_id
-from stages.checkpoint.bundle import NGRAM_NAME, find_bundle
-from stages.checkpoint.manifest import read_manifest
+from onesweep.serving.modes.drafters.base import LocalModel
+from onesweep.serving.modes.drafters.neural import NeuralModel
+from onesweep.serving.modes.drafters.ngram import NgramDrafter
+from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, tokenizer_id
+from onesweep.stages.checkpoint.bundle import NGRAM_NAME, find_bundle
+from onesweep.stages.checkpoint.manifest import read_manifest
 
 MODEL, NGRAM = "model", "ngram"
 

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stages.model.randomness import sample_symbols
-from stages.model.vocabulary import Alphabet
-from stages.wire.status import StatusError
+from onesweep.stages.model.randomness import sample_symbols
+from onesweep.stages.model.vocabulary import Alphabet
+from onesweep.stages.wire.status import StatusError
 
 # Written before other requests get a turn.
 SYMBOLS_PER_TURN = 8

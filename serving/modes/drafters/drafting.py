@@ -7,11 +7,11 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from serving.modes.drafters.base import LocalSequence
-from serving.modes.drafters.tree import FORGET, DraftLength, DraftPlan, TreeGrower, chosen
-from serving.router.accounting import Account
-from stages.model.speculation import DraftTree, first_branch
-from stages.model.vocabulary import BYTES, Alphabet
+from onesweep.serving.modes.drafters.base import LocalSequence
+from onesweep.serving.modes.drafters.tree import FORGET, DraftLength, DraftPlan, TreeGrower, chosen
+from onesweep.serving.router.accounting import Account
+from onesweep.stages.model.speculation import DraftTree, first_branch
+from onesweep.stages.model.vocabulary import BYTES, Alphabet
 
 # Most that is guessed at once where a refused guess is all that ends a run.
 MAX_RUN = 64

@@ -9,15 +9,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from serving.modes.drafters.base import Forks, LocalModel, LocalText
-from serving.modes.tokenizer import tokenizer_id
-from stages.backends import drafting_runner
-from stages.backends.base import CleanPiece, Continuations, DraftingRunner
-from stages.checkpoint.checkpoint import load_stage
-from stages.checkpoint.manifest import read_manifest
-from stages.model.pipeline import new_caches
-from stages.model.prefill import split_reads
-from stages.model.vocabulary import Alphabet
+from onesweep.serving.modes.drafters.base import Forks, LocalModel, LocalText
+from onesweep.serving.modes.tokenizer import tokenizer_id
+from onesweep.stages.backends import drafting_runner
+from onesweep.stages.backends.base import CleanPiece, Continuations, DraftingRunner
+from onesweep.stages.checkpoint.checkpoint import load_stage
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.model.pipeline import new_caches
+from onesweep.stages.model.prefill import split_reads
+from onesweep.stages.model.vocabulary import Alphabet
 
 
 class NeuralModel(LocalModel):

@@ -15,12 +15,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from torch import Tensor
 
-from serving.modes.drafters.base import Forks, LocalModel, LocalText
-from serving.modes.tokenizer import BYTES_NAME, Tokenizer
-from stages.checkpoint.checkpoint import file_digest
-from stages.errors import CheckpointError, InputError
-from stages.model.vocabulary import Alphabet
-from stages.wire.secret_files import PUBLIC, write_file
+from onesweep.serving.modes.drafters.base import Forks, LocalModel, LocalText
+from onesweep.serving.modes.tokenizer import BYTES_NAME, Tokenizer
+from onesweep.stages.checkpoint.checkpoint import file_digest
+from onesweep.stages.errors import CheckpointError, InputError
+from onesweep.stages.model.vocabulary import Alphabet
+from onesweep.stages.wire.secret_files import PUBLIC, write_file
 
 MIN_ORDER, MAX_ORDER = 2, 8
 # Of text that a model is fitted to: no level has more n-grams.

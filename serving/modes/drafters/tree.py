@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from serving.modes.drafters.base import LocalText
-from stages.model.randomness import gumbels
-from stages.model.speculation import MAX_DRAFT_TREE
-from stages.model.vocabulary import Alphabet
+from onesweep.serving.modes.drafters.base import LocalText
+from onesweep.stages.model.randomness import gumbels
+from onesweep.stages.model.speculation import MAX_DRAFT_TREE
+from onesweep.stages.model.vocabulary import Alphabet
 
 # What guesses are worth: how likely they stand, against what a sweep, a guess in it and its drafting take.
 

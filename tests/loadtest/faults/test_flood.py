@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.faults.flood import FloodResult, FloodSettings, flood_notes, flood_record, in_common, run_flood
-from loadtest.load.accounting import figures_of
-from loadtest.load.generator import Recording
-from loadtest.load.plan import LoadSettings, Window
-from loadtest.load.run import LoadResult
-from loadtest.workload.prompts import seeded_prompts
-from loadtest.workload.testbed import TestbedSettings, open_testbed
-from loadtest.workload.texts import Texts
-from stages.errors import ServiceError
+from onesweep.loadtest.faults.flood import FloodResult, FloodSettings, flood_notes, flood_record, in_common, run_flood
+from onesweep.loadtest.load.accounting import figures_of
+from onesweep.loadtest.load.generator import Recording
+from onesweep.loadtest.load.plan import LoadSettings, Window
+from onesweep.loadtest.load.run import LoadResult
+from onesweep.loadtest.workload.prompts import seeded_prompts
+from onesweep.loadtest.workload.testbed import TestbedSettings, open_testbed
+from onesweep.loadtest.workload.texts import Texts
+from onesweep.stages.errors import ServiceError
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from loadtest.faults.growth import LEAST_SAMPLES, slope_of
+from onesweep.loadtest.faults.growth import LEAST_SAMPLES, slope_of
 
 
 def test_a_straight_line_is_found_exactly() -> None:

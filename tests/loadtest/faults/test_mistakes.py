@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.lab.lab import lab_problem
-from serving.cli.__main__ import main
+from onesweep.loadtest.lab.lab import lab_problem
+from onesweep.serving.cli.__main__ import main
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.faults.process import Program, answer_of, open_disk
-from loadtest.workload.testbed import open_network
-from stages.errors import OnesweepError
+from onesweep.loadtest.faults.process import Program, answer_of, open_disk
+from onesweep.loadtest.workload.testbed import open_network
+from onesweep.stages.errors import OnesweepError
 
 SPEAKS = "import time; print('here', flush=True); time.sleep(600)"
 PATIENCE_S = 100.0
 OWNER = """
 import pathlib, sys
-from loadtest.faults.process import open_disk
+from onesweep.loadtest.faults.process import open_disk
 with open_disk(pathlib.Path(sys.argv[1])) as disk:
     (disk.path / "file").write_bytes(bytes(5000))
     print(disk.path, flush=True)
@@ -134,9 +134,9 @@ while not (path / "end").exists():
 
 
 def test_a_command_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadtest.faults.process.MODULE", ["-c", "import sys; sys.exit('onesweep: no luck')"])
+    monkeypatch.setattr("onesweep.loadtest.faults.process.MODULE", ["-c", "import sys; sys.exit('onesweep: no luck')"])
     with pytest.raises(OnesweepError, match=r"^no luck$"):
         answer_of(["plan"], 60.0)
-    monkeypatch.setattr("loadtest.faults.process.MODULE", ["-c", "import time; time.sleep(600)"])
+    monkeypatch.setattr("onesweep.loadtest.faults.process.MODULE", ["-c", "import time; time.sleep(600)"])
     with pytest.raises(OnesweepError, match="`onesweep plan` has not ended after 0 s"):
         answer_of(["plan"], 0.2)

@@ -12,13 +12,13 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from loadtest.faults.byzantine_worker import LIES
-from loadtest.faults.proof import STATE, Statement, StateReader, handed_in, prove, tensors_digest
-from loadtest.faults.training_observer import LogEntry
-from loadtest.faults.training_report import outcomes_by_lie
-from loadtest.faults.training_run import TrainingFaultRecord, final_nats, refusals, with_waits
-from trainer.blocks.state import digest
-from trainer.rounds.codecs import TensorCodec, codec_named, shapes
+from onesweep.loadtest.faults.byzantine_worker import LIES
+from onesweep.loadtest.faults.proof import STATE, Statement, StateReader, handed_in, prove, tensors_digest
+from onesweep.loadtest.faults.training_observer import LogEntry
+from onesweep.loadtest.faults.training_report import outcomes_by_lie
+from onesweep.loadtest.faults.training_run import TrainingFaultRecord, final_nats, refusals, with_waits
+from onesweep.trainer.blocks.state import digest
+from onesweep.trainer.rounds.codecs import TensorCodec, codec_named, shapes
 
 TENSORS = {"b": np.ones((2, 3), np.float32), "a": np.float32([1, 2])}
 

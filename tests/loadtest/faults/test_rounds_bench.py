@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.faults.rounds_bench import (
+from onesweep.loadtest.faults.rounds_bench import (
     WorkerLoad,
     check_bench,
     measure_rounds,
@@ -24,13 +24,13 @@ from loadtest.faults.rounds_bench import (
     with_uplinks,
     worker_loads,
 )
-from loadtest.faults.settings import SIX_WORKERS, RoundsBenchSettings
-from loadtest.faults.training_observer import LogEntry, RunView
-from loadtest.lab.profile import ROUTER, profile_named
-from serving.cli.__main__ import build_parser
-from stages.errors import InputError
-from trainer.planning.cost import LINKS
-from trainer.v1.rounds_pb2 import WatchUpdate, WorkerStatus
+from onesweep.loadtest.faults.settings import SIX_WORKERS, RoundsBenchSettings
+from onesweep.loadtest.faults.training_observer import LogEntry, RunView
+from onesweep.loadtest.lab.profile import ROUTER, profile_named
+from onesweep.serving.cli.__main__ import build_parser
+from onesweep.stages.errors import InputError
+from onesweep.trainer.planning.cost import LINKS
+from onesweep.trainer.v1.rounds_pb2 import WatchUpdate, WorkerStatus
 
 SHIPPED = ("lan", "links-20", "links-60", "links-150", "three-regions", "consumer")
 
@@ -144,8 +144,8 @@ def answered_here(arguments: Sequence[str], within_s: float) -> dict[str, Any]:
 @pytest.mark.timeout(400)
 def test_what_was_planned_is_what_was_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # such a run is over before a worker has reported twice how busy it was
-    monkeypatch.setattr("loadtest.faults.rounds_bench.worker_loads", lambda *_: [WorkerLoad("w0", 0.9, 0.05)])
-    monkeypatch.setattr("loadtest.faults.rounds_bench.answer_of", answered_here)
+    monkeypatch.setattr("onesweep.loadtest.faults.rounds_bench.worker_loads", lambda *_: [WorkerLoad("w0", 0.9, 0.05)])
+    monkeypatch.setattr("onesweep.loadtest.faults.rounds_bench.answer_of", answered_here)
     (tmp_path / "run.toml").write_text(SETTINGS)
     bench = RoundsBenchSettings(
         config=tmp_path / "run.toml", profile="loopback", up_mbps=None, pace_s=0.02, within_s=300.0

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from loadtest.faults.base import FaultRecord
-from loadtest.faults.clients import (
+from onesweep.loadtest.faults.base import FaultRecord
+from onesweep.loadtest.faults.clients import (
     LATE,
     OK,
     Answer,
@@ -20,7 +20,7 @@ from loadtest.faults.clients import (
     seeded_requests,
     to_line,
 )
-from loadtest.faults.serving_ledger import (
+from onesweep.loadtest.faults.serving_ledger import (
     Fate,
     RightTexts,
     ServingFaultRecord,

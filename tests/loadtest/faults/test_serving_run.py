@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.faults.serving_report import chaos_record, serving_report, verdict
-from loadtest.faults.serving_run import run_chaos
-from loadtest.faults.serving_testbed import make_second, second_problem
-from loadtest.faults.settings import ChaosSettings
-from loadtest.lab.lab import lab_problem
-from loadtest.report.record import this_machine
-from loadtest.workload.testbed import LOOPBACK
-from serving.cli.deployment import SHIPPED
-from serving.modes.frontier import read_frontier
-from stages.checkpoint.bundle import FRONTIER_NAME, find_bundle
-from stages.checkpoint.manifest import read_manifest
+from onesweep.loadtest.faults.serving_report import chaos_record, serving_report, verdict
+from onesweep.loadtest.faults.serving_run import run_chaos
+from onesweep.loadtest.faults.serving_testbed import make_second, second_problem
+from onesweep.loadtest.faults.settings import ChaosSettings
+from onesweep.loadtest.lab.lab import lab_problem
+from onesweep.loadtest.report.record import this_machine
+from onesweep.loadtest.workload.testbed import LOOPBACK
+from onesweep.serving.cli.deployment import SHIPPED
+from onesweep.serving.modes.frontier import read_frontier
+from onesweep.stages.checkpoint.bundle import FRONTIER_NAME, find_bundle
+from onesweep.stages.checkpoint.manifest import read_manifest
 
 MODES = ("chunked", "verified", "ar")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.faults.training_observer import FIRST_DIGEST, LogFollower, RunView
-from stages.errors import ServiceError
+from onesweep.loadtest.faults.training_observer import FIRST_DIGEST, LogFollower, RunView
+from onesweep.stages.errors import ServiceError
 
 
 def chained(records: list[dict[str, object]]) -> list[bytes]:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.faults.settings import DemoSettings, TrainingChaosSettings
-from loadtest.faults.training_demo import train_and_serve
-from loadtest.faults.training_report import training_record, training_report, verdict
-from loadtest.faults.training_run import UndisturbedRun, check_training_chaos, run_training_chaos
-from loadtest.report.record import this_machine
-from stages.errors import InputError
+from onesweep.loadtest.faults.settings import DemoSettings, TrainingChaosSettings
+from onesweep.loadtest.faults.training_demo import train_and_serve
+from onesweep.loadtest.faults.training_report import training_record, training_report, verdict
+from onesweep.loadtest.faults.training_run import UndisturbedRun, check_training_chaos, run_training_chaos
+from onesweep.loadtest.report.record import this_machine
+from onesweep.stages.errors import InputError
 
 RUN = """
 sequences = 2

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from loadtest.lab.lab import lab_problem
-from loadtest.quality.panel import JUDGED, QualityRow
-from loadtest.report.table import Estimate
-from serving.cli.__main__ import main
-from serving.modes.frontier import read_frontier
-from stages.checkpoint.manifest import read_manifest
+from onesweep.loadtest.lab.lab import lab_problem
+from onesweep.loadtest.quality.panel import JUDGED, QualityRow
+from onesweep.loadtest.report.table import Estimate
+from onesweep.serving.cli.__main__ import main
+from onesweep.serving.modes.frontier import read_frontier
+from onesweep.stages.checkpoint.manifest import read_manifest
 
 needs_a_lab = pytest.mark.skipif(bool(lab_problem()), reason=lab_problem() or "there is one")
 
@@ -60,8 +60,8 @@ def test_refused_with_a_sentence(
     options: tuple[object, ...],
     says: str,
 ) -> None:
-    monkeypatch.setattr("loadtest.workload.testbed.temporary_lab", lambda *_: pytest.fail("a lab was made"))
-    monkeypatch.setattr("loadtest.frontier.run.lab_problem", lambda: "")
+    monkeypatch.setattr("onesweep.loadtest.workload.testbed.temporary_lab", lambda *_: pytest.fail("a lab was made"))
+    monkeypatch.setattr("onesweep.loadtest.frontier.run.lab_problem", lambda: "")
     given = () if "--quality" in options else ("--quality", quality(tmp_path / "q.json", bundle))
     assert main(frontier(bundle, *given, *options)) == 2
     out, err = capsys.readouterr()
@@ -84,7 +84,7 @@ def test_other_weights(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_no_lab_can_be_made(
     bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loadtest.frontier.run.lab_problem", lambda: "there is no /dev/net/tun")
+    monkeypatch.setattr("onesweep.loadtest.frontier.run.lab_problem", lambda: "there is no /dev/net/tun")
     assert main(frontier(bundle, "--quality", quality(tmp_path / "q.json", bundle))) == 1
     assert capsys.readouterr().err == "onesweep: there is no /dev/net/tun\n"
 

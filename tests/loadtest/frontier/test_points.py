@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from loadtest.frontier.points import (
+from onesweep.loadtest.frontier.points import (
     AutoPoint,
     Point,
     auto_point_of,
@@ -16,12 +16,12 @@ from loadtest.frontier.points import (
     usual_budgets_ms,
     with_pareto,
 )
-from loadtest.frontier.report import AUTO, failures, frontier_picture, points_table
-from loadtest.frontier.worth import Worth
-from loadtest.latency.interleave import Sample
-from loadtest.quality.generation import parse_arm
-from loadtest.quality.panel import JUDGED
-from serving.modes import MODES
+from onesweep.loadtest.frontier.report import AUTO, failures, frontier_picture, points_table
+from onesweep.loadtest.frontier.worth import Worth
+from onesweep.loadtest.latency.interleave import Sample
+from onesweep.loadtest.quality.generation import parse_arm
+from onesweep.loadtest.quality.panel import JUDGED
+from onesweep.serving.modes import MODES
 
 PROFILE = "links-60"
 

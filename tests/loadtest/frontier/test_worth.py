@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from loadtest.frontier.points import frontier_of, option_of
-from loadtest.frontier.worth import Ranking, ranking_of, read_ranking
-from loadtest.latency.interleave import Sample
-from loadtest.quality.generation import parse_arms
-from loadtest.quality.panel import AT_HUMAN_ENTROPY, GRAMS, JUDGED, QualityRow
-from loadtest.report.table import Estimate
-from serving.modes import MODES
-from stages.errors import InputError
+from onesweep.loadtest.frontier.points import frontier_of, option_of
+from onesweep.loadtest.frontier.worth import Ranking, ranking_of, read_ranking
+from onesweep.loadtest.latency.interleave import Sample
+from onesweep.loadtest.quality.generation import parse_arms
+from onesweep.loadtest.quality.panel import AT_HUMAN_ENTROPY, GRAMS, JUDGED, QualityRow
+from onesweep.loadtest.report.table import Estimate
+from onesweep.serving.modes import MODES
+from onesweep.stages.errors import InputError
 
 
 def row(spec: str, bits: float, grams: float = 9.0, matched: float | None = None, **values: Any) -> dict[str, Any]:

@@ -17,18 +17,18 @@ import grpc
 import grpc.aio
 import pytest
 
-from serving.modes.frontier import read_frontier
-from serving.router.paths import HostLink
-from serving.router.topology import HostEntry, local_topology, read_topology
-from stages.errors import InputError
-from stages.host.parts import HostPlan, plan_host
-from stages.host.validation import MAX_NUMBER, check_timings, parse_hop
-from stages.v1 import stage_pb2, stage_pb2_grpc
-from stages.wire.channel import new_server, open_channel
-from stages.wire.hop_stream import Relay
-from stages.wire.messages import put_work, work_of
-from stages.wire.status import RETRY_AFTER, StatusError, retry_after_ms
-from stages.wire.tokens import read_tokens
+from onesweep.serving.modes.frontier import read_frontier
+from onesweep.serving.router.paths import HostLink
+from onesweep.serving.router.topology import HostEntry, local_topology, read_topology
+from onesweep.stages.errors import InputError
+from onesweep.stages.host.parts import HostPlan, plan_host
+from onesweep.stages.host.validation import MAX_NUMBER, check_timings, parse_hop
+from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
+from onesweep.stages.wire.channel import new_server, open_channel
+from onesweep.stages.wire.hop_stream import Relay
+from onesweep.stages.wire.messages import put_work, work_of
+from onesweep.stages.wire.status import RETRY_AFTER, StatusError, retry_after_ms
+from onesweep.stages.wire.tokens import read_tokens
 from tests.stages.hops import step
 from tests.stages.scripted_server import Answering, take
 
@@ -225,9 +225,9 @@ def test_a_number_larger_than_any_float_is_a_mistake_in_a_frontier(tmp_path: Pat
 @pytest.fixture
 def gateway(servers: Any) -> int:
     pytest.importorskip("fastapi", reason="the extra `http` is not installed")
-    from serving.cli.ports import free_port_block
-    from serving.gateway.app import run_gateway
-    from serving.gateway.commands import HttpSettings
+    from onesweep.serving.cli.ports import free_port_block
+    from onesweep.serving.gateway.app import run_gateway
+    from onesweep.serving.gateway.commands import HttpSettings
 
     port = free_port_block(2)
     servers.run(lambda stop: run_gateway(HttpSettings(f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"), stop))
@@ -253,7 +253,7 @@ def test_a_head_that_never_ends_is_not_waited_for(
     gateway: int, first: bytes, head: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`first`: a whole request before it on its connection."""
-    from stages.wire import web_server
+    from onesweep.stages.wire import web_server
 
     monkeypatch.setattr(web_server, "HEAD_S", 0.2)
     with socket.create_connection(("127.0.0.1", gateway), timeout=CALL_S) as connected:

@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from loadtest.fuzz.inputs import Inputs, changed, damaged, drawn
-from serving.v1 import router_pb2
-from stages.v1 import stage_pb2
-from stages.wire.messages import put_work, work_of
+from onesweep.loadtest.fuzz.inputs import Inputs, changed, damaged, drawn
+from onesweep.serving.v1 import router_pb2
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.messages import put_work, work_of
 from tests.stages.hops import step
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import psutil
 import pytest
 
-from loadtest.fuzz import answers, healthy
-from loadtest.fuzz.base import SAMPLE_BYTES, TargetTally
-from loadtest.fuzz.run import check_empty
-from loadtest.fuzz.testbed import ProcessWatch
-from serving.cli.__main__ import main
-from serving.cli.ports import free_port_block
+from onesweep.loadtest.fuzz import answers, healthy
+from onesweep.loadtest.fuzz.base import SAMPLE_BYTES, TargetTally
+from onesweep.loadtest.fuzz.run import check_empty
+from onesweep.loadtest.fuzz.testbed import ProcessWatch
+from onesweep.serving.cli.__main__ import main
+from onesweep.serving.cli.ports import free_port_block
 
 
 @pytest.mark.slow

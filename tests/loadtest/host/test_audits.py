@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from loadtest.faults.faulty_host import turned
-from loadtest.host.audits import AuditBench, AuditCost, AuditFigures, CatchResult, cost_of, is_caught
-from loadtest.host.benchmark import TextDiffers
-from loadtest.host.settings import AuditSettings
-from serving.cli.__main__ import main
-from serving.v1 import router_pb2
-from stages.errors import ServiceError
-from stages.model.codec import CODECS, HIDDEN, StateCodec
+from onesweep.loadtest.faults.faulty_host import turned
+from onesweep.loadtest.host.audits import AuditBench, AuditCost, AuditFigures, CatchResult, cost_of, is_caught
+from onesweep.loadtest.host.benchmark import TextDiffers
+from onesweep.loadtest.host.settings import AuditSettings
+from onesweep.serving.cli.__main__ import main
+from onesweep.serving.v1 import router_pb2
+from onesweep.stages.errors import ServiceError
+from onesweep.stages.model.codec import CODECS, HIDDEN, StateCodec
 
 
 @pytest.mark.parametrize("codec", [*CODECS.values(), *HIDDEN.values()], ids=lambda codec: type(codec).__name__)

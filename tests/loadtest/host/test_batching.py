@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.host.batching import BatchingBench, BatchingFigures
-from loadtest.host.settings import BatchingSettings
-from serving.cli.__main__ import main
+from onesweep.loadtest.host.batching import BatchingBench, BatchingFigures
+from onesweep.loadtest.host.settings import BatchingSettings
+from onesweep.serving.cli.__main__ import main
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.cli.__main__ import main
+from onesweep.serving.cli.__main__ import main
 from tests.stages.model.tiny_llama import tiny_tokenizer
 
 pytest.importorskip("tokenizers")
@@ -92,10 +92,12 @@ def test_a_model_of_bytes_was_not_imported(bundle: Path, tmp_path: Path, capsys:
 def test_a_source_that_cannot_be_read_or_is_another(
     imported: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loadtest.host.parity.temporary_deployment", lambda *_: pytest.fail("hosts were started"))
+    monkeypatch.setattr(
+        "onesweep.loadtest.host.parity.temporary_deployment", lambda *_: pytest.fail("hosts were started")
+    )
     assert parity(imported[0], tmp_path) == 1
     assert f"transformers cannot read {tmp_path}: " in capsys.readouterr().err
-    monkeypatch.setattr("loadtest.host.parity.TransformersReference.vocabulary", 7)
+    monkeypatch.setattr("onesweep.loadtest.host.parity.TransformersReference.vocabulary", 7)
     assert parity(*imported) == 2
     assert "has 7 tokens, " in capsys.readouterr().err
 
@@ -103,7 +105,7 @@ def test_a_source_that_cannot_be_read_or_is_another(
 def test_transformers_is_missing(
     bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loadtest.host.parity.find_spec", lambda name: None)
+    monkeypatch.setattr("onesweep.loadtest.host.parity.find_spec", lambda name: None)
     assert parity(bundle, tmp_path) == 2
     assert capsys.readouterr().err == (
         "onesweep: bench parity needs the package transformers: pip install 'onesweep[quality]'\n"
@@ -113,7 +115,7 @@ def test_transformers_is_missing(
 def test_transformers_that_cannot_be_imported(
     imported: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loadtest.host.parity.find_spec", lambda name: name)
+    monkeypatch.setattr("onesweep.loadtest.host.parity.find_spec", lambda name: name)
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert parity(*imported) == 2
     assert "onesweep: the package transformers does not work here: " in capsys.readouterr().err

@@ -6,8 +6,8 @@ import json
 import os
 from pathlib import Path
 
-from loadtest.host.idle import IdleRow, ProcessUsage, idle_table
-from serving.cli.__main__ import main
+from onesweep.loadtest.host.idle import IdleRow, ProcessUsage, idle_table
+from onesweep.serving.cli.__main__ import main
 
 
 def test_times_and_wakes_of_all_threads_are_added(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.host import losses as bench
-from loadtest.host import stage
-from loadtest.host.losses import LossBench
-from loadtest.host.settings import LossSettings
-from serving.cli.__main__ import main
-from stages.errors import CodecError, InputError
+from onesweep.loadtest.host import losses as bench
+from onesweep.loadtest.host import stage
+from onesweep.loadtest.host.losses import LossBench
+from onesweep.loadtest.host.settings import LossSettings
+from onesweep.serving.cli.__main__ import main
+from onesweep.stages.errors import CodecError, InputError
 from tests.serving.pretrained import ARCHITECTURE, write_model
 
 TEXT = "the old man said that the sea and the ship and the ship and the sea. " * 40

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from loadtest.host import memory
-from loadtest.host.memory import (
+from onesweep.loadtest.host import memory
+from onesweep.loadtest.host.memory import (
     HostMemory,
     MemoryBench,
     MemoryFigures,
@@ -21,14 +21,14 @@ from loadtest.host.memory import (
     sized_architecture,
     write_random_chain,
 )
-from loadtest.host.settings import MemorySettings
-from serving.cli.__main__ import main
-from serving.router.topology import local_topology
-from stages.checkpoint.bundle import find_bundle
-from stages.checkpoint.checkpoint import load_block
-from stages.checkpoint.manifest import read_manifest
-from stages.errors import InputError
-from stages.host.parts import session_bytes
+from onesweep.loadtest.host.settings import MemorySettings
+from onesweep.serving.cli.__main__ import main
+from onesweep.serving.router.topology import local_topology
+from onesweep.stages.checkpoint.bundle import find_bundle
+from onesweep.stages.checkpoint.checkpoint import load_block
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.errors import InputError
+from onesweep.stages.host.parts import session_bytes
 
 
 def figures(loaded_rss: int) -> MemoryFigures:

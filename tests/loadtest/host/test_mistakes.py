@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.cli.__main__ import main
+from onesweep.serving.cli.__main__ import main
 
 NOWHERE = "--json /no/such/folder.json"
 NO_FOLDER = "cannot write /no/such/folder.json: No such file or directory"

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.host.benchmark import TextDiffers
-from loadtest.host.overhead import OverheadBench, OverheadFigures, OverheadSample, check_text, figures_of
-from loadtest.host.settings import OverheadSettings
-from loadtest.workload.pipeline import InProcess, Work
-from serving.cli.__main__ import main
-from serving.client.client import Result
-from stages.errors import InputError
+from onesweep.loadtest.host.benchmark import TextDiffers
+from onesweep.loadtest.host.overhead import OverheadBench, OverheadFigures, OverheadSample, check_text, figures_of
+from onesweep.loadtest.host.settings import OverheadSettings
+from onesweep.loadtest.workload.pipeline import InProcess, Work
+from onesweep.serving.cli.__main__ import main
+from onesweep.serving.client.client import Result
+from onesweep.stages.errors import InputError
 
 WORK = Work("sweep", b"prompt", 4, 0)
 SERVED = Result("text", "sweep", 0, 6, 4, 6, 4, False, 1, 2, [], 0, 1.0, 1.0, 1.0, [], 0, 0, 0, b"text")

@@ -8,11 +8,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from loadtest.host.settings import ShapesSettings
-from loadtest.host.shapes import BLOCKS, ShapesBench
-from serving.cli.__main__ import main
-from stages.model.architecture import Architecture
-from stages.model.block import Block, Codes
+from onesweep.loadtest.host.settings import ShapesSettings
+from onesweep.loadtest.host.shapes import BLOCKS, ShapesBench
+from onesweep.serving.cli.__main__ import main
+from onesweep.stages.model.architecture import Architecture
+from onesweep.stages.model.block import Block, Codes
 
 SMALL = ["--widths", "64,128", "--slots", "8"]
 

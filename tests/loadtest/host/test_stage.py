@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from loadtest.host import stage as bench
-from loadtest.host.settings import StageSettings
-from loadtest.host.stage import PlainBlock, StageBench, chain_losses, denoise_flops, step_flops
-from serving.cli.__main__ import main
-from stages.backends.base import NoisyPiece
-from stages.checkpoint.checkpoint import load_block
-from stages.errors import InputError
-from stages.model.architecture import Architecture
-from stages.model.block import Block, Codes
+from onesweep.loadtest.host import stage as bench
+from onesweep.loadtest.host.settings import StageSettings
+from onesweep.loadtest.host.stage import PlainBlock, StageBench, chain_losses, denoise_flops, step_flops
+from onesweep.serving.cli.__main__ import main
+from onesweep.stages.backends.base import NoisyPiece
+from onesweep.stages.checkpoint.checkpoint import load_block
+from onesweep.stages.errors import InputError
+from onesweep.stages.model.architecture import Architecture
+from onesweep.stages.model.block import Block, Codes
 
 WEIGHTS = Path(__file__).resolve().parents[3] / "weights"
 KEYS = {"backend", "dtype", "what", "batch", "ms", "floor_ms", "ratio", "memory_mb", "positions_per_s", "median_ms"}
@@ -80,7 +80,7 @@ def test_every_backend_gives_its_rows(bundles: Path, tmp_path: Path, monkeypatch
 def test_a_backend_that_is_not_installed_is_named(bundles: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(bench, "MEASURE_S", 0.01)
     monkeypatch.setattr(bench, "alone", lambda function, *arguments: function(*arguments))
-    for name in ("stages.backends.onnx", "onnxruntime"):
+    for name in ("onesweep.stages.backends.onnx", "onnxruntime"):
         monkeypatch.setitem(sys.modules, name, None)
     assert main(["bench", "stage", "--checkpoint", str(bundles / "own"), "--slots", "2", "--batch", "1"]) == 0
     assert "left out, as it is not installed: onnxruntime-int8" in capsys.readouterr().out

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from loadtest.host.settings import TelemetrySettings
-from loadtest.host.telemetry import Scraper, TelemetryBench, TelemetryFigures, median_ratio
-from loadtest.report.table import Estimate
-from serving.cli.__main__ import main
-from serving.cli.ports import free_port_block
-from stages.errors import ServiceError
+from onesweep.loadtest.host.settings import TelemetrySettings
+from onesweep.loadtest.host.telemetry import Scraper, TelemetryBench, TelemetryFigures, median_ratio
+from onesweep.loadtest.report.table import Estimate
+from onesweep.serving.cli.__main__ import main
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.stages.errors import ServiceError
 
 
 def test_a_whole_run(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

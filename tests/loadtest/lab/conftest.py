@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from loadtest.lab.lab import Lab, lab_problem, temporary_lab
-from loadtest.lab.profile import Link, Profile
+from onesweep.loadtest.lab.lab import Lab, lab_problem, temporary_lab
+from onesweep.loadtest.lab.profile import Link, Profile
 
 PLAIN_SOCKETS = Path(__file__).with_name("plain_sockets.py")
 ATTEMPTS = 6

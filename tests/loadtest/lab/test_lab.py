@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from loadtest.lab import lab as module
-from loadtest.lab.lab import Lab, NoLab, find_lab, lab_problem, require_lab, start_lab, stop_lab, temporary_lab
-from loadtest.lab.namespaces import LabError, processes_in, start_ticks
-from loadtest.lab.profile import Link, Profile
-from stages.errors import InputError, ServiceError
+from onesweep.loadtest.lab import lab as module
+from onesweep.loadtest.lab.lab import Lab, NoLab, find_lab, lab_problem, require_lab, start_lab, stop_lab, temporary_lab
+from onesweep.loadtest.lab.namespaces import LabError, processes_in, start_ticks
+from onesweep.loadtest.lab.profile import Link, Profile
+from onesweep.stages.errors import InputError, ServiceError
 
 NEAR = Profile("near", "", Link(delay_ms=1))
 
@@ -147,9 +147,9 @@ OWNER = textwrap.dedent(
     """
     import signal, subprocess, sys, time
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits it ignored
-    from loadtest.lab.lab import temporary_lab
-    from loadtest.lab.profile import Link
-    from loadtest.lab.profile import Profile
+    from onesweep.loadtest.lab.lab import temporary_lab
+    from onesweep.loadtest.lab.profile import Link
+    from onesweep.loadtest.lab.profile import Profile
 
     with temporary_lab(Profile("p", "", Link()), 1) as lab:
         inside = subprocess.Popen(lab.command("host-1", ["sleep", "1000"]))
@@ -227,7 +227,7 @@ def test_half_a_lab_is_told_and_cleared(directory: Path, killed: list[str], said
 def test_only_one_of_two_that_start_at_once_is_up(directory: Path) -> None:
     directory.mkdir(mode=0o700)
     code = (
-        "import sys, pathlib; from loadtest.lab.lab import *; from loadtest.lab.profile import *\n"
+        "import sys, pathlib; from onesweep.loadtest.lab.lab import *; from onesweep.loadtest.lab.profile import *\n"
         "try: start_lab(profile_named('lan'), 1, pathlib.Path(sys.argv[1]))\n"
         "except LabError as error: sys.exit(f'refused: {error}')"
     )

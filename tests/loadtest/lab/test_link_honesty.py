@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from loadtest.lab.lab import Lab
-from loadtest.lab.profile import MTU, SHIPPED, Link, Profile, read_profiles
+from onesweep.loadtest.lab.lab import Lab
+from onesweep.loadtest.lab.profile import MTU, SHIPPED, Link, Profile, read_profiles
 
 PORT = 5000
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from loadtest.lab.lab import Lab, temporary_lab
-from loadtest.lab.namespaces import TRIAL, mesh_lines, netem_works, packet_limit, route_lines, shape_line
-from loadtest.lab.process import UNSHAPED
-from loadtest.lab.profile import Link, Profile
+from onesweep.loadtest.lab.lab import Lab, temporary_lab
+from onesweep.loadtest.lab.namespaces import TRIAL, mesh_lines, netem_works, packet_limit, route_lines, shape_line
+from onesweep.loadtest.lab.process import UNSHAPED
+from onesweep.loadtest.lab.profile import Link, Profile
 
 PATHS = ["/proc/7/fd/3", "/proc/7/fd/4", "/proc/7/fd/5"]
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from loadtest.lab import profile as module
-from loadtest.lab.profile import (
+from onesweep.loadtest.lab import profile as module
+from onesweep.loadtest.lab.profile import (
     MAX_HOSTS,
     MAX_MS,
     MAX_RATE_MBPS,

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.lab.lab import start_lab
-from loadtest.lab.profile import profile_named
-from serving.cli.__main__ import main
+from onesweep.loadtest.lab.lab import start_lab
+from onesweep.loadtest.lab.profile import profile_named
+from onesweep.serving.cli.__main__ import main
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_up_status_exec_down(needs_lab: None, wan: Callable[..., tuple[int, str]
 
 
 def onesweep(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "serving.cli", *arguments]
+    command = [sys.executable, "-P", "-m", "onesweep.serving.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | more)
 
 

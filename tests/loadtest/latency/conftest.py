@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from loadtest.lab.profile import Link
-from loadtest.latency.floor import Course
-from loadtest.latency.interleave import Sample, sample_of
+from onesweep.loadtest.lab.profile import Link
+from onesweep.loadtest.latency.floor import Course
+from onesweep.loadtest.latency.interleave import Sample, sample_of
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
-from loadtest.lab.lab import lab_problem
-from serving.cli.__main__ import main
-from serving.cli.deployment import MODULE
+from onesweep.loadtest.lab.lab import lab_problem
+from onesweep.serving.cli.__main__ import main
+from onesweep.serving.cli.deployment import MODULE
 from tests.serving.pretrained import write_model
 
 needs_a_lab = pytest.mark.skipif(bool(lab_problem()), reason=lab_problem() or "there is one")
@@ -71,8 +71,8 @@ def test_refused_with_a_sentence(
     options: tuple[object, ...],
     says: str,
 ) -> None:
-    monkeypatch.setattr("loadtest.workload.testbed.temporary_lab", lambda *_: pytest.fail("a lab was made"))
-    monkeypatch.setattr("loadtest.latency.run.lab_problem", lambda: "")
+    monkeypatch.setattr("onesweep.loadtest.workload.testbed.temporary_lab", lambda *_: pytest.fail("a lab was made"))
+    monkeypatch.setattr("onesweep.loadtest.latency.run.lab_problem", lambda: "")
     sizes = () if {"--bytes", "--max-tokens"}.intersection(options) else ("--bytes", 8)
     assert main(bench(bundle, *options, *sizes)) == 2
     out, err = capsys.readouterr()
@@ -83,7 +83,7 @@ def test_refused_with_a_sentence(
 
 
 def test_no_lab_can_be_made(bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadtest.latency.run.lab_problem", lambda: "there is no /dev/net/tun")
+    monkeypatch.setattr("onesweep.loadtest.latency.run.lab_problem", lambda: "there is no /dev/net/tun")
     assert main(bench(bundle, "--profile", "lan", "--bytes", 8)) == 1
     assert capsys.readouterr().err == "onesweep: there is no /dev/net/tun\n"
 
@@ -94,7 +94,7 @@ def test_no_lab_can_be_made(bundle: Path, capsys: pytest.CaptureFixture[str], mo
 def test_a_token_model_without_a_lab(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loadtest.latency.run.lab_problem", lambda: "there is no lab")
+    monkeypatch.setattr("onesweep.loadtest.latency.run.lab_problem", lambda: "there is no lab")
     write_model(tmp_path / "model")
     (tmp_path / "sea.txt").write_text("the old man and the sea\n")
     options = ("--profile", "loopback", "--modes", "ar,ar-speculative:lookup", "--max-tokens", 6, "--temperature", 1)
@@ -164,7 +164,7 @@ def started(command: subprocess.Popen[str]) -> list[psutil.Process]:
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         children = parent.children(recursive=True)
-        if any("loadtest.workload.caller" in " ".join(_command(child)) for child in children):
+        if any("onesweep.loadtest.workload.caller" in " ".join(_command(child)) for child in children):
             return children
         time.sleep(0.05)
     pytest.fail("the bench did not begin to measure")

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from loadtest.lab.profile import Link, profile_named
-from loadtest.latency import first_token as bench
-from loadtest.latency.first_token import Booked, PieceArm, arms_of, floor_ms, prompt_for, shared_floor_ms
-from loadtest.latency.interleave import Sample
-from loadtest.latency.settings import FirstTokenSettings
-from loadtest.workload.texts import symbols_of
-from serving.cli.__main__ import main
-from serving.modes.tokenizer import BYTE_TOKENIZER
-from serving.router.settings import RouterSettings
-from serving.router.topology import local_topology
-from stages.model.vocabulary import BYTES, Alphabet
+from onesweep.loadtest.lab.profile import Link, profile_named
+from onesweep.loadtest.latency import first_token as bench
+from onesweep.loadtest.latency.first_token import Booked, PieceArm, arms_of, floor_ms, prompt_for, shared_floor_ms
+from onesweep.loadtest.latency.interleave import Sample
+from onesweep.loadtest.latency.settings import FirstTokenSettings
+from onesweep.loadtest.workload.texts import symbols_of
+from onesweep.serving.cli.__main__ import main
+from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER
+from onesweep.serving.router.settings import RouterSettings
+from onesweep.serving.router.topology import local_topology
+from onesweep.stages.model.vocabulary import BYTES, Alphabet
 
 D, C = 60.0, 100.0
 LINKS = [Link(delay_ms=D, rate_mbps=8.0)] * 4  # 1000 bytes take 1 ms
@@ -65,7 +65,7 @@ def test_shares_are_those_of_the_pieces() -> None:
 
 @pytest.fixture
 def no_lab_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadtest.latency.first_token.lab_problem", lambda: "")
+    monkeypatch.setattr("onesweep.loadtest.latency.first_token.lab_problem", lambda: "")
 
 
 def test_a_prompt_has_the_length_asked_for(bundles: Path, tmp_path: Path, no_lab_needed: None) -> None:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.lab.profile import Link
-from loadtest.latency.floor import BookedCost, Course, Floor
+from onesweep.loadtest.lab.profile import Link
+from onesweep.loadtest.latency.floor import BookedCost, Course, Floor
 
 Wires = dict[tuple[str, str], Link]
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from loadtest.latency.interleave import Seat, take_turns
-from loadtest.workload.arms import Arm, Length, ModeChoice
-from loadtest.workload.caller import Access
-from loadtest.workload.testbed import Network, Testbed
-from stages.errors import ServiceError
+from onesweep.loadtest.latency.interleave import Seat, take_turns
+from onesweep.loadtest.workload.arms import Arm, Length, ModeChoice
+from onesweep.loadtest.workload.caller import Access
+from onesweep.loadtest.workload.testbed import Network, Testbed
+from onesweep.stages.errors import ServiceError
 
 Account = Callable[..., dict[str, Any]]
 
@@ -100,7 +100,7 @@ def test_a_failure_of_its_own_is_only_told_of(seats: list[Seat], pretence: Prete
 
 def test_idle_arms_wait(seats: list[Seat], monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr("loadtest.latency.interleave.time.sleep", slept.append)
+    monkeypatch.setattr("onesweep.loadtest.latency.interleave.time.sleep", slept.append)
     idle = Seat(seats[0].testbed, Arm(ModeChoice("sweep"), Length(8), 2.5))
     assert len(list(take_turns([seats[0], idle], 2, 0))) == 4
     assert slept == [2.5, 2.5]

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from loadtest.latency.floor import Course
-from loadtest.latency.interleave import Sample
-from loadtest.latency.report import report
-from loadtest.latency.rows import row_of, single_sweep, waterfall
-from loadtest.workload.arms import Arm, Length, ModeChoice
+from onesweep.loadtest.latency.floor import Course
+from onesweep.loadtest.latency.interleave import Sample
+from onesweep.loadtest.latency.report import report
+from onesweep.loadtest.latency.rows import row_of, single_sweep, waterfall
+from onesweep.loadtest.workload.arms import Arm, Length, ModeChoice
 
 pytest.importorskip("matplotlib")
 Make = Callable[..., Sample]

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from loadtest.latency.interleave import Sample
-from loadtest.latency.rows import PARTS, parts_ms, row_of, wan_table
-from loadtest.workload.arms import Arm, Length, ModeChoice
+from onesweep.loadtest.latency.interleave import Sample
+from onesweep.loadtest.latency.rows import PARTS, parts_ms, row_of, wan_table
+from onesweep.loadtest.workload.arms import Arm, Length, ModeChoice
 
 KEYS = {
     *("profile", "mode", "length", "unit", "requests", "p50_ms", "p95_ms", "first_byte_ms", "floor_ms", "sweeps"),

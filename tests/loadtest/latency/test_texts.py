@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadtest.latency.interleave import Sample
-from loadtest.latency.rows import NO_TEXTS, row_of, wan_table
-from loadtest.latency.texts import ReadText, TextReader, jackknife, mean_of_ratio, text_figures
-from loadtest.workload.arms import Arm, Length, ModeChoice
-from loadtest.workload.pipeline import Surprise
+from onesweep.loadtest.latency.interleave import Sample
+from onesweep.loadtest.latency.rows import NO_TEXTS, row_of, wan_table
+from onesweep.loadtest.latency.texts import ReadText, TextReader, jackknife, mean_of_ratio, text_figures
+from onesweep.loadtest.workload.arms import Arm, Length, ModeChoice
+from onesweep.loadtest.workload.pipeline import Surprise
 
 NATS = {b"aa": 2.0, b"bbbb": 12.0, b"cc": 3.0, b"dd": 5.0}
 EXPECTED = 1.5

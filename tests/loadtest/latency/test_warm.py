@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.lab.lab import lab_problem
-from loadtest.latency.first_token import SITUATIONS
-from serving.cli.__main__ import main
+from onesweep.loadtest.lab.lab import lab_problem
+from onesweep.loadtest.latency.first_token import SITUATIONS
+from onesweep.serving.cli.__main__ import main
 
 
 @pytest.mark.slow

@@ -18,10 +18,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from loadtest.lab.lab import lab_problem
-from serving.cli.__main__ import main
-from serving.cli.deployment import MODULE, Deployment
-from serving.cli.ports import free_port_block
+from onesweep.loadtest.lab.lab import lab_problem
+from onesweep.serving.cli.__main__ import main
+from onesweep.serving.cli.deployment import MODULE, Deployment
+from onesweep.serving.cli.ports import free_port_block
 
 QUICK = ["--seconds", "1", "--warm-up-s", "0.2", "--bytes", "16", "--texts", "4"]
 
@@ -220,7 +220,7 @@ def test_a_package_that_is_missing(
     sentence: str,
 ) -> None:
     real = importlib.util.find_spec
-    for module in ("loadtest.load.generator", "loadtest.report.chart"):
+    for module in ("onesweep.loadtest.load.generator", "onesweep.loadtest.report.chart"):
         monkeypatch.setattr(f"{module}.find_spec", lambda name: None if name == missing else real("json"), raising=True)
     assert main(["loadtest", "--checkpoint", str(bundle), *option]) == 2
     assert sentence in capsys.readouterr().err
@@ -229,6 +229,6 @@ def test_a_package_that_is_missing(
 def test_no_lab_without_root(
     bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, locust: None
 ) -> None:
-    monkeypatch.setattr("loadtest.workload.testbed.lab_problem", lambda: "a lab needs root")
+    monkeypatch.setattr("onesweep.loadtest.workload.testbed.lab_problem", lambda: "a lab needs root")
     assert main(["loadtest", "--checkpoint", str(bundle), "--profile", "lan"]) == 1
     assert capsys.readouterr().err == "onesweep: a lab needs root; --profile loopback needs no lab\n"

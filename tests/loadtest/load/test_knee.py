@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from loadtest.load.accounting import Counts, LoadFigures
-from loadtest.load.report import knee_notes
-from loadtest.load.run import LoadResult, climb, levels
+from onesweep.loadtest.load.accounting import Counts, LoadFigures
+from onesweep.loadtest.load.report import knee_notes
+from onesweep.loadtest.load.run import LoadResult, climb, levels
 
 FIGURES = LoadFigures(
     *(Counts(requests=10, right=10), Counts()),

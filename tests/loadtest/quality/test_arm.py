@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.quality.generation import QualityArm, at_temperatures, parse_arm, parse_arms
-from loadtest.quality.settings import parse_temperatures
-from stages.errors import InputError
+from onesweep.loadtest.quality.generation import QualityArm, at_temperatures, parse_arm, parse_arms
+from onesweep.loadtest.quality.settings import parse_temperatures
+from onesweep.stages.errors import InputError
 
 MODES = ("sweep", "chunked", "ar", "resample")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.quality.check import CHEATS, cheat_texts
-from loadtest.quality.prompts import Passage
-from serving.cli.__main__ import main
+from onesweep.loadtest.quality.check import CHEATS, cheat_texts
+from onesweep.loadtest.quality.prompts import Passage
+from onesweep.serving.cli.__main__ import main
 
 PASSAGE = Passage(b"It was late when ", "she opened the door and said that she – well".encode())
 

@@ -10,14 +10,14 @@ from pydoc_data.topics import topics
 import pytest
 import torch
 
-from loadtest.quality.infill import FIGURES
-from loadtest.report.page import shown
-from serving.cli.__main__ import main
-from stages.checkpoint.checkpoint import save_ar, write_manifest
-from stages.checkpoint.gate import PROBE_TEXT
-from stages.checkpoint.manifest import Manifest
-from stages.model.architecture import Architecture
-from stages.model.pipeline import ArModel
+from onesweep.loadtest.quality.infill import FIGURES
+from onesweep.loadtest.report.page import shown
+from onesweep.serving.cli.__main__ import main
+from onesweep.stages.checkpoint.checkpoint import save_ar, write_manifest
+from onesweep.stages.checkpoint.gate import PROBE_TEXT
+from onesweep.stages.checkpoint.manifest import Manifest
+from onesweep.stages.model.architecture import Architecture
+from onesweep.stages.model.pipeline import ArModel
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadtest.quality import judge
-from loadtest.quality.judge import ORDER, NgramModel, check_judge, open_judge
-from stages.errors import InputError
+from onesweep.loadtest.quality import judge
+from onesweep.loadtest.quality.judge import ORDER, NgramModel, check_judge, open_judge
+from onesweep.stages.errors import InputError
 
 
 def silent(texts: int) -> None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from loadtest.quality.measures import (
+from onesweep.loadtest.quality.measures import (
     SPAN,
     TrainingText,
     auc,
@@ -22,7 +22,7 @@ from loadtest.quality.measures import (
     word_counts,
     words_of,
 )
-from loadtest.report.table import difference_of_ratios, ratio_of_sums
+from onesweep.loadtest.report.table import difference_of_ratios, ratio_of_sums
 
 NUMBERS = np.random.default_rng(0)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.quality.prompts import Document, cut_prompts, held_out_documents, training_documents
-from stages.errors import InputError
+from onesweep.loadtest.quality.prompts import Document, cut_prompts, held_out_documents, training_documents
+from onesweep.stages.errors import InputError
 
 TEXT = "".join(f"{i:05d}äöü–" for i in range(3000)).encode()
 DOCUMENT = Document(Path("text"), TEXT)

@@ -15,12 +15,12 @@ from typing import Any
 import psutil
 import pytest
 
-from loadtest.quality.panel import QualityRow
-from serving.cli.__main__ import main
-from serving.cli.deployment import Deployment, temporary_deployment
-from serving.cli.ports import free_port_block
-from serving.client.client import Client
-from serving.router.topology import local_topology
+from onesweep.loadtest.quality.panel import QualityRow
+from onesweep.serving.cli.__main__ import main
+from onesweep.serving.cli.deployment import Deployment, temporary_deployment
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.serving.client.client import Client
+from onesweep.serving.router.topology import local_topology
 
 SIZES = ["--count", "4", "--bytes", "20", "--prompt-bytes", "16", "--judge", "ngram"]
 
@@ -138,7 +138,7 @@ def test_no_router_there(python_docs: Path, capsys: pytest.CaptureFixture[str]) 
 def interrupted(arguments: list[str], ready: Callable[[psutil.Process], bool]) -> tuple[int, str]:
     """Exit code and last words of a run that gets Ctrl-C when it is `ready`."""
     # an interpreter of its own: a signal meets it as a user's does, not as a fork of the tests' template
-    script = "import sys; from serving.cli.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    script = "import sys; from onesweep.serving.cli.__main__ import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", script, "quality", *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 90

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from loadtest.quality.panel import (
+from onesweep.loadtest.quality.panel import (
     AT_HUMAN_ENTROPY,
     FIGURES,
     GRAMS,
@@ -16,8 +16,8 @@ from loadtest.quality.panel import (
     at_human_entropy,
     verdict,
 )
-from loadtest.quality.report import interval_table, quality_table, reasons
-from loadtest.report.table import Estimate
+from onesweep.loadtest.quality.report import interval_table, quality_table, reasons
+from onesweep.loadtest.report.table import Estimate
 
 
 def row(mode: str, temperature: float | None = None, **figures: float) -> QualityRow:

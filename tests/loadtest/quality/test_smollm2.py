@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadtest.quality.check import CHEATS
-from loadtest.quality.judge import Judge
+from onesweep.loadtest.quality.check import CHEATS
+from onesweep.loadtest.quality.judge import Judge
 from tests.loadtest.quality.test_check import checked
 from tests.loadtest.quality.test_judges import silent
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.workload.arms import (
+from onesweep.loadtest.workload.arms import (
     TOKENS,
     Arm,
     Length,
@@ -14,8 +14,8 @@ from loadtest.workload.arms import (
     parse_lengths,
     parse_names,
 )
-from loadtest.workload.prompts import COPYING, NOVEL, SUFFIX
-from stages.errors import InputError
+from onesweep.loadtest.workload.prompts import COPYING, NOVEL, SUFFIX
+from onesweep.stages.errors import InputError
 
 
 @pytest.mark.parametrize(

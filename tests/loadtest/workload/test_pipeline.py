@@ -9,9 +9,9 @@ import torch
 from torch.distributions import Categorical
 from torch.nn import functional as F
 
-from loadtest.workload.pipeline import Pipeline, Surprise
-from loadtest.workload.texts import continued, symbols_of, tokenizer_of
-from stages.checkpoint.checkpoint import load_ar
+from onesweep.loadtest.workload.pipeline import Pipeline, Surprise
+from onesweep.loadtest.workload.texts import continued, symbols_of, tokenizer_of
+from onesweep.stages.checkpoint.checkpoint import load_ar
 from tests.serving.pretrained import ARCHITECTURE, tokenizer, write_model
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.workload.testbed import Network, deployed, ring_topology
-from serving.cli.ports import free_port_block
-from stages.errors import InputError, ServiceError
+from onesweep.loadtest.workload.testbed import Network, deployed, ring_topology
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.stages.errors import InputError, ServiceError
 
 
 def test_a_flag_that_is_refused_is_the_last_word(bundle: Path) -> None:

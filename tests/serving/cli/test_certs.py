@@ -11,10 +11,10 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from stages.errors import InputError
-from stages.wire.auth import CLIENT, HOST, ROLES, ROUTER, Identity
-from stages.wire.certificates import Authority
-from stages.wire.tls import Tls
+from onesweep.stages.errors import InputError
+from onesweep.stages.wire.auth import CLIENT, HOST, ROLES, ROUTER, Identity
+from onesweep.stages.wire.certificates import Authority
+from onesweep.stages.wire.tls import Tls
 
 Run = Callable[..., tuple[int, str, str]]
 

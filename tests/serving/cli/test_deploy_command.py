@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stages.checkpoint.release_store import read_release_manifest
+from onesweep.stages.checkpoint.release_store import read_release_manifest
 from tests.serving.harm import harm_with
 
 Run = Callable[..., tuple[int, str, str]]

@@ -17,12 +17,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from serving.cli.deployment import MODULE, Deployment, NothingUp, find_deployment, require_deployment
-from serving.cli.ports import free_port_block
-from serving.client.client import Client
-from serving.router.topology import local_topology
-from stages.errors import ServiceError
-from stages.signals import ends_cleanly
+from onesweep.serving.cli.deployment import MODULE, Deployment, NothingUp, find_deployment, require_deployment
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.serving.client.client import Client
+from onesweep.serving.router.topology import local_topology
+from onesweep.stages.errors import ServiceError
+from onesweep.stages.signals import ends_cleanly
 
 Run = Callable[..., tuple[int, str, str]]
 

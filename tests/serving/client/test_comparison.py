@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.cli.generate import comparison_page
-from serving.client.client import Result
-from serving.client.comparison import Entrant, all_entrants, comparison, named_entrants, printable
-from serving.client.result import result_of
-from serving.v1 import router_pb2
-from stages.errors import InputError
+from onesweep.serving.cli.generate import comparison_page
+from onesweep.serving.client.client import Result
+from onesweep.serving.client.comparison import Entrant, all_entrants, comparison, named_entrants, printable
+from onesweep.serving.client.result import result_of
+from onesweep.serving.v1 import router_pb2
+from onesweep.stages.errors import InputError
 
 Run = Callable[..., tuple[int, str, str]]
 SERVED = ("sweep", "resample", "infill", "ar", "local")

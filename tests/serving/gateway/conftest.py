@@ -15,8 +15,8 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from serving.cli.deployment import MODULE, Deployment
-from serving.cli.ports import free_port_block
+from onesweep.serving.cli.deployment import MODULE, Deployment
+from onesweep.serving.cli.ports import free_port_block
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from serving.gateway.fields import MAX_CHOICES
-from serving.gateway.middleware import MAX_BODY_BYTES
+from onesweep.serving.gateway.fields import MAX_CHOICES
+from onesweep.serving.gateway.middleware import MAX_BODY_BYTES
 
 JSON = {"content-type": "application/json"}
 PATHS = ("/v1/completions", "/v1/chat/completions", "/api/race")

@@ -13,13 +13,13 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.cli.ports import free_port_block
-from serving.gateway import middleware
-from serving.gateway.app import make_app, run_gateway
-from serving.gateway.commands import HttpSettings
-from serving.gateway.completions import EventStream
-from serving.gateway.middleware import SECURITY_HEADERS, HttpCounters
-from stages.wire import web_server
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.serving.gateway import middleware
+from onesweep.serving.gateway.app import make_app, run_gateway
+from onesweep.serving.gateway.commands import HttpSettings
+from onesweep.serving.gateway.completions import EventStream
+from onesweep.serving.gateway.middleware import SECURITY_HEADERS, HttpCounters
+from onesweep.stages.wire import web_server
 
 LIVE = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

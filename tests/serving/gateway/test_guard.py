@@ -6,9 +6,9 @@ import httpx
 import pytest
 from starlette.datastructures import Headers
 
-from serving.gateway.errors import ApiError
-from serving.gateway.middleware import SiteGuard
-from stages.wire.web_access import host_name
+from onesweep.serving.gateway.errors import ApiError
+from onesweep.serving.gateway.middleware import SiteGuard
+from onesweep.stages.wire.web_access import host_name
 
 ASKED = {"model": "onesweep-local", "prompt": "a", "max_tokens": 2}
 

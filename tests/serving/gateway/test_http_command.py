@@ -15,11 +15,11 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.cli.deployment import Deployment, find_deployment
-from serving.cli.ports import free_port_block
-from serving.gateway.commands import HttpSettings
-from stages.errors import InputError, ServiceError
-from stages.wire.web_server import OwnCertificate, open_socket
+from onesweep.serving.cli.deployment import Deployment, find_deployment
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.serving.gateway.commands import HttpSettings
+from onesweep.stages.errors import InputError, ServiceError
+from onesweep.stages.wire.web_server import OwnCertificate, open_socket
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -48,7 +48,7 @@ def test_wrong_options_are_refused(onesweep: Run, options: list[str], words: str
 
 
 def test_without_its_framework_it_says_what_to_install(onesweep: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stages.wire.web_access.find_spec", lambda name: None)
+    monkeypatch.setattr("onesweep.stages.wire.web_access.find_spec", lambda name: None)
     for command in (("http",), ("up", "--http")):
         code, _, error = onesweep(*command)
         assert (code, error.count("\n")) == (2, 1)

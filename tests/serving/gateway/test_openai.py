@@ -11,8 +11,8 @@ import openai as api
 import pytest
 from openai import OpenAI
 
-from serving.cli.deployment import Deployment
-from serving.client.client import Client
+from onesweep.serving.cli.deployment import Deployment
+from onesweep.serving.client.client import Client
 
 PROMPT = "It was late when "
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
-from serving.cli.deployment import Deployment
-from serving.client.client import Client
+from onesweep.serving.cli.deployment import Deployment
+from onesweep.serving.client.client import Client
 
 expect.set_options(timeout=20_000)
 NARROW = {"width": 360, "height": 740}

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.cli.deployment import Deployment
-from serving.client.client import AsyncClient, Client, Result
-from serving.v1 import router_pb2
+from onesweep.serving.cli.deployment import Deployment
+from onesweep.serving.client.client import AsyncClient, Client, Result
+from onesweep.serving.v1 import router_pb2
 
 PROMPT = "It was late when "
 RACE: dict[str, Any] = {"prompt": PROMPT, "max_bytes": 24, "seed": 7}

@@ -14,10 +14,10 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from openai import OpenAI
 
-from serving.client.client import SERVICE, AsyncClient
-from serving.gateway.access import _authorization
-from serving.v1 import router_pb2, router_pb2_grpc
-from stages.wire.status import RETRY_AFTER, STATUS_MARK
+from onesweep.serving.client.client import SERVICE, AsyncClient
+from onesweep.serving.gateway.access import _authorization
+from onesweep.serving.v1 import router_pb2, router_pb2_grpc
+from onesweep.stages.wire.status import RETRY_AFTER, STATUS_MARK
 
 ASKED: dict[str, Any] = {"model": "onesweep-ar", "prompt": "a", "max_tokens": 4}
 CODES = {

@@ -10,7 +10,7 @@ import openai as api
 import pytest
 from openai import OpenAI
 
-from stages.model.llama import LlamaStage
+from onesweep.stages.model.llama import LlamaStage
 from tests.serving.pretrained import ids, text_of, write_model, written
 
 MESSAGES: list[Any] = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "the sea"}]

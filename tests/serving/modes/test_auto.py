@@ -14,15 +14,15 @@ from typing import Any
 import grpc
 import pytest
 
-from serving.client.client import Client, RequestRefused, Result
-from serving.modes.auto import AutoMode, Guide
-from serving.modes.base import Generation
-from serving.modes.frontier import Frontier, Option
-from serving.modes.latency_model import LatencyModel
-from serving.router.accounting import Account
-from stages.checkpoint.manifest import read_manifest
-from stages.errors import InputError
-from stages.wire.status import StatusError
+from onesweep.serving.client.client import Client, RequestRefused, Result
+from onesweep.serving.modes.auto import AutoMode, Guide
+from onesweep.serving.modes.base import Generation
+from onesweep.serving.modes.frontier import Frontier, Option
+from onesweep.serving.modes.latency_model import LatencyModel
+from onesweep.serving.router.accounting import Account
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.errors import InputError
+from onesweep.stages.wire.status import StatusError
 
 Run = Callable[..., tuple[int, str, str]]
 NAMES = ("chain", "ar", "scorer", "local")
@@ -140,8 +140,8 @@ def test_where_nothing_can_finish_a_text_there_is_a_sentence() -> None:
 def test_a_lost_host_leaves_the_local_model(
     scored: Path, tmp_path: Path, servers: Any, wait_ready: Any, until: Any
 ) -> None:
-    from serving.cli.ports import free_port_block
-    from serving.router.topology import local_topology
+    from onesweep.serving.cli.ports import free_port_block
+    from onesweep.serving.router.topology import local_topology
 
     topology = local_topology(2, 3, scored, free_port_block(3) + 1)
     hosts = servers.hosts(topology, scored)

@@ -12,16 +12,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.modes.candidates import Branches, Candidates, ImportanceWeights, draw, read_scores, weigh
-from serving.modes.drafters.base import LocalSequence, odds_of
-from serving.modes.drafters.drafting import MAX_RUN, RunLength
-from serving.modes.drafters.neural import NeuralModel
-from serving.modes.resample import OF_BYTES, OF_TOKENS, ChunkSchedule, ResampleSizes, sizes_of
-from stages.backends.packed import FEW_POSITIONS
-from stages.checkpoint.checkpoint import load_ar
-from stages.model.scoring import MAX_LOGITS, MAX_SCORED_NUMBERS, MAX_SCORED_ROWS
-from stages.model.vocabulary import Alphabet
-from stages.wire.status import StatusError
+from onesweep.serving.modes.candidates import Branches, Candidates, ImportanceWeights, draw, read_scores, weigh
+from onesweep.serving.modes.drafters.base import LocalSequence, odds_of
+from onesweep.serving.modes.drafters.drafting import MAX_RUN, RunLength
+from onesweep.serving.modes.drafters.neural import NeuralModel
+from onesweep.serving.modes.resample import OF_BYTES, OF_TOKENS, ChunkSchedule, ResampleSizes, sizes_of
+from onesweep.stages.backends.packed import FEW_POSITIONS
+from onesweep.stages.checkpoint.checkpoint import load_ar
+from onesweep.stages.model.scoring import MAX_LOGITS, MAX_SCORED_NUMBERS, MAX_SCORED_ROWS
+from onesweep.stages.model.vocabulary import Alphabet
+from onesweep.stages.wire.status import StatusError
 from tests.stages.statistics import chi_square
 
 TEXT = b"The sea was calm. The sea was "

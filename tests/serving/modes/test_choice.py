@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.modes.auto import DeadlineMonitor, choose
-from serving.modes.frontier import Option
-from serving.modes.latency_model import Forecast, LatencyModel
+from onesweep.serving.modes.auto import DeadlineMonitor, choose
+from onesweep.serving.modes.frontier import Option
+from onesweep.serving.modes.latency_model import Forecast, LatencyModel
 
 
 def forecast(bits: float, ms: float, over: float = 1.0) -> Forecast:

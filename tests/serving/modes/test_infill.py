@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from serving.client.client import Client, RequestRefused, Result
-from serving.modes.infill import OF_BYTES
+from onesweep.serving.client.client import Client, RequestRefused, Result
+from onesweep.serving.modes.infill import OF_BYTES
 
 PROMPT, SUFFIX = b"The sea was calm. The ", b" was calm, and the sea was wide."
 REQUESTS: list[dict[str, Any]] = [

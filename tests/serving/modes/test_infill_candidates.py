@@ -11,10 +11,10 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from serving.modes.drafters.base import LocalSequence
-from serving.modes.drafters.neural import NeuralModel
-from serving.modes.infill import OF_BYTES, InfillCandidates, InfillDrafter, choose_by_share, thinned
-from stages.checkpoint.checkpoint import load_ar
+from onesweep.serving.modes.drafters.base import LocalSequence
+from onesweep.serving.modes.drafters.neural import NeuralModel
+from onesweep.serving.modes.infill import OF_BYTES, InfillCandidates, InfillDrafter, choose_by_share, thinned
+from onesweep.stages.checkpoint.checkpoint import load_ar
 
 TEXT, AFTER = b"The sea was calm. The ", b" sea was"
 TEMPERATURE = 2.0

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from serving.modes.drafters.available import MODEL, Drafters, misfit, read_drafters
-from serving.modes.drafters.base import LocalSequence, odds_of
-from serving.modes.drafters.neural import NeuralModel
-from serving.modes.pretrained_tokenizer import read_pretrained_tokenizer
-from serving.modes.tokenizer import BYTE_TOKENIZER
-from stages.checkpoint.checkpoint import load_stage
-from stages.checkpoint.manifest import read_manifest
+from onesweep.serving.modes.drafters.available import MODEL, Drafters, misfit, read_drafters
+from onesweep.serving.modes.drafters.base import LocalSequence, odds_of
+from onesweep.serving.modes.drafters.neural import NeuralModel
+from onesweep.serving.modes.pretrained_tokenizer import read_pretrained_tokenizer
+from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER
+from onesweep.stages.checkpoint.checkpoint import load_stage
+from onesweep.stages.checkpoint.manifest import read_manifest
 from tests.serving.pretrained import ARCHITECTURE, DRAFTER, write_model
 
 TEXT = [7, 40, 40, 201, 9]

@@ -7,12 +7,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from serving.modes.verified import read_verdict, residual_sample
-from stages.model import speculation as verdicts
-from stages.model.speculation import MAX_DRAW_SET, Verification, verify_drafts
-from stages.model.vocabulary import BYTES, Alphabet
-from stages.v1 import stage_pb2
-from stages.wire.status import StatusError
+from onesweep.serving.modes.verified import read_verdict, residual_sample
+from onesweep.stages.model import speculation as verdicts
+from onesweep.stages.model.speculation import MAX_DRAW_SET, Verification, verify_drafts
+from onesweep.stages.model.vocabulary import BYTES, Alphabet
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.status import StatusError
 from tests.stages.statistics import chi_square
 
 TRIALS, POSITION = 2000, 7

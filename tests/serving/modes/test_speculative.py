@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.client.client import Client, RequestRefused, Result
-from serving.modes import speculative
-from serving.modes.drafters.drafting import Draft
-from serving.modes.drafters.ngram import fit, write_ngrams
-from serving.modes.drafters.tree import DraftPlan, SweepTime
+from onesweep.serving.client.client import Client, RequestRefused, Result
+from onesweep.serving.modes import speculative
+from onesweep.serving.modes.drafters.drafting import Draft
+from onesweep.serving.modes.drafters.ngram import fit, write_ngrams
+from onesweep.serving.modes.drafters.tree import DraftPlan, SweepTime
 
 PROMPTS = (b"x", b"The sea was calm. The sea was ", bytes((7 * i) % 128 for i in range(200)))
 DRAFTERS = ("model", "ngram", "lookup", "both")

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.client.client import Client, RequestRefused, Result
-from serving.modes.candidates import Branches
-from serving.modes.drafters.base import LocalSequence
-from serving.modes.drafters.neural import NeuralModel
-from serving.modes.drafters.ngram import fit, write_ngrams
-from serving.modes.resample import OF_TOKENS
-from serving.modes.tokenizer import tokenizer_id
-from stages.checkpoint.manifest import read_manifest
-from stages.model.llama import LlamaStage
+from onesweep.serving.client.client import Client, RequestRefused, Result
+from onesweep.serving.modes.candidates import Branches
+from onesweep.serving.modes.drafters.base import LocalSequence
+from onesweep.serving.modes.drafters.neural import NeuralModel
+from onesweep.serving.modes.drafters.ngram import fit, write_ngrams
+from onesweep.serving.modes.resample import OF_TOKENS
+from onesweep.serving.modes.tokenizer import tokenizer_id
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.model.llama import LlamaStage
 from tests.serving.pretrained import ALPHABET, ARCHITECTURE, DRAFTER, ids, text_of, write_model, written
 
 PROMPT = "the old man said that the sea"

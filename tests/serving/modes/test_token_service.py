@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.cli.deploy import deploy, read_release
-from serving.cli.deployment import Deployment, temporary_deployment
-from serving.client.client import AsyncClient, Client
-from serving.modes.drafters.ngram import fit, write_ngrams
-from serving.modes.tokenizer import tokenizer_id
-from stages.checkpoint.bundle import NGRAM_NAME
-from stages.checkpoint.manifest import read_manifest
-from stages.checkpoint.release_store import read_release_manifest
-from stages.model.llama import LlamaStage
-from stages.v1 import stage_pb2
+from onesweep.serving.cli.deploy import deploy, read_release
+from onesweep.serving.cli.deployment import Deployment, temporary_deployment
+from onesweep.serving.client.client import AsyncClient, Client
+from onesweep.serving.modes.drafters.ngram import fit, write_ngrams
+from onesweep.serving.modes.tokenizer import tokenizer_id
+from onesweep.stages.checkpoint.bundle import NGRAM_NAME
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.checkpoint.release_store import read_release_manifest
+from onesweep.stages.model.llama import LlamaStage
+from onesweep.stages.v1 import stage_pb2
 from tests.serving.pretrained import ARCHITECTURE, TEXTS, ids, text_of, tokenizer, write_model, written
 from tests.serving.router.test_replicas import PROMPT, Streaming, busy, doubled
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from serving.client.client import Client, Result
+from onesweep.serving.client.client import Client, Result
 
 PROMPT = b"The sea was calm. The sea was "
 OUTPUT = 33

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.cli.deployment import Deployment
-from serving.client.client import Client
-from serving.modes.candidates import Candidates, ImportanceWeights
-from serving.router.accounting import Account
-from serving.router.topology import HostEntry
-from stages.model.codec import codec_named, hidden_codec
-from stages.v1 import stage_pb2
+from onesweep.serving.cli.deployment import Deployment
+from onesweep.serving.client.client import Client
+from onesweep.serving.modes.candidates import Candidates, ImportanceWeights
+from onesweep.serving.router.accounting import Account
+from onesweep.serving.router.topology import HostEntry
+from onesweep.stages.model.codec import codec_named, hidden_codec
+from onesweep.stages.v1 import stage_pb2
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -12,10 +12,10 @@ from typing import Any
 import grpc
 import pytest
 
-from serving.router.admission import DAY_S, Admission
-from serving.router.settings import AdmissionSettings
-from stages.wire.status import StatusError
-from stages.wire.tokens import ANYBODY, Key
+from onesweep.serving.router.admission import DAY_S, Admission
+from onesweep.serving.router.settings import AdmissionSettings
+from onesweep.stages.wire.status import StatusError
+from onesweep.stages.wire.tokens import ANYBODY, Key
 
 PATIENT_S = 30.0
 ALICE, BOB, CAROL = Key("alice"), Key("bob"), Key("carol")
@@ -262,7 +262,7 @@ async def test_a_full_queue_makes_room_for_who_has_less_in_it() -> None:
 
 
 def test_a_rate_refuses_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.router.admission.time.monotonic", lambda: 1000.0)
+    monkeypatch.setattr("onesweep.serving.router.admission.time.monotonic", lambda: 1000.0)
 
     async def story() -> None:
         gate, key = admission(8), Key("alice", rate=3)
@@ -278,7 +278,7 @@ def test_a_rate_refuses_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_slow_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
-    monkeypatch.setattr("serving.router.admission.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("onesweep.serving.router.admission.time.monotonic", lambda: clock[0])
 
     async def story() -> None:
         gate, key = admission(8), Key("alice", rate=0.5)
@@ -304,7 +304,7 @@ async def test_requests_at_once() -> None:
 @story
 async def test_bytes_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [DAY_S * 20_000 + 10.0]
-    monkeypatch.setattr("serving.router.admission.time.time", lambda: now[0])
+    monkeypatch.setattr("onesweep.serving.router.admission.time.time", lambda: now[0])
     gate, key = admission(8), Key("alice", bytes_per_day=100)
     async with gate.enter(key, 80) as ticket:
         assert "20 are left until midnight UTC, and 21 were asked for" in str(await refused(gate, key, 21))

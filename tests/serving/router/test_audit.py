@@ -15,18 +15,18 @@ import numpy as np
 import pytest
 import torch
 
-from serving.client.client import Client, RouterError
-from serving.router.audit import AuditCounters, Auditor, agree
-from serving.router.paths import HostLink
-from serving.router.ring import Ring
-from serving.router.topology import HostEntry
-from stages.host.host import Host
-from stages.model.codec import HIDDEN, Int8, StateCodec, codec_named, hidden_codec
-from stages.model.vocabulary import BYTES
-from stages.v1 import stage_pb2
-from stages.wire.hop_stream import Relay
-from stages.wire.messages import copy_of, hidden_rows, work_of
-from stages.wire.status import StatusError
+from onesweep.serving.client.client import Client, RouterError
+from onesweep.serving.router.audit import AuditCounters, Auditor, agree
+from onesweep.serving.router.paths import HostLink
+from onesweep.serving.router.ring import Ring
+from onesweep.serving.router.topology import HostEntry
+from onesweep.stages.host.host import Host
+from onesweep.stages.model.codec import HIDDEN, Int8, StateCodec, codec_named, hidden_codec
+from onesweep.stages.model.vocabulary import BYTES
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.hop_stream import Relay
+from onesweep.stages.wire.messages import copy_of, hidden_rows, work_of
+from onesweep.stages.wire.status import StatusError
 from tests.serving.router.test_replicas import doubled
 
 PROMPT = b"The sea was calm. The sea was "

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from serving.cli.deploy import deploy, read_release
-from serving.cli.deployment import temporary_deployment
-from serving.cli.ports import free_port_block
-from serving.client.client import AsyncClient, Client, RouterError
-from serving.router.topology import HostEntry, Topology, local_topology
-from stages.checkpoint.release_store import read_release_manifest
-from stages.host.host import HostSettings
-from stages.host.server import StageServer, StageSettings
-from stages.v1 import stage_pb2
+from onesweep.serving.cli.deploy import deploy, read_release
+from onesweep.serving.cli.deployment import temporary_deployment
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.serving.client.client import AsyncClient, Client, RouterError
+from onesweep.serving.router.topology import HostEntry, Topology, local_topology
+from onesweep.stages.checkpoint.release_store import read_release_manifest
+from onesweep.stages.host.host import HostSettings
+from onesweep.stages.host.server import StageServer, StageSettings
+from onesweep.stages.v1 import stage_pb2
 from tests.serving.releases import REQUESTS, Texts, answer
 
 Run = Callable[..., tuple[int, str, str]]
@@ -27,8 +27,8 @@ Describe = Callable[[str], stage_pb2.DescribeResponse]
 
 DIES_IN_THE_TRIAL = """
 import os, signal, sys
-import serving.router.rollout
-from serving.cli.__main__ import main
+import onesweep.serving.router.rollout
+from onesweep.serving.cli.__main__ import main
 
 async def killed(*_):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from serving.router.discovery import await_topology, entries_of, fitting, follow_hosts
-from serving.router.topology import MAX_HOSTS, HostEntry, Topology
-from stages.errors import ServiceError
-from stages.host.host import HostSettings
-from stages.host.server import StageServer, StageSettings
-from stages.wire.registry import Registration, RegistrySettings, open_registry, parse_url
-from stages.wire.tls import LOOPBACK_ONLY
+from onesweep.serving.router.discovery import await_topology, entries_of, fitting, follow_hosts
+from onesweep.serving.router.topology import MAX_HOSTS, HostEntry, Topology
+from onesweep.stages.errors import ServiceError
+from onesweep.stages.host.host import HostSettings
+from onesweep.stages.host.server import StageServer, StageSettings
+from onesweep.stages.wire.registry import Registration, RegistrySettings, open_registry, parse_url
+from onesweep.stages.wire.tls import LOOPBACK_ONLY
 
 pytest.importorskip("etcd3gw", reason="etcd3gw is not installed: pip install 'onesweep[etcd]'")
 

@@ -13,9 +13,9 @@ from typing import Any
 import grpc
 import pytest
 
-from serving.cli.deployment import Deployment
-from serving.client.client import Client, Result, RouterError
-from stages.v1 import stage_pb2
+from onesweep.serving.cli.deployment import Deployment
+from onesweep.serving.client.client import Client, Result, RouterError
+from onesweep.stages.v1 import stage_pb2
 
 PROMPT = "The road went "
 LONG = {"mode": "ar", "max_bytes": 450, "seed": 1}

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from serving.client.client import Client
+from onesweep.serving.client.client import Client
+from onesweep.trainer.grafting.measure import write
+from onesweep.trainer.grafting.model import GraftModel
 from tests.serving.grafted import write_bundle
 from tests.serving.pretrained import ids, text_of
-from trainer.grafting.measure import write
-from trainer.grafting.model import GraftModel
 
 PROMPT = "the old man said that the sea"
 

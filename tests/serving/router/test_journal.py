@@ -7,9 +7,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.router.session import READ_BYTES, Journal
-from stages.model.vocabulary import Alphabet
-from stages.v1 import stage_pb2
+from onesweep.serving.router.session import READ_BYTES, Journal
+from onesweep.stages.model.vocabulary import Alphabet
+from onesweep.stages.v1 import stage_pb2
 from tests.stages.hops import step
 
 

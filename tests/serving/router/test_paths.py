@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.router.paths import HostLink, Suspects, best_path
-from serving.router.topology import HostEntry
-from stages.v1 import stage_pb2
+from onesweep.serving.router.paths import HostLink, Suspects, best_path
+from onesweep.serving.router.topology import HostEntry
+from onesweep.stages.v1 import stage_pb2
 
 HELD = ("c", "a", "")
 

@@ -12,12 +12,12 @@ from typing import Any
 import grpc
 import pytest
 
-from serving.cli.ports import free_port_block
-from serving.client.client import Client
-from stages.host.host import Host
-from stages.v1 import stage_pb2
-from stages.wire.messages import AnyWork, Work, work_of
-from stages.wire.status import StatusError
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.serving.client.client import Client
+from onesweep.stages.host.host import Host
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.messages import AnyWork, Work, work_of
+from onesweep.stages.wire.status import StatusError
 from tests.serving.pretrained import ids, text_of, write_model, written
 from tests.serving.router.test_replicas import doubled
 from tests.serving.router.test_session import RecordingRing, opened

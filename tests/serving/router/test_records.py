@@ -15,16 +15,16 @@ import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.cli.__main__ import main
-from serving.cli.deployment import Deployment, temporary_deployment
-from serving.cli.ports import free_port_block
-from serving.client.client import Client, RequestRefused, Result
-from serving.router.records import ROUTER_METRICS, UNKNOWN_MODE, RequestRecord, RouterCounters
-from serving.router.topology import Topology, local_topology
-from serving.v1 import router_pb2, router_pb2_grpc
-from stages.host.metrics import STAGE_METRICS
-from stages.wire.channel import open_blocking_channel
-from stages.wire.status import REQUEST_KEY
+from onesweep.serving.cli.__main__ import main
+from onesweep.serving.cli.deployment import Deployment, temporary_deployment
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.serving.client.client import Client, RequestRefused, Result
+from onesweep.serving.router.records import ROUTER_METRICS, UNKNOWN_MODE, RequestRecord, RouterCounters
+from onesweep.serving.router.topology import Topology, local_topology
+from onesweep.serving.v1 import router_pb2, router_pb2_grpc
+from onesweep.stages.host.metrics import STAGE_METRICS
+from onesweep.stages.wire.channel import open_blocking_channel
+from onesweep.stages.wire.status import REQUEST_KEY
 
 SECRET = "Xyzzy"
 PROMPT = f"The sea was calm. {SECRET} was "
@@ -208,7 +208,7 @@ def test_a_sweep_over_three_hosts_has_a_span_a_hop(
 
 def test_nothing_is_traced_where_the_lot_says_no(bundles: Path, tmp_path: Path, local_ring: Any, until: Any) -> None:
     """And texts do not depend on who watches."""
-    from stages.telemetry.observability import ObservabilitySettings
+    from onesweep.stages.telemetry.observability import ObservabilitySettings
 
     path = tmp_path / "spans"
     texts = []

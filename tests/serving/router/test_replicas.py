@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from serving.cli.deployment import Deployment, temporary_deployment
-from serving.cli.ports import free_port_block
-from serving.client.client import Client, Result
-from serving.router.topology import HostEntry, Topology
-from stages.host.host import Host
-from stages.v1 import stage_pb2
+from onesweep.serving.cli.deployment import Deployment, temporary_deployment
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.serving.client.client import Client, Result
+from onesweep.serving.router.topology import HostEntry, Topology
+from onesweep.stages.host.host import Host
+from onesweep.stages.v1 import stage_pb2
 
 Describe = Callable[[str], stage_pb2.DescribeResponse]
 PROMPT = b"The sea was calm. The sea was "

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from serving.cli.ports import free_port_block
-from serving.router.accounting import Account
-from serving.router.ring import Ring, RingView
-from serving.router.session import Session
-from serving.router.topology import Topology, local_topology
-from stages.errors import InputError
-from stages.v1 import stage_pb2
-from stages.wire.status import StatusError
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.serving.router.accounting import Account
+from onesweep.serving.router.ring import Ring, RingView
+from onesweep.serving.router.session import Session
+from onesweep.serving.router.topology import Topology, local_topology
+from onesweep.stages.errors import InputError
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.status import StatusError
 
 READY_S = 30.0
 

@@ -15,17 +15,17 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from serving.cli.deployment import Deployment
-from serving.cli.ports import free_port_block
-from serving.client.client import Client, Result, RouterError
-from serving.router.active_release import ActiveRelease
-from serving.router.ring import Ring
-from serving.router.server import SERVICE, _first
-from serving.router.settings import RouterSettings
-from serving.router.topology import local_topology
-from stages.checkpoint.release_store import ReleaseStore, read_release_manifest
-from stages.errors import ServiceError
-from stages.wire.channel import open_blocking_channel
+from onesweep.serving.cli.deployment import Deployment
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.serving.client.client import Client, Result, RouterError
+from onesweep.serving.router.active_release import ActiveRelease
+from onesweep.serving.router.ring import Ring
+from onesweep.serving.router.server import SERVICE, _first
+from onesweep.serving.router.settings import RouterSettings
+from onesweep.serving.router.topology import local_topology
+from onesweep.stages.checkpoint.release_store import ReleaseStore, read_release_manifest
+from onesweep.stages.errors import ServiceError
+from onesweep.stages.wire.channel import open_blocking_channel
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -135,7 +135,7 @@ def test_the_demo_shows_every_mode(
     bundles: Path, deployment: Deployment, onesweep: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = contextlib.nullcontext(deployment)
-    monkeypatch.setattr("serving.cli.serve.temporary_deployment", lambda topology, checkpoint: there)
+    monkeypatch.setattr("onesweep.serving.cli.serve.temporary_deployment", lambda topology, checkpoint: there)
     code, out, _ = onesweep("demo", "--checkpoint", bundles / "own", "--prompt", "The sea ")
     assert code == 0
     assert all(f"\n{mode}:" in out for mode in ("sweep", "chunked", "ar", "ar-speculative", "local"))

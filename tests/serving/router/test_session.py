@@ -10,16 +10,16 @@ from typing import Any
 import grpc
 import pytest
 
-from serving.router.accounting import Account
-from serving.router.audit import Auditor
-from serving.router.paths import Attempt, HostLink, HostPath
-from serving.router.ring import HEDGE_SHARE, HEDGES, LEAST_S, Hedging, Ring, RingView
-from serving.router.session import AuditFailed, Session
-from serving.router.settings import RingSettings
-from serving.router.topology import HostEntry
-from stages.v1 import stage_pb2
-from stages.wire.hop_stream import Relay, Settled
-from stages.wire.status import StatusError
+from onesweep.serving.router.accounting import Account
+from onesweep.serving.router.audit import Auditor
+from onesweep.serving.router.paths import Attempt, HostLink, HostPath
+from onesweep.serving.router.ring import HEDGE_SHARE, HEDGES, LEAST_S, Hedging, Ring, RingView
+from onesweep.serving.router.session import AuditFailed, Session
+from onesweep.serving.router.settings import RingSettings
+from onesweep.serving.router.topology import HostEntry
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.hop_stream import Relay, Settled
+from onesweep.stages.wire.status import StatusError
 
 CODE = grpc.StatusCode
 

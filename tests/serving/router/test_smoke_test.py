@@ -11,12 +11,12 @@ from typing import Any
 import grpc
 import pytest
 
-from serving.router import smoke_test as module
-from serving.router.session import AuditFailed
-from serving.router.smoke_test import BUSY_TRIES, LOSS_TOLERANCE, _when_free, expected_nats, smoke_test
-from stages.checkpoint.bundle import find_bundle
-from stages.checkpoint.manifest import read_manifest
-from stages.wire.status import StatusError, exhausted
+from onesweep.serving.router import smoke_test as module
+from onesweep.serving.router.session import AuditFailed
+from onesweep.serving.router.smoke_test import BUSY_TRIES, LOSS_TOLERANCE, _when_free, expected_nats, smoke_test
+from onesweep.stages.checkpoint.bundle import find_bundle
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.wire.status import StatusError, exhausted
 
 
 def trial(*answers: Exception | int) -> Callable[[], int]:
@@ -33,7 +33,7 @@ def trial(*answers: Exception | int) -> Callable[[], int]:
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.router.smoke_test.BUSY_PAUSE_S", 0.0)
+    monkeypatch.setattr("onesweep.serving.router.smoke_test.BUSY_PAUSE_S", 0.0)
 
 
 def test_it_waits_for_busy_hosts_and_avoids_faulty_hosts() -> None:

@@ -12,18 +12,18 @@ from typing import Any
 import grpc
 import pytest
 
-from serving.cli.deployment import Deployment
-from serving.cli.ports import free_port_block
-from serving.client.client import Client, RequestRefused, RouterError
-from serving.router.settings import AdmissionSettings
-from serving.router.topology import local_topology
-from serving.v1 import router_pb2, router_pb2_grpc
-from stages.checkpoint.checkpoint import save_ar, write_manifest
-from stages.checkpoint.gate import PROBE_TEXT
-from stages.checkpoint.manifest import Manifest, read_manifest
-from stages.model.architecture import Architecture
-from stages.model.pipeline import ArModel
-from stages.wire.channel import open_blocking_channel
+from onesweep.serving.cli.deployment import Deployment
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.serving.client.client import Client, RequestRefused, RouterError
+from onesweep.serving.router.settings import AdmissionSettings
+from onesweep.serving.router.topology import local_topology
+from onesweep.serving.v1 import router_pb2, router_pb2_grpc
+from onesweep.stages.checkpoint.checkpoint import save_ar, write_manifest
+from onesweep.stages.checkpoint.gate import PROBE_TEXT
+from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
+from onesweep.stages.model.architecture import Architecture
+from onesweep.stages.model.pipeline import ArModel
+from onesweep.stages.wire.channel import open_blocking_channel
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stages.backends import BACKENDS, attention, backend_named
-from stages.backends.base import BranchPiece, CleanPiece, DraftingRunner, StageRunner
-from stages.backends.packed_llama import Product
-from stages.backends.rows import independent_rows
-from stages.backends.runner_checks import OneAtATime, StageProbe
-from stages.model.llama import LlamaArchitecture, LlamaStage
-from stages.model.pipeline import new_caches
+from onesweep.stages.backends import BACKENDS, attention, backend_named
+from onesweep.stages.backends.base import BranchPiece, CleanPiece, DraftingRunner, StageRunner
+from onesweep.stages.backends.packed_llama import Product
+from onesweep.stages.backends.rows import independent_rows
+from onesweep.stages.backends.runner_checks import OneAtATime, StageProbe
+from onesweep.stages.model.llama import LlamaArchitecture, LlamaStage
+from onesweep.stages.model.pipeline import new_caches
 from tests.stages.model.tiny_llama import TINY, random_stages
 
 SHAPES: tuple[LlamaArchitecture, ...] = (

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.backends import BACKENDS, DEFAULT_BACKEND, TorchBackend, backend_named
-from stages.backends.base import Backend, CleanPiece
-from stages.backends.sweep import BlockWork, SweepPlan, run_unbatched
-from stages.checkpoint.checkpoint import load_ar, load_chain
-from stages.checkpoint.manifest import read_manifest
-from stages.errors import CheckpointError, InputError
-from stages.model.architecture import Architecture
-from stages.model.codec import codec_named
-from stages.model.pipeline import ArModel, new_caches
-from stages.model.randomness import sample_symbols
-from stages.model.vocabulary import BYTES
+from onesweep.stages.backends import BACKENDS, DEFAULT_BACKEND, TorchBackend, backend_named
+from onesweep.stages.backends.base import Backend, CleanPiece
+from onesweep.stages.backends.sweep import BlockWork, SweepPlan, run_unbatched
+from onesweep.stages.checkpoint.checkpoint import load_ar, load_chain
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.errors import CheckpointError, InputError
+from onesweep.stages.model.architecture import Architecture
+from onesweep.stages.model.codec import codec_named
+from onesweep.stages.model.pipeline import ArModel, new_caches
+from onesweep.stages.model.randomness import sample_symbols
+from onesweep.stages.model.vocabulary import BYTES
 
 WEIGHTS = Path(__file__).resolve().parents[3] / "weights"
 PROMPTS = (b"The old man looked at the sea and said that ", b"It was late when ")
@@ -84,7 +84,7 @@ def test_guesses_are_read_as_if_they_came_byte_by_byte(backend, clean_piece, wid
 
 def test_matrices_stay_outside_the_graph(make_ar) -> None:
     pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
-    graphs = importlib.import_module("stages.backends.onnx_graphs")
+    graphs = importlib.import_module("onesweep.stages.backends.onnx_graphs")
     stage = make_ar().stages[0]
     graph = graphs.after_graph(stage, stage.layers[0])
     assert sum(x.numel() for x in graph.matrices.values()) == 9 * stage.architecture.width**2
@@ -127,7 +127,7 @@ def _sweep_text(backend: Backend, prompt: bytes, count: int = 32) -> bytes:
 
 # What can go wrong
 def test_an_export_that_does_not_match_is_refused(exact, make_block, make_ar, monkeypatch) -> None:
-    graph = importlib.import_module("stages.backends.onnx_graphs")
+    graph = importlib.import_module("onesweep.stages.backends.onnx_graphs")
     monkeypatch.setattr(graph.Graph, "norm", lambda self, x, norm, weight=None: x)
     for make in (lambda: exact.block(make_block()), lambda: exact.stage(make_ar().stages[1])):
         with pytest.raises(CheckpointError, match="an ONNX export that does not match") as caught:
@@ -136,7 +136,7 @@ def test_an_export_that_does_not_match_is_refused(exact, make_block, make_ar, mo
 
 
 def test_a_missing_package_is_named(monkeypatch) -> None:
-    for name in ("stages.backends.onnx", "onnxruntime"):
+    for name in ("onesweep.stages.backends.onnx", "onnxruntime"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(InputError, match=r"pip install 'onesweep\[onnx\]'"):
         backend_named("onnxruntime")

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from stages.backends import DEFAULT_BACKEND, backend_named
-from stages.backends.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
-from stages.checkpoint.checkpoint import (
+from onesweep.stages.backends import DEFAULT_BACKEND, backend_named
+from onesweep.stages.backends.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
+from onesweep.stages.checkpoint.checkpoint import (
     load_ar,
     load_block,
     load_chain,
@@ -24,15 +24,15 @@ from stages.checkpoint.checkpoint import (
     save_block,
     write_manifest,
 )
-from stages.checkpoint.gate import PROBE_INPUT, PROBE_OUTPUT, PROBE_TEXT
-from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
-from stages.errors import CheckpointError
-from stages.model.architecture import Architecture
-from stages.model.block import Block
-from stages.model.codec import Int8
-from stages.model.partition import NoisePartition
-from stages.model.pipeline import ArModel, new_caches
-from stages.model.vocabulary import BYTES
+from onesweep.stages.checkpoint.gate import PROBE_INPUT, PROBE_OUTPUT, PROBE_TEXT
+from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
+from onesweep.stages.errors import CheckpointError
+from onesweep.stages.model.architecture import Architecture
+from onesweep.stages.model.block import Block
+from onesweep.stages.model.codec import Int8
+from onesweep.stages.model.partition import NoisePartition
+from onesweep.stages.model.pipeline import ArModel, new_caches
+from onesweep.stages.model.vocabulary import BYTES
 from tests.stages.checkpoints import ALL, Copy, Forge, files, load, part_file
 
 
@@ -154,7 +154,7 @@ MEASURE = """
     import sys
     import torch
     from pathlib import Path
-    from stages.checkpoint.checkpoint import load_stage
+    from onesweep.stages.checkpoint.checkpoint import load_stage
 
     torch.set_num_threads(1)
 

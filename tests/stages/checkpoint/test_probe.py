@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stages.checkpoint.gate import (
+from onesweep.stages.checkpoint.gate import (
     PROBE_INPUT,
     PROBE_OUTPUT,
     PROBE_TEXT,
@@ -18,12 +18,12 @@ from stages.checkpoint.gate import (
     probe_shapes,
     probe_stage,
 )
-from stages.checkpoint.manifest import read_manifest
-from stages.errors import CheckpointError
-from stages.model.block import Block
-from stages.model.partition import NoisePartition
-from stages.model.pipeline import ArModel
-from stages.model.randomness import Purpose, normals
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.errors import CheckpointError
+from onesweep.stages.model.block import Block
+from onesweep.stages.model.partition import NoisePartition
+from onesweep.stages.model.pipeline import ArModel
+from onesweep.stages.model.randomness import Purpose, normals
 from tests.stages.checkpoints import ALL, Copy, EditManifest, Forge, load
 
 MakeBlock = Callable[..., Block]

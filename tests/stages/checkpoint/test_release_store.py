@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from stages.checkpoint.bundle import NGRAM_NAME
-from stages.checkpoint.manifest import MANIFEST_NAME
-from stages.checkpoint.release_store import (
+from onesweep.stages.checkpoint.bundle import NGRAM_NAME
+from onesweep.stages.checkpoint.manifest import MANIFEST_NAME
+from onesweep.stages.checkpoint.release_store import (
     CURRENT_NAME,
     MOST_STORED,
     IncomingRelease,
@@ -21,9 +21,9 @@ from stages.checkpoint.release_store import (
     read_release_manifest,
     release_files,
 )
-from stages.checkpoint.release_transfer import ReleaseTransfer, manifest_of, offer_of
-from stages.errors import CheckpointError, ServiceError
-from stages.wire.status import StatusError
+from onesweep.stages.checkpoint.release_transfer import ReleaseTransfer, manifest_of, offer_of
+from onesweep.stages.errors import CheckpointError, ServiceError
+from onesweep.stages.wire.status import StatusError
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def test_everything_is_on_the_disk_before_it_is_in_its_place(
     shelf: ReleaseStore, contents: ReleaseManifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr("stages.checkpoint.release_store._sync", synced.append)
+    monkeypatch.setattr("onesweep.stages.checkpoint.release_store._sync", synced.append)
     intake = shelf.begin(contents, of_block_1)
     fill(intake, contents)
     place = shelf.path(contents.name)

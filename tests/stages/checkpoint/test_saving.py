@@ -13,13 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from stages.checkpoint.checkpoint import load_block, replace_file, save_ar, save_block, update_manifest, write_manifest
-from stages.checkpoint.gate import PROBE_TEXT
-from stages.checkpoint.manifest import Manifest, read_manifest
-from stages.errors import CheckpointError
-from stages.model.architecture import Architecture
-from stages.model.block import Block
-from stages.model.pipeline import ArModel
+from onesweep.stages.checkpoint.checkpoint import (
+    load_block,
+    replace_file,
+    save_ar,
+    save_block,
+    update_manifest,
+    write_manifest,
+)
+from onesweep.stages.checkpoint.gate import PROBE_TEXT
+from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
+from onesweep.stages.errors import CheckpointError
+from onesweep.stages.model.architecture import Architecture
+from onesweep.stages.model.block import Block
+from onesweep.stages.model.pipeline import ArModel
 from tests.stages.checkpoints import Copy, files, part_file
 
 
@@ -71,7 +78,7 @@ def test_a_manifest_that_cannot_be_written_leaves_no_orphan(directory: Path, blo
     def fail(*_: object) -> None:
         raise CheckpointError("cannot save the manifest")
 
-    monkeypatch.setattr("stages.checkpoint.checkpoint.write_manifest", fail)
+    monkeypatch.setattr("onesweep.stages.checkpoint.checkpoint.write_manifest", fail)
     with pytest.raises(CheckpointError, match="cannot save the manifest"):
         save_block(directory, block)  # the same weights, so the same file
     assert files(directory) == before

@@ -11,14 +11,14 @@ from typing import Any
 import grpc
 import pytest
 
-from serving.cli.ports import free_port_block
-from stages.checkpoint.release_store import ReleaseManifest, ReleaseStore, read_release_manifest
-from stages.checkpoint.release_transfer import offer_of
-from stages.errors import CheckpointError
-from stages.host.host import HostSettings
-from stages.host.server import StageServer, StageSettings
-from stages.v1 import stage_pb2, stage_pb2_grpc
-from stages.wire.channel import open_blocking_channel
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.stages.checkpoint.release_store import ReleaseManifest, ReleaseStore, read_release_manifest
+from onesweep.stages.checkpoint.release_transfer import offer_of
+from onesweep.stages.errors import CheckpointError
+from onesweep.stages.host.host import HostSettings
+from onesweep.stages.host.server import StageServer, StageSettings
+from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
+from onesweep.stages.wire.channel import open_blocking_channel
 
 Stub = stage_pb2_grpc.StageServiceStub
 Usage = namedtuple("Usage", "total used free")
@@ -109,7 +109,7 @@ def test_one_release_is_stored_at_a_time(stub: Stub, other: ReleaseManifest) -> 
 
 
 def test_a_full_disk_is_named(stub: Stub, other: ReleaseManifest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stages.checkpoint.release_store.shutil.disk_usage", lambda path: Usage(1, 1, 0))
+    monkeypatch.setattr("onesweep.stages.checkpoint.release_store.shutil.disk_usage", lambda path: Usage(1, 1, 0))
     code, says = refusal(store, stub, other)
     assert code is grpc.StatusCode.INTERNAL
     assert "no room on" in says

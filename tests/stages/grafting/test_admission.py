@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.backends.sweep import FEATURES
-from stages.checkpoint.manifest import Manifest
-from stages.grafting.block import GraftArchitecture, SlotShape
-from stages.host.parts import HostPlan, ModelSource
-from stages.host.validation import parse_hop
-from stages.model.llama import LlamaArchitecture
-from stages.model.partition import equal_probability
-from stages.model.scoring import MAX_LOGITS
-from stages.model.vocabulary import Alphabet
-from stages.v1 import stage_pb2
-from stages.wire.status import StatusError
+from onesweep.stages.backends.sweep import FEATURES
+from onesweep.stages.checkpoint.manifest import Manifest
+from onesweep.stages.grafting.block import GraftArchitecture, SlotShape
+from onesweep.stages.host.parts import HostPlan, ModelSource
+from onesweep.stages.host.validation import parse_hop
+from onesweep.stages.model.llama import LlamaArchitecture
+from onesweep.stages.model.partition import equal_probability
+from onesweep.stages.model.scoring import MAX_LOGITS
+from onesweep.stages.model.vocabulary import Alphabet
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.status import StatusError
 
 WIDTH, CODE_DIM, SLOTS = 16, 4, 6
 ALPHABET = Alphabet(1 << 17)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from stages.checkpoint.checkpoint import write_manifest
-from stages.checkpoint.gate import PROBE_TEXT
-from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
-from stages.errors import CheckpointError, ShapeError
-from stages.grafting.block import GraftArchitecture, SlotShape
-from stages.model.architecture import Architecture
-from stages.model.partition import equal_probability
+from onesweep.stages.checkpoint.checkpoint import write_manifest
+from onesweep.stages.checkpoint.gate import PROBE_TEXT
+from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
+from onesweep.stages.errors import CheckpointError, ShapeError
+from onesweep.stages.grafting.block import GraftArchitecture, SlotShape
+from onesweep.stages.model.architecture import Architecture
+from onesweep.stages.model.partition import equal_probability
 from tests.stages.model.tiny_llama import TINY
 
 SHAPE = SlotShape(code_dim=8, condition_dim=8, rank=2)

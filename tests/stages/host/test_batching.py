@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stages.host import scheduler as engines
-from stages.host.parts import Parts, load_parts, plan_host
-from stages.host.scheduler import PASS_ROWS
-from stages.wire.messages import work_of
+from onesweep.stages.host import scheduler as engines
+from onesweep.stages.host.parts import Parts, load_parts, plan_host
+from onesweep.stages.host.scheduler import PASS_ROWS
+from onesweep.stages.wire.messages import work_of
 from tests.stages.hops import Make, scores, steps, sweeps
 from tests.stages.slow_runner import Paced, alone
 

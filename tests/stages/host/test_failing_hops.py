@@ -8,10 +8,10 @@ from typing import Any
 import grpc
 import pytest
 
-from stages.host.parts import Parts
-from stages.host.work import KernelCall, SweepWork
-from stages.v1 import stage_pb2
-from stages.wire.status import StatusError
+from onesweep.stages.host.parts import Parts
+from onesweep.stages.host.work import KernelCall, SweepWork
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.status import StatusError
 from tests.stages.hops import Hops, scores, steps, sweeps
 from tests.stages.slow_runner import Paced, alone, watched
 

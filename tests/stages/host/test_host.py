@@ -12,15 +12,15 @@ import grpc
 import pytest
 from torch import Tensor
 
-from stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece
-from stages.errors import InputError
-from stages.host import host as subscribers
-from stages.host import scheduler as engine
-from stages.host.host import Host, HostSettings, Subscribers
-from stages.host.parts import HostPlan, Parts, load_parts, plan_host
-from stages.v1 import stage_pb2
-from stages.wire.messages import PROTOCOL, put_work
-from stages.wire.status import StatusError
+from onesweep.stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece
+from onesweep.stages.errors import InputError
+from onesweep.stages.host import host as subscribers
+from onesweep.stages.host import scheduler as engine
+from onesweep.stages.host.host import Host, HostSettings, Subscribers
+from onesweep.stages.host.parts import HostPlan, Parts, load_parts, plan_host
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.messages import PROTOCOL, put_work
+from onesweep.stages.wire.status import StatusError
 from tests.stages.hosts import event_of, open_host, send
 from tests.stages.raw_client import ROUTER
 

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.cli.ports import free_port_block
-from stages.host.host import Host
-from stages.host.parts import Parts, load_parts, plan_host
-from stages.model.prefill import MAX_PREFILL_CHUNKS, max_new_symbols, read_lengths
-from stages.model.vocabulary import Alphabet
-from stages.v1 import stage_pb2, stage_pb2_grpc
-from stages.wire.channel import new_server
-from stages.wire.messages import AnyWork, draft_of, prefill_hops, put_work, work_of
-from stages.wire.status import StatusError
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.stages.host.host import Host
+from onesweep.stages.host.parts import Parts, load_parts, plan_host
+from onesweep.stages.model.prefill import MAX_PREFILL_CHUNKS, max_new_symbols, read_lengths
+from onesweep.stages.model.vocabulary import Alphabet
+from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
+from onesweep.stages.wire.channel import new_server
+from onesweep.stages.wire.messages import AnyWork, draft_of, prefill_hops, put_work, work_of
+from onesweep.stages.wire.status import StatusError
 from tests.stages.hops import step
 from tests.stages.hosts import event_of, open_host, send
 from tests.stages.raw_client import ROUTER, Peer, peer

@@ -12,12 +12,12 @@ import grpc
 import pytest
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from serving.cli.ports import free_port_block
-from stages.backends import Backend
-from stages.host import loading
-from stages.host.parts import HostPlan, Parts, Release, load_parts, plan_host, wiring_problem
-from stages.host.server import SERVICE
-from stages.v1 import stage_pb2
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.stages.backends import Backend
+from onesweep.stages.host import loading
+from onesweep.stages.host.parts import HostPlan, Parts, Release, load_parts, plan_host, wiring_problem
+from onesweep.stages.host.server import SERVICE
+from onesweep.stages.v1 import stage_pb2
 from tests.stages.raw_client import Peer, Until, peer, sweep
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
-from serving.cli.ports import free_port_block
-from stages.v1 import stage_pb2
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.stages.v1 import stage_pb2
 from tests.stages.raw_client import SESSION_BYTES, Peer, Until, peer, sweep
 
 

@@ -12,9 +12,9 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stages.host.server import SERVICE
-from stages.model.samplers import SAMPLERS
-from stages.v1 import stage_pb2
+from onesweep.stages.host.server import SERVICE
+from onesweep.stages.model.samplers import SAMPLERS
+from onesweep.stages.v1 import stage_pb2
 from tests.stages import hops
 from tests.stages.raw_client import Peer, Rejected, sweep
 from tests.stages.slow_runner import alone as engine_alone

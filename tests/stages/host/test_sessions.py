@@ -7,10 +7,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from stages.checkpoint.manifest import Manifest
-from stages.host.parts import HostPlan, Parts, load_parts, plan_host, session_bytes
-from stages.host.sessions import REMEMBERED, Session, SessionStore
-from stages.wire.status import StatusError
+from onesweep.stages.checkpoint.manifest import Manifest
+from onesweep.stages.host.parts import HostPlan, Parts, load_parts, plan_host, session_bytes
+from onesweep.stages.host.sessions import REMEMBERED, Session, SessionStore
+from onesweep.stages.wire.status import StatusError
 
 CAPACITY = 64
 

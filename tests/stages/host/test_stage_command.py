@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.cli.__main__ import main
+from onesweep.serving.cli.__main__ import main
 from tests.stages.raw_client import Peer
 
 

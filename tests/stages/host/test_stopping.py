@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from serving.cli.ports import free_port_block
-from stages.errors import ServiceError
-from stages.host.host import HostSettings
-from stages.host.server import StageServer, StageSettings
-from stages.v1 import stage_pb2, stage_pb2_grpc
-from stages.wire.channel import open_blocking_channel
-from stages.wire.messages import PROTOCOL
-from stages.wire.registry import Registration, Registry, RegistrySettings, open_registry, parse_url
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.stages.errors import ServiceError
+from onesweep.stages.host.host import HostSettings
+from onesweep.stages.host.server import StageServer, StageSettings
+from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
+from onesweep.stages.wire.channel import open_blocking_channel
+from onesweep.stages.wire.messages import PROTOCOL
+from onesweep.stages.wire.registry import Registration, Registry, RegistrySettings, open_registry, parse_url
 
 
 def server_of(bundles: Path, registry: Registry) -> tuple[StageServer, str]:
@@ -31,9 +31,9 @@ def server_of(bundles: Path, registry: Registry) -> tuple[StageServer, str]:
 def test_it_stays_registered_until_its_requests_have_ended(
     bundles: Path, registry_url: str, servers: Any, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stages.wire.etcd import EtcdClient
+    from onesweep.stages.wire.etcd import EtcdClient
 
-    monkeypatch.setattr("stages.host.server.DRAIN_S", 60.0)
+    monkeypatch.setattr("onesweep.stages.host.server.DRAIN_S", 60.0)
     where = RegistrySettings(*parse_url(registry_url))
     gateway = EtcdClient(where)
     server, address = server_of(bundles, open_registry(where))

@@ -12,18 +12,18 @@ import grpc
 import pytest
 import torch
 
-from stages.backends.sweep import FEATURES
-from stages.checkpoint.manifest import Manifest
-from stages.host.parts import HostPlan, ModelSource, plan_host
-from stages.host.validation import MAX_TIMINGS, parse_hop
-from stages.model.codec import CODECS, HIDDEN
-from stages.model.llama import LlamaArchitecture
-from stages.model.prefill import max_new_symbols
-from stages.model.scoring import MAX_CANDIDATES, MAX_SCORED_ROWS
-from stages.v1 import stage_pb2
-from stages.wire.hop_stream import BATCH_BYTES
-from stages.wire.messages import put_work, work_of
-from stages.wire.status import StatusError
+from onesweep.stages.backends.sweep import FEATURES
+from onesweep.stages.checkpoint.manifest import Manifest
+from onesweep.stages.host.parts import HostPlan, ModelSource, plan_host
+from onesweep.stages.host.validation import MAX_TIMINGS, parse_hop
+from onesweep.stages.model.codec import CODECS, HIDDEN
+from onesweep.stages.model.llama import LlamaArchitecture
+from onesweep.stages.model.prefill import max_new_symbols
+from onesweep.stages.model.scoring import MAX_CANDIDATES, MAX_SCORED_ROWS
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.hop_stream import BATCH_BYTES
+from onesweep.stages.wire.messages import put_work, work_of
+from onesweep.stages.wire.status import StatusError
 from tests.stages.hops import step
 
 WIDTH, CODE_DIM = 32, 32

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from stages.importing.importing import Imported, ImportSettings, import_model
+from onesweep.stages.importing.importing import Imported, ImportSettings, import_model
 from tests.stages.importing.published import learnt
 
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from stages.backends import backend_named
-from stages.backends.base import CleanPiece
-from stages.checkpoint.checkpoint import load_stage
-from stages.checkpoint.manifest import Manifest
-from stages.importing.importing import Imported
-from stages.model.pipeline import new_caches
+from onesweep.stages.backends import backend_named
+from onesweep.stages.backends.base import CleanPiece
+from onesweep.stages.checkpoint.checkpoint import load_stage
+from onesweep.stages.checkpoint.manifest import Manifest
+from onesweep.stages.importing.importing import Imported
+from onesweep.stages.model.pipeline import new_caches
 from tests.stages.model.tiny_llama import tiny_tokenizer
 
 TOLERANCE = 1e-3

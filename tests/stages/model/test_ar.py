@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from stages.model.architecture import Architecture
-from stages.model.families import without_memory
-from stages.model.pipeline import ArModel, cache_bytes, new_caches
+from onesweep.stages.model.architecture import Architecture
+from onesweep.stages.model.families import without_memory
+from onesweep.stages.model.pipeline import ArModel, cache_bytes, new_caches
 
 MakeAr = Callable[..., ArModel]
 
@@ -75,7 +75,7 @@ def test_a_caches_size_is_known_before_it_is_made(make_ar: MakeAr) -> None:
 LOAD = """
 import sys
 from pathlib import Path
-from stages.host.parts import load_parts, plan_host
+from onesweep.stages.host.parts import load_parts, plan_host
 load_parts(plan_host(Path(sys.argv[1]), (0, 1)))
 sys.exit("torch._dynamo" in sys.modules)
 """

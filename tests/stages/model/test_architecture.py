@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stages.errors import ShapeError
-from stages.model.architecture import Architecture
+from onesweep.stages.errors import ShapeError
+from onesweep.stages.model.architecture import Architecture
 
 
 def test_the_default_is_a_model() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stages.model.layers import Layer, LayerCache, NoiseCondition, noise_frequencies, rotary_table, rotate
+from onesweep.stages.model.layers import Layer, LayerCache, NoiseCondition, noise_frequencies, rotary_table, rotate
 
 WIDTH, HEADS, CONDITION = 32, 2, 16
 HEAD_DIM = WIDTH // HEADS

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stages.model.speculation import DRAW_SET_SIZES, MAX_DRAW_SET, Verification, draw_set, draw_set_size, verify_drafts
+from onesweep.stages.model.speculation import (
+    DRAW_SET_SIZES,
+    MAX_DRAW_SET,
+    Verification,
+    draw_set,
+    draw_set_size,
+    verify_drafts,
+)
 from tests.stages.statistics import chi_square
 
 LETTERS, SYMBOLS = 4, 256

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from stages.checkpoint.checkpoint import save_stage, write_manifest
-from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
-from stages.model.llama import LlamaArchitecture, LlamaStage
+from onesweep.stages.checkpoint.checkpoint import save_stage, write_manifest
+from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
+from onesweep.stages.model.llama import LlamaArchitecture, LlamaStage
 
 TINY = LlamaArchitecture(
     layers=(2, 1, 1), width=32, heads=4, kv_heads=2, head_dim=12, mlp_width=48, positions=128, vocabulary=300

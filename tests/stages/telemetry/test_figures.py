@@ -17,19 +17,19 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client import Histogram as TheirHistogram
 
-from stages.errors import InputError, ServiceError
-from stages.host.host import Host, HostSettings
-from stages.host.metrics import MAX_LINKS, OTHERS, STAGE_METRICS, HostCounters
-from stages.host.parts import Release, load_parts, plan_host
-from stages.model.vocabulary import BYTES
-from stages.telemetry import prometheus as exposition
-from stages.telemetry.histograms import SECONDS, Histogram, MetricFamily
-from stages.telemetry.observability import ObservabilitySettings, Telemetry
-from stages.telemetry.prometheus import LoopCollector, MetricsServer
-from stages.v1 import stage_pb2
-from stages.wire.messages import PROTOCOL, next_decode
-from stages.wire.status import StatusError, exhausted
-from stages.wire.tls import Expiry
+from onesweep.stages.errors import InputError, ServiceError
+from onesweep.stages.host.host import Host, HostSettings
+from onesweep.stages.host.metrics import MAX_LINKS, OTHERS, STAGE_METRICS, HostCounters
+from onesweep.stages.host.parts import Release, load_parts, plan_host
+from onesweep.stages.model.vocabulary import BYTES
+from onesweep.stages.telemetry import prometheus as exposition
+from onesweep.stages.telemetry.histograms import SECONDS, Histogram, MetricFamily
+from onesweep.stages.telemetry.observability import ObservabilitySettings, Telemetry
+from onesweep.stages.telemetry.prometheus import LoopCollector, MetricsServer
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.messages import PROTOCOL, next_decode
+from onesweep.stages.wire.status import StatusError, exhausted
+from onesweep.stages.wire.tls import Expiry
 from tests.stages.hosts import event_of, listening, send
 from tests.stages.raw_client import ROUTER
 

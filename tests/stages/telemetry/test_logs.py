@@ -9,13 +9,18 @@ import re
 
 import pytest
 
-from stages.errors import InputError
-from stages.telemetry.observability import JsonLines, ObservabilitySettings, add_observability, observability_of
+from onesweep.stages.errors import InputError
+from onesweep.stages.telemetry.observability import (
+    JsonLines,
+    ObservabilitySettings,
+    add_observability,
+    observability_of,
+)
 
 
 def record(**more: object) -> logging.LogRecord:
-    return logging.getLogger("stages.host.host").makeRecord(
-        "stages.host.host", logging.WARNING, "f", 1, 'a "%s"\nline', ("host",), None, extra=more or None
+    return logging.getLogger("onesweep.stages.host.host").makeRecord(
+        "onesweep.stages.host.host", logging.WARNING, "f", 1, 'a "%s"\nline', ("host",), None, extra=more or None
     )
 
 
@@ -26,7 +31,7 @@ def test_a_line_is_one_object_with_what_is_known() -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", entry.pop("time"))
     assert entry == {
         "level": "WARNING",
-        "logger": "stages.host.host",
+        "logger": "onesweep.stages.host.host",
         "name": "paris",
         "message": 'a "host"\nline',
         "request": "cafe",

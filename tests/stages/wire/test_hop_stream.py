@@ -10,11 +10,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from stages.v1 import stage_pb2, stage_pb2_grpc
-from stages.wire import hop_stream as relays
-from stages.wire.channel import new_server
-from stages.wire.hop_stream import Relay
-from stages.wire.status import StatusError, exhausted, invalid
+from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
+from onesweep.stages.wire import hop_stream as relays
+from onesweep.stages.wire.channel import new_server
+from onesweep.stages.wire.hop_stream import Relay
+from onesweep.stages.wire.status import StatusError, exhausted, invalid
 from tests.stages.scripted_server import (
     HOP_TIMEOUT_S,
     Answering,

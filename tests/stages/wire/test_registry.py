@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from serving.cli.__main__ import main
-from stages.errors import InputError
-from stages.wire.registry import (
+from onesweep.serving.cli.__main__ import main
+from onesweep.stages.errors import InputError
+from onesweep.stages.wire.registry import (
     MAX_ENDPOINTS,
     MAX_ENTRY_BYTES,
     MAX_PREFIX,
@@ -28,7 +28,7 @@ from stages.wire.registry import (
     successors,
     write_entry,
 )
-from stages.wire.tls import add_server_options
+from onesweep.stages.wire.tls import add_server_options
 
 PARIS = Registration("paris", "10.8.0.1:7701", (0, 1))
 
@@ -215,13 +215,13 @@ def test_without_etcd_a_host_does_not_start(refused: Callable[..., tuple[int, st
 
 def test_a_stage_server_registers_itself_and_leaves(bundles: Path, registry_url: str, until: Until) -> None:
     pytest.importorskip("etcd3gw", reason="etcd3gw is not installed")
-    from stages.wire.etcd import EtcdClient
-    from stages.wire.registry import read_entry
+    from onesweep.stages.wire.etcd import EtcdClient
+    from onesweep.stages.wire.registry import read_entry
 
     gateway = EtcdClient(RegistrySettings(*parse_url(registry_url)))
     arguments = ("stage", "--checkpoint", bundles / "own", "--blocks", "1,2", "--listen", "127.0.0.1:0")
     more = ("--name", "tokyo", "--threads", "1", "--registry", registry_url)
-    command = [sys.executable, "-P", "-m", "serving.cli", *map(str, arguments + more)]
+    command = [sys.executable, "-P", "-m", "onesweep.serving.cli", *map(str, arguments + more)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as stage:
         try:
             (entry,) = until(lambda: gateway.snapshot().entries, 60)

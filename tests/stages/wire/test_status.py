@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from stages.wire.status import MAX_CHARACTERS, StatusError, invalid
+from onesweep.stages.wire.status import MAX_CHARACTERS, StatusError, invalid
 
 
 def test_a_sentence_that_quotes_a_long_field_is_cut() -> None:

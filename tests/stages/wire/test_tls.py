@@ -12,11 +12,11 @@ from typing import Any
 import grpc
 import pytest
 
-from stages.errors import InputError
-from stages.wire.auth import CLIENT, HOST, ROUTER, Identity
-from stages.wire.hop_stream import Relay
-from stages.wire.status import StatusError
-from stages.wire.tls import Certificate, Expiry, Security, ServerCertificate, Tls, handshake_problem
+from onesweep.stages.errors import InputError
+from onesweep.stages.wire.auth import CLIENT, HOST, ROUTER, Identity
+from onesweep.stages.wire.hop_stream import Relay
+from onesweep.stages.wire.status import StatusError
+from onesweep.stages.wire.tls import Certificate, Expiry, Security, ServerCertificate, Tls, handshake_problem
 from tests.stages.fake_stage_server import PATIENT_S, NewPki, describe, refusal, with_relay
 
 
@@ -67,7 +67,9 @@ def other_address_there(pki: Any, other: Any) -> tuple[Tls, Tls]:
 )
 def test_a_handshake_that_fails_says_why(new_pki: NewPki, monkeypatch, sides: Sides, says: str) -> None:
     server_tls, tls = sides(new_pki("a"), new_pki("b"))
-    monkeypatch.setattr("stages.wire.tls.examine", lambda *paths: None)  # servers start with whatever they have
+    monkeypatch.setattr(
+        "onesweep.stages.wire.tls.examine", lambda *paths: None
+    )  # servers start with whatever they have
     refused = with_relay(server_tls, tls, refusal)
     assert refused.code is grpc.StatusCode.UNAVAILABLE
     assert refused.message.startswith("host paris at 127.0.0.1:")
@@ -240,11 +242,11 @@ def test_a_certificate_that_is_not_valid_yet_is_looked_at_again(new_pki: NewPki,
         raise InputError("it is not valid yet")
 
     with monkeypatch.context() as patch:
-        patch.setattr("stages.wire.tls.examine", refuse)
+        patch.setattr("onesweep.stages.wire.tls.examine", refuse)
         assert server.renewed() is None
         assert server.renewed() is None
         assert expiry.unix_s() is None
-    said = [record.message for record in caplog.records if record.name == "stages.wire.tls"]
+    said = [record.message for record in caplog.records if record.name == "onesweep.stages.wire.tls"]
     assert said == ["new certificate not taken: it is not valid yet"], "once"
     assert server.renewed() is not None
     assert server.renewed() is None, "it is taken once"
@@ -255,7 +257,7 @@ def test_a_certificate_that_is_not_valid_yet_is_looked_at_again(new_pki: NewPki,
         first = relay.channel
         pki.authority.renew("tokyo", 9)
         with monkeypatch.context() as patch:
-            patch.setattr("stages.wire.tls.examine", refuse)
+            patch.setattr("onesweep.stages.wire.tls.examine", refuse)
             relay._renew()
             assert relay.channel is first
         relay._renew()
@@ -269,7 +271,7 @@ def test_an_expired_one_is_replaced_under_a_running_server(new_pki: NewPki, monk
     pki = new_pki("a")
     paris, tokyo = pki.issue(HOST, "paris"), pki.issue(HOST, "tokyo")
     with monkeypatch.context() as patch:
-        patch.setattr("stages.wire.tls.examine", lambda *paths: None)
+        patch.setattr("onesweep.stages.wire.tls.examine", lambda *paths: None)
         pki.expire(paris)
         shown = paris.certificate.read_bytes()
 
@@ -296,7 +298,7 @@ def test_a_relay_shows_its_new_certificate(new_pki: NewPki, monkeypatch: pytest.
     pki = new_pki("a")
     paris, tokyo = pki.issue(HOST, "paris"), pki.issue(HOST, "tokyo")
     with monkeypatch.context() as patch:
-        patch.setattr("stages.wire.tls.examine", lambda *paths: None)
+        patch.setattr("onesweep.stages.wire.tls.examine", lambda *paths: None)
         pki.expire(tokyo)
 
         async def story(relay: Relay) -> str:

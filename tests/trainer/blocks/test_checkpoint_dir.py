@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.checkpoint.checkpoint import load_ar, load_chain
-from stages.checkpoint.manifest import read_manifest
-from stages.errors import CheckpointError, ConfigError
-from stages.model.architecture import Architecture
-from tests.trainer.small import corpus, tiny
-from trainer.blocks.checkpoint_dir import (
+from onesweep.stages.checkpoint.checkpoint import load_ar, load_chain
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.errors import CheckpointError, ConfigError
+from onesweep.stages.model.architecture import Architecture
+from onesweep.trainer.blocks.checkpoint_dir import (
     add_metrics,
     create_untrained,
     identity,
@@ -23,6 +22,7 @@ from trainer.blocks.checkpoint_dir import (
     new_chain,
     open_checkpoint_dir,
 )
+from tests.trainer.small import corpus, tiny
 
 
 def test_an_identity_names_settings_and_data_but_not_results() -> None:
@@ -52,8 +52,8 @@ PEAK = """
 import sys
 from pathlib import Path
 import torch
-from stages.model.architecture import Architecture
-from trainer.blocks.checkpoint_dir import create_untrained
+from onesweep.stages.model.architecture import Architecture
+from onesweep.trainer.blocks.checkpoint_dir import create_untrained
 
 def peak():
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) << 10

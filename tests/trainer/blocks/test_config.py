@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from stages.errors import ConfigError
-from trainer.blocks.config import PROFILES, NoiseConfig, TrainingConfig, load_config
+from onesweep.stages.errors import ConfigError
+from onesweep.trainer.blocks.config import PROFILES, NoiseConfig, TrainingConfig, load_config
 
 
 def toml(tmp_path: Path, text: str) -> Path:

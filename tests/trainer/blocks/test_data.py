@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from stages.errors import DataError
+from onesweep.stages.errors import DataError
+from onesweep.trainer.blocks.data import MIN_BYTES, VALID_SHARE, Corpus, load_corpus, windows
 from tests.trainer.small import corpus
-from trainer.blocks.data import MIN_BYTES, VALID_SHARE, Corpus, load_corpus, windows
 
 
 def text_of(tensor: torch.Tensor) -> bytes:

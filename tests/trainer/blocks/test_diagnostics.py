@@ -7,16 +7,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from stages.backends import DEFAULT_BACKEND, backend_named
-from stages.backends.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
-from stages.model.block import Block
-from stages.model.codec import Fp32
-from stages.model.partition import NoisePartition
-from stages.model.pipeline import new_caches
-from stages.model.vocabulary import BYTES
-from tests.trainer.small import corpus, make_blocks, partition, tiny
-from trainer.blocks import diagnostics
-from trainer.blocks.diagnostics import (
+from onesweep.stages.backends import DEFAULT_BACKEND, backend_named
+from onesweep.stages.backends.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
+from onesweep.stages.model.block import Block
+from onesweep.stages.model.codec import Fp32
+from onesweep.stages.model.partition import NoisePartition
+from onesweep.stages.model.pipeline import new_caches
+from onesweep.stages.model.vocabulary import BYTES
+from onesweep.trainer.blocks import diagnostics
+from onesweep.trainer.blocks.diagnostics import (
     bits,
     block_diagnostics,
     chain_diagnostics,
@@ -26,7 +25,8 @@ from trainer.blocks.diagnostics import (
     scrambled,
     sigma_max_nats,
 )
-from trainer.blocks.task import BlockTask
+from onesweep.trainer.blocks.task import BlockTask
+from tests.trainer.small import corpus, make_blocks, partition, tiny
 
 
 @pytest.fixture

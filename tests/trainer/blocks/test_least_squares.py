@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from trainer.blocks.optimizer import LeastSquares
+from onesweep.trainer.blocks.optimizer import LeastSquares
 
 
 def test_rows_that_come_in_pieces_give_the_matrix_behind_them() -> None:

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.checkpoint.checkpoint import load_ar, load_chain
-from stages.errors import ConfigError
-from stages.model.block import Codes
-from stages.model.partition import equal_probability
-from stages.model.pipeline import ArModel
+from onesweep.stages.checkpoint.checkpoint import load_ar, load_chain
+from onesweep.stages.errors import ConfigError
+from onesweep.stages.model.block import Codes
+from onesweep.stages.model.partition import equal_probability
+from onesweep.stages.model.pipeline import ArModel
+from onesweep.trainer.blocks.config import LookaheadConfig
+from onesweep.trainer.blocks.lookahead import BlockWorkers, ChainTask, ScorerTask, Workers, _through_int8
+from onesweep.trainer.blocks.losses import next_byte_loss
+from onesweep.trainer.blocks.run import Run, train_step
+from onesweep.trainer.blocks.task import BlockBatch
+from onesweep.trainer.blocks.train import train_blocks_ahead, train_scorer
 from tests.trainer.small import corpus, tiny
-from trainer.blocks.config import LookaheadConfig
-from trainer.blocks.lookahead import BlockWorkers, ChainTask, ScorerTask, Workers, _through_int8
-from trainer.blocks.losses import next_byte_loss
-from trainer.blocks.run import Run, train_step
-from trainer.blocks.task import BlockBatch
-from trainer.blocks.train import train_blocks_ahead, train_scorer
 
 three = replace(tiny.architecture, parts=3, layers=1)
 

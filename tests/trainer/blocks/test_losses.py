@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from stages.model.block import Block
+from onesweep.stages.model.block import Block
+from onesweep.trainer.blocks.losses import MASKED, ChunkLayout, Corruption, block_loss, next_byte_loss
 from tests.trainer.small import make_blocks, partition
-from trainer.blocks.losses import MASKED, ChunkLayout, Corruption, block_loss, next_byte_loss
 
 LENGTH = 12
 

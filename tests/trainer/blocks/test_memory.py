@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from stages.model.block import Block, Codes
+from onesweep.stages.model.block import Block, Codes
+from onesweep.trainer.blocks.memory import MemoryUse, _blocks, _Chain, measure, measure_training, saved_for_backward
 from tests.trainer.small import corpus, tiny
-from trainer.blocks.memory import MemoryUse, _blocks, _Chain, measure, measure_training, saved_for_backward
 
 
 def test_the_total_is_the_sum() -> None:

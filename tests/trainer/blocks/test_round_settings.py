@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stages.errors import ConfigError
-from trainer.blocks.config import load_config
-from trainer.blocks.round_settings import RoundSettings
+from onesweep.stages.errors import ConfigError
+from onesweep.trainer.blocks.config import load_config
+from onesweep.trainer.blocks.round_settings import RoundSettings
 
 
 def test_a_file_sets_them(tmp_path: Path) -> None:

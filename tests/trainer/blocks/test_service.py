@@ -15,11 +15,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from stages.errors import InputError, Interrupted, ServiceError
-from trainer.blocks import service
-from trainer.blocks.progress import Moment, Progress, TrainingState
-from trainer.blocks.service import SERVICE, describe, follow, listening, to_update
-from trainer.v1 import training_pb2, training_pb2_grpc
+from onesweep.stages.errors import InputError, Interrupted, ServiceError
+from onesweep.trainer.blocks import service
+from onesweep.trainer.blocks.progress import Moment, Progress, TrainingState
+from onesweep.trainer.blocks.service import SERVICE, describe, follow, listening, to_update
+from onesweep.trainer.v1 import training_pb2, training_pb2_grpc
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ def test_the_command_watches_to_the_end(progress: Progress, onesweep: Callable[.
 
 def test_time_left_follows_the_pace(monkeypatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("trainer.blocks.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("onesweep.trainer.blocks.progress.time.monotonic", lambda: now[0])
     progress = Progress()
     assert progress.now == Moment()
     progress.begin("block-1", step=10, steps=40)

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from stages.errors import CheckpointError, ResumeError
-from trainer.blocks.state import StepLog, exclusive, load_state, read_records, save_state
+from onesweep.stages.errors import CheckpointError, ResumeError
+from onesweep.trainer.blocks.state import StepLog, exclusive, load_state, read_records, save_state
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 HOLD = """
 import sys
 from pathlib import Path
-from trainer.blocks.state import exclusive
+from onesweep.trainer.blocks.state import exclusive
 with exclusive(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.grafting.block import SlotShape
-from stages.model.architecture import Architecture
-from stages.model.partition import NoisePartition, equal_probability
+from onesweep.stages.grafting.block import SlotShape
+from onesweep.stages.model.architecture import Architecture
+from onesweep.stages.model.partition import NoisePartition, equal_probability
+from onesweep.trainer.blocks.checkpoint_dir import create_untrained
+from onesweep.trainer.blocks.config import PROFILES, TrainingConfig
+from onesweep.trainer.grafting.model import EmbeddingCodes, GraftModel, load_stages, new_model
+from onesweep.trainer.grafting.training import Graft, open_graft
 from tests.stages.model.tiny_llama import TINY, random_stages, write_tiny
 from tests.trainer.small import corpus
-from trainer.blocks.checkpoint_dir import create_untrained
-from trainer.blocks.config import PROFILES, TrainingConfig
-from trainer.grafting.model import EmbeddingCodes, GraftModel, load_stages, new_model
-from trainer.grafting.training import Graft, open_graft
 
 SHAPE = SlotShape(code_dim=8, condition_dim=8, rank=2)
 

@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
-import trainer.blocks.data
-import trainer.blocks.run
+import onesweep.trainer.blocks.data
+import onesweep.trainer.blocks.run
 from tests.trainer.processes import run_command
 
 NAME = "pretend"
@@ -92,14 +92,14 @@ def main(commands: Sequence[tuple[int, Sequence[str]]]) -> int:
 
     :param commands: each after the step in which the process asks itself to stop; -1 for none.
     """
-    device, train_step = Device(), trainer.blocks.run.train_step
-    trainer.blocks.data.check_device = lambda name: name
+    device, train_step = Device(), onesweep.trainer.blocks.run.train_step
+    onesweep.trainer.blocks.data.check_device = lambda name: name
     _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
     torch._C._set_only_lift_cpu_tensors(True)  # or torch.tensor(..., device=...) goes past the mode
     code = 0
     with device:
         for stop_at, words in commands:
-            trainer.blocks.run.train_step = _told(train_step, device, stop_at)
+            onesweep.trainer.blocks.run.train_step = _told(train_step, device, stop_at)
             code = run_command(list(words))
     return code
 

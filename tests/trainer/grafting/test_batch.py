@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stages.grafting.block import CPU_ROWS, GraftHead, Noisy, StateLikelihood, first_of_chunks
-from trainer.blocks.losses import ChunkLayout
-from trainer.grafting.batch import head_losses, read_all, roll
-from trainer.grafting.model import GraftModel
+from onesweep.stages.grafting.block import CPU_ROWS, GraftHead, Noisy, StateLikelihood, first_of_chunks
+from onesweep.trainer.blocks.losses import ChunkLayout
+from onesweep.trainer.grafting.batch import head_losses, read_all, roll
+from onesweep.trainer.grafting.model import GraftModel
 
 LENGTH = 10
 

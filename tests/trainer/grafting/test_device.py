@@ -15,14 +15,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from stages.errors import Interrupted
-from stages.grafting.block import CPU_ROWS, rows_at_once
+from onesweep.stages.errors import Interrupted
+from onesweep.stages.grafting.block import CPU_ROWS, rows_at_once
+from onesweep.trainer.blocks.run import StepLoss
+from onesweep.trainer.grafting.measure import Writing
+from onesweep.trainer.grafting.store import GraftSettings
+from onesweep.trainer.grafting.training import Graft, GraftTask, measure_chain, train_block, write_samples
 from tests.trainer.grafting.fake_gpu import main
 from tests.trainer.processes import ended, forked
-from trainer.blocks.run import StepLoss
-from trainer.grafting.measure import Writing
-from trainer.grafting.store import GraftSettings
-from trainer.grafting.training import Graft, GraftTask, measure_chain, train_block, write_samples
 
 WITHIN_S = 300.0
 CONFIG = """

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from trainer.blocks.data import Corpus
-from trainer.grafting.measure import Writing, distinct_pairs, panel
-from trainer.grafting.model import GraftModel
+from onesweep.trainer.blocks.data import Corpus
+from onesweep.trainer.grafting.measure import Writing, distinct_pairs, panel
+from onesweep.trainer.grafting.model import GraftModel
 
 
 def test_pairs_are_counted_once() -> None:

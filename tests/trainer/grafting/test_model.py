@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stages.model.architecture import Architecture
-from stages.model.pipeline import ArStage
-from trainer.grafting.batch import read_all
-from trainer.grafting.model import EmbeddingCodes, GraftModel, decoding, fit_tuned_lenses
+from onesweep.stages.model.architecture import Architecture
+from onesweep.stages.model.pipeline import ArStage
+from onesweep.trainer.grafting.batch import read_all
+from onesweep.trainer.grafting.model import EmbeddingCodes, GraftModel, decoding, fit_tuned_lenses
 
 
 def test_codes_have_norm_one_and_near_embeddings_have_near_codes() -> None:

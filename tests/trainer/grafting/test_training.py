@@ -11,19 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.checkpoint.checkpoint import load_chain_part, save_block, update_manifest
-from stages.checkpoint.manifest import read_manifest
-from stages.errors import CheckpointError, ConfigError, InputError, Interrupted
-from stages.grafting.part import GraftPart
-from tests.stages.model.tiny_llama import TINY, write_tiny
-from tests.trainer.small import corpus
-from trainer.blocks.config import TrainingConfig
-from trainer.blocks.data import Corpus
-from trainer.blocks.run import StepLoss, train_step
-from trainer.grafting.measure import from_noise, next_nats, write
-from trainer.grafting.model import GraftModel
-from trainer.grafting.store import GraftSettings, read_record
-from trainer.grafting.training import (
+from onesweep.stages.checkpoint.checkpoint import load_chain_part, save_block, update_manifest
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.errors import CheckpointError, ConfigError, InputError, Interrupted
+from onesweep.stages.grafting.part import GraftPart
+from onesweep.trainer.blocks.config import TrainingConfig
+from onesweep.trainer.blocks.data import Corpus
+from onesweep.trainer.blocks.run import StepLoss, train_step
+from onesweep.trainer.grafting.measure import from_noise, next_nats, write
+from onesweep.trainer.grafting.model import GraftModel
+from onesweep.trainer.grafting.store import GraftSettings, read_record
+from onesweep.trainer.grafting.training import (
     Graft,
     GraftOptimizers,
     GraftTask,
@@ -32,6 +30,8 @@ from trainer.grafting.training import (
     open_graft,
     train_block,
 )
+from tests.stages.model.tiny_llama import TINY, write_tiny
+from tests.trainer.small import corpus
 
 
 def weights(graft: Graft, block: int) -> bytes:
@@ -148,7 +148,7 @@ def test_the_command_trains_and_measures(
 
 
 def test_a_chain_is_no_model_to_graft(tmp_path: Path, graft_config: TrainingConfig) -> None:
-    from trainer.blocks.checkpoint_dir import create_untrained
+    from onesweep.trainer.blocks.checkpoint_dir import create_untrained
 
     create_untrained(tmp_path / "chain", "chain", graft_config.architecture, 0)
     with pytest.raises(InputError, match="a chain already"):

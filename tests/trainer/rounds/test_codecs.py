@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stages.errors import CodecError
-from trainer.rounds.codecs import (
+from onesweep.stages.errors import CodecError
+from onesweep.trainer.rounds.codecs import (
     CODECS,
     E3M0_GROUP,
     E3M0_VALUES,

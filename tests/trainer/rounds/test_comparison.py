@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from stages.errors import ConfigError
+from onesweep.stages.errors import ConfigError
+from onesweep.trainer.blocks.round_settings import RoundSettings
+from onesweep.trainer.rounds.comparison import arms, measure_step_cost
+from onesweep.trainer.rounds.settings import SimulatedWorkers
+from onesweep.trainer.rounds.simulation import Simulation
+from onesweep.trainer.rounds.spec import RunSpec, boundaries, cut, fragment_name
 from tests.trainer.small import corpus, tiny
-from trainer.blocks.round_settings import RoundSettings
-from trainer.rounds.comparison import arms, measure_step_cost
-from trainer.rounds.settings import SimulatedWorkers
-from trainer.rounds.simulation import Simulation
-from trainer.rounds.spec import RunSpec, boundaries, cut, fragment_name
 
 Command = Callable[..., Any]
 SETTINGS = """

@@ -11,19 +11,19 @@ import pytest
 import torch
 from torch import nn
 
-import trainer.rounds.torchft
-from stages.errors import ConfigError, InputError, ServiceError
+import onesweep.trainer.rounds.torchft
+from onesweep.stages.errors import ConfigError, InputError, ServiceError
+from onesweep.trainer.blocks.round_settings import RoundSettings
+from onesweep.trainer.rounds.codecs import norm, subtract
+from onesweep.trainer.rounds.comparison import ArmResult, engine_named, tally_table
+from onesweep.trainer.rounds.merging import new_outer as ours
+from onesweep.trainer.rounds.processes import SubprocessPool, count_merges
+from onesweep.trainer.rounds.settings import SimulatedWorkers, Throttle
+from onesweep.trainer.rounds.simulation import WorkerTally
+from onesweep.trainer.rounds.spec import RunSpec
+from onesweep.trainer.rounds.store import Share
+from onesweep.trainer.rounds.torchft import torch_outer
 from tests.trainer.small import corpus, tensors, tiny
-from trainer.blocks.round_settings import RoundSettings
-from trainer.rounds.codecs import norm, subtract
-from trainer.rounds.comparison import ArmResult, engine_named, tally_table
-from trainer.rounds.merging import new_outer as ours
-from trainer.rounds.processes import SubprocessPool, count_merges
-from trainer.rounds.settings import SimulatedWorkers, Throttle
-from trainer.rounds.simulation import WorkerTally
-from trainer.rounds.spec import RunSpec
-from trainer.rounds.store import Share
-from trainer.rounds.torchft import torch_outer
 
 with_torchft = pytest.mark.skipif(find_spec("torchft") is None, reason="torchft is not installed")
 
@@ -63,8 +63,8 @@ def test_real_processes_make_the_weights_of_one_process(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_with_a_deadline_torchft_goes_on_without_who_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer.rounds.torchft, "FAREWELL_S", 0.2)
-    monkeypatch.setattr(trainer.rounds.torchft, "DISMISSED_S", 0.5)
+    monkeypatch.setattr(onesweep.trainer.rounds.torchft, "FAREWELL_S", 0.2)
+    monkeypatch.setattr(onesweep.trainer.rounds.torchft, "DISMISSED_S", 0.5)
     rounds = replace(plain.rounds, replicas=3, rounds=2, deadline="fixed", deadline_s=0.5, late="drop")
     fleet = SimulatedWorkers(slowness=(1.0, 1.0, 10_000.0), pace_s=0.05)
     trained = engine_named("torchft").train(RunSpec.of(replace(plain, rounds=rounds), corpus), corpus, fleet)

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 import torch
 
-from stages.errors import CodecError, ConfigError
+from onesweep.stages.errors import CodecError, ConfigError
+from onesweep.trainer.blocks.diagnostics import clean_features
+from onesweep.trainer.blocks.round_settings import RoundSettings
+from onesweep.trainer.planning.cost import LINKS
+from onesweep.trainer.planning.plan import make_plan
+from onesweep.trainer.rounds.codecs import load, subtract
+from onesweep.trainer.rounds.comparison import arms, measure_step_cost
+from onesweep.trainer.rounds.features import FeatureFormat, FeatureReader, names_before
+from onesweep.trainer.rounds.parts import FedPart, Learner
+from onesweep.trainer.rounds.settings import SimulatedWorkers
+from onesweep.trainer.rounds.simulation import Simulation
+from onesweep.trainer.rounds.spec import RunSpec, replica_seed
 from tests.trainer.small import corpus, tiny
-from trainer.blocks.diagnostics import clean_features
-from trainer.blocks.round_settings import RoundSettings
-from trainer.planning.cost import LINKS
-from trainer.planning.plan import make_plan
-from trainer.rounds.codecs import load, subtract
-from trainer.rounds.comparison import arms, measure_step_cost
-from trainer.rounds.features import FeatureFormat, FeatureReader, names_before
-from trainer.rounds.parts import FedPart, Learner
-from trainer.rounds.settings import SimulatedWorkers
-from trainer.rounds.simulation import Simulation
-from trainer.rounds.spec import RunSpec, replica_seed
 
 STEPS, ROUNDS = 2, 2
 

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-import trainer.rounds.audit
-import trainer.rounds.store
-from stages.errors import CheckpointError, ResumeError
+import onesweep.trainer.rounds.audit
+import onesweep.trainer.rounds.store
+from onesweep.stages.errors import CheckpointError, ResumeError
+from onesweep.trainer.blocks.round_settings import RoundSettings
+from onesweep.trainer.blocks.state import digest
+from onesweep.trainer.rounds.audit import audit
+from onesweep.trainer.rounds.ledger import Ledger
+from onesweep.trainer.rounds.store import LOG, UPDATES, VERSIONS, Store, open_store
 from tests.trainer.small import tensors, update
-from trainer.blocks.round_settings import RoundSettings
-from trainer.blocks.state import digest
-from trainer.rounds.audit import audit
-from trainer.rounds.ledger import Ledger
-from trainer.rounds.store import LOG, UPDATES, VERSIONS, Store, open_store
 
 SETTINGS = RoundSettings(deadline="fixed", down_codec="int8", late="keep")
 
@@ -29,10 +29,10 @@ RUN = """
 import os, signal, sys
 from pathlib import Path
 from tests.trainer.small import tensors, update
-from trainer.rounds.store import open_store
-from trainer.rounds.ledger import Ledger
-from trainer.blocks.round_settings import RoundSettings
-from trainer.blocks.state import digest
+from onesweep.trainer.rounds.store import open_store
+from onesweep.trainer.rounds.ledger import Ledger
+from onesweep.trainer.blocks.round_settings import RoundSettings
+from onesweep.trainer.blocks.state import digest
 
 directory = Path(sys.argv[1])
 settings = RoundSettings(deadline="fixed", down_codec="int8", late="keep")
@@ -100,7 +100,7 @@ def call(function, kill_at):
 if __name__ == "__main__":
     import random
     import shutil
-    from trainer.rounds.audit import audit
+    from onesweep.trainer.rounds.audit import audit
 
     every, drawn = int(sys.argv[2]), random.Random(0)
     undisturbed = call(run, -1)
@@ -298,7 +298,7 @@ def test_the_audit_sees_what_a_merge_left_out(tmp_path: Path) -> None:
 
 
 def test_an_audit_of_a_run_that_goes_on_reads_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, merged = trainer.rounds.audit.read_log, []
+    real, merged = onesweep.trainer.rounds.audit.read_log, []
     with open_store(tmp_path) as store:
         ledger = begun(store)
         ledger.accept(update(), 1.0)
@@ -309,7 +309,7 @@ def test_an_audit_of_a_run_that_goes_on_reads_again(tmp_path: Path, monkeypatch:
                 merged.append(ledger.close("p", 1.0))
             return found
 
-        monkeypatch.setattr(trainer.rounds.audit, "read_log", read)
+        monkeypatch.setattr(onesweep.trainer.rounds.audit, "read_log", read)
         found = audit(tmp_path)
     assert (found.problems, found.merged, found.pending) == ([], 1, 0)
 
@@ -334,7 +334,7 @@ def test_folders_are_made_to_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """As are those that a kill left behind before that."""
     directory, synced = tmp_path / "out" / "rounds", list[Path]()
     (directory / UPDATES / "p").mkdir(parents=True)
-    monkeypatch.setattr(trainer.rounds.store, "sync_directory", synced.append)
+    monkeypatch.setattr(onesweep.trainer.rounds.store, "sync_directory", synced.append)
     with open_store(directory) as store:
         ledger = begun(store)
         synced.clear()

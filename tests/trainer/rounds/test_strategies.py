@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from onesweep.trainer.blocks.round_settings import LateName, OuterName, RoundSettings
+from onesweep.trainer.blocks.state import digest
+from onesweep.trainer.rounds.codecs import add, norm, scale, subtract
+from onesweep.trainer.rounds.ledger import closes_at, late_worth
+from onesweep.trainer.rounds.merging import DelayedOuter, Overlap, RadialOuter, new_outer, of_all, temper, weighted_mean
+from onesweep.trainer.rounds.store import Share
 from tests.trainer.small import tensors
-from trainer.blocks.round_settings import LateName, OuterName, RoundSettings
-from trainer.blocks.state import digest
-from trainer.rounds.codecs import add, norm, scale, subtract
-from trainer.rounds.ledger import closes_at, late_worth
-from trainer.rounds.merging import DelayedOuter, Overlap, RadialOuter, new_outer, of_all, temper, weighted_mean
-from trainer.rounds.store import Share
 
 
 def test_the_mean_is_weighted_by_work() -> None:

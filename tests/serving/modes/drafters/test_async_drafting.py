@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from serving.modes.drafters.drafting import AsyncDrafting, Draft, Drafter
-from serving.modes.drafters.tree import DraftLength, DraftPlan, SweepTime
-from serving.router.accounting import Account
-from stages.model.vocabulary import BYTES
+from onesweep.serving.modes.drafters.drafting import AsyncDrafting, Draft, Drafter
+from onesweep.serving.modes.drafters.tree import DraftLength, DraftPlan, SweepTime
+from onesweep.serving.router.accounting import Account
+from onesweep.stages.model.vocabulary import BYTES
 
 SENT = Draft(tuple(b"abc"), (0, 1, 2), (0.99, 0.99, 0.99), 3, 5.0)
 NEXT = Draft(tuple(b"defx"), (0, 1, 2, 0), (0.9,) * 4, 3, 7.0)

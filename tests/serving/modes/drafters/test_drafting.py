@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from serving.modes.drafters.base import LocalSequence
-from serving.modes.drafters.drafting import (
+from onesweep.serving.modes.drafters.base import LocalSequence
+from onesweep.serving.modes.drafters.drafting import (
     MAX_MATCH,
     MAX_TOKENS,
     MIN_MATCH,
@@ -21,9 +21,9 @@ from serving.modes.drafters.drafting import (
     LookupDrafter,
     ModelDrafter,
 )
-from serving.modes.drafters.neural import NeuralModel
-from serving.modes.drafters.tree import DraftLength, DraftPlan, SweepTime
-from stages.model.vocabulary import Alphabet
+from onesweep.serving.modes.drafters.neural import NeuralModel
+from onesweep.serving.modes.drafters.tree import DraftLength, DraftPlan, SweepTime
+from onesweep.stages.model.vocabulary import Alphabet
 
 texts = st.text("ab", min_size=1, max_size=60).map(str.encode)
 

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
-from serving.modes.drafters.ngram import MAX_ORDER, NgramModel, Ngrams, fit, read_ngrams, write_ngrams
-from stages.errors import CheckpointError, InputError
+from onesweep.serving.modes.drafters.ngram import MAX_ORDER, NgramModel, Ngrams, fit, read_ngrams, write_ngrams
+from onesweep.stages.errors import CheckpointError, InputError
 from tests.serving.pretrained import write_model
 
 Run = Callable[..., tuple[int, str, str]]

@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.modes.drafters.base import LocalModel
-from serving.modes.drafters.neural import NeuralModel
-from serving.modes.drafters.ngram import NgramDrafter, fit, write_ngrams
-from serving.modes.drafters.tree import DraftLength, DraftPlan, Growth, SweepTime, TreeGrower, chosen
-from stages.model.randomness import gumbels
-from stages.model.speculation import are_depths
+from onesweep.serving.modes.drafters.base import LocalModel
+from onesweep.serving.modes.drafters.neural import NeuralModel
+from onesweep.serving.modes.drafters.ngram import NgramDrafter, fit, write_ngrams
+from onesweep.serving.modes.drafters.tree import DraftLength, DraftPlan, Growth, SweepTime, TreeGrower, chosen
+from onesweep.stages.model.randomness import gumbels
+from onesweep.stages.model.speculation import are_depths
 
 KNOWN = b"the sea was calm and the "
 TEXT = b"the sea was calm and the boat was old and the sea was deep " * 9

@@ -13,21 +13,21 @@ from typing import Any
 import pytest
 import torch
 
-from stages.errors import ConfigError, Interrupted, ServiceError
+from onesweep.stages.errors import ConfigError, Interrupted, ServiceError
+from onesweep.trainer.blocks.data import Corpus
+from onesweep.trainer.planning.inventory import take_inventory
+from onesweep.trainer.planning.traffic import traffic_of
+from onesweep.trainer.rounds.audit import audit
+from onesweep.trainer.rounds.cache import FeatureClient
+from onesweep.trainer.rounds.client import RoundsClient
+from onesweep.trainer.rounds.features import FeatureReader
+from onesweep.trainer.rounds.server import STORE
+from onesweep.trainer.rounds.settings import SimulatedWorkers, Throttle
+from onesweep.trainer.rounds.simulation import Simulation
+from onesweep.trainer.rounds.spec import RunSpec
+from onesweep.trainer.v1 import rounds_pb2
 from tests.trainer.rounds.network.calls import Start
 from tests.trainer.small import corpus, rounds_config
-from trainer.blocks.data import Corpus
-from trainer.planning.inventory import take_inventory
-from trainer.planning.traffic import traffic_of
-from trainer.rounds.audit import audit
-from trainer.rounds.cache import FeatureClient
-from trainer.rounds.client import RoundsClient
-from trainer.rounds.features import FeatureReader
-from trainer.rounds.server import STORE
-from trainer.rounds.settings import SimulatedWorkers, Throttle
-from trainer.rounds.simulation import Simulation
-from trainer.rounds.spec import RunSpec
-from trainer.v1 import rounds_pb2
 
 # Two blocks with a worker each, three rounds of two steps.
 chained = replace(

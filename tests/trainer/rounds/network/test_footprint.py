@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from stages.errors import ConfigError
+from onesweep.stages.errors import ConfigError
+from onesweep.trainer.rounds.footprint import STATUS, measure_worker, measure_workers
 from tests.trainer.small import tiny
-from trainer.rounds.footprint import STATUS, measure_worker, measure_workers
 
 
 def test_layers_that_cannot_be_cut_are_told() -> None:

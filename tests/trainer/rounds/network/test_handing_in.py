@@ -17,21 +17,21 @@ import grpc
 import numpy as np
 import pytest
 
-from stages.errors import CheckpointError
-from stages.wire.status import StatusError
+from onesweep.stages.errors import CheckpointError
+from onesweep.stages.wire.status import StatusError
+from onesweep.trainer.rounds.audit import audit
+from onesweep.trainer.rounds.codecs import codec_named, scale
+from onesweep.trainer.rounds.coordinator import Coordinator
+from onesweep.trainer.rounds.publishing import Publisher
+from onesweep.trainer.rounds.server import ledger_of
+from onesweep.trainer.rounds.service import MOST_ALIKE, NewestCalls
+from onesweep.trainer.rounds.settings import CoordinatorSettings
+from onesweep.trainer.rounds.spec import RunSpec
+from onesweep.trainer.rounds.store import Store, Update
+from onesweep.trainer.rounds.transfer import pieces
+from onesweep.trainer.v1 import rounds_pb2
 from tests.trainer.rounds.network.calls import Start, refused, submit
 from tests.trainer.small import corpus, rounds_config
-from trainer.rounds.audit import audit
-from trainer.rounds.codecs import codec_named, scale
-from trainer.rounds.coordinator import Coordinator
-from trainer.rounds.publishing import Publisher
-from trainer.rounds.server import ledger_of
-from trainer.rounds.service import MOST_ALIKE, NewestCalls
-from trainer.rounds.settings import CoordinatorSettings
-from trainer.rounds.spec import RunSpec
-from trainer.rounds.store import Store, Update
-from trainer.rounds.transfer import pieces
-from trainer.v1 import rounds_pb2
 
 
 def test_an_update_counts_once(network: Start) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 import grpc
 import pytest
 
-from stages.errors import ResumeError, ServiceError
-from stages.wire.status import StatusError
-from stages.wire.tls import LOOPBACK_ONLY, Security
-from stages.wire.tokens import Key, new_token, token_hash, write_tokens
+from onesweep.stages.errors import ResumeError, ServiceError
+from onesweep.stages.wire.status import StatusError
+from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
+from onesweep.stages.wire.tokens import Key, new_token, token_hash, write_tokens
+from onesweep.trainer.rounds.members import Members, Place
+from onesweep.trainer.rounds.spec import architecture_digest
+from onesweep.trainer.v1 import rounds_pb2
 from tests.trainer.rounds.network.calls import Start, refused
-from trainer.rounds.members import Members, Place
-from trainer.rounds.spec import architecture_digest
-from trainer.v1 import rounds_pb2
 
 
 @pytest.fixture

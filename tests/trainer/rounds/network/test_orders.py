@@ -11,13 +11,13 @@ from typing import Any
 import grpc
 import pytest
 
-import trainer.rounds.client
-from stages.errors import Interrupted
+import onesweep.trainer.rounds.client
+from onesweep.stages.errors import Interrupted
+from onesweep.trainer.rounds.audit import audit
+from onesweep.trainer.rounds.client import LeaseLostError
+from onesweep.trainer.rounds.store import Update
+from onesweep.trainer.v1 import rounds_pb2
 from tests.trainer.rounds.network.calls import Start, refused, submit
-from trainer.rounds.audit import audit
-from trainer.rounds.client import LeaseLostError
-from trainer.rounds.store import Update
-from trainer.v1 import rounds_pb2
 
 
 def test_a_lease_that_is_not_ours_is_refused(network: Start) -> None:
@@ -77,7 +77,7 @@ def test_who_asks_hears_that_the_question_has_come_before_the_answer(
     network: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else who continues at once would hand in only after it has waited."""
-    monkeypatch.setattr(trainer.rounds.client, "LONG_POLL_S", 60.0)
+    monkeypatch.setattr(onesweep.trainer.rounds.client, "LONG_POLL_S", 60.0)
     net, asked = network(overlap="patient"), threading.Event()
     place, link = net.join(part=0), net.link()
     with ThreadPoolExecutor(1) as pool:

@@ -20,13 +20,13 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from stages.errors import InputError
-from stages.wire.tls import LOOPBACK_ONLY, Security, Tls
-from stages.wire.tokens import Key, Keyring, new_token, token_hash, write_tokens
-from trainer.rounds import page as page_module
-from trainer.rounds.page import FRESH_S, PageConnection, Snapshots
-from trainer.rounds.server import check_page
-from trainer.v1 import rounds_pb2
+from onesweep.stages.errors import InputError
+from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security, Tls
+from onesweep.stages.wire.tokens import Key, Keyring, new_token, token_hash, write_tokens
+from onesweep.trainer.rounds import page as page_module
+from onesweep.trainer.rounds.page import FRESH_S, PageConnection, Snapshots
+from onesweep.trainer.rounds.server import check_page
+from onesweep.trainer.v1 import rounds_pb2
 
 Start = Callable[..., Any]
 EVIL = "<img src=x onerror=\"document.title='taken'\">"

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from stages.checkpoint.checkpoint import load_chain
-from stages.checkpoint.manifest import read_manifest
+from onesweep.stages.checkpoint.checkpoint import load_chain
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.trainer.blocks.config import load_config
+from onesweep.trainer.blocks.data import load_corpus
+from onesweep.trainer.rounds.audit import audit
+from onesweep.trainer.rounds.settings import SimulatedWorkers
+from onesweep.trainer.rounds.simulation import Simulation
+from onesweep.trainer.rounds.spec import RunSpec
 from tests.trainer.processes import ended, launched
-from trainer.blocks.config import load_config
-from trainer.blocks.data import load_corpus
-from trainer.rounds.audit import audit
-from trainer.rounds.settings import SimulatedWorkers
-from trainer.rounds.simulation import Simulation
-from trainer.rounds.spec import RunSpec
 
 ROUNDS, WORKERS = 6, 2
 SETTINGS = f"""

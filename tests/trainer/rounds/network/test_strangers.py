@@ -10,11 +10,11 @@ from typing import Any
 import grpc
 import pytest
 
+from onesweep.trainer.rounds.audit import audit
+from onesweep.trainer.rounds.transfer import PIECE_BYTES
+from onesweep.trainer.v1 import rounds_pb2
 from tests.trainer.rounds.network.calls import Start, refused, submit
 from tests.trainer.small import rounds_config
-from trainer.rounds.audit import audit
-from trainer.rounds.transfer import PIECE_BYTES
-from trainer.v1 import rounds_pb2
 
 ACCEPTED, DUPLICATE, REFUSED = (
     rounds_pb2.OUTCOME_ACCEPTED,

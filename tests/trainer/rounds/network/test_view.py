@@ -10,10 +10,10 @@ from typing import Any
 import grpc
 import pytest
 
-from stages.errors import ServiceError
-from trainer.rounds.client import RoundsClient
-from trainer.rounds.view import TerminalScreen, duration, framed, lines_of, size, snapshot, spark
-from trainer.v1 import rounds_pb2, rounds_pb2_grpc
+from onesweep.stages.errors import ServiceError
+from onesweep.trainer.rounds.client import RoundsClient
+from onesweep.trainer.rounds.view import TerminalScreen, duration, framed, lines_of, size, snapshot, spark
+from onesweep.trainer.v1 import rounds_pb2, rounds_pb2_grpc
 
 
 def run() -> rounds_pb2.WatchUpdate:

@@ -14,16 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-from stages.errors import CheckpointError, Interrupted, ResumeError
-from tests.trainer.small import corpus, tensors
-from trainer.blocks import state
-from trainer.blocks.round_settings import RoundSettings
-from trainer.blocks.state import save_state
-from trainer.rounds.audit import audit
-from trainer.rounds.codecs import scale, shapes, subtract
-from trainer.rounds.settings import SimulatedWorkers
-from trainer.rounds.simulation import Simulation
-from trainer.rounds.worker_state import (
+from onesweep.stages.errors import CheckpointError, Interrupted, ResumeError
+from onesweep.trainer.blocks import state
+from onesweep.trainer.blocks.round_settings import RoundSettings
+from onesweep.trainer.blocks.state import save_state
+from onesweep.trainer.rounds.audit import audit
+from onesweep.trainer.rounds.codecs import scale, shapes, subtract
+from onesweep.trainer.rounds.settings import SimulatedWorkers
+from onesweep.trainer.rounds.simulation import Simulation
+from onesweep.trainer.rounds.worker_state import (
     STATE_NAME,
     Fragment,
     FragmentProgress,
@@ -32,6 +31,7 @@ from trainer.rounds.worker_state import (
     load_worker,
     save_worker,
 )
+from tests.trainer.small import corpus, tensors
 
 Start = Callable[..., Any]
 
