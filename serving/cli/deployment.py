@@ -22,7 +22,7 @@ import psutil
 
 from onesweep.serving.cli.ports import port_free
 from onesweep.serving.client.client import Client, RouterError
-from onesweep.serving.router.topology import DEFAULT_ROUTER, HostEntry, Topology, read_topology
+from onesweep.serving.router.topology import DEFAULT_ROUTER, HostEntry, Topology, TopologyError, read_topology
 from onesweep.stages.errors import OnesweepError, ServiceError
 from onesweep.stages.wire.channel import DRAIN_S, is_loopback, parse_address
 from onesweep.stages.wire.tls import tls_arguments
@@ -238,7 +238,11 @@ def answers_of(topology: Topology) -> Generator[str | None, None, None]:
 
 def print_answers(topology: str) -> None:
     """Print `answers_of` a file, a line of JSON for each, until nobody reads them or the router is ready."""
-    for answer in answers_of(read_topology(Path(topology))):
+    try:
+        hosts = read_topology(Path(topology))
+    except TopologyError:  # the deployment was read from it, so it was removed since: nobody waits any more
+        return
+    for answer in answers_of(hosts):
         print(json.dumps(answer), flush=True)
         if answer == "":
             return

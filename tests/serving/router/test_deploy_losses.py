@@ -33,7 +33,7 @@ from onesweep.serving.cli.__main__ import main
 async def killed(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
-serving.router.rollout.smoke_test = killed
+onesweep.serving.router.rollout.smoke_test = killed
 sys.exit(main(sys.argv[4:]))
 """
 

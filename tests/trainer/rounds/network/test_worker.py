@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import errno
 import itertools
 import time
@@ -56,6 +57,7 @@ def test_who_is_told_to_stop_does_not_wait_for_a_frozen_coordinator(
         net.stop.set()
         with pytest.raises(Interrupted, match="run again to go on"):
             job.result(60)
+    until(lambda: not any(thread.name == "stop" for thread in threading.enumerate()), 60)  # its calls are cancelled
     monkeypatch.setattr(net.coordinator, call, real)
     if call == "judge":
         _, standing, _ = load_worker(net.out.parent / "state-w0" / STATE_NAME)
