@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import errno
 import itertools
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
