@@ -3,38 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import sys
-import venv
-from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment that has the built wheel, and this one's libraries but not its onesweep."""
-    directory = tmp_path_factory.mktemp("wheel")
-    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
-    source = directory / "source"  # a copy: a build leaves files beside its source that the next one would pack
-    shutil.copytree(ROOT, source, symlinks=True, ignore=shutil.ignore_patterns(".*", "build", "*.egg-info", "tests"))
-    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(directory), str(source)]
-    subprocess.run(build, check=True, capture_output=True)
-    (wheel,) = directory.glob("onesweep-*.whl")
-    environment = directory / "environment"
-    venv.create(environment, with_pip=False)
-    (packages,) = environment.glob("lib/python3*/site-packages")
-    subprocess.run(
-        [*pip, "install", "--no-deps", "--target", str(packages), str(wheel)], check=True, capture_output=True
-    )
-    # A .pth file adds the libraries without running the .pth files among them, of which one finds this checkout.
-    homes = {Path(spec.origin).parents[1] for name in ("grpc", "torch") if (spec := find_spec(name)) and spec.origin}
-    (packages / "libraries.pth").write_text("".join(f"{home}\n" for home in homes))
-    return environment / "bin" / "python"
 
 
 def run(python: Path, *arguments: str, within_s: float) -> subprocess.CompletedProcess[str]:

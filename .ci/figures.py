@@ -1,0 +1,150 @@
+"""The measured figures of README and docs: made by commands, kept in docs/results.json, written into the pages.
+
+    python .ci/figures.py measure NAME [NAME ...]   run a command; keep its values with command, commit and machine
+    python .ci/figures.py keep NAME FILE [COMMIT]   the same for a record that the command wrote with --json
+    python .ci/figures.py write                     put the values into the pages
+    python .ci/figures.py list                      what is kept, and what can be measured
+
+A page marks a figure by its name in a comment: `8.8<!--overhead.sweep_ms-->`. It keeps the decimals that it has there.
+A new one is written as `{overhead.sweep_ms:.1f}`. tests/test_docs.py refuses a measured figure without such a mark.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "docs/results.json"
+MARK = re.compile(r"(-?\d[\d,]*(?:\.(\d+))?)<!--([\w.:@/-]+)-->")
+NEW = re.compile(r"\{(\w+\.[\w.:@/-]+?):(,?\.\df)\}")
+UNITS = r"%|x|×|ms|s|seconds|minutes|hours|KB|MB|GB|nats|bits|tokens a second|requests a second"
+FIGURE = re.compile(rf"(?<![\w.<>-])\d[\d,]*(?:\.\d+)?(?:\s?(?:{UNITS})\b|%)(?!-->)")
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A command that writes a record with --json, and the values that the pages quote of it."""
+
+    command: str
+    values: Callable[[Record], dict[str, float]]
+
+
+def _overhead(record: Record) -> dict[str, float]:
+    rows = {row["mode"]: row for row in record["figures"]}
+    return {f"{mode}_ms": row["overhead_ms_per_sweep"] for mode, row in rows.items()} | {
+        f"{mode}_to_compute": row["latency_to_compute"] for mode, row in rows.items()
+    }
+
+
+MEASUREMENTS: dict[str, Measurement] = {
+    "overhead": Measurement("onesweep bench overhead --hosts 3", _overhead),
+}
+
+
+def _machine() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return (
+        f"{len(names)} cores of {names[0]}, {memory_gb:.0f} GB, {platform.system()}, Python {platform.python_version()}"
+    )
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def load() -> Record:
+    """docs/results.json: `measured`, and for each page the `settings` that look like figures and are none."""
+    return json.loads(RESULTS.read_text())
+
+
+def values() -> dict[str, float]:
+    """Every kept value by its full name."""
+    return {
+        f"{name}.{key}": value for name, entry in load()["measured"].items() for key, value in entry["values"].items()
+    }
+
+
+def keep(name: str, record: Record, commit: str = "") -> None:
+    results = load()
+    results["measured"][name] = {
+        "command": MEASUREMENTS[name].command,
+        "commit": commit or _git("rev-parse", "--short", "HEAD"),
+        "date": datetime.date.today().isoformat(),
+        "machine": _machine(),
+        "values": {key: float(f"{value:.4g}") for key, value in MEASUREMENTS[name].values(record).items()},
+    }
+    results["measured"] = dict(sorted(results["measured"].items()))
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def measure(name: str) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "record.json"
+        command = [*shlex.split(os.path.expandvars(MEASUREMENTS[name].command)), "--json", str(file)]
+        command[0] = str(Path(sys.executable).with_name(command[0]))
+        subprocess.run(command, cwd=ROOT, check=True)
+        keep(name, json.loads(file.read_text()))
+
+
+def pages() -> list[Path]:
+    """README and the pages of docs/, without the research logs and what is generated from the code."""
+    return [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").glob("*.md") if p.name != "reference.md")]
+
+
+def written(text: str, known: dict[str, float]) -> str:
+    """A page with the values of today. Raises KeyError for a name that is not kept."""
+    text = NEW.sub(lambda m: f"{known[m[1]]:{m[2]}}<!--{m[1]}-->", text)
+
+    def value(match: re.Match[str]) -> str:
+        comma = "," if "," in match[1] else ""
+        return f"{known[match[3]]:{comma}.{len(match[2] or '')}f}<!--{match[3]}-->"
+
+    return MARK.sub(value, text)
+
+
+def unmarked(text: str) -> Iterator[str]:
+    """Figures with a unit that stand in prose or tables without a mark."""
+    prose = re.sub(r"```.*?```|`[^`\n]*`|\]\([^)]*\)", " ", text, flags=re.DOTALL)
+    for line in re.sub(MARK, " ", prose).splitlines():
+        yield from (re.sub(r"\s+", " ", match[0]) for match in FIGURE.finditer(line))
+
+
+def main(arguments: list[str]) -> int:
+    match arguments:
+        case ["measure", *names] if names:
+            for name in names:
+                measure(name)
+        case ["keep", name, file, *commit]:
+            keep(name, json.loads(Path(file).read_text()), *commit)
+        case ["write"]:
+            known = values()
+            for page in pages():
+                page.write_text(written(page.read_text(), known))
+        case ["list"]:
+            for name, entry in load()["measured"].items():
+                print(name, entry["commit"], entry["date"], json.dumps(entry["values"]))
+            print("can be measured:", ", ".join(MEASUREMENTS))
+        case _:
+            print(__doc__)
+            return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
