@@ -1,7 +1,7 @@
 """The measured figures of README and docs: made by commands, kept in docs/results.json, written into the pages.
 
     python .ci/figures.py measure NAME [NAME ...]   run a command; keep its values with command, commit and machine
-    python .ci/figures.py keep NAME FILE [COMMIT]   the same for a record that the command wrote with --json
+    python .ci/figures.py keep NAME FILE [COMMIT [COMMAND]]   the same for a record that it wrote with --json
     python .ci/figures.py write                     put the values into the pages
     python .ci/figures.py list                      what is kept, and what can be measured
 
@@ -29,8 +29,9 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs/results.json"
 MARK = re.compile(r"(-?\d[\d,]*(?:\.(\d+))?)<!--([\w.:@/-]+)-->")
 NEW = re.compile(r"\{(\w+\.[\w.:@/-]+?):(,?\.\df)\}")
-UNITS = r"%|x|×|ms|s|seconds|minutes|hours|KB|MB|GB|nats|bits|tokens a second|requests a second"
-FIGURE = re.compile(rf"(?<![\w.<>-])\d[\d,]*(?:\.\d+)?(?:\s?(?:{UNITS})\b|%)(?!-->)")
+UNITS = r"x|×|ms|s|seconds|minutes|hours|KB|MB|GB|nats|bits|tokens a second|requests a second"
+FIGURE = re.compile(rf"(?<![\w.<>-])\d[\d,]*(?:\.\d+)?(?:\s?%|\s?(?:{UNITS})\b)")
+CELL = re.compile(rf"{FIGURE.pattern}|(?<![\w.<>-])\d+\.\d+\b(?![.\w])")  # in a table the unit may stand above
 
 Record = dict[str, Any]
 
@@ -43,15 +44,79 @@ class Measurement:
     values: Callable[[Record], dict[str, float]]
 
 
-def _overhead(record: Record) -> dict[str, float]:
-    rows = {row["mode"]: row for row in record["figures"]}
-    return {f"{mode}_ms": row["overhead_ms_per_sweep"] for mode, row in rows.items()} | {
-        f"{mode}_to_compute": row["latency_to_compute"] for mode, row in rows.items()
+def _rows(rows: list[Record], by: str, keys: dict[str, str]) -> dict[str, float]:
+    """`NAME_KEY` for each row: NAME is its value of `by`, and `keys` says what is called KEY."""
+    return {
+        f"{re.sub(r'[^a-z0-9]+', '_', row[by])}_{name}": row[key]
+        for row in rows
+        for key, name in keys.items()
+        if row[key] is not None
     }
 
 
+def _idle(record: Record) -> dict[str, float]:
+    shares = {row["process"]: row["processor_percent"] for row in record["rows"]}
+    return {
+        "host_percent": max(share for name, share in shares.items() if name != "router"),
+        "router_percent": shares["router"],
+    }
+
+
+def _memory(record: Record) -> dict[str, float]:
+    ready, after = record["ratios"]["ready"], record["ratios"]["after_requests"]
+    return {
+        "ready_ratio": ready["rss"],
+        "after_ratio": after["rss"],
+        "peak_ratio": max(ready["peak"], after["peak"]),
+        "idle_mb": record["idle"]["rss"] / 2**20,
+    }
+
+
+def _stage(record: Record) -> dict[str, float]:
+    names = {"plain": "plain", "torch": "torch", "onnxruntime": "onnx", "onnxruntime-int8": "int8"}
+    single = [row for row in record["rows"] if row["batch"] == 1 and row["backend"] in names]
+    single = [row for row in single if row["dtype"] != "bfloat16"]
+    steps = {names[row["backend"]]: row for row in single if row["what"] == "denoise"}
+    tokens = {names[row["backend"]]: row for row in single if row["what"] == "ar step"}
+    return {f"{name}_denoise_ratio": row["ratio"] for name, row in steps.items()} | {
+        f"{name}_ar_ms": row["ms"] for name, row in tokens.items()
+    }
+
+
+def _wan(record: Record) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for row in record["rows"]:
+        name = f"{row['profile'].replace('-', '')}_{'spec' if row['mode'] == 'ar-speculative' else row['mode']}"
+        found |= {f"{name}_s": row["p50_ms"] / 1000, f"{name}_ratio": row["ratio"], f"{name}_trips": row["sweeps"]}
+    return found
+
+
+def _quality(record: Record) -> dict[str, float]:
+    return _rows(record["rows"], "label", {"judge_bits_per_byte": "bits", "gram_entropy": "entropy", "sweeps": "trips"})
+
+
 MEASUREMENTS: dict[str, Measurement] = {
-    "overhead": Measurement("onesweep bench overhead --hosts 3", _overhead),
+    "overhead": Measurement(
+        "onesweep bench overhead --hosts 3",
+        lambda record: _rows(
+            record["figures"],
+            "mode",
+            {"overhead_ms_per_sweep": "ms", "latency_to_compute": "ratio", "latency_p50_ms": "p50_ms"},
+        ),
+    ),
+    "batching": Measurement(
+        "onesweep bench batching --batch 16 --bytes 128 --rounds 5",
+        lambda record: _rows(record["figures"], "mode", {"together": "together", "bare": "bare", "ratio": "ratio"}),
+    ),
+    "idle": Measurement("onesweep bench idle", _idle),
+    "memory": Measurement("onesweep bench memory", _memory),
+    "stage": Measurement("onesweep bench stage", _stage),
+    "wan": Measurement(
+        "onesweep bench wan --profile links-20,links-60,links-150 --modes sweep,ar,ar-speculative --bytes 128"
+        " --requests 3",
+        _wan,
+    ),
+    "quality": Measurement("onesweep bench quality --prompts $TEXT --count 60", _quality),
 }
 
 
@@ -80,10 +145,11 @@ def values() -> dict[str, float]:
     }
 
 
-def keep(name: str, record: Record, commit: str = "") -> None:
+def keep(name: str, record: Record, commit: str = "", command: str = "") -> None:
+    """`command`: what it was called at `commit`, if it has another name today."""
     results = load()
     results["measured"][name] = {
-        "command": MEASUREMENTS[name].command,
+        "command": command or MEASUREMENTS[name].command,
         "commit": commit or _git("rev-parse", "--short", "HEAD"),
         "date": datetime.date.today().isoformat(),
         "machine": _machine(),
@@ -122,7 +188,8 @@ def unmarked(text: str) -> Iterator[str]:
     """Figures with a unit that stand in prose or tables without a mark."""
     prose = re.sub(r"```.*?```|`[^`\n]*`|\]\([^)]*\)", " ", text, flags=re.DOTALL)
     for line in re.sub(MARK, " ", prose).splitlines():
-        yield from (re.sub(r"\s+", " ", match[0]) for match in FIGURE.finditer(line))
+        pattern = CELL if line.startswith("|") else FIGURE
+        yield from (re.sub(r"\s+", " ", match[0]) for match in pattern.finditer(line))
 
 
 def main(arguments: list[str]) -> int:
@@ -130,8 +197,8 @@ def main(arguments: list[str]) -> int:
         case ["measure", *names] if names:
             for name in names:
                 measure(name)
-        case ["keep", name, file, *commit]:
-            keep(name, json.loads(Path(file).read_text()), *commit)
+        case ["keep", name, file, *origin]:
+            keep(name, json.loads(Path(file).read_text()), *origin)
         case ["write"]:
             known = values()
             for page in pages():
