@@ -2,11 +2,11 @@ BIN := .venv/bin
 OUT := .
 PROTOS := proto/onesweep/stages/v1/stage.proto proto/onesweep/serving/v1/router.proto proto/onesweep/trainer/v1/training.proto proto/onesweep/trainer/v1/rounds.proto
 
-.PHONY: help demo check test lint house bench wan proto clean
+.PHONY: help demo demo-model check test lint house reference bench wan proto clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 8
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 12
 
 .venv/.lean: pyproject.toml
 	@sh .ci/venv.sh lean
@@ -16,6 +16,9 @@ help: ## list the targets
 
 demo: .venv/.lean ## a small model on three local hosts, one sweep against the AR pipeline
 	$(BIN)/onesweep demo
+
+demo-model: .venv/.model ## real English: a small pretrained model, from a package of the index, on three local hosts
+	$(BIN)/onesweep demo "$$(find .venv/ -name 'SmolLM2-*.gguf' | head -n 1)"
 
 # A file's tests run in one process: what they share starts once. (pytest 9.2 passes over the groups of `loadgroup`.)
 check: lint ## before a commit: style, types, and every test that takes less than a second
@@ -31,6 +34,9 @@ lint: .venv/.dev ## style and types
 
 house: .venv/.dev ## counts of the source tree beside their limits, and the rules that it breaks
 	$(BIN)/python .ci/house.py
+
+reference: .venv/.dev ## write docs/reference.md anew, from parsers, settings and modes
+	$(BIN)/python .ci/reference.py
 
 bench: .venv/.dev ## what a sweep costs on top of the model
 	$(BIN)/onesweep bench overhead

@@ -1,4 +1,4 @@
-"""The commands of the folders below, `onesweep bench` over all benchmarks, and what their registration shares."""
+"""Shared parts of the commands that measure: their options, and how they read and print."""
 
 from __future__ import annotations
 
@@ -6,46 +6,12 @@ import argparse
 from collections.abc import Callable
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from onesweep.stages.errors import InputError
 from onesweep.stages.settings import add_flags, flag
 
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
-    Subparsers = _SubParsersAction[argparse.ArgumentParser]
-
 T = TypeVar("T")
-
-
-def register(subparsers: Subparsers) -> None:
-    from onesweep.loadtest.faults import commands as chaos
-    from onesweep.loadtest.faults.commands import register_rounds_bench
-    from onesweep.loadtest.frontier import commands as frontier
-    from onesweep.loadtest.fuzz import commands as fuzz
-    from onesweep.loadtest.host.commands import register_host_benches
-    from onesweep.loadtest.host.idle import register_idle
-    from onesweep.loadtest.lab import commands as wan
-    from onesweep.loadtest.latency.commands import register_latency
-    from onesweep.loadtest.load import commands as load
-    from onesweep.loadtest.quality import commands as quality
-
-    load.register(subparsers)
-    wan.register(subparsers)
-    quality.register(subparsers)
-    frontier.register(subparsers)
-    chaos.register(subparsers)
-    fuzz.register(subparsers)
-
-    bench = subparsers.add_parser("bench", help="measure what serving costs on this machine")
-    benches = bench.add_subparsers(title="benchmarks", metavar="WHAT", required=True)
-
-    register_host_benches(benches)
-    register_idle(benches)
-    register_latency(benches)
-    quality.register_infill(benches)
-    register_rounds_bench(benches)
 
 
 def setting(default: T, help: str, **more: Any) -> T:  # noqa: ANN401 - of `flag`
@@ -55,18 +21,15 @@ def setting(default: T, help: str, **more: Any) -> T:  # noqa: ANN401 - of `flag
 
 
 def add_measurement(
-    subparsers: Subparsers,
-    name: str,
+    command: argparse.ArgumentParser,
     settings: type[Any],
     run: Callable[[argparse.Namespace], int],
     *,
-    help: str,
-    description: str | None = None,
     access: bool = False,
     html: bool = False,
     svg: bool = False,
-) -> argparse.ArgumentParser:
-    """A command whose flags come from its settings, and which writes a record with `--json`.
+) -> None:
+    """Options of a command whose flags come from its settings, and which writes a record with `--json`.
 
     :param access: with `--router` and the options of a connection to a deployment that is there.
     """
@@ -74,13 +37,11 @@ def add_measurement(
     from onesweep.loadtest.report.record import add_report_options
     from onesweep.loadtest.workload.caller import add_access_options
 
-    command = subparsers.add_parser(name, help=help, description=description)
     add_flags(command, settings)
     if access:
         add_access_options(command)
     add_report_options(command, html=html, svg=svg)
     command.set_defaults(run=run)
-    return command
 
 
 def say(text: str) -> None:

@@ -21,7 +21,7 @@
     settings = from_flags(LoadSettings, options, base)  # a flag wins over the file
 
 A flag that was not given is None in `options`, a switch too: otherwise no flag could leave a file's value alone.
-Whatever declares flags is imported by `onesweep --help`, so it must not import torch.
+Whatever declares flags is imported by its help, so it must not import torch.
 """
 
 from __future__ import annotations
@@ -37,16 +37,14 @@ from collections.abc import Collection
 from dataclasses import MISSING, Field, dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from onesweep.stages.errors import ConfigError, InputError, OnesweepError
+from onesweep.stages.errors import ConfigError, InputError, OnesweepError, one_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 S = TypeVar("S", bound="DataclassInstance")
-# What `add_subparsers` returns: commands are added to it.
-Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 _NOUNS: dict[Any, str] = {
     int: "whole number",
@@ -161,7 +159,7 @@ def from_toml(
     given: dict[str, Any] = {}
     for key, value in table.items():
         if key not in known:
-            raise error(f"{where}: unknown setting {key!r}; there are {', '.join(sorted(known))}")
+            raise error(f"{where}: unknown setting {key!r}{one_of(key, sorted(known), 'there are')}")
         if section := _section(known[key]):
             if not isinstance(value, dict):
                 raise error(f"{where}: {key} must be a section [{key}]")

@@ -17,13 +17,21 @@ T = TypeVar("T")
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+class Terminated(KeyboardInterrupt):
+    """A plain `kill` or a closed terminal: what only Ctrl-C may survive ends here."""
+
+
+def on_signal(act: Callable[[], object]) -> contextlib.AbstractContextManager[None]:
+    """Any of the signals calls `act` while a `with` block runs; outside the main thread nothing changes."""
+    return _handled_by(lambda number: act())
+
+
 @contextlib.contextmanager
-def on_signal(act: Callable[[], object]) -> Iterator[None]:
-    """Any of the signals calls `act` while the `with` block runs; outside the main thread nothing changes."""
+def _handled_by(act: Callable[[int], object]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, lambda *_: act()) for number in ENDING_SIGNALS}
+    before = {number: signal.signal(number, lambda number, _: act(number)) for number in ENDING_SIGNALS}
     try:
         yield
     finally:
@@ -33,22 +41,24 @@ def on_signal(act: Callable[[], object]) -> Iterator[None]:
 
 def ends_cleanly() -> contextlib.AbstractContextManager[None]:
     """Has any of the signals end a `with` block as Ctrl-C does: servers of a command must not outlive it."""
-    return on_signal(_interrupt)
+    return _handled_by(_interrupt)
 
 
-def _interrupt() -> NoReturn:
-    raise KeyboardInterrupt
+def _interrupt(number: int) -> NoReturn:
+    raise (KeyboardInterrupt if number == signal.SIGINT else Terminated)
 
 
 def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end; any of the signals cancels it where it waits. Raises KeyboardInterrupt then."""
+    """Run a coroutine to its end; any of the signals cancels it where it waits.
+
+    Raises KeyboardInterrupt then, Terminated unless it was Ctrl-C."""
     # A handler that raises does so anywhere, and gRPC's start, in C, crashes when it is left by an exception.
-    interrupted = False
+    interrupted = 0  # the signal
     cancel: Callable[[], object] | None = None
 
-    def interrupt() -> None:
+    def interrupt(number: int) -> None:
         nonlocal interrupted
-        interrupted = True
+        interrupted = number
         if cancel is not None:
             cancel()
 
@@ -61,11 +71,12 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
             task.cancel()
         return await work
 
-    with on_signal(interrupt):
+    with _handled_by(interrupt):
         try:
             return asyncio.run(run())
         except asyncio.CancelledError:
-            raise KeyboardInterrupt from None
+            pass
+    _interrupt(interrupted or signal.SIGINT)
 
 
 def stop_on_signals() -> asyncio.Event:

@@ -1,16 +1,13 @@
-"""The trainer's commands: `train`, `evaluate`, `init`, `distill`; those of rounds and plans are registered here."""
+"""Commands that train and measure models on this machine: `train blocks`, `evaluate`, `init`, `distill` and more."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onesweep.stages.settings import add_flags, from_flags
-from onesweep.trainer.distill.settings import DistillSettings
-from onesweep.trainer.grafting.commands import add_graft_options, run_graft
 from onesweep.trainer.options import (
     add_config_options,
     add_data_options,
@@ -24,41 +21,11 @@ from onesweep.trainer.options import (
     print_json,
     set_threads,
 )
-from onesweep.trainer.planning.commands import register_plan
-from onesweep.trainer.rounds.commands import (
-    add_audit_options,
-    add_rounds_options,
-    register_rounds,
-    run_audit,
-    run_train_rounds,
-)
 
 if TYPE_CHECKING:
     from onesweep.trainer.blocks.config import TrainingConfig
 
-# Modules that need torch are imported when a command runs: `onesweep --help` should not wait for it.
-
-
-def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the commands to the parser of `onesweep`."""
-    train = subparsers.add_parser("train", help="train blocks or an AR model, watch a training, measure its memory")
-    kinds = train.add_subparsers(title="what", metavar="WHAT", required=True)
-    _add(kinds, "blocks", run_blocks, _blocks_options, "train the blocks of a chain, one at a time")
-    summary = "train an autoregressive model end to end, on the same data, steps and batch"
-    _add(kinds, "ar", run_ar, _ar_options, summary)
-    _add(kinds, "scorer", run_scorer, _scorer_options, "train a pipeline stage by stage, each through frozen copies")
-    _add(kinds, "graft", run_graft, add_graft_options, "make a block of a chain from a stage of a pretrained model")
-    summary = "rounds of workers on this machine, virtual or real, compared in a table"
-    _add(kinds, "rounds", run_train_rounds, add_rounds_options, summary)
-    summary = "prove from their log that rounds lost no update and merged none twice"
-    _add(kinds, "audit", run_audit, add_audit_options, summary)
-    _add(kinds, "memory", run_memory, _memory_options, "measure what one block's training holds against the whole")
-    _add(kinds, "watch", run_watch, _watch_options, "follow a training that was started with --listen")
-    _add(subparsers, "evaluate", run_evaluate, _evaluate_options, "bits per byte of checkpoints on held-out text")
-    _add(subparsers, "init", run_init, _init_options, "a checkpoint with random weights, for capacity tests")
-    register_rounds(subparsers)
-    register_plan(subparsers)
-    _add(subparsers, "distill", run_distill, _distill_options, "make a small drafter from an AR pipeline's own outputs")
+# Modules that need torch are imported when a command runs: help should not wait for it.
 
 
 def run_blocks(options: argparse.Namespace) -> int:
@@ -232,6 +199,7 @@ def run_init(options: argparse.Namespace) -> int:
 def run_distill(options: argparse.Namespace) -> int:
     """Distil a drafter, or continue a distillation."""
     from onesweep.trainer.distill.distill import distill
+    from onesweep.trainer.distill.settings import DistillSettings
 
     set_threads(options.threads)
     settings = from_flags(DistillSettings, options)
@@ -245,38 +213,35 @@ def run_distill(options: argparse.Namespace) -> int:
     return 0
 
 
-def _add(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
-    name: str,
-    run: Callable[[argparse.Namespace], int],
-    options: Callable[[argparse.ArgumentParser], None],
-    summary: str,
-) -> None:
-    parser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
-    options(parser)
-    parser.set_defaults(run=run)
-
-
-def _blocks_options(parser: argparse.ArgumentParser) -> None:
+def add_blocks(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=run_blocks)
     _training_options(parser)
-    parser.add_argument("--out", type=Path, default=Path("runs/chain"), help="the checkpoint (default: %(default)s)")
-    parser.add_argument("--block", type=int, metavar="N", help="only this block (default: all that are not done yet)")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", default=Path("runs/chain"), help="the checkpoint (%(default)s)"
+    )
+    parser.add_argument("--block", type=int, metavar="N", help="only this block (all that are not done yet)")
     parser.add_argument("--context", choices=("own", "chained"), help="blocks read bytes (own) or features (chained)")
     parser.add_argument(
         "--lookahead", action="store_true", help="train all side by side, each from the last head (chained only)"
     )
 
 
-def _ar_options(parser: argparse.ArgumentParser) -> None:
+def add_ar(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=run_ar)
     _training_options(parser)
-    parser.add_argument("--out", type=Path, help="the checkpoint (default: runs/ar; runs/local for one stage)")
-    parser.add_argument("--layers", type=int, help="layers of the model (default: as many as the chain has)")
-    parser.add_argument("--stages", type=int, help="stages to cut it into (default: as many as the chain has blocks)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the checkpoint (runs/ar; runs/local for one stage)")
+    parser.add_argument("--layers", type=int, metavar="N", help="layers of the model (as many as the chain has)")
+    parser.add_argument(
+        "--stages", type=int, metavar="N", help="stages to cut it into (as many as the chain has blocks)"
+    )
 
 
-def _scorer_options(parser: argparse.ArgumentParser) -> None:
+def add_scorer(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=run_scorer)
     _training_options(parser)
-    parser.add_argument("--out", type=Path, default=Path("runs/scorer"), help="the checkpoint (default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", default=Path("runs/scorer"), help="the checkpoint (%(default)s)"
+    )
     parser.add_argument("--refresh-every", type=int, metavar="STEPS", help="steps between two exchanges of the stages")
     parser.add_argument("--copies", choices=("fp32", "int8"), help="format of the exchanged stages")
     parser.add_argument(
@@ -286,29 +251,32 @@ def _scorer_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _memory_options(parser: argparse.ArgumentParser) -> None:
+def add_memory(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=run_memory)
     add_config_options(parser)
     add_data_options(parser)
     _size_options(parser)
-    parser.add_argument("--sequences", type=int, help="windows in a batch")
+    parser.add_argument("--sequences", type=int, metavar="N", help="windows in a batch")
     parser.add_argument(
         "--workers",
         type=numbers,
         metavar="B[,B]",
         help="instead: real worker processes, the layers in B blocks",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON, in bytes")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _watch_options(parser: argparse.ArgumentParser) -> None:
+def add_watch(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=run_watch)
     parser.add_argument("address", metavar="HOST:PORT")
     parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="least time between two lines")
 
 
-def _evaluate_options(parser: argparse.ArgumentParser) -> None:
+def add_evaluate(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=run_evaluate)
     parser.add_argument("checkpoints", type=Path, nargs="+", metavar="CKPT", help="a checkpoint, or a bundle of them")
     add_data_options(parser)
-    parser.add_argument("--windows", type=int, default=24, help="evenly spaced windows (default: %(default)s)")
+    parser.add_argument("--windows", type=int, metavar="N", default=24, help="evenly spaced windows (%(default)s)")
     parser.add_argument(
         "--min-context",
         type=int,
@@ -316,35 +284,39 @@ def _evaluate_options(parser: argparse.ArgumentParser) -> None:
         metavar="BYTES",
         help="read but not scored in each",
     )
-    parser.add_argument("--steps", type=int, default=4, help="Euler steps in each block (default: %(default)s)")
-    parser.add_argument("--temperature", type=positive, default=1.0, help="of drafter and scorers (default: 1)")
+    parser.add_argument("--steps", type=int, metavar="N", default=4, help="Euler steps in each block (%(default)s)")
+    parser.add_argument("--temperature", type=positive, metavar="T", default=1.0, help="of drafter and scorers (1)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _init_options(parser: argparse.ArgumentParser) -> None:
+def add_init(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=run_init)
     parser.add_argument("directory", type=Path, metavar="DIR")
     parser.add_argument("--kind", choices=("chain", "ar"), default="chain")
     _size_options(parser)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, metavar="N", default=0)
 
 
 def _training_options(parser: argparse.ArgumentParser) -> None:
     add_config_options(parser)
     add_data_options(parser)
-    parser.add_argument("--steps", type=int, help="steps of each block, or of the AR model")
-    parser.add_argument("--seed", type=int, help="seed of weights, batches and noise (default: 0)")
+    parser.add_argument("--steps", type=int, metavar="N", help="steps of each block, or of the AR model")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of weights, batches and noise (0)")
     parser.add_argument("--listen", metavar="HOST:PORT", help="report progress to `train watch` here (loopback only)")
 
 
 def _size_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--parts", type=int, help="blocks, or stages")
-    parser.add_argument("--layers", type=int, help="layers in each part")
-    parser.add_argument("--width", type=int)
-    parser.add_argument("--heads", type=int)
+    parser.add_argument("--parts", type=int, metavar="N", help="blocks, or stages")
+    parser.add_argument("--layers", type=int, metavar="N", help="layers in each part")
+    parser.add_argument("--width", type=int, metavar="N")
+    parser.add_argument("--heads", type=int, metavar="N")
     parser.add_argument("--context-bytes", type=int, metavar="N")
-    parser.add_argument("--context", choices=("own", "chained"))
+    parser.add_argument("--context", choices=("own", "chained"), help="blocks read bytes (own) or features (chained)")
 
 
-def _distill_options(parser: argparse.ArgumentParser) -> None:
+def add_distill(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=run_distill)
+    from onesweep.trainer.distill.settings import DistillSettings
+
     add_flags(parser, DistillSettings)
     add_threads_option(parser)

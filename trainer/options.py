@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from onesweep.trainer.blocks.config import TrainingConfig
     from onesweep.trainer.blocks.data import Corpus
 
-# Modules that need torch are imported when a command runs: `onesweep --help` should not wait for it.
+# Modules that need torch are imported when a command runs: help should not wait for it.
 
 MAX_THREADS = 1024
 
@@ -23,23 +23,23 @@ MAX_THREADS = 1024
 def add_config_options(parser: argparse.ArgumentParser) -> None:
     """`--config`, `--profile`."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML; flags win over them")
-    parser.add_argument("--profile", help="onesweep (default) or blocktrain")
+    parser.add_argument("--profile", metavar="P", help="onesweep (default) or blocktrain")
 
 
 def add_data_options(parser: argparse.ArgumentParser) -> None:
     """`--data`, `--threads`."""
-    parser.add_argument("--data", type=Path, metavar="PATH", help="UTF-8 text, file or folder (default: Python's docs)")
+    parser.add_argument("--data", type=Path, metavar="PATH", help="UTF-8 text, file or folder (Python's docs)")
     add_threads_option(parser)
 
 
 def add_threads_option(parser: argparse.ArgumentParser) -> None:
     """`--threads`."""
-    parser.add_argument("--threads", type=int, metavar="N", help="default: all cores")
+    parser.add_argument("--threads", type=int, metavar="N", help="processor threads (all cores)")
 
 
 def add_device_option(parser: argparse.ArgumentParser) -> None:
     """`--device`."""
-    parser.add_argument("--device", default="cpu", metavar="cpu|cuda[:N]", help="where to train (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", metavar="cpu|cuda[:N]", help="where to train (%(default)s)")
 
 
 def config_of(options: argparse.Namespace, **flags: Any) -> TrainingConfig:  # noqa: ANN401 - of any setting

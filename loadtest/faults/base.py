@@ -18,7 +18,7 @@ from onesweep.loadtest.faults.settings import FaultSettings
 from onesweep.loadtest.lab.lab import lab_problem
 from onesweep.loadtest.lab.profile import Profile, profile_named
 from onesweep.loadtest.workload.testbed import LOOPBACK
-from onesweep.stages.errors import InputError, ServiceError
+from onesweep.stages.errors import InputError, ServiceError, one_of
 
 T = TypeVar("T")
 POLL_S = 0.1
@@ -135,7 +135,7 @@ def check_names(flag: str, given: Sequence[str], known: Sequence[str]) -> None:
     """Raise InputError for a name that is not known or comes twice."""
     for name in given:
         if name not in known:
-            raise InputError(f"{flag} has no {name!r}; choose from {', '.join(known)}")
+            raise InputError(f"{flag} has no {name!r}{one_of(name, known)}")
     if len(set(given)) < len(given):
         raise InputError(f"{flag} names something twice: {', '.join(given)}")
 

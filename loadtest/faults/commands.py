@@ -1,4 +1,4 @@
-"""The commands `chaos`, `chaos training`, `soak`, `flood` and `bench rounds`."""
+"""The commands `bench chaos`, `chaos-training`, `soak`, `flood` and `rounds`."""
 
 from __future__ import annotations
 
@@ -16,50 +16,46 @@ from onesweep.loadtest.faults.settings import (
     TrainingChaosSettings,
 )
 from onesweep.loadtest.report.record import origin, this_command, write_json
-from onesweep.stages.errors import InputError, Interrupted, OnesweepError
+from onesweep.stages.errors import InputError, Interrupted, OnesweepError, one_of
 from onesweep.stages.settings import add_flags, check_destination, from_flags
 from onesweep.stages.signals import ends_cleanly
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
     from onesweep.loadtest.faults.flood import FloodSettings
     from onesweep.loadtest.faults.report import FaultReport
-
-    Subparsers = _SubParsersAction[argparse.ArgumentParser]
 
 SOAK = ("minutes", "profile", "profiles", "seed", "checkpoint", "requests_at_once", "patience_s", "modes")
 SOAK_MINUTES = 30.0
 
 
-def register(subparsers: Subparsers) -> None:
+def add_chaos(chaos: argparse.ArgumentParser) -> None:
+    add_flags(chaos, ChaosSettings)
+    add_flags(chaos, ReportFiles)
+    chaos.set_defaults(run=run_chaos_command)
+
+
+def add_chaos_training(training: argparse.ArgumentParser) -> None:
+    add_flags(training, TrainingChaosSettings)
+    add_flags(training, ReportFiles)
+    training.set_defaults(run=run_training_command)
+
+
+def add_soak(soak: argparse.ArgumentParser) -> None:
+    add_flags(soak, ChaosSettings, SOAK)
+    add_flags(soak, ReportFiles)
+    soak.set_defaults(run=run_soak_command)
+
+
+def add_flood(flood: argparse.ArgumentParser) -> None:
     from onesweep.loadtest.workload.caller import add_access_options  # imports grpc
 
-    chaos = subparsers.add_parser("chaos", help="faults under load: nothing may be lost, no text may change")
-    add_flags(chaos, ChaosSettings)
-    chaos.set_defaults(run=run_chaos_command)
-    targets = chaos.add_subparsers(title="what", metavar="WHAT")
-    training = targets.add_parser("training", help="faults under a training: no accepted update may be lost")
-    add_flags(training, TrainingChaosSettings)
-    training.set_defaults(run=run_training_command)
-    soak = subparsers.add_parser("soak", help="steady load for a long time: memory and descriptors must stay")
-    add_flags(soak, ChaosSettings, SOAK)
-    soak.set_defaults(run=run_soak_command)
-    for parser in (chaos, training, soak):
-        add_flags(parser, ReportFiles)
-    flood = subparsers.add_parser("flood", help="many times more users than the knee: what is still answered")
     add_flags(flood, FloodFlags)
     add_access_options(flood)
     add_flags(flood, ReportFiles, ("json",))
     flood.set_defaults(run=run_flood_command)
 
 
-def register_rounds_bench(benches: Subparsers) -> None:
-    rounds = benches.add_parser(
-        "rounds",
-        help="rounds over emulated far links against one place, and against what `plan` said",
-        description="Workers over emulated far links against one place with as many samples, and against the plan.",
-    )
+def add_rounds(rounds: argparse.ArgumentParser) -> None:
     add_flags(rounds, RoundsBenchSettings)
     add_flags(rounds, ReportFiles, ("json",))
     rounds.set_defaults(run=run_rounds_bench)
@@ -125,7 +121,7 @@ def run_flood_command(options: argparse.Namespace) -> int:
     load = settings.load
     check_settings(load)
     if load.mode not in MODES:
-        raise InputError(f"unknown mode {load.mode!r}; choose from {', '.join(MODES)}")
+        raise InputError(f"unknown mode {load.mode!r}{one_of(load.mode, MODES)}")
     check_testbed(load.target)
     check_locust()
     files.check()

@@ -1,4 +1,4 @@
-"""`onesweep flood`: many times more users than a deployment carries, its goodput and the time of its refusals."""
+"""`onesweep bench flood`: many times more users than a deployment carries, its goodput and the time of its refusals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from onesweep.loadtest.workload.testbed import Testbed
 from onesweep.loadtest.workload.texts import Texts
 from onesweep.stages.errors import ServiceError
 from onesweep.stages.signals import on_signal
-from onesweep.stages.wire.tokens import TOKEN_VARIABLE, Key, new_token, token_hash, write_tokens
+from onesweep.stages.wire.flags import TOKEN_VARIABLE
+from onesweep.stages.wire.tokens import Key, new_token, token_hash, write_tokens
 
 AIM_GOODPUT = 0.9  # of the knee's right answers a second
 AIM_REFUSAL_MS = 50.0

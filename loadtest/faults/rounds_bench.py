@@ -92,7 +92,7 @@ class RoundsFigures:
 
     runs: dict[int, NetworkRun]
     one_place: dict[int, float]  # validation loss in nats, by seed
-    plan: dict[str, Any]  # the row of `onesweep plan` for these settings, with the steps as long as they were
+    plan: dict[str, Any]  # the row of `onesweep train plan` for these settings, with the steps as long as they were
     machine: MachineFacts
     commit: str
 
@@ -209,7 +209,7 @@ def with_uplinks(profile: Profile, workers: int, up_mbps: float | None) -> Profi
 
 
 def plan_options(profile: Profile, workers: int) -> list[str]:
-    """The options of `onesweep plan` for these links: the slowest and the farthest of each kind."""
+    """The options of `onesweep train plan` for these links: the slowest and the farthest of each kind."""
 
     def rate(links: list[Link]) -> str:
         return f"{min(link.rate_mbps or 1e5 for link in links):g}"
@@ -224,8 +224,8 @@ def plan_options(profile: Profile, workers: int) -> list[str]:
 
 
 def _plan(settings: RoundsBenchSettings, link: list[str], step_s: float) -> dict[str, Any]:
-    """The answer of `onesweep plan`, its rows by name."""
-    answer = answer_of(["plan", "--config", str(settings.config), *link, "--step-s", f"{step_s:.9g}"], PLAN_S)
+    """The answer of `onesweep train plan`, its rows by name."""
+    answer = answer_of(["train", "plan", "--config", str(settings.config), *link, "--step-s", f"{step_s:.9g}"], PLAN_S)
     return {**answer, **{row["name"]: row for row in answer["rows"]}}
 
 
@@ -233,7 +233,7 @@ def _in_one_place(settings: RoundsBenchSettings, seed: int) -> float:
     """The loss of one worker a part that reads the text of all replicas."""
     data = [] if settings.data is None else ["--data", str(settings.data)]
     with tempfile.TemporaryDirectory(prefix="onesweep-bench-") as folder:
-        command = ["train", "rounds", "--config", str(settings.config), *data, "--one-place", "only"]
+        command = ["train", "simulate", "--config", str(settings.config), *data, "--one-place", "only"]
         # one thread, as each worker has: on a busy machine two wait for each other
         command += ["--seeds", str(seed), "--threads", "1", "--out", folder]
         results = answer_of(command, settings.within_s)["results"]

@@ -1,4 +1,4 @@
-"""Settings of the commands `chaos`, `chaos training`, `soak`, `wan train` and `bench rounds`, and their flags."""
+"""Settings of the commands `chaos`, `bench chaos-training`, `soak`, `wan train` and `bench rounds`, and their flags."""
 
 # ruff: noqa: RUF009 - `setting` makes a field
 
@@ -21,7 +21,7 @@ SIX_WORKERS = Path(__file__).with_name("six.toml")
 
 ABLE = "all that can be done"
 LINKS = "Links between the machines; loopback needs no root, and cannot be cut"
-PROFILES = "File with more profiles"
+PROFILES = "file with more profiles"
 USERS: dict[str, Any] = {"metavar": "U", "most": 64}
 OWN_RUN: dict[str, Any] = {
     "help": "Settings of a run of your own, which ends when it ends",
@@ -162,7 +162,7 @@ class RoundsBenchSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class FloodFlags:
-    """Settings of `onesweep flood`."""
+    """Settings of `onesweep bench flood`."""
 
     at: float = setting(10.0, "Users of the flood, in those of the knee", metavar="X", above=1, most=1000)
     knee: int | None = setting(None, "Users of the knee", shown="found: 1, 2, 4 ... users", **USERS, least=1)
@@ -183,7 +183,7 @@ class FloodFlags:
 class ReportFiles:
     """Files that a run is written to."""
 
-    json: Path | None = setting(None, "Write the figures there, too")
+    json: Path | None = setting(None, "write the figures there, too")
     html: Path | None = setting(None, "Write a report with a time line")
     svg: Path | None = setting(None, "Write the time line alone")
 

@@ -85,7 +85,7 @@ class LogFollower:
 
 @dataclass(frozen=True)
 class RunView:
-    """The run at one moment, from a line of `onesweep rounds --json`."""
+    """The run at one moment, from a line of `onesweep train status --json`."""
 
     at_s: float  # when it was heard, seconds of the monotonic clock
     update: rounds_pb2.WatchUpdate
@@ -118,7 +118,7 @@ class RunView:
 class RunWatcher:
     """Keeps the last view of a run, and asks again when its coordinator was away.
 
-    Runs `onesweep rounds --json` beside the coordinator until it is closed.
+    Runs `onesweep train status --json` beside the coordinator until it is closed.
     """
 
     def __init__(self, command: list[str], log: Path) -> None:

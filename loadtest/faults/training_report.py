@@ -29,7 +29,7 @@ SCORE_HEAD = ("nats a byte", "undisturbed", "with faults", "difference")
 
 
 def training_report(result: TrainingResult) -> FaultReport:
-    """The report of `chaos training`."""
+    """The report of `bench chaos-training`."""
     settings, tables = result.settings, report_tables(result)
     return FaultReport(
         run=result,

@@ -1,4 +1,4 @@
-"""One run of `chaos training`: without faults, then with them, then the proof and the ledger."""
+"""One run of `bench chaos-training`: without faults, then with them, then the proof and the ledger."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class TrainingTestbed:
         self.coordinator = self._program(
             "coordinator",
             COORDINATOR_NODE,
-            *("coordinate", "--config", str(setup.config), *self._data, "--out", str(self.out)),
+            *("train", "coordinate", "--config", str(setup.config), *self._data, "--out", str(self.out)),
             *("--listen", self.address, "--lease", str(setup.lease_s)),
             *("--publish-every", str(setup.publish_every), "--threads", "1"),
         )
@@ -95,7 +95,7 @@ class TrainingTestbed:
         return self._program(
             label or name,
             self.node(name),
-            *("work", "--coordinator", self.address, *self._data, "--name", name),
+            *("train", "work", "--coordinator", self.address, *self._data, "--name", name),
             *("--block", str(self.part(name)), "--state", str(state), "--wait", "--threads", "1"),
             *("--save-every", str(self.setup.save_every_s), "--patience", str(self.setup.patience_s)),
             *self.setup.worker_options,
@@ -110,7 +110,7 @@ class TrainingTestbed:
         for program in self.programs:
             program.start()
         if self.watcher is None:
-            look = ["rounds", self.address, "--json", "--interval", str(self.setup.look_every_s)]
+            look = ["train", "status", self.address, "--json", "--interval", str(self.setup.look_every_s)]
             command = [sys.executable, *MODULE, *look, *self.network.options]
             self.watcher = RunWatcher(self.network.command(COORDINATOR_NODE, command), self.directory / "watch.log")
 

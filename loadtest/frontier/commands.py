@@ -1,9 +1,8 @@
-"""The command `onesweep frontier`."""
+"""The command `onesweep bench frontier`."""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from onesweep.loadtest.commands import add_measurement, say
 from onesweep.loadtest.frontier.settings import FrontierSettings
@@ -11,23 +10,9 @@ from onesweep.loadtest.report.record import check_report_options, write_report
 from onesweep.stages.errors import InputError
 from onesweep.stages.settings import check_destination, from_flags
 
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
 
-    Subparsers = _SubParsersAction[argparse.ArgumentParser]
-
-
-def register(subparsers: Subparsers) -> None:
-    add_measurement(
-        subparsers,
-        "frontier",
-        FrontierSettings,
-        run_frontier_command,
-        html=True,
-        svg=True,
-        help="quality against seconds over far links, and the file that mode auto chooses from",
-        description="Quality against seconds, a point for each mode and setting on each network (Linux, root).",
-    )
+def add_frontier(parser: argparse.ArgumentParser) -> None:
+    add_measurement(parser, FrontierSettings, run_frontier_command, html=True, svg=True)
 
 
 def run_frontier_command(options: argparse.Namespace) -> int:

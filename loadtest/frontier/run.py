@@ -40,7 +40,7 @@ from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import InputError, OnesweepError
 
 COSTS_PROFILE = "lan"  # sweeps and arithmetic do not depend on the links, so they are counted on the fastest
-PROMPT_BYTES = 64  # as `onesweep quality` cuts them, so that texts are alike
+PROMPT_BYTES = 64  # as `onesweep bench quality` cuts them, so that texts are alike
 PASSAGES = 100  # for exact bits and prompts
 
 
@@ -69,7 +69,7 @@ def checked_plan(settings: FrontierSettings) -> FrontierPlan:
     ranking = _ranking(settings)
     check_weights(settings.checkpoint, ranking)
     if settings.modes is not None and settings.judge_on is None:
-        ranking = ranking.only(parse_arms(settings.modes, MODES))
+        ranking = ranking.only(parse_arms(settings.modes, tuple(MODES)))
     passages = _passages(settings)
     if problem := lab_problem():
         raise OnesweepError(problem)
@@ -84,7 +84,7 @@ def check_weights(checkpoint: Path, ranking: Ranking) -> None:
         if path is not None and measured and (digest := read_manifest(path).digest()) != measured:
             raise InputError(
                 f"the quality was measured with other weights ({name}/ {measured[:12]}, {checkpoint} has "
-                f"{digest[:12]}): measure this bundle with `onesweep quality --weights {checkpoint} --json FILE`"
+                f"{digest[:12]}): measure this bundle with `onesweep bench quality --weights {checkpoint} --json FILE`"
             )
 
 
@@ -96,8 +96,8 @@ def _ranking(settings: FrontierSettings) -> Ranking:
     path = settings.quality or settings.checkpoint / FRONTIER_NAME
     if settings.quality is None and not path.exists():
         raise InputError(
-            "what texts are worth is not known: give --quality FILE, as `onesweep quality --json FILE` writes it, or "
-            "--judge-on PATH to measure it now on held-out text"
+            "what texts are worth is not known: give --quality FILE, as `onesweep bench quality --json FILE` writes "
+            "it, or --judge-on PATH to measure it now on held-out text"
         )
     return read_ranking(path)
 

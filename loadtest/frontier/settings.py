@@ -1,4 +1,4 @@
-"""Settings of `onesweep frontier`. `onesweep --help` reads this file: nothing heavy here."""
+"""Settings of `onesweep bench frontier`. Help reads this file: nothing heavy here."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from onesweep.stages.settings import flag
 
 @dataclass(frozen=True)
 class FrontierSettings:
-    """Settings of `onesweep frontier`."""
+    """Settings of `onesweep bench frontier`."""
 
     profiles: tuple[str, ...] = field(
         default=("links-20", "links-60", "links-150"),
         metadata=flag("networks", metavar="P[,P]", type=parse_names),
     )
-    profiles_file: Path | None = field(default=None, metadata=flag("a file with more profiles"))
-    # A record of `onesweep quality`, or a frontier.
+    profiles_file: Path | None = field(default=None, metadata=flag("file with more profiles"))
+    # A record of `onesweep bench quality`, or a frontier.
     quality: Path | None = field(default=None, metadata=flag("of `quality --json`", shown="the bundle's frontier"))
     judge_on: Path | None = field(
         default=None, metadata=flag("measure the quality now, on held-out text", metavar="PATH")

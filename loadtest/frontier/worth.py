@@ -1,4 +1,4 @@
-"""The quality of each mode and setting, read from a record of `onesweep quality` or from a frontier file."""
+"""The quality of each mode and setting, read from a record of `onesweep bench quality` or from a frontier file."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def read_ranking(path: Path) -> Ranking:
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not JSON ({error}): give what `onesweep quality --json` wrote") from None
+        raise InputError(f"{path} is not JSON ({error}): give what `onesweep bench quality --json` wrote") from None
     try:
         return ranking_of(record)
     except InputError as error:
@@ -72,16 +72,18 @@ def read_ranking(path: Path) -> Ranking:
 
 
 def ranking_of(record: object) -> Ranking:
-    """From the record of `onesweep quality`, or of a frontier. Raises InputError."""
+    """From the record of `onesweep bench quality`, or of a frontier. Raises InputError."""
     if isinstance(record, dict) and "frontier" in record:
         return _of_frontier(Frontier.from_record(record))
     if not isinstance(record, dict) or record.get("quality") != "run":
-        raise InputError("this is no record of `onesweep quality --json`, and no frontier")
+        raise InputError("this is no record of `onesweep bench quality --json`, and no frontier")
     try:
         rows = [QualityRow.from_record(row) for row in record["rows"]]
         judge, weights = str(record["judge"]), {str(k): str(v) for k, v in record["weights"].items()}
     except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"the record is damaged ({error!r}): measure again with `onesweep quality --json`") from None
+        raise InputError(
+            f"the record is damaged ({error!r}): measure again with `onesweep bench quality --json`"
+        ) from None
     return _of_rows(rows, judge, weights)
 
 
@@ -89,7 +91,7 @@ def _of_rows(rows: Sequence[QualityRow], judge: str, weights: Mapping[str, str])
     human = next((row for row in rows if row.mode == HUMAN), None)
     shown = [row for row in rows if row.mode not in (HUMAN, INFILL, AUTO) and JUDGED in row.figures]
     if not shown:
-        raise InputError("no mode in it has judge bits: measure some with `onesweep quality --modes ...`")
+        raise InputError("no mode in it has judge bits: measure some with `onesweep bench quality --modes ...`")
     arms: dict[QualityArm, list[tuple[QualityArm, QualityRow]]] = {}
     for row in shown:
         arm = arm_of(row)
@@ -111,7 +113,7 @@ def _of_rows(rows: Sequence[QualityRow], judge: str, weights: Mapping[str, str])
 
 def arm_of(row: QualityRow) -> QualityArm:
     """The arm of a row, with the settings that it turned out to have. Raises InputError."""
-    arm = parse_arm(row.spec or row.mode, MODES)
+    arm = parse_arm(row.spec or row.mode, tuple(MODES))
     return replace(
         arm,
         scorer=arm.scorer or row.scorer or None,
@@ -121,7 +123,7 @@ def arm_of(row: QualityRow) -> QualityArm:
 
 
 def _of_frontier(frontier: Frontier) -> Ranking:
-    worths = [Worth(parse_arm(o.label, MODES), o.bits, o.bits_low, o.bits_high) for o in frontier.options]
+    worths = [Worth(parse_arm(o.label, tuple(MODES)), o.bits, o.bits_low, o.bits_high) for o in frontier.options]
     return Ranking(tuple(worths), frontier.judge, frontier.basis, frontier.human_bits, frontier.weights)
 
 

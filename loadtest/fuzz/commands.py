@@ -8,19 +8,13 @@ import argparse
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from onesweep.loadtest.commands import setting
 from onesweep.loadtest.faults.settings import SEED
 from onesweep.loadtest.report.record import write_json
-from onesweep.stages.errors import InputError, ServiceError
+from onesweep.stages.errors import InputError, ServiceError, one_of
 from onesweep.stages.settings import add_flags, check_destination, from_flags
 from onesweep.stages.signals import ends_cleanly, run_interruptible
-
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
-    Subparsers = _SubParsersAction[argparse.ArgumentParser]
 
 NEEDED = ("fastapi", "uvicorn")
 WIRE = ("stage", "router", "answers", "answered", "http", "training")  # targets that are reached over sockets
@@ -30,7 +24,7 @@ TARGETS = (*WIRE, *INSIDE)
 
 @dataclass(frozen=True)
 class FuzzSettings:
-    """Settings of `onesweep fuzz`. Raises InputError."""
+    """Settings of `onesweep bench fuzz`. Raises InputError."""
 
     inputs: int = setting(2000, "Inputs over all targets", least=1, most=10_000_000)
     seconds: float = setting(600.0, "End then at the latest, in seconds", metavar="S", above=0, most=86_400)
@@ -41,13 +35,12 @@ class FuzzSettings:
     def __post_init__(self) -> None:
         for target in self.targets:
             if target not in TARGETS:
-                raise InputError(f"there is no target {target!r}; choose from {', '.join(TARGETS)}")
+                raise InputError(f"there is no target {target!r}{one_of(target, TARGETS)}")
         if len(set(self.targets)) < len(self.targets):
             raise InputError(f"--targets {','.join(self.targets)} names one twice")
 
 
-def register(subparsers: Subparsers) -> None:
-    fuzz = subparsers.add_parser("fuzz", help="bad input on purpose, to a deployment that is started for it")
+def add_fuzz(fuzz: argparse.ArgumentParser) -> None:
     add_flags(fuzz, FuzzSettings)
     fuzz.set_defaults(run=run_fuzz_command)
 
@@ -55,7 +48,7 @@ def register(subparsers: Subparsers) -> None:
 def run_fuzz_command(options: argparse.Namespace) -> int:
     settings = from_flags(FuzzSettings, options)
     if missing := [name for name in NEEDED if find_spec(name) is None]:
-        raise InputError(f"`onesweep fuzz` needs {', '.join(missing)}: pip install 'onesweep[http,loadtest]'")
+        raise InputError(f"`onesweep bench fuzz` needs {', '.join(missing)}: pip install 'onesweep[http,loadtest]'")
     if settings.json:
         check_destination(settings.json)
     from onesweep.loadtest.fuzz.run import fuzz_notes, fuzz_record, fuzz_table, run_fuzz

@@ -1,4 +1,4 @@
-"""One run of `onesweep fuzz`: targets take turns, and all processes are checked after every batch."""
+"""One run of `onesweep bench fuzz`: targets take turns, and all processes are checked after every batch."""
 
 from __future__ import annotations
 

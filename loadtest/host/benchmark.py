@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.modes import MODES
 from onesweep.serving.router.topology import Topology, local_topology
-from onesweep.stages.errors import InputError, OnesweepError
+from onesweep.stages.errors import InputError, OnesweepError, one_of
 from onesweep.stages.host.parts import plan_host
 
 PROMPT = b"The old man looked at the sea and said that "
@@ -68,4 +68,4 @@ def check_modes(modes: tuple[str, ...]) -> None:
     """Raises InputError for a mode that does not exist."""
     for mode in modes:
         if mode not in MODES:
-            raise InputError(f"unknown mode {mode!r}; choose from {', '.join(MODES)}")
+            raise InputError(f"unknown mode {mode!r}{one_of(mode, MODES)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -12,43 +13,29 @@ from onesweep.loadtest.host import settings
 from onesweep.stages.settings import add_flags, from_flags
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
     from onesweep.loadtest.host.benchmark import Benchmark
 
-    Subparsers = _SubParsersAction[argparse.ArgumentParser]
 
+def _adding(kind: type[Any], implementation: str) -> Callable[[argparse.ArgumentParser], None]:
+    """The function that adds the options of a benchmark. Its implementation imports torch: only when it runs."""
 
-# Name, settings, implementation and help. An implementation imports torch, so it is imported only when it runs.
-COMMANDS = (
-    ("overhead", settings.OverheadSettings, "overhead:OverheadBench", "latency over pure compute, on loopback"),
-    ("memory", settings.MemorySettings, "memory:MemoryBench", "memory of a loaded block over an idle server"),
-    (
-        "stage",
-        settings.StageSettings,
-        "stage:StageBench",
-        "one step of one part: backends against this machine's floor",
-    ),
-    ("losses", settings.LossSettings, "losses:LossBench", "backends and codecs: nats lost by an AR model, time saved"),
-    (
-        "batching",
-        settings.BatchingSettings,
-        "batching:BatchingBench",
-        "many requests at once against a bare torch loop",
-    ),
-    ("audit", settings.AuditSettings, "audits:AuditBench", "how soon audits find a faulty host, and what they cost"),
-    ("seeing", settings.TelemetrySettings, "telemetry:TelemetryBench", "cost of metrics, traces and JSON logs"),
-    ("shapes", settings.ShapesSettings, "shapes:ShapesBench", "large shapes with random weights, stage by stage"),
-    ("parity", settings.ParitySettings, "parity:ParityBench", "an imported model over hosts against transformers"),
-)
-
-
-def register_host_benches(benches: Subparsers) -> None:
-    for name, kind, implementation, help in COMMANDS:
-        parser = benches.add_parser(name, help=help)
+    def add(parser: argparse.ArgumentParser) -> None:
         add_flags(parser, kind)
         parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-        parser.set_defaults(run=partial(run_benchmark, kind, f"onesweep.loadtest.host.{implementation}"))
+        parser.set_defaults(run=partial(run_benchmark, kind, f"{__package__}.{implementation}"))
+
+    return add
+
+
+add_overhead = _adding(settings.OverheadSettings, "overhead:OverheadBench")
+add_memory = _adding(settings.MemorySettings, "memory:MemoryBench")
+add_stage = _adding(settings.StageSettings, "stage:StageBench")
+add_losses = _adding(settings.LossSettings, "losses:LossBench")
+add_batching = _adding(settings.BatchingSettings, "batching:BatchingBench")
+add_audit = _adding(settings.AuditSettings, "audits:AuditBench")
+add_seeing = _adding(settings.TelemetrySettings, "telemetry:TelemetryBench")
+add_shapes = _adding(settings.ShapesSettings, "shapes:ShapesBench")
+add_parity = _adding(settings.ParitySettings, "parity:ParityBench")
 
 
 def run_benchmark(kind: type[Any], implementation: str, options: argparse.Namespace) -> int:

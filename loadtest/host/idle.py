@@ -13,11 +13,7 @@ from onesweep.loadtest.report.record import add_report_options, check_report_opt
 from onesweep.stages.settings import add_flags, flag, from_flags
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
     from onesweep.loadtest.workload.testbed import Testbed
-
-    Subparsers = _SubParsersAction[argparse.ArgumentParser]
 
 AIM_PERCENT = 0.5  # of a core: a host that waits for work must not cost its owner anything
 REQUEST = {"prompt": "The sea was calm.", "mode": "sweep", "max_bytes": 16, "seed": 0}
@@ -115,8 +111,7 @@ def idle_table(rows: list[IdleRow]) -> str:
     )
 
 
-def register_idle(benches: Subparsers) -> None:
-    idle = benches.add_parser("idle", help="processor time and wakes of hosts and a router without requests")
+def add_idle(idle: argparse.ArgumentParser) -> None:
     add_flags(idle, IdleSettings)
     add_report_options(idle)
     idle.set_defaults(run=run_idle)

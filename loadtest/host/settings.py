@@ -1,4 +1,4 @@
-"""Settings of the benchmarks of one machine. `onesweep --help` reads this file, so it imports nothing heavy."""
+"""Settings of the benchmarks of one machine. Help reads this file, so it imports nothing heavy."""
 
 # ruff: noqa: RUF009 - `setting` makes a field
 

@@ -6,50 +6,46 @@ import argparse
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from onesweep.loadtest.faults.settings import DemoSettings
 from onesweep.loadtest.lab.lab import Lab, require_lab, start_lab, stop_lab
 from onesweep.loadtest.lab.profile import Link, profile_named, read_profiles
-from onesweep.loadtest.report.table import aligned
 from onesweep.serving.cli.deployment import state_directory
 from onesweep.stages.errors import InputError
 from onesweep.stages.settings import add_flags, from_flags
 from onesweep.stages.signals import ends_cleanly
 
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
 
-    Subparsers = _SubParsersAction[argparse.ArgumentParser]
-
-
-def register(subparsers: Subparsers) -> None:
-    wan = subparsers.add_parser("wan", help="emulate hosts that are far apart, on this machine")
-    commands = wan.add_subparsers(title="commands", metavar="WHAT", required=True)
-
-    up = commands.add_parser("up", help="make the network; it stays until `wan down`")
+def add_up(up: argparse.ArgumentParser) -> None:
     up.add_argument("--profile", required=True, metavar="P", help="one of `wan profiles`")
     up.add_argument("--hosts", type=int, default=3, metavar="N", help="hosts beside the router (3)")
     up.add_argument("--congestion", metavar="C", help="TCP congestion control of every node (the profile's: cubic)")
     _add_profiles(up)
     up.set_defaults(run=run_up)
 
-    status = commands.add_parser("status", help="nodes, addresses, links and what they carried")
+
+def add_wan_status(status: argparse.ArgumentParser) -> None:
     status.set_defaults(run=run_status)
 
-    down = commands.add_parser("down", help="end the network and every program in it")
+
+def add_down(down: argparse.ArgumentParser) -> None:
     down.set_defaults(run=run_down)
 
-    execute = commands.add_parser("exec", help="run a program inside a node", usage="%(prog)s NODE -- COMMAND ...")
+
+def add_exec(execute: argparse.ArgumentParser) -> None:
+    execute.usage = "%(prog)s NODE -- COMMAND ..."
     execute.add_argument("node", metavar="NODE", help="router, host-1, ...")
     execute.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="and its arguments")
     execute.set_defaults(run=run_exec)
 
-    train = commands.add_parser("train", help="six workers train a small chain over such links; then it is served")
+
+def add_wan_train(train: argparse.ArgumentParser) -> None:
     add_flags(train, DemoSettings)
     train.set_defaults(run=run_train)
 
-    profiles = commands.add_parser("profiles", help="list the profiles")
+
+def add_profiles(profiles: argparse.ArgumentParser) -> None:
     _add_profiles(profiles)
     profiles.set_defaults(run=run_profiles)
 
@@ -112,6 +108,8 @@ def run_profiles(options: argparse.Namespace) -> int:
 
 
 def _links_table(lab: Lab) -> str:
+    from onesweep.loadtest.report.table import aligned  # imports numpy
+
     header = ["link", "delay ms", "jitter ms", "Mbit/s", "queue KB", "loss", "packets", "lost", "overflowed"]
     counters, rows = lab.counters(), []
     for source in lab.nodes:
@@ -130,4 +128,4 @@ def _link_words(link: Link) -> list[str]:
 
 
 def _add_profiles(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--profiles", type=Path, metavar="FILE", help="a TOML file with profiles of yours")
+    parser.add_argument("--profiles", type=Path, metavar="FILE", help="file with more profiles")

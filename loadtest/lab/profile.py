@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from onesweep.stages.errors import InputError
+from onesweep.stages.errors import InputError, one_of
 from onesweep.stages.settings import read_toml
 
 # One directed link between two nodes, as a user describes it.
@@ -168,7 +168,7 @@ def profile_named(name: str, path: Path | None = None) -> Profile:
     """One of `read_profiles`. Raises ProfileError that lists them."""
     profiles = read_profiles(path)
     if name not in profiles:
-        raise ProfileError(f"no profile {name!r}; there are {', '.join(sorted(profiles))}")
+        raise ProfileError(f"no profile {name!r}{one_of(name, sorted(profiles), 'there are')}")
     return profiles[name]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from onesweep.loadtest.commands import add_measurement, say
 from onesweep.loadtest.latency.settings import FirstTokenSettings, WanSettings, WarmSettings
@@ -15,23 +14,9 @@ from onesweep.loadtest.workload.prompts import parse_prompts
 from onesweep.stages.settings import from_flags
 from onesweep.stages.signals import ends_cleanly
 
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
 
-    Subparsers = _SubParsersAction[argparse.ArgumentParser]
-
-
-def register_latency(benches: Subparsers) -> None:
-    wan = add_measurement(
-        benches,
-        "wan",
-        WanSettings,
-        run_wan,
-        html=True,
-        help="every mode over emulated far links, against a computed floor",
-        description="Latency of every mode over emulated far links, compared with the least time that the links and "
-        "hosts allow.",
-    )
+def add_wan(wan: argparse.ArgumentParser) -> None:
+    add_measurement(wan, WanSettings, run_wan, html=True)
     lengths = wan.add_mutually_exclusive_group()
     for unit, help in ((BYTES, "bytes to generate (32,128)"), (TOKENS, "tokens to generate, in place of --bytes")):
         read = partial(parse_lengths, unit=unit)
@@ -40,10 +25,14 @@ def register_latency(benches: Subparsers) -> None:
     wan.add_argument("--text", default="", metavar="T[,T]", help="prompts: novel, copying (novel)")
     own = "prompts of your own, one a file"
     wan.add_argument("--prompt", type=Path, nargs="+", action="extend", default=[], metavar="FILE", help=own)
-    warm = "first requests: after the start, a pause, a reconnect"
-    add_measurement(benches, "warm", WarmSettings, run_warm, help=warm)
-    first = "a long prompt over far links: in pieces, and in one hop"
-    add_measurement(benches, "first-token", FirstTokenSettings, run_first_token, help=first)
+
+
+def add_warm(parser: argparse.ArgumentParser) -> None:
+    add_measurement(parser, WarmSettings, run_warm)
+
+
+def add_first_token(parser: argparse.ArgumentParser) -> None:
+    add_measurement(parser, FirstTokenSettings, run_first_token)
 
 
 def run_wan(options: argparse.Namespace) -> int:

@@ -36,7 +36,7 @@ from onesweep.serving.router.settings import RingSettings, RouterSettings
 from onesweep.serving.router.topology import read_topology
 from onesweep.stages.checkpoint.bundle import find_bundle
 from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.errors import InputError, OnesweepError
+from onesweep.stages.errors import InputError, OnesweepError, one_of
 from onesweep.stages.model.prefill import MAX_PREFILL_CHUNKS, READ_POSITIONS, max_new_symbols
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.telemetry.observability import start_log
@@ -71,7 +71,7 @@ def prompt_for(settings: FirstTokenSettings, profile: Profile) -> tuple[str, Alp
     """The prompt, and the symbols that it is counted in. Raises OnesweepError for what cannot be measured."""
     for codec in settings.codecs:
         if codec not in ArMode.codecs:
-            raise InputError(f"unknown codec {codec!r}; choose from {', '.join(ArMode.codecs)}")
+            raise InputError(f"unknown codec {codec!r}{one_of(codec, ArMode.codecs)}")
     directory = find_bundle(settings.checkpoint).ar
     if directory is None:
         raise InputError(f"{settings.checkpoint} has no AR model: prompts of other modes travel in one sweep")

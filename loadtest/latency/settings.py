@@ -1,4 +1,4 @@
-"""Settings of the benchmarks of latency over far links. `onesweep --help` reads this file: nothing heavy here."""
+"""Settings of the benchmarks of latency over far links. help reads this file: nothing heavy here."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class WanSettings:
             "networks, such as links-60; loopback: no lab", name="--profile", metavar="P[,P]", type=parse_names
         )
     )
-    profiles_file: Path | None = field(default=None, metadata=flag("a file with more profiles", name="--profiles"))
+    profiles_file: Path | None = field(default=None, metadata=flag("file with more profiles", name="--profiles"))
     choices: tuple[ModeChoice, ...] = _modes(
         *("sweep", "chunked", "ar", "ar-speculative"),
         help="with settings after a colon: sweep:fp32, ar-speculative:lookup+int8, resample:ngram",

@@ -1,4 +1,4 @@
-"""The command `onesweep loadtest`."""
+"""The command `onesweep bench loadtest`."""
 
 from __future__ import annotations
 
@@ -9,19 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from onesweep.loadtest.commands import add_measurement, say
 from onesweep.loadtest.report.record import check_report_options, write_report
-from onesweep.stages.errors import InputError, Interrupted, OnesweepError
+from onesweep.stages.errors import InputError, Interrupted, OnesweepError, one_of
 from onesweep.stages.settings import from_flags
 
 if TYPE_CHECKING:
     import socket
-    from argparse import _SubParsersAction
 
     from onesweep.loadtest.load.plan import LoadSettings
     from onesweep.loadtest.load.run import Climb, LoadResult, LoadRun
     from onesweep.loadtest.workload.caller import RouterState
     from onesweep.loadtest.workload.texts import Texts
-
-    Subparsers = _SubParsersAction[argparse.ArgumentParser]
 
 KNEE_MODES = ("sweep", "chunked", "ar", "ar-speculative")
 DEFAULT_USERS = 8
@@ -29,11 +26,10 @@ MOST_KNEE_USERS = 256  # four times the requests that a router takes at once: be
 WEB_PORT = 8089  # locust's own
 
 
-def register(subparsers: Subparsers) -> None:
+def add_loadtest(load: argparse.ArgumentParser) -> None:
     from onesweep.loadtest.load.plan import LoadSettings
 
-    many = "many users at once: latency, throughput, every text checked"
-    load = add_measurement(subparsers, "loadtest", LoadSettings, run_loadtest, access=True, html=True, help=many)
+    add_measurement(load, LoadSettings, run_loadtest, access=True, html=True)
     load.add_argument("--find-knee", action="store_true", help="1, 2, 4, 8 ... users until latency gives way")
     load.add_argument("--web", action="store_true", help="locust's page on 127.0.0.1, until Ctrl-C")
     load.add_argument("--web-port", type=int, default=WEB_PORT, metavar="PORT", help=f"its port ({WEB_PORT})")
@@ -122,7 +118,7 @@ def _modes(options: argparse.Namespace) -> list[str]:
         modes = [mode.strip() for mode in options.mode.split(",")]
     for mode in modes:
         if options.mode is not None and mode not in MODES:
-            raise InputError(f"unknown mode {mode!r}; choose from {', '.join(MODES)}")
+            raise InputError(f"unknown mode {mode!r}{one_of(mode, MODES)}")
     if len(modes) > 1 and not options.find_knee:
         raise InputError("one mode at a time: --find-knee takes several")
     return modes

@@ -106,7 +106,7 @@ class LoadPlan:
 
 @dataclass(frozen=True)
 class LoadSettings:
-    """Settings of `onesweep loadtest`, but for where its results go."""
+    """Settings of `onesweep bench loadtest`, but for where its results go."""
 
     target: TestbedSettings = field(default_factory=TestbedSettings)
     mode: str = field(default="sweep", metadata=flag("mode, more than one with --find-knee", metavar="M[,M]"))

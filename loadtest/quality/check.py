@@ -1,4 +1,4 @@
-"""`onesweep quality --check`: human text must win against texts that are made to please single figures."""
+"""`onesweep bench quality --check`: human text must win against texts that are made to please single figures."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""The commands `onesweep quality` and `onesweep bench infill`."""
+"""The commands `onesweep bench quality` and `onesweep bench infill`."""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from onesweep.loadtest.commands import add_measurement
 from onesweep.loadtest.quality.settings import InfillSettings, QualitySettings
@@ -11,31 +10,16 @@ from onesweep.loadtest.report.record import check_report_options, write_report
 from onesweep.stages.errors import InputError
 from onesweep.stages.settings import from_flags
 
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
-    Subparsers = _SubParsersAction[argparse.ArgumentParser]
-
 NOT_CHECKED = ("modes", "weights", "router", "temperatures")  # flags of texts that --check does not generate
 
 
-def register(subparsers: Subparsers) -> None:
-    quality = add_measurement(
-        subparsers,
-        "quality",
-        QualitySettings,
-        run_quality_command,
-        access=True,
-        html=True,
-        help="quality of each mode's text, beside human text",
-        description="Figures of continuations of held-out text, one row for each mode and one for human text.",
-    )
+def add_quality(quality: argparse.ArgumentParser) -> None:
+    add_measurement(quality, QualitySettings, run_quality_command, access=True, html=True)
     quality.add_argument("--check", action="store_true", help="check the panel: human text against texts that cheat")
 
 
-def register_infill(benches: Subparsers) -> None:
-    gaps = "gaps in held-out text: filled with and without a look at what follows"
-    add_measurement(benches, "infill", InfillSettings, run_infill_command, access=True, html=True, help=gaps)
+def add_infill(parser: argparse.ArgumentParser) -> None:
+    add_measurement(parser, InfillSettings, run_infill_command, access=True, html=True)
 
 
 def run_quality_command(options: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from onesweep.serving.client.client import AsyncClient, Client, RequestRefused, 
 from onesweep.serving.modes import SCORERS
 from onesweep.serving.modes.frontier import SETTINGS
 from onesweep.serving.router.request import Request
-from onesweep.stages.errors import InputError, ServiceError
+from onesweep.stages.errors import InputError, ServiceError, one_of
 from onesweep.stages.signals import run_interruptible
 
 INFILL = "infill"
@@ -56,7 +56,7 @@ def parse_arm(spec: str, modes: Sequence[str]) -> QualityArm:
     """:param modes: names that are known. Raises InputError."""
     mode, *parts = (part.strip() for part in spec.split(":"))
     if mode not in modes:
-        raise InputError(f"unknown mode {mode!r} in {spec!r}; choose from {', '.join(modes)}")
+        raise InputError(f"unknown mode {mode!r} in {spec!r}{one_of(mode, modes)}")
     scorer: str | None = None
     settings: dict[str, int | float | str] = {}
     for i, part in enumerate(parts):
@@ -70,7 +70,7 @@ def parse_arm(spec: str, modes: Sequence[str]) -> QualityArm:
             scorer = part
             continue
         if name not in KEYS:
-            raise InputError(f"{spec!r}: unknown key {name!r}; choose from {', '.join(KEYS)}")
+            raise InputError(f"{spec!r}: unknown key {name!r}{one_of(name, KEYS)}")
         if name in settings:
             raise InputError(f"{spec!r} names {name} twice")
         settings[name] = _value(spec, name, value)

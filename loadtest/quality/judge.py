@@ -18,7 +18,7 @@ from importlib.util import find_spec
 import numpy as np
 from numpy.typing import NDArray
 
-from onesweep.stages.errors import InputError
+from onesweep.stages.errors import InputError, one_of
 
 ORDER = 6  # bytes, with the one that is predicted: longer runs than these are rare in a megabyte
 MIN_TRAIN_BYTES = 1 << 15  # of less, most runs of a new text are unseen
@@ -155,7 +155,7 @@ def default_judge() -> str:
 def check_judge(name: str) -> None:
     """Raises InputError for an unknown judge, or one that is not installed."""
     if name not in JUDGES:
-        raise InputError(f"unknown judge {name!r}; choose from {', '.join(JUDGES)}")
+        raise InputError(f"unknown judge {name!r}{one_of(name, JUDGES)}")
     missing = _missing() if name == SMOLLM2 else []
     if missing:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Tables and pages of `onesweep quality` and `bench infill`."""
+"""Tables and pages of `onesweep bench quality` and `bench infill`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run of `onesweep quality`: prompts, texts of every arm from a real ring, and the panel over them."""
+"""A run of `onesweep bench quality`: prompts, texts of every arm from a real ring, and the panel over them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def check_settings(settings: QualitySettings) -> tuple[QualityArm, ...] | None:
     check_judge(settings.judge or default_judge())
     if settings.access is not None and settings.weights is not None:
         raise InputError("--router names a deployment that is there, as it is: leave out --weights")
-    arms = None if settings.modes is None else parse_arms(settings.modes, MODES)
+    arms = None if settings.modes is None else parse_arms(settings.modes, tuple(MODES))
     check_testbed(target_settings(settings))
     return None if arms is None else at_temperatures(arms, settings.temperatures)
 

@@ -1,4 +1,4 @@
-"""Settings of `onesweep quality` and `onesweep bench infill`. `onesweep --help` reads this file: nothing heavy here."""
+"""Settings of `onesweep bench quality` and `bench infill`. Their help reads this file: nothing heavy here."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def parse_temperatures(text: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class QualitySettings:
-    """Settings of `onesweep quality`; those without a flag of their own are marked."""
+    """Settings of `onesweep bench quality`; those without a flag of their own are marked."""
 
     prompts: Path = field(metadata=flag("held-out text: a file or folder", metavar="PATH"))
     # None: all that the router serves, without `infill`, whose texts answer another question, and `auto`.

@@ -80,7 +80,7 @@ def commit() -> str:
 
 
 FILES = {
-    "json": "also write the figures as JSON",
+    "json": "write the figures there, too",
     "html": "also write a report with charts",
     "svg": "also write the chart",
 }

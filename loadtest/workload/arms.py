@@ -1,6 +1,6 @@
 """An arm of a benchmark: a mode with its settings, prompts, an output length, and idle time before each request.
 
-`onesweep --help` reads this file: nothing heavy here.
+help reads this file: nothing heavy here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from onesweep.loadtest.workload.prompts import NOVEL, SUFFIX, Prompts
 from onesweep.serving.modes import MODES, SCORERS
-from onesweep.stages.errors import InputError
+from onesweep.stages.errors import InputError, one_of
 
 SPECULATIVE, INFILL = "ar-speculative", "infill"
 SCORED = ("resample", "verified", INFILL)
@@ -87,7 +87,7 @@ def parse_choice(text: str) -> ModeChoice:
     """The mode and settings of "MODE" or "MODE:SETTING+SETTING". Raises InputError."""
     mode, colon, rest = text.strip().partition(":")
     if mode not in MODES:
-        raise InputError(f"unknown mode {mode!r} in --modes; choose from {', '.join(MODES)}")
+        raise InputError(f"unknown mode {mode!r} in --modes{one_of(mode, MODES)}")
     codec: str | None = None
     drafter: str | None = None
     scorer: str | None = None

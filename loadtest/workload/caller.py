@@ -22,7 +22,8 @@ from onesweep.serving.cli.generate import Credentials
 from onesweep.serving.client.client import Client, Result
 from onesweep.stages.errors import InputError, OnesweepError, ServiceError
 from onesweep.stages.wire.channel import check_target
-from onesweep.stages.wire.tls import LOOPBACK_ONLY, Tls, add_client_options, security_of
+from onesweep.stages.wire.flags import add_client_options
+from onesweep.stages.wire.tls import LOOPBACK_ONLY, Tls, security_of
 from onesweep.stages.wire.tokens import token_for
 
 # -P: not what lies in the working directory

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onesweep.serving.router.request import MAX_PROMPT_BYTES
-from onesweep.stages.errors import InputError
+from onesweep.stages.errors import InputError, one_of
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def parse_prompts(names: str, files: Sequence[Path]) -> tuple[Prompts, ...]:
     wanted = [name.strip() for name in (names or ("" if files else NOVEL.name)).split(",") if name.strip()]
     for name in wanted:
         if name not in BUILT_IN:
-            raise InputError(f"unknown text {name!r} in --text; choose from {', '.join(BUILT_IN)}, or give --prompt")
+            raise InputError(f"unknown text {name!r} in --text{one_of(name, BUILT_IN)}, or give --prompt")
         if wanted.count(name) > 1:
             raise InputError(f"--text names {name!r} twice")
     found = [BUILT_IN[name] for name in wanted]

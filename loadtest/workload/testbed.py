@@ -21,7 +21,8 @@ from onesweep.loadtest.lab.profile import ROUTER, Link, Profile, node_names, pro
 from onesweep.loadtest.workload.caller import COMMAND, Access, Caller, RouterState
 from onesweep.serving.cli.deployment import SHIPPED, Deployment, temporary_deployment
 from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.router.topology import DEFAULT_ROUTER, Topology, local_topology
+from onesweep.serving.router.request import DEFAULT_ROUTER
+from onesweep.serving.router.topology import Topology, local_topology
 from onesweep.stages.errors import InputError, OnesweepError, ServiceError
 from onesweep.stages.settings import flag
 from onesweep.stages.wire.channel import parse_address
@@ -220,7 +221,7 @@ class TestbedSettings:
         default=None, metadata=flag("bundle to serve", metavar="DIR", shown="the shipped weights")
     )
     hosts: int | None = field(default=None, metadata=flag("hosts that share the blocks", shown="3"))
-    profiles: Path | None = field(default=None, metadata=flag("a file with more profiles"))
+    profiles: Path | None = field(default=None, metadata=flag("file with more profiles"))
     router_options: tuple[str, ...] = ()  # more options of the router that is started
 
     @property
@@ -234,7 +235,7 @@ class TestbedSettings:
 
 def block_count(checkpoint: Path) -> int:
     """Blocks or AR stages of a checkpoint. Raises CheckpointError."""
-    from onesweep.stages.host.parts import plan_host  # imports torch, which `onesweep --help` can do without
+    from onesweep.stages.host.parts import plan_host  # imports torch, which help can do without
 
     return plan_host(checkpoint, (0,)).parts
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onesweep.stages.errors import CheckpointError, InputError, OnesweepError
-from onesweep.stages.settings import Subparsers
 from onesweep.stages.wire.auth import CLIENT, HOST, ROUTER, Identity
 
 if TYPE_CHECKING:
@@ -18,29 +17,36 @@ DEFAULT_DIRECTORY = Path("certs")
 AUTHORITY_DAYS, LEAF_DAYS = 5 * 365, 30
 
 
-def register_certs(subparsers: Subparsers) -> None:
-    certs = subparsers.add_parser(
-        "certs", help="certificates of hosts, routers and clients, from an authority of yours"
-    )
-    actions = certs.add_subparsers(title="actions", metavar="ACTION", required=True)
-
-    init = actions.add_parser("init", help="make the authority")
+def add_certs_init(init: argparse.ArgumentParser) -> None:
     _add_common(init, AUTHORITY_DAYS)
     init.add_argument("--domain", action="append", default=[], metavar="D", help="certify names in D only (any)")
     init.add_argument("--force", action="store_true", help="replace the one that is there")
     init.set_defaults(run=run_init)
 
-    for role, default in ((HOST, None), (ROUTER, ROUTER), (CLIENT, None)):
-        action = actions.add_parser(role, help=f"make the certificate of a {role}")
-        action.add_argument("name", metavar="NAME", nargs="?" if default else None, default=default)
-        _add_common(action, LEAF_DAYS)
-        action.add_argument(
-            "--address", action="append", default=[], metavar="HOST", help="IP address or name that others dial"
-        )
-        action.add_argument("--force", action="store_true", help="replace the one that is there, with a new key")
-        action.set_defaults(run=run_issue, role=role)
 
-    renew = actions.add_parser("renew", help="certificates for another while, with the same keys and addresses")
+def add_certs_host(parser: argparse.ArgumentParser) -> None:
+    _add_issue(parser, HOST)
+
+
+def add_certs_router(parser: argparse.ArgumentParser) -> None:
+    _add_issue(parser, ROUTER, ROUTER)
+
+
+def add_certs_client(parser: argparse.ArgumentParser) -> None:
+    _add_issue(parser, CLIENT)
+
+
+def _add_issue(action: argparse.ArgumentParser, role: str, default: str | None = None) -> None:
+    action.add_argument("name", metavar="NAME", nargs="?" if default else None, default=default)
+    _add_common(action, LEAF_DAYS)
+    action.add_argument(
+        "--address", action="append", default=[], metavar="HOST", help="IP address or name that others dial"
+    )
+    action.add_argument("--force", action="store_true", help="replace the one that is there, with a new key")
+    action.set_defaults(run=run_issue, role=role)
+
+
+def add_certs_renew(renew: argparse.ArgumentParser) -> None:
     renew.add_argument("names", metavar="NAME", nargs="*", help="default: all that are there")
     _add_common(renew, LEAF_DAYS)
     renew.set_defaults(run=run_renew)
@@ -113,11 +119,7 @@ def _check_installed() -> None:
 DEFAULT_SCOPES = "generate,status"
 
 
-def register_token(subparsers: Subparsers) -> None:
-    token = subparsers.add_parser("token", help="tokens of those who may ask a router, or work for a coordinator")
-    actions = token.add_subparsers(title="actions", metavar="ACTION", required=True)
-
-    add = actions.add_parser("add", help="make a token, and print it once")
+def add_token_add(add: argparse.ArgumentParser) -> None:
     add.add_argument("name", metavar="NAME")
     add.add_argument(
         "--scope", default=DEFAULT_SCOPES, metavar="S[,S]", help=f"generate, status, work, admin ({DEFAULT_SCOPES})"
@@ -128,11 +130,13 @@ def register_token(subparsers: Subparsers) -> None:
     _add_file(add)
     add.set_defaults(run=run_add)
 
-    show = actions.add_parser("list", help="who has one, and what each may do")
+
+def add_token_list(show: argparse.ArgumentParser) -> None:
     _add_file(show)
     show.set_defaults(run=run_list)
 
-    remove = actions.add_parser("remove", help="take it back: it is forgotten at the next request")
+
+def add_token_remove(remove: argparse.ArgumentParser) -> None:
     remove.add_argument("name", metavar="NAME")
     _add_file(remove)
     remove.set_defaults(run=run_remove)
@@ -184,7 +188,7 @@ def run_remove(options: argparse.Namespace) -> int:
 
 
 def _add_file(parser: argparse.ArgumentParser) -> None:
-    what = "what `onesweep router` or `onesweep coordinate` is given"
+    what = "what `onesweep router` or `onesweep train coordinate` is given"
     parser.add_argument("--tokens", type=Path, required=True, metavar="FILE", help=what)
 
 
@@ -196,8 +200,7 @@ HELD_OUT_SHARE = 20
 MAX_HELD_OUT = 20_000
 
 
-def register_ngram(subparsers: Subparsers) -> None:
-    ngram = subparsers.add_parser("ngram", help="fit a drafter of n-grams to your text, for a checkpoint's symbols")
+def add_ngram(ngram: argparse.ArgumentParser) -> None:
     ngram.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="gets DIR/ngram.safetensors")
     ngram.add_argument(
         "--text", type=Path, nargs="+", action="extend", required=True, metavar="FILE", help="UTF-8 text to fit it to"

@@ -12,6 +12,7 @@ import grpc
 
 from onesweep.serving.client.client import AsyncClient, RequestRefused, RouterError
 from onesweep.serving.v1 import router_pb2
+from onesweep.stages.checkpoint.checkpoint import file_digest
 from onesweep.stages.checkpoint.release_store import ReleaseManifest, has_size, read_release_manifest, release_files
 from onesweep.stages.checkpoint.release_transfer import ReleaseTransfer
 from onesweep.stages.errors import CheckpointError, InputError
@@ -22,7 +23,7 @@ OpenClient = Callable[[], AsyncClient]
 
 
 def read_release(checkpoint: Path) -> ReleaseManifest:
-    """The release in a bundle, whose files must be whole. Raises InputError."""
+    """The release in a bundle. Raises InputError for a file that is not as its manifest says."""
     try:
         contents = read_release_manifest(checkpoint)
         for name, part in release_files(contents.directories, lambda folder, index: True).items():
@@ -32,6 +33,9 @@ def read_release(checkpoint: Path) -> ReleaseManifest:
             if not has_size(path, part):
                 found = "is missing" if size is None else f"has {size} bytes, its manifest says {part.bytes}"
                 raise CheckpointError(f"{path} {found}: fetch it again")
+            # the router knows a release by its manifests, and would not even ask for the files of one that it has
+            if file_digest(path) != part.sha256:
+                raise CheckpointError(f"{path} is damaged (its SHA-256 is not the manifest's): fetch it again")
     except CheckpointError as error:
         raise InputError(str(error)) from None
     return contents

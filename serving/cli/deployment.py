@@ -21,9 +21,10 @@ from typing import Any, TypeVar
 import psutil
 
 from onesweep.serving.cli.ports import port_free
-from onesweep.serving.client.client import Client, RouterError
-from onesweep.serving.router.topology import DEFAULT_ROUTER, HostEntry, Topology, TopologyError, read_topology
-from onesweep.stages.errors import OnesweepError, ServiceError
+from onesweep.serving.client.client import Client, RequestRefused, RouterError
+from onesweep.serving.router.request import DEFAULT_ROUTER
+from onesweep.serving.router.topology import HostEntry, Topology, read_topology
+from onesweep.stages.errors import InputError, OnesweepError, ServiceError, TopologyError
 from onesweep.stages.wire.channel import DRAIN_S, is_loopback, parse_address
 from onesweep.stages.wire.tls import tls_arguments
 from onesweep.stages.wire.tokens import token_for
@@ -82,6 +83,7 @@ class Deployment:
         place: Place | None = None,
         host_options: Sequence[str] = (),
         router_options: Sequence[str] = (),
+        metrics: str | None = None,
         http: str | None = None,
     ) -> Deployment:
         """Start every process; they are live but not ready when this returns.
@@ -90,6 +92,7 @@ class Deployment:
             loopback then. What asks for the router's status is placed as `router`, too.
         :param host_options: more options of every `onesweep stage`, such as ("--insecure",).
         :param router_options: more options of `onesweep router`.
+        :param metrics: where the router's metrics are; each host's are on a port of its own after it.
         :param http: where a gateway listens, too.
 
         Raises OnesweepError when one is up already, or an address is taken.
@@ -100,6 +103,7 @@ class Deployment:
             raise ServiceError(f"cannot make {directory}: {error.strerror}; name another in ONESWEEP_STATE") from None
         if (previous := find_deployment(directory)) is not None:
             raise ServiceError(f"a deployment is up already (router {previous.topology.router}); `onesweep down` first")
+        seen = _metrics_options(metrics, ["router", *(host.name for host in topology.hosts)])
         if place is None:
             _check_free(topology, http)
         # all of it is read by processes that share this machine
@@ -113,10 +117,10 @@ class Deployment:
             for host in topology.hosts:
                 arguments = _stage_arguments(topology, host, checkpoint, threads)
                 arguments += ["--shelf", str(shelves / host.name)]
-                deployment._spawn(host.name, [*arguments, *host_options])
+                deployment._spawn(host.name, [*arguments, *host_options, *seen[host.name]])
             router = ["router", "--topology", str(topology_path), "--checkpoint", str(checkpoint)]
             router += ["--shelf", str(shelves / "router")]
-            deployment._spawn("router", [*router, "--threads", str(threads), *router_options])
+            deployment._spawn("router", [*router, "--threads", str(threads), *router_options, *seen["router"]])
             if http is not None:
                 gateway = ["http", "--listen", http, "--router", topology.router]
                 deployment._spawn(HTTP, [*gateway, *tls_arguments(topology.client_tls)])
@@ -125,8 +129,11 @@ class Deployment:
             raise
         return deployment
 
-    def wait_ready(self) -> None:
-        """Return when the router can serve. Raises ServiceError with the reason and the log of what died."""
+    def wait_ready(self, waiting: Callable[[str], object] = lambda reason: None) -> None:
+        """Return when the router can serve. Raises ServiceError with the reason and the log of what died.
+
+        :param waiting: called now and then with the reason why it cannot yet.
+        """
         deadline, reason = time.monotonic() + self.ready_within_s, "the router does not answer yet"
         answers = answers_of(self.topology) if self.place is None else self._answers_there(self.place)
         with contextlib.closing(answers):
@@ -135,6 +142,7 @@ class Deployment:
                 if answer == "":
                     return
                 reason = answer or reason
+                waiting(reason)
                 if time.monotonic() > deadline:
                     break
         raise ServiceError(f"not ready after {self.ready_within_s:.0f} s: {reason}; logs are in {self.directory}")
@@ -231,6 +239,8 @@ def answers_of(topology: Topology) -> Generator[str | None, None, None]:
                 status = client.status(timeout_s=2.0)
                 reasons = "; ".join(host.reason for host in status.hosts if host.reason)
                 yield "" if status.ready else reasons or "not ready"
+            except RequestRefused:  # it wants a token that is not in the environment
+                yield "" if client.serves(timeout_s=2.0) else "not ready"
             except RouterError:
                 yield None
             time.sleep(POLL_S)
@@ -288,14 +298,18 @@ def temporary_deployment(
     topology: Topology,
     checkpoint: Path,
     threads: int = 1,
+    waiting: Callable[[str], object] = lambda reason: None,
     **options: Any,  # noqa: ANN401 - those of `Deployment.start`
 ) -> Iterator[Deployment]:
-    """A deployment for the length of a `with` block, in a directory of its own; see `Deployment.start`."""
+    """A deployment for the length of a `with` block, in a directory of its own; see `Deployment.start`.
+
+    :param waiting: as of `wait_ready`.
+    """
     directory = Path(tempfile.mkdtemp(prefix="onesweep-"))
     try:
         deployment = Deployment.start(topology, checkpoint, directory, threads, **options)
         try:
-            deployment.wait_ready()
+            deployment.wait_ready(waiting)
             yield deployment
         finally:
             deployment.stop()
@@ -311,6 +325,17 @@ def _stage_arguments(topology: Topology, host: HostEntry, checkpoint: Path, thre
         *(("--next", ",".join(successors)) if successors else ()),
         *tls_arguments(topology.tls_of(host.name)),
     ]
+
+
+def _metrics_options(address: str | None, names: Sequence[str]) -> dict[str, list[str]]:
+    """The flag of each process, on neighbouring ports. Raises InputError."""
+    if address is None:
+        return {name: [] for name in names}
+    where, port = parse_address(address, "--metrics")
+    if not 0 < port <= 65536 - len(names):
+        raise InputError(f"--metrics {address}: {len(names)} processes need as many ports from {port} on")
+    shown = f"[{where}]" if ":" in where else where
+    return {name: ["--metrics", f"{shown}:{port + i}"] for i, name in enumerate(names)}
 
 
 def _holds(command: list[str], part: list[str]) -> bool:

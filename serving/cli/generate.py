@@ -8,17 +8,21 @@ import sys
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from onesweep.serving.cli.deployment import router_here
-from onesweep.serving.client.client import AsyncClient, Client, Result, TextDecoder
 from onesweep.serving.client.comparison import all_entrants, comparison, named_entrants, printable, run_entrants, titled
+from onesweep.serving.client.result import Result
 from onesweep.serving.modes import MODES
-from onesweep.serving.router.request import DEFAULT_TIMEOUT_S, SETTINGS, Request
-from onesweep.serving.router.topology import DEFAULT_ROUTER
-from onesweep.stages.settings import Subparsers, add_flags, check_destination, write_destination
-from onesweep.stages.wire.tls import Tls, add_client_options, security_of
-from onesweep.stages.wire.tokens import add_token_options, token_of
+from onesweep.serving.router.request import DEFAULT_ROUTER, DEFAULT_TIMEOUT_S, SETTINGS, Request
+from onesweep.stages.errors import ServiceError
+from onesweep.stages.settings import add_flags, check_destination, write_destination
+from onesweep.stages.wire.flags import add_client_options, add_token_options
+
+if TYPE_CHECKING:
+    from onesweep.serving.client.client import AsyncClient, Client
+    from onesweep.stages.wire.tls import Tls
+
+# Modules that need gRPC are imported when a command runs.
 
 
 class Credentials(TypedDict):
@@ -37,35 +41,43 @@ def add_router_options(parser: argparse.ArgumentParser) -> None:
 
 def client_of(options: argparse.Namespace) -> Client:
     """A client of the router that the options name. Raises InputError."""
+    from onesweep.serving.client.client import Client
+
     address, who = _connection(options)
     return Client(address, **who)
 
 
 def async_client_of(options: argparse.Namespace) -> AsyncClient:
     """Like `client_of`, where an event loop runs."""
+    from onesweep.serving.client.client import AsyncClient
+
     address, who = _connection(options)
     return AsyncClient(address, **who)
 
 
 def _connection(options: argparse.Namespace) -> tuple[str, Credentials]:
+    from onesweep.serving.cli.deployment import router_here
+    from onesweep.stages.wire.tls import security_of
+    from onesweep.stages.wire.tokens import token_of
+
     address, topology = router_here(options.router)
     security = security_of(options, topology.client_tls if topology else None)
     token = token_of(options, address, security.tls)
     return address, {"tls": security.tls, "token": token, "insecure": security.insecure}
 
 
-def register_generate(subparsers: Subparsers) -> None:
-    generate = subparsers.add_parser("generate", help="generate text")
+def add_generate(generate: argparse.ArgumentParser) -> None:
     _add_request(generate)
-    generate.add_argument("--mode", default="sweep", metavar="M", help=", ".join(MODES) + " (sweep)")
+    generate.add_argument("--mode", default=Request.mode, metavar="M", help=f"{', '.join(MODES)} ({Request.mode})")
     generate.add_argument("--stream", action="store_true", help="print pieces as they arrive")
-    generate.add_argument("--json", action="store_true")
+    generate.add_argument("--json", action="store_true", help="print JSON")
     generate.set_defaults(run=run_generate)
 
-    compare = subparsers.add_parser("compare", help="run modes side by side on one prompt")
+
+def add_compare(compare: argparse.ArgumentParser) -> None:
     _add_request(compare)
     compare.add_argument("--modes", metavar="M[,M]", help="such as ar,resample:chain (those that the router can serve)")
-    compare.add_argument("--json", action="store_true")
+    compare.add_argument("--json", action="store_true", help="print JSON")
     compare.add_argument("--html", type=Path, metavar="FILE", help="write the texts and figures there, too")
     compare.set_defaults(run=run_compare)
 
@@ -75,10 +87,12 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
     add_router_options(parser)
     add_flags(parser, Request)
     parser.set_defaults(seed=0, suffix="")
-    parser.add_argument("--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, metavar="S")
+    parser.add_argument("--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, metavar="S", help="deadline (120)")
 
 
 def run_generate(options: argparse.Namespace) -> int:
+    from onesweep.serving.client.client import TextDecoder
+
     settings = _request_settings(options)
     with client_of(options) as client:
         if options.stream and not options.json:
@@ -106,7 +120,12 @@ def run_compare(options: argparse.Namespace) -> int:
     if options.html:
         check_destination(options.html, "--html")
     with client_of(options) as client:
-        entrants = entrants or all_entrants(client.status().modes, options.scorer, options.suffix)
+        if entrants is None:
+            status = client.status()
+            if not status.ready:
+                reasons = "; ".join(host.reason for host in status.hosts if host.reason) or "no host has registered"
+                raise ServiceError(f"nothing can be compared, the router is not ready: {reasons}")
+            entrants = all_entrants(status.modes, options.scorer, options.suffix)
         outcomes = run_entrants(client, options.prompt, entrants, settings)
     print_outcomes(options.prompt, options.suffix, outcomes, options.json)
     if options.html:

@@ -1,4 +1,4 @@
-"""Commands of those who run a service: `router`, `host`, `doctor`, `up`, `down`, `deploy`, `status` and `demo`."""
+"""Commands of those who run a service: `router`, `host`, `doctor`, `up`, `down`, `deploy` and `status`."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ import contextlib
 import json
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from onesweep.serving.cli.deployment import (
     SHIPPED,
     Deployment,
+    NothingUp,
+    find_deployment,
     require_deployment,
     state_directory,
-    temporary_deployment,
 )
-from onesweep.serving.cli.generate import add_router_options, async_client_of, client_of, print_outcomes
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client.client import Client
-from onesweep.serving.client.comparison import all_entrants, run_entrants
+from onesweep.serving.cli.generate import add_router_options, async_client_of, client_of
+from onesweep.serving.client.result import record_of
 from onesweep.serving.gateway.commands import DEFAULT_LISTEN
+from onesweep.serving.router.request import DEFAULT_ROUTER
 from onesweep.serving.router.settings import RouterSettings
-from onesweep.serving.router.topology import DEFAULT_ROUTER, Topology, local_topology, read_topology
+from onesweep.serving.router.topology import Topology, local_topology, read_topology
 from onesweep.stages.errors import InputError
 from onesweep.stages.host.commands import add_host_options, check_positive, host_settings
-from onesweep.stages.settings import Subparsers, add_flags, from_flags
+from onesweep.stages.settings import add_flags, from_flags
 from onesweep.stages.signals import ends_cleanly
 from onesweep.stages.telemetry.observability import observability_of, start_log
-from onesweep.stages.wire.registry import add_registry_flags, registry_settings
-from onesweep.stages.wire.tls import add_server_options, security_of
+from onesweep.stages.wire.flags import add_registry_flags, add_server_options
+from onesweep.stages.wire.registry import registry_settings
+from onesweep.stages.wire.tls import security_of
+from onesweep.stages.wire.tokens import read_tokens
 from onesweep.stages.wire.web_access import check_framework
 
-DEMO_PROMPT = "The old man looked at the sea and said that "
-DEMO_BYTES = 128
 REGISTERED_S = 10.0  # how long the doctor waits for hosts to register
 
 
-def register_servers(subparsers: Subparsers) -> None:
-    router = subparsers.add_parser("router", help="run the router of a topology")
+def add_router(router: argparse.ArgumentParser) -> None:
     router.add_argument("--topology", type=Path, metavar="FILE", help="the hosts; or where they register: --registry")
     add_registry_flags(router)
     router.add_argument("--listen", metavar="HOST:PORT", help=f"default: the topology's, else {DEFAULT_ROUTER}")
@@ -47,33 +47,32 @@ def register_servers(subparsers: Subparsers) -> None:
     add_server_options(router)
     router.set_defaults(run=run_router_command)
 
-    host = subparsers.add_parser("host", help="run one host of a topology on this machine")
+
+def add_host(host: argparse.ArgumentParser) -> None:
     host.add_argument("name", metavar="NAME")
-    host.add_argument("--topology", type=Path, required=True, metavar="FILE")
+    host.add_argument("--topology", type=Path, required=True, metavar="FILE", help="the hosts")
     host.add_argument("--checkpoint", type=Path, metavar="DIR", help="default: the topology's")
     add_host_options(host)
     host.set_defaults(run=run_host)
 
 
-def register_doctor(subparsers: Subparsers) -> None:
-    doctor = subparsers.add_parser("doctor", help="measure every hop, and say what to do about those that are bad")
-    doctor.add_argument("--topology", type=Path, metavar="FILE", help="the hosts; or where they register: --registry")
+def add_doctor(doctor: argparse.ArgumentParser) -> None:
+    doctor.add_argument("--topology", type=Path, metavar="FILE", help="the hosts (what is up here)")
     add_registry_flags(doctor)
-    doctor.add_argument("--json", action="store_true")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
     add_server_options(doctor)
     doctor.set_defaults(run=run_doctor_command)
 
 
-def register_up(subparsers: Subparsers) -> None:
-    up = subparsers.add_parser("up", help="start hosts and router on this machine")
+def add_up(up: argparse.ArgumentParser) -> None:
     up.add_argument("--detach", action="store_true", help="return when ready, leave them running")
     where = up.add_mutually_exclusive_group()
     where.add_argument("--hosts", type=int, metavar="N", help="hosts that share the blocks (3)")
-    where.add_argument("--topology", type=Path, metavar="FILE")
+    where.add_argument("--topology", type=Path, metavar="FILE", help="the hosts")
     up.add_argument(
         "--replicas", type=int, default=1, metavar="N", help="of each host: requests survive the loss of one (1)"
     )
-    up.add_argument("--checkpoint", type=Path, metavar="DIR", help="bundle to serve (default: the shipped weights)")
+    up.add_argument("--checkpoint", type=Path, metavar="DIR", help="bundle to serve (the shipped weights)")
     up.add_argument(
         "--port", type=int, default=7700, metavar="P", help="the router's; hosts take those after it (7700)"
     )
@@ -86,13 +85,24 @@ def register_up(subparsers: Subparsers) -> None:
     )
     # on two cores, three hosts of two threads each would only wait for each other
     up.add_argument("--threads", type=int, default=1, metavar="N", help="processor threads of each process (1)")
+    up.add_argument("--backend", metavar="B", help="what computes on the hosts: torch, onnxruntime (torch)")
+    up.add_argument("--tokens", type=Path, metavar="FILE", help="who may ask the router, from `onesweep token`")
+    up.add_argument(
+        "--tls-dir", type=Path, metavar="DIR", help="speak TLS: ca.pem, router.pem, host-1.pem ... of `onesweep certs`"
+    )
+    up.add_argument(
+        "--metrics",
+        metavar="HOST:PORT",
+        help="serve metrics: the router's there, hosts' on the ports after it",
+    )
     up.set_defaults(run=run_up)
 
-    subparsers.add_parser("down", help="stop what `up --detach` started").set_defaults(run=run_down)
+
+def add_down(down: argparse.ArgumentParser) -> None:
+    down.set_defaults(run=run_down)
 
 
-def register_deploy(subparsers: Subparsers) -> None:
-    deploy = subparsers.add_parser("deploy", help="exchange the weights under a running service, or take that back")
+def add_deploy(deploy: argparse.ArgumentParser) -> None:
     deploy.add_argument("checkpoint", type=Path, nargs="?", metavar="DIR", help="bundle to serve from now on")
     deploy.add_argument("--rollback", action="store_true", help="go back to the release before")
     deploy.add_argument(
@@ -100,20 +110,14 @@ def register_deploy(subparsers: Subparsers) -> None:
     )
     add_router_options(deploy)
     deploy.add_argument("--timeout-s", type=float, default=600.0, metavar="S", help="give it up after (600)")
-    deploy.add_argument("--json", action="store_true")
+    deploy.add_argument("--json", action="store_true", help="print JSON")
     deploy.set_defaults(run=run_deploy)
 
-    status = subparsers.add_parser("status", help="hosts, readiness, sessions")
+
+def add_status(status: argparse.ArgumentParser) -> None:
     add_router_options(status)
-    status.add_argument("--json", action="store_true")
+    status.add_argument("--json", action="store_true", help="print JSON")
     status.set_defaults(run=run_status)
-
-
-def register_demo(subparsers: Subparsers) -> None:
-    demo = subparsers.add_parser("demo", help="three hosts here, one prompt in every mode, then stop")
-    demo.add_argument("--prompt", default=DEMO_PROMPT)
-    demo.add_argument("--checkpoint", type=Path, default=SHIPPED, metavar="DIR")
-    demo.set_defaults(run=run_demo)
 
 
 def run_router_command(options: argparse.Namespace) -> int:
@@ -179,7 +183,12 @@ def run_host(options: argparse.Namespace) -> int:
 def run_doctor_command(options: argparse.Namespace) -> int:
     from onesweep.serving.router.doctor import report_text, run_doctor
 
-    topology = _topology_of(options, within_s=REGISTERED_S)
+    if options.topology is None and options.registry is None:
+        if (here := find_deployment(state_directory())) is None:
+            raise NothingUp("nothing is up here: name the hosts with --topology FILE or --registry URL")
+        topology = here.topology
+    else:
+        topology = _topology_of(options, within_s=REGISTERED_S)
     report = run_doctor(topology, security_of(options, topology.tls_of("router")))
     print(json.dumps(report.as_json()) if options.json else report_text(report))
     return 0 if report.healthy else 1
@@ -202,9 +211,23 @@ def run_up(options: argparse.Namespace) -> int:
         raise InputError("--replicas is for hosts that `up` lays out itself: name replicas in the topology")
     elif topology.blocks != parts:
         raise InputError(f"the topology has {topology.blocks} blocks, the checkpoint {parts}: make them agree")
+    if options.tls_dir is not None:
+        topology = replace(topology, certificates=options.tls_dir.resolve())
+    for name in ("router", *(host.name for host in topology.hosts)):
+        if tls := topology.tls_of(name):
+            tls.read()  # here, where the sentence is seen, and not in a log
+    if options.tokens is not None:
+        read_tokens(options.tokens)
     with ends_cleanly():
         deployment = Deployment.start(
-            topology, checkpoint.resolve(), state_directory(), options.threads, http=options.http
+            topology,
+            checkpoint.resolve(),
+            state_directory(),
+            options.threads,
+            host_options=["--backend", options.backend] if options.backend else (),
+            router_options=["--tokens", str(options.tokens.resolve())] if options.tokens else (),
+            metrics=options.metrics,
+            http=options.http,
         )
         try:
             deployment.wait_ready()
@@ -263,16 +286,10 @@ def run_deploy(options: argparse.Namespace) -> int:
 
 
 def run_status(options: argparse.Namespace) -> int:
-    from google.protobuf.json_format import MessageToDict
-
     with client_of(options) as client:
         status = client.status()
     if options.json:
-        print(
-            json.dumps(
-                MessageToDict(status, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-            )
-        )
+        print(json.dumps(record_of(status)))
         return 0
     state = "ready" if status.ready else "not ready"
     print(f"router {state}; modes {', '.join(status.modes)}; {status.requests} of {status.request_limit} requests")
@@ -288,18 +305,3 @@ def run_status(options: argparse.Namespace) -> int:
         shown = f"{status.audits.audited} of {status.audits.sweeps} sweeps, {status.audits.faulty_hosts} found faulty"
         print(f"audits: {shown}, {status.audits.compute_ms / 1000:.1f} s of hosts' arithmetic")
     return 0 if status.ready else 1
-
-
-def run_demo(options: argparse.Namespace) -> int:
-    from onesweep.stages.host.parts import plan_host
-
-    parts = plan_host(options.checkpoint, (0,)).parts
-    topology = local_topology(min(3, parts), parts, options.checkpoint.resolve(), free_port_block(4) + 1)
-    print(f"starting {len(topology.hosts)} hosts and a router on this machine ...", flush=True)
-    with ends_cleanly(), temporary_deployment(topology, options.checkpoint.resolve()) as deployment:
-        with Client(deployment.topology.router) as client:
-            entrants = all_entrants(client.status().modes, scorer=None, suffix="")
-            outcomes = run_entrants(client, options.prompt, entrants, {"max_bytes": DEMO_BYTES, "seed": 1})
-        print_outcomes(options.prompt, "", outcomes, as_json=False)
-    print("\nstopped. `onesweep up --detach` keeps such hosts running; the README continues from here.")
-    return 0

@@ -20,8 +20,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from onesweep.serving.client.result import Result, result_of
-from onesweep.serving.router.request import DEFAULT_TIMEOUT_S, Request
-from onesweep.serving.router.topology import DEFAULT_ROUTER
+from onesweep.serving.router.request import DEFAULT_ROUTER, DEFAULT_TIMEOUT_S, Request
 from onesweep.serving.v1 import router_pb2, router_pb2_grpc
 from onesweep.stages.errors import InputError, ServiceError
 from onesweep.stages.wire.channel import check_target, is_loopback, open_blocking_channel, open_channel
@@ -308,6 +307,13 @@ class Client(_Connection):
         """The hosts as the router sees them. Raises RouterError."""
         with self._errors(timeout_s):
             return self._stub.Status(router_pb2.StatusRequest(), timeout=timeout_s, metadata=self._metadata)
+
+    def serves(self, timeout_s: float = 5.0) -> bool:
+        """True where the router can take requests; no token is needed. Raises RouterError."""
+        health = health_pb2_grpc.HealthStub(self._channels[-1])
+        with self._errors(timeout_s):
+            answer = health.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=timeout_s)
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     def close(self) -> None:
         for channel in self._channels:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import grpc
-
-from onesweep.serving.client.client import Client, RequestRefused, Result
+from onesweep.serving.client.result import Result
 from onesweep.serving.modes import SCORERS
-from onesweep.stages.errors import InputError, OnesweepError
+from onesweep.stages.errors import InputError, OnesweepError, one_of
+
+if TYPE_CHECKING:
+    from onesweep.serving.client.client import Client
 
 # Modes that are run with each scorer.
 SCORED = ("resample", "verified", "infill")
@@ -41,7 +42,7 @@ def named_entrants(text: str) -> list[Entrant]:
     for part in parts:
         mode, colon, scorer = part.partition(":")
         if colon and scorer not in SCORERS:
-            raise InputError(f"unknown scorer {scorer!r} in {part!r}; choose from {', '.join(SCORERS)}")
+            raise InputError(f"unknown scorer {scorer!r} in {part!r}{one_of(scorer, SCORERS)}")
         entrants.append(Entrant(mode, scorer or None))
     return list(dict.fromkeys(entrants))
 
@@ -63,6 +64,10 @@ def run_entrants(
     client: Client, prompt: str, entrants: Sequence[Entrant], settings: dict[str, Any]
 ) -> dict[str, Result | str]:
     """Each one's Result, or the sentence that says why there is none. The first error of an only one is raised."""
+    import grpc  # the options of `generate` import this module
+
+    from onesweep.serving.client.client import RequestRefused
+
     outcomes: dict[str, Result | str] = {}
     for entrant in entrants:
         try:

@@ -5,10 +5,24 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from google.protobuf.message import Message
+
 from onesweep.serving.v1 import router_pb2
 
 # Decimals that are kept, where that is not 3.
 DIGITS = {"divergence_bits": 4}
+
+
+def record_of(message: Message) -> dict[str, Any]:
+    """A message as JSON values, under its own names. Protobuf's JSON would have 64-bit numbers as strings."""
+    record: dict[str, Any] = {}
+    for described in message.DESCRIPTOR.fields:
+        value, nested = getattr(message, described.name), described.message_type is not None
+        if described.is_repeated:
+            record[described.name] = [record_of(each) if nested else each for each in value]
+        elif not described.has_presence or message.HasField(described.name):
+            record[described.name] = record_of(value) if nested else value
+    return record
 
 
 @dataclass(frozen=True)
@@ -25,9 +39,12 @@ class HostShare:
 class Result:
     """A generated text and what it cost, as the servers booked it."""
 
+    # The output. Control characters are printed as U+FFFD without `--json`.
     text: str
+    # The mode that ran.
     mode: str
     seed: int
+    # Of UTF-8.
     prompt_bytes: int
     output_bytes: int
     # As many as bytes where the model reads bytes.
@@ -36,14 +53,21 @@ class Result:
     output_tokens: int
     # Whether a stop string or the model itself ended the text, before it had the length asked for.
     stopped: bool
+    # Trips along the hosts.
     sweeps: int
+    # Messages from machine to machine, over all sweeps.
     hops: int
     # Payload of each hop of a sweep, in its order; where sweeps differ, the largest.
     wire_bytes: list[int]
+    # Payload of all hops, in bytes.
     wire_bytes_total: int
+    # At the router, from admission to the last byte.
     latency_ms: float
+    # From admission to the first byte.
     first_byte_ms: float
+    # Arithmetic on the hosts and the router.
     compute_ms: float
+    # Of each: `name`, `blocks`, `compute_ms` (its share of passes) and `queue_ms` (waiting).
     hosts: list[HostShare]
     # Tokens guessed by a drafter, and how many of them were right.
     drafted: int

@@ -7,11 +7,10 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from onesweep.serving.router.request import MAX_TIMEOUT_S
-from onesweep.serving.router.topology import DEFAULT_ROUTER
+from onesweep.serving.router.request import DEFAULT_ROUTER, MAX_TIMEOUT_S
 from onesweep.stages.errors import InputError
 from onesweep.stages.host.commands import add_drain_flag, check_positive
-from onesweep.stages.settings import Subparsers, add_flags, flag, from_flags
+from onesweep.stages.settings import add_flags, flag, from_flags
 from onesweep.stages.telemetry.observability import (
     UNOBSERVED,
     ObservabilitySettings,
@@ -79,8 +78,7 @@ class HttpSettings:
         return f"{'https' if self.tls_cert else 'http'}://{self.listen}"
 
 
-def register(subparsers: Subparsers) -> None:
-    http = subparsers.add_parser("http", help="an OpenAI-compatible API and a page, in front of a router")
+def add_http(http: argparse.ArgumentParser) -> None:
     add_flags(http, HttpSettings)
     add_observability(http, traces=False)
     add_drain_flag(http)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -18,6 +19,7 @@ from pydantic import (
 from onesweep.serving.router.request import (
     DEFAULT_MAX_BYTES,
     MAX_COUNT,
+    MAX_LINK_MS,
     MAX_MESSAGES,
     MAX_SEED,
     MAX_STOP_BYTES,
@@ -93,22 +95,26 @@ Stops = Annotated[
 ]
 
 
+def _kind(f: dataclasses.Field[Any]) -> Any:  # noqa: ANN401
+    """The type of a setting: a name, or a whole number within its bounds."""
+    if f.metadata.get("name"):
+        return str
+    return Annotated[int, Field(ge=f.metadata["bounds"].least, le=f.metadata["bounds"].most)]
+
+
 # Settings of a request that OpenAI's API does not have.
 OF_REQUESTS = tuple(f for f in SETTINGS if f.metadata.get("http"))
 _Settings = create_model(  # type: ignore[call-overload]
     "_Settings",
     __base__=Fields,
-    **{
-        f.name: (str | None if f.metadata.get("name") else Count | None, Field(None, description=f.metadata["http"]))
-        for f in OF_REQUESTS
-    },
+    **{f.name: (_kind(f) | None, Field(None, description=f.metadata["http"])) for f in OF_REQUESTS},
 )
 
 
 class Extension(_Settings):  # type: ignore[misc, valid-type]
     """Settings that onesweep has and OpenAI's API does not. The router chooses those that are left out."""
 
-    mode: str | None = Field(default=None, description="sweep, chunked, resample, ...: where the model is `onesweep`")
+    mode: str | None = Field(default=None, description="sweep, ar, ... (auto): where the model is `onesweep`")
     suffix: str | None = Field(default=None, description="what follows the text: infill")
     timeout_s: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] | None = Field(
         default=None, description="deadline of the whole request"
@@ -185,4 +191,7 @@ class RaceRequest(Fields):
     seed: Seed = 1
     temperature: float | None = Field(default=None, allow_inf_nan=False)
     budget_ms: Count | None = Field(default=None, description="of mode auto")
+    link_ms: Annotated[int, Field(ge=0, le=MAX_LINK_MS)] = Field(
+        default=0, description="delay to add to every hop, one way, where the ring is all on one machine"
+    )
     together: bool = Field(default=True, description="all at once; else one after another, undisturbed by each other")

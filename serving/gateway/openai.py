@@ -31,10 +31,9 @@ from onesweep.serving.modes import MODES
 
 # A mode is a model: every tool that speaks OpenAI's API can choose a model, few can set a field of ours.
 MODEL = "onesweep"
-PREFERRED = (AUTO, "ar")  # modes of the model `onesweep`: the first of these that is served, else the first served one
 
 
-async def mode_of(router: RouterAccess, model: str, asked: str | None, suffix: str) -> str:
+def mode_of(model: str, asked: str | None, suffix: str) -> str:
     """The mode that a request is for. Raises ApiError.
 
     :param asked: the request's own field `onesweep.mode`.
@@ -53,21 +52,12 @@ async def mode_of(router: RouterAccess, model: str, asked: str | None, suffix: s
             f"the model is {model}, but onesweep.mode is {asked!r}: name the mode in one of them",
             param="onesweep.mode",
         )
-    if named or asked:
-        return named or asked or ""
-    if suffix:
-        return INFILL
-    return default_mode((await router.status()).modes)
-
-
-def default_mode(served: Sequence[str]) -> str:
-    """The mode of the model `onesweep`: the best of the served modes."""
-    return next((mode for mode in (*PREFERRED, *served) if mode in served), AUTO)
+    return named or asked or (INFILL if suffix else AUTO)
 
 
 def catalogue(served: Sequence[str], context_tokens: int, created: int) -> list[dict[str, Any]]:
     """The entries of /v1/models: `onesweep`, then a model for each mode that is served."""
-    modes = {MODEL: default_mode(served)} if served else {}
+    modes = {MODEL: AUTO} if served else {}
     modes |= {f"{MODEL}-{mode}": mode for mode in served}
     return [
         {
@@ -125,7 +115,7 @@ async def _order(router: RouterAccess, request: TextRequest, prompt: str) -> Com
     if request.stream_options is not None and not request.stream:
         raise ApiError(400, "stream_options needs stream: true", param="stream_options")
     suffix = suffix_of(request)
-    mode = await mode_of(router, request.model, request.onesweep.mode, suffix)
+    mode = mode_of(request.model, request.onesweep.mode, suffix)
     return order_of(request, prompt, suffix, mode)
 
 

@@ -8,10 +8,10 @@ from importlib.resources import files
 from typing import Any
 
 from fastapi import APIRouter, Response
-from google.protobuf.json_format import MessageToDict
 
 from onesweep.serving.client.client import RequestRefused, Result, RouterError, TextDecoder
 from onesweep.serving.client.comparison import Entrant, all_entrants, entrant_settings, named_entrants
+from onesweep.serving.client.result import record_of
 from onesweep.serving.gateway.access import Router, RouterAccess, RouterClient, StrictRoute
 from onesweep.serving.gateway.completions import DONE, EventStream, costs_of, merged, sse
 from onesweep.serving.gateway.errors import ApiError, api_error_of, json_response
@@ -87,7 +87,7 @@ async def _in_turn(lanes: Sequence[AsyncGenerator[dict[str, Any], None]]) -> Asy
 async def _lane(router: RouterAccess, entrant: Entrant, request: RaceRequest) -> AsyncGenerator[dict[str, Any], None]:
     """The events of one entrant. Its error ends no other lane."""
     decoder = TextDecoder()
-    asked = request.model_dump(include={"prompt", "suffix", "max_bytes", "seed", "temperature", "budget_ms"})
+    asked = request.model_dump(include={"prompt", "suffix", "max_bytes", "seed", "temperature", "budget_ms", "link_ms"})
     yield {"lane": entrant.label, "started": True}
     events = router.events(**entrant_settings(entrant, asked), trips=True)
     try:
@@ -148,12 +148,7 @@ async def readyz(client: RouterClient) -> Response:
 
 
 def _shown(status: router_pb2.StatusResponse) -> dict[str, Any]:
-    shown: dict[str, Any] = MessageToDict(
-        status, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
-    for host in shown["hosts"]:
-        # 64-bit numbers are strings in protobuf's JSON
-        host |= {name: int(host[name]) for name in ("sessions", "session_bytes", "queued", "queue_limit")}
+    shown = record_of(status)
     scorers = {"chain": status.scorer_digest, "ar": status.ar_digest, None: "none needed"}
     entrants = all_entrants(status.modes, scorer=None, suffix="any")
     shown["entrants"] = [entrant.label for entrant in entrants if scorers[entrant.scorer]]

@@ -8,7 +8,28 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from onesweep.stages.host.parts import ModelKind
 
-MODES = ("sweep", "chunked", "resample", "verified", "infill", "ar", "ar-speculative", "local", "auto")
+# By name: the sweeps for N bytes, and what it does.
+MODES: Mapping[str, tuple[str, str]] = {
+    "sweep": ("1", "the chain of blocks writes the whole text as one chunk"),
+    "chunked": ("N / chunk", "the chain writes a chunk a sweep, each after all bytes before it"),
+    "resample": (
+        "N / chunk",
+        "a small model at the router writes candidates of a chunk, one sweep scores them all, one is drawn by weight",
+    ),
+    "verified": (
+        "about 1 + N * TV",
+        "a small model guesses, a sweep accepts by residual sampling: exactly the scorer's distribution; TV: the share "
+        "that is refused",
+    ),
+    "infill": ("N / chunk", "fills the gap between the prompt and a suffix, by candidates and their scores"),
+    "ar": ("N", "the autoregressive pipeline, a token a round"),
+    "ar-speculative": ("fewer than N", "the text of `ar`, exactly; guesses are verified, several tokens a sweep"),
+    "local": ("0", "the small model at the router writes alone"),
+    "auto": (
+        "",
+        "one of these: by a frontier the best text within a budget, else the first that the weights allow",
+    ),
+}
 # Of `ar-speculative`, by the name that a request has for them.
 DRAFTERS = ("both", "model", "ngram", "lookup")
 # Models of the hosts that can score given symbols, by the name that a request has for them. The first that is served is

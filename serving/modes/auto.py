@@ -1,7 +1,8 @@
-"""`auto`: the best text that can be had within a latency budget, on the links as they are now.
+"""`auto`: the best text that the served weights allow, within a latency budget where one is given.
 
-It runs one of the other modes with settings from a frontier (serving/modes/frontier.py), and watches the clock: what no
-longer fits the budget is finished by an option that does.
+With a frontier (serving/modes/frontier.py) it runs one of the other modes with settings from there, as they pay on the
+links now, and watches the clock: what no longer fits the budget is finished by an option that does. Without one it
+runs the first served mode of PREFERENCE.
 """
 
 from __future__ import annotations
@@ -15,13 +16,22 @@ from dataclasses import dataclass, replace
 from onesweep.serving.modes.base import Generation, Mode
 from onesweep.serving.modes.frontier import WRITTEN_BY, Frontier, Option
 from onesweep.serving.modes.latency_model import Forecast, LatencyModel, Spent
+from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer
 from onesweep.serving.router.accounting import Account
 from onesweep.serving.router.request import CHOOSABLE
 from onesweep.serving.router.ring import RingView
 from onesweep.stages.host.parts import MODEL_KINDS
 from onesweep.stages.wire.status import StatusError, failed_precondition, invalid, unavailable
 
-# What `auto` picks: the best text that can be had in time, from forecasts alone.
+# Without a frontier: the first of these that the weights and the request allow. `resample` comes close to its scorer's
+# text in few sweeps, but only with small models of bytes: one of tokens is worth its own exact text, which
+# `ar-speculative` writes in fewer sweeps than `ar`. Then what writes without a pipeline, and last what asks no host.
+PREFERENCE = ("resample", "ar-speculative", "ar", "chunked", "sweep", "local")
+OF_BYTES = ("resample",)
+# What writes before a given suffix, whatever the frontier.
+FILLING = ("infill",)
+
+# What `auto` picks with a frontier: the best text that can be had in time, from forecasts alone.
 
 
 @dataclass(frozen=True)
@@ -110,7 +120,7 @@ class DeadlineMonitor:
 
 # Share of its budget at which a request that is late gives up waiting.
 GRACE = 1.05
-ABSENT = f"the router has no frontier to choose from: write one with {WRITTEN_BY!r}, and start the router with it"
+ABSENT = f"the router has no frontier ({WRITTEN_BY!r} measures one)"
 
 
 @dataclass(frozen=True)
@@ -128,7 +138,6 @@ class AutoMode(Mode):
     """Chooses among the other modes."""
 
     name = "auto"
-    uses_hosts = False  # not always, and with a budget it does not wait for those that are lost
     chooses = CHOOSABLE
     codecs = ("",)
     default_codec = ""
@@ -140,6 +149,13 @@ class AutoMode(Mode):
 
     @property
     def problem(self) -> str:
+        if not self.unguided or self._preferred():
+            return self.ring.problem if self.unguided else ""
+        return "there are no weights for any mode"
+
+    @property
+    def unguided(self) -> str:
+        """Why no frontier guides the choice; empty where one does."""
         if self.guide.frontier is None:
             return self.guide.problem
         digests = {kind: self.ring.digest(kind) for kind in MODEL_KINDS} | {"local": self.guide.local_digest}
@@ -148,10 +164,33 @@ class AutoMode(Mode):
         return "" if self._served else "none of the frontier's modes has its weights here"
 
     @property
+    def uses_hosts(self) -> bool:  # type: ignore[override]
+        """Not always with a frontier: within a budget it does not wait for hosts that are lost."""
+        return bool(self.unguided)
+
+    @property
+    def fills(self) -> bool:  # type: ignore[override]
+        return bool(self._preferred(FILLING))
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        first = self._preferred()
+        return first[0].tokenizer if first and self.unguided else BYTE_TOKENIZER
+
+    @property
     def positions(self) -> int:
-        return max((self.modes[name].positions for name in self._served), default=0)
+        modes = self._preferred() if self.unguided else [self.modes[name] for name in self._served]
+        return max((mode.positions for mode in modes), default=0)
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
+        if request.suffix or (problem := self.unguided):
+            mode, account.reason = self._first_of(request, "only it fills a gap" if request.suffix else problem)
+            account.modes.append(mode.name)
+            own = replace(request, codec=mode.default_codec, budget_ms=None)
+            async with aclosing(mode.generate(own, account)) as pieces:
+                async for piece in pieces:
+                    yield piece
+            return
         if request.budget_ms is None:
             await self.ring.usable(self.ring.settings.hop_timeout_s)
         choice = self._choose(request)
@@ -168,6 +207,48 @@ class AutoMode(Mode):
             self.conditions.learn_option(run.option, Spent.of(account).since(before))
             if rest.max_symbols:
                 run = self._hurry(request, rest, account)
+
+    def _preferred(self, names: Sequence[str] = PREFERENCE) -> list[Mode]:
+        """The modes of `names` that are served, in their order."""
+        served = [self.modes[name] for name in names if name in self.modes and not self.modes[name].problem]
+        return [mode for mode in served if mode.name not in OF_BYTES or mode.tokenizer is BYTE_TOKENIZER]
+
+    def _first_of(self, request: Generation, why: str) -> tuple[Mode, str]:
+        """The mode for a request that no frontier decides, and a sentence. Raises Refusal.
+
+        :param why: no frontier does.
+        """
+        names, refusal = FILLING if request.suffix else PREFERENCE, None
+        able: list[Mode] = []
+        for mode in self._preferred(names):
+            length = mode.tokenizer.alphabet.count(request.prompt) + request.max_symbols
+            if mode.tokenizer.id != self.tokenizer.id or length > mode.positions:
+                continue
+            try:
+                mode.check(replace(request, codec=mode.default_codec, budget_ms=None))
+            except StatusError as error:
+                refusal = refusal or error
+            else:
+                able.append(mode)
+        if not able:
+            raise refusal or failed_precondition("no mode that is served can do this request: name one")
+        reason = f"{able[0].name} is the first of {', '.join(names)} that these weights allow; {why}"
+        if request.budget_ms is None:
+            return able[0], reason
+        took = {mode: ms for mode in able if (ms := self.conditions.text_ms(mode.name, request.max_symbols))}
+        if not took:
+            raise failed_precondition(
+                f"mode auto cannot keep a budget yet: {self.unguided or 'no frontier has infill'}, and this router has "
+                f"timed no text of {', '.join(mode.name for mode in able)} yet: leave budget_ms out once"
+            )
+        for mode, ms in took.items():
+            if ms <= request.budget_ms:
+                return mode, f"{mode.name} is expected to take {ms:.0f} ms, as its last texts did; {why}"
+        quick = min(took, key=lambda mode: took[mode])
+        raise invalid(
+            f"a budget of {request.budget_ms} ms is too small for {request.max_symbols} {self.tokenizer.noun}: of "
+            f"the modes timed so far {quick.name} is the quickest and takes {took[quick]:.0f} ms; give more time"
+        )
 
     async def _while_in_time(self, option: Option, rest: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         """The text of `option`, for as long as the quickest other way could still finish the text in time."""
@@ -273,6 +354,7 @@ class AutoMode(Mode):
 
     @property
     def _served(self) -> list[str]:
+        """Modes of the frontier that have their weights."""
         options = self.guide.frontier.options if self.guide.frontier else ()
         names = dict.fromkeys(option.mode for option in options)
         return [name for name in names if not self.modes[name].problem]

@@ -106,6 +106,8 @@ class LatencyModel:
         self.rtts = rtts
         self._extra = {"sweep": TripOverhead(), "step": TripOverhead()}
         self._hosts, self._router, self._sweeps = CostRatio(), CostRatio(), CostRatio()
+        # Milliseconds and symbols of each mode's texts, running means.
+        self._texts: dict[str, tuple[float, float]] = {}
 
     def trip_ms(self, payload: float = 0.0) -> float:
         """One sweep from the router round the hosts and back, without arithmetic.
@@ -135,9 +137,23 @@ class LatencyModel:
         expected_ms = trips_ms + compute_ms
         return Forecast(option, expected_ms, expected_ms * (high / mean), mean, trips_ms / mean, compute_ms)
 
+    def text_ms(self, mode: str, count: int) -> float | None:
+        """A text of `count` symbols, as that mode's texts took so far; None before the first of them.
+
+        A shorter text is not promised to be quicker: a sweep is a sweep.
+        """
+        took = self._texts.get(mode)
+        return took[0] * max(count / took[1], 1.0) if took else None
+
     def learn(self, mode: str, account: Account, latency_ms: float) -> None:
         """Book the trips of a request; those of two modes in one request cannot be told apart."""
         mode, *others = account.modes or [mode]
+        if account.output_tokens and not others:
+            ms, symbols = self._texts.get(mode, (latency_ms, float(account.output_tokens)))
+            self._texts[mode] = (
+                ms + LEARN * (latency_ms - ms),
+                symbols + LEARN * (account.output_tokens - symbols),
+            )
         # a sweep that was given up took its time all the same
         sweeps = max(account.sweeps, 1) if others else account.sweeps
         if not sweeps or any(other != "local" for other in others):

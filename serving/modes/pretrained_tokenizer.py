@@ -143,7 +143,7 @@ class PretrainedTokenizer(Tokenizer):
     ) -> None:
         """:param id: as `Tokenizer.id`."""
         self.encoding, self.alphabet, self.ends, self.template = encoding, alphabet, ends, template
-        self.id = id
+        self.id, self.chats = id, template is not None
 
     async def encode_text(self, text: bytes) -> bytes:
         return await self._encoded(text.decode(), specials=True)

@@ -47,6 +47,8 @@ class Tokenizer(ABC):
     id: str
     # Symbols that say that a text ends.
     ends: frozenset[int] = frozenset()
+    # Whether the model knows whose turn it is in a conversation.
+    chats: bool = False
 
     @abstractmethod
     async def encode_text(self, text: bytes) -> bytes:

@@ -51,6 +51,8 @@ class RequestRecord:
         self.account = Account()
         # Once the request is done.
         self.summary: router_pb2.Summary | None = None
+        # Added to every hop.
+        self.link_ms = 0
         self.code = grpc.StatusCode.OK
         self._reason = ""
         self._begin = time.perf_counter()
@@ -90,7 +92,7 @@ class RequestRecord:
 
     def stamp(self, hop: stage_pb2.Hop) -> None:
         """Name the request, and its trace, in work that leaves for the hosts."""
-        hop.request = self.name
+        hop.request, hop.link_delay_ms = self.name, self.link_ms
         if self._span is None or self._tracer is None:
             return
         self._end_sweep()
@@ -160,6 +162,11 @@ def stamp(hop: stage_pb2.Hop) -> None:
     """`Ticket.stamp` of the request that is being served here."""
     if (ticket := _current.get()) is not None:
         ticket.stamp(hop)
+
+
+def link_ms() -> int:
+    """Delay that the request that is being served here adds to every hop."""
+    return ticket.link_ms if (ticket := _current.get()) is not None else 0
 
 
 def arrived() -> None:

@@ -13,6 +13,7 @@ from onesweep.serving.v1 import router_pb2
 from onesweep.stages.errors import InputError
 from onesweep.stages.settings import flag
 
+DEFAULT_ROUTER = "127.0.0.1:7700"
 MAX_COUNT = (1 << 32) - 1
 MAX_SEED = (1 << 64) - 1
 # No text is longer.
@@ -23,6 +24,8 @@ MAX_STOP_BYTES = 256
 MAX_MESSAGES = 1024
 # Of a whole request: without a deadline of its own, and at most.
 DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S = 120.0, 3600.0
+# Delay that a request may add to every hop.
+MAX_LINK_MS = 500
 
 
 def _count(help: str, http: str = "", least: int = 1, most: int = MAX_COUNT, metavar: str = "N") -> dict[str, Any]:
@@ -40,11 +43,14 @@ class Request:
     """Text to go on with, and how. None leaves a setting to the router or to the mode."""
 
     prompt: str | bytes = b""
-    mode: str = field(default="sweep", metadata={"name": True})
+    mode: str = field(default="auto", metadata={"name": True})
     max_bytes: int | None = field(default=None, metadata=_count("most bytes to generate (128)"))
     # With max_bytes, the nearer limit counts; 128 bytes where neither is given.
     max_tokens: int | None = field(default=None, metadata=_count("most tokens; a byte model's tokens are bytes"))
-    seed: int = field(default=0, metadata={**flag("", shown="", least=0, most=MAX_SEED, metavar="S")})
+    seed: int = field(
+        default=0,
+        metadata={**flag("the same seed gives the same text (0)", shown="", least=0, most=MAX_SEED, metavar="S")},
+    )
     chunk: int | None = field(
         default=None,
         metadata=_count(
@@ -113,6 +119,16 @@ class Request:
         default=None,
         metadata=_count("latency to keep to, mode auto (the best text)", "latency to keep to: auto", metavar="MS"),
     )
+    link_ms: int | None = field(
+        default=None,
+        metadata=_count(
+            "delay to add to every hop, one way, on a ring that is all on this machine (0)",
+            "delay to add to every hop, one way, where the ring is all on one machine",
+            least=0,
+            most=MAX_LINK_MS,
+            metavar="MS",
+        ),
+    )
     # The text ends before the first of them.
     stops: Sequence[str | bytes] = ()
     # (role, content) of a conversation to go on with, in place of a prompt.
@@ -148,7 +164,7 @@ class Request:
 # Fields with one value that a message, a command or an HTTP request may have.
 SETTINGS: tuple[Field[Any], ...] = tuple(f for f in fields(Request) if f.metadata)
 # Settings that a mode may choose by itself.
-CHOOSABLE = tuple(f.name for f in SETTINGS if f.metadata.get("http") and f.name != "budget_ms")
+CHOOSABLE = tuple(f.name for f in SETTINGS if f.metadata.get("http") and f.name not in ("budget_ms", "link_ms"))
 # Settings of which a message says whether they were given.
 OPTIONAL = tuple(f.name for f in router_pb2.GenerateRequest.DESCRIPTOR.fields if f.has_presence)
 

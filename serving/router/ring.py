@@ -15,6 +15,7 @@ import grpc.aio
 
 from onesweep.serving.router.audit import Auditor, ReferenceVerifier
 from onesweep.serving.router.paths import Attempt, HostLink, HostPath, Suspects, Weights, best_path
+from onesweep.serving.router.records import link_ms
 from onesweep.serving.router.settings import RingSettings
 from onesweep.serving.router.topology import HostEntry
 from onesweep.stages.host.parts import MODEL_KINDS, ModelKind
@@ -340,9 +341,10 @@ class RingView:
         return self.weights[MODEL_KINDS.index(kind)] if self.weights else ""
 
     def rtts_ms(self) -> list[float | None]:
-        """Round trips to the hosts of the way that a request would take now."""
+        """Round trips to the hosts of the way that a request would take now, with the delay that it adds."""
         path = self.ring.choose(self.weights) or self.ring.links
-        return [link.relay.least_rtt_ms for link in path]
+        added_ms = 2 * link_ms()
+        return [None if (rtt := link.relay.least_rtt_ms) is None else rtt + added_ms for link in path]
 
     def _described(self) -> stage_pb2.Release | None:
         """These weights as a host describes them."""

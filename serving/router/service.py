@@ -17,15 +17,16 @@ from onesweep.serving.router.accounting import Account
 from onesweep.serving.router.active_release import ActiveRelease
 from onesweep.serving.router.admission import Admission
 from onesweep.serving.router.records import UNKNOWN_MODE, RequestRecord, RouterCounters
-from onesweep.serving.router.request import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S
+from onesweep.serving.router.request import DEFAULT_TIMEOUT_S, MAX_LINK_MS, MAX_TIMEOUT_S
 from onesweep.serving.router.rollout import Rollout, Tell
 from onesweep.serving.router.session import retry_after_audit
-from onesweep.serving.router.validation import check_fit, check_mode, check_request, tokenized
+from onesweep.serving.router.validation import check_fit, check_mode, check_request, check_served, tokenized
 from onesweep.serving.v1 import router_pb2, router_pb2_grpc
 from onesweep.stages.checkpoint.release_transfer import drain_requests
 from onesweep.stages.telemetry.traces import Tracer
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.status import StatusError, ignoring_ended_call
+from onesweep.stages.wire.channel import is_loopback
+from onesweep.stages.wire.status import StatusError, failed_precondition, ignoring_ended_call
 from onesweep.stages.wire.tokens import ADMIN, GENERATE, STATUS, Keyring
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -49,6 +50,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self.rollout, self.ring = rollout, rollout.ring
         self.keyring, self.admission, self.ring_wait_s = keyring, admission, ring_wait_s
         self.figures, self.tracer = figures, tracer
+        self.is_local = False
+        """Whether the router listens on a loopback address."""
 
     async def Generate(
         self, request: router_pb2.GenerateRequest, context: Context
@@ -140,7 +143,15 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             audits=router_pb2.Audits(**asdict(self.ring.auditor.counters)),
             requests=self.admission.requests,
             request_limit=self.admission.settings.request_limit,
+            link_ms_limit=self._link_ms_limit,
+            chat=any(served.modes[name].tokenizer.chats for name in served.served_modes),
         )
+
+    @property
+    def _link_ms_limit(self) -> int:
+        """Most delay that a request may add to every hop."""
+        local = self.is_local and all(is_loopback(link.entry.address) for link in self.ring.links)
+        return MAX_LINK_MS if local else 0
 
     async def _told(
         self, job: Callable[[Tell], Coroutine[Any, Any, router_pb2.Switch]], context: Context
@@ -178,10 +189,17 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
         mode = check_mode(request.mode, served.modes)
         generation = check_request(request, mode, ticket.deadline_unix_ms)
+        if generation.link_ms and not self._link_ms_limit:
+            raise failed_precondition(
+                "link_ms adds delay to a ring that is all on one machine: leave it out, "
+                "or have router and hosts listen on loopback addresses"
+            )
+        ticket.link_ms = generation.link_ms or 0
         account = ticket.account = Account()
         if mode.uses_hosts:
             await served.view.usable(self.ring_wait_s)
         messages = [Message(message.role, message.content) for message in request.messages]
+        check_served(mode, served.modes)
         generation = await tokenized(generation, messages, mode, account)
         check_fit(generation, mode)
         account.trip_begin_ms = waited_ms = account.elapsed_ms()

@@ -362,9 +362,8 @@ class Session:
     @property
     def _pace(self) -> str:
         """Kind of the work under way, for its usual time."""
-        if isinstance(self._work, stage_pb2.Score):
-            return f"{self.kind} candidates"
-        return self.kind
+        kind = f"{self.kind} candidates" if isinstance(self._work, stage_pb2.Score) else self.kind
+        return f"{kind}, {ms} ms more a hop" if (ms := ticket.link_ms()) else kind
 
 
 async def retry_after_audit(mode: Mode, generation: Generation, account: Account) -> AsyncGenerator[bytes, None]:

@@ -1,4 +1,4 @@
-"""Settings of a router, from which the flags of `onesweep router` derive. `onesweep --help` imports them: no torch."""
+"""Settings of a router, from which the flags of `onesweep router` derive. Help imports them: no torch."""
 
 from __future__ import annotations
 

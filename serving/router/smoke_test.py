@@ -95,7 +95,7 @@ def _judge(kind: str, manifest: Manifest, nats: float) -> None:
 async def _write(mode: Mode) -> None:
     generation = Generation(
         prompt=PROMPT,
-        suffix=SUFFIX if mode.fills else b"",
+        suffix=SUFFIX if mode.fills and not mode.chooses else b"",
         seed=1,
         codec=mode.default_codec,
         max_symbols=TEST_TOKENS,

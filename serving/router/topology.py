@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onesweep.stages.errors import InputError, TopologyError
+from onesweep.serving.router.request import DEFAULT_ROUTER
+from onesweep.stages.errors import InputError, TopologyError, one_of
 from onesweep.stages.settings import read_toml
 from onesweep.stages.wire.channel import check_name, parse_address
 from onesweep.stages.wire.tls import Tls
 
-DEFAULT_ROUTER = "127.0.0.1:7700"
 FIRST_HOST_PORT = 7701
 MAX_HOSTS = 64
 
@@ -68,7 +68,9 @@ class Topology:
         for host in self.hosts:
             if host.name == name:
                 return host
-        raise TopologyError(f"no host {name!r} in the topology; there are {', '.join(h.name for h in self.hosts)}")
+        raise TopologyError(
+            f"no host {name!r} in the topology{one_of(name, [h.name for h in self.hosts], 'there are')}"
+        )
 
     @property
     def replicated(self) -> set[str]:

@@ -15,8 +15,16 @@ from onesweep.serving.modes.base import Generation, Mode
 from onesweep.serving.modes.drafters.tree import MAX_BRANCHES
 from onesweep.serving.modes.tokenizer import Message
 from onesweep.serving.router.accounting import Account
-from onesweep.serving.router.request import MAX_MESSAGES, MAX_PROMPT_BYTES, MAX_STOP_BYTES, MAX_STOPS, given_in
+from onesweep.serving.router.request import (
+    MAX_LINK_MS,
+    MAX_MESSAGES,
+    MAX_PROMPT_BYTES,
+    MAX_STOP_BYTES,
+    MAX_STOPS,
+    given_in,
+)
 from onesweep.serving.v1 import router_pb2
+from onesweep.stages.errors import close_to, one_of
 from onesweep.stages.host.validation import MAX_STEPS, MAX_TEMPERATURE
 from onesweep.stages.model.samplers import SAMPLERS
 from onesweep.stages.model.scoring import MAX_CANDIDATES
@@ -31,8 +39,20 @@ KNOWN: Mapping[str, Collection[str]] = {"drafter": DRAFTERS, "sampler": SAMPLERS
 def check_mode(name: str, modes: dict[str, Mode]) -> Mode:
     """The mode called `name`. Raises Refusal."""
     if name not in modes:
-        raise invalid(f"unknown mode {name!r}; choose from {', '.join(MODES)}")
+        raise invalid(f"unknown mode {name!r}{close_to(name, MODES)}; {_served(modes)}")
     return modes[name]
+
+
+def check_served(mode: Mode, modes: Mapping[str, Mode]) -> None:
+    """Raise Refusal unless `mode` has its weights. Meaningful once the hosts are ready."""
+    if mode.problem:
+        raise failed_precondition(f"mode {mode.name} cannot be served: {mode.problem}; {_served(modes)}")
+
+
+def _served(modes: Mapping[str, Mode]) -> str:
+    """The end of an error about a mode."""
+    served = [name for name, mode in modes.items() if not mode.problem]
+    return f"served here: {', '.join(served)}" if served else "no mode is served yet: see `onesweep status`"
 
 
 def check_request(request: router_pb2.GenerateRequest, mode: Mode, deadline_unix_ms: int) -> Generation:
@@ -67,11 +87,13 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, deadline_unix
     for name in ("chunk", "budget_ms"):
         if settings.get(name, 1) < 1:
             raise invalid(f"{name} must be at least 1")
+    if settings.get("link_ms", 0) > MAX_LINK_MS:
+        raise invalid(f"link_ms must be 0 to {MAX_LINK_MS}, not {settings['link_ms']}")
     if settings["codec"] not in mode.codecs:
         raise invalid(f"mode {mode.name} has no codec {settings['codec']!r}; choose from {', '.join(mode.codecs)}")
     for name, known in KNOWN.items():
         if name in settings and settings[name] not in known:
-            raise invalid(f"unknown {name} {settings[name]!r}; choose from {', '.join(known)}")
+            raise invalid(f"unknown {name} {settings[name]!r}{one_of(settings[name], known)}")
     if deadline_unix_ms <= time.time() * 1000:
         raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed")
     return Generation(
@@ -102,8 +124,6 @@ async def tokenized(generation: Generation, messages: Sequence[Message], mode: M
 
     :param messages: in place of its prompt, where there are any. Raises Refusal.
     """
-    if mode.problem:
-        raise failed_precondition(f"mode {mode.name} cannot be served: {mode.problem}")
     tokenizer = mode.tokenizer
     if messages:
         prompt, account.prompt_bytes = await tokenizer.encode_chat(messages)

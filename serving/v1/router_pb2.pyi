@@ -44,6 +44,7 @@ class GenerateRequest(_message.Message):
     STOPS_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
     BRANCHES_FIELD_NUMBER: _builtins.int
+    LINK_MS_FIELD_NUMBER: _builtins.int
     prompt: _builtins.bytes
     """UTF-8, at least one byte; empty where there are messages"""
     mode: _builtins.str
@@ -80,6 +81,8 @@ class GenerateRequest(_message.Message):
     """of text; a byte model's tokens are bytes"""
     branches: _builtins.int
     """alternatives guessed at a place, `ar-speculative` only; not given: as many as pay"""
+    link_ms: _builtins.int
+    """delay added to every hop, one way; only where all of the ring is on one machine"""
     @_builtins.property
     def stops(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """UTF-8; the text ends before the first of them"""
@@ -112,10 +115,11 @@ class GenerateRequest(_message.Message):
         stops: _abc.Iterable[_builtins.bytes] | None = ...,
         messages: _abc.Iterable[Global___Message] | None = ...,
         branches: _builtins.int | None = ...,
+        link_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_branches", b"_branches", "_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_drafter", b"_drafter", "_max_tokens", b"_max_tokens", "_sampler", b"_sampler", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "branches", b"branches", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "drafter", b"drafter", "max_tokens", b"max_tokens", "sampler", b"sampler", "scorer", b"scorer", "steps", b"steps", "temperature", b"temperature"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_branches", b"_branches", "_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_drafter", b"_drafter", "_link_ms", b"_link_ms", "_max_tokens", b"_max_tokens", "_sampler", b"_sampler", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "branches", b"branches", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "drafter", b"drafter", "link_ms", b"link_ms", "max_tokens", b"max_tokens", "sampler", b"sampler", "scorer", b"scorer", "steps", b"steps", "temperature", b"temperature"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_branches", b"_branches", "_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_drafter", b"_drafter", "_max_tokens", b"_max_tokens", "_sampler", b"_sampler", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "branches", b"branches", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "drafter", b"drafter", "max_bytes", b"max_bytes", "max_tokens", b"max_tokens", "messages", b"messages", "mode", b"mode", "prompt", b"prompt", "sampler", b"sampler", "scorer", b"scorer", "seed", b"seed", "steps", b"steps", "stops", b"stops", "suffix", b"suffix", "temperature", b"temperature", "trips", b"trips", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_branches", b"_branches", "_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_drafter", b"_drafter", "_link_ms", b"_link_ms", "_max_tokens", b"_max_tokens", "_sampler", b"_sampler", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "branches", b"branches", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "drafter", b"drafter", "link_ms", b"link_ms", "max_bytes", b"max_bytes", "max_tokens", b"max_tokens", "messages", b"messages", "mode", b"mode", "prompt", b"prompt", "sampler", b"sampler", "scorer", b"scorer", "seed", b"seed", "steps", b"steps", "stops", b"stops", "suffix", b"suffix", "temperature", b"temperature", "trips", b"trips", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__branches: _TypeAlias = _typing.Literal["branches"]  # noqa: Y015
     _WhichOneofArgType__branches: _TypeAlias = _typing.Literal["_branches", b"_branches"]  # noqa: Y015
@@ -131,6 +135,8 @@ class GenerateRequest(_message.Message):
     _WhichOneofArgType__draft: _TypeAlias = _typing.Literal["_draft", b"_draft"]  # noqa: Y015
     _WhichOneofReturnType__drafter: _TypeAlias = _typing.Literal["drafter"]  # noqa: Y015
     _WhichOneofArgType__drafter: _TypeAlias = _typing.Literal["_drafter", b"_drafter"]  # noqa: Y015
+    _WhichOneofReturnType__link_ms: _TypeAlias = _typing.Literal["link_ms"]  # noqa: Y015
+    _WhichOneofArgType__link_ms: _TypeAlias = _typing.Literal["_link_ms", b"_link_ms"]  # noqa: Y015
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
     _WhichOneofReturnType__sampler: _TypeAlias = _typing.Literal["sampler"]  # noqa: Y015
@@ -155,6 +161,8 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__draft) -> _WhichOneofReturnType__draft | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__drafter) -> _WhichOneofReturnType__drafter | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__link_ms) -> _WhichOneofReturnType__link_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
     @_typing.overload
@@ -475,6 +483,8 @@ class StatusResponse(_message.Message):
     RELEASE_FIELD_NUMBER: _builtins.int
     PREVIOUS_FIELD_NUMBER: _builtins.int
     AUDITS_FIELD_NUMBER: _builtins.int
+    LINK_MS_LIMIT_FIELD_NUMBER: _builtins.int
+    CHAT_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     ready: _builtins.bool
     chain_digest: _builtins.str
@@ -489,6 +499,10 @@ class StatusResponse(_message.Message):
     """that new requests use; empty while no host told"""
     previous: _builtins.str
     """that `Rollback` switches to; empty where there is none"""
+    link_ms_limit: _builtins.int
+    """most that a request may add to every hop; 0 where the ring is not on one machine"""
+    chat: _builtins.bool
+    """the served model has a chat template"""
     @_builtins.property
     def hosts(self) -> _containers.RepeatedCompositeFieldContainer[Global___HostStatus]: ...
     @_builtins.property
@@ -513,10 +527,12 @@ class StatusResponse(_message.Message):
         release: _builtins.str = ...,
         previous: _builtins.str = ...,
         audits: Global___Audits | None = ...,
+        link_ms_limit: _builtins.int = ...,
+        chat: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["audits", b"audits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar_digest", b"ar_digest", "audits", b"audits", "chain_digest", b"chain_digest", "context_tokens", b"context_tokens", "hosts", b"hosts", "modes", b"modes", "previous", b"previous", "ready", b"ready", "release", b"release", "request_limit", b"request_limit", "requests", b"requests", "scorer_digest", b"scorer_digest", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar_digest", b"ar_digest", "audits", b"audits", "chain_digest", b"chain_digest", "chat", b"chat", "context_tokens", b"context_tokens", "hosts", b"hosts", "link_ms_limit", b"link_ms_limit", "modes", b"modes", "previous", b"previous", "ready", b"ready", "release", b"release", "request_limit", b"request_limit", "requests", b"requests", "scorer_digest", b"scorer_digest", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,7 +8,7 @@ from onesweep.stages.backends.base import Backend, BlockRunner, DraftingRunner, 
 from onesweep.stages.backends.packed import PackedBlock
 from onesweep.stages.backends.packed_llama import packed_stage
 from onesweep.stages.backends.runner_checks import checked
-from onesweep.stages.errors import InputError
+from onesweep.stages.errors import InputError, one_of
 from onesweep.stages.model.block import Block
 from onesweep.stages.model.families import FamilyPart, PipelineStage
 
@@ -37,7 +37,7 @@ def backend_named(name: str) -> Backend:
     if name == TorchBackend.name:
         return TorchBackend()
     if name not in BACKENDS:
-        raise InputError(f"unknown backend {name!r}; choose from {', '.join(BACKENDS)}")
+        raise InputError(f"unknown backend {name!r}{one_of(name, BACKENDS)}")
     try:
         from onesweep.stages.backends.onnx import OnnxBackend, OnnxInt8Backend
     except ImportError as error:

@@ -7,40 +7,39 @@ import json
 import math
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from onesweep.stages.errors import InputError
+from onesweep.stages.progress import ProgressLine
 from onesweep.stages.telemetry.observability import add_observability, observability_of, start_log
 from onesweep.stages.wire.channel import DRAIN_S
-from onesweep.stages.wire.registry import add_registry_flags, open_registry, registry_settings
-from onesweep.stages.wire.tls import add_server_options, security_of
+from onesweep.stages.wire.flags import add_registry_flags, add_server_options
+from onesweep.stages.wire.registry import open_registry, registry_settings
+from onesweep.stages.wire.tls import security_of
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
     from onesweep.stages.host.host import HostSettings
-
-    Subparsers = _SubParsersAction[argparse.ArgumentParser]
 
 
 MAX_THREADS = 1024
 
 
-def register(subparsers: Subparsers) -> None:
-    stage = subparsers.add_parser("stage", help="run a stage server: one host of the ring")
+def add_stage(stage: argparse.ArgumentParser) -> None:
     stage.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="a checkpoint or bundle")
     stage.add_argument("--blocks", required=True, metavar="N[,N]", help="consecutive blocks that this host holds")
     stage.add_argument("--listen", required=True, metavar="HOST:PORT")
     stage.add_argument(
         "--next", metavar="HOST:PORT[,...]", help="hosts that may come after this one; after the last, the first"
     )
-    stage.add_argument("--name", help="shown in accounts and errors (default: stage- and the blocks)")
+    stage.add_argument("--name", help="shown in accounts and errors (stage- and the blocks)")
     add_host_options(stage)
     add_registry_flags(stage)
     stage.add_argument("--advertise", metavar="HOST:PORT", help="what others dial, for the registry (--listen)")
     stage.set_defaults(run=run_stage)
 
-    pretrained = subparsers.add_parser("import", help="make a checkpoint of a pretrained model, cut into stages")
+
+def add_import(pretrained: argparse.ArgumentParser) -> None:
     pretrained.add_argument("source", type=Path, metavar="SOURCE", help="a Hugging Face folder or a .gguf file")
     pretrained.add_argument("--blocks", type=int, default=3, metavar="N", help="stages, one a host (3)")
     pretrained.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new directory")
@@ -48,10 +47,11 @@ def register(subparsers: Subparsers) -> None:
     pretrained.add_argument("--untrained", action="store_true", help="the weights are random: ask for no loss")
     pretrained.set_defaults(run=run_import)
 
-    inspect = subparsers.add_parser("inspect", help="print what is in a checkpoint or bundle")
+
+def add_inspect(inspect: argparse.ArgumentParser) -> None:
     inspect.add_argument("directory", type=Path, metavar="DIR")
     inspect.add_argument("--verify", action="store_true", help="load everything: digests, shapes, loss gate")
-    inspect.add_argument("--json", action="store_true")
+    inspect.add_argument("--json", action="store_true", help="print JSON")
     inspect.set_defaults(run=run_inspect)
 
 
@@ -89,11 +89,18 @@ def run_stage(options: argparse.Namespace) -> int:
 
 
 def run_import(options: argparse.Namespace) -> int:
+    progress = ProgressLine()
+    progress.at(f"reading {options.source}", 0.0)  # torch takes seconds to import
     from onesweep.stages.importing.importing import ImportSettings, import_model, summary
 
     check_positive(options, "context")
     settings = ImportSettings(options.source, options.out, options.blocks, options.context, options.untrained)
-    print(summary(import_model(settings)))
+    try:
+        imported = import_model(settings, progress)
+    finally:
+        progress.close()
+    print(summary(imported))
+    print(f"chat with it: onesweep run {quote(str(options.out))}")
     return 0
 
 
@@ -109,7 +116,7 @@ def run_inspect(options: argparse.Namespace) -> int:
 
 def add_host_options(parser: argparse.ArgumentParser) -> None:
     """The options of every block host, wherever its place in the ring is written."""
-    parser.add_argument("--threads", type=int, metavar="N", help="processor threads (default: all cores)")
+    parser.add_argument("--threads", type=int, metavar="N", help="processor threads (all cores)")
     parser.add_argument("--session-mb", type=int, default=256, metavar="MB", help="memory for KV caches (256)")
     parser.add_argument("--lease-s", type=float, default=60.0, metavar="S", help="free an unused session after (60)")
     parser.add_argument("--queue", type=int, default=64, metavar="N", help="hops under way (64)")

@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 
@@ -17,12 +18,12 @@ from onesweep.stages.host.next_hosts import NextHosts
 from onesweep.stages.host.parts import Parts, Release, Releases
 from onesweep.stages.host.scheduler import HostObserver, ScheduledHop, Scheduler
 from onesweep.stages.host.sessions import Session, SessionStore
-from onesweep.stages.host.validation import PrefillRequest, WorkRequest, parse_hop
+from onesweep.stages.host.validation import PrefillRequest, WorkRequest, check_link_delay, parse_hop
 from onesweep.stages.model.prefill import MAX_PREFILL_CHUNKS
 from onesweep.stages.telemetry.traces import Tracer
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.channel import check_name
-from onesweep.stages.wire.hop_stream import KEEP_WARM_S, Relay
+from onesweep.stages.wire.hop_stream import KEEP_WARM_S, LinkDelay, Relay
 from onesweep.stages.wire.messages import PROTOCOL, Outcome, hand_on, next_decode, protocol_refusal, work_of
 from onesweep.stages.wire.status import StatusError, exhausted, failed_precondition, invalid
 
@@ -81,6 +82,7 @@ class HostSettings:
     lease_s: float = 60.0  # A session unused for this long is freed
     hop_timeout_s: float = 5.0  # how long to wait for the next host to take a hop
     keep_warm_s: float = KEEP_WARM_S  # pause between messages that keep an idle link's congestion window open; 0 = none
+    is_local: bool = False  # listens on a loopback address: requests may add delay to the links
 
     def __post_init__(self) -> None:
         check_name(self.name, "host name")
@@ -109,6 +111,7 @@ class Host:
         self.scheduler = Scheduler(self.blocks[-1] + 1, settings.queue_limit, settings.batch, self.meter)
         self.compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self.counters = stage_pb2.Counters()
+        self._result_delay = LinkDelay()
 
     def accept(self, hop: stage_pb2.Hop, received_bytes: int) -> ScheduledHop:
         """Check a hop and queue it; `_go` has it computed. Raises StatusError, and then nothing has changed."""
@@ -183,6 +186,7 @@ class Host:
     def _admit(self, hop: stage_pb2.Hop, received_bytes: int) -> ScheduledHop:
         parts = self._parts_for(hop)
         request = parse_hop(hop, parts.plan)
+        check_link_delay(hop.link_delay_ms, self.settings.is_local)
         if hop.router not in self.subscribers:
             raise failed_precondition(f"router {hop.router!r} does not listen here: subscribe first")
         if self.scheduler.full and not self.sessions.in_prefill(hop.session):
@@ -272,7 +276,10 @@ class Host:
             after = next_decode(hop, outcome.text, job.session.alphabet)
             hand_on(after)
             self._push(after)
-        self.subscribers.publish(hop.router, outcome)
+        self._publish(hop, outcome)
+
+    def _publish(self, hop: stage_pb2.Hop, event: stage_pb2.Event) -> None:
+        self._result_delay.after(hop.link_delay_ms, partial(self.subscribers.publish, hop.router, event))
 
     def _push(self, hop: stage_pb2.Hop) -> None:
         try:
@@ -302,7 +309,7 @@ class Host:
         self.sessions.release(hop.session)
         number = work_of(hop).number
         fault = stage_pb2.Fault(code=refusal.number, message=refusal.message, host=self.settings.name, lost=lost)
-        self.subscribers.publish(hop.router, stage_pb2.Event(session=hop.session, number=number, fault=fault))
+        self._publish(hop, stage_pb2.Event(session=hop.session, number=number, fault=fault))
 
     def _book_fault(self, hop: stage_pb2.Hop, refusal: StatusError) -> None:
         self.counters.faults += 1

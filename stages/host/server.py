@@ -8,7 +8,7 @@ import gc
 import logging
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from onesweep.stages.signals import stop_on_signals
 from onesweep.stages.telemetry.observability import ObservabilitySettings, Telemetry
 from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
 from onesweep.stages.wire.auth import HOST, CertificateGuard
-from onesweep.stages.wire.channel import DRAIN_S, bind, check_target, new_server, serve_health
+from onesweep.stages.wire.channel import DRAIN_S, bind, check_target, is_loopback, new_server, serve_health
 from onesweep.stages.wire.registry import Registration, Registry, check_dialled, follow_successors
 from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
 
@@ -163,7 +163,7 @@ class StageServer:
         return task
 
     def _host(self, figures: HostCounters | None, lookout: Telemetry) -> Host:
-        settings = self.settings.host
+        settings = replace(self.settings.host, is_local=is_loopback(self.settings.listen))
         links = NextHosts(
             lambda address, other: wiring_problem([release.plan for release in host.releases.all], address, other),
             full_state_bytes(self.first.plan),

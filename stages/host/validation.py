@@ -44,6 +44,7 @@ MAX_TIMING_MS = 1e11
 MAX_TIMING_BYTES = 1 << 40  # no more, so that sums of them over all sweeps of a request stay in their fields
 MAX_NUMBER = 1 << 62  # of a sweep or step; those that follow have larger ones
 MAX_ADDRESS = 256
+MAX_LINK_DELAY_MS = 500
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,6 +178,15 @@ def check_timings(timings: Sequence[stage_pb2.HopTiming]) -> None:
             raise invalid(f"the timing of {timing.host} has times that are negative, not finite or of years")
         if timing.received_bytes > MAX_TIMING_BYTES:
             raise invalid(f"the timing of {timing.host} has a message of {timing.received_bytes} bytes")
+
+
+def check_link_delay(delay_ms: int, is_local: bool) -> None:
+    """Raise StatusError unless this host may delay what it sends."""
+    if delay_ms > MAX_LINK_DELAY_MS:
+        raise invalid(f"a delay of {delay_ms} ms; at most {MAX_LINK_DELAY_MS} ms can be added to a link")
+    # anybody's request could hold up a host that serves others
+    if delay_ms and not is_local:
+        raise failed_precondition("delay is added to links on one machine only: this host listens on another address")
 
 
 def _check_path(hop: stage_pb2.Hop) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ def open_gguf(path: Path) -> Any:  # noqa: ANN401
     """Its `GGUFReader` of a file. Raises whatever a damaged file makes that raise, and InputError."""
     gguf = gguf_package()
     base: Any = gguf.GGUFReader
+    array, string = gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.STRING
 
     class Reader(base):
         def _get(self, offset: int, dtype: Any, count: int = 1, **order: Any) -> Any:  # noqa: ANN401
@@ -40,11 +42,33 @@ def open_gguf(path: Path) -> Any:  # noqa: ANN401
             return super()._get(offset, dtype, count, **order)
 
         def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:  # noqa: ANN401
-            if raw_type == gguf.GGUFValueType.ARRAY:
-                count = self._get(orig_offs + 4, np.uint64)[0]  # after the type of the elements
-                if count > MAX_ELEMENTS:
-                    raise ValueError(f"an array of {count} elements; at most {MAX_ELEMENTS} are read")
-            return super()._get_field_parts(orig_offs, raw_type)
+            if raw_type != array:
+                return super()._get_field_parts(orig_offs, raw_type)
+            kind, count = self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)
+            if count[0] > MAX_ELEMENTS:
+                raise ValueError(f"an array of {count[0]} elements; at most {MAX_ELEMENTS} are read")
+            scalar = self.gguf_scalar_to_np.get(int(kind[0]))
+            # The package reads one element at a time, which takes seconds for a vocabulary.
+            if scalar is not None:
+                elements = [self._get(orig_offs + 12, scalar, count[0])]
+            elif kind[0] == string and self.byte_order == "I":
+                elements = self._strings(orig_offs + 12, int(count[0]))
+            else:
+                return super()._get_field_parts(orig_offs, raw_type)
+            size = 12 + sum(part.nbytes for part in elements) + (8 * len(elements) if scalar is None else 0)
+            types = [array, gguf.GGUFValueType(int(kind[0]))] if count[0] else [array]
+            data = range(2, 2 + len(elements)) if count[0] else ()
+            return size, [kind, count, *elements], list(data), types
+
+        def _strings(self, offset: int, count: int) -> list[Any]:
+            data, found = memoryview(self.data), []
+            for _ in range(count):
+                begin = offset + 8
+                offset = begin + int.from_bytes(data[offset:begin], sys.byteorder)
+                if offset > len(data):
+                    raise ValueError("it ends too soon")
+                found.append(data[begin:offset])
+            return found
 
     return Reader(path)
 
@@ -53,6 +77,7 @@ FAMILIES = ("llama", "qwen2")
 ROPE_FACTORS = "rope_freqs.weight"
 LLAMA3_FACTORS = (8.0, 32.0)
 PIECE_ROWS = 4096  # rows that are dequantised at once: what that takes in between is several times the result
+JOINED_ROWS = 32  # of these, as one: the package works on 16 rows at a time, which alone are too few
 _TOP = {"token_embd.weight": "embedding.weight", "output_norm.weight": "norm.weight", "output.weight": "head.weight"}
 _LAYER = {
     "attn_norm": "attention_norm",
@@ -101,9 +126,11 @@ class GgufSource(Source):
         tensor = self._tensors[name]
         result = torch.empty(_shape(tensor))
         for begin in range(0, len(tensor.data), PIECE_ROWS):
-            piece = tensor.data[begin : begin + PIECE_ROWS]
-            numbers = np.array(self._gguf.dequantize(piece, tensor.tensor_type), dtype=np.float32)
-            result[begin : begin + PIECE_ROWS] = torch.from_numpy(numbers)
+            piece = np.asarray(tensor.data[begin : begin + PIECE_ROWS])
+            joined = piece.reshape(len(piece) // JOINED_ROWS, -1) if len(piece) % JOINED_ROWS == 0 else piece
+            numbers = np.array(self._gguf.dequantize(joined, tensor.tensor_type), dtype=np.float32)
+            rows = result[begin : begin + PIECE_ROWS]
+            rows.copy_(torch.from_numpy(numbers).view(rows.shape))
         kind = name.rpartition(".")[0].rpartition(".")[2]
         if self.family == "llama" and kind in ("q", "k"):
             return half_split(result, self.architecture.heads if kind == "q" else self.architecture.kv_heads)

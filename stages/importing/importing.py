@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import shutil
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -15,14 +16,15 @@ from torch import nn
 from onesweep.stages.checkpoint.checkpoint import new_directory, require_new, save_stage, write_manifest
 from onesweep.stages.checkpoint.gate import PROBE_TEXT
 from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
-from onesweep.stages.errors import InputError
-from onesweep.stages.importing.gate import check_loss, joined, layer_tensors
+from onesweep.stages.errors import CheckpointError, InputError
+from onesweep.stages.importing.gate import MAX_THREADS, check_loss, joined, layer_tensors
 from onesweep.stages.importing.gguf_file import GgufSource
 from onesweep.stages.importing.huggingface import HuggingFaceSource
 from onesweep.stages.importing.source import EMBEDDING, HEAD, NORM, Source, Speech, expected_shapes, probe_tokens
 from onesweep.stages.memory import require_memory
 from onesweep.stages.model.families import without_memory
 from onesweep.stages.model.llama import LlamaArchitecture, LlamaStage
+from onesweep.stages.progress import WorkProgress
 
 
 # Cutting a model into contiguous stages of about equal cost.
@@ -74,6 +76,9 @@ def cut(architecture: LlamaArchitecture, stages: int) -> tuple[int, ...]:
 CHAT_TEMPLATE_NAME, SPECIAL_TOKENS_NAME = "chat_template.jinja", "special_tokens.json"
 DEFAULT_CONTEXT = 8192  # positions that are kept of a longer context: hosts hold a rotary table of it
 TEMPORARIES = 3  # times the largest tensor that is held beside a stage while one is put together
+MEGABYTE = 1e6
+SPARE_BYTES = 64 << 20  # of the disk, for what lies beside the weights, and for others
+CHECKING = 0.55  # share of the time that the gate takes; the rest is writing
 
 
 @dataclass(frozen=True)
@@ -105,15 +110,28 @@ def open_source(path: Path) -> Source:
 # The model is read twice: layer by layer to measure its loss and that of some fifteen other readings of the same
 # tensors, then stage by stage to write. Memory stays near one stage, and a mis-mapped model is refused before anything
 # is written, with its cause.
-def import_model(settings: ImportSettings) -> Imported:
+def import_model(settings: ImportSettings, progress: WorkProgress | None = None) -> Imported:
     """Make the checkpoint. Raises InputError or CheckpointError, and leaves nothing behind then."""
+    progress = progress or WorkProgress()
     require_new(settings.out)
+    progress.at(f"reading {settings.source}", 0.0)
     source = open_source(settings.source)
     source.check()
     architecture = _cut(source.architecture, settings)
     tokens = probe_tokens(source.speech.tokenizer, source.architecture, PROBE_TEXT)  # a short context tells too little
-    require_memory(_needed(architecture), f"importing {settings.source}")
-    nats = check_loss(source, tokens, settings.is_untrained)
+    memory, disk, layers = _needed(architecture), _written(architecture), sum(architecture.layers)
+    progress.say(
+        f"{settings.source.name}: {layers} layers; this takes {disk / MEGABYTE:.0f} MB of disk and "
+        f"{memory / MEGABYTE:.0f} MB of memory"
+    )
+    require_memory(memory, f"importing {settings.source}")
+    _require_disk(disk, settings.out)
+    nats = check_loss(
+        source,
+        tokens,
+        settings.is_untrained,
+        lambda done: progress.at(f"checking layer {done + 1} of {layers}", CHECKING * done / layers),
+    )
     with new_directory(settings.out) as directory:
         files = _write_files(directory, source.speech)
         nothing = (None,) * architecture.parts
@@ -121,8 +139,14 @@ def import_model(settings: ImportSettings) -> Imported:
         manifest = Manifest("ar", architecture, nothing, probe_text=PROBE_TEXT, tokenizer="tokens", data=data)
         write_manifest(directory, replace(manifest, metrics=metrics, probe_tokens=tokens, files=files))
         hidden = None
-        for index in range(architecture.parts):
-            hidden = save_stage(directory, build_stage(source, architecture, index), hidden)
+        for index, count in enumerate(architecture.layers):
+            done = sum(architecture.layers[:index])
+            what = f"writing stage {index + 1} of {architecture.parts}"
+            progress.at(what, CHECKING + (1 - CHECKING) * done / layers)
+            stage = build_stage(source, architecture, index)
+            progress.at(what, CHECKING + (1 - CHECKING) * (done + count / 2) / layers)
+            hidden = save_stage(directory, stage, hidden)
+        progress.close()
         return Imported(read_manifest(directory), nats)
 
 
@@ -156,11 +180,28 @@ def _cut(whole: LlamaArchitecture, settings: ImportSettings) -> LlamaArchitectur
 
 
 def _needed(a: LlamaArchitecture) -> int:
-    """Bytes that an import takes: the largest stage, and what a tensor takes while it is converted."""
+    """Bytes that an import takes: the largest stage, or the gate's copies of a layer, and a tensor's conversion."""
     last = a.parts - 1
     largest = max(stage_cost(a, a.layers_in(i), i == 0, i == last).held for i in range(a.parts))
+    largest = max(largest, a.vocabulary * a.width + (MAX_THREADS + 2) * stage_cost(a, 1, False, False).held)
     tensor = max(shape[0] * (shape[1] if len(shape) > 1 else 1) for shape in expected_shapes(a).values())
     return 4 * (largest + TEMPORARIES * tensor)
+
+
+def _written(a: LlamaArchitecture) -> int:
+    """Bytes of all stages' files."""
+    costs = (stage_cost(a, count, i == 0, i == a.parts - 1) for i, count in enumerate(a.layers))
+    return 4 * sum(cost.held for cost in costs)
+
+
+def _require_disk(needed: int, out: Path) -> None:
+    """Raises CheckpointError where the disk of `out` has too little."""
+    there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    if (free := shutil.disk_usage(there).free) < needed + SPARE_BYTES:
+        raise CheckpointError(
+            f"not enough disk for {out}: {(needed + SPARE_BYTES) / MEGABYTE:.0f} MB needed, "
+            f"{free / MEGABYTE:.0f} MB free; free some, or name a directory on another disk"
+        )
 
 
 def _write_files(directory: Path, speech: Speech) -> dict[str, str]:
@@ -176,7 +217,6 @@ def _write_files(directory: Path, speech: Speech) -> dict[str, str]:
 
 
 # What an import made, for people.
-MEGABYTE = 1e6
 
 
 def summary(imported: Imported) -> str:

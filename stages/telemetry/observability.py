@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
-from onesweep.stages.errors import InputError
+from onesweep.stages.errors import InputError, one_of
 from onesweep.stages.settings import add_flags, flag, from_flags
 from onesweep.stages.telemetry.histograms import MetricFamily, MetricValues
 from onesweep.stages.telemetry.traces import Tracer
@@ -36,7 +36,7 @@ def check_log_format(text: str) -> LogFormat:
     for log_format in LOG_FORMATS:
         if text == log_format:
             return log_format
-    raise InputError(f"unknown --log-format {text!r}; choose from {', '.join(LOG_FORMATS)}")
+    raise InputError(f"unknown --log-format {text!r}{one_of(text, LOG_FORMATS)}")
 
 
 @dataclass(frozen=True)

@@ -364,6 +364,7 @@ class Hop(_message.Message):
     DECODE_FIELD_NUMBER: _builtins.int
     VERIFY_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
+    LINK_DELAY_MS_FIELD_NUMBER: _builtins.int
     router: _builtins.str
     """who gets the result: the name of a subscriber"""
     session: _builtins.str
@@ -380,6 +381,10 @@ class Hop(_message.Message):
     """what logs and traces call the request; may be empty"""
     traceparent: _builtins.str
     """W3C trace context of the sweep; may be empty"""
+    link_delay_ms: _builtins.int
+    """Added to every link that the work, and what follows from it, takes: 0 to 500. FAILED_PRECONDITION where the host
+    listens on an address that other machines reach.
+    """
     @_builtins.property
     def timings(self) -> _containers.RepeatedCompositeFieldContainer[Global___HopTiming]: ...
     @_builtins.property
@@ -414,10 +419,11 @@ class Hop(_message.Message):
         decode: Global___Decode | None = ...,
         verify: Global___Verify | None = ...,
         score: Global___Score | None = ...,
+        link_delay_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "prefill", b"prefill", "score", b"score", "sweep", b"sweep", "verify", b"verify", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "deadline_unix_ms", b"deadline_unix_ms", "decode", b"decode", "digest", b"digest", "path", b"path", "place", b"place", "prefill", b"prefill", "request", b"request", "router", b"router", "score", b"score", "session", b"session", "sweep", b"sweep", "timings", b"timings", "traceparent", b"traceparent", "verify", b"verify", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "deadline_unix_ms", b"deadline_unix_ms", "decode", b"decode", "digest", b"digest", "link_delay_ms", b"link_delay_ms", "path", b"path", "place", b"place", "prefill", b"prefill", "request", b"request", "router", b"router", "score", b"score", "session", b"session", "sweep", b"sweep", "timings", b"timings", "traceparent", b"traceparent", "verify", b"verify", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["sweep", "prefill", "decode", "verify", "score"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015

@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import grpc
 import grpc.aio
@@ -35,6 +36,23 @@ BATCH_BYTES = 1 << 20  # A batch takes hops until it has this many bytes
 BATCH_HOPS = 8  # and at most so many: the next host begins with the first while this one still works on the others
 
 Settled = Callable[[StatusError | None], None]  # hears once what became of a hop: None when the next host has queued it
+
+
+class LinkDelay:
+    """Delays calls as a longer link would: by a constant time, in their order."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, deque[Callable[[], object]]] = {}
+
+    def after(self, delay_ms: int, call: Callable[[], object]) -> None:
+        """Call at once where there is no delay."""
+        if not delay_ms:
+            call()
+            return
+        held = self._held.setdefault(delay_ms, deque())
+        held.append(call)
+        # a timer takes the oldest call, not its own: the loop may run two timers of one moment in any order
+        asyncio.get_running_loop().call_later(delay_ms / 1000, lambda: held.popleft()())
 
 
 class LinkObserver:
@@ -101,10 +119,14 @@ class Relay:
         self._batches = 0
         self._wake = asyncio.Event()
         self._streamer: asyncio.Task[None] | None = None
+        self._delay = LinkDelay()
 
     def send(self, hop: stage_pb2.Hop, settled: Settled) -> None:
         """Hand a hop over; `settled` hears of it once, with a StatusError that names this address if it failed."""
         self.wake()
+        self._delay.after(hop.link_delay_ms, partial(self._hand_over, hop, settled))
+
+    def _hand_over(self, hop: stage_pb2.Hop, settled: Settled) -> None:
         handover = _Handover(hop, settled)
         left_s = hop.deadline_unix_ms / 1000 - time.time()
         loop = asyncio.get_running_loop()

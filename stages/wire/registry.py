@@ -116,13 +116,6 @@ def parse_url(url: str) -> tuple[tuple[str, ...], str]:
     return endpoints, f"/{prefix}"
 
 
-def add_registry_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--registry", metavar="URL", help="where hosts register: etcd://HOST:PORT[,HOST:PORT]/PREFIX")
-    parser.add_argument("--registry-ca", type=Path, metavar="FILE", help="authority of etcd's certificate: speak TLS")
-    parser.add_argument("--registry-cert", type=Path, metavar="FILE", help="this process's certificate for etcd")
-    parser.add_argument("--registry-key", type=Path, metavar="FILE", help="and its key")
-
-
 def registry_settings(options: argparse.Namespace) -> RegistrySettings | None:
     """The settings of the flags; None without --registry. Raises InputError."""
     files: dict[str, Path | None] = {name: getattr(options, f"registry_{name}") for name in TLS_FLAGS}

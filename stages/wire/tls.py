@@ -283,19 +283,6 @@ def _after_our_part(security: Security) -> str:
     return f"closed the connection in the handshake: its authority is probably not that of {tls.certificate}"
 
 
-def add_server_options(parser: argparse.ArgumentParser) -> None:
-    """`--tls-cert`, `--tls-key`, `--tls-ca`, `--insecure`."""
-    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate to show, from `onesweep certs`")
-    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key")
-    add_client_options(parser)
-
-
-def add_client_options(parser: argparse.ArgumentParser) -> None:
-    """`--tls-ca`, `--insecure`."""
-    parser.add_argument("--tls-ca", type=Path, metavar="FILE", help="authority whose certificates are believed")
-    parser.add_argument("--insecure", action="store_true", help="accept plain text to and from other machines")
-
-
 def tls_arguments(tls: Tls | None) -> list[str]:
     """The flags that name these files."""
     pairs = (("--tls-ca", tls.authority), ("--tls-cert", tls.certificate), ("--tls-key", tls.key)) if tls else ()

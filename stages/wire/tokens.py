@@ -21,8 +21,9 @@ from typing import Any
 
 import grpc
 
-from onesweep.stages.errors import InputError
+from onesweep.stages.errors import InputError, one_of
 from onesweep.stages.wire.channel import check_name, is_loopback
+from onesweep.stages.wire.flags import TOKEN_VARIABLE
 from onesweep.stages.wire.secret_files import check_secret, read_file, stamp_of, write_file
 from onesweep.stages.wire.status import StatusError
 from onesweep.stages.wire.tls import Tls
@@ -33,7 +34,6 @@ GENERATE, STATUS, WORK, ADMIN = "generate", "status", "work", "admin"
 SCOPES = (GENERATE, STATUS, WORK, ADMIN)  # `admin` includes the others
 PREFIX = "onesweep_"  # makes a token recognizable, also to scanners for leaked secrets
 HEADER, SCHEME = "authorization", "Bearer "
-TOKEN_VARIABLE = "ONESWEEP_TOKEN"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Key:
         check_name(self.name, "key name")
         for scope in self.scopes:
             if scope not in SCOPES:
-                raise InputError(f"key {self.name}: unknown scope {scope!r}; choose from {', '.join(SCOPES)}")
+                raise InputError(f"key {self.name}: unknown scope {scope!r}{one_of(scope, SCOPES)}")
         if not self.scopes:
             raise InputError(f"key {self.name} has no scope; choose from {', '.join(SCOPES)}")
         if self.rate is not None and not 0 < self.rate <= 1e6:
@@ -184,7 +184,7 @@ def _key(entry: object) -> Key:
     who = f"key {entry.get('name', '(without a name)')!r}"
     for name, value in entry.items():
         if name not in known:
-            raise InputError(f"{who} has an unknown setting {name!r}; there are {', '.join(known)}")
+            raise InputError(f"{who} has an unknown setting {name!r}{one_of(name, known, 'there are')}")
         if not isinstance(value, known[name]) or isinstance(value, bool):
             raise InputError(f"{who}: {name} cannot be {value!r}")
     settings: dict[str, Any] = {**entry, "scopes": tuple(map(str, entry.get("scopes", ())))}
@@ -195,13 +195,6 @@ def _key(entry: object) -> Key:
 
 def _unauthenticated(message: str) -> StatusError:
     return StatusError(grpc.StatusCode.UNAUTHENTICATED, message)
-
-
-def add_token_options(parser: argparse.ArgumentParser) -> None:
-    """`--token-file`, `--token`."""
-    token = parser.add_mutually_exclusive_group()
-    token.add_argument("--token-file", type=Path, metavar="FILE", help=f"holds the token (default: ${TOKEN_VARIABLE})")
-    token.add_argument("--token", metavar="TOKEN", help="the token itself: others on this machine can see it")
 
 
 def token_of(options: argparse.Namespace, address: str, tls: Tls | None) -> str:

@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import tomllib
-from functools import cache
 from pathlib import Path
 
-import pytest
-
-from onesweep.serving.cli.__main__ import build_parser
+from onesweep.serving.cli.commands import Family, find
+from onesweep.serving.cli.parser import CommandParser, UsageError, parser_of
 
 Commands = list[tuple[str, list[str]]]
 
 
-@cache
-def whole_parser() -> argparse.ArgumentParser:
-    return build_parser()
-
-
-def parser_of(words: list[str]) -> tuple[argparse.ArgumentParser, list[str]]:
-    """The parser of a command and of its action, and the words that are left for it. Raises KeyError."""
-    parser = whole_parser()
-    while actions := [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]:
-        if not actions[0].required and words[0].startswith("-"):
-            break  # `chaos` does something by itself, too
-        parser, words = actions[0].choices[words[0]], words[1:]
-    return parser, words
+def command_of(words: list[str]) -> tuple[CommandParser, list[str]]:
+    """The parser of a command, and the words that are left for it. Raises KeyError."""
+    called, node, rest = find(words)
+    if isinstance(node, Family):
+        raise KeyError(" ".join([*called, *rest[:1]]))
+    return parser_of(called, node), rest
 
 
 def missing(words: list[str]) -> list[str]:
     """Commands and flags that do not exist."""
     try:
-        parser, rest = parser_of(words)
+        parser, rest = command_of(words)
     except KeyError as error:
         return [f"command {error}"]
     flags = [word.partition("=")[0] for word in rest if word.startswith("--")]
@@ -46,15 +36,16 @@ def test_every_command_and_flag_exists(commands: Commands) -> None:
     assert not broken, "onesweep does not know:\n" + "\n".join(broken)
 
 
-def test_every_command_is_complete(commands: Commands, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_is_complete(commands: Commands) -> None:
     broken = []
     for where, words in commands:
         if missing(words):
             continue  # the test above says so
+        parser, rest = command_of(words)
         try:
-            whole_parser().parse_args(words)
-        except SystemExit:
-            broken.append(f"{where}: {capsys.readouterr().err.splitlines()[-1]}")
+            parser.parse(rest)
+        except UsageError as error:
+            broken.append(f"{where}: {error}")
     assert not broken, "\n".join(broken)
 
 

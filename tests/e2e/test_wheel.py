@@ -28,8 +28,9 @@ def test_the_public_names_are_there_and_a_client_needs_no_torch(python: Path) ->
 def test_the_demo_runs_with_the_weights_of_the_wheel(python: Path) -> None:
     shown = run(python, "-m", "onesweep", "demo", within_s=600)
     assert shown.returncode == 0, shown.stdout + shown.stderr
-    assert "sweep" in shown.stdout
-    assert "ar" in shown.stdout
+    assert "letter soup" in shown.stdout
+    assert "equal to `ar` by promise: checked" in shown.stdout
+    assert "\nauto: " in shown.stdout
 
 
 def test_the_weights_load_as_modules(python: Path) -> None:

@@ -213,18 +213,18 @@ def commands(ring: Ring, directory: Path) -> dict[str, Any]:
     alone = ("--threads", 1, "--json")
     tiny = ("--config", settings, "--data", directory / "words.txt", *alone)
     ways: dict[str, tuple[bool, tuple[object, ...]]] = {
-        "generate": (True, ("generate", *asked)),
+        "generate": (True, ("generate", *asked, "--mode", "sweep")),
         "generate, verified": (True, ("generate", *asked, "--mode", "verified", "--draft", 4)),
         "generate, auto": (True, ("generate", *asked, "--mode", "auto")),
         "compare": (True, ("compare", *asked, "--modes", lined, "--suffix", SUFFIX)),
         "status": (True, ("status", "--json", *router)),
         "doctor": (True, ("doctor", "--topology", topology, "--json")),
         "inspect": (False, ("inspect", rig.WEIGHTS, "--json")),
-        "plan": (False, ("plan", "--params", "20M", "--link", "links-60", "--step-s", 1, *alone)),
+        "plan": (False, ("train", "plan", "--params", "20M", "--link", "links-60", "--step-s", 1, *alone)),
         "evaluate": (False, ("evaluate", rig.WEIGHTS, "--data", text, "--windows", 2, "--steps", 1, *alone)),
-        "train rounds": (
+        "train simulate": (
             False,
-            ("train", "rounds", *tiny, "--steps", 4, "--vary", "codec=fp32,int8", "--out", directory / "rounds"),
+            ("train", "simulate", *tiny, "--steps", 4, "--vary", "codec=fp32,int8", "--out", directory / "rounds"),
         ),
     }
     found = {}

@@ -36,6 +36,9 @@ def harm_with(harm: str, bundle: Path) -> None:
     match harm:
         case "cut":
             weights.write_bytes(weights.read_bytes()[:-8])
+        case "flipped":
+            whole = weights.read_bytes()
+            weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
         case "missing":
             weights.unlink()
         case "digest":

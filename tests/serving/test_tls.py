@@ -301,7 +301,7 @@ def test_a_wrong_option_is_explained(
         (["--token-file", "OPEN"], "is a secret, and others can read"),
         (["--token-file", "EMPTY"], "is empty: it must hold a token"),
         (["--token", "a b"], "the token has characters that no token has"),
-        (["--token", "x", "--token-file", "y"], "not allowed with argument --token"),
+        (["--token", "x", "--token-file", "y"], "--token-file and --token exclude each other"),
         (["--tls-ca", "/nowhere"], "cannot read /nowhere"),
         (["--router", "10.8.0.1:1"], "router address 10.8.0.1:1 is on another machine"),
         (["--router", "10.8.0.1:1", "--insecure", "--token", "x"], "a token is not sent to 10.8.0.1:1 in plain text"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -13,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from onesweep.serving.cli.parser import parse
 from onesweep.stages.errors import OnesweepError
-from onesweep.trainer.commands import register
 from tests.trainer.small import TEXT
 
 SETTINGS = """
@@ -106,10 +105,8 @@ def onesweep(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Outco
     """Run a command as the front door does."""
 
     def run(*arguments: object) -> Outcome:
-        parser = argparse.ArgumentParser(prog="onesweep")
-        register(parser.add_subparsers(required=True))
-        options = parser.parse_args([str(argument) for argument in arguments])
         try:
+            options = parse([str(argument) for argument in arguments])
             code, message = options.run(options), ""
         except OnesweepError as error:
             code, message = error.exit_code, str(error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import sys
@@ -10,8 +9,8 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from onesweep.serving.cli.parser import parse
 from onesweep.stages.errors import OnesweepError
-from onesweep.trainer.commands import register
 from onesweep.trainer.rounds.processes import PRELOADED
 
 
@@ -37,10 +36,8 @@ def ended(process: BaseProcess, within_s: float) -> int | None:
 
 def run_command(arguments: list[str]) -> int:
     """As the front door does."""
-    parser = argparse.ArgumentParser()
-    register(parser.add_subparsers())
-    options = parser.parse_args(arguments)
     try:
+        options = parse(arguments)
         return int(options.run(options))
     except OnesweepError as error:
         print(error, file=sys.stderr)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from onesweep.stages.errors import ConfigError
+from onesweep.stages.errors import ConfigError, one_of
 from onesweep.stages.model.architecture import Architecture
 from onesweep.stages.model.partition import Kind
 from onesweep.stages.settings import check, from_toml, limits, read_toml
@@ -142,7 +142,7 @@ def load_config(path: Path | None, profile: str | None = None, **flags: object) 
     named = table.pop("profile", "onesweep")
     name = profile or named
     if not isinstance(name, str) or name not in PROFILES:
-        raise ConfigError(f"unknown profile {name!r}; choose from {', '.join(PROFILES)}")
+        raise ConfigError(f"unknown profile {name!r}{one_of(name, PROFILES)}")
     config = from_toml(TrainingConfig, table, str(path), PROFILES[name])
     given = {key: value for key, value in flags.items() if value is not None}
     if "context" in given:
@@ -158,5 +158,5 @@ def parse_config(text: str, where: str) -> TrainingConfig:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{where} are damaged: {error}") from None
     if not isinstance(profile, str) or profile not in PROFILES:
-        raise ConfigError(f"{where}: unknown profile {profile!r}; choose from {', '.join(PROFILES)}")
+        raise ConfigError(f"{where}: unknown profile {profile!r}{one_of(profile, PROFILES)}")
     return from_toml(TrainingConfig, record, where, PROFILES[profile])

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 # Modules that need torch are imported when the command runs.
 
 
-def add_graft_options(parser: argparse.ArgumentParser) -> None:
-    """Options of `train graft`."""
+def add_graft(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=run_graft)
     add_config_options(parser)
     add_data_options(parser)
     add_device_option(parser)
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="an imported model")
-    parser.add_argument("--out", type=Path, default=Path("runs/graft"), help="grafted blocks (default: %(default)s)")
+    parser.add_argument("--out", type=Path, metavar="DIR", default=Path("runs/graft"), help="blocks (%(default)s)")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--block", type=int, metavar="N", help="train this block")
     what.add_argument("--measure", action="store_true", help="train nothing: measure the whole chain, from noise")
@@ -43,15 +43,17 @@ def add_graft_options(parser: argparse.ArgumentParser) -> None:
         default="last",
         help="head of the next-token loss of --trains block",
     )
-    parser.add_argument("--anchor", type=float, metavar="W", help="weight of that loss (default: 0.3)")
-    parser.add_argument("--rank", type=int, default=32, metavar="R", help="rank of the slots' updates (default: 32)")
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--seed", type=int)
+    parser.add_argument("--anchor", type=float, metavar="W", help="weight of that loss (0.3)")
+    parser.add_argument("--rank", type=int, default=32, metavar="N", help="rank of the slots' updates (32)")
+    parser.add_argument("--steps", type=int, metavar="N")
+    parser.add_argument("--seed", type=int, metavar="N")
     parser.add_argument(
-        "--euler-steps", type=int, default=4, help="--measure, --write: Euler steps a block (default: 4)"
+        "--euler-steps", type=int, default=4, metavar="K", help="--measure, --write: Euler steps a block (4)"
     )
-    parser.add_argument("--windows", type=int, default=4, help="--measure: held-out windows (default: %(default)s)")
-    parser.add_argument("--temperature", type=positive, default=1.0, help="--write: sampling temperature (default: 1)")
+    parser.add_argument("--windows", type=int, metavar="N", default=4, help="--measure: windows (%(default)s)")
+    parser.add_argument(
+        "--temperature", type=positive, metavar="T", default=1.0, help="--write: sampling temperature (1)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

@@ -52,13 +52,7 @@ class LinkToPlan:
     latency_ms: float | None = field(default=None, metadata=flag("one way; wins over --link"))
 
 
-def register_plan(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to the parser of `onesweep`."""
-    plan = subparsers.add_parser(
-        "plan",
-        help="bytes, hours and memory of each variant of a run's rounds, before it starts",
-        description="Bytes, hours, utilisation and memory of each variant of rounds, for a model and its links.",
-    )
+def add_plan(plan: argparse.ArgumentParser) -> None:
     add_config_options(plan)
     add_data_options(plan)
     add_flags(plan.add_argument_group("model", "defaults are those of the settings"), ModelToPlan)
@@ -105,7 +99,7 @@ def run_plan(options: argparse.Namespace) -> int:
 
 def _link(asked: LinkToPlan) -> WorkerLink:
     """Raises InputError."""
-    from onesweep.stages.errors import InputError
+    from onesweep.stages.errors import InputError, one_of
     from onesweep.trainer.planning.cost import LINKS, WorkerLink
 
     own = given({name: value for name, value in asdict(asked).items() if name != "link"})
@@ -117,5 +111,5 @@ def _link(asked: LinkToPlan) -> WorkerLink:
             )
         return WorkerLink(**own)
     if asked.link not in LINKS:
-        raise InputError(f"no link {asked.link!r}; there are {', '.join(LINKS)}")
+        raise InputError(f"no link {asked.link!r}{one_of(asked.link, LINKS, 'there are')}")
     return replace(LINKS[asked.link], **own)

@@ -39,7 +39,7 @@ CONNECT_MS = 5000
 FIRST_DELAY_S, LAST_DELAY_S = 0.2, 2.0
 SAY_EVERY_S = 30.0
 BEATS_A_LEASE = 3
-BEAT_S = 2.0  # longest time between two heartbeats: `onesweep rounds` shows no older state
+BEAT_S = 2.0  # longest time between two heartbeats: `onesweep train status` shows no older state
 
 # Worth another try: the coordinator, or the way to it, may be there again.
 AWAY = (
@@ -285,7 +285,7 @@ class RoundsClient:
         code, details = _status(error), _details(error)
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return ServiceError(
-                f"what listens at {self.address} is no coordinator; start one with `onesweep coordinate`"
+                f"what listens at {self.address} is no coordinator; start one with `onesweep train coordinate`"
             )
         if code is grpc.StatusCode.UNAVAILABLE:
             return ServiceError(self._unanswered(error))

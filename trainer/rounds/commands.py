@@ -1,4 +1,4 @@
-"""Commands of rounds over the network: `coordinate`, `work` and `rounds`."""
+"""Commands of rounds: `train coordinate`, `work`, `status`, `simulate` and `audit`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from onesweep.stages.settings import add_flags, from_flags
 from onesweep.stages.telemetry.observability import LOG_FORMATS, check_log_format, start_log
-from onesweep.stages.wire.tls import add_server_options, security_of
-from onesweep.stages.wire.tokens import add_token_options, token_of
+from onesweep.stages.wire.flags import add_server_options, add_token_options
+from onesweep.stages.wire.tls import security_of
+from onesweep.stages.wire.tokens import token_of
 from onesweep.trainer.options import (
     add_config_options,
     add_data_options,
@@ -46,26 +47,22 @@ if TYPE_CHECKING:
 # Modules that need torch are imported when a command runs.
 
 
-def register_rounds(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the commands to the parser of `onesweep`."""
-    summary = "give out a model's parts to workers, and merge what they learn"
-    coordinate = subparsers.add_parser("coordinate", help=summary)
+def add_coordinate(coordinate: argparse.ArgumentParser) -> None:
     coordinate.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML, with a section [rounds]")
-    coordinate.add_argument("--profile", help="onesweep (default) or blocktrain")
+    coordinate.add_argument("--profile", metavar="P", help="onesweep (default) or blocktrain")
     add_data_options(coordinate)
     add_flags(coordinate, CoordinatorSettings)
     _add_log_option(coordinate)
     add_server_options(coordinate)
     coordinate.set_defaults(run=run_coordinate)
 
-    work = subparsers.add_parser("work", help="train one part of a model for a coordinator")
+
+def add_work(work: argparse.ArgumentParser) -> None:
     work.add_argument("--coordinator", required=True, metavar="HOST:PORT")
     _add_access_options(work)
     add_data_options(work)
-    work.add_argument(
-        "--name", help="of this worker; with a token, its key's name or NAME.MORE (default: this machine's)"
-    )
-    work.add_argument("--state", type=Path, metavar="DIR", help="where it keeps its state (default: runs/work/NAME)")
+    work.add_argument("--name", help="of this worker; with a token, its key's name or NAME.MORE (this machine's)")
+    work.add_argument("--state", type=Path, metavar="DIR", help="where it keeps its state (runs/work/NAME)")
     work.add_argument("--config", type=Path, metavar="FILE", help="refuse a run of another architecture than in here")
     add_flags(work, WorkerSettings)
     add_flags(work, WatchSettings, only=("patience_s",))
@@ -74,10 +71,11 @@ def register_rounds(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
     _add_log_option(work)
     work.set_defaults(run=run_work)
 
-    rounds = subparsers.add_parser("rounds", help="watch a coordinator's run: parts, workers, who is late")
+
+def add_status(rounds: argparse.ArgumentParser) -> None:
     add_flags(rounds, WatchSettings)
     _add_access_options(rounds)
-    rounds.set_defaults(run=run_rounds)
+    rounds.set_defaults(run=run_status)
 
 
 def run_coordinate(options: argparse.Namespace) -> int:
@@ -125,7 +123,7 @@ def run_work(options: argparse.Namespace) -> int:
     return 0
 
 
-def run_rounds(options: argparse.Namespace) -> int:
+def run_status(options: argparse.Namespace) -> int:
     """Show a run until it ends, through its coordinator's restarts."""
     import io
     import json
@@ -169,7 +167,7 @@ def _add_access_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_log_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--log-format", default="text", help=f"{' or '.join(LOG_FORMATS)} (text)")
+    parser.add_argument("--log-format", default="text", metavar="F", help=f"{', '.join(LOG_FORMATS)} (text)")
 
 
 def _link(options: argparse.Namespace, settings: WatchSettings, stop: threading.Event) -> RoundsClient:
@@ -195,8 +193,8 @@ def _stop_on_signals() -> threading.Event:
     return stop
 
 
-def add_rounds_options(parser: argparse.ArgumentParser) -> None:
-    """Options of `train rounds`."""
+def add_simulate(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=run_simulate)
     add_config_options(parser)
     add_data_options(parser)
     parser.add_argument(
@@ -218,14 +216,14 @@ def add_rounds_options(parser: argparse.ArgumentParser) -> None:
         help="and, or only, one worker a part that reads all replicas' text",
     )
     parser.add_argument("--seeds", type=numbers, default=[0], metavar="N[,N]")
-    parser.add_argument("--steps", type=int, help="local steps of each worker")
+    parser.add_argument("--steps", type=int, metavar="N", help="local steps of each worker")
     fleet = parser.add_argument_group("workers", "of virtual ones, speeds and links; their seconds are not real")
     add_flags(fleet, SimulatedWorkers)
-    parser.add_argument("--out", type=Path, default=Path("runs/rounds"), help="one file an arm and seed")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--out", type=Path, metavar="DIR", default=Path("runs/rounds"), help="one file an arm and seed")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def run_train_rounds(options: argparse.Namespace) -> int:
+def run_simulate(options: argparse.Namespace) -> int:
     """Make rounds for every combination of what is varied; what is done already is not done again."""
     from dataclasses import asdict
 
@@ -250,8 +248,8 @@ def run_train_rounds(options: argparse.Namespace) -> int:
     return 0
 
 
-def add_audit_options(parser: argparse.ArgumentParser) -> None:
-    """Options of `train audit`."""
+def add_audit(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=run_audit)
     parser.add_argument("directory", type=Path, metavar="DIR", help="where the rounds are kept: it has a log.jsonl")
 
 

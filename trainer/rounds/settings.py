@@ -25,7 +25,7 @@ PATIENCE_S = 600.0
 
 @dataclass(frozen=True)
 class CoordinatorSettings:
-    """Settings of `onesweep coordinate` beside those of the run."""
+    """Settings of `onesweep train coordinate` beside those of the run."""
 
     listen: str = field(metadata=flag("", metavar="HOST:PORT"))
     out: Path = field(default=Path("runs/chain"), metadata=flag("the checkpoint", metavar="DIR"))
@@ -44,7 +44,7 @@ class CoordinatorSettings:
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """Settings of `onesweep work`; without a flag are those that it finds out."""
+    """Settings of `onesweep train work`; without a flag are those that it finds out."""
 
     name: str
     state: Path  # A directory of this worker alone
@@ -62,7 +62,7 @@ class WorkerSettings:
 
 @dataclass(frozen=True)
 class WatchSettings:
-    """Settings of `onesweep rounds`; those of `onesweep work` for its coordinator, too."""
+    """Settings of `onesweep train status`; those of `onesweep train work` for its coordinator, too."""
 
     coordinator: str = field(metadata=flag("", name="coordinator", metavar="HOST:PORT"))
     interval_s: float = field(default=1.0, metadata=flag("least time between two looks", name="--interval"))

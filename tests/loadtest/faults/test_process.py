@@ -136,7 +136,7 @@ while not (path / "end").exists():
 def test_a_command_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onesweep.loadtest.faults.process.MODULE", ["-c", "import sys; sys.exit('onesweep: no luck')"])
     with pytest.raises(OnesweepError, match=r"^no luck$"):
-        answer_of(["plan"], 60.0)
+        answer_of(["train", "plan"], 60.0)
     monkeypatch.setattr("onesweep.loadtest.faults.process.MODULE", ["-c", "import time; time.sleep(600)"])
-    with pytest.raises(OnesweepError, match="`onesweep plan` has not ended after 0 s"):
-        answer_of(["plan"], 0.2)
+    with pytest.raises(OnesweepError, match="`onesweep train plan` has not ended after 0 s"):
+        answer_of(["train", "plan"], 0.2)

@@ -27,7 +27,7 @@ from onesweep.loadtest.faults.rounds_bench import (
 from onesweep.loadtest.faults.settings import SIX_WORKERS, RoundsBenchSettings
 from onesweep.loadtest.faults.training_observer import LogEntry, RunView
 from onesweep.loadtest.lab.profile import ROUTER, profile_named
-from onesweep.serving.cli.__main__ import build_parser
+from onesweep.serving.cli.parser import parse
 from onesweep.stages.errors import InputError
 from onesweep.trainer.planning.cost import LINKS
 from onesweep.trainer.v1.rounds_pb2 import WatchUpdate, WorkerStatus
@@ -133,7 +133,7 @@ deadline = "lockstep"
 
 def answered_here(arguments: Sequence[str], within_s: float) -> dict[str, Any]:
     """As a process would, without the seconds that it takes to start."""
-    options, said = build_parser().parse_args([*arguments, "--json"]), io.StringIO()
+    options, said = parse([*arguments, "--json"]), io.StringIO()
     with contextlib.redirect_stdout(said):
         assert options.run(options) == 0
     answer: dict[str, Any] = json.loads(said.getvalue())

@@ -50,7 +50,7 @@ def test_faults_cost_no_text(bundles: Path) -> None:
     record = chaos_record(result)
     everything = record["modes"]["all"]
     assert everything["right"] + everything["turned_away"] + everything["late"] == len(record["requests"])
-    page = serving_report(result).page("onesweep chaos", "0", this_machine())
+    page = serving_report(result).page("onesweep bench chaos", "0", this_machine())
     assert "<svg" in page
     assert "garbage" in page
 

@@ -93,7 +93,7 @@ def test_faults_lose_no_update(settings: TrainingChaosSettings) -> None:
     assert result.proof.compared > 0
     record = training_record(result)
     assert len(record["log"]) == len(result.entries)
-    page = training_report(result).page("onesweep chaos training", "0", this_machine())
+    page = training_report(result).page("onesweep bench chaos-training", "0", this_machine())
     assert "<svg" in page
     assert "NaN" in page
 

@@ -1,4 +1,4 @@
-"""`onesweep frontier`: what is refused before a lab is made, and a whole run in a real one."""
+"""`onesweep bench frontier`: what is refused before a lab is made, and a whole run in a real one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def quality(path: Path, bundle: Path, **changes: Any) -> Path:
 
 
 def frontier(bundle: Path, *options: object) -> list[str]:
-    return ["frontier", "--checkpoint", str(bundle), "--bytes", "8", *map(str, options)]
+    return ["bench", "frontier", "--checkpoint", str(bundle), "--bytes", "8", *map(str, options)]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_refused_with_a_sentence(
 
 def test_no_quality(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(frontier(bundle)) == 2
-    assert "give --quality FILE, as `onesweep quality --json FILE` writes it" in capsys.readouterr().err
+    assert "give --quality FILE, as `onesweep bench quality --json FILE` writes" in capsys.readouterr().err
 
 
 def test_other_weights(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

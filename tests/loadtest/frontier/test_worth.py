@@ -92,8 +92,8 @@ def test_a_frontier_is_a_ranking_too(tmp_path: Path) -> None:
     ("content", "says"),
     [
         ("{", "is not JSON"),
-        ("[]", "no record of `onesweep quality"),
-        ('{"quality": "check"}', "no record of `onesweep quality"),
+        ("[]", "no record of `onesweep bench quality"),
+        ('{"quality": "check"}', "no record of `onesweep bench quality"),
         ('{"quality": "run"}', "the record is damaged"),
         ('{"quality": "run", "judge": "j", "weights": {}, "rows": [3]}', "the record is damaged"),
         ('{"quality": "run", "judge": "j", "weights": {}, "rows": []}', "no mode in it has judge bits"),

@@ -1,4 +1,4 @@
-"""`onesweep fuzz`: a short run with real processes, and the checks that would find something."""
+"""`onesweep bench fuzz`: a short run with real processes, and the checks that would find something."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_short_run_finds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture
     pytest.importorskip("fastapi", reason="the extra `http` is not installed")
     path = tmp_path / "run.json"
     targets = "stage,router,http"
-    assert main(["fuzz", "--inputs", "300", "--seed", "7", "--targets", targets, "--json", str(path)]) == 0
+    assert main(["bench", "fuzz", "--inputs", "300", "--seed", "7", "--targets", targets, "--json", str(path)]) == 0
     said, record = capsys.readouterr().out, json.loads(path.read_text())
     assert record["findings"] == []
     assert {target["target"]: target["inputs"] > 25 for target in record["targets"]} == {

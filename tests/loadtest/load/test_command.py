@@ -1,4 +1,4 @@
-"""`onesweep loadtest`: its results, its page, its end, and mistakes that end in a sentence."""
+"""`onesweep bench loadtest`: its results, its page, its end, and mistakes that end in a sentence."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def router(deployment: Deployment, locust: None) -> str:
 
 @contextlib.contextmanager
 def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, *MODULE, "loadtest", *arguments]
+    command = [sys.executable, *MODULE, "bench", "loadtest", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         yield process
@@ -58,7 +58,19 @@ def read(url: str) -> bytes:
 def test_a_whole_run(router: str, request_limit: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
     path, html = tmp_path / "figures.json", tmp_path / "report.html"
-    command = ["loadtest", "--router", router, "--users", "2", *QUICK, "--json", str(path), "--html", str(html)]
+    command = [
+        "bench",
+        "loadtest",
+        "--router",
+        router,
+        "--users",
+        "2",
+        *QUICK,
+        "--json",
+        str(path),
+        "--html",
+        str(html),
+    ]
     assert main(command) == 0
     record, out = json.loads(path.read_text()), capsys.readouterr().out
     assert (record["mode"], record["users"], record["profile"]) == ("sweep", 2, "as found")
@@ -80,7 +92,18 @@ def test_a_whole_run(router: str, request_limit: int, tmp_path: Path, capsys: py
 
 def test_the_knee_of_two_modes(router: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "knee.json"
-    command = ["loadtest", "--find-knee", "--router", router, "--users", "1", *QUICK, "--mode", "sweep,ar,local"]
+    command = [
+        "bench",
+        "loadtest",
+        "--find-knee",
+        "--router",
+        router,
+        "--users",
+        "1",
+        *QUICK,
+        "--mode",
+        "sweep,ar,local",
+    ]
     assert main([*command, "--json", str(path)]) == 0
     record, out = json.loads(path.read_text()), capsys.readouterr().out
     assert "left out local: the router serves sweep, chunked, ar" in out
@@ -170,7 +193,7 @@ def test_ctrl_c_prints_the_results_so_far_and_takes_everything_down(bundle: Path
 def test_mistakes_end_in_a_sentence_before_anything_starts(
     bundle: Path, capsys: pytest.CaptureFixture[str], locust: None, arguments: list[str], sentence: str
 ) -> None:
-    assert main(["loadtest", "--checkpoint", str(bundle), *arguments]) == 2
+    assert main(["bench", "loadtest", "--checkpoint", str(bundle), *arguments]) == 2
     printed = capsys.readouterr()
     assert printed.err.startswith("onesweep: ")
     assert sentence in printed.err
@@ -179,24 +202,24 @@ def test_mistakes_end_in_a_sentence_before_anything_starts(
 
 
 def test_bytes_that_the_context_has_no_room_for(router: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["loadtest", "--router", router, "--bytes", "90"]) == 2
+    assert main(["bench", "loadtest", "--router", router, "--bytes", "90"]) == 2
     assert "--bytes must be 1 to 88, what the context of 96 leaves: not 90" in capsys.readouterr().err
 
 
 def test_a_mode_that_the_deployment_lacks(router: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["loadtest", "--router", router, "--mode", "local", "--bytes", "16"]) == 2
+    assert main(["bench", "loadtest", "--router", router, "--mode", "local", "--bytes", "16"]) == 2
     assert "this deployment cannot serve local; it has sweep, chunked, ar" in capsys.readouterr().err
 
 
 def test_a_router_that_does_not_answer(capsys: pytest.CaptureFixture[str], locust: None) -> None:
     address = f"127.0.0.1:{free_port_block(1)}"
-    assert main(["loadtest", "--router", address]) == 1
+    assert main(["bench", "loadtest", "--router", address]) == 1
     assert f"no router answers at {address}" in capsys.readouterr().err
 
 
 def test_a_port_of_the_page_that_is_taken(router: str, capsys: pytest.CaptureFixture[str]) -> None:
     port = router.rpartition(":")[2]
-    assert main(["loadtest", "--router", router, "--web", "--web-port", port]) == 2
+    assert main(["bench", "loadtest", "--router", router, "--web", "--web-port", port]) == 2
     assert f"cannot open the page on 127.0.0.1:{port}" in capsys.readouterr().err
 
 
@@ -222,7 +245,7 @@ def test_a_package_that_is_missing(
     real = importlib.util.find_spec
     for module in ("onesweep.loadtest.load.generator", "onesweep.loadtest.report.chart"):
         monkeypatch.setattr(f"{module}.find_spec", lambda name: None if name == missing else real("json"), raising=True)
-    assert main(["loadtest", "--checkpoint", str(bundle), *option]) == 2
+    assert main(["bench", "loadtest", "--checkpoint", str(bundle), *option]) == 2
     assert sentence in capsys.readouterr().err
 
 
@@ -230,5 +253,5 @@ def test_no_lab_without_root(
     bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, locust: None
 ) -> None:
     monkeypatch.setattr("onesweep.loadtest.workload.testbed.lab_problem", lambda: "a lab needs root")
-    assert main(["loadtest", "--checkpoint", str(bundle), "--profile", "lan"]) == 1
+    assert main(["bench", "loadtest", "--checkpoint", str(bundle), "--profile", "lan"]) == 1
     assert capsys.readouterr().err == "onesweep: a lab needs root; --profile loopback needs no lab\n"

@@ -16,7 +16,7 @@ PASSAGE = Passage(b"It was late when ", "she opened the door and said that she â
 
 
 def checked(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(["quality", "--check", *arguments]) == 0, capsys.readouterr().out
+    assert main(["bench", "quality", "--check", *arguments]) == 0, capsys.readouterr().out
     return capsys.readouterr().out
 
 
@@ -48,7 +48,7 @@ def test_human_text_wins_with_the_ngram_judge(
 
 def test_a_check_needs_twice_the_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "text.txt").write_text("some words " * 100)
-    arguments = ["quality", "--check", "--prompts", str(tmp_path), "--count", "3", "--judge", "ngram"]
+    arguments = ["bench", "quality", "--check", "--prompts", str(tmp_path), "--count", "3", "--judge", "ngram"]
     assert main(arguments) == 2
     assert "text for 6 passages, half of them for comparison; there is room for 3" in capsys.readouterr().err
     assert main([*arguments, "--modes", "ar"]) == 2

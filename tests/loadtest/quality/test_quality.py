@@ -1,4 +1,4 @@
-"""`onesweep quality` over a real ring, on a tiny bundle; and mistakes that end in a sentence."""
+"""`onesweep bench quality` over a real ring, on a tiny bundle; and mistakes that end in a sentence."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def requests_of(deployment: Deployment) -> int:
 def test_a_whole_run(bundle: Path, python_docs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = ["--json", str(tmp_path / "q.json"), "--html", str(tmp_path / "q.html")]
     modes = ["--modes", "sweep:steps=2,chunked:chunk=5:steps=1", "--temperatures", "0.5,1"]
-    arguments = ["quality", "--prompts", str(python_docs), "--weights", str(bundle), *modes, *SIZES, *files]
+    arguments = ["bench", "quality", "--prompts", str(python_docs), "--weights", str(bundle), *modes, *SIZES, *files]
     assert main(arguments) == 0
     printed = capsys.readouterr().out
     record = json.loads((tmp_path / "q.json").read_text())
@@ -77,7 +77,7 @@ def test_the_same_texts_from_a_running_router(
     for in_flight in ("1", "8"):
         path = tmp_path / f"{in_flight}.json"
         arguments = ["--router", deployment.topology.router, "--in-flight", in_flight, "--json", str(path)]
-        assert main(["quality", "--prompts", str(python_docs), *SIZES, *arguments]) == 0
+        assert main(["bench", "quality", "--prompts", str(python_docs), *SIZES, *arguments]) == 0
         records.append(json.loads(path.read_text()))
     first, second = records
     assert first["samples"] == second["samples"]
@@ -103,7 +103,7 @@ def test_what_a_router_refuses_is_said_once(
     until: Callable[..., object],
 ) -> None:
     arguments = ["--router", deployment.topology.router, "--modes", modes]
-    assert main(["quality", "--prompts", str(python_docs), *SIZES, *arguments]) == 2
+    assert main(["bench", "quality", "--prompts", str(python_docs), *SIZES, *arguments]) == 2
     assert capsys.readouterr().err.count(sentence) == 1
     until(lambda: requests_of(deployment) == 0)  # the router hears of its hosts once a second
 
@@ -126,12 +126,12 @@ def test_what_a_router_refuses_is_said_once(
 def test_mistakes_end_in_a_sentence(
     python_docs: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
 ) -> None:
-    assert main(["quality", "--prompts", str(python_docs), "--judge", "ngram", *arguments]) == 2
+    assert main(["bench", "quality", "--prompts", str(python_docs), "--judge", "ngram", *arguments]) == 2
     assert sentence in capsys.readouterr().err
 
 
 def test_no_router_there(python_docs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["quality", "--prompts", str(python_docs), *SIZES, "--router", "127.0.0.1:1"]) == 1
+    assert main(["bench", "quality", "--prompts", str(python_docs), *SIZES, "--router", "127.0.0.1:1"]) == 1
     assert "no router answers at 127.0.0.1:1" in capsys.readouterr().err
 
 
@@ -139,7 +139,7 @@ def interrupted(arguments: list[str], ready: Callable[[psutil.Process], bool]) -
     """Exit code and last words of a run that gets Ctrl-C when it is `ready`."""
     # an interpreter of its own: a signal meets it as a user's does, not as a fork of the tests' template
     script = "import sys; from onesweep.serving.cli.__main__ import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", script, "quality", *arguments]
+    command = [sys.executable, "-c", script, "bench", "quality", *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 90
         while not ready(psutil.Process(process.pid)):

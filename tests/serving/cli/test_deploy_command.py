@@ -19,6 +19,9 @@ Run = Callable[..., tuple[int, str, str]]
     ("harm", "says"),
     [
         ("cut", "bytes, its manifest says"),
+        ("flipped", "block-1-"),
+        ("flipped", "is damaged (its SHA-256 is not the manifest's): fetch it again"),
+        ("digest", "is damaged"),
         ("missing", "is missing: fetch it again"),
         ("untrained", "part 1 is not trained yet"),
         ("outside", "must be a plain .safetensors name"),
@@ -44,6 +47,16 @@ def test_what_is_bad_here_is_not_sent(new: Path, tmp_path: Path, onesweep: Run, 
 def test_options_that_make_no_sense(onesweep: Run, arguments: list[str], says: str) -> None:
     code, _, err = onesweep("deploy", *arguments)
     assert (code, says in err) == (2, True), err
+
+
+def test_damaged_files_of_what_is_served_already(old: Path, tmp_path: Path, local_ring: Any, onesweep: Run) -> None:
+    damaged = Path(shutil.copytree(old, tmp_path / "damaged"))
+    harm_with("flipped", damaged)
+    with local_ring(old, 1) as client:
+        served = client.status().release
+        code, out, err = onesweep("deploy", damaged, "--router", client.address)
+        assert (code, out, "is damaged" in err) == (2, "", True), err
+        assert client.status().release == served
 
 
 def test_without_shelves(old: Path, new: Path, local_ring: Any, onesweep: Run) -> None:

@@ -200,10 +200,11 @@ def test_echo_stands_before_the_text(openai: OpenAI) -> None:
 def test_models_are_the_modes_that_are_served(openai: OpenAI, client: Client) -> None:
     models = {model.id: model.model_extra["onesweep"]["mode"] for model in openai.models.list()}
     served = client.status().modes
-    assert models == {"onesweep": "ar", **{f"onesweep-{mode}": mode for mode in served}}, "there is no frontier here"
+    assert models == {"onesweep": "auto", **{f"onesweep-{mode}": mode for mode in served}}
     assert openai.models.retrieve("onesweep-sweep").object == "model"
     answer = openai.completions.create(model="onesweep", prompt=PROMPT, max_tokens=2)
-    assert accounting(answer)[0]["mode"] == "ar"
+    assert accounting(answer)[0]["mode"] == "resample"
+    assert "the router has no frontier" in accounting(answer)[0]["reason"]
     with pytest.raises(api.NotFoundError):
         openai.models.retrieve("gpt-4")
 
@@ -217,7 +218,6 @@ def test_models_are_the_modes_that_are_served(openai: OpenAI, client: Client) ->
         ({"temperature": 1000.0}, api.BadRequestError, "invalid_argument", "temperature must be"),
         ({"prompt": ""}, api.BadRequestError, "invalid_argument", "prompt is empty"),
         ({"logprobs": 3}, api.BadRequestError, None, "logprobs is not supported"),
-        ({"model": "onesweep-auto"}, api.BadRequestError, "failed_precondition", "frontier"),
         ({"suffix": "x"}, api.BadRequestError, "invalid_argument", "does not look at a suffix"),
         ({"extra_body": {"onesweep": {"mode": "sweep"}}}, api.BadRequestError, None, "in one of them"),
         ({"extra_headers": {"Authorization": "Basic x"}}, api.AuthenticationError, None, "Bearer TOKEN"),

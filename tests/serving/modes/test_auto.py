@@ -198,18 +198,64 @@ def test_a_budget_that_is_none(budget_ms: Any) -> None:
         ask(client, budget_ms=budget_ms)
 
 
-def test_no_frontier(scored: Path, local_ring: Any) -> None:
+# Without a frontier
+
+
+ORDER = "resample, ar-speculative, ar, chunked, sweep, local"
+
+
+@pytest.fixture(scope="module")
+def unguided(scored: Path, local_ring: Any) -> Iterator[Client]:
     with local_ring(scored, 1) as client:
-        says, code = refused(client)
-        assert code is grpc.StatusCode.FAILED_PRECONDITION
-        assert "onesweep frontier --write FILE" in says
-        assert "auto" not in client.status().modes
+        yield client
+
+
+def test_a_budget_is_kept_by_what_was_timed(unguided: Client) -> None:
+    says, code = refused(unguided, budget_ms=60_000)  # nothing was written here yet
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "mode auto cannot keep a budget yet: the router has no frontier" in says
+    assert "leave budget_ms out once" in says
+    ask(unguided)
+    result = ask(unguided, budget_ms=60_000)
+    assert result.mode == "resample"
+    assert re.match(r"resample is expected to take \d+ ms, as its last texts did; ", result.reason)
+    says, code = refused(unguided, budget_ms=1)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "a budget of 1 ms is too small for 64 bytes: of the modes timed so far" in says
+
+
+def test_the_first_served_mode_of_one_order(unguided: Client) -> None:
+    result = unguided.generate("The sea ", max_bytes=64, seed=3)
+    assert result.mode == "resample"
+    assert result.reason.startswith(
+        f"resample is the first of {ORDER} that these weights allow; the router has no frontier ("
+    )
+    assert result.output == ask(unguided, mode="resample").output
+    assert "auto" in unguided.status().modes
+
+
+def test_the_request_may_rule_a_mode_out(unguided: Client) -> None:
+    likely = ask(unguided, temperature=0.0)  # of which all candidates of `resample` would be the same
+    named = ask(unguided, mode="ar", temperature=0.0)
+    assert (likely.mode, likely.output) == ("ar-speculative", named.output)
+    filled = ask(unguided, suffix=" again.", max_bytes=8)
+    assert (filled.mode, filled.output) == (
+        "infill",
+        ask(unguided, mode="infill", suffix=" again.", max_bytes=8).output,
+    )
+
+
+def test_an_error_about_a_mode_lists_those_that_are_served(bundles: Path, local_ring: Any) -> None:
+    with local_ring(bundles / "own", 1) as client:
+        served = ", ".join(client.status().modes)
+        assert refused(client, mode="swep")[0] == f"unknown mode 'swep'; did you mean sweep?; served here: {served}"
+        assert f"; served here: {served}" in refused(client, mode="verified", scorer="chain")[0] or "verified" in served
 
 
 def test_other_weights(serve: Callable[..., Client]) -> None:
-    says, code = refused(serve((LOCAL,), local_digest="f" * 64))
-    assert code is grpc.StatusCode.FAILED_PRECONDITION
-    assert "measured with other weights (local/ ffffffffffff" in says
+    result = ask(serve((LOCAL,), local_digest="f" * 64))
+    assert result.mode == "resample"
+    assert "measured with other weights (local/ ffffffffffff" in result.reason
 
 
 def test_a_bad_file_that_was_named(onesweep: Run, scored: Path, tmp_path: Path) -> None:
@@ -229,9 +275,7 @@ def test_a_bad_file_in_the_bundle_stops_no_other_mode(bundles: Path, tmp_path: P
     (bundle / "frontier.json").write_text("{")
     with local_ring(bundle, 1) as client:
         assert client.generate("x", mode="sweep", max_bytes=4).output_bytes == 4
-        says, code = refused(client)
-        assert code is grpc.StatusCode.FAILED_PRECONDITION
-        assert "is not JSON" in says
+        assert "is not JSON" in ask(client).reason
 
 
 def test_the_frontier_of_the_bundle_is_the_default(bundles: Path, tmp_path: Path, local_ring: Any) -> None:

@@ -72,6 +72,13 @@ def test_the_text_is_that_of_one_process(scene: Scene, temperature: float) -> No
         assert guessed.drafted > 0
 
 
+def test_without_a_mode_the_models_own_text_is_written(scene: Scene) -> None:
+    chosen = scene.client.generate(PROMPT, max_tokens=COUNT, temperature=0.8, seed=5)
+    assert (chosen.mode, chosen.output) == ("ar-speculative", write(scene, "ar").output)
+    assert "the router has no frontier" in chosen.reason
+    assert write(scene, "auto", budget_ms=60_000).output == chosen.output
+
+
 # Verified
 
 
@@ -204,7 +211,7 @@ def test_messages_are_written_by_the_template(scene: Scene) -> None:
 def test_without_a_drafter_it_is_said_what_cannot_be_done(tmp_path: Path, local_ring: Any) -> None:
     write_model(tmp_path)
     with local_ring(tmp_path, 1) as served:
-        assert list(served.status().modes) == ["ar", "ar-speculative"]
+        assert list(served.status().modes) == ["ar", "ar-speculative", "auto"]
         assert served.status().context_tokens == ARCHITECTURE.positions
         for settings, sentence in (
             ({"mode": "sweep"}, "the hosts have no chain of blocks"),

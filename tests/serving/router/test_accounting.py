@@ -143,7 +143,7 @@ def test_json_has_every_figure(deployment: Deployment, onesweep: Run) -> None:
     }
     assert [set(host) for host in record["hosts"]] == [{"name", "blocks", "compute_ms", "queue_ms"}] * 3
     assert bytes.fromhex(record["output_hex"]).decode(errors="replace") == record["text"]
-    assert (record["mode"], record["seed"], record["output_bytes"]) == ("sweep", 7, 30)
+    assert (record["mode"], record["seed"], record["output_bytes"]) == ("resample", 7, 30)
 
 
 # The sums

@@ -135,7 +135,6 @@ def test_the_doctor_examines_hosts_that_are_registered(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "give either --topology FILE, or --registry URL"),
         (("--topology", "t.toml", "--registry", "etcd://127.0.0.1:1/x"), "give either --topology FILE, or --registry"),
         (("--registry", "consul://127.0.0.1:1/x"), "must be etcd://HOST:PORT[,HOST:PORT]/PREFIX"),
         (("--registry-key", "k.pem", "--topology", "t.toml"), "--registry-key says how to reach a registry"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -125,7 +126,17 @@ def test_status_tells_what_can_be_served(deployment: Deployment) -> None:
     with Client(deployment.topology.router) as client:
         status = client.status()
     assert status.ready
-    assert list(status.modes) == ["sweep", "chunked", "resample", "verified", "infill", "ar", "ar-speculative", "local"]
+    assert list(status.modes) == [
+        "sweep",
+        "chunked",
+        "resample",
+        "verified",
+        "infill",
+        "ar",
+        "ar-speculative",
+        "local",
+        "auto",
+    ]
     assert status.context_tokens == 512
     assert all(host.rtt_ms > 0 for host in status.hosts)
     assert len(status.chain_digest) == len(status.ar_digest) == 64
@@ -135,10 +146,13 @@ def test_the_demo_shows_every_mode(
     bundles: Path, deployment: Deployment, onesweep: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = contextlib.nullcontext(deployment)
-    monkeypatch.setattr("onesweep.serving.cli.serve.temporary_deployment", lambda topology, checkpoint: there)
-    code, out, _ = onesweep("demo", "--checkpoint", bundles / "own", "--prompt", "The sea ")
+    monkeypatch.setattr("onesweep.serving.cli.demo.temporary_deployment", lambda topology, checkpoint, waiting: there)
+    code, out, _ = onesweep("demo", bundles / "own", "--prompt", "The sea ")
     assert code == 0
-    assert all(f"\n{mode}:" in out for mode in ("sweep", "chunked", "ar", "ar-speculative", "local"))
+    assert re.search(r"The weights are tiny: chain [\d.]+, ar [\d.]+, local [\d.]+ million parameters", out)
+    assert all(re.search(rf"^{mode} +\d+ ", out, re.MULTILINE) for mode in ("sweep", "chunked", "ar", "local"))
+    assert all(f"\n{title}:\n  The sea |" in out for title in ("sweep", "chunked", "ar = ar-speculative", "local"))
+    assert re.search(r"^ar-speculative .*equal to `ar` by promise: checked$", out, re.MULTILINE)
     assert "stopped" in out
 
 

@@ -41,7 +41,9 @@ def sentence(err: str) -> str:
         ([""], "prompt is empty: give at least one byte"),
         (["x" * 500, "--max-bytes", 13], r"prompt \(500 bytes\) and output \(13\).*context is 512: shorten"),
         (["x" * (1 << 20) + "x"], "at most 1048576 can be sent: shorten it"),
-        (["x", "--mode", "magic"], "unknown mode 'magic'; choose from sweep, chunked, resample, verified"),
+        (["x", "--mode", "magic"], "unknown mode 'magic'; served here: sweep, chunked, resample, verified"),
+        (["x", "--mode", "ar-speculativ"], "unknown mode 'ar-speculativ'; did you mean ar-speculative"),
+        (["x", "--chunk", 8], "mode auto chooses chunk itself: leave it out, or name a mode"),
         (["x", "--mode", "swéep"], "unknown mode 'swéep'"),
         (["x", "--mode", "chunked", "--chunk", 0], "chunk must be a whole number from 1"),
         (["x", "--temperature", -1], "temperature must be 0 to 100, not -1"),
@@ -52,9 +54,9 @@ def sentence(err: str) -> str:
         (["x", "--seed", -1], "seed must be a whole number from 0"),
         (["x", "--seed", 1 << 64], "seed must be a whole number from 0"),
         (["x", "--steps", 0], "steps must be a whole number from 1"),
-        (["x", "--steps", 65], "steps must be 1 to 64, not 65"),
-        (["x", "--sampler", "sde"], "unknown sampler 'sde'; choose from stochastic, ode"),
-        (["x", "--codec", "zip"], "mode sweep has no codec 'zip'; choose from fp32, int8, int4"),
+        (["x", "--mode", "sweep", "--steps", 65], "steps must be 1 to 64, not 65"),
+        (["x", "--mode", "sweep", "--sampler", "sde"], "unknown sampler 'sde'; choose from stochastic, ode"),
+        (["x", "--mode", "sweep", "--codec", "zip"], "mode sweep has no codec 'zip'; choose from fp32, int8, int4"),
         (["x", "--mode", "ar", "--codec", "int4"], "mode ar has no codec 'int4'; choose from fp32, int8"),
         (["x", "--mode", "ar-speculative", "--drafter", "oracle"], "unknown drafter 'oracle'; choose from both, model"),
         (["x", "--mode", "ar-speculative", "--draft", 0], "draft must be a whole number from 1"),
@@ -244,7 +246,7 @@ def test_status_shows_the_hosts(deployment: Deployment, onesweep: Run) -> None:
     code, out, _ = onesweep("status", "--router", deployment.topology.router)
     assert code == 0
     assert (
-        "router ready; modes sweep, chunked, resample, verified, infill, ar, ar-speculative, local; 0 of 64 requests"
-        in out
+        "router ready; modes sweep, chunked, resample, verified, infill, ar, ar-speculative, local, auto; 0 of "
+        "64 requests" in out
     )
     assert [line.split()[0] for line in out.splitlines()[1:]] == ["host-1", "host-2", "host-3", "release"]

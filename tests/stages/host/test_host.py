@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from onesweep.stages.host import scheduler as engine
 from onesweep.stages.host.host import Host, HostSettings, Subscribers
 from onesweep.stages.host.parts import HostPlan, Parts, load_parts, plan_host
 from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.hop_stream import LinkDelay
 from onesweep.stages.wire.messages import PROTOCOL, put_work
 from onesweep.stages.wire.status import StatusError
 from tests.stages.hosts import event_of, open_host, send
@@ -325,3 +327,35 @@ async def test_a_second_subscription_takes_over() -> None:
 def test_a_name_that_cannot_be_shown(name: str) -> None:
     with pytest.raises(InputError, match="host name"):
         HostSettings(name)
+
+
+# Delay on the links of a ring on one machine
+
+
+@pytest.mark.parametrize(
+    ("is_local", "delay_ms", "code", "message"),
+    [
+        (False, 5, grpc.StatusCode.FAILED_PRECONDITION, "delay is added to links on one machine only"),
+        (True, 501, grpc.StatusCode.INVALID_ARGUMENT, "a delay of 501 ms; at most 500 ms"),
+    ],
+)
+async def test_a_delay_that_a_host_refuses(
+    parts: Parts, is_local: bool, delay_ms: int, code: grpc.StatusCode, message: str
+) -> None:
+    async with open_host(parts, is_local=is_local) as host:
+        request = hop(host)
+        request.link_delay_ms = delay_ms
+        (rejection,) = host.take(stage_pb2.HopBatch(protocol=PROTOCOL, hops=[request])).rejections
+        assert (rejection.code, message in rejection.message) == (code.value[0], True)
+        assert not host.sessions.sessions
+
+
+async def test_calls_that_are_delayed_alike_keep_their_order() -> None:
+    delay, called = LinkDelay(), list[int]()
+    for number in range(200):
+        delay.after(3, partial(called.append, number))
+    assert not called
+    async with asyncio.timeout(30):
+        while len(called) < 200:
+            await asyncio.sleep(0.001)
+    assert called == list(range(200))

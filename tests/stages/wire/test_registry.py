@@ -15,20 +15,19 @@ import pytest
 
 from onesweep.serving.cli.__main__ import main
 from onesweep.stages.errors import InputError
+from onesweep.stages.wire.flags import add_registry_flags, add_server_options
 from onesweep.stages.wire.registry import (
     MAX_ENDPOINTS,
     MAX_ENTRY_BYTES,
     MAX_PREFIX,
     Registration,
     RegistrySettings,
-    add_registry_flags,
     parse_url,
     read_entry,
     registry_settings,
     successors,
     write_entry,
 )
-from onesweep.stages.wire.tls import add_server_options
 
 PARIS = Registration("paris", "10.8.0.1:7701", (0, 1))
 

@@ -24,7 +24,7 @@ def plan(onesweep: Run, settings: Callable[..., Path]) -> Run:
     """The rows of a plan for the tiny settings, by name."""
 
     def run(*arguments: str) -> dict[str, Any]:
-        found = onesweep("plan", "--config", settings(), *arguments, "--json")
+        found = onesweep("train", "plan", "--config", settings(), *arguments, "--json")
         assert found.code == 0, found.message
         return {row["name"]: row for row in json.loads(found.out)["rows"]}
 
@@ -52,7 +52,7 @@ def test_a_step_is_measured_with_what_it_keeps(plan: Run, text_file: Path) -> No
 
 def test_the_table_has_the_model_and_a_line_for_each(onesweep: Run) -> None:
     model = ("--params", "2M", "--block-count", "3", "--workers", "9", "--layers", "3")
-    found = onesweep("plan", *model, *LINK, "--step-s", "1", "--steps", "300")
+    found = onesweep("train", "plan", *model, *LINK, "--step-s", "1", "--steps", "300")
     assert found.code == 0, found.message
     first, _, header, _, *rows = found.out.splitlines()
     assert "3 parts with 3 workers each: 3 x 1 layers" in first
@@ -80,19 +80,19 @@ def test_the_table_has_the_model_and_a_line_for_each(onesweep: Run) -> None:
 def test_what_cannot_be_planned_is_told(
     onesweep: Run, settings: Callable[..., Path], changes: tuple[str, ...], words: str
 ) -> None:
-    found = onesweep("plan", "--config", settings(), *LINK, *changes)
+    found = onesweep("train", "plan", "--config", settings(), *LINK, *changes)
     assert found.code == 2
     assert re.search(words, found.message)
 
 
 def test_no_link_is_told(onesweep: Run) -> None:
-    found = onesweep("plan", "--step-s", "1", "--up-mbps", "20")
+    found = onesweep("train", "plan", "--step-s", "1", "--up-mbps", "20")
     assert found.code == 2
     assert found.message.startswith("say what a worker's link is: --link with one of lan, ")
 
 
 def test_more_replicas_than_there_can_be_are_told(onesweep: Run) -> None:
-    found = onesweep("plan", *LINK, "--step-s", "1", "--workers", "6000")
+    found = onesweep("train", "plan", *LINK, "--step-s", "1", "--workers", "6000")
     assert (found.code, found.message) == (2, "replicas must be a whole number from 1 to 1024, not 2000")
 
 

@@ -1,4 +1,4 @@
-"""`onesweep train rounds`: every combination, a table, and nothing done twice."""
+"""`onesweep train simulate`: every combination, a table, and nothing done twice."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def flags(tmp_path: Path, text_file: Path) -> list[object]:
 
 def test_every_combination_is_a_row(onesweep: Command, flags: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
     vary = ["--vary", "codec=fp32,e3m0", "--vary", "in_time=1,0.5", "--one-place", "--seeds", "0,1"]
-    found = onesweep("train", "rounds", *flags, *vary)
+    found = onesweep("train", "simulate", *flags, *vary)
     assert found.code == 0, found.message
     header, _, *rows = found.out.splitlines()
     assert header.startswith("| arm | seeds | next_byte | rounds | up MB |")
@@ -58,7 +58,7 @@ def test_every_combination_is_a_row(onesweep: Command, flags: list[object], monk
     assert all("±" in row for row in rows)
 
     monkeypatch.setattr(Simulation, "run", lambda self: pytest.fail("this is done already"))
-    again = onesweep("train", "rounds", *flags, *vary, "--json")
+    again = onesweep("train", "simulate", *flags, *vary, "--json")
     results = json.loads(again.out)["results"]
     assert len(results) == 10
     up = {result["arm"]: result["up_bytes"] for result in results}
@@ -67,13 +67,13 @@ def test_every_combination_is_a_row(onesweep: Command, flags: list[object], monk
 
 
 def test_never_is_one_merge_at_the_end(onesweep: Command, flags: list[object]) -> None:
-    found = onesweep("train", "rounds", *flags, "--vary", "steps_per_round=2,never", "--json")
+    found = onesweep("train", "simulate", *flags, "--vary", "steps_per_round=2,never", "--json")
     assert [result["rounds"] for result in json.loads(found.out)["results"]] == [2, 1]
 
 
 def test_a_way_of_its_own_differs_in_more_than_one_thing(onesweep: Command, flags: list[object]) -> None:
     ways = ["--arm", "codec=fp32 replicas=1", "--arm", "codec=e3m0 engine=inprocess", "--vary", "outer=mean"]
-    found = onesweep("train", "rounds", *flags, *ways, "--json")
+    found = onesweep("train", "simulate", *flags, *ways, "--json")
     assert [(result["arm"], result["workers"]) for result in json.loads(found.out)["results"]] == [
         ("codec=fp32 replicas=1 outer=mean", 1),
         ("codec=e3m0 engine=inprocess outer=mean", 2),
@@ -136,7 +136,7 @@ def test_fragments_cut_a_part_in_order_and_about_evenly() -> None:
 
 
 def test_one_place_may_be_all_that_is_trained(onesweep: Command, flags: list[object]) -> None:
-    found = onesweep("train", "rounds", *flags, "--one-place", "only")
+    found = onesweep("train", "simulate", *flags, "--one-place", "only")
     assert found.code == 0, found.message
     assert [row.split(" | ")[0] for row in found.out.splitlines()[2:]] == ["| one place"]
 

@@ -76,11 +76,11 @@ def test_kills_change_nothing(
 
     def coordinator() -> BaseProcess:
         how = ("--config", config_file, "--data", text_file, "--out", out, "--publish-every", 2, "--lease", 600)
-        return start("coordinator", "coordinate", *how, "--listen", address)
+        return start("coordinator", "train", "coordinate", *how, "--listen", address)
 
     def worker(number: int) -> BaseProcess:
         how = ("--data", text_file, "--state", tmp_path / f"w{number}", "--save-every", 0, "--patience", WITHIN_S)
-        return start(f"w{number}", "work", "--coordinator", address, "--name", f"w{number}", *how)
+        return start(f"w{number}", "train", "work", "--coordinator", address, "--name", f"w{number}", *how)
 
     first, workers = coordinator(), [worker(number) for number in range(WORKERS)]
     until(lambda: accepted(out) >= 3, WITHIN_S)
@@ -120,8 +120,10 @@ def test_who_is_told_to_stop_stores_everything_and_says_so(
 ) -> None:
     out, address = tmp_path / "out", f"127.0.0.1:{unused_port}"
     how = ("--config", config_file, "--data", text_file, "--out", out, "--lease", 600)
-    first = start("coordinator", "coordinate", *how, "--listen", address)
-    one = start("w0", "work", "--coordinator", address, "--name", "w0", "--data", text_file, "--state", tmp_path / "w0")
+    first = start("coordinator", "train", "coordinate", *how, "--listen", address)
+    one = start(
+        "w0", "train", "work", "--coordinator", address, "--name", "w0", "--data", text_file, "--state", tmp_path / "w0"
+    )
     until(lambda: accepted(out) >= 1, WITHIN_S)  # then it waits for the other worker of its part
     one.terminate()
     assert ended(one, WITHIN_S) == 130

@@ -14,16 +14,25 @@ from tests.trainer.rounds.network.calls import Start
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["work", "--coordinator", "127.0.0.1:1", "--data", "/nowhere"], "no text at /nowhere"),
-        (["work", "--coordinator", "127.0.0.1:1", "--name", "a b"], "--name 'a b' must be"),
-        (["work", "--coordinator", "10.0.0.1:1"], "traffic would not be encrypted"),
-        (["work", "--coordinator", "127.0.0.1:1", "--block", "-1"], "--block must be the number of a part"),
-        (["work", "--coordinator", "127.0.0.1:1", "--patience", "nan"], "--patience must be from 0"),
-        (["coordinate", "--listen", "127.0.0.1:0", "--lease", "0"], "--lease must be from 0.5"),
-        (["coordinate", "--listen", "127.0.0.1:0", "--publish-every", "0"], "--publish-every must be at least 1"),
-        (["coordinate", "--listen", "127.0.0.1:0", "--config", "H0"], "steps_per_round must be a whole number from 1"),
-        (["coordinate", "--listen", "127.0.0.1:0", "--config", "pieces"], "a fragment has at least one; give fewer"),
-        (["rounds", "127.0.0.1:1", "--once"], "no coordinator answers at 127.0.0.1:1"),
+        (["train", "work", "--coordinator", "127.0.0.1:1", "--data", "/nowhere"], "no text at /nowhere"),
+        (["train", "work", "--coordinator", "127.0.0.1:1", "--name", "a b"], "--name 'a b' must be"),
+        (["train", "work", "--coordinator", "10.0.0.1:1"], "traffic would not be encrypted"),
+        (["train", "work", "--coordinator", "127.0.0.1:1", "--block", "-1"], "--block must be the number of a part"),
+        (["train", "work", "--coordinator", "127.0.0.1:1", "--patience", "nan"], "--patience must be from 0"),
+        (["train", "coordinate", "--listen", "127.0.0.1:0", "--lease", "0"], "--lease must be from 0.5"),
+        (
+            ["train", "coordinate", "--listen", "127.0.0.1:0", "--publish-every", "0"],
+            "--publish-every must be at least 1",
+        ),
+        (
+            ["train", "coordinate", "--listen", "127.0.0.1:0", "--config", "H0"],
+            "steps_per_round must be a whole number from 1",
+        ),
+        (
+            ["train", "coordinate", "--listen", "127.0.0.1:0", "--config", "pieces"],
+            "a fragment has at least one; give fewer",
+        ),
+        (["train", "status", "127.0.0.1:1", "--once"], "no coordinator answers at 127.0.0.1:1"),
     ],
 )
 def test_commands_say_what_is_wrong(
@@ -45,5 +54,5 @@ def test_a_checkpoint_of_another_run_is_told(
 ) -> None:
     net, other = network(), settings()
     given = ("--config", other, "--data", text_file, "--out", net.out, "--threads", 1)
-    outcome = onesweep("coordinate", "--listen", "127.0.0.1:0", *given)
+    outcome = onesweep("train", "coordinate", "--listen", "127.0.0.1:0", *given)
     assert "holds a checkpoint of other settings or data; give another --out" in outcome.message

@@ -201,11 +201,11 @@ def test_one_that_does_not_come_back_is_given_up(address: str, serve: Serve) -> 
 
 def test_the_command_says_so_and_its_exit_code_tells(address: str, serve: Serve, onesweep: Callable[..., Any]) -> None:
     first = serve(RUNNING, STOPPING)
-    found = onesweep("rounds", address, "--json", "--patience", 0)
+    found = onesweep("train", "status", address, "--json", "--patience", 0)
     assert (found.code, found.message) == (1, f"the coordinator at {address} has stopped; gave up after 0 s")
     assert [json.loads(line)["state"] for line in found.out.splitlines()] == ["RUN_STATE_RUNNING", "RUN_STATE_STOPPING"]
-    found = onesweep("rounds", address, "--patience", 0)
+    found = onesweep("train", "status", address, "--patience", 0)
     assert found.out.endswith(f"the coordinator at {address} has stopped; looking for it for 0 s\n\n")
     first.stop(None).wait()
     serve(FINISHED)
-    assert onesweep("rounds", address).code == 0
+    assert onesweep("train", "status", address).code == 0

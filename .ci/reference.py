@@ -1,0 +1,166 @@
+"""docs/reference.md, made from the parsers, the settings and the modes. `python .ci/reference.py` writes it."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import textwrap
+from collections import Counter
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from onesweep.serving.cli.commands import ROOT, Command, Words, walk
+from onesweep.serving.cli.parser import parser_of
+from onesweep.serving.client import result
+from onesweep.serving.modes import MODES
+from onesweep.serving.modes.auto import PREFERENCE
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent / "docs" / "reference.md"
+WIDTH = 120
+
+# Options that go together, by the name that a command's line has for them, and a command that has them all.
+SETS = {
+    "request": (
+        "generate",
+        "--max-bytes --max-tokens --seed --chunk --temperature --steps --codec --sampler --drafter --draft --branches "
+        "--scorer --candidates --suffix --budget-ms --timeout-s",
+    ),
+    "host": ("stage", "--session-mb --lease-s --queue --batch --backend --hop-timeout-s"),
+    "server": ("stage", "--threads --keep-warm-ms --shelf --health --drain-s --metrics --traces --log-format"),
+    "registry": ("stage", "--registry --registry-ca --registry-cert --registry-key"),
+    "token": ("generate", "--token-file --token"),
+    "TLS server": ("stage", "--tls-cert --tls-key --tls-ca --insecure"),
+    "TLS": ("generate", "--tls-ca --insecure"),
+    "settings": ("train ar", "--config --profile --data --threads"),
+}
+
+# Of this group the page has names and defaults only: the sentences of its many options are in `--help`.
+BRIEF = "measure"
+
+# Flag with its value, and help: options that agree in both are the same.
+Option = tuple[str, str]
+
+
+def option_of(action: argparse.Action) -> Option:
+    """An argument as the page shows it."""
+    value = action.metavar or (action.dest.upper() if action.nargs != 0 else "")
+    shown = "[,]".join(value) if isinstance(value, tuple) else value
+    if action.choices and not action.metavar:
+        shown = "|".join(map(str, action.choices))
+    name = action.option_strings[-1] if action.option_strings else ""
+    help = (action.help or "").replace("%(default)s", str(action.default)).replace("%%", "%")
+    return f"{name} {shown}".strip(), help[:1].lower() + help[1:] if help[1:2].islower() else help
+
+
+def options_of(path: Words, command: Command) -> list[Option]:
+    actions = parser_of(path, command)._actions
+    return [option_of(action) for action in actions if not isinstance(action, argparse._HelpAction)]
+
+
+def commands_by_group() -> list[tuple[str, list[tuple[Words, Command]]]]:
+    """Of each group of `onesweep --help`: its commands, those of families among them."""
+    everything = list(walk())
+    groups = []
+    for title, members in ROOT.groups.items():
+        names = [member.name for member in members]
+        own = [(path, node) for path, node in everything if path[1] in names and isinstance(node, Command)]
+        groups.append((title, own))
+    return groups
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The options that several commands have: sets, and of each flag and value the one that most of them have."""
+
+    sets: dict[str, list[Option]]
+    others: dict[str, Option]
+
+    @classmethod
+    def among(cls, every: dict[Words, list[Option]]) -> Shared:
+        sets = {}
+        for title, (specimen, flags) in SETS.items():
+            options = {flag_of(option): option for option in every[("onesweep", *specimen.split())]}
+            sets[title] = [options[flag] for flag in flags.split()]
+        counted = Counter(o for options in every.values() for o in dict.fromkeys(options) if flag_of(o)[0] == "-")
+        others = {}
+        for option, count in counted.most_common():
+            if count > 1 and option[1]:
+                others.setdefault(option[0], option)
+        return cls(sets, others)
+
+    def split(self, given: list[Option]) -> tuple[list[Option], list[str]]:
+        """The options of a command that need words of their own, and the names of the others, and of sets."""
+        left, names = list(given), []
+        for title, options in self.sets.items():
+            if set(options) <= set(left):
+                names.append(f"*{title}*")
+                left = [option for option in left if option not in options]
+        common = [option for option in left if self.others.get(option[0]) == option]
+        return [o for o in left if o not in common], [*map(self.name_of, common), *names]
+
+    def name_of(self, option: Option) -> str:
+        """A shared option's flag, with its value where another shared one has the same flag."""
+        twins = [name for name in self.others if name.split()[0] == flag_of(option)]
+        return f"`{option[0] if len(twins) > 1 else flag_of(option)}`"
+
+
+def flag_of(option: Option) -> str:
+    return option[0].split()[0]
+
+
+def wrapped(text: str) -> str:
+    # a number or dash at the start of a line would be a list
+    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def described(option: Option) -> str:
+    name, help = option
+    return f"`{name}` {help}".strip().replace("|", "\\|")
+
+
+def page() -> str:
+    """The whole page."""
+    every = {path: options_of(path, node) for path, node in walk() if isinstance(node, Command)}
+    shared = Shared.among(every)
+    commands: list[str] = []
+    for title, members in commands_by_group():
+        commands += ["", f"### {title}"]
+        for path, command in members:
+            own, names = shared.split(every[path])
+            needed = [option[0] for option in own if flag_of(option)[0] != "-"]
+            own = [option for option in own if option[1] or flag_of(option)[0] == "-"]
+            line = f"**`{' '.join([*path, *needed])}`** {command.sentence}."
+            if title == BRIEF:
+                own = [(name, "".join(re.findall(r"\([^()]*\)$", help))) for name, help in own]
+            line += f" {'; '.join(map(described, own))}." if own else ""
+            line += f" Also {', '.join(names)}." if names else ""
+            commands += ["", wrapped(line)]
+    options = [f"**{title}**: {'; '.join(map(described, found))}." for title, found in shared.sets.items()]
+    in_sets = {option for found in shared.sets.values() for option in found}
+    rest = [option for _, option in sorted(shared.others.items()) if option not in in_sets]
+    options.append(f"**others**: {'; '.join(map(described, rest))}.")
+    options = [line for option in options for line in (wrapped(option), "")][:-1]
+    modes = ["| mode | sweeps | what it does |", "|---|---|---|"]
+    modes += [f"| `{name}` | {sweeps} | {does} |" for name, (sweeps, does) in MODES.items()]
+    text = (HERE / "reference.md").read_text(encoding="utf-8")
+    parts = {"COMMANDS": commands, "OPTIONS": options, "MODES": modes, "KEYS": keys()}
+    for name, lines in parts.items():
+        text = text.replace(f"\n{name}\n", "\n" + "\n".join(lines) + "\n\n")
+    return text.replace("ORDER", ", ".join(f"`{name}`" for name in PREFERENCE))
+
+
+def keys() -> list[str]:
+    """A row for each field of a result, with the comment above it."""
+    source = Path(result.__file__).read_text(encoding="utf-8").partition("class Result:")[2]
+    rows = ["| key | meaning |", "|---|---|"]
+    for field in fields(result.Result):
+        name = "output_hex" if field.name == "output" else field.name
+        comment = re.search(rf"((?:    # .*\n)*)    {field.name}: ", source)
+        said = " ".join(line.strip(" #") for line in comment[1].splitlines()) if comment else ""
+        rows.append(f"| `{name}` | {said.removesuffix('.').replace('|', chr(92) + '|')} |")
+    return rows
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,292 @@
+"""A conversation in the terminal: `onesweep chat` with a router that runs, `onesweep run` with one of its own."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from onesweep.serving.cli.generate import add_router_options, async_client_of
+from onesweep.serving.client.comparison import INFILL, printable
+from onesweep.serving.client.result import Result
+from onesweep.serving.router.request import MAX_TIMEOUT_S
+from onesweep.stages.errors import InputError, OnesweepError, one_of
+from onesweep.stages.signals import Terminated, ends_cleanly, run_interruptible
+
+if TYPE_CHECKING:
+    from onesweep.serving.client.client import AsyncClient
+    from onesweep.serving.v1 import router_pb2
+
+# Modules that need gRPC are imported when a command runs.
+
+STANDARD_INPUT = "-"
+# The first of these that is served; what is exact comes before what is quick.
+PREFERRED = ("auto", "ar-speculative", "ar", "chunked", "sweep")
+MAX_TOKENS = 512
+PROMPT = "> "
+HELP = """\
+/mode [M]  the mode of the next answers; without M, those that are served
+/stats     what the last answer cost
+/reset     forget the conversation
+/quit      leave, as Ctrl-D does; Ctrl-C ends an answer"""
+
+# Notes stand on standard error: standard output has answers only.
+tell = partial(print, file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class ChatSettings:
+    """Settings of every answer; None is the router's to choose."""
+
+    mode: str | None = None
+    system: str = ""
+    max_tokens: int | None = None
+    temperature: float | None = None
+    seed: int = 0
+
+
+def add_chat(chat: argparse.ArgumentParser) -> None:
+    add_chat_options(chat)
+    add_router_options(chat)
+    chat.set_defaults(run=run_chat)
+
+
+def add_chat_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "prompt",
+        nargs="?",
+        metavar="PROMPT",
+        help="answer it on standard output and leave; - reads it from standard input (a conversation)",
+    )
+    parser.add_argument("--system", default="", metavar="TEXT", help="instructions before the conversation")
+    parser.add_argument("--mode", metavar="M", help="how answers are made (the best that is served)")
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="N", help=f"longest answer ({MAX_TOKENS}, or half the context)"
+    )
+    parser.add_argument("--temperature", type=float, metavar="T", help="0 = most likely (0.8)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="another one gives other answers (0)")
+
+
+def chat_settings(options: argparse.Namespace) -> ChatSettings:
+    """The settings that these options give. Raises InputError."""
+    if options.max_tokens is not None and options.max_tokens < 1:
+        raise InputError(f"--max-tokens must be at least 1, not {options.max_tokens}")
+    return ChatSettings(options.mode, options.system, options.max_tokens, options.temperature, options.seed)
+
+
+def given_prompt(options: argparse.Namespace) -> str | None:
+    """The prompt to answer once; None for a conversation. Raises InputError."""
+    prompt: str | None = options.prompt
+    if prompt == STANDARD_INPUT:
+        try:
+            prompt = sys.stdin.buffer.read().decode()
+        except UnicodeDecodeError as error:
+            raise InputError(f"standard input is not UTF-8 (byte {error.start}): give UTF-8 text") from None
+    if prompt is not None and not prompt.strip():
+        raise InputError("the prompt is empty: give some text")
+    return prompt
+
+
+def run_chat(options: argparse.Namespace) -> int:
+    settings, prompt = chat_settings(options), given_prompt(options)
+    with ends_cleanly():
+        return talk(partial(async_client_of, options), settings, prompt)
+
+
+def talk(
+    open_client: Callable[[], AsyncClient],
+    settings: ChatSettings,
+    prompt: str | None,
+    failed: Callable[[], object] = lambda: None,
+) -> int:
+    """Answer one prompt, or hold a conversation; returns the exit code. Raises OnesweepError.
+
+    :param open_client: called where an event loop runs.
+    :param failed: called after a failure, to raise where nothing more can come.
+    """
+    chat = Chat.begin(open_client, settings)
+    if prompt is not None:
+        chat.answer(prompt)
+        return 0
+    Conversation(chat, failed).hold()
+    return 0
+
+
+@dataclass
+class Chat:
+    """A conversation with a router so far, and the settings of what is said next."""
+
+    open_client: Callable[[], AsyncClient]
+    settings: ChatSettings
+    mode: str
+    modes: Sequence[str]  # that are served
+    has_template: bool
+    # (role, content), with the answers; stays empty where there is no template.
+    messages: list[tuple[str, str]] = field(default_factory=list)
+    last: Result | None = None
+
+    @classmethod
+    def begin(cls, open_client: Callable[[], AsyncClient], settings: ChatSettings) -> Chat:
+        """Ask the router what it serves. Raises OnesweepError."""
+
+        async def status() -> router_pb2.StatusResponse:
+            async with open_client() as client:
+                return await client.status()
+
+        found = run_interruptible(status())
+        modes = [mode for mode in found.modes if mode != INFILL]  # which needs what follows the text
+        if not modes:
+            reasons = "; ".join(host.reason for host in found.hosts if host.reason)
+            raise InputError(f"the router serves no mode that could answer: {reasons or 'it has no weights'}")
+        if settings.max_tokens is None:
+            settings = replace(settings, max_tokens=max(1, min(MAX_TOKENS, found.context_tokens // 2)))
+        chat = cls(open_client, settings, "", modes, found.chat)
+        chat.take_mode(settings.mode or next((mode for mode in PREFERRED if mode in modes), modes[0]))
+        chat.reset()
+        return chat
+
+    def take_mode(self, mode: str) -> None:
+        """Raises InputError for one that is not served."""
+        if mode not in self.modes:
+            raise InputError(f"mode {mode!r} is not served here{one_of(mode, self.modes)}")
+        self.mode = mode
+
+    def reset(self) -> None:
+        """Forget what was said."""
+        self.messages = [("system", self.settings.system)] if self.settings.system and self.has_template else []
+
+    def answer(self, text: str) -> None:
+        """Print the answer to `text` as it comes, and remember both. Raises KeyboardInterrupt or OnesweepError."""
+        written: list[str] = []
+        messages = [*self.messages, ("user", text)]
+        try:
+            self.last = None
+            self.last = run_interruptible(self._stream(text, messages, written))
+        finally:
+            if written:
+                print(flush=True)
+            answer = "".join(written)
+            # the model remembers of an answer that was ended early what its reader saw
+            if self.has_template and answer:
+                self.messages = [*messages, ("assistant", answer)]
+
+    async def _stream(self, text: str, messages: Sequence[tuple[str, str]], written: list[str]) -> Result | None:
+        from onesweep.serving.client.client import TextDecoder
+
+        s = self.settings
+        asked: dict[str, Any] = {"messages": messages} if self.has_template else {"prompt": s.system + text}
+        asked |= {"mode": self.mode, "max_tokens": s.max_tokens, "temperature": s.temperature, "seed": s.seed}
+        decoder, result = TextDecoder(), None
+
+        def show(piece: str) -> None:
+            if piece:
+                written.append(piece)
+                # a tab moves nothing that a space does not
+                print("\t".join(printable(part, newline="\n") for part in piece.split("\t")), end="", flush=True)
+
+        async with (
+            self.open_client() as client,
+            aclosing(client.events(**{"prompt": b"", **asked}, timeout_s=MAX_TIMEOUT_S)) as events,
+        ):
+            async for event in events:
+                if isinstance(event, Result):
+                    result = event
+                elif isinstance(event, bytes):
+                    show(decoder.feed(event))
+        show(decoder.end())
+        return result
+
+
+class Conversation:
+    """Lines of a person, and what is done with each."""
+
+    def __init__(self, chat: Chat, failed: Callable[[], object]) -> None:
+        self.chat, self._failed = chat, failed
+        self._has_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+
+    def hold(self) -> None:
+        """Return when the person leaves. Raises OnesweepError when nothing more can come."""
+        chat = self.chat
+        if self._has_terminal:
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401 - lines can be edited, and called back
+        tell(f"mode {chat.mode}; /help lists the commands, Ctrl-D leaves")
+        if not chat.has_template:
+            tell("this model has no chat template: it continues each text that you type, and knows of none before")
+        warned = False
+        while True:
+            try:
+                line = input(PROMPT if self._has_terminal else "").strip()
+                warned = False
+                if line == "/quit":
+                    return
+                if line.startswith("/"):
+                    self._command(*line[1:].split())
+                elif line:
+                    self._answer(line)
+            except EOFError:
+                if self._has_terminal:
+                    tell()
+                return
+            except Terminated:
+                raise
+            except UnicodeDecodeError:
+                tell("that line is not UTF-8: check the terminal's encoding")
+            except KeyboardInterrupt:
+                tell()
+                if warned:
+                    return
+                warned = True
+                tell("(Ctrl-C again, Ctrl-D or /quit leaves)")
+
+    def _answer(self, line: str) -> None:
+        from onesweep.serving.client.client import RequestRefused
+
+        try:
+            self.chat.answer(line)
+        except RequestRefused as error:
+            tell(f"{error}{'; /reset forgets the conversation' if self.chat.messages else ''}")
+        except OnesweepError as error:
+            tell(error)
+            self._failed()
+
+    def _command(self, name: str = "", *values: str) -> None:
+        chat = self.chat
+        match name, values:
+            case "help", ():
+                tell(HELP)
+            case "mode", ():
+                tell(f"mode {chat.mode}; served: {', '.join(chat.modes)}")
+            case "mode", (mode,):
+                try:
+                    chat.take_mode(mode)
+                except InputError as error:
+                    tell(error)
+            case "stats", ():
+                tell(cost_of(chat.last) if chat.last else "no answer came to its end yet")
+            case "reset", ():
+                chat.reset()
+                tell("the conversation is forgotten")
+            case _:
+                tell(f"no command /{' '.join((name, *values))}; /help lists them")
+
+
+def cost_of(result: Result) -> str:
+    """A line on what an answer cost."""
+    noun = "bytes" if result.output_tokens == result.output_bytes else "tokens"
+    seconds = result.latency_ms / 1000
+    parts = [
+        f"{result.output_tokens} {noun} in {seconds:.1f} s ({result.output_tokens / max(seconds, 1e-3):.1f} a second)",
+        f"first after {result.first_byte_ms / 1000:.1f} s",
+        f"{result.sweeps} trips",
+        f"{result.wire_bytes_total:,} bytes on the wire",
+        f"mode {result.mode}",
+    ]
+    if result.drafted:
+        parts.append(f"{result.accepted} of {result.drafted} guesses right")
+    return ", ".join(parts)

@@ -1,0 +1,382 @@
+"""The tree of commands: names, groups, sentences and examples. A command's own options are built when it is chosen."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pkgutil import resolve_name
+from typing import TypeAlias
+
+# Of the packages that this one stands beside, whatever holds them all.
+PREFIX = __name__.removesuffix("onesweep.serving.cli.commands")
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command. Nothing of it is imported before it is chosen, so that help and typing errors take no time."""
+
+    name: str
+    sentence: str
+    # What may stand after its name.
+    arguments: str
+    # MODULE:FUNCTION that adds its options to a parser, and sets `run`.
+    options: str
+    # Other words under which a user may look for it.
+    also: tuple[str, ...] = ()
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        resolve_name(PREFIX + self.options)(parser)
+
+
+@dataclass(frozen=True)
+class Family:
+    """Commands that share their first word, in groups; a group without a title stands for itself."""
+
+    name: str
+    sentence: str
+    groups: Mapping[str, tuple[Command | Family, ...]]
+    also: tuple[str, ...] = ()
+
+    @property
+    def members(self) -> Iterator[Command | Family]:
+        for members in self.groups.values():
+            yield from members
+
+    def member(self, name: str) -> Command | Family | None:
+        return next((member for member in self.members if member.name == name), None)
+
+
+Words: TypeAlias = tuple[str, ...]
+
+
+# Name, sentence, an example's arguments, and other words for it.
+Row: TypeAlias = tuple[str, str, str] | tuple[str, str, str, tuple[str, ...]]
+
+
+def _commands(options: str, *rows: Row) -> tuple[Command, ...]:
+    """:param options: MODULE:PREFIX of the functions that add their options, each named after its command."""
+    made = []
+    for name, sentence, arguments, *also in rows:
+        made.append(Command(name, sentence, arguments, options + name.replace("-", "_"), *also))
+    return tuple(made)
+
+
+_CERTS = Family(
+    "certs",
+    "make and renew certificates of hosts, routers and clients",
+    {
+        "": _commands(
+            "onesweep.serving.cli.admin:add_certs_",
+            ("init", "make the authority that signs the others", ""),
+            ("host", "make the certificate of a host", "host-1 --address 10.8.0.1"),
+            ("router", "make the certificate of a router", "--address 10.8.0.9"),
+            ("client", "make the certificate of a client", "laptop"),
+            ("renew", "renew certificates, with the same keys and addresses", ""),
+        )
+    },
+)
+_TOKEN = Family(
+    "token",
+    "make and remove the tokens of those who may ask a router",
+    {
+        "": _commands(
+            "onesweep.serving.cli.admin:add_token_",
+            ("add", "make a token, and print it once", "alice --tokens tokens.toml"),
+            ("list", "list names, scopes and limits", "--tokens tokens.toml"),
+            ("remove", "remove a token; requests that bring it are refused from then on", "alice --tokens tokens.toml"),
+        )
+    },
+)
+_TRAIN = Family(
+    "train",
+    "train blocks or whole models, on this machine or on many",
+    {
+        "": _commands(
+            "onesweep.trainer.commands:add_",
+            ("blocks", "train the blocks of a chain, one at a time", "--data corpus/"),
+            (
+                "ar",
+                "train an autoregressive model end to end, on the same data, steps and batch",
+                "--data corpus/ --steps 2000",
+            ),
+            ("scorer", "train a pipeline stage by stage, each through frozen copies of the others", "--data corpus/"),
+        )
+        + _commands(
+            "onesweep.trainer.grafting.commands:add_",
+            ("graft", "make a block of a chain from a stage of a pretrained model", "--checkpoint smollm2 --block 0"),
+        )
+        + _commands(
+            "onesweep.trainer.rounds.commands:add_",
+            (
+                "coordinate",
+                "give out a model's parts to workers, and merge what they learn",
+                "--config run.toml --data corpus/ --listen 10.8.0.9:7800",
+            ),
+            (
+                "work",
+                "train one part of a model for a coordinator",
+                "--coordinator 10.8.0.9:7800 --data corpus/",
+                ("worker",),
+            ),
+            ("status", "watch a coordinator's run: parts, workers, who is late", "10.8.0.9:7800", ("rounds",)),
+        )
+        + _commands(
+            "onesweep.trainer.planning.commands:add_",
+            (
+                "plan",
+                "estimate memory, traffic and time of a run before it starts",
+                "--params 1e9 --workers 12 --link home --step-s 2",
+            ),
+        )
+        + _commands(
+            "onesweep.trainer.rounds.commands:add_",
+            (
+                "simulate",
+                "compare ways of merging, with workers on this machine",
+                "--vary steps_per_round=10,100",
+                ("rounds",),
+            ),
+            ("audit", "check from a run's log that no update was lost or merged twice", "runs/rounds"),
+        )
+        + _commands(
+            "onesweep.trainer.commands:add_",
+            ("memory", "measure what training one block takes, against the whole model", "--json"),
+            ("watch", "follow a training that was started with --listen", "127.0.0.1:7900"),
+        )
+    },
+)
+_BENCH = Family(
+    "bench",
+    "measure latency, load, faults and quality",
+    {
+        "cost": _commands(
+            "onesweep.loadtest.host.commands:add_",
+            ("overhead", "latency over pure compute, on loopback", ""),
+            ("memory", "memory of a loaded block over an idle server", ""),
+            ("stage", "one step of one part: backends against this machine's floor", ""),
+            ("losses", "backends and codecs: nats lost by an AR model, time saved", "--text held-out.txt"),
+            ("batching", "many requests at once against a bare torch loop", ""),
+            ("audit", "time until audits find a faulty host, and their cost", ""),
+            ("seeing", "cost of metrics, traces and JSON logs", ""),
+            ("shapes", "large shapes with random weights, stage by stage", ""),
+            ("parity", "an imported model over hosts against transformers", "--checkpoint smollm2 --source model.gguf"),
+        )
+        + _commands(
+            "onesweep.loadtest.host.idle:add_",
+            ("idle", "processor time and wakes of servers without requests", ""),
+        ),
+        "latency": _commands(
+            "onesweep.loadtest.latency.commands:add_",
+            (
+                "wan",
+                "every mode over emulated far links, against a computed floor",
+                "--profile links-60 --modes sweep,ar",
+            ),
+            ("warm", "first requests: after the start, a pause, a reconnect", ""),
+            ("first-token", "a long prompt over far links: in several hops, and in one", "--checkpoint smollm2"),
+        ),
+        "load and faults": _commands(
+            "onesweep.loadtest.load.commands:add_",
+            ("loadtest", "many users at once: latency, throughput, every text checked", "--users 16 --seconds 60"),
+        )
+        + _commands(
+            "onesweep.loadtest.faults.commands:add_",
+            ("flood", "many times more users than the knee, and what is still answered", "--knee 12"),
+            ("soak", "steady load for a long time: memory and descriptors must stay", "--minutes 30"),
+            ("chaos", "faults under load: nothing may be lost, no text may change", "--minutes 10 --seed 1"),
+            ("chaos-training", "faults under a training: no accepted update may be lost", "--seed 1"),
+        )
+        + _commands(
+            "onesweep.loadtest.fuzz.commands:add_",
+            ("fuzz", "bad input on purpose, to a deployment that is started for it", "--inputs 5000"),
+        )
+        + _commands(
+            "onesweep.loadtest.faults.commands:add_",
+            ("rounds", "rounds over emulated far links against one place, and against the plan", ""),
+        ),
+        "text": _commands(
+            "onesweep.loadtest.quality.commands:add_",
+            ("quality", "quality of each mode's text, beside human text", "--prompts texts/"),
+            ("infill", "gaps in held-out text, filled with and without a look at what follows", "--prompts texts/"),
+        )
+        + _commands(
+            "onesweep.loadtest.frontier.commands:add_",
+            (
+                "frontier",
+                "quality against seconds over far links, and the file that mode auto chooses from",
+                "--write frontier.json",
+            ),
+        ),
+    },
+)
+_WAN = Family(
+    "wan",
+    "emulate hosts that are far apart, on this machine (Linux, root)",
+    {
+        "": _commands(
+            "onesweep.loadtest.lab.commands:add_",
+            ("up", "make the network; it stays until `wan down`", "--profile links-60"),
+        )
+        + _commands(
+            "onesweep.loadtest.lab.commands:add_wan_",
+            ("status", "print nodes, addresses, links and what they carried", ""),
+        )
+        + _commands(
+            "onesweep.loadtest.lab.commands:add_",
+            ("exec", "run a program inside a node", "router -- ping -c 3 host-1"),
+        )
+        + _commands(
+            "onesweep.loadtest.lab.commands:add_wan_",
+            ("train", "have six workers train a small chain over such links, and serve it", ""),
+        )
+        + _commands(
+            "onesweep.loadtest.lab.commands:add_",
+            ("profiles", "list the profiles of links", ""),
+            ("down", "end the network and every program in it", ""),
+        )
+    },
+)
+
+ROOT = Family(
+    "onesweep",
+    "train and serve a model whose blocks live on hosts far apart",
+    {
+        "start": _commands(
+            "onesweep.serving.cli.run:add_",
+            ("run", "talk with a model of your own, over hosts that are started here", "model.gguf"),
+        )
+        + _commands(
+            "onesweep.serving.cli.serve:add_",
+            ("up", "start hosts and a router on this machine", "--detach", ("start", "serve")),
+            ("down", "stop what `up --detach` started", "", ("stop",)),
+            ("status", "show hosts, modes and requests of a router", "", ("ps",)),
+        )
+        + _commands(
+            "onesweep.serving.cli.demo:add_",
+            ("demo", "start three hosts here, run one prompt in every mode, stop", ""),
+        )
+        + _commands(
+            "onesweep.serving.cli.serve:add_",
+            ("host", "run one host of a topology on this machine", "host-1 --topology topology.toml"),
+        )
+        + _commands(
+            "onesweep.stages.host.commands:add_",
+            (
+                "stage",
+                "run a stage server: one host, without a topology file",
+                "--checkpoint weights --blocks 0 --listen 127.0.0.1:7701",
+            ),
+        )
+        + _commands(
+            "onesweep.serving.cli.serve:add_",
+            ("router", "run the router of a topology", "--topology topology.toml"),
+        )
+        + _commands(
+            "onesweep.serving.gateway.commands:add_",
+            (
+                "http",
+                "serve an OpenAI-compatible API and a page, in front of a router",
+                "--listen 127.0.0.1:7780",
+                ("gateway", "api"),
+            ),
+        ),
+        "ask": _commands(
+            "onesweep.serving.cli.generate:add_",
+            (
+                "generate",
+                "continue a prompt",
+                "'The sea was calm.' --max-bytes 200",
+                ("ask", "complete"),
+            ),
+            ("compare", "run one prompt in several modes, side by side", "'The sea was calm.' --modes sweep,ar"),
+        )
+        + _commands(
+            "onesweep.serving.cli.chat:add_",
+            ("chat", "talk with the model that a router serves", "", ("talk",)),
+        ),
+        "models": _commands(
+            "onesweep.stages.host.commands:add_",
+            (
+                "import",
+                "make a checkpoint of a pretrained model, cut into stages",
+                "model.gguf --blocks 3 --out smollm2",
+            ),
+            ("inspect", "print what is in a checkpoint", "weights --verify"),
+        )
+        + _commands(
+            "onesweep.trainer.commands:add_",
+            ("evaluate", "measure bits per byte of checkpoints on held-out text", "weights --data corpus/"),
+            (
+                "distill",
+                "make a small drafter from an AR pipeline's own outputs",
+                "--checkpoint smollm2 --text corpus/ --minutes 30",
+            ),
+        )
+        + _commands(
+            "onesweep.serving.cli.admin:add_",
+            ("ngram", "fit a drafter of n-grams to your text", "--checkpoint smollm2 --text notes.txt"),
+        )
+        + _commands(
+            "onesweep.trainer.commands:add_",
+            ("init", "make a checkpoint with random weights, for tests of capacity", "big --parts 8 --width 2048"),
+        ),
+        "operate": (
+            *_commands(
+                "onesweep.serving.cli.serve:add_",
+                ("doctor", "measure every hop of a ring, and name a remedy for each bad one", ""),
+                ("deploy", "change the weights under a running service, or take that back", "new-weights"),
+            ),
+            _CERTS,
+            _TOKEN,
+            *_commands(
+                "onesweep.serving.cli.completion:add_",
+                (
+                    "completion",
+                    "print a script that completes commands and options in a shell",
+                    "bash > ~/.local/share/bash-completion/completions/onesweep",
+                ),
+            ),
+        ),
+        "train": (_TRAIN,),
+        "measure": (_BENCH, _WAN),
+    },
+)
+
+
+def walk(family: Family = ROOT, path: Words = ("onesweep",)) -> Iterator[tuple[Words, Command | Family]]:
+    """Every family and command below, each before its members, with the words that name it."""
+    for member in family.members:
+        here = (*path, member.name)
+        yield here, member
+        if isinstance(member, Family):
+            yield from walk(member, here)
+
+
+def meant(word: str, path: Words) -> list[str]:
+    """Commands that a user may have meant by an unknown `word` after `path`, such as "onesweep bench soak"."""
+    there = dict(walk())
+
+    def named(within: Words) -> list[Words]:
+        places = [place for place in there if place[: len(within)] == within]
+        return [place for place in places if place[-1] == word or word in there[place].also]
+
+    found = named(path) or named(("onesweep",))
+    if not found:
+        names: dict[str, Words] = {}
+        for place in sorted(there, key=lambda place: (place[:-1] != path, len(place))):
+            names.setdefault(place[-1], place)
+        found = [names[name] for name in difflib.get_close_matches(word, names, n=2, cutoff=0.7)]
+    return [f"`{' '.join(place)}`" for place in found]
+
+
+def find(words: Sequence[str]) -> tuple[Words, Command | Family, list[str]]:
+    """The command that `words` begin with, how it is called, and the words that are left; a family where none is named
+    or the next word names none of its members."""
+    node: Command | Family = ROOT
+    path: Words = (ROOT.name,)
+    rest = list(words)
+    while isinstance(node, Family) and rest and (member := node.member(rest[0])) is not None:
+        node, path, rest = member, (*path, rest[0]), rest[1:]
+    return path, node, rest

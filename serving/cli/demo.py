@@ -1,0 +1,161 @@
+"""`onesweep demo`: one prompt in every mode over three hosts here; of a pretrained model, an answer and its cost."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from onesweep.serving.cli.deployment import SHIPPED, Deployment, temporary_deployment
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.serving.cli.run import HOSTS, add_import_options, find_checkpoint, manifest_record
+from onesweep.serving.client.client import Client, Result, TextDecoder
+from onesweep.serving.client.comparison import AUTO, TEXT_WIDTH, Entrant, all_entrants, printable, run_entrants
+from onesweep.serving.router.request import MAX_TIMEOUT_S
+from onesweep.serving.router.topology import local_topology
+from onesweep.stages.errors import OnesweepError
+from onesweep.stages.progress import ProgressLine
+from onesweep.stages.signals import ends_cleanly
+
+PROMPT, QUESTION = "The best thing about the movie is that ", "Why do ships float?"
+# At a low temperature a small model keeps to words that it knows.
+BYTES, TOKENS, TEMPERATURE, SEED = 128, 96, 0.3, 1
+EXACT, SAME = "ar", "ar-speculative"
+FOLDERS = ("chain", "scorer", "ar", "local")
+WORTH: Mapping[str, str] = {
+    "sweep": "letter soup: a noise chain writes all of it in one trip",
+    "chunked": "letter soup: the same chain, a trip for every 32 bytes",
+    "resample:chain": "words: drafts of `local`, scored by three hosts that run `scorer`",
+    "resample:ar": "words: drafts of `local`, scored by three hosts that run `ar`",
+    "verified:chain": "exact: distributed as what `scorer` writes",
+    "verified:ar": "exact: distributed as what `ar` writes, from other random numbers",
+    EXACT: "exact: the model's own text, a trip for every byte",
+    "local": "words: the router's small model, which asks no host",
+}
+
+
+def add_demo(demo: argparse.ArgumentParser) -> None:
+    demo.add_argument(
+        "model", type=Path, nargs="?", default=SHIPPED, metavar="MODEL", help="as of `run` (the shipped weights)"
+    )
+    demo.add_argument("--prompt", metavar="TEXT", help="text to continue, or a question for a pretrained model")
+    add_import_options(demo)
+    demo.set_defaults(run=run_demo)
+
+
+def run_demo(options: argparse.Namespace) -> int:
+    progress = ProgressLine()
+    with ends_cleanly():
+        try:
+            checkpoint, parts = find_checkpoint(options, HOSTS, progress)
+            hosts = min(HOSTS, parts)
+            topology = local_topology(hosts, parts, checkpoint, free_port_block(hosts + 1) + 1)
+            print(f"starting {hosts} hosts and a router on this machine ...", flush=True)
+            with (
+                temporary_deployment(topology, checkpoint, waiting=lambda why: progress.at("loading")) as deployment,
+                Client(topology.router) as client,
+            ):
+                progress.close()
+                has_tokens = manifest_record(checkpoint).get("tokenizer") == "tokens"
+                prompt = options.prompt or (QUESTION if has_tokens else PROMPT)
+                kept = (show_model if has_tokens else show_modes)(client, deployment, checkpoint, prompt)
+        finally:
+            progress.close()
+    print("\nstopped. `onesweep run MODEL` talks with a model of your own, `onesweep up --detach` keeps hosts running.")
+    return 0 if kept else 1
+
+
+def show_modes(client: Client, deployment: Deployment, checkpoint: Path, prompt: str) -> bool:
+    """Run one prompt in every mode of small models of bytes. False where a promise is broken."""
+    sizes = [f"{folder} {size / 1e6:.1f}" for folder in FOLDERS if (size := _parameters(checkpoint / folder))]
+    tiny = (
+        f"The weights are tiny: {', '.join(sizes)} million parameters. Their text shows what each way of writing costs"
+    )
+    print("\n".join(textwrap.wrap(f"{tiny} and keeps, not what a good model writes.", TEXT_WIDTH)) + "\n")
+    settings: dict[str, Any] = {"max_bytes": BYTES, "seed": SEED, "temperature": TEMPERATURE}
+    entrants = [each for each in all_entrants(client.status().modes, None, "") if each.mode != AUTO]
+    outcomes = run_entrants(client, prompt, entrants, settings)
+    exact, same = outcomes.get(EXACT), outcomes.get(SAME)
+    if isinstance(exact, Result) and AUTO in client.status().modes:
+        settings["budget_ms"] = math.ceil(exact.latency_ms)  # what it finds better in the time that `ar` takes
+        try:
+            outcomes |= run_entrants(client, prompt, [Entrant(AUTO)], settings)
+        except OnesweepError as error:  # such as a budget that nothing fits
+            outcomes[AUTO] = str(error)
+    kept = not (isinstance(exact, Result) and isinstance(same, Result)) or exact.output == same.output
+    worth = {**WORTH, SAME: _promise(kept), AUTO: f"the best that fits {settings.get('budget_ms')} ms, which `ar` took"}
+    rows: list[tuple[str, ...]] = [("mode", "trips", "seconds", "wire bytes", "what its text is worth")]
+    rows += [_costs(label, outcome, worth.get(label, "")) for label, outcome in outcomes.items()]
+    print(_table(rows))
+    for label, outcome in outcomes.items():
+        if not isinstance(outcome, Result) or (label == SAME and kept):
+            continue
+        title = f"{EXACT} = {SAME}" if label == EXACT and kept and same else label
+        print(f"\n{title}:\n{_wrapped(f'{printable(prompt)}|{printable(outcome.text)}')}")
+        if outcome.reason:
+            print(f"  why:\n{_wrapped(outcome.reason)}")
+    return kept
+
+
+def show_model(client: Client, deployment: Deployment, checkpoint: Path, prompt: str) -> bool:
+    """Have a pretrained model answer in `ar` and `ar-speculative`. False where their texts differ."""
+    memory = [f"{host.name} {_memory_mb(deployment.processes[host.name]):.0f}" for host in deployment.topology.hosts]
+    print(f"{_parameters(checkpoint) / 1e6:.0f} million numbers in all; MB of memory: {', '.join(memory)}\n")
+    asked: dict[str, Any] = {"messages": [("user", prompt)]} if client.status().chat else {"prompt": prompt}
+    asked |= {"max_tokens": TOKENS, "temperature": 0, "seed": SEED, "timeout_s": MAX_TIMEOUT_S}
+    print(f"> {printable(prompt)}")
+    decoder, results = TextDecoder(), dict[str, Result]()
+    for item in client.stream(**{"prompt": b"", **asked}, mode=SAME):
+        if isinstance(item, Result):
+            results[SAME] = item
+        else:
+            print(printable(decoder.feed(item), newline="\n"), end="", flush=True)
+    print(printable(decoder.end(), newline="\n") + "\n", flush=True)
+    results[EXACT] = client.generate(**{"prompt": b"", **asked}, mode=EXACT)
+    kept = results[EXACT].output == results[SAME].output
+    rows: list[tuple[str, ...]] = [
+        ("mode", "trips", "tokens", "seconds", "tokens/s", "wire bytes", "bytes/token", "its text")
+    ]
+    for mode, why in ((EXACT, "exact: what the model writes in one process"), (SAME, _promise(kept))):
+        result = results[mode]
+        tokens, seconds = max(result.output_tokens, 1), result.latency_ms / 1000
+        figures = (result.sweeps, result.output_tokens, f"{seconds:.1f}", f"{tokens / max(seconds, 1e-3):.1f}")
+        wire = result.wire_bytes_total
+        rows.append((mode, *map(str, figures), f"{wire:,}", f"{wire / tokens:,.0f}", why))
+    print(_table(rows))
+    return kept
+
+
+def _promise(kept: bool) -> str:
+    return f"equal to `{EXACT}` by promise: {'checked' if kept else 'BROKEN, please report it'}"
+
+
+def _costs(label: str, outcome: Result | str, worth: str) -> tuple[str, ...]:
+    if isinstance(outcome, str):
+        return (label, "-", "-", "-", outcome)
+    title = f"{AUTO}: {outcome.mode}" if label == AUTO else label
+    return (title, str(outcome.sweeps), f"{outcome.latency_ms / 1000:.2f}", f"{outcome.wire_bytes_total:,}", worth)
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rows = [rows[0], tuple("-" * width for width in widths), *rows[1:]]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.indent("\n".join(textwrap.wrap(text, TEXT_WIDTH, drop_whitespace=False)), "  ")
+
+
+def _parameters(directory: Path) -> int:
+    """Numbers in the files of a checkpoint, which holds four bytes of each."""
+    return sum(path.stat().st_size for path in directory.glob("*.safetensors")) // 4
+
+
+def _memory_mb(process: int) -> float:
+    return float(psutil.Process(process).memory_info().rss) / 1e6

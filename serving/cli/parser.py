@@ -1,0 +1,146 @@
+"""The parser of a command: no abbreviations, and errors of one sentence that name a remedy."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from onesweep.serving.cli.commands import Command, Family, Words, find, meant
+from onesweep.stages.errors import InputError, close_to
+
+WIDTH = 100
+_NOUNS = {"int": "a whole number", "float": "a number", "numbers": "whole numbers such as 1,3"}
+
+
+class UsageError(InputError):
+    """Words that no command takes; the message begins with the command."""
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser of one command's options. It raises UsageError where argparse would print its usage and exit."""
+
+    _words: Sequence[str] = ()
+
+    def __init__(self, prog: str, **settings: Any) -> None:  # noqa: ANN401 - of argparse
+        super().__init__(
+            prog,
+            allow_abbrev=False,
+            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=WIDTH),
+            **settings,
+        )
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """The options of a command line. Raises UsageError."""
+        self._words = words
+        options, extra = self.parse_known_args(list(words))
+        if extra:
+            self.error(f"unexpected {extra[0]!r}: put quotes around a text with spaces")
+        return options
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog}: {self._unknown_option() or _plain(message)}; see `{self.prog} --help`")
+
+    def _unknown_option(self) -> str:
+        """A sentence about the first option that there is not; empty where all are there."""
+        known = self._option_string_actions
+        for word in self._words:
+            name = word.partition("=")[0]
+            if word == "--" or not word.startswith("-") or name in known or re.fullmatch(r"-+[\d.]*", word):
+                if word == "--":
+                    break
+                continue
+            if not word.startswith("--"):
+                return f"no option {name}: write -- before a text that begins with a dash"
+            begins = [option for option in known if option.startswith(name)]
+            return f"no option {name}" + close_to(name, begins or known)
+        return ""
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            words = f"{value!r} is none of {', '.join(known)}{close_to(str(value), known)}"
+            raise argparse.ArgumentError(action, words)
+
+
+def _plain(message: str) -> str:
+    """argparse's sentence in our words."""
+    message = re.sub(r"^argument (?:-\w/)?([^\s:]+):", r"\1:", message)
+    if match := re.fullmatch(r"(.+): invalid (\w+) value: (.+)", message):
+        name, kind, value = match.groups()
+        return f"{name} must be {_NOUNS[kind]}, not {value}" if kind in _NOUNS else f"{name} cannot be {value}"
+    message = re.sub(r"(.+): expected one argument", r"\1 needs a value after it", message)
+    message = re.sub(r"(.+): expected at least one argument", r"\1 needs one value or more after it", message)
+    message = re.sub(
+        r"(.+): not allowed with argument (.+)", r"\1 and \2 exclude each other: give one of them", message
+    )
+    return re.sub(r"^the following arguments are required: (.+)", r"\1 is missing", message)
+
+
+def parser_of(path: Words, command: Command) -> CommandParser:
+    """The parser with all options of a command."""
+    sentence = command.sentence[0].upper() + command.sentence[1:] + "."
+    example = " ".join([*path, command.arguments]).strip()
+    parser = CommandParser(" ".join(path), description=sentence, epilog=f"example:\n  {example}")
+    command.add_options(parser)
+    if parser.usage is None:
+        needed = [_written(action) for action in parser._actions if action.required or not action.option_strings]
+        parser.usage = " ".join(["%(prog)s", *needed, "[options]"])
+    return parser
+
+
+def _written(action: argparse.Action) -> str:
+    """An argument as usage shows it: "--topology FILE", "PROMPT", "[NAME]", "CKPT ..."."""
+    shown = str(action.metavar or action.dest.upper())
+    if action.option_strings:
+        return f"{action.option_strings[-1]} {shown}"
+    return f"[{shown}]" if action.nargs in ("?", "*") else shown + " ..." * (action.nargs == "+")
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """The options of a whole command line; prints help and version, and ends then. Raises UsageError."""
+    path, node, rest = find(words)
+    if isinstance(node, Command):
+        return parser_of(path, node).parse(rest)
+    if rest[:1] in (["-h"], ["--help"]):
+        print(help_of(path, node))
+        raise SystemExit(0)
+    if rest[:1] == ["--version"] and len(path) == 1:
+        from importlib.metadata import version  # takes longer than all else here
+
+        print(f"onesweep {version('onesweep')}")
+        raise SystemExit(0)
+    if not rest:
+        print(help_of(path, node), file=sys.stderr)
+        raise SystemExit(2)
+    called = " ".join(path)
+    if rest[0].startswith("-"):
+        known = ["--help", "--version"][: 1 + (len(path) == 1)]
+        said = close_to(rest[0], known) or ": the command comes first, then its options"
+        raise UsageError(f"{called}: no option {rest[0]}{said}; see `{called} --help`")
+    found = meant(rest[0], path)
+    said = f"; did you mean {' or '.join(found)}?" if found else f"; `{called} --help` lists them"
+    raise UsageError(f"{called}: there is no command {rest[0]!r}{said}")
+
+
+def help_of(path: Words, family: Family) -> str:
+    """Usage, and every member with its sentence, by group."""
+    called = " ".join(path)
+    lines = [f"usage: {called} COMMAND ...", "", f"{family.sentence[0].upper()}{family.sentence[1:]}."]
+    width = max(len(member.name) for member in family.members) + 2
+    for title, members in family.groups.items():
+        lines += ["", f"{title}:" if title else "commands:"]
+        for member in members:
+            indent = " " * (4 + width)
+            sentence = textwrap.fill(member.sentence, WIDTH, initial_indent=indent, subsequent_indent=indent).strip()
+            lines.append(f"  {member.name.ljust(width)}  {sentence}")
+    more = ", --version" if len(path) == 1 else ""
+    lines += [
+        "",
+        f"options: --help{more}",
+        f"`{called} COMMAND --help` shows the options of a command, and an example.",
+    ]
+    return "\n".join(lines)

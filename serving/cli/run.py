@@ -1,0 +1,254 @@
+"""`onesweep run MODEL`: a model of your own, imported once, on hosts started here, and a conversation with it."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onesweep.serving.cli.chat import add_chat_options, chat_settings, given_prompt, talk
+from onesweep.stages.errors import InputError, ServiceError
+from onesweep.stages.host.commands import check_positive
+from onesweep.stages.progress import ProgressLine
+from onesweep.stages.signals import ends_cleanly
+
+if TYPE_CHECKING:
+    from onesweep.serving.client.client import AsyncClient
+    from onesweep.serving.router.topology import Topology
+
+# Modules that need gRPC are imported when a command runs.
+
+HOSTS = 3
+MANIFEST = "manifest.json"
+FOLDERS = ("", "chain", "ar", "scorer")  # of a checkpoint or a bundle
+# Files of a folder that an import reads, and of those beside a GGUF file.
+PUBLISHED = ("*.json", "*.safetensors", "*.jinja")
+BESIDE = ("tokenizer.json", "LICEN[CS]E*", "NOTICE*", "COPYING*", "USE_POLICY*")
+DIGITS = 16
+DEPLOY_S = 600.0
+
+
+def add_run(run: argparse.ArgumentParser) -> None:
+    run.add_argument(
+        "model", type=Path, metavar="MODEL", help="a .gguf file, a Hugging Face folder, a checkpoint or a bundle"
+    )
+    add_chat_options(run)
+    where = run.add_mutually_exclusive_group()
+    where.add_argument("--hosts", type=int, metavar="N", help=f"hosts on this machine that share the model ({HOSTS})")
+    where.add_argument(
+        "--topology", type=Path, metavar="FILE", help="its hosts: they get the model if they run, or are started here"
+    )
+    run.add_argument("--blocks", type=int, metavar="N", help="stages that the model is cut into (one a host)")
+    run.add_argument("--threads", type=int, default=1, metavar="N", help="processor threads of each process (1)")
+    add_import_options(run)
+    run.set_defaults(run=run_run)
+
+
+def add_import_options(parser: argparse.ArgumentParser) -> None:
+    """The options of every command that takes a MODEL."""
+    parser.add_argument("--context", type=int, metavar="N", help="positions to keep (the model's, up to 8192)")
+    parser.add_argument("--cache", type=Path, metavar="DIR", help="imported models are kept there (~/.cache/onesweep)")
+
+
+def run_run(options: argparse.Namespace) -> int:
+    from onesweep.serving.cli.deployment import temporary_deployment
+    from onesweep.serving.cli.ports import free_port_block
+    from onesweep.serving.client.client import AsyncClient
+    from onesweep.serving.router.topology import local_topology, read_topology
+
+    check_positive(options, "hosts", "blocks", "context", "threads")
+    settings, prompt = chat_settings(options), given_prompt(options)
+    topology = read_topology(options.topology) if options.topology else None
+    given = topology.blocks if topology else options.blocks
+    if options.blocks not in (None, given):
+        raise InputError(f"the topology has {given} blocks, --blocks says {options.blocks}: make them agree")
+    progress = ProgressLine()
+    with ends_cleanly():
+        try:
+            checkpoint, parts = find_checkpoint(options, given or options.hosts or HOSTS, progress)
+            if given not in (None, parts):
+                raise InputError(f"{options.model} is cut into {parts} blocks already, not {given}: import it anew")
+            if topology is not None and (running := _running(topology, checkpoint, progress)):
+                progress.close()
+                return talk(running, settings, prompt)
+            if topology is None:
+                hosts = options.hosts or min(HOSTS, parts)
+                topology = local_topology(hosts, parts, checkpoint, free_port_block(hosts + 1) + 1)
+            megabytes = sum(path.stat().st_size for path in checkpoint.rglob("*.safetensors")) / 1e6
+            count = f"{len(topology.hosts)} host{'s' * (len(topology.hosts) > 1)}"
+            loading = f"loading {megabytes:.0f} MB of weights into {count} on this machine"
+            progress.at(loading)
+            with temporary_deployment(
+                topology, checkpoint, options.threads, waiting=lambda why: progress.at(loading)
+            ) as deployment:
+                progress.say(f"{count} ready; router {topology.router}")
+                return talk(partial(AsyncClient, topology.router), settings, prompt, deployment.check_alive)
+        finally:
+            progress.close()
+
+
+def find_checkpoint(options: argparse.Namespace, blocks: int, progress: ProgressLine) -> tuple[Path, int]:
+    """The MODEL as a checkpoint, as it is, or imported, now or before; and its parts. Raises OnesweepError.
+
+    :param blocks: to cut it into, if it is imported.
+    """
+    model: Path = options.model
+    if manifest_record(model):
+        if not (parts := _parts(model)):
+            raise InputError(f"{model} holds nothing that hosts could share: no chain/, ar/ or scorer/")
+        return model.resolve(), parts
+    if not (model.suffix == ".gguf" and model.is_file()) and not (model / "config.json").is_file():
+        there = "is none of these" if model.exists() else "is not there"
+        raise InputError(f"{model} {there}: give a .gguf file, a Hugging Face folder, a checkpoint or a bundle")
+    cache = ImportCache(options.cache or default_cache())
+    checkpoint = cache.checkpoint(model, blocks, options.context, progress)
+    return checkpoint.resolve(), _parts(checkpoint)
+
+
+def default_cache() -> Path:
+    """$XDG_CACHE_HOME/onesweep, else ~/.cache/onesweep."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onesweep"
+
+
+# The checkpoint's own reader imports torch, which takes longer than all the rest of a second start; hosts read the
+# manifest again, and check all of it.
+def manifest_record(checkpoint: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint, or of the first model in a bundle; empty where there is none."""
+    records = (_read_record(checkpoint / folder / MANIFEST) for folder in FOLDERS)
+    return next((record for record in records if record), {})
+
+
+def _parts(checkpoint: Path) -> int:
+    parts = manifest_record(checkpoint).get("parts")
+    return len(parts) if isinstance(parts, list) else 0
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+# Imported models, by the digest of what they were imported from.
+
+
+class ImportCache:
+    """Checkpoints under names that are digests of source, cut and context."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def checkpoint(self, source: Path, blocks: int, context: int | None, progress: ProgressLine) -> Path:
+        """The whole checkpoint of a source; it is imported where there is none. Raises OnesweepError."""
+        progress.at(f"reading {source}", 0.0)
+        entry = self.directory / _key(source, blocks, context)
+        with self._locked(entry, progress):
+            for left in self.directory.glob(f".{entry.name}.*"):  # of an import that was killed
+                shutil.rmtree(left, ignore_errors=True)
+            if entry.exists() and not is_whole(entry):
+                progress.say(f"{entry} is damaged: importing {source} again")
+                shutil.rmtree(entry, ignore_errors=True)
+            if not entry.exists():
+                self._import(source, entry, blocks, context, progress)
+            progress.say(f"{source.name}, cut into {blocks}, is in {entry}")
+        return entry
+
+    def _import(self, source: Path, entry: Path, blocks: int, context: int | None, progress: ProgressLine) -> None:
+        progress.say(f"importing {source} once, into {self.directory}")
+        from onesweep.stages.importing.importing import ImportSettings, import_model
+        from onesweep.stages.memory import trim
+
+        import_model(ImportSettings(source, entry, blocks, context), progress)
+        trim()
+
+    @contextmanager
+    def _locked(self, entry: Path, progress: ProgressLine) -> Iterator[None]:
+        """One process at a time works on an entry. Raises ServiceError."""
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            lock = (self.directory / f"{entry.name}.lock").open("wb")
+        except OSError as error:
+            raise ServiceError(f"cannot keep models in {self.directory} ({error.strerror}); name --cache DIR") from None
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                progress.say("another run is importing this model: waiting for it")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def _key(source: Path, blocks: int, context: int | None) -> str:
+    """Raises ServiceError for a file that cannot be read."""
+    if source.is_dir():
+        paths = [path for pattern in PUBLISHED + BESIDE for path in source.glob(pattern)]
+    else:
+        paths = [source, *(path for pattern in BESIDE for path in source.parent.glob(pattern))]
+    paths = sorted({path for path in paths if path.is_file()})
+    files = list(zip((path.name for path in paths), _digests(paths), strict=True))
+    record = json.dumps([version("onesweep"), blocks, context, files])
+    return hashlib.sha256(record.encode()).hexdigest()[:DIGITS]
+
+
+def is_whole(checkpoint: Path) -> bool:
+    """True if every file of an imported model is there and has its digest."""
+    record = _read_record(checkpoint / MANIFEST)
+    try:
+        expected = {str(part["file"]): str(part["sha256"]) for part in record["parts"]}
+        expected |= {str(name): str(digest) for name, digest in record["files"].items()}
+        return bool(expected) and _digests([checkpoint / name for name in expected]) == list(expected.values())
+    except (ServiceError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _digests(paths: list[Path]) -> list[str]:
+    """SHA-256 of each file. Raises ServiceError."""
+
+    def digest(path: Path) -> str:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    try:
+        with ThreadPoolExecutor() as threads:
+            return list(threads.map(digest, paths))
+    except OSError as error:
+        raise ServiceError(f"cannot read {error.filename}: {error.strerror}") from None
+
+
+# A ring that runs.
+
+
+def _running(topology: Topology, checkpoint: Path, progress: ProgressLine) -> Callable[[], AsyncClient] | None:
+    """A way to the topology's router, which serves the model by then; None where no router answers.
+
+    Raises OnesweepError."""
+    from onesweep.serving.cli.deploy import deploy, read_release
+    from onesweep.serving.client.client import AsyncClient, Client, RouterError
+    from onesweep.stages.wire.tokens import token_for
+
+    tls = topology.client_tls
+    who: dict[str, Any] = {"tls": tls, "token": token_for(topology.router, tls), "insecure": True}
+    open_client = partial(AsyncClient, topology.router, **who)
+    try:
+        with Client(topology.router, **who) as client:
+            status = client.status()
+    except RouterError as error:
+        progress.say(f"starting the topology's hosts here ({error})")
+        return None
+    contents = read_release(checkpoint)
+    if status.release != contents.name:
+        progress.say(f"deploying the model to the hosts of router {topology.router}")
+        deploy(open_client, contents, (), progress.say, DEPLOY_S)
+    return open_client

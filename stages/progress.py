@@ -1,0 +1,66 @@
+"""Progress of long work: one line that is rewritten on a terminal, a line every few seconds anywhere else."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+TERMINAL_PAUSE_S, PAUSE_S = 0.1, 3.0
+# Before this share and time, the time left would be a guess.
+LEAST_SHARE, LEAST_S = 0.03, 1.0
+CLEAR = "\r\x1b[K"
+
+
+class WorkProgress:
+    """Takes news of some work and shows nothing."""
+
+    def say(self, line: str) -> None:
+        """Show a line that stays."""
+
+    def at(self, what: str, share: float | None = None) -> None:
+        """`what` is being done now; `share` of all the work, from 0 to 1, is done already. None: nobody knows."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+
+
+class ProgressLine(WorkProgress):
+    """Shows the news on a stream."""
+
+    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        """:param stream: standard error without one, which leaves standard output to results."""
+        self._stream, self._clock = stream or sys.stderr, clock
+        self._in_place, self._shown = self._stream.isatty(), ""
+        self._begin, self._last = clock(), -float("inf")
+
+    def say(self, line: str) -> None:
+        self.close()
+        print(line, file=self._stream, flush=True)
+
+    def at(self, what: str, share: float | None = None) -> None:
+        now = self._clock()
+        if now - self._last < (TERMINAL_PAUSE_S if self._in_place else PAUSE_S):
+            return
+        self._last = now
+        line = what + self._figures(now - self._begin, share)
+        if self._in_place:
+            # a line that wraps cannot be taken back
+            print(CLEAR + line[: shutil.get_terminal_size().columns - 1], end="", file=self._stream, flush=True)
+        elif line != self._shown:
+            print(line, file=self._stream, flush=True)
+        self._shown = line
+
+    def close(self) -> None:
+        if self._in_place and self._shown:
+            print(CLEAR, end="", file=self._stream, flush=True)
+        self._shown = ""
+
+    def _figures(self, took_s: float, share: float | None) -> str:
+        if share is None:
+            return f" ({took_s:.0f} s)" if took_s >= LEAST_S else ""
+        if share < LEAST_SHARE or took_s < LEAST_S:
+            return f", {share:.0%} done"
+        return f", {share:.0%} done, about {took_s * (1 - share) / share:.0f} s left"

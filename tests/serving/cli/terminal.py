@@ -1,0 +1,60 @@
+"""A command on a terminal of its own, as a person has it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import re
+import select
+import sys
+import time
+
+CODES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
+LIMIT_S = 60.0
+
+
+class Terminal:
+    """A process whose standard streams are a terminal that it controls."""
+
+    def __init__(self, *arguments: object) -> None:
+        command = [sys.executable, "-P", "-m", "onesweep.serving.cli", *map(str, arguments)]
+        self.process, self._handle = pty.fork()
+        if self.process == 0:
+            os.execve(command[0], command, {**os.environ, "TERM": "xterm"})
+        self.seen = ""
+        self._end = 0  # of what was waited for
+
+    def expect(self, text: str) -> str:
+        """Wait until `text` is shown; returns all since what was waited for before."""
+        deadline = time.monotonic() + LIMIT_S
+        while text not in self.seen[self._end :]:
+            assert time.monotonic() < deadline, self.seen
+            assert self._read(), f"it ended: {self.seen}"
+        begin, self._end = self._end, self.seen.index(text, self._end) + len(text)
+        return self.seen[begin : self._end]
+
+    def type(self, text: str) -> None:
+        os.write(self._handle, text.encode())
+
+    def end(self) -> int:
+        """The exit code, once it has ended by itself."""
+        while self._read():
+            pass
+        return os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
+
+    def close(self) -> None:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self.process, 9)
+            os.waitpid(self.process, 0)
+        os.close(self._handle)
+
+    def _read(self) -> bool:
+        """Take in what comes; False once it has ended."""
+        select.select([self._handle], [], [], LIMIT_S)
+        try:
+            raw = os.read(self._handle, 65536)
+        except OSError:  # as Linux tells that nobody has the other end
+            return False
+        self.seen += CODES.sub("", raw.decode(errors="replace"))
+        return bool(raw)

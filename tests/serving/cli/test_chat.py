@@ -1,0 +1,170 @@
+"""A conversation in the terminal: a person types, answers come as they are written, Ctrl-C ends one of them."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onesweep.serving.client.client import Client
+from tests.serving.cli.terminal import Terminal
+from tests.serving.pretrained import ARCHITECTURE, write_model
+
+Run = Callable[..., tuple[int, str, str]]
+CHAT = [sys.executable, "-P", "-m", "onesweep.serving.cli", "chat"]
+
+
+@pytest.fixture(scope="module")
+def router(local_ring: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Serves a model with a chat template, whose texts have no end of their own."""
+    directory = tmp_path_factory.mktemp("chat") / "ar"
+    write_model(directory, architecture=replace(ARCHITECTURE, positions=8192))
+    with local_ring(directory, 3) as client:
+        yield client.address
+
+
+@pytest.fixture
+def talk() -> Iterator[Callable[..., Terminal]]:
+    opened: list[Terminal] = []
+
+    def start(*arguments: object) -> Terminal:
+        opened.append(Terminal("chat", *arguments))
+        opened[-1].expect("> ")
+        return opened[-1]
+
+    yield start
+    for terminal in opened:
+        terminal.close()
+
+
+def answer_of(router: str, *messages: tuple[str, str], count: int = 6, **settings: Any) -> str:
+    with Client(router) as client:
+        return client.generate(b"", mode="ar", messages=messages, max_tokens=count, temperature=0, **settings).text
+
+
+def test_a_conversation(router: str, talk: Callable[..., Terminal]) -> None:
+    chat = talk("--router", router, "--max-tokens", 6, "--temperature", 0, "--system", "Be brief.")
+    assert "mode auto; /help lists the commands" in chat.seen
+    chat.type("/help\n")
+    chat.expect("/quit      leave")
+    chat.type("/stats\n")
+    chat.expect("no answer came to its end yet")
+    chat.type("the sea\n")
+    chat.expect("the sea\n")
+    chat.expect("> ")
+    chat.type("/stats\n")
+    cost = chat.expect("mode ar-speculative")
+    assert "6 tokens in " in cost
+    assert " trips, " in cost
+    assert " bytes on the wire, " in cost
+    chat.type("/mode\n")
+    chat.expect("served: ar, ar-speculative")
+    chat.type("/mode are\n")
+    chat.expect("mode 'are' is not served here; did you mean ar")
+    chat.type("/mode ar\n/what now\n")
+    chat.expect("no command /what now; /help lists them")
+    chat.type("/reset\n")
+    chat.expect("the conversation is forgotten")
+    chat.type("/quit\n")
+    assert chat.end() == 0
+    assert "Traceback" not in chat.seen
+
+
+def test_the_model_is_told_what_was_said_before(router: str) -> None:
+    lines = "the sea\nand the ship\n/reset\nthe sea\n"
+    options = ["--router", router, "--max-tokens", "6", "--temperature", "0", "--mode", "ar"]
+    shown = subprocess.run([*CHAT, *options], input=lines, capture_output=True, text=True, timeout=100)
+    assert shown.returncode == 0, shown.stderr
+    first = answer_of(router, ("user", "the sea"))
+    second = answer_of(router, ("user", "the sea"), ("assistant", first), ("user", "and the ship"))
+    plain = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in f"{first}\n{second}\n{first}\n")
+    assert shown.stdout == plain
+    assert "\x1b" not in shown.stdout + shown.stderr
+
+
+def test_ctrl_c_ends_the_answer_and_a_second_one_the_program(router: str, talk: Callable[..., Terminal]) -> None:
+    chat = talk("--router", router, "--max-tokens", 8000, "--mode", "ar")
+    chat.type("the sea\n")
+    chat.expect("the sea\n")
+    while len(chat.seen) < 200:
+        assert chat._read()
+    chat.type("\x03")
+    chat.expect("(Ctrl-C again, Ctrl-D or /quit leaves)")
+    chat.expect("> ")
+    chat.type("/mode\n")
+    chat.expect("served:")
+    chat.expect("> ")
+    chat.type("\x03")
+    chat.expect("(Ctrl-C again")
+    chat.type("\x03")
+    assert chat.end() == 0
+    assert "Traceback" not in chat.seen
+
+
+def test_ctrl_d_leaves(router: str, talk: Callable[..., Terminal]) -> None:
+    chat = talk("--router", router)
+    chat.type("\x04")
+    assert chat.end() == 0
+
+
+def test_a_plain_kill_ends_more_than_the_answer(router: str, talk: Callable[..., Terminal]) -> None:
+    chat = talk("--router", router, "--max-tokens", 8000, "--mode", "ar")
+    chat.type("the sea\n")
+    chat.expect("the sea\n")
+    while len(chat.seen) < 200:
+        assert chat._read()
+    os.kill(chat.process, signal.SIGTERM)
+    assert chat.end() == 130
+    assert "Traceback" not in chat.seen
+
+
+def test_one_prompt_has_one_answer_and_nothing_else(
+    router: str, onesweep: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["--router", router, "--max-tokens", 6, "--temperature", 0]
+    expected = "".join(
+        c if c.isprintable() or c in "\n\t" else "\ufffd" for c in answer_of(router, ("user", "the sea"))
+    )
+    assert onesweep("chat", "the sea", *options) == (0, expected + "\n", "")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the sea")))
+    assert onesweep("chat", "-", *options) == (0, expected + "\n", "")
+
+
+def test_a_model_of_bytes_continues(local_ring: Any, bundles: Path) -> None:
+    with local_ring(bundles / "own", 1) as client:
+        options = ["--router", client.address, "--max-tokens", "8", "--temperature", "0", "--mode", "ar"]
+        shown = subprocess.run([*CHAT, *options], input="The sea\n", capture_output=True, text=True, timeout=100)
+        text = client.generate("The sea", mode="ar", max_tokens=8, temperature=0).text
+    assert shown.returncode == 0, shown.stderr
+    assert "this model has no chat template: it continues each text that you type" in shown.stderr
+    assert shown.stdout == "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["  "], "the prompt is empty: give some text"),
+        (["x", "--mode", "are"], "mode 'are' is not served here; did you mean ar"),
+        (["x", "--max-tokens", 0], "--max-tokens must be at least 1, not 0"),
+        (["x", "--max-tokens", 9000], "shorten one of them"),
+        (["x", "--temperature", "-1"], "temperature must be 0 to"),
+    ],
+)
+def test_mistakes(router: str, onesweep: Run, arguments: list[object], says: str) -> None:
+    code, out, err = onesweep("chat", *arguments, "--router", router)
+    assert (code, out) == (2, "")
+    assert says in err
+
+
+def test_no_router(onesweep: Run, unused_port: int) -> None:
+    code, _, err = onesweep("chat", "x", "--router", f"127.0.0.1:{unused_port}")
+    assert code == 1
+    assert "no router answers" in err

@@ -1,0 +1,117 @@
+"""The tree of commands: what help loads, examples that work, groups, and completion by a real shell."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from onesweep.serving.cli.__main__ import main
+from onesweep.serving.cli.commands import ROOT, Command, find, meant, walk
+from onesweep.serving.cli.completion import SHELLS, script_for
+from onesweep.serving.cli.parser import parser_of
+
+LOADED = "print(*sorted({'torch', 'grpc', 'numpy'} & set(sys.modules)))"
+ASK = f"""
+import sys
+from onesweep.serving.cli.__main__ import main
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    assert not end.code
+print()
+{LOADED}
+"""
+ALL = f"""
+import sys
+from onesweep.serving.cli.commands import Command, walk
+from onesweep.serving.cli.parser import parser_of
+for called, node in walk():
+    if isinstance(node, Command):
+        parser_of(called, node).format_help()
+{LOADED}
+"""
+
+
+def last_line(program: str, *arguments: str) -> str:
+    """Of a new interpreter: those that tests fork have loaded everything."""
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "line", ["--version", "--help", "generate --help", "compare --help", "bench --help", "train blocks --help"]
+)
+def test_help_waits_for_no_heavy_library(line: str) -> None:
+    assert last_line(ASK, *line.split()) == ""
+
+
+def test_no_help_waits_for_torch_or_numpy() -> None:
+    assert last_line(ALL) == "grpc"
+
+
+@pytest.mark.parametrize(
+    ("called", "command"), [(called, node) for called, node in walk() if isinstance(node, Command)], ids=str
+)
+def test_every_command_has_a_sentence_and_an_example_that_it_takes(called: tuple[str, ...], command: Command) -> None:
+    words = shlex.split(command.arguments.partition("> ")[0])
+    place, node, rest = find([*called[1:], *words])
+    assert (place, node) == (called, command)
+    parser = parser_of(called, command)
+    assert callable(parser.parse(rest).run)
+    assert command.sentence[0].islower()
+    assert not command.sentence.endswith(".")
+    assert f"example:\n  {' '.join(called)}" in parser.format_help()
+
+
+def test_help_lists_groups_in_their_order(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--help"])
+    assert end.value.code == 0
+    shown = capsys.readouterr().out
+    places = [shown.index(f"\n{title}:\n") for title in ("start", "ask", "models", "operate", "train", "measure")]
+    assert places == sorted(places)
+    assert all(f"\n  {member.name} " in shown for member in ROOT.members)
+
+
+def test_a_word_is_looked_for_here_and_then_everywhere() -> None:
+    assert meant("rounds", ("onesweep", "train")) == ["`onesweep train status`", "`onesweep train simulate`"]
+    assert "`onesweep bench rounds`" in meant("rounds", ("onesweep",))
+    assert meant("staus", ("onesweep", "train")) == ["`onesweep train status`"]
+    assert meant("xyzzy", ("onesweep",)) == []
+
+
+# Completion
+
+
+def completed(folder: Path, *words: str) -> set[str]:
+    """What bash offers for the last word."""
+    (folder / "script").write_text(script_for("bash"))
+    line = f"COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}"
+    ask = f'source script; {line}; _onesweep; echo "${{COMPREPLY[*]}}"'
+    out = subprocess.run(["bash", "-c", ask], cwd=folder, capture_output=True, text=True, check=True, timeout=60).stdout
+    return set(out.split())
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash on this machine")
+def test_bash_completes_commands_options_and_choices(tmp_path: Path) -> None:
+    assert completed(tmp_path, "onesweep", "gen") == {"generate"}
+    assert completed(tmp_path, "onesweep", "bench", "cha") == {"chaos", "chaos-training"}
+    assert completed(tmp_path, "onesweep", "generate", "--max") == {"--max-bytes", "--max-tokens"}
+    assert completed(tmp_path, "onesweep", "train", "blocks", "--context", "") == {"own", "chained"}
+    assert completed(tmp_path, "onesweep", "completion", "") == set(SHELLS)
+    assert completed(tmp_path, "onesweep", "inspect", "scr") == {"script"}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_shell_has_every_command(shell: str) -> None:
+    script = script_for(shell)
+    assert all(called[-1] in script for called, _ in walk())
+    program = shutil.which(shell)
+    if program is not None:
+        checked = subprocess.run([program, "-n"], input=script, capture_output=True, text=True, timeout=60, check=False)
+        assert (checked.returncode, checked.stderr) == (0, "")

@@ -1,0 +1,235 @@
+"""Careless mistakes, each in a process of its own: a sentence with the remedy, the right exit code, no traceback."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onesweep.serving.cli.deployment import MODULE
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.serving.client.client import Client
+from onesweep.serving.router.topology import local_topology
+from tests.serving.harm import harm_with
+
+SERVER_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def words(
+    bundles: Path, tmp_path_factory: pytest.TempPathFactory, module_servers: Any, wait_ready: Any
+) -> Iterator[Any]:
+    """Words for the commands below: a router with hosts, one without, one that wants tokens, files and ports."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    ring = local_topology(1, 3, bundles / "own", free_port_block(2) + 1)
+    module_servers.hosts(ring, bundles / "own")
+    module_servers.router(ring, bundles / "own")
+    lonely = local_topology(1, 3, bundles / "own", free_port_block(2) + 1)
+    module_servers.router(lonely, None)
+    (folder / "tokens.toml").touch(mode=0o600)
+    run("token", "add", "ann", "--tokens", folder / "tokens.toml")
+    guarded = local_topology(1, 3, bundles / "own", free_port_block(2) + 1)
+    module_servers.router(guarded, None, tokens=folder / "tokens.toml")
+    (folder / "ring.toml").write_text(ring.to_toml())
+    (folder / "no.toml").write_text("blocks = ")
+    (folder / "gap.toml").write_text('[[hosts]]\naddress = "127.0.0.1:1"\nblocks = [0, 2]\n')
+    (folder / "text.txt").write_text("The sea was calm.")
+    (folder / "empty").mkdir()
+    (folder / "full").mkdir()
+    (folder / "full" / "notes.txt").touch()
+    damaged = Path(shutil.copytree(bundles / "own", folder / "damaged"))
+    harm_with("flipped", damaged)
+    wait_ready(ring.router)
+    with socket.create_server(("127.0.0.1", 0)) as taken, Client(lonely.router) as client:
+        while not client.status().hosts[0].reason:
+            pass
+        yield {
+            "ring": ring.router,
+            "lonely": lonely.router,
+            "guarded": guarded.router,
+            "host": ring.hosts[0].address,
+            "nobody": f"127.0.0.1:{free_port_block(1)}",
+            "taken": f"127.0.0.1:{taken.getsockname()[1]}",
+            "port": taken.getsockname()[1] - 1,
+            "weights": bundles / "own",
+            "damaged": damaged,
+            "tmp": folder,
+        }
+
+
+def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *MODULE, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=SERVER_S,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "ONESWEEP_STATE": "/nonexistent/state", **environment},
+        check=False,
+    )
+
+
+TYPING = [
+    ("generat x", 2, "there is no command 'generat'; did you mean `onesweep generate`?"),
+    ("soak --minutes 1", 2, "did you mean `onesweep bench soak`?"),
+    ("chaos training", 2, "did you mean `onesweep bench chaos`?"),
+    ("coordinate", 2, "did you mean `onesweep train coordinate`?"),
+    ("rounds 127.0.0.1:1", 2, "`onesweep train status`"),
+    ("train rounds", 2, "`onesweep train simulate`"),
+    ("bench lodtest", 2, "did you mean `onesweep bench loadtest`?"),
+    ("serve", 2, "did you mean `onesweep up`?"),
+    ("help", 2, "`onesweep --help` lists them"),
+    ("--verison", 2, "no option --verison; did you mean --version?"),
+    ("generate x --max-byte 5", 2, "no option --max-byte; did you mean --max-bytes?"),
+    ("generate x --temp 1", 2, "no option --temp; did you mean --temperature?"),
+    ("generate The sea", 2, "unexpected 'sea': put quotes around a text with spaces"),
+    ("generate", 2, "PROMPT is missing"),
+    ("generate -hello", 2, "write -- before a text that begins with a dash"),
+    ("generate x --max-bytes ten", 2, "--max-bytes must be a whole number, not 'ten'"),
+    ("generate x --max-bytes -5", 2, "max_bytes must be a whole number from 1"),
+    ("generate x --temperature", 2, "--temperature needs a value after it"),
+    ("generate x --seed -1", 2, "seed must be a whole number from 0"),
+    ("up --hosts 2 --topology t.toml", 2, "exclude each other"),
+    ("train blocks --context bot", 2, "'bot' is none of own, chained"),
+    ("completion bsh", 2, "did you mean bash?"),
+]
+FILES = [
+    ("inspect /nowhere", 1, "no checkpoint in /nowhere"),
+    ("inspect {damaged} --verify", 1, "SHA-256"),
+    ("up --checkpoint /nowhere", 1, "no checkpoint in /nowhere"),
+    ("up --checkpoint {damaged} --port {port}", 1, "in use"),
+    ("up --checkpoint {weights} --hosts 9", 2, "choose 1 to 3 hosts"),
+    ("up --checkpoint {weights} --port 80000", 2, "leaves no room"),
+    ("up --checkpoint {weights} --tokens /nowhere", 2, "cannot read /nowhere"),
+    ("up --checkpoint {weights} --tls-dir {tmp}/empty", 2, "ca.pem"),
+    ("up --checkpoint {weights} --metrics nowhere", 2, "--metrics 'nowhere' must be HOST:PORT"),
+    ("up --checkpoint {weights} --backend cuda", 2, "unknown backend 'cuda'"),
+    ("host nam --topology {tmp}/ring.toml", 2, "no host 'nam'"),
+    ("host host-1 --topology /nowhere", 2, "cannot read the topology /nowhere"),
+    ("router --topology {tmp}/no.toml", 2, "is not TOML"),
+    ("doctor --topology {tmp}/gap.toml", 2, "neighbouring blocks, in order"),
+    ("router", 2, "give either --topology FILE, or --registry URL"),
+    ("stage --checkpoint {weights} --blocks a --listen 127.0.0.1:0", 2, "--blocks 'a' must be numbers"),
+    ("stage --checkpoint {weights} --blocks 0,1,2 --listen {taken}", 1, "the port is in use"),
+    ("stage --checkpoint {weights} --blocks 0,1,2 --listen 0.0.0.0:0", 2, "--insecure"),
+    ("stage --checkpoint {damaged} --blocks 0,1,2 --listen 127.0.0.1:0", 1, "damaged"),
+    ("deploy", 2, "give the directory of a checkpoint to deploy, or --rollback"),
+    ("deploy {damaged} --router {ring}", 2, "is damaged (its SHA-256 is not the manifest's): fetch it again"),
+    ("import /nowhere.gguf --out {tmp}/new", 2, "/nowhere.gguf"),
+    ("import {tmp}/text.txt --out {tmp}/new", 2, "text.txt"),
+    ("import {tmp}/empty --out {tmp}/full", 2, "full"),
+    ("init {tmp}/full", 2, "full"),
+    ("ngram --checkpoint {weights} --text /nowhere", 2, "/nowhere"),
+    ("token add ann", 2, "--tokens FILE is missing"),
+    ("token add ann --tokens {tmp}/tokens.toml", 2, "has a key ann already"),
+    ("token add bob --tokens {tmp}/tokens.toml --scope genrate", 2, "did you mean generate?"),
+    ("certs host paris --dir {tmp}/empty", 2, "onesweep certs init"),
+    ("train blocks --data /nowhere", 2, "no text at /nowhere"),
+    ("train blocks --threads 0", 2, "--threads must be from 1"),
+    ("train plan --link hom --step-s 1", 2, "did you mean home?"),
+    ("bench wan --profile moon", 2, "no profile 'moon'"),
+    ("bench loadtest --mode swep", 2, "did you mean sweep?"),
+]
+SERVERS = [
+    ("down", 1, "nothing is up; start a deployment with `onesweep up --detach`"),
+    ("doctor", 1, "name the hosts with --topology FILE or --registry URL"),
+    ("generate x --router {nobody}", 1, "no router answers at {nobody}; start one with `onesweep up`"),
+    ("generate x --router {host}", 1, "{host} is no router; give the router's address"),
+    ("generate x --router localhost", 2, "must be HOST:PORT"),
+    ("generate x --router no-such-host.invalid:7700", 2, "--insecure"),
+    ("generate x --router no-such-host.invalid:7700 --insecure", 1, "no-such-host.invalid:7700"),
+    ("generate x --router {guarded}", 2, "token"),
+    ("generate x --router {ring} --token-file /nowhere", 2, "cannot read /nowhere"),
+    ("generate x --router {lonely} --timeout-s 30", 1, "did not answer"),
+    ("compare x --router {lonely}", 1, "nothing can be compared, the router is not ready"),
+    ("compare x --router {ring} --modes ,", 2, "--modes is empty"),
+    ("compare x --router {ring} --modes resample:chian", 2, "did you mean chain?"),
+    ("compare x --router {ring} --html /nowhere/x.html", 2, "cannot write /nowhere/x.html"),
+    ("generate x --router {ring} --mode swep", 2, "unknown mode 'swep'; did you mean sweep?; served here: "),
+    ("generate x --router {ring} --mode resample --scorer chian", 2, "did you mean chain?"),
+    ("generate x --router {ring} --steps 4", 2, "mode auto chooses steps itself: leave it out, or name a mode"),
+    ("generate x --router {ring} --mode ar --budget-ms 9", 2, "leave budget_ms out, or use mode auto"),
+    ("generate x --router {ring} --mode ar --suffix y", 2, "does not look at a suffix"),
+    ("http --router {ring} --listen {taken}", 1, "in use"),
+    ("http --router {ring} --listen 0.0.0.0:0", 2, "--insecure"),
+    ("train watch {nobody}", 1, "{nobody}"),
+    ("train status {nobody} --once --patience 0", 1, "no coordinator answers at {nobody}"),
+]
+
+
+@pytest.mark.parametrize(("line", "code", "says"), TYPING + FILES + SERVERS, ids=lambda value: str(value)[:40])
+def test_a_mistake_ends_in_a_sentence(words: dict[str, Any], line: str, code: int, says: str) -> None:
+    ended = run(*(word.format(**words) for word in line.split()))
+    assert (ended.returncode, ended.stdout) == (code, ""), ended.stderr
+    (sentence,) = ended.stderr.splitlines()[-1:]
+    assert sentence.startswith("onesweep")
+    assert says.format(**words) in sentence
+    assert "Traceback" not in ended.stderr
+
+
+def test_an_empty_prompt(words: dict[str, Any]) -> None:
+    ended = run("generate", "", "--router", words["ring"])
+    assert (ended.returncode, ended.stderr) == (2, "onesweep: the prompt is empty: give at least one byte of text\n")
+
+
+@pytest.mark.parametrize("arguments", [[], ["bench"], ["certs"]])
+def test_a_command_that_is_not_finished_shows_what_there_is(arguments: list[str]) -> None:
+    ended = run(*arguments)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("usage: onesweep")
+
+
+def test_ctrl_c_while_a_server_does_not_answer() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        subprocess.Popen(
+            [sys.executable, *MODULE, "generate", "x", "--router", f"127.0.0.1:{silent.getsockname()[1]}"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as command,
+    ):
+        connection, _ = silent.accept()  # it waits for an answer now
+        with connection:
+            command.send_signal(signal.SIGINT)
+            out, err = command.communicate(timeout=SERVER_S)
+    assert (command.returncode, out, err) == (130, b"", b"")
+
+
+def test_a_reader_that_leaves() -> None:
+    with subprocess.Popen(
+        [sys.executable, *MODULE, "completion", "fish"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as command:
+        assert command.stdout is not None
+        assert command.stderr is not None
+        command.stdout.readline()
+        command.stdout.close()
+        assert command.stderr.read() == b""
+        assert command.wait(SERVER_S) in (0, 141)
+
+
+@pytest.mark.parametrize(
+    ("library", "arguments", "extra"),
+    [
+        ("cryptography", ["certs", "init"], "tls"),
+        ("fastapi", ["http"], "http"),
+        ("etcd3gw", ["doctor", "--registry", "etcd://127.0.0.1:1/x"], "etcd"),
+    ],
+)
+def test_a_missing_extra(library: str, arguments: list[str], extra: str) -> None:
+    hidden = (
+        f"import sys; sys.modules[{library!r}] = None; from onesweep.serving.cli.__main__ import main; sys.exit(main())"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", hidden, *arguments], capture_output=True, text=True, timeout=SERVER_S, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert f"pip install 'onesweep[{extra}]'" in ended.stderr
+    assert ended.stderr.count("\n") == 1

@@ -1,0 +1,242 @@
+"""`onesweep run`: from a file to an answer in one command; what was imported once is not imported again."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from onesweep.serving.cli.deployment import temporary_deployment
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.serving.cli.run import ImportCache, default_cache, is_whole
+from onesweep.serving.client.client import Client
+from onesweep.serving.router.topology import local_topology
+from onesweep.stages.errors import CheckpointError, ServiceError
+from onesweep.stages.progress import ProgressLine
+from tests.serving.cli.terminal import Terminal
+from tests.serving.pretrained import write_model
+from tests.stages.importing.published import learnt, write_folder, write_gguf
+
+Run = Callable[..., tuple[int, str, str]]
+ASKED = ["the sea", "--max-tokens", 6, "--temperature", 0]
+
+
+@pytest.fixture(scope="module")
+def weights() -> dict[str, Tensor]:
+    return learnt()
+
+
+@pytest.fixture(scope="module")
+def gguf(weights: dict[str, Tensor], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf", weights)
+
+
+class Told:
+    """A cache, and all that it said."""
+
+    def __init__(self, directory: Path) -> None:
+        self.cache, self._stream = ImportCache(directory), io.StringIO()
+
+    def checkpoint(self, source: Path, blocks: int = 2) -> Path:
+        return self.cache.checkpoint(source, blocks, None, ProgressLine(self._stream))
+
+    @property
+    def text(self) -> str:
+        return self._stream.getvalue()
+
+    @property
+    def imports(self) -> int:
+        return self.text.count("importing ")
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Told:
+    return Told(tmp_path / "cache")
+
+
+def test_a_file_answers_and_its_second_run_imports_nothing(gguf: Path, tmp_path: Path, onesweep: Run) -> None:
+    command = ["run", gguf, *ASKED, "--cache", tmp_path, "--hosts", 2]
+    code, text, err = onesweep(*command)
+    assert code == 0, err
+    assert text.count("\n") == text[-1:].count("\n") == 1
+    assert err.startswith(f"reading {gguf}")
+    assert f"importing {gguf} once, into {tmp_path}" in err
+    assert "2 hosts ready; router 127.0.0.1:" in err
+    (entry,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    assert f"tiny.gguf, cut into 2, is in {entry}" in err
+    code, again, err = onesweep(*command)
+    assert (code, again) == (0, text)
+    assert "importing" not in err
+    assert onesweep("run", entry, *ASKED)[:2] == (0, text)
+
+
+def test_a_conversation_stops_its_hosts_at_the_end(gguf: Path, tmp_path: Path, told: Told) -> None:
+    checkpoint = told.checkpoint(gguf)
+    terminal = Terminal("run", checkpoint, "--max-tokens", 6)
+    try:
+        terminal.expect("2 hosts ready; router 127.0.0.1:")
+        address = "127.0.0.1:" + terminal.expect("\n").strip()
+        terminal.expect("> ")
+        with Client(address) as client:
+            assert client.status().ready
+        terminal.type("the sea\n")
+        terminal.expect("the sea\n")
+        terminal.expect("> ")
+        terminal.type("\x04")
+        assert terminal.end() == 0
+        with Client(address) as client, pytest.raises(ServiceError):
+            client.status()
+    finally:
+        terminal.close()
+
+
+def test_a_folder_and_its_cut_have_entries_of_their_own(weights: dict[str, Tensor], tmp_path: Path, told: Told) -> None:
+    folder = write_folder(tmp_path / "folder", weights)
+    one, other = told.checkpoint(folder, 2), told.checkpoint(folder, 3)
+    assert is_whole(one)
+    assert is_whole(other)
+    assert one != other
+    assert told.checkpoint(folder, 2) == one
+    (folder / "tokenizer_config.json").write_text("{}")
+    assert told.checkpoint(folder, 2) != one
+    assert told.imports == 3
+
+
+@pytest.mark.parametrize("harm", ["cut", "flipped", "gone", "manifest"])
+def test_a_damaged_entry_is_made_anew(gguf: Path, told: Told, harm: str) -> None:
+    entry = told.checkpoint(gguf)
+    victim = entry / "manifest.json" if harm == "manifest" else next(entry.glob("stage-1-*.safetensors"))
+    content = victim.read_bytes()
+    changed = {"cut": content[:-8], "flipped": content[:-1] + bytes([content[-1] ^ 1]), "manifest": b"{"}
+    victim.unlink() if harm == "gone" else victim.write_bytes(changed[harm])
+    assert not is_whole(entry)
+    assert told.checkpoint(gguf) == entry
+    assert f"{entry} is damaged: importing {gguf} again" in told.text
+    assert victim.read_bytes() == content or harm == "manifest"
+    assert is_whole(entry)
+
+
+def test_what_a_killed_import_left_is_removed(gguf: Path, told: Told) -> None:
+    entry = told.checkpoint(gguf)
+    half = entry.parent / f".{entry.name}.abc"
+    shutil.copytree(entry, half)
+    shutil.rmtree(entry)
+    assert told.checkpoint(gguf) == entry
+    assert not half.exists()
+
+
+def test_of_two_runs_at_once_one_imports(gguf: Path, tmp_path: Path) -> None:
+    runs = [Told(tmp_path / "cache") for _ in range(2)]
+    found: list[Path] = []
+    threads = [threading.Thread(target=lambda run=run: found.append(run.checkpoint(gguf))) for run in runs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[0] == found[1]
+    assert is_whole(found[0])
+    assert sum(run.imports for run in runs) == 1
+
+
+def test_a_ring_that_runs_gets_the_model(tmp_path: Path, onesweep: Run) -> None:
+    for name, seed in (("old", 0), ("new", 1)):
+        write_model(tmp_path / name, seed=seed)
+    topology = local_topology(3, 3, tmp_path / "old", free_port_block(4) + 1)
+    (tmp_path / "ring.toml").write_text(topology.to_toml())
+    with temporary_deployment(topology, tmp_path / "old"):
+        command = ["run", tmp_path / "new", *ASKED, "--topology", tmp_path / "ring.toml"]
+        code, text, err = onesweep(*command)
+        assert code == 0, err
+        assert f"deploying the model to the hosts of router {topology.router}" in err
+        assert onesweep(*command) == (0, text, "")
+    code, alone, err = onesweep(*command)
+    assert (code, alone) == (0, text), err
+    assert "starting the topology's hosts here" in err
+
+
+def test_the_demo_of_a_pretrained_model_checks_its_promise(tmp_path: Path, onesweep: Run) -> None:
+    write_model(tmp_path / "model")
+    code, out, err = onesweep("demo", tmp_path / "model", "--prompt", "the sea")
+    assert code == 0, err
+    assert re.search(r"MB of memory: host-1 \d+, host-2 \d+, host-3 \d+\n", out)
+    ar, same = (line.split() for line in out.splitlines() if line.startswith("ar"))
+    assert ar[1:3] == ["96", "96"]
+    assert same[2] == "96"
+    assert out.count("equal to `ar` by promise: checked") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["{tmp}/nothing.gguf"], "nothing.gguf is not there: give a .gguf file, a Hugging Face folder"),
+        (["{tmp}"], "is none of these: give a .gguf file"),
+        (["{gguf}", " "], "the prompt is empty"),
+        (["{gguf}", "x", "--hosts", "0"], "--hosts must be above 0"),
+        (["{gguf}", "x", "--blocks", "9"], "--blocks 9: the model has 3 layers"),
+        (["{gguf}", "x", "--hosts", "3", "--blocks", "2"], "3 hosts cannot share 2 blocks"),
+        (["{own}", "x", "--blocks", "2"], "is cut into 3 blocks already, not 2: import it anew"),
+    ],
+)
+def test_mistakes(gguf: Path, bundles: Path, tmp_path: Path, onesweep: Run, arguments: list[str], says: str) -> None:
+    places = {"tmp": tmp_path, "gguf": gguf, "own": bundles / "own"}
+    code, out, err = onesweep("run", *(a.format(**places) for a in arguments), "--cache", tmp_path / "cache")
+    assert (code, out) == (2, "")
+    assert says in err
+
+
+def test_a_cache_that_cannot_be_written_is_named(gguf: Path, tmp_path: Path, onesweep: Run) -> None:
+    (tmp_path / "file").write_text("")
+    code, _, err = onesweep("run", gguf, "x", "--cache", tmp_path / "file")
+    assert code == 1
+    assert "name --cache DIR" in err
+
+
+def test_the_cache_is_where_others_have_theirs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_cache() == tmp_path / "onesweep"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert default_cache() == Path.home() / ".cache" / "onesweep"
+
+
+def test_too_little_disk_is_told_before_anything_is_read(
+    gguf: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(gguf.parent)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1 << 20))
+    with pytest.raises(CheckpointError, match=r"not enough disk for .*: 67 MB needed, 1 MB free"):
+        told.checkpoint(gguf)
+    assert not any(path.is_dir() for path in told.cache.directory.iterdir())
+
+
+def test_an_import_tells_how_far_it_is_and_what_comes_next(gguf: Path, tmp_path: Path, onesweep: Run) -> None:
+    code, out, err = onesweep("import", gguf, "--blocks", 2, "--out", tmp_path / "out")
+    assert code == 0, err
+    lines = err.splitlines()
+    assert lines[0] == f"reading {gguf}, 0% done"
+    assert lines[1].startswith("tiny.gguf: 3 layers; this takes 0 MB of disk and 0 MB of memory")
+    assert out.splitlines()[-1] == f"chat with it: onesweep run {tmp_path / 'out'}"
+
+
+def test_progress_is_rewritten_on_a_terminal_and_told_now_and_then_elsewhere() -> None:
+    class Screen(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for stream, shown in (
+        (io.StringIO(), "a, 0% done\nc, 50% done, about 4 s left\nsaid\n"),
+        (Screen(), "\r\x1b[Ka, 0% done\r\x1b[Kb, 25% done\r\x1b[Kc, 50% done, about 4 s left\r\x1b[Ksaid\n"),
+    ):
+        now = [0.0]
+        line = ProgressLine(stream, lambda now=now: now[0])
+        for at, what, share in ((0.0, "a", 0.0), (0.5, "b", 0.25), (4.0, "c", 0.5)):
+            now[0] = at
+            line.at(what, share)
+        line.say("said")
+        line.close()
+        assert stream.getvalue() == shown
