@@ -264,8 +264,8 @@ class InfillSizes:
     peek: int
 
 
-# Bits a byte of a filling of eight bytes with what follows it (docs/decisions.md): 1.99, 1.93, 1.90 with 64, 128, 256
-# drafts, and 1.93, 1.90, 1.90 with a look at 4, 8, 16 bytes of the suffix.
+# Bits a byte of a filling of eight bytes with what follows it (docs/research/mode-settings.md): 1.99, 1.93, 1.90 with
+# 64, 128, 256 drafts, and 1.93, 1.90, 1.90 with a look at 4, 8, 16 bytes of the suffix.
 OF_BYTES = InfillSizes(chunk=32, candidates=16, drafts=256, ahead=16, peek=4)
 # As much text, at about four bytes a token. A draft costs a look at the odds of the whole vocabulary at every symbol,
 # so there are fewer.

@@ -47,7 +47,7 @@ class ResampleSizes:
 
 OF_BYTES = ResampleSizes(chunk=32, candidates=32, most_chunk=96, most_candidates=64)
 # A token is about four bytes. Eight would be as much text; with twelve, 128 tokens take eleven trips, less than a tenth
-# of those of `ar`. Small models of tokens give too much to the many unlikely ones: docs/decisions.md.
+# of those of `ar`. Small models of tokens give too much to the many unlikely ones: docs/research/mode-settings.md.
 OF_TOKENS = ResampleSizes(chunk=12, candidates=32, most_chunk=32, most_candidates=64, coolness=0.9)
 
 
