@@ -1,4 +1,4 @@
-"""What fuzzing found, each input as small as it goes: docs/reliability.md lists them with their fixes."""
+"""What fuzzing found, each input as small as it goes: docs/research/reliability.md lists them with their fixes."""
 
 from __future__ import annotations
 
