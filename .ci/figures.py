@@ -17,6 +17,7 @@ import os
 import platform
 import re
 import shlex
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -42,6 +43,7 @@ class Measurement:
 
     command: str
     values: Callable[[Record], dict[str, float]]
+    prints: bool = False  # it prints its record where others write a file
 
 
 def _rows(rows: list[Record], by: str, keys: dict[str, str]) -> dict[str, float]:
@@ -95,6 +97,57 @@ def _quality(record: Record) -> dict[str, float]:
     return _rows(record["rows"], "label", {"judge_bits_per_byte": "bits", "gram_entropy": "entropy", "sweeps": "trips"})
 
 
+def _chaos(record: Record) -> dict[str, float]:
+    """Requests of all modes; the 95th percentile of the waits that began with the death of a host."""
+    modes, waits = record["modes"].values(), record["stalls"]["kill"]["waits_s"]
+    counts = {name: sum(mode[name] for mode in modes) for name in ("requests", "lost", "wrong")}
+    return counts | {"kill_p95_s": statistics.quantiles(waits, n=20)[-1] if len(waits) > 1 else waits[0]}
+
+
+def _flood(record: Record) -> dict[str, float]:
+    return {"goodput_percent": 100 * record["goodput"], "refusal_p95_ms": record["flood"]["refusal_p95_ms"]}
+
+
+def _load(record: Record) -> dict[str, float]:
+    """Of each mode, the row at its knee."""
+    found: dict[str, float] = {}
+    for knee in record["knees"]:
+        (row,) = [row for row in record["rows"] if (row["mode"], row["users"]) == (knee["mode"], knee["users"])]
+        name = "spec" if knee["mode"] == "ar-speculative" else knee["mode"]
+        keys = {"users": "users", "throughput_rps": "rps", "p95_ms": "p95_ms"}
+        found |= {f"{name}_knee_{short}": row[key] for key, short in keys.items()}
+    return found
+
+
+def _fuzz(record: Record) -> dict[str, float]:
+    return {"inputs": record["inputs"], "findings": len(record["findings"])}
+
+
+def _pretrained(record: Record) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for row in record["rows"]:
+        name = ("copying_" if row["text"] == "copying" else "") + ("ar" if row["mode"] == "ar" else "lookup")
+        found |= {
+            f"{name}_tokens_per_s": row["tokens_per_s"],
+            f"{name}_trips": row["sweeps"],
+            f"{name}_ratio": row["ratio"],
+        }
+    return found
+
+
+def _losses(record: Record) -> dict[str, float]:
+    exact = next(row["nats"] for row in record["rows"] if (row["backend"], row["codec"]) == ("torch", "fp32"))
+    found: dict[str, float] = {}
+    for row in record["rows"]:
+        name = row["backend"].replace("-", "_") + ("" if row["codec"] == "fp32" else f"_{row['codec']}")
+        found |= {f"{name}_cost": row["nats"] - exact, f"{name}_ms": row["step_ms"], f"{name}_mb": row["weights_mb"]}
+    return found
+
+
+def _training(record: Record) -> dict[str, float]:
+    return {f"{name.replace(' ', '_')}_mib": use["total"] / 2**20 for name, use in record["bytes"].items()}
+
+
 MEASUREMENTS: dict[str, Measurement] = {
     "overhead": Measurement(
         "onesweep bench overhead --hosts 3",
@@ -117,6 +170,22 @@ MEASUREMENTS: dict[str, Measurement] = {
         _wan,
     ),
     "quality": Measurement("onesweep bench quality --prompts $TEXT --count 60", _quality),
+    "chaos": Measurement("onesweep bench chaos --minutes 5", _chaos),
+    "flood": Measurement("onesweep bench flood --keys --knee 4 --max-requests 4", _flood),
+    "fuzz": Measurement("onesweep bench fuzz", _fuzz),
+    "load": Measurement(
+        "onesweep bench loadtest --find-knee --mode sweep,ar-speculative --profile links-60 --bytes 64 --seconds 8"
+        " --users 64",
+        _load,
+    ),
+    "pretrained": Measurement(
+        "onesweep bench wan --profile links-60 --checkpoint $MODEL --modes ar,ar-speculative:lookup --text novel,copying"
+        " --max-tokens 64 --temperature 0 --requests 1 --no-control",
+        _pretrained,
+    ),
+    "losses": Measurement("onesweep bench losses --checkpoint $MODEL --text $TEXT/valid.txt --symbols 1024", _losses),
+    "training": Measurement("onesweep train memory", _training, prints=True),
+    "training6": Measurement("onesweep train memory --parts 6 --layers 1", _training, prints=True),
 }
 
 
@@ -162,9 +231,11 @@ def keep(name: str, record: Record, commit: str = "", command: str = "") -> None
 def measure(name: str) -> None:
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "record.json"
-        command = [*shlex.split(os.path.expandvars(MEASUREMENTS[name].command)), "--json", str(file)]
+        made = MEASUREMENTS[name]
+        command = [*shlex.split(os.path.expandvars(made.command)), "--json", *([] if made.prints else [str(file)])]
         command[0] = str(Path(sys.executable).with_name(command[0]))
-        subprocess.run(command, cwd=ROOT, check=True)
+        with file.open("w") as printed:
+            subprocess.run(command, cwd=ROOT, check=True, stdout=printed if made.prints else None)
         keep(name, json.loads(file.read_text()))
 
 
