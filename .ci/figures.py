@@ -179,8 +179,8 @@ MEASUREMENTS: dict[str, Measurement] = {
         _load,
     ),
     "pretrained": Measurement(
-        "onesweep bench wan --profile links-60 --checkpoint $MODEL --modes ar,ar-speculative:lookup --text novel,copying"
-        " --max-tokens 64 --temperature 0 --requests 1 --no-control",
+        "onesweep bench wan --profile links-60 --checkpoint $MODEL --modes ar,ar-speculative:lookup"
+        " --text novel,copying --max-tokens 64 --temperature 0 --requests 1 --no-control",
         _pretrained,
     ),
     "losses": Measurement("onesweep bench losses --checkpoint $MODEL --text $TEXT/valid.txt --symbols 1024", _losses),
