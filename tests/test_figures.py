@@ -17,7 +17,7 @@ figures = importlib.util.module_from_spec(_spec)
 sys.modules["figures"] = figures  # dataclasses look their module up by name
 _spec.loader.exec_module(figures)
 
-PAGES = pytest.mark.parametrize("page", figures.pages(), ids=lambda page: page.name)
+PAGES = pytest.mark.parametrize("page", figures.pages(), ids=lambda page: str(page.relative_to(ROOT)))
 
 
 @PAGES
@@ -29,7 +29,7 @@ def test_the_figures_of_a_page_are_those_that_were_measured(page: Path) -> None:
 @PAGES
 def test_a_figure_without_a_name_is_a_setting_that_is_listed(page: Path) -> None:
     """Limits and defaults look like figures: whoever writes one says so in `settings`."""
-    listed = Counter(figures.load()["settings"].get(page.name, []))
+    listed = Counter(figures.load()["settings"].get(str(page.relative_to(ROOT)), []))
     found = Counter(figures.unmarked(page.read_text()))
     assert found.keys() - listed.keys() == set(), "give it a name (see .ci/figures.py), or list it under `settings`"
     assert listed.keys() - found.keys() == set(), "take it out of `settings`: the page has it no longer"
