@@ -56,6 +56,10 @@ def _rows(rows: list[Record], by: str, keys: dict[str, str]) -> dict[str, float]
     }
 
 
+def _mode(label: str) -> str:
+    return "spec" if label == "ar-speculative" else label.partition(":")[0]
+
+
 def _idle(record: Record) -> dict[str, float]:
     shares = {row["process"]: row["processor_percent"] for row in record["rows"]}
     return {
@@ -87,8 +91,9 @@ def _stage(record: Record) -> dict[str, float]:
 
 def _wan(record: Record) -> dict[str, float]:
     found: dict[str, float] = {}
+    several = len({row["profile"] for row in record["rows"]}) > 1
     for row in record["rows"]:
-        name = f"{row['profile'].replace('-', '')}_{'spec' if row['mode'] == 'ar-speculative' else row['mode']}"
+        name = (f"{row['profile'].replace('-', '')}_" if several else "") + _mode(row["mode"])
         found |= {f"{name}_s": row["p50_ms"] / 1000, f"{name}_ratio": row["ratio"], f"{name}_trips": row["sweeps"]}
     return found
 
@@ -113,7 +118,7 @@ def _load(record: Record) -> dict[str, float]:
     found: dict[str, float] = {}
     for knee in record["knees"]:
         (row,) = [row for row in record["rows"] if (row["mode"], row["users"]) == (knee["mode"], knee["users"])]
-        name = "spec" if knee["mode"] == "ar-speculative" else knee["mode"]
+        name = _mode(knee["mode"])
         keys = {"users": "users", "throughput_rps": "rps", "p95_ms": "p95_ms"}
         found |= {f"{name}_knee_{short}": row[key] for key, short in keys.items()}
     return found
@@ -166,6 +171,11 @@ MEASUREMENTS: dict[str, Measurement] = {
     "stage": Measurement("onesweep bench stage", _stage),
     "wan": Measurement(
         "onesweep bench wan --profile links-20,links-60,links-150 --modes sweep,ar,ar-speculative --bytes 128"
+        " --requests 3",
+        _wan,
+    ),
+    "modes": Measurement(
+        "onesweep bench wan --profile links-60 --modes local,sweep,resample:chain,ar-speculative,ar --bytes 128"
         " --requests 3",
         _wan,
     ),
