@@ -134,6 +134,7 @@ def _pretrained(record: Record) -> dict[str, float]:
         name = ("copying_" if row["text"] == "copying" else "") + ("ar" if row["mode"] == "ar" else "lookup")
         found |= {
             f"{name}_tokens_per_s": row["tokens_per_s"],
+            f"{name}_s": row["p50_ms"] / 1000,
             f"{name}_trips": row["sweeps"],
             f"{name}_ratio": row["ratio"],
         }
