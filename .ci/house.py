@@ -291,8 +291,6 @@ class Count:
 
 def is_implementation(module: Module, modules: dict[str, Module]) -> bool:
     """True if the module adds a command, or its folder has an interface (base.py) or a table (__init__.py)."""
-    if any(isinstance(node, ast.FunctionDef) and node.name.startswith("register") for node in module.tree.body):
-        return True  # a command: the front door is its one caller
     folder = module.folder
     table = modules.get(folder)
     return f"{folder}.base" in modules or (table is not None and table.lines > 10)

@@ -63,14 +63,14 @@ class ServiceError(OnesweepError): ...
 
 
 def close_to(word: str, known: Iterable[str]) -> str:
-    """The end of an error about an unknown word: "; did you mean sweep?", or nothing where none is alike."""
+    """For an error about an unknown word: " (did you mean sweep?)", or nothing where no known one is alike."""
     import difflib  # errors are rare, and every command imports this module
 
     found = difflib.get_close_matches(word, list(known), n=2)
-    return f"; did you mean {' or '.join(found)}?" if found else ""
+    return f" (did you mean {' or '.join(found)}?)" if found else ""
 
 
 def one_of(word: str, known: Iterable[str], listed: str = "choose from") -> str:
-    """The same with all of `known` after it: "; did you mean sweep?; choose from sweep, ar"."""
+    """The same with all of `known` after it: " (did you mean sweep?); choose from sweep, ar"."""
     names = list(known)
     return f"{close_to(word, names)}; {listed} {', '.join(names)}"

@@ -56,11 +56,14 @@ def serve(requests: socket.socket) -> None:
     import torch
 
     import onesweep.serving.cli.__main__
+    import onesweep.serving.cli.generate
+    import onesweep.serving.cli.serve
     import onesweep.serving.router.server
     import onesweep.stages.host.server
+    import onesweep.trainer.rounds.commands
 
     assert threading.active_count() == 1, "a fork would lose the other threads"
-    _ = grpc.aio, torch, onesweep.serving.router.server, onesweep.serving.cli.__main__, onesweep.stages.host.server
+    _ = grpc.aio, torch, onesweep
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
         data, descriptors, _flags, _address = socket.recv_fds(requests, MAX_REQUEST, 3)

@@ -35,8 +35,10 @@ HELP = """\
 /reset     forget the conversation
 /quit      leave, as Ctrl-D does; Ctrl-C ends an answer"""
 
-# Notes stand on standard error: standard output has answers only.
-tell = partial(print, file=sys.stderr, flush=True)
+
+def tell(note: object = "") -> None:
+    """Print a note on standard error: standard output has answers only."""
+    print(note, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def add_chat_options(parser: argparse.ArgumentParser) -> None:
         "prompt",
         nargs="?",
         metavar="PROMPT",
-        help="answer it on standard output and leave; - reads it from standard input (a conversation)",
+        help="answer it once; - reads standard input (a conversation)",
     )
     parser.add_argument("--system", default="", metavar="TEXT", help="instructions before the conversation")
     parser.add_argument("--mode", metavar="M", help="how answers are made (the best that is served)")
@@ -278,10 +280,9 @@ class Conversation:
 
 def cost_of(result: Result) -> str:
     """A line on what an answer cost."""
-    noun = "bytes" if result.output_tokens == result.output_bytes else "tokens"
     seconds = result.latency_ms / 1000
     parts = [
-        f"{result.output_tokens} {noun} in {seconds:.1f} s ({result.output_tokens / max(seconds, 1e-3):.1f} a second)",
+        f"{result.output_tokens} tokens in {seconds:.1f} s ({result.output_tokens / max(seconds, 1e-3):.1f} a second)",
         f"first after {result.first_byte_ms / 1000:.1f} s",
         f"{result.sweeps} trips",
         f"{result.wire_bytes_total:,} bytes on the wire",

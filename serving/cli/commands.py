@@ -89,6 +89,7 @@ _TOKEN = Family(
         )
     },
 )
+_IDENTITIES = (_CERTS, _TOKEN)
 _TRAIN = Family(
     "train",
     "train blocks or whole models, on this machine or on many",
@@ -322,21 +323,18 @@ ROOT = Family(
             "onesweep.trainer.commands:add_",
             ("init", "make a checkpoint with random weights, for tests of capacity", "big --parts 8 --width 2048"),
         ),
-        "operate": (
-            *_commands(
-                "onesweep.serving.cli.serve:add_",
-                ("doctor", "measure every hop of a ring, and name a remedy for each bad one", ""),
-                ("deploy", "change the weights under a running service, or take that back", "new-weights"),
-            ),
-            _CERTS,
-            _TOKEN,
-            *_commands(
-                "onesweep.serving.cli.completion:add_",
-                (
-                    "completion",
-                    "print a script that completes commands and options in a shell",
-                    "bash > ~/.local/share/bash-completion/completions/onesweep",
-                ),
+        "operate": _commands(
+            "onesweep.serving.cli.serve:add_",
+            ("doctor", "measure every hop of a ring, and name a remedy for each bad one", ""),
+            ("deploy", "change the weights under a running service, or take that back", "new-weights"),
+        )
+        + _IDENTITIES
+        + _commands(
+            "onesweep.serving.cli.completion:add_",
+            (
+                "completion",
+                "print a script that completes commands and options in a shell",
+                "bash > ~/.local/share/bash-completion/completions/onesweep",
             ),
         ),
         "train": (_TRAIN,),

@@ -22,7 +22,10 @@ from onesweep.stages.errors import OnesweepError
 from onesweep.stages.progress import ProgressLine
 from onesweep.stages.signals import ends_cleanly
 
-PROMPT, QUESTION = "The best thing about the movie is that ", "Why do ships float?"
+PROMPT = "The best thing about the movie is that "
+QUESTION = """\
+Summarise in one sentence: The letter left the coast before dawn, and it was noon when the rider saw the first roofs \
+of the town. He had not slept. At the gate a boy asked him what he carried, and he said that he did not know."""
 # At a low temperature a small model keeps to words that it knows.
 BYTES, TOKENS, TEMPERATURE, SEED = 128, 96, 0.3, 1
 EXACT, SAME = "ar", "ar-speculative"
@@ -58,7 +61,7 @@ def run_demo(options: argparse.Namespace) -> int:
             print(f"starting {hosts} hosts and a router on this machine ...", flush=True)
             with (
                 temporary_deployment(topology, checkpoint, waiting=lambda why: progress.at("loading")) as deployment,
-                Client(topology.router) as client,
+                Client(deployment.topology.router) as client,
             ):
                 progress.close()
                 has_tokens = manifest_record(checkpoint).get("tokenizer") == "tokens"
@@ -108,7 +111,7 @@ def show_model(client: Client, deployment: Deployment, checkpoint: Path, prompt:
     print(f"{_parameters(checkpoint) / 1e6:.0f} million numbers in all; MB of memory: {', '.join(memory)}\n")
     asked: dict[str, Any] = {"messages": [("user", prompt)]} if client.status().chat else {"prompt": prompt}
     asked |= {"max_tokens": TOKENS, "temperature": 0, "seed": SEED, "timeout_s": MAX_TIMEOUT_S}
-    print(f"> {printable(prompt)}")
+    print(_wrapped(printable(prompt)) + "\n")
     decoder, results = TextDecoder(), dict[str, Result]()
     for item in client.stream(**{"prompt": b"", **asked}, mode=SAME):
         if isinstance(item, Result):
@@ -154,7 +157,7 @@ def _wrapped(text: str) -> str:
 
 def _parameters(directory: Path) -> int:
     """Numbers in the files of a checkpoint, which holds four bytes of each."""
-    return sum(path.stat().st_size for path in directory.glob("*.safetensors")) // 4
+    return sum(path.stat().st_size for path in directory.rglob("*.safetensors")) // 4
 
 
 def _memory_mb(process: int) -> float:

@@ -39,15 +39,11 @@ DEPLOY_S = 600.0
 
 
 def add_run(run: argparse.ArgumentParser) -> None:
-    run.add_argument(
-        "model", type=Path, metavar="MODEL", help="a .gguf file, a Hugging Face folder, a checkpoint or a bundle"
-    )
+    run.add_argument("model", type=Path, metavar="MODEL", help="a .gguf file, a Hugging Face folder or a checkpoint")
     add_chat_options(run)
     where = run.add_mutually_exclusive_group()
     where.add_argument("--hosts", type=int, metavar="N", help=f"hosts on this machine that share the model ({HOSTS})")
-    where.add_argument(
-        "--topology", type=Path, metavar="FILE", help="its hosts: they get the model if they run, or are started here"
-    )
+    where.add_argument("--topology", type=Path, metavar="FILE", help="hosts that get the model, or are started here")
     run.add_argument("--blocks", type=int, metavar="N", help="stages that the model is cut into (one a host)")
     run.add_argument("--threads", type=int, default=1, metavar="N", help="processor threads of each process (1)")
     add_import_options(run)
@@ -239,7 +235,7 @@ def _running(topology: Topology, checkpoint: Path, progress: ProgressLine) -> Ca
     from onesweep.stages.wire.tokens import token_for
 
     tls = topology.client_tls
-    who: dict[str, Any] = {"tls": tls, "token": token_for(topology.router, tls), "insecure": True}
+    who: dict[str, Any] = {"tls": tls, "token": token_for(topology.router, tls)}
     open_client = partial(AsyncClient, topology.router, **who)
     try:
         with Client(topology.router, **who) as client:

@@ -195,6 +195,7 @@ def run_doctor_command(options: argparse.Namespace) -> int:
 
 
 def run_up(options: argparse.Namespace) -> int:
+    from onesweep.stages.backends import backend_named
     from onesweep.stages.host.parts import plan_host
 
     if options.http:
@@ -218,6 +219,8 @@ def run_up(options: argparse.Namespace) -> int:
             tls.read()  # here, where the sentence is seen, and not in a log
     if options.tokens is not None:
         read_tokens(options.tokens)
+    if options.backend is not None:
+        backend_named(options.backend)
     with ends_cleanly():
         deployment = Deployment.start(
             topology,

@@ -184,7 +184,7 @@ class AutoMode(Mode):
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         if request.suffix or (problem := self.unguided):
-            mode, account.reason = self._first_of(request, "only it fills a gap" if request.suffix else problem)
+            mode, account.reason = self._first_of(request, "infill alone fills gaps" if request.suffix else problem)
             account.modes.append(mode.name)
             own = replace(request, codec=mode.default_codec, budget_ms=None)
             async with aclosing(mode.generate(own, account)) as pieces:
@@ -232,14 +232,14 @@ class AutoMode(Mode):
                 able.append(mode)
         if not able:
             raise refusal or failed_precondition("no mode that is served can do this request: name one")
-        reason = f"{able[0].name} is the first of {', '.join(names)} that these weights allow; {why}"
+        order = f"{able[0].name} is the first of {', '.join(names)} that these weights allow; "
         if request.budget_ms is None:
-            return able[0], reason
+            return able[0], f"{order if len(names) > 1 else ''}{why}"
         took = {mode: ms for mode in able if (ms := self.conditions.text_ms(mode.name, request.max_symbols))}
         if not took:
             raise failed_precondition(
                 f"mode auto cannot keep a budget yet: {self.unguided or 'no frontier has infill'}, and this router has "
-                f"timed no text of {', '.join(mode.name for mode in able)} yet: leave budget_ms out once"
+                f"timed no text of {', '.join(mode.name for mode in able)} so far: leave budget_ms out once"
             )
         for mode, ms in took.items():
             if ms <= request.budget_ms:

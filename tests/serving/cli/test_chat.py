@@ -68,7 +68,7 @@ def test_a_conversation(router: str, talk: Callable[..., Terminal]) -> None:
     chat.type("/mode\n")
     chat.expect("served: ar, ar-speculative")
     chat.type("/mode are\n")
-    chat.expect("mode 'are' is not served here; did you mean ar")
+    chat.expect("mode 'are' is not served here (did you mean ar")
     chat.type("/mode ar\n/what now\n")
     chat.expect("no command /what now; /help lists them")
     chat.type("/reset\n")
@@ -152,7 +152,7 @@ def test_a_model_of_bytes_continues(local_ring: Any, bundles: Path) -> None:
     ("arguments", "says"),
     [
         (["  "], "the prompt is empty: give some text"),
-        (["x", "--mode", "are"], "mode 'are' is not served here; did you mean ar"),
+        (["x", "--mode", "are"], "mode 'are' is not served here (did you mean ar"),
         (["x", "--max-tokens", 0], "--max-tokens must be at least 1, not 0"),
         (["x", "--max-tokens", 9000], "shorten one of them"),
         (["x", "--temperature", "-1"], "temperature must be 0 to"),

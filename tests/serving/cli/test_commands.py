@@ -92,7 +92,7 @@ def completed(folder: Path, *words: str) -> set[str]:
     """What bash offers for the last word."""
     (folder / "script").write_text(script_for("bash"))
     line = f"COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}"
-    ask = f'source script; {line}; _onesweep; echo "${{COMPREPLY[*]}}"'
+    ask = f'source ./script; {line}; _onesweep; echo "${{COMPREPLY[*]}}"'
     out = subprocess.run(["bash", "-c", ask], cwd=folder, capture_output=True, text=True, check=True, timeout=60).stdout
     return set(out.split())
 
@@ -103,7 +103,7 @@ def test_bash_completes_commands_options_and_choices(tmp_path: Path) -> None:
     assert completed(tmp_path, "onesweep", "bench", "cha") == {"chaos", "chaos-training"}
     assert completed(tmp_path, "onesweep", "generate", "--max") == {"--max-bytes", "--max-tokens"}
     assert completed(tmp_path, "onesweep", "train", "blocks", "--context", "") == {"own", "chained"}
-    assert completed(tmp_path, "onesweep", "completion", "") == set(SHELLS)
+    assert completed(tmp_path, "onesweep", "completion", "") == {*SHELLS, "--help"}
     assert completed(tmp_path, "onesweep", "inspect", "scr") == {"script"}
 
 

@@ -52,7 +52,7 @@ class Told:
 
     @property
     def imports(self) -> int:
-        return self.text.count("importing ")
+        return self.text.count(" once, into ")
 
 
 @pytest.fixture
@@ -76,6 +76,7 @@ def test_a_file_answers_and_its_second_run_imports_nothing(gguf: Path, tmp_path:
     assert onesweep("run", entry, *ASKED)[:2] == (0, text)
 
 
+@pytest.mark.slow
 def test_a_conversation_stops_its_hosts_at_the_end(gguf: Path, tmp_path: Path, told: Told) -> None:
     checkpoint = told.checkpoint(gguf)
     terminal = Terminal("run", checkpoint, "--max-tokens", 6)
@@ -165,9 +166,9 @@ def test_the_demo_of_a_pretrained_model_checks_its_promise(tmp_path: Path, onesw
     code, out, err = onesweep("demo", tmp_path / "model", "--prompt", "the sea")
     assert code == 0, err
     assert re.search(r"MB of memory: host-1 \d+, host-2 \d+, host-3 \d+\n", out)
-    ar, same = (line.split() for line in out.splitlines() if line.startswith("ar"))
-    assert ar[1:3] == ["96", "96"]
-    assert same[2] == "96"
+    (_, trips, tokens), (_, fewer, same) = re.findall(r"^(ar|ar-speculative) +(\d+) +(\d+) ", out, re.MULTILINE)
+    assert trips == tokens == same == "96"
+    assert int(fewer) <= 96
     assert out.count("equal to `ar` by promise: checked") == 1
 
 

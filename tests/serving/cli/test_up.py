@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -69,7 +70,12 @@ def test_up_status_down(bundles: Path, state: Path, port: int, onesweep: Run) ->
     assert code == 0
     assert "router ready" in out
     code, out, _ = onesweep("status", "--json")
-    assert [host["name"] for host in json.loads(out)["hosts"]] == ["host-1"]
+    (host,) = json.loads(out)["hosts"]
+    assert host["name"] == "host-1"
+    assert isinstance(host["queue_limit"], int), "protobuf's own JSON has such numbers as text"
+    code, out, _ = onesweep("doctor")
+    assert code == 0, out
+    assert "host-1" in out
     code, out, err = onesweep("generate", "The ", "--max-bytes", 8, "--mode", "local")
     assert code == 0
     assert err.startswith("[local, seed 0: 8 bytes, 0 sweeps, 0 hops, 0 bytes on the wire")
@@ -86,6 +92,33 @@ def test_up_status_down(bundles: Path, state: Path, port: int, onesweep: Run) ->
     code, _, err = onesweep("down")
     assert code == 1
     assert "nothing is up; start a deployment with `onesweep up --detach`" in err
+
+
+def test_up_with_certificates_tokens_and_metrics(
+    bundles: Path, port: int, tmp_path: Path, onesweep: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates, tokens, metrics = tmp_path / "certs", tmp_path / "tokens.toml", free_port_block(2)
+    assert onesweep("certs", "init", "--dir", certificates)[0] == 0
+    for role, name in (("router", "router"), ("host", "host-1")):
+        assert onesweep("certs", role, name, "--dir", certificates, "--address", "127.0.0.1")[0] == 0
+    token = onesweep("token", "add", "ann", "--tokens", tokens)[1].strip()
+    options = ["--tls-dir", certificates, "--tokens", tokens, "--metrics", f"127.0.0.1:{metrics}", "--backend", "torch"]
+    code, _, err = onesweep("up", "--detach", "--port", port, "--hosts", 1, "--checkpoint", bundles / "own", *options)
+    assert (code, err) == (0, "")
+    try:
+        code, _, err = onesweep("status")
+        assert code == 2
+        assert "token" in err
+        monkeypatch.setenv("ONESWEEP_TOKEN", token)
+        assert "router ready" in onesweep("status")[1]
+        assert onesweep("generate", "The ", "--max-bytes", 8)[0] == 0
+        assert onesweep("status", "--router", f"127.0.0.1:{port}", "--tls-ca", tmp_path / "none.pem")[0] == 2
+        for number, name in ((metrics, b"onesweep_router_"), (metrics + 1, b"onesweep_stage_")):
+            with urllib.request.urlopen(f"http://127.0.0.1:{number}/metrics", timeout=30) as page:
+                assert name in page.read()
+        assert onesweep("doctor")[0] == 0
+    finally:
+        assert onesweep("down")[0] == 0
 
 
 def test_up_in_the_foreground_revives_a_replica_and_ends_with_its_command(

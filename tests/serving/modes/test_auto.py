@@ -248,7 +248,7 @@ def test_the_request_may_rule_a_mode_out(unguided: Client) -> None:
 def test_an_error_about_a_mode_lists_those_that_are_served(bundles: Path, local_ring: Any) -> None:
     with local_ring(bundles / "own", 1) as client:
         served = ", ".join(client.status().modes)
-        assert refused(client, mode="swep")[0] == f"unknown mode 'swep'; did you mean sweep?; served here: {served}"
+        assert refused(client, mode="swep")[0] == f"unknown mode 'swep' (did you mean sweep?); served here: {served}"
         assert f"; served here: {served}" in refused(client, mode="verified", scorer="chain")[0] or "verified" in served
 
 

@@ -147,8 +147,8 @@ def test_the_demo_shows_every_mode(
 ) -> None:
     there = contextlib.nullcontext(deployment)
     monkeypatch.setattr("onesweep.serving.cli.demo.temporary_deployment", lambda topology, checkpoint, waiting: there)
-    code, out, _ = onesweep("demo", bundles / "own", "--prompt", "The sea ")
-    assert code == 0
+    code, out, err = onesweep("demo", bundles / "own", "--prompt", "The sea ")
+    assert code == 0, out + err
     assert re.search(r"The weights are tiny: chain [\d.]+, ar [\d.]+, local [\d.]+ million parameters", out)
     assert all(re.search(rf"^{mode} +\d+ ", out, re.MULTILINE) for mode in ("sweep", "chunked", "ar", "local"))
     assert all(f"\n{title}:\n  The sea |" in out for title in ("sweep", "chunked", "ar = ar-speculative", "local"))
