@@ -2,7 +2,7 @@ BIN := .venv/bin
 OUT := .
 PROTOS := proto/onesweep/stages/v1/stage.proto proto/onesweep/serving/v1/router.proto proto/onesweep/trainer/v1/training.proto proto/onesweep/trainer/v1/rounds.proto
 
-.PHONY: help demo demo-model check test lint house reference bench wan proto clean
+.PHONY: help demo demo-model check test lint house reference bench wan proto screenshots clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -48,6 +48,9 @@ wan: .venv/.dev ## every mode over emulated links of 60 ms, against what they mu
 proto: .venv/.dev ## regenerate the stubs from the contracts
 	PATH="$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iproto \
 		--python_out=$(OUT) --grpc_python_out=$(OUT) --mypy_out=quiet:$(OUT) --mypy_grpc_out=quiet:$(OUT) $(PROTOS)
+
+screenshots: .venv/.ready ## the pictures of the race page in docs/ (chromium)
+	$(BIN)/python .ci/screenshots.py
 
 clean: ## remove the virtual environment, caches and build output
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

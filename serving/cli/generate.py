@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from html import escape
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -167,14 +170,16 @@ def _print_cost(result: Result) -> None:
 _STYLE = """
 :root { color-scheme: light dark; --line: #8a93a055; --bad: #c0392b; }
 @media (prefers-color-scheme: dark) { :root { --bad: #ff8a7a; } }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 80rem; margin: 2rem auto; padding: 0 1rem;
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1068px; margin: 2rem auto; padding: 0 1rem;
   background: Canvas; color: CanvasText; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin: 0 0 .4rem; }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; white-space: nowrap; }
-th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid var(--line); }
+table { border-collapse: collapse; font-size: .83rem; font-variant-numeric: tabular-nums; white-space: nowrap; }
+th { white-space: normal; vertical-align: bottom; }
+th, td { text-align: right; padding: .25rem .32rem; border-bottom: 1px solid var(--line); }
 th:first-child, td:first-child { text-align: left; }
-.texts { display: grid; grid-template-columns: repeat(auto-fill, minmax(22rem, 1fr)); gap: 1rem; margin: 1.5rem 0; }
+.texts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 22rem), 1fr)); gap: 1rem;
+  margin: 1.5rem 0; }
 article { border: 1px solid var(--line); border-radius: .4rem; padding: .8rem; }
 p.text { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; font: .85rem/1.45 ui-monospace, monospace; }
 .given { opacity: .55; } .bad { color: var(--bad); } .small { font-size: .82rem; opacity: .8; }
@@ -200,10 +205,15 @@ def comparison_page(prompt: str, suffix: str, outcomes: dict[str, Result | str],
     """
     results = {label: outcome for label, outcome in outcomes.items() if isinstance(outcome, Result)}
     given = {name: value for name, value in settings.items() if value is not None and value != ""}
+    rows = [_row(label, result) for label, result in results.items()]
+    # a column that says nothing of any mode would only make the table wider
+    told = [i for i in range(len(_COLUMNS)) if any(row[i] != "-" for row in rows)]
+    made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, onesweep {version('onesweep')}"
     parts = [
         "<h1>onesweep: one prompt, several modes</h1>",
+        f'<p class="small">{made}: <code>{_shown(_command(prompt, list(outcomes), given))}</code></p>',
         f"<p>Given: <code>{_shown(prompt)}</code>" + (f" … <code>{_shown(suffix)}</code>" if suffix else "") + "</p>",
-        _table(_COLUMNS, [_row(label, result) for label, result in results.items()]),
+        _table([_COLUMNS[i] for i in told], [[row[i] for i in told] for row in rows]),
         '<div class="texts">' + "".join(_card(prompt, suffix, *pair) for pair in outcomes.items()) + "</div>",
         f'<p class="small">{_READING}</p>',
         _table(("setting", "value"), [(name, _plain(str(value))) for name, value in given.items()]),
@@ -215,6 +225,12 @@ def comparison_page(prompt: str, suffix: str, outcomes: dict[str, Result | str],
         + "\n".join(parts)
         + "\n</body>\n</html>\n"
     )
+
+
+def _command(prompt: str, labels: Sequence[str], given: dict[str, Any]) -> str:
+    """The command line that makes such a page again, without the router's address and the token."""
+    flags = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    return shlex.join(["onesweep", "compare", prompt, "--modes", ",".join(labels), *flags])
 
 
 def _row(label: str, result: Result) -> tuple[str, ...]:

@@ -47,6 +47,10 @@ def page_routes() -> APIRouter:
     async def race() -> Response:
         return shown("race.html")
 
+    @routes.get("/chat", response_class=Response)
+    async def chat() -> Response:
+        return shown("chat.html")
+
     @routes.get("/hosts", response_class=Response)
     async def hosts() -> Response:
         return shown("hosts.html")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from onesweep.serving.modes import MODES
+from onesweep.serving.modes.base import DEFAULT_TEMPERATURE
 from onesweep.serving.modes.resample import ChunkSchedule
 from onesweep.serving.router.request import Request
 from onesweep.stages.errors import InputError
@@ -119,6 +120,14 @@ class Frontier:
     # What `bits` are: the name of the ruler's figure.
     basis: str
     human_bits: float | None = None
+
+    def usual_bits(self) -> dict[str, float]:
+        """Judge bits of each mode, or MODE:SCORER, at the usual temperature: of its first option in the file."""
+        bits = dict[str, float]()
+        for option in self.options:
+            if option.setting("temperature") in (None, DEFAULT_TEMPERATURE):
+                bits.setdefault(":".join(filter(None, (option.mode, option.setting("scorer")))), option.bits)
+        return bits
 
     def problem(self, digests: Mapping[str, str]) -> str:
         """Why this frontier says nothing of the weights that are served; empty when it does.

@@ -12,7 +12,7 @@ from onesweep.serving.modes.auto import AutoMode, Guide
 from onesweep.serving.modes.base import Mode
 from onesweep.serving.modes.chunked import ChunkedMode, SweepMode
 from onesweep.serving.modes.drafters.available import NO_DRAFTERS, Drafters, read_drafters
-from onesweep.serving.modes.frontier import read_frontier
+from onesweep.serving.modes.frontier import Frontier, read_frontier
 from onesweep.serving.modes.infill import InfillMode
 from onesweep.serving.modes.latency_model import LatencyModel
 from onesweep.serving.modes.local import LocalMode
@@ -79,6 +79,12 @@ class ActiveRelease:
     @property
     def release(self) -> str:
         return self.name or self.view.release
+
+    @property
+    def frontier(self) -> Frontier | None:
+        """The options of `auto`; None while there are none for these weights."""
+        auto = self.modes[AutoMode.name]
+        return auto.guide.frontier if isinstance(auto, AutoMode) and not auto.problem else None
 
     @property
     def served_modes(self) -> list[str]:

@@ -50,8 +50,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self.rollout, self.ring = rollout, rollout.ring
         self.keyring, self.admission, self.ring_wait_s = keyring, admission, ring_wait_s
         self.figures, self.tracer = figures, tracer
-        self.is_local = False
-        """Whether the router listens on a loopback address."""
+        self.is_local = False  # listens on a loopback address
 
     async def Generate(
         self, request: router_pb2.GenerateRequest, context: Context
@@ -105,7 +104,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
     def status(self) -> router_pb2.StatusResponse:
         """The router and its hosts as they are now."""
-        served, names = self.rollout.current, {link.entry.address: link.entry.name for link in self.ring.links}
+        served, frontier = self.rollout.current, self.rollout.current.frontier
+        names = {link.entry.address: link.entry.name for link in self.ring.links}
         return router_pb2.StatusResponse(
             version=version("onesweep"),
             ready=not served.view.problem,
@@ -144,6 +144,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             requests=self.admission.requests,
             request_limit=self.admission.settings.request_limit,
             link_ms_limit=self._link_ms_limit,
+            judge_bits=frontier.usual_bits() if frontier else None,
+            human_bits=(frontier.human_bits if frontier else None) or 0.0,
             chat=any(served.modes[name].tokenizer.chats for name in served.served_modes),
         )
 

@@ -470,6 +470,26 @@ Global___StatusRequest: _TypeAlias = StatusRequest  # noqa: Y015
 class StatusResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class JudgeBitsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     VERSION_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
     HOSTS_FIELD_NUMBER: _builtins.int
@@ -485,6 +505,8 @@ class StatusResponse(_message.Message):
     AUDITS_FIELD_NUMBER: _builtins.int
     LINK_MS_LIMIT_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
+    JUDGE_BITS_FIELD_NUMBER: _builtins.int
+    HUMAN_BITS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     ready: _builtins.bool
     chain_digest: _builtins.str
@@ -503,6 +525,8 @@ class StatusResponse(_message.Message):
     """most that a request may add to every hop; 0 where the ring is not on one machine"""
     chat: _builtins.bool
     """the served model has a chat template"""
+    human_bits: _builtins.float
+    """of people's texts, by the same judge; 0 where they were not measured"""
     @_builtins.property
     def hosts(self) -> _containers.RepeatedCompositeFieldContainer[Global___HostStatus]: ...
     @_builtins.property
@@ -511,6 +535,10 @@ class StatusResponse(_message.Message):
 
     @_builtins.property
     def audits(self) -> Global___Audits: ...
+    @_builtins.property
+    def judge_bits(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Of the frontier, where it was measured with these weights: judge bits for a byte of text, by mode or MODE:SCORER."""
+
     def __init__(
         self,
         *,
@@ -529,10 +557,12 @@ class StatusResponse(_message.Message):
         audits: Global___Audits | None = ...,
         link_ms_limit: _builtins.int = ...,
         chat: _builtins.bool = ...,
+        judge_bits: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        human_bits: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["audits", b"audits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar_digest", b"ar_digest", "audits", b"audits", "chain_digest", b"chain_digest", "chat", b"chat", "context_tokens", b"context_tokens", "hosts", b"hosts", "link_ms_limit", b"link_ms_limit", "modes", b"modes", "previous", b"previous", "ready", b"ready", "release", b"release", "request_limit", b"request_limit", "requests", b"requests", "scorer_digest", b"scorer_digest", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar_digest", b"ar_digest", "audits", b"audits", "chain_digest", b"chain_digest", "chat", b"chat", "context_tokens", b"context_tokens", "hosts", b"hosts", "human_bits", b"human_bits", "judge_bits", b"judge_bits", "link_ms_limit", b"link_ms_limit", "modes", b"modes", "previous", b"previous", "ready", b"ready", "release", b"release", "request_limit", b"request_limit", "requests", b"requests", "scorer_digest", b"scorer_digest", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

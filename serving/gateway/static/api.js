@@ -49,8 +49,13 @@ export async function hosts() {
 }
 
 /** What happens in a race, one event at a time. Throws Refused. */
-export async function* race(request, signal) {
-  const response = await ask("/api/race", {
+export const race = (request, signal) => events("/api/race", request, signal);
+
+/** The chunks of an answer, as in OpenAI's API. Throws Refused. */
+export const chat = (request, signal) => events("/v1/chat/completions", { ...request, stream: true }, signal);
+
+async function* events(path, request, signal) {
+  const response = await ask(path, {
     method: "POST",
     headers: { "Content-Type": "application/json" },
     body: JSON.stringify(request),
@@ -60,7 +65,7 @@ export async function* race(request, signal) {
   let held = "";
   for (;;) {
     const { value, done } = await reader.read();
-    if (done) throw new Refused("The gateway ended the race early. See its log.", 0);
+    if (done) throw new Refused("The gateway ended the answer early. See its log.", 0);
     const events = (held + value).split("\n\n");
     held = events.pop();
     for (const event of events) {

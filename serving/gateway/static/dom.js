@@ -21,6 +21,12 @@ export function svg(tag, attributes = {}, text = "") {
 
 export const byId = (id) => document.getElementById(id);
 
+/** Shows what every page tells of the server: its version, and the chat where the model can. */
+export function showServer(status) {
+  byId("version").textContent = status.version;
+  byId("chat-link").hidden = !status.chat;
+}
+
 /** Shows a sentence where there is one, and hides its place where there is none. */
 export function showProblem(element, sentence) {
   if (element.textContent !== sentence) element.textContent = sentence;

@@ -1,7 +1,7 @@
 // The hosts page: what the router knows of its hosts, refreshed.
 
 import { askForToken, hosts, keepToken } from "./api.js";
-import { byId, duration, html, showProblem, size } from "./dom.js";
+import { byId, duration, html, showProblem, showServer, size } from "./dom.js";
 import { RingMap } from "./map.js";
 
 const REFRESH_MS = 2000;
@@ -21,11 +21,11 @@ async function refresh() {
 
 function show(status) {
   map.show(status.hosts);
+  showServer(status);
   byId("router").replaceChildren(
     fact("state", status.ready ? "ready" : "not ready"),
     fact("requests", `${status.requests} of ${status.request_limit}`),
     fact("context", `${status.context_tokens} tokens`),
-    fact("version", status.version),
     fact("modes", status.modes.join(", ") || "none"),
   );
   byId("hosts").replaceChildren(...status.hosts.map(card));

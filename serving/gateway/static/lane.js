@@ -1,13 +1,15 @@
 // One mode in a race: its text as it appears, its trips on a common scale of time, and its costs.
 
 import { duration, html, size, svg } from "./dom.js";
+import { worthOf } from "./modes.js";
 
 const SCALE = 1000;
 
 export class Lane {
-  /** `tint`: which colour; `runner`: its dot on the map. */
-  constructor(label, tint, prompt, suffix, runner) {
+  /** `tint`: which colour; `runner`: its dot on the map; `bits`: of the judge, by mode or MODE:SCORER. */
+  constructor(label, tint, prompt, suffix, runner, bits = {}) {
     this.label = label;
+    this.bits = bits;
     this.runner = runner;
     this.trips = [];
     this.bytes = 0;
@@ -29,8 +31,13 @@ export class Lane {
       facts.append(html("div", {}, html("dt", {}, title), this.costs[key]));
     }
     this.reason = html("p", { classes: "reason quiet", hidden: true });
-    const heading = html("h3", {}, html("span", { classes: "swatch" }), label, this.state);
-    this.element = html("li", { classes: `lane lane-${tint}` }, heading, this.written, this.reason, this.track, facts);
+    const heading = html("h3", {}, html("span", { classes: "swatch" }), label);
+    this.worth = html("span");
+    this.judged = html("span");
+    this.twins = html("span");
+    this.showWorth(...label.split(":"));
+    const badges = html("p", { classes: "badges" }, this.state, this.worth, this.judged, this.twins);
+    this.element = html("li", { classes: `lane lane-${tint}` }, heading, badges, this.written, this.reason, this.track, facts);
   }
 
   start() {
@@ -50,12 +57,35 @@ export class Lane {
     this.fresh.append(text);
   }
 
-  finish(result, rank) {
+  finish(result) {
     this.result = result;
     this.runner.end();
-    this.state.textContent = rank;
     this.showCosts(result.sweeps, result.latency_ms, result.wire_bytes_total, result.compute_ms, result.host_seconds);
+    this.showWorth(result.mode, result.scorer);
     this.explain(result.reason);
+  }
+
+  /** The badges that say what the text of a mode is worth. */
+  showWorth(mode, scorer) {
+    const bits = this.bits[`${mode}:${scorer}`] ?? this.bits[mode];
+    this.judged.textContent = bits ? `${bits.toFixed(2)} judge bits` : "";
+    this.judged.className = bits ? "badge" : "";
+    const worth = worthOf(mode);
+    this.worth.textContent = worth?.said ?? "";
+    this.worth.className = worth ? `badge ${worth.kind}` : "";
+  }
+
+  /** `others`: label, whether the text is the `same`, and whether that is `promised`, of each lane that is done. */
+  showTwins(others) {
+    const names = (lanes) => lanes.map(({ label }) => label).join(", ");
+    const [equal, found] = [others.filter((o) => o.same && o.promised), others.filter((o) => o.same && !o.promised)];
+    const broken = others.filter((o) => !o.same && o.promised);
+    const said = [];
+    if (broken.length) said.push(`not the text of ${names(broken)}, as promised: please report it`);
+    if (equal.length) said.push(`identical to ${names(equal)}, equal by promise`);
+    if (found.length) said.push(`identical to ${names(found)}`);
+    this.twins.textContent = said.join("; ");
+    this.twins.className = said.length ? `badge ${broken.length ? "broken" : "twin"}` : "";
   }
 
   fail(sentence, state = "failed") {

@@ -1,26 +1,35 @@
 // The race page: one prompt, several modes, trip by trip.
 
 import { askForToken, hosts, keepToken, race, Refused } from "./api.js";
-import { byId, duration, html, showProblem } from "./dom.js";
+import { byId, duration, html, showProblem, showServer } from "./dom.js";
 import { Lane } from "./lane.js";
 import { RingMap } from "./map.js";
+import { aboutMode, promisedEqual } from "./modes.js";
 
 const USUAL = ["sweep", "resample:chain", "ar-speculative", "ar", "local"];
 const TINTS = 12;
 const REFRESH_MS = 2000;
 const REDRAW_MS = 60;
 const RANKS = ["1st", "2nd", "3rd"];
+// One way; the distances are those of fibre, with the detours that cables take.
+const DISTANCES = [[0, "side by side"], [5, "one region"], [25, "one continent"], [75, "across an ocean"], [200, "round the world"]];
 
 const map = new RingMap(byId("map"));
 const form = byId("form");
 let lanes = new Map();
 let aborter = null;
 let offered = "";
+let judgeBits = {};
 
 async function refresh() {
   try {
     const status = await hosts();
     map.show(status.hosts);
+    showServer(status);
+    judgeBits = status.judge_bits;
+    byId("human-bits").textContent = status.human_bits.toFixed(2);
+    byId("judge").hidden = !status.human_bits;
+    offerDelay(status.link_ms_limit);
     offer(status.entrants);
     showProblem(byId("unready"), status.ready ? "" : status.hosts.map((host) => host.reason).filter(Boolean).join("; "));
   } catch (error) {
@@ -34,13 +43,40 @@ function offer(entrants) {
   if (offered === entrants.join()) return;
   offered = entrants.join();
   const ticked = new Set(boxes().length ? chosen() : USUAL);
-  for (const chip of byId("entrants").querySelectorAll(".chip, p")) chip.remove();
+  for (const former of byId("entrants").querySelectorAll(".chip, p")) former.remove();
+  // in one place below the boxes: over them it would hide the next mode, and a finger cannot hover
+  byId("tips").replaceChildren(html("p", { id: "tip-hint", classes: "shown" }, "Point at a mode, or go there with Tab, to read what it does."));
   for (const [index, entrant] of entrants.entries()) {
     const box = html("input", { type: "checkbox", name: "entrant", value: entrant, checked: ticked.has(entrant) });
     const swatch = html("span", { classes: `swatch lane-${index % TINTS}` });
-    byId("entrants").append(html("label", { classes: "chip" }, box, swatch, entrant));
+    const tip = html("p", { id: `about-${index}`, role: "tooltip" }, html("b", {}, entrant), `: ${aboutMode(entrant)}`);
+    box.setAttribute("aria-describedby", tip.id);
+    byId("tips").before(html("label", { classes: "chip" }, box, swatch, entrant));
+    byId("tips").append(tip);
   }
   showSuffix();
+}
+
+/** The slider, where the ring is on one machine: its hosts add the delay themselves. */
+function offerDelay(limit) {
+  byId("link-row").hidden = !limit;
+  if (limit) byId("link").max = Math.min(DISTANCES.at(-1)[0], limit);
+}
+
+const linkMs = () => (byId("link-row").hidden ? 0 : byId("link").valueAsNumber);
+
+function showDelay() {
+  const ms = linkMs();
+  const said = `${ms} ms, ${DISTANCES.find(([most]) => ms <= most)[1]}`;
+  byId("link-said").textContent = said;
+  byId("link").setAttribute("aria-valuetext", said);
+  map.add(ms);
+}
+
+/** Shows the tooltip of a mode, or of none: it stays until another is shown. */
+function showTip(chip) {
+  const shown = chip?.querySelector("input").getAttribute("aria-describedby") ?? "tip-hint";
+  for (const tip of byId("tips").children) tip.classList.toggle("shown", tip.id === shown);
 }
 
 const boxes = () => [...form.querySelectorAll("[name=entrant]")];
@@ -60,6 +96,7 @@ function requested() {
     max_bytes: byId("bytes").valueAsNumber,
     seed: byId("seed").valueAsNumber,
     temperature: temperature === "" ? null : Number(temperature),
+    link_ms: linkMs(),
     together: !byId("turns").checked,
   };
 }
@@ -91,12 +128,14 @@ function prepare(request) {
   showProblem(byId("problem"), "");
   showRunning(true);
   byId("note").hidden = byId("lanes-wait").hidden = true;
+  // they were measured at the usual temperature
+  const bits = request.temperature === null ? judgeBits : {};
   const order = boxes().map((box) => box.value);
   for (const lane of lanes.values()) if (lane.running) lane.fail("");
   lanes = new Map(
     request.entrants.map((label, place) => {
       const tint = order.indexOf(label) % TINTS;
-      return [label, new Lane(label, tint, request.prompt, request.suffix, map.addRunner(label, tint, place))];
+      return [label, new Lane(label, tint, request.prompt, request.suffix, map.addRunner(label, tint, place), bits)];
     }),
   );
   byId("lanes").replaceChildren(...[...lanes.values()].map((lane) => lane.element));
@@ -120,10 +159,31 @@ function tell(event) {
     say(`${event.lane} failed: ${event.error}`);
   }
   if (event.result) {
-    const place = [...lanes.values()].filter((each) => each.result).length;
-    lane.finish(event.result, byId("turns").checked ? "done" : (RANKS[place] ?? `${place + 1}th`));
+    lane.finish(event.result);
+    rank();
+    markTwins();
     const { sweeps, latency_ms: ms } = event.result;
     say(`${event.lane} is done: ${sweeps} ${sweeps === 1 ? "sweep" : "sweeps"}, ${duration(ms)}`);
+  }
+}
+
+/** Places by what each request took, which is the order of arrival where they started together. */
+function rank() {
+  const done = [...lanes.values()].filter((lane) => lane.result);
+  done.sort((a, b) => a.result.latency_ms - b.result.latency_ms);
+  for (const [place, lane] of done.entries()) lane.state.textContent = RANKS[place] ?? `${place + 1}th`;
+}
+
+/** Tells which texts are identical, and where that was promised. */
+function markTwins() {
+  const done = [...lanes.values()].filter((lane) => lane.result);
+  for (const lane of done) {
+    const others = done.filter((other) => other !== lane).map((other) => ({
+      label: other.label,
+      same: other.result.output_hex === lane.result.output_hex,
+      promised: promisedEqual(lane.result.mode, other.result.mode),
+    }));
+    lane.showTwins(others);
   }
 }
 
@@ -140,9 +200,11 @@ function drawTracks() {
 }
 
 function showNote(request) {
-  byId("note").textContent = request.together
+  const delay = request.link_ms ? ` Every hop took ${request.link_ms} ms more than the links of this machine do.` : "";
+  const how = request.together
     ? "They ran at the same time on the same hosts, and slowed each other down: tick “One after another” for undisturbed times."
     : "Each ran alone. The bars have one scale: a bar is a request, a stripe in it a sweep.";
+  byId("note").textContent = how + delay;
   byId("note").hidden = false;
 }
 
@@ -155,11 +217,17 @@ form.addEventListener("submit", (event) => {
   run();
 });
 form.addEventListener("change", showSuffix);
+byId("link").addEventListener("input", showDelay);
+for (const kind of ["pointerover", "focusin"]) {
+  byId("entrants").addEventListener(kind, ({ target }) => target.closest(".chip") && showTip(target.closest(".chip")));
+}
+byId("entrants").addEventListener("keydown", (event) => event.key === "Escape" && showTip(null));
 byId("stop").addEventListener("click", () => aborter?.abort());
 byId("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
 });
 
+showDelay();
 keepToken(refresh);
 refresh();
 setInterval(() => document.hidden || aborter || refresh(), REFRESH_MS);

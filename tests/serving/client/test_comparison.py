@@ -5,12 +5,16 @@ from __future__ import annotations
 import html.parser
 import unicodedata
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from playwright.sync_api import sync_playwright
 
 from onesweep.serving.cli.generate import comparison_page
 from onesweep.serving.client.client import Result
@@ -122,6 +126,35 @@ def test_the_page_has_every_text_and_figure_and_needs_no_other_file() -> None:
     assert "chunk" not in page.words.partition("setting")[2], "settings that nobody made are not shown"
     assert not page.links
     assert not {"script", "b", "img", "link"} & set(page.tags)
+
+
+def test_the_page_names_command_date_and_version() -> None:
+    words = Page(comparison_page("The sea", "", {"ar": result(b"s"), "sweep": result(b"t")}, {"seed": 3})).words
+    assert "onesweep compare 'The sea' --modes ar,sweep --seed 3" in words
+    assert f"{datetime.now(UTC):%Y-%m-}" in words
+    assert f"onesweep {version('onesweep')}" in words
+
+
+def test_the_page_fits_1100_pixels(chromium: str, tmp_path: Path) -> None:
+    full = {"mode": "resample", "scorer": "chain", "chunk": 32, "candidates": 1024, "effective_samples": 312.4}
+    costs = {"divergence_bits": 0.123, "wire_bytes_total": 123_456_789, "latency_ms": 123_456.7, "reason": "r " * 99}
+    modes: dict[str, Result | str] = {
+        "resample:chain": replace(result(b"sea " * 64), **full, **costs),
+        "auto": replace(result(b"x" * 256), **{**full, **costs, "mode": "ar-speculative"}),
+    }
+    (tmp_path / "page.html").write_text(
+        comparison_page("The sea " * 40, "", modes, {"max_bytes": 256, "seed": 1 << 60})
+    )
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1100, "height": 800})
+        page.goto((tmp_path / "page.html").as_uri())
+        hidden = "[...document.querySelectorAll('html, .wide')].map((each) => each.scrollWidth - each.clientWidth)"
+        assert page.evaluate(hidden) == [0, 0, 0]
+        assert page.locator("th").count() == 16
+        page.set_viewport_size({"width": 375, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") == 375
+        browser.close()
 
 
 def test_the_page_shows_what_follows_a_gap() -> None:

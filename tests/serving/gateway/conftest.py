@@ -14,9 +14,12 @@ from typing import Any
 import httpx
 import pytest
 from openai import OpenAI
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 from onesweep.serving.cli.deployment import MODULE, Deployment
 from onesweep.serving.cli.ports import free_port_block
+
+expect.set_options(timeout=20_000)
 
 
 @dataclass(frozen=True)
@@ -86,3 +89,39 @@ def openai(gateway: Gateway) -> Iterator[OpenAI]:
 def completed(deployment: Deployment, describe: Any) -> Callable[[], int]:
     """Hops that the hosts have computed so far."""
     return lambda: sum(describe(host.address).counters.completed for host in deployment.topology.hosts)
+
+
+@pytest.fixture(scope="module")  # it keeps an event loop, in which no other test can run one
+def browser(chromium: str) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def open_page(browser: Browser, url: str, wait_for: str, **context: Any) -> Iterator[Page]:
+    """A page that has `wait_for`; whatever it says in the console, or fetches from elsewhere, fails the test."""
+    opened, site = browser.new_context(reduced_motion="reduce", **context), "/".join(url.split("/")[:3])
+    page, wrong = opened.new_page(), list[str]()
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda said: wrong.append(said.text) if is_wrong(said) else None)
+    page.on("request", lambda asked: None if asked.url.startswith(f"{site}/") else wrong.append(asked.url))
+    page.goto(url)
+    page.wait_for_selector(wait_for)
+    yield page
+    opened.close()
+    assert not wrong
+
+
+def is_wrong(said: ConsoleMessage) -> bool:
+    # the state of the hosts is asked for every two seconds, and a page that is left breaks that off
+    # the browser tells of every answer that is a refusal, too
+    spared = said.location["url"].endswith(("/api/hosts", "/v1/chat/completions"))
+    return said.type in ("error", "warning") and not ("Failed to load resource" in said.text and spared)
+
+
+@pytest.fixture(scope="module")
+def page_at(browser: Browser) -> Callable[..., AbstractContextManager[Page]]:
+    """`with page_at(url, wait_for, **context) as page`"""
+    return partial(open_page, browser)

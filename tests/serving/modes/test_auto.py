@@ -88,6 +88,20 @@ def test_no_budget_is_the_best_text_and_can_be_asked_for_by_name(whole: Client) 
     assert result.output == whole.generate("The sea ", mode="ar", max_bytes=64, seed=3).output
 
 
+def test_delay_that_a_request_adds_is_in_its_forecast(whole: Client) -> None:
+    result = ask(whole, max_bytes=8, link_ms=50)
+    assert result.output == ask(whole, max_bytes=8).output
+    found = re.search(r"8 sweeps of (\d+) ms", result.reason)
+    assert found, result.reason
+    assert int(found[1]) >= 80, "two hops of 50 ms, for each byte after the first"
+
+
+def test_the_status_tells_what_a_judge_found(whole: Client) -> None:
+    status = whole.status()
+    assert dict(status.judge_bits) == {"local": 3.0, "sweep": 2.8, "chunked": 2.7, "resample:ar": 2.5, "ar": 2.3}
+    assert status.human_bits == 0
+
+
 def test_the_settings_of_an_option_are_used(serve: Callable[..., Client]) -> None:
     client = serve((LOCAL, RESAMPLE))
     result = ask(client, budget_ms=60_000)

@@ -1,0 +1,33 @@
+// What each mode does, and what its text is worth.
+
+const EXACT = { kind: "exact", said: "text of the model, exact" };
+const SCORED = { kind: "exact", said: "the scorer's distribution" };
+const LIKELY = { kind: "near", said: "leans to likely text" };
+const SMALLER = { kind: "near", said: "text of a smaller model" };
+const SOUP = { kind: "soup", said: "noise chain: letter soup at this size" };
+
+const MODES = {
+  sweep: ["One trip writes the whole text: every host takes some noise out of it.", SOUP],
+  chunked: ["As sweep, 32 tokens or so at a time: one trip for each chunk.", SOUP],
+  resample: ["The router drafts many continuations, one trip scores them all, and one is drawn by its score.", LIKELY],
+  verified: ["The router drafts, and one trip accepts or replaces the drafts by rejection sampling.", SCORED],
+  infill: ["The router drafts texts for the gap before the suffix, and the hosts score them.", LIKELY],
+  ar: ["The usual way, one token for each trip round the ring: the others are measured against it.", EXACT],
+  "ar-speculative": ["The router guesses tokens, and one trip verifies them all. The text is that of ar, byte for byte.", EXACT],
+  local: ["A small model on the router writes alone: no trip at all.", SMALLER],
+  auto: ["Picks the mode with the best text that fits the latency budget, and says why."],
+};
+const SAME_TEXT = ["ar", "ar-speculative"];
+
+/** A sentence or two about an entrant: a mode, or MODE:SCORER. */
+export function aboutMode(entrant) {
+  const [mode, scorer] = entrant.split(":");
+  const about = MODES[mode]?.[0] ?? "";
+  return scorer ? `${about} The scorer is ${scorer}.` : about;
+}
+
+/** `kind` and a few words; nothing for a mode that another one runs for. */
+export const worthOf = (mode) => MODES[mode]?.[1];
+
+/** Whether two modes are to write the same text for the same seed. */
+export const promisedEqual = (one, other) => SAME_TEXT.includes(one) && SAME_TEXT.includes(other);

@@ -1,0 +1,106 @@
+"""The chat page, in a real browser and in front of a model with a chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.serving.pretrained import write_model
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, local_ring: Any, running: Any) -> Iterator[str]:
+    """Address of a gateway in front of a small model that has a chat template."""
+    directory: Path = tmp_path_factory.mktemp("chat")
+    write_model(directory / "model")
+    with (
+        local_ring(directory / "model", 3) as client,
+        running(directory, "--router", client.address) as gateway,
+    ):
+        yield gateway.url
+
+
+@pytest.fixture
+def page(page_at: Any, site: str) -> Iterator[Page]:
+    with page_at(f"{site}/chat", "#form:not([hidden])") as page:
+        page.get_by_label("Temperature").fill("0")
+        page.get_by_label("Most tokens").fill("8")
+        yield page
+
+
+def answered(site: str, *texts: str) -> str:
+    """The answer of the API to a conversation."""
+    roles = ("user", "assistant")
+    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
+    asked = {"model": "onesweep", "messages": messages, "max_tokens": 8, "temperature": 0}
+    answer = httpx.post(f"{site}/v1/chat/completions", json=asked, timeout=60).json()
+    text: str = answer["choices"][0]["message"]["content"]
+    return text
+
+
+def answers(page: Page) -> list[str]:
+    """The model's turns so far, the last of which is whole."""
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    return page.locator(".turn.assistant p:first-of-type").all_text_contents()
+
+
+def test_a_conversation_goes_on_with_what_was_said(page: Page, site: str) -> None:
+    first = answered(site, "the sea")
+    page.get_by_label("Message").fill("the sea")
+    page.keyboard.press("Enter")
+    expect(page.locator(".turn.assistant .quiet")).to_contain_text("8 tokens by")
+    assert answers(page) == [first]
+    expect(page.get_by_role("status")).to_have_text(first)
+    expect(page.get_by_label("Message")).to_be_focused()
+    page.keyboard.type("the ship")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("and")
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator(".turn.assistant .quiet").nth(1)).to_contain_text("8 tokens by")
+    assert answers(page) == [first, answered(site, "the sea", first, "the ship\nand")]
+    page.get_by_role("button", name="New chat").click()
+    expect(page.locator(".turn")).to_have_count(0)
+
+
+def test_stop_keeps_what_was_said(page: Page) -> None:
+    page.get_by_label("Most tokens").fill("480")
+    page.get_by_label("Message").fill("the sea")
+    page.keyboard.press("Enter")
+    expect(page.locator(".turn.assistant p").first).not_to_be_empty()
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator(".turn.assistant .quiet")).to_have_text("stopped")
+    assert len(answers(page)) == 1
+
+
+def test_a_refusal_gives_the_message_back(page: Page) -> None:
+    page.get_by_label("Most tokens").fill("4096")
+    page.get_by_label("Message").fill("the sea")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("the model's context is 512")
+    expect(page.locator(".turn")).to_have_count(0)
+    expect(page.get_by_label("Message")).to_have_value("the sea")
+
+
+def test_what_is_said_never_becomes_markup(page: Page) -> None:
+    evil = "<img src=x onerror=\"document.title='taken'\">"
+    page.get_by_label("Message").fill(evil)
+    page.keyboard.press("Enter")
+    expect(page.locator(".turn.assistant .quiet")).to_contain_text("8 tokens by")
+    assert (page.locator(".turn.user p").text_content(), page.title()) == (evil, "onesweep: chat")
+
+
+def test_only_a_model_with_a_template_has_a_chat(page_at: Any, site: str, gateway: Any) -> None:
+    assert httpx.get(f"{site}/api/hosts").json()["chat"] is True
+    assert httpx.get(f"{gateway.url}/api/hosts").json()["chat"] is False
+    with page_at(f"{site}/", ".chip") as page:
+        expect(page.get_by_role("link", name="Chat")).to_be_visible()
+    with page_at(f"{gateway.url}/", ".chip") as page:
+        expect(page.get_by_role("link", name="Chat")).to_be_hidden()
+    with page_at(f"{gateway.url}/chat", "#unready:not([hidden])") as page:
+        expect(page.get_by_role("alert").first).to_contain_text("no chat template")
+        expect(page.get_by_label("Message")).to_be_hidden()
