@@ -99,7 +99,8 @@ def _wan(record: Record) -> dict[str, float]:
 
 
 def _quality(record: Record) -> dict[str, float]:
-    return _rows(record["rows"], "label", {"judge_bits_per_byte": "bits", "gram_entropy": "entropy", "sweeps": "trips"})
+    rows = [{**row, "mode": _mode(row["mode"])} for row in record["rows"]]
+    return _rows(rows, "mode", {"judge_bits_per_byte": "bits", "gram_entropy": "entropy", "sweeps": "trips"})
 
 
 def _chaos(record: Record) -> dict[str, float]:
