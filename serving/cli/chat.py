@@ -182,6 +182,7 @@ class Chat:
 
         s = self.settings
         asked: dict[str, Any] = {"messages": messages} if self.has_template else {"prompt": s.system + text}
+        # No deadline but the longest: a person who waits too long has Ctrl-C.
         asked |= {"mode": self.mode, "max_tokens": s.max_tokens, "temperature": s.temperature, "seed": s.seed}
         decoder, result = TextDecoder(), None
 
@@ -235,7 +236,7 @@ class Conversation:
                 if self._has_terminal:
                     tell()
                 return
-            except Terminated:
+            except Terminated:  # before its base class: only Ctrl-C has a second chance
                 raise
             except UnicodeDecodeError:
                 tell("that line is not UTF-8: check the terminal's encoding")

@@ -151,6 +151,7 @@ class ImportCache:
         progress.at(f"reading {source}", 0.0)
         entry = self.directory / _key(source, blocks, context)
         with self._locked(entry, progress):
+            # Only the holder of the lock makes such directories, so none of these is in use.
             for left in self.directory.glob(f".{entry.name}.*"):  # of an import that was killed
                 shutil.rmtree(left, ignore_errors=True)
             if entry.exists() and not is_whole(entry):
@@ -166,6 +167,7 @@ class ImportCache:
         from onesweep.stages.importing.importing import ImportSettings, import_model
         from onesweep.stages.memory import trim
 
+        # In this process: a mistake in the source ends the command with its own sentence and exit code.
         import_model(ImportSettings(source, entry, blocks, context), progress)
         trim()
 
@@ -193,6 +195,7 @@ def _key(source: Path, blocks: int, context: int | None) -> str:
     else:
         paths = [source, *(path for pattern in BESIDE for path in source.parent.glob(pattern))]
     paths = sorted({path for path in paths if path.is_file()})
+    # The version: a later one may write other files of the same source.
     files = list(zip((path.name for path in paths), _digests(paths), strict=True))
     record = json.dumps([version("onesweep"), blocks, context, files])
     return hashlib.sha256(record.encode()).hexdigest()[:DIGITS]

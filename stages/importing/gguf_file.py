@@ -57,6 +57,7 @@ def open_gguf(path: Path) -> Any:  # noqa: ANN401
                 return super()._get_field_parts(orig_offs, raw_type)
             size = 12 + sum(part.nbytes for part in elements) + (8 * len(elements) if scalar is None else 0)
             types = [array, gguf.GGUFValueType(int(kind[0]))] if count[0] else [array]
+            # `contents` joins the parts that are named here, one of all numbers or one a text.
             data = range(2, 2 + len(elements)) if count[0] else ()
             return size, [kind, count, *elements], list(data), types
 

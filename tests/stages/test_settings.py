@@ -122,7 +122,10 @@ def test_a_table_gives_settings_over_a_base() -> None:
 @pytest.mark.parametrize(
     ("table", "sentence"),
     [
-        ({"user": 1}, "f: unknown setting 'user'; there are checkpoint, codec, html, lab, modes, names, seed, "),
+        (
+            {"user": 1},
+            "f: unknown setting 'user' (did you mean users?); there are checkpoint, codec, html, lab, modes, ",
+        ),
         ({"users": 0}, "f: users must be a whole number of at least 1, not 0"),
         ({"users": True}, "f: users must be a whole number of at least 1, not True"),
         ({"users": "x"}, "f: users must be a whole number of at least 1, not 'x'"),

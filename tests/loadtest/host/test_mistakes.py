@@ -15,7 +15,7 @@ NO_FOLDER = "cannot write /no/such/folder.json: No such file or directory"
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("audit --modes swep", "unknown mode 'swep'; choose from sweep,"),
+        ("audit --modes swep", "unknown mode 'swep' (did you mean sweep?); choose from sweep,"),
         ("audit --requests 1", "--requests must be from 2 to"),
         ("audit --rounds 0", "--rounds must be from 1 to"),
         ("audit --sweeps 0", "--sweeps must be from 1 to"),
@@ -28,7 +28,7 @@ NO_FOLDER = "cannot write /no/such/folder.json: No such file or directory"
         ("seeing --requests 0", "--requests must be from 1 to 1000, not 0"),
         ("seeing --rounds 0", "--rounds must be from 1 to 1000, not 0"),
         ("seeing --bytes 0", "--bytes must be at least 1, not 0"),
-        ("seeing --modes swep", "unknown mode 'swep'; choose from sweep,"),
+        ("seeing --modes swep", "unknown mode 'swep' (did you mean sweep?); choose from sweep,"),
         ("seeing --hosts 9", "9 hosts cannot share 3 blocks"),
         ("seeing --scrape-s 0", "--scrape-s must be above 0, not 0.0"),
         ("seeing --scrape-s nan", "--scrape-s must be above 0, not nan"),

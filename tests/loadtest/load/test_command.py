@@ -168,7 +168,7 @@ def test_ctrl_c_prints_the_results_so_far_and_takes_everything_down(bundle: Path
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--mode", "swap"], "unknown mode 'swap'; choose from sweep, chunked, "),
+        (["--mode", "swap"], "unknown mode 'swap' (did you mean sweep?); choose from sweep, chunked, "),
         (["--mode", "sweep,ar"], "one mode at a time: --find-knee takes several"),
         (["--profile", "moon"], "no profile 'moon'; there are "),
         (["--users", "0"], "--users must be above 0 and below 1000000, not 0"),

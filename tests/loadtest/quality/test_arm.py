@@ -35,7 +35,7 @@ def test_a_request_has_what_was_named_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        ("swep", "unknown mode 'swep' in 'swep'; choose from sweep, chunked, ar, resample"),
+        ("swep", "unknown mode 'swep' in 'swep' .did you mean sweep... choose from sweep, chunked, ar, resample"),
         ("ar:deep", "'deep' is not a setting; after the mode comes a scorer .chain, ar., then KEY=VALUE"),
         ("resample:chunk=8:ar", "'ar' is not a setting"),
         ("sweep:size=3", "unknown key 'size'; choose from chunk, candidates, steps, temperature"),

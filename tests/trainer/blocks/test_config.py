@@ -40,7 +40,7 @@ def test_profiles_differ_only_where_they_say() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("speed = 3", "unknown setting 'speed'; there are"),
+        ("speed = 3", "unknown setting 'speed' (did you mean seed?); there are"),
         ("[architecture]\ndepth = 3", "[architecture]: unknown setting 'depth'"),
         ("architecture = 3", "must be a section"),
         ("learning_rate = nan", "learning_rate must be a finite number"),
