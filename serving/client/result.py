@@ -17,8 +17,11 @@ def record_of(message: Message) -> dict[str, Any]:
     """A message as JSON values, under its own names. Protobuf's JSON would have 64-bit numbers as strings."""
     record: dict[str, Any] = {}
     for described in message.DESCRIPTOR.fields:
-        value, nested = getattr(message, described.name), described.message_type is not None
-        if described.is_repeated:
+        value, kind = getattr(message, described.name), described.message_type
+        nested = kind is not None
+        if kind is not None and kind.GetOptions().map_entry:
+            record[described.name] = dict(value)
+        elif described.is_repeated:
             record[described.name] = [record_of(each) if nested else each for each in value]
         elif not described.has_presence or message.HasField(described.name):
             record[described.name] = record_of(value) if nested else value
