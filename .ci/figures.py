@@ -105,9 +105,9 @@ def _quality(record: Record) -> dict[str, float]:
 
 def _chaos(record: Record) -> dict[str, float]:
     """Requests of all modes; the 95th percentile of the waits that began with the death of a host."""
-    modes, waits = record["modes"].values(), record["stalls"]["kill"]["waits_s"]
-    counts = {name: sum(mode[name] for mode in modes) for name in ("requests", "lost", "wrong")}
-    return counts | {"kill_p95_s": statistics.quantiles(waits, n=20)[-1] if len(waits) > 1 else waits[0]}
+    counts, waits = record["modes"]["all"], record["stalls"]["kill"]["waits_s"]
+    found = {name: counts[name] for name in ("requests", "lost", "wrong")}
+    return found | {"kill_p95_s": statistics.quantiles(waits, n=20)[-1] if len(waits) > 1 else waits[0]}
 
 
 def _flood(record: Record) -> dict[str, float]:
