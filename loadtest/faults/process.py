@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ def answer_of(arguments: Sequence[str], within_s: float) -> dict[str, Any]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=within_s)
     except subprocess.TimeoutExpired:
-        raise OnesweepError(f"`onesweep {arguments[0]}` has not ended after {within_s:.0f} s") from None
+        name = " ".join(takewhile(lambda word: not word.startswith("-"), arguments))
+        raise OnesweepError(f"`onesweep {name}` has not ended after {within_s:.0f} s") from None
     if done.returncode:
         words = (done.stderr.strip().splitlines() or ["no reason given"])[-1].removeprefix("onesweep: ")
         raise (InputError if done.returncode == InputError.exit_code else OnesweepError)(words)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def of_docs() -> Iterator[tuple[str, list[str]]]:
         for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL):
             for command in re.findall(r"(?:^|&& )(?:sudo )?(?:\S+/)?onesweep (.*)", block.replace("\\\n", " "), re.M):
                 words = shlex.split(command.partition(" && ")[0], comments=True)
+                words = list(takewhile(lambda word: word != ">", words))  # what follows is for the shell
                 if not any(word.startswith(("[", "...")) for word in words):
                     yield f"{page.name}, onesweep {command}", words
 

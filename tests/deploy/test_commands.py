@@ -26,7 +26,8 @@ def missing(words: list[str]) -> list[str]:
         parser, rest = command_of(words)
     except KeyError as error:
         return [f"command {error}"]
-    flags = [word.partition("=")[0] for word in rest if word.startswith("--")]
+    own = rest[: rest.index("--")] if "--" in rest else rest
+    flags = [word.partition("=")[0] for word in own if word.startswith("--")]
     return [flag for flag in flags if flag not in parser._option_string_actions]
 
 

@@ -129,7 +129,7 @@ def test_the_command_prints_and_writes(
     [
         (["--prompt-tokens", "128"], "--prompt-tokens must be 129 to 511, not 128"),
         (["--requests", "0"], "--requests must be at least 1"),
-        (["--codec", "int4"], "unknown codec 'int4'; choose from fp32, int8"),
+        (["--codec", "int4"], "unknown codec 'int4' (did you mean int8?); choose from fp32, int8"),
         (["--profile", "moon"], "no profile 'moon'"),
         (["--text", "/no/such/file"], "cannot read /no/such/file"),
     ],

@@ -185,7 +185,10 @@ def test_the_slider_adds_delay_to_every_hop(page: Page, client: Client, deployme
     with page.expect_request("**/api/race") as asked:
         raced(page, "sweep", seed="5")
     assert asked.value.post_data_json["link_ms"] == delay_ms
-    assert lane(page, "sweep").locator(".fresh").text_content() == client.generate(prompt, seed=5, max_bytes=12).text
+    assert (
+        lane(page, "sweep").locator(".fresh").text_content()
+        == client.generate(prompt, mode="sweep", seed=5, max_bytes=12).text
+    )
     expect(page.locator("#note")).to_contain_text(f"Every hop took {delay_ms} ms more")
 
 
