@@ -262,7 +262,9 @@ def written(text: str, known: dict[str, float]) -> str:
 
     def value(match: re.Match[str]) -> str:
         comma = "," if "," in match[1] else ""
-        return f"{known[match[3]]:{comma}.{len(match[2] or '')}f}<!--{match[3]}-->"
+        decimals = len(match[2] or "")
+        shown = round(known[match[3]], decimals) + 0.0  # no "-0.0"
+        return f"{shown:{comma}.{decimals}f}<!--{match[3]}-->"
 
     return MARK.sub(value, text)
 
