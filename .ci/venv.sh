@@ -25,7 +25,7 @@ find_python() {
     fail "onesweep needs Python 3.11 or newer: install it, so that python3 or python3.11 runs it."
 }
 
-# Bytecode is written when a module is first used: compiled ahead, all of torch takes 140 MB more.
+# Without bytecode: that of all of torch takes 140 MB.
 pip_install() { pip install --no-compile "$@"; }
 
 # Imports it: a torch that was cut off while it was being installed may look complete to pip.
@@ -67,9 +67,16 @@ fi
 
 say "installing onesweep ($size)"
 case $size in
-lean) pip_install -e . ;;
+lean)
+    # The bytecode of what servers load: some environments forbid Python to write it later, and torch takes twice as long.
+    pip_install -e . && env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -c \
+        'import onesweep.serving.router.server, onesweep.stages.host.server'
+    ;;
 model) pip_install -e '.[pretrained]' ;;
-dev) pip_install -e '.[dev]' ;;
+dev)
+    pip install -e '.[dev]' && # torch has files for newer Pythons, too: what cannot be compiled is left
+        { .venv/bin/python -m compileall -qq -j 0 .venv/lib/python3*/site-packages/torch || true; }
+    ;;
 esac || fail "the packages could not be installed: see the error above, then try again."
 if [ "$size" != lean ]; then
     # A small model's weights, without the compiled engine that the package asks for: onesweep reads them with torch.
