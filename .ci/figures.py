@@ -177,7 +177,7 @@ MEASUREMENTS: dict[str, Measurement] = {
         _wan,
     ),
     "modes": Measurement(
-        "onesweep bench wan --profile links-60 --modes local,sweep,resample:chain,ar-speculative,ar --bytes 128"
+        "onesweep bench wan --profile links-60 --modes local,sweep,resample:scorer,ar-speculative,ar --bytes 128"
         " --requests 3",
         _wan,
     ),

@@ -23,7 +23,7 @@ from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.router.topology import local_topology
 
 HOSTS = 3
-ENTRANTS = ("sweep", "resample:chain", "ar", "ar-speculative")
+ENTRANTS = ("sweep", "resample:scorer", "ar", "ar-speculative")
 BYTES, LINK_MS = 96, 20
 RACE_TIMEOUT_MS = 180_000
 GATEWAY_TIMEOUT_S = 60.0

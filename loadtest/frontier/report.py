@@ -120,7 +120,7 @@ STYLES = {
     "ar-speculative": ("#cc79a7", "P", "ar-speculative"),
     "ar": ("#d55e00", "s", "ar, token by token"),
 }
-HOLLOW = "chain"  # the scorer whose points are hollow: trained block by block
+HOLLOW = "scorer"  # the scorer whose points are hollow: trained block by block
 MARKS = ("local", "ar")  # always named: the ends between which the others lie
 WIDTH_IN, HEIGHT_IN = 11.0, 4.4
 # Of the picture below the local model and AR, over what is between them and the best: what is worse is a note.

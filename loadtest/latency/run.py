@@ -89,8 +89,7 @@ def _longest(texts: tuple[str, ...], directory: Path) -> int:
 def _models(choice: ModeChoice, checkpoint: Path, bundle: Bundle) -> list[str]:
     """The models of a bundle that a mode uses. Raises InputError where it wants n-grams and there are none."""
     if choice.mode in SCORED:
-        scorer = choice.scorer or ("chain" if bundle.scorer else "ar")
-        return ["scorer" if scorer == "chain" else "ar", *_drafter(choice, checkpoint, bundle)]
+        return [choice.scorer or ("scorer" if bundle.scorer else "ar"), *_drafter(choice, checkpoint, bundle)]
     if choice.mode == SPECULATIVE:
         return ["ar", *_drafter(choice, checkpoint, bundle)]
     return ["local" if choice.mode == "local" else "ar" if choice.mode == "ar" else "chain"]

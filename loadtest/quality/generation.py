@@ -1,4 +1,4 @@
-"""Continuations from a router for every arm: a mode with its settings, such as `resample:chain:chunk=32`."""
+"""Continuations from a router for every arm: a mode with its settings, such as `resample:scorer:chunk=32`."""
 
 from __future__ import annotations
 

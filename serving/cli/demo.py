@@ -33,9 +33,9 @@ FOLDERS = ("chain", "scorer", "ar", "local")
 WORTH: Mapping[str, str] = {
     "sweep": "letter soup: a noise chain writes all of it in one trip",
     "chunked": "letter soup: the same chain, a trip for every 32 bytes",
-    "resample:chain": "words: drafts of `local`, scored by three hosts that run `scorer`",
+    "resample:scorer": "words: drafts of `local`, scored by three hosts that run `scorer`",
     "resample:ar": "words: drafts of `local`, scored by three hosts that run `ar`",
-    "verified:chain": "exact: distributed as what `scorer` writes",
+    "verified:scorer": "exact: distributed as what `scorer` writes",
     "verified:ar": "exact: distributed as what `ar` writes, from other random numbers",
     EXACT: "exact: the model's own text, a trip for every byte",
     "local": "words: the router's small model, which asks no host",

@@ -79,7 +79,7 @@ def add_generate(generate: argparse.ArgumentParser) -> None:
 
 def add_compare(compare: argparse.ArgumentParser) -> None:
     _add_request(compare)
-    compare.add_argument("--modes", metavar="M[,M]", help="such as ar,resample:chain (those that the router can serve)")
+    compare.add_argument("--modes", metavar="M[,M]", help="such as ar,resample:scorer (all that can be served)")
     compare.add_argument("--json", action="store_true", help="print JSON")
     compare.add_argument("--html", type=Path, metavar="FILE", help="write the texts and figures there, too")
     compare.set_defaults(run=run_compare)
@@ -161,6 +161,12 @@ def _print_cost(result: Result) -> None:
         f"{result.latency_ms:.0f} ms, {result.compute_ms:.0f} ms of compute]",
         file=sys.stderr,
     )
+    if distance := _distance(result):
+        print(
+            f"[{result.candidates} candidates, {result.effective_samples:.1f} effective; distance of the text from the "
+            f"distribution of {result.scorer}: {distance}, in total variation, as the weights estimate it]",
+            file=sys.stderr,
+        )
     if result.reason:
         print(f"[{result.reason}]", file=sys.stderr)
 
@@ -188,13 +194,14 @@ code { font: .85rem ui-monospace, monospace; overflow-wrap: anywhere; }
 
 _COLUMNS = (
     "mode", "latency ms", "first byte ms", "sweeps", "hops", "wire bytes", "host-seconds", "compute ms", "scorer",
-    "chunk", "candidates", "effective", "accepted", "KL bits a byte",
+    "chunk", "candidates", "effective", "distance", "accepted", "KL bits a byte",
 )  # fmt: skip
 
 _READING = """Latency is the router's, from admission to the last byte. Wire bytes are the payload of all hops of all
 sweeps. Host-seconds and compute are arithmetic, on the hosts and in all. Effective: of the candidates, as their weights
-leave them. Accepted: share of the guesses that counted. KL: of drafter and scorer. The sign &#xFFFD; stands for bytes
-that are no UTF-8, and for control characters."""
+leave them. Distance: of the text from the scorer's distribution, at most, in total variation, as the weights estimate
+it; unknown where one candidate had nearly all the weight. Accepted: share of the guesses that counted. KL: of drafter
+and scorer. The sign &#xFFFD; stands for bytes that are no UTF-8, and for control characters."""
 
 
 def comparison_page(prompt: str, suffix: str, outcomes: dict[str, Result | str], settings: dict[str, Any]) -> str:
@@ -248,9 +255,16 @@ def _row(label: str, result: Result) -> tuple[str, ...]:
         str(result.chunk or "-"),
         str(result.candidates or "-"),
         f"{result.effective_samples:.1f}" if result.effective_samples else "-",
+        _distance(result) or "-",
         "-" if acceptance is None else f"{acceptance:.2f}",
         f"{result.divergence_bits:.3f}" if result.divergence_bits else "-",
     )
+
+
+def _distance(result: Result) -> str:
+    """The bound on the distance from the scorer's distribution; empty where the mode has none."""
+    bound = result.distance_bound
+    return "" if not bound else f"<= {bound:.2f}" if bound < 1 else "unknown"
 
 
 def _card(prompt: str, suffix: str, label: str, outcome: Result | str) -> str:

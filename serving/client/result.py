@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from onesweep.serving.v1 import router_pb2
 
 # Decimals that are kept, where that is not 3.
-DIGITS = {"divergence_bits": 4}
+DIGITS = {"divergence_bits": 4, "distance_bound": 4}
 
 
 def record_of(message: Message) -> dict[str, Any]:
@@ -92,6 +92,9 @@ class Result:
     effective_samples: float = 0.0
     # KL(drafter || scorer) for a token, as the candidates showed it.
     divergence_bits: float = 0.0
+    # Of the text from the scorer's distribution, at most, in total variation, as the weights estimate it; 1 says
+    # nothing: one candidate had nearly all the weight.
+    distance_bound: float = 0.0
     # Why mode `auto` picked this mode; empty where the request named it.
     reason: str = ""
     # Times that the work moved to other hosts, because one failed or was late.

@@ -185,7 +185,7 @@ class RaceRequest(Fields):
     prompt: str
     suffix: str = ""
     entrants: list[Annotated[str, Field(pattern=r"^[a-z-]{1,32}(:[a-z]{1,16})?$")]] = Field(
-        min_length=1, max_length=MAX_ENTRANTS, description="MODE or MODE:SCORER, such as sweep or resample:chain"
+        min_length=1, max_length=MAX_ENTRANTS, description="MODE or MODE:SCORER, such as sweep or resample:scorer"
     )
     max_bytes: Count = DEFAULT_MAX_BYTES
     seed: Seed = 1

@@ -153,7 +153,7 @@ async def readyz(client: RouterClient) -> Response:
 
 def _shown(status: router_pb2.StatusResponse) -> dict[str, Any]:
     shown = record_of(status)
-    scorers = {"chain": status.scorer_digest, "ar": status.ar_digest, None: "none needed"}
+    scorers = {"scorer": status.scorer_digest, "ar": status.ar_digest, None: "none needed"}
     entrants = all_entrants(status.modes, scorer=None, suffix="any")
     shown["entrants"] = [entrant.label for entrant in entrants if scorers[entrant.scorer]]
     return shown

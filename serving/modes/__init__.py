@@ -13,8 +13,9 @@ MODES: Mapping[str, tuple[str, str]] = {
     "sweep": ("1", "the chain of blocks writes the whole text as one chunk"),
     "chunked": ("N / chunk", "the chain writes a chunk a sweep, each after all bytes before it"),
     "resample": (
-        "N / chunk",
-        "a small model at the router writes candidates of a chunk, one sweep scores them all, one is drawn by weight",
+        "1",
+        "a small model at the router writes candidates of the text, one sweep scores them all, one is drawn by weight; "
+        "with --chunk a chunk a sweep, as by default with imported models",
     ),
     "verified": (
         "about 1 + N * TV",
@@ -34,4 +35,4 @@ MODES: Mapping[str, tuple[str, str]] = {
 DRAFTERS = ("both", "model", "ngram", "lookup")
 # Models of the hosts that can score given symbols, by the name that a request has for them. The first that is served is
 # the default.
-SCORERS: Mapping[str, ModelKind] = {"chain": "scorer", "ar": "ar"}
+SCORERS: Mapping[str, ModelKind] = {"scorer": "scorer", "ar": "ar"}

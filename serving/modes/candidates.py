@@ -24,6 +24,10 @@ from onesweep.stages.wire.status import internal
 Floats = NDArray[np.float64]
 
 
+# With fewer effective candidates the likelier texts were not even proposed, and their weights cannot tell of them.
+LEAST_EFFECTIVE = 2.0
+
+
 @dataclass(frozen=True)
 class Candidates:
     """Continuations of one text, all of one length."""
@@ -47,6 +51,22 @@ class ImportanceWeights:
     def effective(self) -> float:
         return effective(self.shares)
 
+    @property
+    def distance_bound(self) -> float:
+        """An upper bound on the total variation between what is drawn and the scorer's distribution, estimated from
+        these weights; 1, which says nothing, where one candidate has nearly all of them.
+
+        Of M candidates from q, with w = p/q, x is drawn with p(x) E[M / (w(x) + w_2 + ... + w_M)], by Jensen at least
+        p(x) M / (w(x) + M - 1). So the distance is at most E_p[max(w - 1, 0) / (w + M - 1)], here with the weights' own
+        mean as 1. (The minorisation of Andrieu, Lee and Vihola 2018, arXiv 1312.6432. It is below the 6 E_p[w] / M of
+        Agapiou et al. 2017, arXiv 1511.06196, theorem 2.1.)
+        """
+        if self.effective < LEAST_EFFECTIVE:
+            return 1.0
+        count = len(self.shares)
+        w = count * self.shares
+        return float((self.shares * np.maximum(w - 1, 0) / (w + count - 1)).sum())
+
     def choose(self, seed: int, position: int) -> int:
         """One candidate, drawn by weight with the numbers of `position`, that of its first symbol."""
         return int(draw(self.shares[None], uniforms(seed, Purpose.CHOICE, position, 1, 1)[:, 0])[0])
@@ -58,28 +78,27 @@ def effective(shares: Floats) -> float:
 
 
 def weigh(drafted: Candidates, nats: Floats) -> ImportanceWeights:
-    """:param nats: ln p of every symbol: (candidates, symbols)."""
-    ratios = nats - drafted.nats
-    totals = ratios.sum(axis=1)
+    """:param nats: ln p of each: (candidates,)."""
+    totals = nats - drafted.nats.sum(axis=1)
     best = totals.max()
     # a scorer that finds every candidate impossible leaves no choice but the drafter's
     shares = np.exp(totals - best) if math.isfinite(best) else np.ones(len(totals))
-    return ImportanceWeights(shares / shares.sum(), float(-ratios.mean() / math.log(2)))
+    return ImportanceWeights(shares / shares.sum(), float(-totals.sum() / drafted.nats.size / math.log(2)))
 
 
-def read_scores(payload: bytes, count: int, length: int) -> Floats:
-    """ln p of every symbol of candidates from a `Scores` message: (count, length). Raises Refusal for another."""
-    if len(payload) != 4 * count * length:
-        raise internal(f"scores of {count} candidates of {length} symbols came back as {len(payload)} bytes")
-    nats = np.frombuffer(payload, dtype="<f4").astype(np.float64).reshape(count, length)
+def read_scores(payload: bytes, count: int) -> Floats:
+    """ln p of each candidate from a `Scores` message: (count,). Raises Refusal for another."""
+    if len(payload) != 8 * count:
+        raise internal(f"scores of {count} candidates came back as {len(payload)} bytes")
+    nats = np.frombuffer(payload, dtype="<f8").astype(np.float64)
     if np.isnan(nats).any():
         raise internal("the scores of candidates are not numbers: look at the hosts' weights")
     return nats
 
 
-def check_scores(event: stage_pb2.Event, shape: tuple[int, ...]) -> None:
-    """Raise Refusal unless `event` brings scores of (count, length) symbols."""
-    read_scores(event.scores.nats, *shape)
+def check_scores(event: stage_pb2.Event, count: int) -> None:
+    """Raise Refusal unless `event` brings scores of `count` candidates."""
+    read_scores(event.scores.nats, count)
 
 
 def draw(odds: Floats, u: Floats) -> NDArray[np.int64]:

@@ -12,7 +12,6 @@ from typing import Any, Self
 
 from onesweep.serving.modes import MODES
 from onesweep.serving.modes.base import DEFAULT_TEMPERATURE
-from onesweep.serving.modes.resample import ChunkSchedule
 from onesweep.serving.router.request import Request
 from onesweep.stages.errors import InputError
 
@@ -60,24 +59,21 @@ class Option:
     @property
     def sweeps_vary(self) -> bool:
         """True where the text decides how many sweeps it takes."""
-        return self.mode in ("verified", "ar-speculative") or (self.mode == "resample" and not self.setting("chunk"))
+        return self.mode in ("verified", "ar-speculative")
 
     def sweeps_for(self, count: int) -> tuple[float, float]:
         """Sweeps for `count` bytes: expected, and as many as most texts need."""
         if self.mode == "local":
             return 0, 0
-        if self.mode == "sweep":
+        chunk = self.setting("chunk")
+        if self.mode == "sweep" or (self.mode == "resample" and not chunk):
             return 1, 1
         if self.mode == "ar":
             return count, count
-        chunk = self.setting("chunk")
         if chunk and self.mode in ("chunked", "resample"):
             return (exact := math.ceil(count / chunk)), exact
         share = count / self.output_bytes
         mean = max(self.sweeps * share, 1.0)  # no setting says how many
-        if self.mode == "resample":  # its chunks grow, and are never shorter than the first
-            most = math.ceil(count / ChunkSchedule(count, None, self.setting("candidates")).chunk)
-            return min(mean, most), most
         # a sum over fewer bytes varies more for its length; whatever the text, each sweep brings a byte
         high = mean + (self.sweeps_high - self.sweeps) * max(share, math.sqrt(share))
         return min(mean, count), min(max(high, mean), count)

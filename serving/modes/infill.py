@@ -27,7 +27,7 @@ from onesweep.serving.modes.scored import ScoredMode, score
 from onesweep.serving.router.accounting import Account
 from onesweep.serving.router.session import Session
 from onesweep.stages.model.randomness import Purpose, gumbels_of, uniforms
-from onesweep.stages.model.scoring import MAX_LOGITS, log_probabilities
+from onesweep.stages.model.scoring import log_probabilities
 from onesweep.stages.model.vocabulary import BYTES
 from onesweep.stages.wire.status import invalid
 
@@ -288,8 +288,13 @@ class InfillMode(ScoredMode):
             )
         super().check(request)
         sizes = self._sizes(request)
-        self.check_candidates(request, sizes.candidates, min(sizes.chunk, request.max_symbols), self.margin(request))
-        self.check_candidates(request, sizes.drafts + 1, 1)
+        length, ahead = min(sizes.chunk, request.max_symbols), self.margin(request)
+        self.check_candidates(request, sizes.candidates, length, ahead)
+        if sizes.drafts + 1 > (fit := self.most_candidates(request, length + ahead)):
+            raise invalid(
+                f"the drafter has no memory for {sizes.drafts + 1} drafts of {length} {self.tokenizer.noun}, of which "
+                f"{fit} fit: give fewer candidates or a smaller chunk"
+            )
 
     def margin(self, request: Generation) -> int:
         return self.tokenizer.alphabet.count(self._head(request))
@@ -309,8 +314,8 @@ class InfillMode(ScoredMode):
                 drafted = await filler.write(text, length, head, drafts, sizes.candidates, number)
                 candidates = [each + head for each in drafted.texts]
                 step = self.step(request, number, read, alphabet.cut(text, read), candidates)
-                event, nats = await score(session, step, alphabet)
-                shares = drafted.shares(nats.sum(axis=1))
+                event, nats = await score(session, step)
+                shares = drafted.shares(nats)
                 account.add_sweep(event)
                 account.add_choice(length, shares, drafted.compute_ms)
                 known = alphabet.count(text)
@@ -328,9 +333,9 @@ class InfillMode(ScoredMode):
         """Sizes from the request, else the defaults."""
         usual = OF_BYTES if self.tokenizer.alphabet == BYTES else OF_TOKENS
         count = request.candidates or usual.candidates
-        room = MAX_LOGITS // self.tokenizer.alphabet.size - 1
-        drafts = max(min(usual.drafts, room), count)
-        return replace(usual, chunk=request.chunk or usual.chunk, candidates=count, drafts=drafts)
+        usual = replace(usual, chunk=request.chunk or usual.chunk)
+        room = self.most_candidates(request, min(usual.chunk, request.max_symbols) + usual.ahead) - 1
+        return replace(usual, candidates=count, drafts=max(min(usual.drafts, room), count))
 
 
 def _pieces(length: int, chunk: int) -> Iterator[int]:

@@ -49,6 +49,8 @@ class Account:
     chunk: int = 0
     candidates: int = 0
     effective_samples: list[float] = field(default_factory=list)
+    # Between what was drawn and the scorer's distribution, over all sweeps: distances add up at most.
+    distance_bound: float = 0.0
     # For a byte, and how many bytes it was measured on.
     divergence_bits: list[tuple[float, int]] = field(default_factory=list)
     # Of the sweeps since `take_trips`.
@@ -63,6 +65,7 @@ class Account:
         """The text is written anew; what it cost so far stays."""
         self.output_tokens = 0
         self.replays += 1
+        self.distance_bound = 0.0
         self.modes.clear()
         self.trip_begin_ms = self.elapsed_ms()
 
@@ -99,6 +102,7 @@ class Account:
         count, length = drafted.nats.shape
         self.add_choice(length, weights.shares, drafted.compute_ms)
         self.divergence_bits.append((weights.divergence_bits, count * length))
+        self.distance_bound = min(self.distance_bound + weights.distance_bound, 1.0)
 
     def add_choice(self, length: int, shares: Floats, compute_ms: float) -> None:
         """Book a choice among candidates of `length` bytes by their shares, and the router's arithmetic for them."""

@@ -34,7 +34,7 @@ from onesweep.stages.host.work import begin_work
 from onesweep.stages.model.codec import CODECS, FEATURE_LIMIT, HIDDEN, StateCodec
 from onesweep.stages.model.vocabulary import BYTES, Alphabet
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import Outcome, copy_of, hidden_rows, work_of
+from onesweep.stages.wire.messages import Outcome, copy_of, hidden_rows, merged, results_of, work_of
 from onesweep.stages.wire.status import StatusError, internal, unavailable
 
 if TYPE_CHECKING:
@@ -80,12 +80,17 @@ def same_result(one: stage_pb2.Event, other: stage_pb2.Event) -> bool:
     if kind != other.WhichOneof("outcome"):
         return False
     if kind == "scores":
-        return _close(_floats(one.scores.nats), _floats(other.scores.nats))
+        return _close(_floats(one.scores.nats, "<f8"), _floats(other.scores.nats, "<f8"))
     if kind == "verification":
         mine, theirs = one.verification, other.verification
         same = (mine.accepted, mine.symbols) == (theirs.accepted, theirs.symbols)
         return same and _close(_floats(mine.odds), _floats(theirs.odds))
     return one.text == other.text
+
+
+def _result(events: Sequence[stage_pb2.Event]) -> stage_pb2.Event:
+    """The result of a step from its one event, or from those of its batches. Raises StatusError."""
+    return merged(events) if len(events) > 1 else events[0]
 
 
 def _but_numbers(hop: stage_pb2.Hop) -> stage_pb2.Hop:
@@ -115,8 +120,9 @@ def _near(mine: bytes, theirs: bytes, codec: StateCodec | None, rows: int) -> bo
     return bool((np.abs(a - b) <= allowed).all())
 
 
-def _floats(payload: bytes) -> NDArray[np.float64]:
-    return np.frombuffer(payload[: len(payload) // 4 * 4], dtype="<f4").astype(np.float64)
+def _floats(payload: bytes, dtype: str = "<f4") -> NDArray[np.float64]:
+    size = np.dtype(dtype).itemsize
+    return np.frombuffer(payload[: len(payload) // size * size], dtype=dtype).astype(np.float64)
 
 
 def _close(mine: NDArray[np.float64], theirs: NDArray[np.float64]) -> bool:
@@ -268,8 +274,10 @@ class Auditor:
             if isinstance(outcomes[-1], stage_pb2.Event):
                 break
             hops = [outcome for outcome in outcomes if isinstance(outcome, stage_pb2.Hop)]
-        if isinstance(result := outcomes[-1], stage_pb2.Hop):
+        ends = [outcome for outcome in outcomes if isinstance(outcome, stage_pb2.Event)]
+        if len(ends) < len(outcomes):
             raise internal("the last host handed a hop on instead of ending it")
+        result = _result(ends[-results_of(sweep.opening) :])
         if same_result(result, sweep.event) or not compared:
             return True
         await self._find_by_leaving_out(sweep, result)
@@ -364,23 +372,26 @@ class Auditor:
     # sent as any other sweep: no host can tell an audited one in the ring
     async def _send_round(self, path: HostPath, hops: Sequence[stage_pb2.Hop]) -> stage_pb2.Event:
         """Send one sweep round a path, as any other, in a session of its own. Raises StatusError."""
-        result: asyncio.Future[stage_pb2.Event] = asyncio.get_running_loop().create_future()
-        attempt = self.ring.begin(path, lambda _, event: None if result.done() else result.set_result(event))
+        came = asyncio.Queue[stage_pb2.Event](results_of(hops))
+        attempt = self.ring.begin(path, lambda _, event: None if came.full() else came.put_nowait(event))
+        events = list[stage_pb2.Event]()
         try:
             for hop in hops:
                 sent = copy_of(hop)
                 sent.session, sent.place = attempt.name, 0
                 sent.path[:] = [link.entry.address for link in path]
                 await path[0].relay.push(sent)
-            async with asyncio.timeout(self.ring.settings.hop_timeout_s):
-                event = await result
+            while len(events) < came.maxsize:
+                async with asyncio.timeout(self.ring.settings.hop_timeout_s):
+                    events.append(await came.get())
+                fault = events[-1].fault
+                if events[-1].WhichOneof("outcome") == "fault":
+                    raise StatusError.numbered(fault.code, fault.message)
         except TimeoutError:
             raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "an audited sweep did not come back") from None
         finally:
             self.ring.end(attempt)
-        if event.WhichOneof("outcome") == "fault":
-            raise StatusError.numbered(event.fault.code, event.fault.message)
-        return event
+        return _result(events)
 
     def _quarantine(self, link: HostLink, reason: str) -> None:
         if not link.quarantined:  # by another audit, meanwhile

@@ -141,6 +141,9 @@ class Attempt:
     name: str = field(default_factory=lambda: secrets.token_hex(16))
     # Events that came and were not looked at yet.
     unread: int = 0
+    # Results that the step under way has, and those of its batches that came.
+    results: int = 1
+    batches: list[stage_pb2.Event] = field(default_factory=list)
 
     def send(self, hops: Sequence[stage_pb2.Hop]) -> None:
         """Put the hops of a sweep or step on their way; one that the first host does not take is a fault."""

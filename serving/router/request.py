@@ -54,7 +54,7 @@ class Request:
     chunk: int | None = field(
         default=None,
         metadata=_count(
-            "tokens a sweep, modes chunked, infill (32 bytes, 8 tokens), resample (32 bytes, 12 tokens, then adapted)",
+            "tokens a sweep, modes chunked, infill (32 bytes, 8 tokens), resample (the whole text; imported models 12)",
             "tokens a sweep",
             metavar="C",
         ),
@@ -101,15 +101,15 @@ class Request:
     scorer: str | None = field(
         default=None,
         metadata=_name(
-            "who scores, modes resample, verified, infill: chain, ar (what is there)",
-            "chain, ar: resample, verified, infill",
+            "who scores, modes resample, verified, infill: scorer, ar (what is there)",
+            "scorer, ar: resample, verified, infill",
             "S",
         ),
     )
     candidates: int | None = field(
         default=None,
         metadata=_count(
-            "scored in a sweep, modes resample (32, then adapted), infill (16)",
+            "scored in a sweep, modes resample (16; imported models 32), infill (16)",
             "continuations scored in a sweep: resample, infill",
             metavar="M",
         ),

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 import grpc
@@ -21,9 +22,10 @@ from onesweep.serving.router.paths import Attempt, HostLink, HostPath
 from onesweep.serving.router.ring import RingView
 from onesweep.stages.host.parts import MODEL_KINDS, ModelKind
 from onesweep.stages.host.validation import check_timings
+from onesweep.stages.model.scoring import batch_rows, most_scored
 from onesweep.stages.model.vocabulary import BYTES, Alphabet
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import Work, copy_of, draft_of, prefill_hops, put_work
+from onesweep.stages.wire.messages import Work, copy_of, draft_of, merged, put_work, results_of, step_hops
 from onesweep.stages.wire.status import StatusError, internal, unavailable
 
 if TYPE_CHECKING:
@@ -119,6 +121,11 @@ class Session:
         model = view.model(kind)
         self.ring, self.kind, self.weights, self.capacity = view.ring, kind, view.weights, capacity
         self.alphabet = Alphabet(model.vocabulary) if model else BYTES
+        # cut here and not by the hosts: a piece is a hop like others, checked, queued, refused and resent as one
+        rows = batch_rows if view.settings.pieces > 1 else most_scored
+        self._cut = partial(
+            step_hops, alphabet=self.alphabet, most=view.settings.pieces, rows=rows(model.width if model else 1)
+        )
         self.deadline_unix_ms, self.account = deadline_unix_ms, account
         self.attempts: list[Attempt] = []
         self._digest = self.weights[MODEL_KINDS.index(kind)]
@@ -167,13 +174,20 @@ class Session:
             if event.WhichOneof("outcome") == "fault":
                 await self._fail(attempt, event.fault)
                 continue
-            due = self._work.number + self.alphabet.count(self._written)
-            if event.number < due:
+            due = self._work.number + self.alphabet.count(self._written), len(attempt.batches)
+            came = event.number, event.scores.batch if event.HasField("scores") else due[1]
+            if came < due:
                 continue  # of a hop that was sent twice
             try:
-                if event.number > due:
-                    raise internal(f"the result of {event.number} came for {due}")
+                if came > due:
+                    raise internal(f"the result of {came} came for {due}")
                 check_timings(event.timings)
+                if attempt.results > 1:
+                    self._learn(attempt)
+                    attempt.batches.append(event)
+                    if len(attempt.batches) < attempt.results:
+                        continue
+                    event, attempt.batches = merged(attempt.batches), []
                 if check is not None:
                     check(event)
             except StatusError as refusal:
@@ -181,7 +195,8 @@ class Session:
                 fault = stage_pb2.Fault(code=refusal.number, message=refusal.message, host=last.name)
                 await self._fail(attempt, fault)
                 continue
-            took_s = time.monotonic() - self._waiting_since
+            if attempt.results == 1:
+                self._learn(attempt)
             if self.ring.auditor.picks():
                 await self._audit(attempt, event)
             for link in self._helpers:
@@ -189,13 +204,13 @@ class Session:
                     raise AuditFailed(f"host {link.entry.name} is faulty")
             if self._audit_failed:
                 raise AuditFailed("a sweep was wrong")
-            self._settle(attempt, event, took_s)
+            self._settle(attempt, event)
             ticket.arrived()
             return event
 
     def _receive(self, attempt: Attempt, event: stage_pb2.Event) -> None:
         """Take a result or fault in; an attempt whose hosts send results without end has failed."""
-        most = self.capacity + MOST_EVENTS_BEYOND
+        most = self.capacity + attempt.results + MOST_EVENTS_BEYOND
         if attempt.unread > most:
             return
         if attempt.unread == most:
@@ -215,11 +230,15 @@ class Session:
         self._failed_at, self._tries = None, 0
         self._waiting_since = time.monotonic()
 
-    def _settle(self, attempt: Attempt, event: stage_pb2.Event, took_s: float) -> None:
-        """A result is here: other attempts can stop."""
+    def _learn(self, attempt: Attempt) -> None:
+        """Book how long a result, or a batch of it, was waited for; the next batch has a time of its own."""
         # also where there was a second try: else what takes long would be tried twice for ever
         if self._failed_at is None and attempt is self.attempts[0]:
-            self.ring.hedging.learn(self._pace, took_s)
+            self.ring.hedging.learn(self._pace, time.monotonic() - self._waiting_since)
+            self._waiting_since = time.monotonic()
+
+    def _settle(self, attempt: Attempt, event: stage_pb2.Event) -> None:
+        """A result is here: other attempts can stop."""
         for other in [other for other in self.attempts if other is not attempt]:
             self._give_up(other)
         self._helpers.update(attempt.path)
@@ -314,8 +333,9 @@ class Session:
     def _send(self, attempt: Attempt, work: Work) -> None:
         hop = self._hop(attempt, work)
         ticket.stamp(hop)
-        # cut here and not by the hosts: a piece is a hop like others, checked, queued, refused and resent as one
-        attempt.send(prefill_hops(hop, self.alphabet, self.ring.settings.pieces))
+        hops = self._cut(hop)
+        attempt.results, attempt.batches = results_of(hops), []
+        attempt.send(hops)
 
     def _hop(self, attempt: Attempt, work: Work) -> stage_pb2.Hop:
         hop = stage_pb2.Hop(
@@ -336,7 +356,7 @@ class Session:
         if opening.WhichOneof("work") == "decode":
             opening.decode.remaining = 1
         self._helpers.update(attempt.path)
-        hops = prefill_hops(opening, self.alphabet)
+        hops = self._cut(opening)
         sweep = AuditedSweep(attempt.path, self.weights, hops, event, self.alphabet)
         if not await self.ring.auditor.audit(sweep):
             self._audit_failed = True
@@ -361,8 +381,9 @@ class Session:
 
     @property
     def _pace(self) -> str:
-        """Kind of the work under way, for its usual time."""
-        kind = f"{self.kind} candidates" if isinstance(self._work, stage_pb2.Score) else self.kind
+        """Kind of the work under way, for its usual time: the first batch of candidates has all hosts to pass."""
+        later = " more" if self.attempts and self.attempts[0].batches else ""
+        kind = f"{self.kind}{later} candidates" if isinstance(self._work, stage_pb2.Score) else self.kind
         return f"{kind}, {ms} ms more a hop" if (ms := ticket.link_ms()) else kind
 
 

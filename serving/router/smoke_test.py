@@ -129,7 +129,7 @@ async def _nats(view: RingView, kind: ModelKind, manifest: Manifest) -> float:
                 codec="fp32",
                 candidates=[alphabet.encode(piece)],
             )
-            _, nats = await score(session, step, alphabet)
+            _, nats = await score(session, step)
             total -= float(nats.sum())
             number, read = number + 1, at
     return total / (len(known) - 1)

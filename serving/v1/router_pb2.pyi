@@ -54,7 +54,7 @@ class GenerateRequest(_message.Message):
     seed: _builtins.int
     temperature: _builtins.float
     chunk: _builtins.int
-    """bytes a sweep, `chunked` and `resample` only"""
+    """symbols a sweep, `chunked`, `resample` and `infill` only"""
     steps: _builtins.int
     """Euler steps in each block, `sweep` and `chunked` only"""
     codec: _builtins.str
@@ -66,7 +66,7 @@ class GenerateRequest(_message.Message):
     whole: _builtins.bool
     """the text in one piece at the end, not as it arrives"""
     scorer: _builtins.str
-    """`resample`, `verified`, `infill` only: chain, ar"""
+    """`resample`, `verified`, `infill` only: scorer, ar"""
     candidates: _builtins.int
     """continuations scored in a sweep, `resample` and `infill` only"""
     suffix: _builtins.bytes
@@ -322,6 +322,7 @@ class Summary(_message.Message):
     CANDIDATES_FIELD_NUMBER: _builtins.int
     EFFECTIVE_SAMPLES_FIELD_NUMBER: _builtins.int
     DIVERGENCE_BITS_FIELD_NUMBER: _builtins.int
+    DISTANCE_BOUND_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     REPLAYS_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
@@ -360,6 +361,10 @@ class Summary(_message.Message):
     """of the candidates, as their weights leave them: mean over sweeps"""
     divergence_bits: _builtins.float
     """between drafter and scorer, for a token, as measured in this request"""
+    distance_bound: _builtins.float
+    """`resample`: at most so far is the text's distribution from the scorer's, in total variation, as its weights let it be
+    estimated; 1 says nothing: one candidate had nearly all the weight.
+    """
     reason: _builtins.str
     """why `auto` picked this mode"""
     replays: _builtins.int
@@ -405,6 +410,7 @@ class Summary(_message.Message):
         candidates: _builtins.int = ...,
         effective_samples: _builtins.float = ...,
         divergence_bits: _builtins.float = ...,
+        distance_bound: _builtins.float = ...,
         reason: _builtins.str = ...,
         replays: _builtins.int = ...,
         request: _builtins.str = ...,
@@ -416,7 +422,7 @@ class Summary(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "ahead_ms", b"ahead_ms", "ahead_used", b"ahead_used", "candidates", b"candidates", "chunk", b"chunk", "compute_ms", b"compute_ms", "divergence_bits", b"divergence_bits", "drafted", b"drafted", "effective_samples", b"effective_samples", "first_byte_ms", b"first_byte_ms", "hops", b"hops", "hosts", b"hosts", "latency_ms", b"latency_ms", "mode", b"mode", "output_bytes", b"output_bytes", "output_tokens", b"output_tokens", "prompt_bytes", b"prompt_bytes", "prompt_tokens", b"prompt_tokens", "reached", b"reached", "reason", b"reason", "replays", b"replays", "request", b"request", "scorer", b"scorer", "seed", b"seed", "stopped", b"stopped", "sweeps", b"sweeps", "wire_bytes", b"wire_bytes", "wire_bytes_total", b"wire_bytes_total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "ahead_ms", b"ahead_ms", "ahead_used", b"ahead_used", "candidates", b"candidates", "chunk", b"chunk", "compute_ms", b"compute_ms", "distance_bound", b"distance_bound", "divergence_bits", b"divergence_bits", "drafted", b"drafted", "effective_samples", b"effective_samples", "first_byte_ms", b"first_byte_ms", "hops", b"hops", "hosts", b"hosts", "latency_ms", b"latency_ms", "mode", b"mode", "output_bytes", b"output_bytes", "output_tokens", b"output_tokens", "prompt_bytes", b"prompt_bytes", "prompt_tokens", b"prompt_tokens", "reached", b"reached", "reason", b"reason", "replays", b"replays", "request", b"request", "scorer", b"scorer", "seed", b"seed", "stopped", b"stopped", "sweeps", b"sweeps", "wire_bytes", b"wire_bytes", "wire_bytes_total", b"wire_bytes_total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -189,10 +189,10 @@ class Host:
         check_link_delay(hop.link_delay_ms, self.settings.is_local)
         if hop.router not in self.subscribers:
             raise failed_precondition(f"router {hop.router!r} does not listen here: subscribe first")
-        if self.scheduler.full and not self.sessions.in_prefill(hop.session):
+        if self.scheduler.full and not self.sessions.in_step(hop.session):
             raise exhausted(f"{self.settings.name} has {self.scheduler.limit} hops under way", retry_after_ms=500)
         session = self._open(hop, request, parts) if request.start == 0 else self._due(hop, request)
-        session.accepted(request.start + request.remembered, isinstance(request, PrefillRequest))
+        session.accepted(request.start + request.remembered, work_of(hop))
         session.pending += 1
         job = ScheduledHop(hop, request, session, received_bytes)
         self.scheduler.submit(job)
@@ -208,7 +208,7 @@ class Host:
         return session
 
     def _due(self, hop: stage_pb2.Hop, request: WorkRequest) -> Session:
-        session = self.sessions.due(hop.session, request.kind, request.number, request.start)
+        session = self.sessions.due(hop.session, request.kind, request.number, request.start, hop.score.batch)
         # a hop may claim another capacity than the one that opened the session
         if request.start + request.positions > session.capacity:
             raise invalid(f"the session holds {session.capacity} positions only")

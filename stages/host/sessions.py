@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import grpc
+from torch import Tensor
 
 from onesweep.stages.checkpoint.manifest import Manifest
 from onesweep.stages.host.parts import ModelKind, Parts, session_bytes
@@ -15,6 +16,7 @@ from onesweep.stages.model.layers import LayerCache
 from onesweep.stages.model.pipeline import new_caches
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.messages import AnyWork, has_more, summed
 from onesweep.stages.wire.status import StatusError, exhausted, failed_precondition, invalid
 
 REMEMBERED = 4096  # names of released sessions that are kept: work for one of them may still be on its way
@@ -34,32 +36,35 @@ class Session:
     length: int = 0  # clean positions accepted so far, those still in the queue included
     next_number: int = 0  # the sweep or step that is due
     prefills: int = 0  # prefill hops of it that were accepted so far
+    batches: int = 0  # batches of its candidates, likewise
+    # Hidden state of the last known symbol, (1, width), on the last host: later batches of candidates follow it, too.
+    last_known: Tensor | None = None
     # Of those, by host, on the host where they end.
-    timings: dict[str, stage_pb2.HopTiming] = field(default_factory=dict)
+    timings: list[stage_pb2.HopTiming] = field(default_factory=list)
     free_at: float = 0.0  # when the last hop that was computed ended, by the performance counter
     released: bool = False  # nobody waits for it any more. Read by the engine's thread.
     # Of each part that this host holds, in their order.
     caches: dict[int, list[LayerCache]] = field(default_factory=dict)
 
-    def accepted(self, length: int, is_prefill: bool) -> None:
-        """Book a hop up to position `length`. After a prefill, more hops of the same number follow."""
+    def accepted(self, length: int, work: AnyWork) -> None:
+        """Book a hop up to position `length`."""
         self.length = length
-        self.prefills = self.prefills + 1 if is_prefill else 0
-        self.next_number += not is_prefill
+        if has_more(work):
+            self.prefills += isinstance(work, stage_pb2.Prefill)
+            self.batches += isinstance(work, stage_pb2.Score)
+        else:
+            self.prefills = self.batches = 0
+            self.next_number += 1
 
     def add_up(self, event: stage_pb2.Event, is_prefill: bool) -> None:
-        """Keep the timings of a prefill that ended here; the event of the last hop gets the sums."""
+        """Keep the timings of a prefill that ended here; the event of the next hop with a result gets the sums."""
         if not is_prefill and not self.timings:
             return
-        for timing in event.timings:
-            total = self.timings.setdefault(timing.host, stage_pb2.HopTiming(host=timing.host))
-            total.queue_ms += timing.queue_ms
-            total.compute_ms += timing.compute_ms
-            total.received_bytes += timing.received_bytes
+        self.timings = summed([*self.timings, *event.timings])
         del event.timings[:]
         if not is_prefill:
-            event.timings.extend(self.timings.values())
-            self.timings = {}
+            event.timings.extend(self.timings)
+            self.timings = []
 
     @property
     def alphabet(self) -> Alphabet:
@@ -98,12 +103,12 @@ class SessionStore:
         self.bytes += need
         return session
 
-    def in_prefill(self, name: str) -> bool:
-        """True if a session has had prefills of a step, and waits for its last hop."""
+    def in_step(self, name: str) -> bool:
+        """True if a session has had some hops of a step, and waits for its last one."""
         session = self.sessions.get(name)
-        return session is not None and session.prefills > 0
+        return session is not None and session.prefills + session.batches > 0
 
-    def due(self, name: str, kind: ModelKind, number: int, start: int) -> Session:
+    def due(self, name: str, kind: ModelKind, number: int, start: int, batch: int = 0) -> Session:
         """The session that a sweep or step continues with.
 
         Raises StatusError: NOT_FOUND for an unknown one, ALREADY_EXISTS for a sweep seen before, and
@@ -121,6 +126,14 @@ class SessionStore:
             raise StatusError(grpc.StatusCode.ALREADY_EXISTS, f"sweep {number} of session {name!r} was accepted before")
         if number > session.next_number:
             raise failed_precondition(f"sweep {number} of session {name!r} came before sweep {session.next_number}")
+        if batch < session.batches:
+            message = f"batch {batch} of step {number} of session {name!r} was accepted before"
+            raise StatusError(grpc.StatusCode.ALREADY_EXISTS, message)
+        if batch > session.batches or (batch and start < session.length):
+            raise failed_precondition(
+                f"batch {batch} of step {number} of session {name!r} at {start} came where batch {session.batches} at "
+                f"{session.length} is due"
+            )
         if session.prefills and start < session.length:
             message = f"the piece of sweep {number} of session {name!r} at {start} was accepted before"
             raise StatusError(grpc.StatusCode.ALREADY_EXISTS, message)

@@ -34,7 +34,7 @@ from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.telemetry.traces import parse_traceparent
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.channel import MAX_NAME
-from onesweep.stages.wire.messages import AnyWork, StageWork, work_of
+from onesweep.stages.wire.messages import AnyWork, StageWork, has_more, work_of
 from onesweep.stages.wire.status import StatusError, failed_precondition, invalid
 
 MAX_STEPS = 64
@@ -130,10 +130,12 @@ class RejectionRequest(SamplingRequest):
 
 @dataclass(frozen=True, eq=False)
 class ScoreRequest(PipelineRequest):
-    """New symbols, and candidates that may follow them."""
+    """New symbols, and candidates that may follow them. A later batch of them brings no symbols."""
 
     temperature: float
     candidates: Tensor  # (candidates, length) int64
+    batch: int
+    has_more: bool  # batches of the step
 
 
 def parse_hop(hop: stage_pb2.Hop, plan: HostPlan) -> WorkRequest:
@@ -277,7 +279,9 @@ def _pipeline(
     _check_part(work.stage, plan, "stage")
     clean = _symbols(work.clean, source.alphabet)
     count = clean.shape[0]
-    if not count:
+    if isinstance(work, stage_pb2.Score) and work.batch:
+        _check_batch(work)
+    elif not count:
         raise invalid("an AR step needs at least one new symbol")
     draft, depths = _drafts(work, count) if isinstance(work, stage_pb2.Verify) else (0, ())
     extent = tree_positions(count, depths)
@@ -299,7 +303,8 @@ def _pipeline(
     if isinstance(work, stage_pb2.Prefill):
         return PrefillRequest(*begin, work.for_score)
     if candidates is not None:
-        return ScoreRequest(*begin, temperature, candidates)
+        assert isinstance(work, stage_pb2.Score)
+        return ScoreRequest(*begin, temperature, candidates, work.batch, has_more(work))
     if odds is not None:
         assert isinstance(work, stage_pb2.Verify)
         return RejectionRequest(*begin, seed, temperature, draft, (), odds, work.rejection.draw_set)
@@ -346,16 +351,28 @@ def _odds(work: StageWork) -> NDArray[np.float32] | None:
     return odds
 
 
+def _check_batch(score: stage_pb2.Score) -> None:
+    """A batch of candidates after the first."""
+    if score.batch >= score.batches:
+        raise invalid(f"batch {score.batch} of {score.batches} batches of candidates")
+    if score.clean or not score.start:
+        raise invalid(f"batch {score.batch} of a step's candidates brings no new symbols, and starts after batch 0")
+
+
 def _candidates(score: stage_pb2.Score, end: int, source: ModelSource) -> Tensor:
     """The candidates, (candidates, length). `end`: the position where they begin."""
     count, alphabet, a = len(score.candidates), source.alphabet, source.manifest.architecture
     if not 1 <= count <= MAX_CANDIDATES:
         raise invalid(f"{count} candidates; a step scores 1 to {MAX_CANDIDATES}")
+    if score.batches > MAX_CANDIDATES:
+        raise invalid(f"{score.batches} batches of candidates; a step has at most {MAX_CANDIDATES}")
     length, most = alphabet.count(score.candidates[0]), most_scored(a.width)
     if not length or any(len(candidate) != len(score.candidates[0]) for candidate in score.candidates):
         raise invalid("candidates must have one length, of at least one symbol")
+    if score.batches > 1 and length == 1:
+        raise invalid("candidates of one symbol come in one batch: there is nothing to read after it")
     if count * length > most:
-        raise invalid(f"{count} candidates of {length} symbols; a step scores at most {most} in all of width {a.width}")
+        raise invalid(f"{count} candidates of {length} symbols; a hop has at most {most} in all of width {a.width}")
     if end + length > a.positions:
         raise invalid(f"candidates of {length} symbols after {end} do not fit the context of {a.positions}")
     return _symbols(b"".join(score.candidates), alphabet).view(count, length)

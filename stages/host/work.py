@@ -236,7 +236,8 @@ class PipelineWork(_StageWork):
 class ScoreWork(_StageWork):
     """New symbols, and candidates that may come after them.
 
-    The new symbols are read and remembered; then every candidate is evaluated as a branch that nothing remembers.
+    The new symbols are read and remembered; then every candidate is evaluated as a branch that nothing remembers. Later
+    batches of candidates follow symbols that were read with the first.
     """
 
     def __init__(self, request: ScoreRequest, hop: stage_pb2.Hop, session: Session, following: int) -> None:
@@ -246,8 +247,9 @@ class ScoreWork(_StageWork):
         clean, inner = request.clean, request.candidates[:, :-1]  # nothing is asked after a last symbol
         if (hidden := request.hidden) is not None:
             clean, inner = hidden[: self._known], hidden[self._known :].view(*inner.shape, hidden.shape[1])
-        self._unread, self._branches = deque(clean.split(request.lengths)), deque(branch_pieces(inner))
-        self._x, self._branching = self._unread.popleft(), False
+        self._unread = deque(clean.split(request.lengths) if self._known else ())
+        self._branches, self._branching = deque(branch_pieces(inner)), not self._unread
+        self._x = (self._unread or self._branches).popleft()
         self._heads = deque[Tensor]()
 
     @property
@@ -271,7 +273,8 @@ class ScoreWork(_StageWork):
             self._heads.popleft()
             self._scores.add(result)
             if not self._heads:
-                scores = stage_pb2.Scores(nats=self._scores.nats().astype("<f4").tobytes())
+                nats = self._scores.nats().astype("<f8").tobytes()
+                scores = stage_pb2.Scores(nats=nats, batch=self.request.batch)
                 self.outcome = stage_pb2.Event(session=self.hop.session, number=self.request.number, scores=scores)
             return
         self._x, self._at = result, self._at + 1
@@ -284,6 +287,15 @@ class ScoreWork(_StageWork):
         if left:
             self._x = left.popleft()
         elif self._ends_here:
-            self._heads.extend(head_pieces(torch.cat(self._hidden)[self._known - 1 :], self.session.alphabet.size))
+            self._heads.extend(head_pieces(self._asked(torch.cat(self._hidden)), self.session.alphabet.size))
         else:
             self._hand_on(torch.cat(self._hidden))
+
+    def _asked(self, hidden: Tensor) -> Tensor:
+        """Hidden states after which a symbol of a candidate follows: that of the last known symbol first."""
+        if self._known:
+            hidden = hidden[self._known - 1 :]
+            self.session.last_known = hidden[:1].clone() if self.request.has_more else None
+            return hidden
+        assert self.session.last_known is not None
+        return torch.cat([self.session.last_known, hidden])

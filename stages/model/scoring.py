@@ -8,10 +8,13 @@ from torch import Tensor
 
 # Candidates travel as a list, not as a tree of shared beginnings: of 32 candidates of 32 bytes distinct prefixes are 91
 # to 93 % of all rows (72 prompts), so a tree would save a twelfth and cost a mask for each request.
-MAX_CANDIDATES = 256  # continuations in a step
-# Symbols of all candidates of a step together: what a message, and a host's memory for one hop, have room for.
+MAX_CANDIDATES = 1024  # continuations in a step
+# Symbols of all candidates of a hop together: what a message, and a host's memory for one hop, have room for.
 MAX_SCORED_ROWS = 4096
 MAX_SCORED_NUMBERS = 1 << 24  # of their hidden states: rows, of a width each. 64 MB.
+# Candidates of a step travel in batches of about so many symbols: host 2 computes the first while host 1 computes the
+# second.
+BATCH_ROWS = 1024
 BRANCH_ROWS = 256  # candidates are evaluated in pieces of about so many rows, so that they hold up nobody
 MAX_LOGITS = 1 << 24  # numbers that a head may give at once: rows, of a vocabulary each. 64 MB.
 HEAD_LOGITS = 1 << 22  # of candidates it gives about so many at once
@@ -19,8 +22,20 @@ IMPOSSIBLE_NATS = -1e30  # what stands for ln 0: finite in float32, as are sums 
 
 
 def most_scored(width: int) -> int:
-    """Symbols of all candidates of a step together, in a model of that width."""
+    """Symbols of all candidates of a hop together, in a model of that width."""
     return min(MAX_SCORED_ROWS, MAX_SCORED_NUMBERS // width)
+
+
+def batch_rows(width: int) -> int:
+    """Symbols of all candidates of a batch, for a model of that width."""
+    return min(BATCH_ROWS, most_scored(width))
+
+
+def candidates_together(length: int, count: int, rows: int) -> int:
+    """Candidates of `length` symbols in a batch of about `rows`, of `count` in all. Batches are as even as can be."""
+    # of one symbol, all is known once the text before them is read: there is nothing to share out among hosts
+    most = max(1, rows // length) if length > 1 else count
+    return -(-count // -(-count // most))
 
 
 def log_probabilities(logits: Tensor, temperature: float) -> NDArray[np.float64]:
@@ -53,26 +68,29 @@ def head_pieces(hidden: Tensor, vocabulary: int) -> list[Tensor]:
 
 
 class CandidateScores:
-    """ln p of every symbol of candidates, from logits as they come: rows of a whole vocabulary are not kept."""
+    """ln p of candidates, from logits as they come: rows of a whole vocabulary are not kept."""
 
     def __init__(self, candidates: Tensor, temperature: float) -> None:
         """candidates: (branches, length)."""
         self.candidates, self.temperature = candidates.numpy(), temperature
-        self._first: NDArray[np.float32] | None = None
-        self._inner: list[NDArray[np.float32]] = []
+        self._first: NDArray[np.float64] | None = None
+        self._inner: list[NDArray[np.float64]] = []
         self._asked = 0
 
     def add(self, logits: Tensor) -> None:
         """The next rows (rows, vocabulary): the first of all is for what follows the last known symbol, then there is
         one for each symbol of each candidate that has another after it."""
-        nats = log_probabilities(logits, self.temperature).astype(np.float32)
+        nats = log_probabilities(logits, self.temperature)
         if self._first is None:
             self._first, nats = nats[0, self.candidates[:, 0]], nats[1:]
         asked = self.candidates[:, 1:].flatten()[self._asked : self._asked + len(nats)]
         self._inner.append(nats[np.arange(len(nats)), asked])
         self._asked += len(nats)
 
-    def nats(self) -> NDArray[np.float32]:
-        """(branches, length), once all rows were added."""
+    def nats(self) -> NDArray[np.float64]:
+        """ln p of each candidate, all its symbols together: (branches,), once all rows were added."""
+        # The host adds up: 8 bytes a candidate travel instead of 4 a symbol, and no mode asks for the symbols' own. It
+        # does not draw, which would save no trip, and nothing beside its hidden states: the router reports from all of
+        # them how many candidates the weights leave, and how far the text may be from the model's.
         assert self._first is not None
-        return np.column_stack([self._first, np.concatenate(self._inner).reshape(len(self._first), -1)])
+        return np.asarray(self._first + np.concatenate(self._inner).reshape(len(self._first), -1).sum(axis=1))

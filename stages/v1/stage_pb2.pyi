@@ -788,7 +788,10 @@ Global___RejectionSampling: _TypeAlias = RejectionSampling  # noqa: Y015
 
 @_typing.final
 class Score(_message.Message):
-    """New symbols, and continuations of them whose probabilities come out as Scores. The continuations are not remembered."""
+    """New symbols, and continuations of them whose probabilities come out as Scores. The continuations are not remembered.
+    Many of them come in batches, hops of one number, each with Scores of its own: hosts along the chain work on different
+    batches at the same time. Only batch 0 brings symbols; the later ones start where it ended.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -801,12 +804,18 @@ class Score(_message.Message):
     HIDDEN_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     CANDIDATES_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     stage: _builtins.int
     start: _builtins.int
     clean: _builtins.bytes
     codec: _builtins.str
     hidden: _builtins.bytes
+    batch: _builtins.int
+    """0, 1, 2 ... in a step"""
+    batches: _builtins.int
+    """of the step; 0 and 1: this is all of it"""
     @_builtins.property
     def reads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -815,7 +824,7 @@ class Score(_message.Message):
 
     @_builtins.property
     def candidates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """of one length"""
+        """of one length, in all batches of a step"""
 
     def __init__(
         self,
@@ -829,10 +838,12 @@ class Score(_message.Message):
         hidden: _builtins.bytes = ...,
         sampling: Global___Sampling | None = ...,
         candidates: _abc.Iterable[_builtins.bytes] | None = ...,
+        batch: _builtins.int = ...,
+        batches: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "clean", b"clean", "codec", b"codec", "hidden", b"hidden", "number", b"number", "reads", b"reads", "sampling", b"sampling", "stage", b"stage", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "batches", b"batches", "candidates", b"candidates", "clean", b"clean", "codec", b"codec", "hidden", b"hidden", "number", b"number", "reads", b"reads", "sampling", b"sampling", "stage", b"stage", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -956,22 +967,25 @@ Global___Event: _TypeAlias = Event  # noqa: Y015
 
 @_typing.final
 class Scores(_message.Message):
-    """ln of the probability, at the given temperature, of every symbol of every candidate, one candidate after the other:
-    float32, little-endian.
+    """ln of the probability of each candidate of a batch, all its symbols together, at the given temperature: float64,
+    little-endian.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NATS_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
     nats: _builtins.bytes
+    batch: _builtins.int
     def __init__(
         self,
         *,
         nats: _builtins.bytes = ...,
+        batch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["nats", b"nats"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "nats", b"nats"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,19 +1,23 @@
-"""The work that hops carry: cutting a long prompt into several hops, and the hops that follow from one."""
+"""The work that hops carry: cutting a long step into several hops, and what follows from one or comes of all."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from google.protobuf.message import Message
 
 from onesweep.stages.model.prefill import MAX_PREFILL_CHUNKS, minimal_reads, prefill_chunks, read_lengths
+from onesweep.stages.model.scoring import candidates_together
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.status import StatusError, failed_precondition
+from onesweep.stages.wire.status import StatusError, failed_precondition, internal
 
-PROTOCOL = 2  # of hops and their answers. Protocol 1 had one `Step` for all that a pipeline does.
+# Of hops and their answers. Protocol 1 had one `Step` for all that a pipeline does; 2 had scores of every symbol, and
+# no batches.
+PROTOCOL = 3
 
-# One step of a pipeline, which travels in one hop or, with `Prefill`s before it, in several.
+# One step of a pipeline, which travels in one hop or, with `Prefill`s before it or in batches, in several.
 Step = stage_pb2.Decode | stage_pb2.Verify | stage_pb2.Score
 Work = stage_pb2.Sweep | Step
 StageWork = stage_pb2.Prefill | Step
@@ -53,6 +57,74 @@ def hidden_rows(work: StageWork, alphabet: Alphabet) -> int:
     """Rows of hidden states that travel with `work`; nothing is asked after the last symbol of a candidate."""
     inner = sum(alphabet.count(each) - 1 for each in work.candidates) if isinstance(work, stage_pb2.Score) else 0
     return alphabet.count(work.clean) + inner
+
+
+def step_hops(hop: stage_pb2.Hop, alphabet: Alphabet, most: int, rows: int) -> list[stage_pb2.Hop]:
+    """`hop` as it travels: Prefills with the beginning of its symbols, then the rest, its candidates in batches.
+
+    :param alphabet: of the symbols that it brings.
+    :param most: hops of known symbols.
+    :param rows: symbols of the candidates of a batch, about; a batch has one candidate at least.
+    """
+    *first, last = prefill_hops(hop, alphabet, most)
+    return [*first, *_batches(last, alphabet, rows)]
+
+
+def _batches(hop: stage_pb2.Hop, alphabet: Alphabet, rows: int) -> list[stage_pb2.Hop]:
+    """A Score as one hop for each batch of its candidates; any other hop alone."""
+    if not isinstance(score := work_of(hop), stage_pb2.Score):
+        return [hop]
+    candidates = list(score.candidates)
+    size = candidates_together(alphabet.count(candidates[0]), len(candidates), rows)
+    if size >= len(candidates):
+        return [hop]
+    first = copy_of(hop)
+    del first.score.candidates[:]
+    first.score.batches = -(-len(candidates) // size)
+    later = copy_of(first)
+    # The later ones start after the last known symbol, and the last host remembers what it said of it: read again it
+    # would be a pass of one row through every stage for each batch, and its cache differ in the last bits.
+    later.score.start += alphabet.count(score.clean)
+    later.score.ClearField("clean")
+    later.score.ClearField("reads")
+    hops = []
+    for batch in range(first.score.batches):
+        hops.append(copy_of(later if batch else first))
+        hops[-1].score.batch = batch
+        hops[-1].score.candidates.extend(candidates[batch * size : (batch + 1) * size])
+    return hops
+
+
+def has_more(work: AnyWork) -> bool:
+    """True for a hop after which others of the same step follow."""
+    return isinstance(work, stage_pb2.Prefill) or (isinstance(work, stage_pb2.Score) and work.batch + 1 < work.batches)
+
+
+def results_of(hops: Iterable[stage_pb2.Hop]) -> int:
+    """Number of results that come back of the hops of one step."""
+    return sum(not hop.HasField("prefill") for hop in hops)
+
+
+def merged(events: Sequence[stage_pb2.Event]) -> stage_pb2.Event:
+    """The result of a step whose candidates came back batch by batch, in their order. Raises StatusError for others."""
+    whole = stage_pb2.Event(session=events[0].session, number=events[0].number)
+    for batch, event in enumerate(events):
+        if event.WhichOneof("outcome") != "scores" or event.scores.batch != batch:
+            raise internal(f"what came for batch {batch} of a step's candidates is not its scores")
+    whole.scores.nats = b"".join(event.scores.nats for event in events)
+    whole.timings.extend(summed(timing for event in events for timing in event.timings))
+    return whole
+
+
+def summed(timings: Iterable[stage_pb2.HopTiming]) -> list[stage_pb2.HopTiming]:
+    """Timings of several hops of one step, added up host by host."""
+    totals = dict[str, stage_pb2.HopTiming]()
+    for timing in timings:
+        total = totals.setdefault(timing.host, stage_pb2.HopTiming(host=timing.host))
+        total.queue_ms += timing.queue_ms
+        total.compute_ms += timing.compute_ms
+        total.received_bytes += timing.received_bytes
+    return list(totals.values())
 
 
 def prefill_hops(hop: stage_pb2.Hop, alphabet: Alphabet, most: int = MAX_PREFILL_CHUNKS) -> list[stage_pb2.Hop]:

@@ -111,7 +111,7 @@ def drafted_text(directory: Path, prompt: bytes, request: dict[str, Any], count:
         elif request["mode"] == "resample":
             chunk, most = min(request["chunk"], left), request["candidates"]
             drafted = asyncio.run(Branches(sequence).write(text, chunk, most, number))
-            weights = weigh(drafted, scores(directory, text, drafted.texts, temperature))
+            weights = weigh(drafted, scores(directory, text, drafted.texts, temperature).sum(axis=1))
             text += drafted.texts[weights.choose(seed, len(text))]
         else:
             head, most = request["suffix"][: OF_BYTES.ahead], request["candidates"]

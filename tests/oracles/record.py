@@ -23,11 +23,11 @@ ENTRANTS: dict[str, dict[str, Any]] = {
     "sweep": {"mode": "sweep"},
     "sweep ode": {"mode": "sweep", "sampler": "ode", "steps": 3},
     "chunked": {"mode": "chunked", "chunk": 10},
-    "resample:chain": {"mode": "resample", "scorer": "chain", "chunk": 8, "candidates": 4},
+    "resample:scorer": {"mode": "resample", "scorer": "scorer", "chunk": 8, "candidates": 4},
     "resample:ar": {"mode": "resample", "scorer": "ar", "chunk": 8, "candidates": 4},
-    "verified:chain": {"mode": "verified", "scorer": "chain", "draft": 6},
+    "verified:scorer": {"mode": "verified", "scorer": "scorer", "draft": 6},
     "verified:ar": {"mode": "verified", "scorer": "ar", "draft": 6},
-    "infill:chain": {"mode": "infill", "scorer": "chain", "suffix": SUFFIX, "candidates": 4},
+    "infill:scorer": {"mode": "infill", "scorer": "scorer", "suffix": SUFFIX, "candidates": 4},
     "infill:ar": {"mode": "infill", "scorer": "ar", "suffix": SUFFIX, "candidates": 4},
     "ar": {"mode": "ar"},
     "ar-speculative": {"mode": "ar-speculative", "drafter": "model", "draft": 4},
@@ -124,7 +124,7 @@ def scoring(ring: Ring) -> dict[str, Any]:
     """What scorers say of candidates and guesses, and what the modes make of it."""
     found: dict[str, Any] = {}
     guesses, odds = b"said that", rig.np.linspace(0.05, 0.95, 9).astype("<f4").tobytes()
-    for scorer in ("chain", "ar"):
+    for scorer in ("scorer", "ar"):
         for codec in ("int8", "fp32"):
             where = {"scorer": scorer, "codec": codec}
             candidates = [b"said tha", b"was dead", b"the end.", b"\x00\xff zqxjk"]
@@ -133,7 +133,7 @@ def scoring(ring: Ring) -> dict[str, Any]:
             verdicts = [rig.trip(ring, "verify", draws, draws=draws, **asked, **where)[1] for draws in (1, 3)]
             drawn = rig.trip(ring, "guess", clean=PROMPT.encode() + guesses, draft=len(guesses), **where)[1]
             found[f"{scorer}, {codec}"] = {"scores": scores, "verdicts": verdicts, "confirmed": drawn}
-    for name in ("resample:chain", "resample:ar", "verified:chain", "verified:ar", "infill:chain", "infill:ar"):
+    for name in ("resample:scorer", "resample:ar", "verified:scorer", "verified:ar", "infill:scorer", "infill:ar"):
         for seed, prompt in PROMPTS.items():
             result = ring.client.generate(prompt, seed=seed, max_bytes=BYTES, **ENTRANTS[name]).as_json()
             keys = ("scorer", "sweeps", "drafted", "accepted", "reached", "chunk", "candidates", "effective_samples")
@@ -209,7 +209,7 @@ def commands(ring: Ring, directory: Path) -> dict[str, Any]:
         f"sequences = 2\nwarmup_steps = 2\nbfloat16 = false\nchunks = [1, 4, 0]\n[architecture]\n{architecture}"
     )
     asked = (PROMPT, "--seed", 1, "--max-bytes", BYTES, "--json", *router)
-    lined = "ar,local,sweep,resample:chain,infill:ar,auto"
+    lined = "ar,local,sweep,resample:scorer,infill:ar,auto"
     alone = ("--threads", 1, "--json")
     tiny = ("--config", settings, "--data", directory / "words.txt", *alone)
     ways: dict[str, tuple[bool, tuple[object, ...]]] = {

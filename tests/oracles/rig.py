@@ -127,7 +127,7 @@ def trip(ring: Ring, kind: str, number: int = 0, **work: Any) -> tuple[list[byte
         hop.digest = release.chain.digest
         hop.sweep.CopyFrom(stage_pb2.Sweep(steps=4, sampling=sampling, sampler="stochastic", **work))
     else:
-        hop.digest = (release.scorer if work.pop("scorer") == "chain" else release.ar).digest
+        hop.digest = (release.scorer if work.pop("scorer") == "scorer" else release.ar).digest
         put_work(hop, step(sampling=sampling, **work))
     payloads, event = [], stage_pb2.Event()
     for stub in ring.stubs:
@@ -142,7 +142,7 @@ def trip(ring: Ring, kind: str, number: int = 0, **work: Any) -> tuple[list[byte
     if found == "text":
         return payloads, {"text": event.text.hex()}
     if found == "scores":
-        return payloads, {"nats": floats(event.scores.nats), "sha256": sha256(event.scores.nats)}
+        return payloads, {"nats": floats(event.scores.nats, "<f8"), "sha256": sha256(event.scores.nats)}
     verdict = event.verification
     return payloads, {
         "accepted": verdict.accepted,
@@ -152,8 +152,8 @@ def trip(ring: Ring, kind: str, number: int = 0, **work: Any) -> tuple[list[byte
     }
 
 
-def floats(payload: bytes) -> list[float]:
-    return [round(float(number), 5) for number in np.frombuffer(payload, dtype="<f4")]
+def floats(payload: bytes, dtype: str = "<f4") -> list[float]:
+    return [round(float(number), 5) for number in np.frombuffer(payload, dtype=dtype)]
 
 
 def sha256(payload: bytes) -> str:

@@ -96,5 +96,5 @@ def scores(
         fields = {"start": start, "clean": clean, "candidates": candidates, "codec": codec}
         put_work(hop, step(number=number, sampling=sampling, **fields))
         event = yield hop
-        nats = np.frombuffer(event.scores.nats, "<f4").reshape(count, length)
-        start, clean = start + len(clean), candidates[int(nats.sum(axis=1).argmax())]
+        nats = np.frombuffer(event.scores.nats, "<f8")
+        start, clean = start + len(clean), candidates[int(nats.argmax())]

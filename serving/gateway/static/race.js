@@ -6,7 +6,7 @@ import { Lane } from "./lane.js";
 import { RingMap } from "./map.js";
 import { aboutMode, promisedEqual } from "./modes.js";
 
-const USUAL = ["sweep", "resample:chain", "ar-speculative", "ar", "local"];
+const USUAL = ["sweep", "resample:scorer", "ar-speculative", "ar", "local"];
 const TINTS = 12;
 const REFRESH_MS = 2000;
 const REDRAW_MS = 60;

@@ -50,7 +50,7 @@ def points() -> list[Point]:
         [
             point("local", 3.0, 0.3),
             point("sweep", 4.0, 0.5),
-            point("resample:chain:chunk=32:candidates=8", 2.5, 1.9, 2.0, 2.3),
+            point("resample:scorer:chunk=32:candidates=8", 2.5, 1.9, 2.0, 2.3),
             point("ar", 2.4, 20.0),
             point("verified:ar", 2.4, error="no weights"),
         ]
@@ -81,10 +81,10 @@ def test_who_wrote_a_text() -> None:
 
 
 def test_a_budget_that_was_kept() -> None:
-    made = auto_point_of(PROFILE, 2400, [answer(2200, "resample:chain:chunk=32:candidates=8 with")] * 2, points())
-    assert (made.kept, made.as_good, made.best_fixed) == (True, True, "resample:chain:chunk=32:candidates=8")
+    made = auto_point_of(PROFILE, 2400, [answer(2200, "resample:scorer:chunk=32:candidates=8 with")] * 2, points())
+    assert (made.kept, made.as_good, made.best_fixed) == (True, True, "resample:scorer:chunk=32:candidates=8")
     assert made.worst == pytest.approx(2200 / 2400)
-    assert made.picked == {"resample:chain:chunk=32:candidates=8": 2}
+    assert made.picked == {"resample:scorer:chunk=32:candidates=8": 2}
 
 
 def test_a_budget_that_was_not_kept_and_a_worse_text() -> None:

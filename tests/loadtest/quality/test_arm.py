@@ -17,7 +17,7 @@ MODES = ("sweep", "chunked", "ar", "resample")
         ("sweep", QualityArm("sweep")),
         ("sweep:steps=16", QualityArm("sweep", steps=16)),
         ("resample:ar", QualityArm("resample", "ar")),
-        ("resample:chain:chunk=32:candidates=64", QualityArm("resample", "chain", chunk=32, candidates=64)),
+        ("resample:scorer:chunk=32:candidates=64", QualityArm("resample", "scorer", chunk=32, candidates=64)),
         ("ar:temperature=1", QualityArm("ar", temperature=1.0)),
         ("ar:temperature=0", QualityArm("ar", temperature=0.0)),
     ],
@@ -36,7 +36,7 @@ def test_a_request_has_what_was_named_and_nothing_else() -> None:
     ("spec", "sentence"),
     [
         ("swep", "unknown mode 'swep' in 'swep' .did you mean sweep... choose from sweep, chunked, ar, resample"),
-        ("ar:deep", "'deep' is not a setting; after the mode comes a scorer .chain, ar., then KEY=VALUE"),
+        ("ar:deep", "'deep' is not a setting; after the mode comes a scorer .scorer, ar., then KEY=VALUE"),
         ("resample:chunk=8:ar", "'ar' is not a setting"),
         ("sweep:size=3", "unknown key 'size'; choose from chunk, candidates, steps, temperature"),
         ("sweep:steps=few", "steps must be a whole number, not 'few'"),

@@ -37,7 +37,7 @@ from onesweep.stages.errors import InputError
         ("ar-speculative:lookup+int8", ModeChoice("ar-speculative", "int8", "lookup")),
         ("ar-speculative:int8+model", ModeChoice("ar-speculative", "int8", "model")),
         ("resample:ar", ModeChoice("resample", scorer="ar")),
-        ("verified:chain+int8", ModeChoice("verified", "int8", scorer="chain")),
+        ("verified:scorer+int8", ModeChoice("verified", "int8", scorer="scorer")),
         ("verified:ngram+ar", ModeChoice("verified", None, "ngram", "ar")),
         ("resample:model", ModeChoice("resample", None, "model")),
         ("infill:ngram", ModeChoice("infill", None, "ngram")),
@@ -72,7 +72,7 @@ def test_a_mode_and_its_settings(text: str, choice: ModeChoice) -> None:
         ),
         (
             "resample:lookup",
-            "one codec (fp32, int8), joined by +, one drafter (model, ngram), joined by +, one scorer (chain, ar)",
+            "one codec (fp32, int8), joined by +, one drafter (model, ngram), joined by +, one scorer (scorer, ar)",
         ),
         ("ar:chain", "'chain' is not a setting"),
         ("ar:4", "'4' is not a setting"),

@@ -37,7 +37,7 @@ def result(text: bytes, **changes: Any) -> Result:
     times = {"latency_ms": 21.4, "first_byte_ms": 20.2, "compute_ms": 12.0}
     hosts = [router_pb2.HostShare(name="host-1", blocks=[0], compute_ms=12.0, queue_ms=1.0)]
     guessed = {"drafted": 4, "accepted": 1, "reached": 2}
-    scored = {"scorer": "chain", "chunk": 32, "candidates": 16, "effective_samples": 7.25, "divergence_bits": 0.31}
+    scored = {"scorer": "scorer", "chunk": 32, "candidates": 16, "effective_samples": 7.25, "divergence_bits": 0.31}
     summary = {"mode": "resample", **counted, **trips, **times, **guessed, **scored, **changes}
     return result_of(router_pb2.Summary(hosts=hosts, **summary), text)
 
@@ -46,16 +46,16 @@ def result(text: bytes, **changes: Any) -> Result:
 
 
 def test_every_mode_is_run_with_every_scorer() -> None:
-    assert labels(all_entrants(SERVED, None, "")) == ["sweep", "resample:chain", "resample:ar", "ar", "local"]
+    assert labels(all_entrants(SERVED, None, "")) == ["sweep", "resample:scorer", "resample:ar", "ar", "local"]
     assert labels(all_entrants(SERVED, "ar", " end")) == ["sweep", "resample", "infill", "ar", "local"]
-    assert labels(all_entrants(SERVED, None, " end"))[3:5] == ["infill:chain", "infill:ar"]
+    assert labels(all_entrants(SERVED, None, " end"))[3:5] == ["infill:scorer", "infill:ar"]
 
 
 def test_named_modes() -> None:
     assert labels(named_entrants(" ar, resample:ar ,ar")) == ["ar", "resample:ar"]
     with pytest.raises(InputError, match="--modes is empty"):
         named_entrants(" , ")
-    with pytest.raises(InputError, match=r"unknown scorer 'oracle' in 'resample:oracle'; choose from chain, ar"):
+    with pytest.raises(InputError, match=r"unknown scorer 'oracle' in 'resample:oracle'; choose from scorer, ar"):
         named_entrants("resample:oracle")
 
 
@@ -115,7 +115,7 @@ class Page(html.parser.HTMLParser):
 
 def test_the_page_has_every_text_and_figure_and_needs_no_other_file() -> None:
     outcomes: dict[str, Result | str] = {
-        "resample:chain": result(b"sea \xff\x00 wide"),
+        "resample:scorer": result(b"sea \xff\x00 wide"),
         "auto": result(b"wave", mode="sweep", reason="within 300 ms"),
         "ar": "host-2 is lost",
     }
@@ -136,10 +136,10 @@ def test_the_page_names_command_date_and_version() -> None:
 
 
 def test_the_page_fits_1100_pixels(chromium: str, tmp_path: Path) -> None:
-    full = {"mode": "resample", "scorer": "chain", "chunk": 32, "candidates": 1024, "effective_samples": 312.4}
+    full = {"mode": "resample", "scorer": "scorer", "chunk": 32, "candidates": 1024, "effective_samples": 312.4}
     costs = {"divergence_bits": 0.123, "wire_bytes_total": 123_456_789, "latency_ms": 123_456.7, "reason": "r " * 99}
     modes: dict[str, Result | str] = {
-        "resample:chain": replace(result(b"sea " * 64), **full, **costs),
+        "resample:scorer": replace(result(b"sea " * 64), **full, **costs),
         "auto": replace(result(b"x" * 256), **{**full, **costs, "mode": "ar-speculative"}),
     }
     (tmp_path / "page.html").write_text(
@@ -189,7 +189,15 @@ def test_compare_writes_a_page(bundles: Path, local_ring: Any, onesweep: Run, tm
         code, out, err = onesweep("compare", "The sea ", "--suffix", " end", "--html", path, *router)
         assert (code, err) == (0, "")
         words = Page(path.read_text()).words
-        for label in ("sweep", "resample:chain", "verified:ar", "infill:chain", "infill:ar", "ar-speculative", "local"):
+        for label in (
+            "sweep",
+            "resample:scorer",
+            "verified:ar",
+            "infill:scorer",
+            "infill:ar",
+            "ar-speculative",
+            "local",
+        ):
             assert f"{label}:\n  The sea |" in out, label
             assert label in words, label
         assert out.count("| end") == 2
@@ -209,9 +217,9 @@ def test_a_scorer_that_is_not_served_is_left_out(bundles: Path, local_ring: Any,
         code, out, _ = onesweep("compare", "x", "--max-bytes", 4, "--router", client.address)
         assert code == 0
         assert "resample:ar" in out
-        assert "resample:chain" not in out
+        assert "resample:scorer" not in out
         code, out, _ = onesweep(
-            "compare", "x", "--modes", "resample:chain,local", "--max-bytes", 4, "--router", client.address
+            "compare", "x", "--modes", "resample:scorer,local", "--max-bytes", 4, "--router", client.address
         )
         assert code == 1
-        assert "scorer 'chain' cannot be served" in out
+        assert "scorer 'scorer' cannot be served" in out

@@ -163,10 +163,10 @@ def test_judges_bits_stand_beside_the_rank(page: Page) -> None:
     said = page.evaluate(
         """async () => {
             const { Lane } = await import("/static/lane.js");
-            const bits = { ar: 2.142, "resample:chain": 2.048 };
+            const bits = { ar: 2.142, "resample:scorer": 2.048 };
             const lane = (label) => new Lane(label, 0, "", "", { trip() {}, end() {} }, bits);
-            const [ar, resample, sweep, auto] = ["ar", "resample:chain", "sweep", "auto"].map(lane);
-            auto.showWorth("resample", "chain");
+            const [ar, resample, sweep, auto] = ["ar", "resample:scorer", "sweep", "auto"].map(lane);
+            auto.showWorth("resample", "scorer");
             return [ar, resample, sweep, auto].map((each) => each.judged.textContent);
         }"""
     )

@@ -63,7 +63,7 @@ def test_a_race_writes_what_each_mode_writes_alone(http: httpx.Client, client: C
 
 
 def test_an_entrant_that_fails_does_not_stop_the_others(http: httpx.Client) -> None:
-    entrants = ["resample:chain", "nothing", "local"]
+    entrants = ["resample:scorer", "nothing", "local"]
     events = told(http.post("/api/race", json={**RACE, "entrants": entrants}))
     errors = {event["lane"]: (event["status"], event["error"]) for event in events if "error" in event}
     assert {lane: status for lane, (status, _) in errors.items()} == dict.fromkeys(entrants[:2], 400)
@@ -117,4 +117,4 @@ def test_hosts_are_shown(http: httpx.Client, deployment: Deployment) -> None:
     assert [host["name"] for host in shown["hosts"]] == [host.name for host in deployment.topology.hosts]
     assert all(isinstance(host["session_bytes"], int) for host in shown["hosts"])
     assert "resample:ar" in shown["entrants"]
-    assert "resample:chain" not in shown["entrants"], "the hosts have no such scorer"
+    assert "resample:scorer" not in shown["entrants"], "the hosts have no such scorer"

@@ -36,7 +36,7 @@ LOCAL = option("local", 3.0, 0, 0.0)
 SWEEP = option("sweep", 2.8, steps=2)
 CHUNKED = option("chunked", 2.7, 4, chunk=16, steps=2)
 RESAMPLE = option("resample", 2.5, 4, scorer="ar", chunk=16, candidates=4)
-VERIFIED = option("verified", 2.4, 20, scorer="chain", temperature=1.0)
+VERIFIED = option("verified", 2.4, 20, scorer="scorer", temperature=1.0)
 AR = option("ar", 2.3, 64)
 ALL = (LOCAL, SWEEP, CHUNKED, RESAMPLE, VERIFIED, AR)
 
@@ -111,7 +111,7 @@ def test_the_settings_of_an_option_are_used(serve: Callable[..., Client]) -> Non
     named = client.generate("The sea ", mode="resample", scorer="ar", chunk=16, candidates=4, max_bytes=64, seed=3)
     assert result.output == named.output
     verified = ask(serve((LOCAL, VERIFIED)))
-    named = client.generate("The sea ", mode="verified", scorer="chain", temperature=1.0, max_bytes=64, seed=3)
+    named = client.generate("The sea ", mode="verified", scorer="scorer", temperature=1.0, max_bytes=64, seed=3)
     assert verified.output == named.output
 
 
@@ -132,8 +132,8 @@ def test_a_budget_keeps_out_what_takes_longer(serve: Callable[..., Client]) -> N
 
 def test_what_is_late_is_finished_by_another_mode(serve: Callable[..., Client]) -> None:
     # the frontier promises far too much of `verified`, which takes a sweep for a byte or two
-    client = serve((LOCAL, option("verified", 2.0, 1, host_ms=0.0, scorer="chain", draft=1)))
-    runs = [ask(client, mode="verified", scorer="chain", draft=1, max_bytes=160) for _ in range(2)]
+    client = serve((LOCAL, option("verified", 2.0, 1, host_ms=0.0, scorer="scorer", draft=1)))
+    runs = [ask(client, mode="verified", scorer="scorer", draft=1, max_bytes=160) for _ in range(2)]
     alone = min(runs, key=lambda run: run.latency_ms)
     result = ask(client, budget_ms=int(alone.latency_ms / 4), max_bytes=160)
     assert (result.mode, result.output_bytes) == ("verified", 160)
@@ -263,7 +263,9 @@ def test_an_error_about_a_mode_lists_those_that_are_served(bundles: Path, local_
     with local_ring(bundles / "own", 1) as client:
         served = ", ".join(client.status().modes)
         assert refused(client, mode="swep")[0] == f"unknown mode 'swep' (did you mean sweep?); served here: {served}"
-        assert f"; served here: {served}" in refused(client, mode="verified", scorer="chain")[0] or "verified" in served
+        assert (
+            f"; served here: {served}" in refused(client, mode="verified", scorer="scorer")[0] or "verified" in served
+        )
 
 
 def test_other_weights(serve: Callable[..., Client]) -> None:

@@ -16,11 +16,8 @@ from onesweep.serving.modes.candidates import Branches, Candidates, ImportanceWe
 from onesweep.serving.modes.drafters.base import LocalSequence, odds_of
 from onesweep.serving.modes.drafters.drafting import MAX_RUN, RunLength
 from onesweep.serving.modes.drafters.neural import NeuralModel
-from onesweep.serving.modes.resample import OF_BYTES, OF_TOKENS, ChunkSchedule, ResampleSizes, sizes_of
 from onesweep.stages.backends.packed import FEW_POSITIONS
 from onesweep.stages.checkpoint.checkpoint import load_ar
-from onesweep.stages.model.scoring import MAX_LOGITS, MAX_SCORED_NUMBERS, MAX_SCORED_ROWS
-from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.wire.status import StatusError
 from tests.stages.statistics import chi_square
 
@@ -101,7 +98,7 @@ def test_draws_have_the_odds() -> None:
 
 def test_a_weight_is_p_over_q() -> None:
     drafted = Candidates([b"ab", b"cd"], np.log([[0.5, 0.5], [0.25, 0.5]]))
-    weights = weigh(drafted, np.log([[0.5, 0.25], [0.5, 0.5]]))
+    weights = weigh(drafted, np.log([0.125, 0.25]))
     assert weights.shares == pytest.approx([0.2, 0.8])
     assert weights.effective == pytest.approx(1 / (0.04 + 0.64))
     assert weights.divergence_bits == pytest.approx(0.0), "a bit for one candidate, a bit less for the other"
@@ -109,16 +106,38 @@ def test_a_weight_is_p_over_q() -> None:
 
 def test_impossible_candidates() -> None:
     drafted = Candidates([b"a", b"b"], np.log([[0.5], [0.5]]))
-    assert weigh(drafted, np.array([[-1e30], [-1.0]])).shares.tolist() == [0, 1]
-    assert weigh(drafted, np.full((2, 1), -np.inf)).shares.tolist() == [0.5, 0.5]
+    assert weigh(drafted, np.array([-1e30, -1.0])).shares.tolist() == [0, 1]
+    assert weigh(drafted, np.full(2, -np.inf)).shares.tolist() == [0.5, 0.5]
 
 
 def test_scores_that_are_none_are_refused() -> None:
-    assert read_scores(np.zeros(6, "<f4").tobytes(), 2, 3).shape == (2, 3)
-    with pytest.raises(StatusError, match="2 candidates of 3 symbols came back as 20 bytes"):
-        read_scores(bytes(20), 2, 3)
+    assert read_scores(np.zeros(2, "<f8").tobytes(), 2).shape == (2,)
+    with pytest.raises(StatusError, match="scores of 2 candidates came back as 20 bytes"):
+        read_scores(bytes(20), 2)
     with pytest.raises(StatusError, match="not numbers"):
-        read_scores(np.full(6, math.nan, "<f4").tobytes(), 2, 3)
+        read_scores(np.full(2, math.nan, "<f8").tobytes(), 2)
+
+
+@pytest.mark.parametrize("count", [2, 5, 16])
+def test_the_bound_holds_for_what_is_drawn(count: int) -> None:
+    """Of six texts: the law of the draw is nearer to p than the bound, and the weights estimate the bound."""
+    rng = np.random.default_rng(count)
+    q, p = rng.dirichlet(np.ones(6)), rng.dirichlet(np.full(6, 0.8))
+    law, bounds, trials = np.zeros(6), [], 4_000
+    for chosen in rng.choice(6, (trials, count), p=q):
+        shares = (p / q)[chosen] / (p / q)[chosen].sum()
+        np.add.at(law, chosen, shares / trials)
+        bounds.append(ImportanceWeights(shares, 0.0).distance_bound)
+    w = p / q
+    exact = (p * np.maximum(w - 1, 0) / (w + count - 1)).sum()
+    assert np.abs(law - p).sum() / 2 <= exact + 0.01, "the bound that the weights estimate is one"
+    assert 0.5 * np.abs(law - p).sum() / 2 < np.mean(bounds)
+
+
+def test_weights_of_one_candidate_bound_nothing() -> None:
+    assert ImportanceWeights(np.array([0.999, 0.001]), 0.0).distance_bound == 1
+    assert ImportanceWeights(np.array([1.0]), 0.0).distance_bound == 1
+    assert ImportanceWeights(np.full(16, 1 / 16), 0.0).distance_bound == 0
 
 
 def test_many_candidates_have_the_scorers_law(bundles: Path, local: NeuralModel) -> None:
@@ -129,71 +148,11 @@ def test_many_candidates_have_the_scorers_law(bundles: Path, local: NeuralModel)
     counts = np.zeros(2, dtype=np.int64)
     for seed in range(samples):
         drafted = write(local, TEXT, 1, 256, seed=seed)
-        weights = weigh(drafted, nats[[list(text) for text in drafted.texts]])
+        weights = weigh(drafted, nats[[text[0] for text in drafted.texts]])
         counts[int(liked[drafted.texts[weights.choose(seed, len(TEXT))][0]])] += 1
     law, other = (np.array([1 - odds[liked].sum(), odds[liked].sum()]) * samples for odds in (p, q))
     assert chi_square(counts, law) > 1e-3
     assert chi_square(counts, other) < 1e-6, "the test can tell the drafter's"
-
-
-# How many
-
-
-@given(
-    st.sampled_from([OF_BYTES, OF_TOKENS]),
-    st.integers(1, 400),
-    st.one_of(st.none(), st.integers(1, 400)),
-    st.one_of(st.none(), st.integers(1, 256)),
-    st.lists(st.floats(0.0, 1.0), max_size=12),
-)
-def test_what_was_given_stays_and_trips_never_get_more(
-    sizes: ResampleSizes, symbols: int, chunk: int | None, candidates: int | None, effective: list[float]
-) -> None:
-    pace = ChunkSchedule(symbols, chunk, candidates, sizes)
-    first = pace.chunk
-    for share in effective:
-        count = 1 + round(share * (pace.candidates - 1))
-        pace.learn(ImportanceWeights(np.full(count, 1 / count), 0.0))
-        assert pace.chunk >= first
-        assert pace.chunk == first or (chunk is None and pace.chunk <= sizes.most_chunk)
-        assert pace.candidates == candidates or (candidates is None and pace.candidates <= sizes.most_candidates)
-        assert (chunk and candidates) or pace.chunk * pace.candidates <= MAX_SCORED_ROWS
-    if chunk is not None:
-        assert first == min(chunk, symbols)
-
-
-def test_from_the_defaults() -> None:
-    first, few, most, many = OF_BYTES.chunk, OF_BYTES.candidates, OF_BYTES.most_chunk, OF_BYTES.most_candidates
-
-    def after(*effective: int) -> tuple[int, int]:
-        pace = ChunkSchedule(1000, None, None)
-        for count in effective:
-            pace.learn(ImportanceWeights(np.full(count, 1 / count), 0.0))
-        return pace.chunk, pace.candidates
-
-    assert after() == after(1) == after(30) == (first, few), "one sweep says little"
-    assert after(4, 4, 1, 4) == (first, few)
-    assert after(1, 1) == (first, 2 * few)
-    assert after(1, 1, 1, 1) == (first, many)
-    assert after(20, 10) == (first * 3 // 2, few)
-    assert after(*8 * [20]) == (most, few)
-    assert after(20, 20, 1, 1) == (first, few), "a shorter chunk before more candidates"
-
-
-def test_tokens_take_a_tenth_of_the_trips_and_bounded_memory() -> None:
-    assert -(-128 // OF_TOKENS.chunk) <= 128 / 10
-    assert sizes_of(Alphabet(49_152), 576) == OF_TOKENS
-    large = sizes_of(Alphabet(4_000_000), 576)
-    assert 1 <= large.candidates <= large.most_candidates
-    assert large.most_candidates * 4_000_000 <= MAX_LOGITS
-
-
-def test_a_wide_scorer_takes_fewer_candidates() -> None:
-    pace = ChunkSchedule(1000, None, None, sizes_of(Alphabet(49_152), 1 << 15))
-    for _ in range(12):
-        assert pace.chunk * pace.candidates << 15 <= MAX_SCORED_NUMBERS
-        pace.learn(ImportanceWeights(np.full(pace.candidates, 1 / pace.candidates), 0.0))
-    assert pace.chunk > OF_TOKENS.chunk
 
 
 # Guesses to verify

@@ -59,7 +59,7 @@ def test_what_is_far_behind_the_gap_is_not_looked_at(lone: Client) -> None:
 def test_a_piece_is_a_trip(lone: Client, max_bytes: int, chunk: int | None, sweeps: int, longest: int) -> None:
     result = fill(lone, max_bytes=max_bytes, chunk=chunk, candidates=4)
     assert (result.sweeps, result.chunk, result.candidates) == (sweeps, longest, 4)
-    assert result.scorer == "chain"
+    assert result.scorer == "scorer"
 
 
 def test_a_gap_of_one_chunk_comes_in_one_piece(lone: Client) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from onesweep.serving.client.client import Client, Result
+from onesweep.stages.model import scoring
+from onesweep.stages.model.scoring import BATCH_ROWS
 
 PROMPT = b"The sea was calm. The sea was "
 
@@ -36,24 +38,44 @@ def test_a_chunk_is_a_trip(ring: Client, max_bytes: int, chunk: int) -> None:
     assert (result.output_bytes, result.chunk, result.candidates) == (max_bytes, min(chunk, max_bytes), 4)
 
 
-def test_by_default_256_bytes_take_at_most_9_trips(ring: Client) -> None:
-    for scorer in ("chain", "ar"):
+def test_by_default_a_text_takes_one_trip(ring: Client) -> None:
+    for scorer in ("scorer", "ar"):
         result = write(ring, max_bytes=256, scorer=scorer, temperature=0.8)
-        assert result.sweeps <= 9
+        assert (result.sweeps, result.hops, result.chunk, result.candidates) == (1, 4, 256, 16)
         assert result.scorer == scorer
         assert result.divergence_bits > 1, "these models have little in common"
+        assert (result.effective_samples < 2) == (result.distance_bound == 1)
 
 
-def test_a_drafter_that_is_close_makes_longer_chunks(ring: Client) -> None:
+def test_a_drafter_that_is_close_bounds_the_distance(ring: Client) -> None:
     result = write(ring, max_bytes=256, temperature=20.0)
     assert result.divergence_bits < 0.02
-    assert result.chunk > 32
-    assert result.sweeps < 8
+    assert 2 < result.effective_samples < 16
+    assert 0 < result.distance_bound < 0.5
+
+
+@pytest.mark.parametrize(("candidates", "max_bytes"), [(64, 256), (1024, 16), (3, 400), (1024, 1)])
+def test_batches_change_no_text(ring: Client, monkeypatch: pytest.MonkeyPatch, candidates: int, max_bytes: int) -> None:
+    """More than a hop takes, in batches of any size: one candidate at least."""
+    results = []
+    for rows in (1, 700, BATCH_ROWS):
+        monkeypatch.setattr(scoring, "BATCH_ROWS", rows)
+        results.append(write(ring, max_bytes=max_bytes, candidates=candidates, codec="int8", temperature=20.0))
+    assert {(result.output, result.effective_samples, result.sweeps) for result in results} == {
+        (results[0].output, results[0].effective_samples, 1)
+    }
+
+
+def test_the_next_chunk_follows_batches(ring: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = write(ring, max_bytes=96, chunk=32, candidates=24, temperature=20.0)
+    monkeypatch.setattr(scoring, "BATCH_ROWS", 100)
+    cut = write(ring, max_bytes=96, chunk=32, candidates=24, temperature=20.0)
+    assert (cut.output, cut.sweeps, cut.effective_samples) == (whole.output, 3, whole.effective_samples)
 
 
 def test_everything_is_booked(ring: Client) -> None:
     result = ring.generate(PROMPT, mode="resample", max_bytes=40, chunk=20, candidates=16)
-    assert (result.mode, result.scorer, result.sweeps, result.hops) == ("resample", "chain", 2, 8)
+    assert (result.mode, result.scorer, result.sweeps, result.hops) == ("resample", "scorer", 2, 8)
     assert result.compute_ms > sum(host.compute_ms for host in result.hosts), "the drafter's own share"
     hidden = (16 * 19 + 30) * (32 + 28)
     assert hidden < result.wire_bytes[1] < hidden + 16 * 20 + 1000, "int8 hidden states unless asked for others"

@@ -129,7 +129,7 @@ def test_what_has_no_room_is_refused_before_a_host_is_asked(scene: Scene) -> Non
         ({"mode": "resample", "candidates": 256, "chunk": 24}, "256 candidates of 24 tokens are more than hosts take"),
         ({"mode": "infill", "candidates": 256, "chunk": 24, "suffix": "x"}, "24 tokens with 1 of the suffix are"),
         ({"mode": "verified", "drafter": "lookup"}, "has no drafter 'lookup' here; choose from model"),
-        ({"mode": "verified", "scorer": "chain"}, "scorer 'chain' cannot be served"),
+        ({"mode": "verified", "scorer": "scorer"}, "scorer 'scorer' cannot be served"),
         ({"mode": "resample", "max_tokens": 511}, r"prompt \(\d+ tokens\) and output \(511\)"),
     ):
         with pytest.raises(RequestRefused, match=sentence):

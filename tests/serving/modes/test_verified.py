@@ -36,7 +36,7 @@ def write(client: Client, prompt: bytes = PROMPT, **settings: Any) -> Result:
     return result
 
 
-@pytest.mark.parametrize(("scorer", "temperature"), [("chain", 0.8), ("ar", 4.0), ("chain", 0.0)])
+@pytest.mark.parametrize(("scorer", "temperature"), [("scorer", 0.8), ("ar", 4.0), ("scorer", 0.0)])
 def test_the_text_is_the_same_however_much_is_guessed(ring: Client, scorer: str, temperature: float) -> None:
     results = [write(ring, draft=draft, scorer=scorer, temperature=temperature) for draft in (1, 4, 40, 64, None)]
     assert len({result.output for result in results}) == 1

@@ -63,11 +63,11 @@ def sentence(err: str) -> str:
         (["x", "--mode", "ar-speculative", "--draft", 33], "draft must be 1 to 32, not 33"),
         (["x", "--mode", "verified", "--draft", 65], "draft must be 1 to 64, not 65"),
         (["x", "--mode", "verified", "--codec", "int4"], "mode verified has no codec 'int4'; choose from fp32, int8"),
-        (["x", "--mode", "verified", "--scorer", "oracle"], "unknown scorer 'oracle'; choose from chain, ar"),
+        (["x", "--mode", "verified", "--scorer", "oracle"], "unknown scorer 'oracle'; choose from scorer, ar"),
         (["x", "--mode", "resample", "--scorer", "örakel"], "unknown scorer 'örakel'"),
         (
-            ["x", "--mode", "resample", "--scorer", "chain"],
-            "scorer 'chain' cannot be served: the hosts have no scorer/ in their checkpoint; choose from ar",
+            ["x", "--mode", "resample", "--scorer", "scorer"],
+            "scorer 'scorer' cannot be served: the hosts have no scorer/ in their checkpoint; choose from ar",
         ),
         (["x", "--mode", "resample", "--candidates", 0], "candidates must be a whole number from 1"),
         (["x", "--mode", "resample", "--candidates", 257], "candidates must be 1 to 256, not 257"),
@@ -157,7 +157,7 @@ GOOD: dict[str, Any] = {"prompt": b"x", "mode": "sweep", "max_bytes": 4}
             {"mode": "resample", "chunk": 4_000_000_000, "max_bytes": 400, "candidates": 11},
             "11 candidates of 400 bytes",
         ),
-        ({"mode": "verified", "scorer": ""}, "unknown scorer ''; choose from chain, ar"),
+        ({"mode": "verified", "scorer": ""}, "unknown scorer ''; choose from scorer, ar"),
     ],
 )
 def test_a_wrong_field_is_refused(stub: router_pb2_grpc.RouterServiceStub, changes: dict[str, Any], says: str) -> None:

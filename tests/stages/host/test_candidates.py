@@ -92,9 +92,11 @@ class Line:
         assert isinstance(outcome, stage_pb2.Event)
         return outcome
 
-    def scores(self, clean: bytes, candidates: Sequence[bytes], start: int = 0, **fields: Any) -> NDArray[np.float32]:
+    def scores(self, clean: bytes, candidates: Sequence[bytes], start: int = 0, **fields: Any) -> NDArray[np.float64]:
         event = self.step(clean, start, candidates=candidates, **fields)
-        return np.frombuffer(event.scores.nats, "<f4").reshape(len(candidates), -1)
+        nats = np.frombuffer(event.scores.nats, "<f8")
+        assert nats.shape == (len(candidates),)
+        return nats
 
 
 @torch.inference_mode()
@@ -102,10 +104,10 @@ def expected(model: ArModel, known: bytes, candidates: Sequence[bytes], temperat
     """The same from one pass over each whole text."""
     texts = torch.tensor([list(known + candidate) for candidate in candidates])
     nats = (model(texts).double() / temperature).log_softmax(-1)[:, len(known) - 1 : -1]
-    return nats.gather(2, texts[:, len(known) :, None])[:, :, 0].numpy()
+    return nats.gather(2, texts[:, len(known) :, None])[:, :, 0].sum(1).numpy()
 
 
-def near(found: NDArray[np.float32], wanted: NDArray[np.float64]) -> bool:
+def near(found: NDArray[np.float64], wanted: NDArray[np.float64]) -> bool:
     """In nats: a logit is known to about TOLERANCE, and a low temperature magnifies it."""
     return bool(np.abs(found - wanted).max() < TOLERANCE * max(1.0, np.abs(wanted).max()))
 
@@ -168,7 +170,7 @@ def test_hidden_states_in_int8_cost_a_little_of_the_scores(hosts: dict[tuple[int
     exact = Line([hosts[0, 1, 2]]).scores(KNOWN, candidates)
     line = Line([hosts[span] for span in SPLITS[-1]])
     rounded = line.scores(KNOWN, candidates, codec="int8")
-    assert 0 < np.abs(rounded - exact).mean() < 0.1
+    assert 0 < np.abs(rounded - exact).mean() < 0.4
     assert line.payloads == [HIDDEN["int8"].size(len(KNOWN) + 16 * 15, 32)] * 2
 
 
@@ -194,7 +196,7 @@ def test_at_temperature_nought_one_byte_has_it_all(hosts, models) -> None:
     first = models["scorer"](torch.tensor([list(KNOWN)]))[0, -1].argmax()
     best = bytes([int(first), 7])
     scores = Line([hosts[0, 1, 2]], temperature=0.0).scores(KNOWN, [best, bytes([best[0] ^ 1, 7])])
-    assert scores[:, 0].tolist() == [0.0, np.float32(scoring.IMPOSSIBLE_NATS)]
+    assert scores[1] <= scoring.IMPOSSIBLE_NATS < scores[0] / 2
     assert np.isfinite(scores).all()
 
 

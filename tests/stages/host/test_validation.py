@@ -92,10 +92,9 @@ def test_a_step_is_for_the_model_with_its_digest(bundles: Path) -> None:
 
 def test_the_largest_step_fits_a_message(plans: dict[str, HostPlan]) -> None:
     plan, request = plans["middle"], hop(plans["middle"], "score")
-    candidates = [b"x" * 16] * MAX_CANDIDATES
-    assert len(candidates) * 16 == MAX_SCORED_ROWS
+    candidates = [b"x" * 16] * (MAX_SCORED_ROWS // 16)
     clean = b"x" * 496
-    hidden = bytes((496 + MAX_CANDIDATES * 15) * WIDTH * 4)
+    hidden = bytes((496 + len(candidates) * 15) * WIDTH * 4)
     put_work(request, step(clean=clean, candidates=candidates, hidden=hidden, stage=1, codec="fp32"))
     request.capacity = 496
     assert parse_hop(request, plan).kind == "ar"
@@ -122,9 +121,7 @@ def test_a_wide_model_scores_fewer_symbols(tmp_path: Path) -> None:
     put_work(request, step(clean=symbol, remaining=1, codec="int8", candidates=[symbol * 16] * 32))
     assert parse_hop(request, plan).kind == "ar"
     request.score.candidates.append(symbol * 16)
-    with pytest.raises(
-        StatusError, match="33 candidates of 16 symbols; a step scores at most 512 in all of width 32768"
-    ):
+    with pytest.raises(StatusError, match="33 candidates of 16 symbols; a hop has at most 512 in all of width 32768"):
         parse_hop(request, plan)
 
 
@@ -216,14 +213,21 @@ STEP: list[tuple[Change, str]] = [
 ]
 SCORE: list[tuple[Change, str]] = [
     (lambda p: setattr(work_of(p), "clean", b""), "at least one new symbol"),
-    (lambda p: p.score.ClearField("candidates"), "0 candidates; a step scores 1 to 256"),
+    (lambda p: p.score.ClearField("candidates"), "0 candidates; a step scores 1 to 1024"),
     (lambda p: p.score.candidates.append(b"abc"), "candidates must have one length"),
     (lambda p: p.score.candidates.append(b""), "candidates must have one length"),
-    (lambda p: p.score.MergeFrom(stage_pb2.Score(candidates=[b"abcde"] * MAX_CANDIDATES)), "259 candidates; a step"),
+    (lambda p: p.score.MergeFrom(stage_pb2.Score(candidates=[b"abcde"] * MAX_CANDIDATES)), "1027 candidates; a step"),
+    (lambda p: setattr(p.score, "batches", MAX_CANDIDATES + 1), "1025 batches of candidates"),
+    (lambda p: p.score.MergeFrom(stage_pb2.Score(batch=2, batches=2)), "batch 2 of 2 batches"),
+    (lambda p: p.score.MergeFrom(stage_pb2.Score(batch=1, batches=2)), "brings no new symbols"),
+    (
+        lambda p: p.score.CopyFrom(stage_pb2.Score(stage=p.score.stage, clean=b"a", candidates=[b"b"], batches=2)),
+        "candidates of one symbol come in one batch",
+    ),
     (lambda p: p.score.candidates.__setitem__(slice(None), [b""] * 3), "of at least one symbol"),
     (
         lambda p: p.score.candidates.__setitem__(slice(None), [b"x" * 400] * 11),
-        "11 candidates of 400 symbols; a step scores",
+        "11 candidates of 400 symbols; a hop has",
     ),
     (
         lambda p: p.score.candidates.__setitem__(slice(None), [b"x" * 503]),
