@@ -1,8 +1,9 @@
 """`auto`: the best text that the served weights allow, within a latency budget where one is given.
 
-With a frontier (serving/modes/frontier.py) it runs one of the other modes with settings from there, as they pay on the
-links now, and watches the clock: what no longer fits the budget is finished by an option that does. Without one it
-runs the first served mode of PREFERENCE.
+With a frontier (serving/modes/frontier.py) it runs one of the other modes with settings from there: without a budget
+the one of fewest trips whose text the judge finds no worse than the model's own; within a budget the best that fits, as
+forecast from the links now, and what no longer fits is finished by an option that does. Without a frontier it runs the
+first served mode of PREFERENCE.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass, replace
 from onesweep.serving.modes.base import Generation, Mode
 from onesweep.serving.modes.frontier import WRITTEN_BY, Frontier, Option
 from onesweep.serving.modes.latency_model import Forecast, LatencyModel, Spent
+from onesweep.serving.modes.resample import ResampleMode
 from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer
 from onesweep.serving.router.accounting import Account
 from onesweep.serving.router.request import CHOOSABLE
@@ -23,11 +25,11 @@ from onesweep.serving.router.ring import RingView
 from onesweep.stages.host.parts import MODEL_KINDS
 from onesweep.stages.wire.status import StatusError, failed_precondition, invalid, unavailable
 
-# Without a frontier: the first of these that the weights and the request allow. `resample` comes close to its scorer's
-# text in few sweeps, but only with small models of bytes: one of tokens is worth its own exact text, which
-# `ar-speculative` writes in fewer sweeps than `ar`. Then what writes without a pipeline, and last what asks no host.
+# Without a frontier: the first of these that the weights and the request allow. `resample` writes a text as good as its
+# scorer's in one sweep, but only with models whose drafter is near (`ResampleMode.is_near`): else the model's own exact
+# text, which `ar-speculative` writes in fewer sweeps than `ar`. Then what writes without a pipeline, and last what asks
+# no host.
 PREFERENCE = ("resample", "ar-speculative", "ar", "chunked", "sweep", "local")
-OF_BYTES = ("resample",)
 # What writes before a given suffix, whatever the frontier.
 FILLING = ("infill",)
 
@@ -39,6 +41,8 @@ class Choice:
     """The option that was picked, and those it was picked from."""
 
     picked: Forecast
+    # The option whose text is the aim, where the judge cannot tell the picked one's from it.
+    equal: Option | None
     # Options that fit the budget.
     fitting: int
     options: int
@@ -53,6 +57,12 @@ class Choice:
         if self.budget_ms is not None:
             which = f"the {self.fitting} of {self.options} settings that fit {self.budget_ms:.0f} ms"
         what = f"{f.option.label} with {f.option.bits:.3f} judge bits a byte has the best text of {which}"
+        if self.equal is not None and self.equal != f.option:
+            how = "the fewest sweeps" if self.budget_ms is None else "the least time"
+            what = (
+                f"{f.option.label} with {f.option.bits:.3f} judge bits a byte is no worse than {self.equal.label} "
+                f"({self.equal.bits:.3f}) to the judge, and takes {how} of {which}"
+            )
         trips = f"{f.sweeps:.0f} sweep{'s' * (round(f.sweeps) != 1)} of {f.trip_ms:.0f} ms and " if f.sweeps else ""
         what += f"; {f.high_ms:.0f} ms expected now: {trips}{f.compute_ms:.0f} ms of arithmetic"
         if self.better is not None:
@@ -62,17 +72,27 @@ class Choice:
 
 
 def choose(forecasts: Sequence[Forecast], budget_ms: float | None) -> Choice | None:
-    """The option of best text among those that fit the budget, the quicker one of two equals; None where none fits.
+    """The option of best text among those that fit the budget; None where none fits.
+
+    The text of `ar`, the model's own, is the aim: with fewer bits than it has, words are likelier, not better. Of the
+    options that are no worse, as far as the judge's interval tells, the one of fewest sweeps is picked, within a budget
+    the quickest.
 
     :param budget_ms: None = no matter how long it takes.
     """
     fitting = [f for f in forecasts if budget_ms is None or f.high_ms <= budget_ms]
     if not fitting:
         return None
+    options = [f.option for f in forecasts]
+    aim = min(options, key=lambda option: (option.mode != "ar", option.bits))
+    equal = [f for f in fitting if f.option.bits <= (aim.bits if aim.bits_high is None else aim.bits_high)]
+    if equal:
+        picked = min(equal, key=lambda f: (f.sweeps if budget_ms is None else 0, f.high_ms, f.option.bits))
+        return Choice(picked, aim, len(fitting), len(forecasts), None, budget_ms)
     picked = min(fitting, key=lambda f: (f.option.bits, f.high_ms))
     better = [f for f in forecasts if f.option.bits < picked.option.bits]
     nearest = min(better, key=lambda f: f.high_ms, default=None)
-    return Choice(picked, len(fitting), len(forecasts), nearest, budget_ms)
+    return Choice(picked, None, len(fitting), len(forecasts), nearest, budget_ms)
 
 
 # An eye on the clock while one option writes: when another one has to take over.
@@ -211,7 +231,7 @@ class AutoMode(Mode):
     def _preferred(self, names: Sequence[str] = PREFERENCE) -> list[Mode]:
         """The modes of `names` that are served, in their order."""
         served = [self.modes[name] for name in names if name in self.modes and not self.modes[name].problem]
-        return [mode for mode in served if mode.name not in OF_BYTES or mode.tokenizer is BYTE_TOKENIZER]
+        return [mode for mode in served if not isinstance(mode, ResampleMode) or mode.is_near]
 
     def _first_of(self, request: Generation, why: str) -> tuple[Mode, str]:
         """The mode for a request that no frontier decides, and a sentence. Raises Refusal.

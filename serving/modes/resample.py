@@ -84,10 +84,16 @@ class ResampleMode(ScoredMode):
                 left -= alphabet.count(piece)
 
     @property
+    def is_near(self) -> bool:
+        """True if the drafter was trained as the scorer was, so that a few candidates of a whole text are enough.
+
+        A scorer trained block by block is in no imported model's checkpoint, whatever its symbols are.
+        """
+        return self.tokenizer is BYTE_TOKENIZER or self.ring.model("scorer") is not None
+
+    @property
     def _usual(self) -> ResampleSizes:
-        # a scorer trained block by block is in no imported model's checkpoint, whatever its symbols are
-        is_own = self.tokenizer is BYTE_TOKENIZER or self.ring.model("scorer") is not None
-        return OWN if is_own else IMPORTED
+        return OWN if self.is_near else IMPORTED
 
     def _sizes(self, request: Generation) -> tuple[int, int]:
         """Chunk and candidates. Nothing is learnt over requests: a text would depend on who asked before."""

@@ -80,11 +80,12 @@ def same_result(one: stage_pb2.Event, other: stage_pb2.Event) -> bool:
     if kind != other.WhichOneof("outcome"):
         return False
     if kind == "scores":
-        return _close(_floats(one.scores.nats, "<f8"), _floats(other.scores.nats, "<f8"))
+        mine, theirs = one.scores, other.scores
+        return mine.batch == theirs.batch and _close(_floats(mine.nats, "<f8"), _floats(theirs.nats, "<f8"))
     if kind == "verification":
-        mine, theirs = one.verification, other.verification
-        same = (mine.accepted, mine.symbols) == (theirs.accepted, theirs.symbols)
-        return same and _close(_floats(mine.odds), _floats(theirs.odds))
+        verdict, another = one.verification, other.verification
+        same = (verdict.accepted, verdict.symbols) == (another.accepted, another.symbols)
+        return same and _close(_floats(verdict.odds), _floats(another.odds))
     return one.text == other.text
 
 

@@ -14,7 +14,7 @@ MAX_SCORED_ROWS = 4096
 MAX_SCORED_NUMBERS = 1 << 24  # of their hidden states: rows, of a width each. 64 MB.
 # Candidates of a step travel in batches of about so many symbols: host 2 computes the first while host 1 computes the
 # second.
-BATCH_ROWS = 1024
+BATCH_ROWS = 512
 BRANCH_ROWS = 256  # candidates are evaluated in pieces of about so many rows, so that they hold up nobody
 MAX_LOGITS = 1 << 24  # numbers that a head may give at once: rows, of a vocabulary each. 64 MB.
 HEAD_LOGITS = 1 << 22  # of candidates it gives about so many at once

@@ -61,16 +61,18 @@ def test_batches_change_no_text(ring: Client, monkeypatch: pytest.MonkeyPatch, c
     for rows in (1, 700, BATCH_ROWS):
         monkeypatch.setattr(scoring, "BATCH_ROWS", rows)
         results.append(write(ring, max_bytes=max_bytes, candidates=candidates, codec="int8", temperature=20.0))
-    assert {(result.output, result.effective_samples, result.sweeps) for result in results} == {
-        (results[0].output, results[0].effective_samples, 1)
-    }
+    assert {(result.output, result.sweeps) for result in results} == {(results[0].output, 1)}
+    assert [result.effective_samples for result in results] == pytest.approx(
+        3 * [results[0].effective_samples], rel=1e-3
+    )
 
 
 def test_the_next_chunk_follows_batches(ring: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = write(ring, max_bytes=96, chunk=32, candidates=24, temperature=20.0)
     monkeypatch.setattr(scoring, "BATCH_ROWS", 100)
     cut = write(ring, max_bytes=96, chunk=32, candidates=24, temperature=20.0)
-    assert (cut.output, cut.sweeps, cut.effective_samples) == (whole.output, 3, whole.effective_samples)
+    assert (cut.output, cut.sweeps) == (whole.output, 3)
+    assert cut.effective_samples == pytest.approx(whole.effective_samples, rel=1e-3)
 
 
 def test_everything_is_booked(ring: Client) -> None:

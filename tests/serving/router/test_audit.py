@@ -275,7 +275,7 @@ def test_texts_must_be_the_same() -> None:
     assert agree(one, one)
     assert not agree(one, other)
     assert not agree(one, stage_pb2.Hop())
-    scores = [stage_pb2.Event(scores=stage_pb2.Scores(nats=np.float32([-1, x]).tobytes())) for x in (-2, -2.0001, -3)]
+    scores = [stage_pb2.Event(scores=stage_pb2.Scores(nats=np.float64([-1, x]).tobytes())) for x in (-2, -2.0001, -3)]
     assert agree(scores[0], scores[1])
     assert not agree(scores[0], scores[2])
 

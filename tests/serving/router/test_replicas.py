@@ -27,6 +27,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "chunked": {"mode": "chunked", "max_bytes": 150, "chunk": 3},
     "verified": {"mode": "verified", "max_bytes": 150, "draft": 2},
     "infill": {"mode": "infill", "max_bytes": 100, "chunk": 3, "suffix": b" and so on"},
+    "resample": {"mode": "resample", "max_bytes": 90, "chunk": 3, "candidates": 1024},
 }
 """One for each kind of work that hosts are sent."""
 
@@ -110,7 +111,7 @@ def busy(doubles: Deployment, describe: Describe, letter: str) -> str:
 TRIES = 10  # on a busy machine a request may be over before its host is struck
 
 
-@pytest.mark.parametrize(("name", "letter"), list(zip(REQUESTS, "abab", strict=True)))
+@pytest.mark.parametrize(("name", "letter"), list(zip(REQUESTS, "ababb", strict=True)))
 def test_a_host_that_is_killed(
     doubles: Deployment,
     caller: Client,

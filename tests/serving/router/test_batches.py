@@ -1,0 +1,211 @@
+"""Candidates in batches at the router: what a session makes of their results, and of a host that is lost between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.serving.client.client import Client
+from onesweep.serving.modes.candidates import check_scores
+from onesweep.stages.host.host import Host
+from onesweep.stages.model import scoring
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.messages import work_of
+from onesweep.stages.wire.status import StatusError
+from tests.serving.router.test_audit import deployed, reasons
+from tests.serving.router.test_replicas import doubled
+from tests.serving.router.test_session import RecordingRing, opened
+from tests.stages.hops import step
+
+COUNT, LENGTH = 10, 6
+CANDIDATES = [bytes([65 + i] * LENGTH) for i in range(COUNT)]
+WORK = step(number=0, clean=b"The sea ", codec="fp32", candidates=CANDIDATES)
+Answer = Callable[[stage_pb2.Hop, int], list[stage_pb2.Event]]
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "BATCH_ROWS", 3 * LENGTH)
+
+
+def scores_of(hop: stage_pb2.Hop) -> stage_pb2.Event:
+    """As a host gives them: here each candidate's first letter."""
+    nats = np.array([-float(each[0]) for each in hop.score.candidates], "<f8").tobytes()
+    scores = stage_pb2.Scores(nats=nats, batch=hop.score.batch)
+    return stage_pb2.Event(session=hop.session, number=hop.score.number, scores=scores)
+
+
+def scored_by(answer: Answer) -> tuple[stage_pb2.Event, list[list[int]], int]:
+    """The result of WORK where hosts answer so, the batches that each try sent, and how often it was moved.
+
+    :param answer: events for a hop of a try that has this number.
+    """
+
+    async def ask() -> tuple[stage_pb2.Event, list[list[int]], int]:
+        tries, ring = dict[str, list[int]](), RecordingRing()
+
+        def answered(hop: stage_pb2.Hop) -> None:
+            tries.setdefault(hop.session, []).append(hop.score.batch)
+            for event in answer(hop, len(tries) - 1):
+                ring._deliver(event)
+
+        ring.path[0].relay.answer = answered
+        with opened(ring, capacity=20) as session:
+            await session.push(WORK)
+            event = await session.event(lambda event: check_scores(event, COUNT))
+            return event, list(tries.values()), session.account.replays
+
+    return asyncio.run(asyncio.wait_for(ask(), 30))
+
+
+def test_results_of_all_batches_are_one_result() -> None:
+    event, tries, replays = scored_by(lambda hop, _: [scores_of(hop)])
+    assert np.frombuffer(event.scores.nats, "<f8").tolist() == [-65.0 - i for i in range(COUNT)]
+    assert (tries, replays) == ([[0, 1, 2, 3]], 0)
+
+
+def test_a_hop_that_was_sent_twice_counts_once() -> None:
+    event, tries, _ = scored_by(lambda hop, _: [scores_of(hop)] * 2)
+    assert len(event.scores.nats) == 8 * COUNT
+    assert len(tries) == 1
+
+
+def faulty(hop: stage_pb2.Hop) -> stage_pb2.Event:
+    return stage_pb2.Event(session=hop.session, fault=stage_pb2.Fault(code=14, message="gone"))
+
+
+def of_other_batch(hop: stage_pb2.Hop) -> stage_pb2.Event:
+    event = scores_of(hop)
+    event.scores.batch += 1
+    return event
+
+
+def short(hop: stage_pb2.Hop) -> stage_pb2.Event:
+    event = scores_of(hop)
+    event.scores.nats = event.scores.nats[:-8]
+    return event
+
+
+def text(hop: stage_pb2.Hop) -> stage_pb2.Event:
+    return stage_pb2.Event(session=hop.session, number=hop.score.number, text=b"a")
+
+
+@pytest.mark.parametrize("wrong", [faulty, of_other_batch, short, text])
+@pytest.mark.parametrize("batch", [0, 1, 3])
+def test_a_try_that_goes_wrong_at_any_batch_is_made_again_from_the_first(
+    wrong: Callable[[stage_pb2.Hop], stage_pb2.Event], batch: int
+) -> None:
+    event, tries, replays = scored_by(
+        lambda hop, number: [wrong(hop) if number == 0 and hop.score.batch == batch else scores_of(hop)]
+    )
+    assert len(event.scores.nats) == 8 * COUNT
+    assert (tries, replays) == ([[0, 1, 2, 3]] * 2, 1)
+
+
+def test_results_without_end_are_a_fault() -> None:
+    _, tries, replays = scored_by(lambda hop, number: [scores_of(hop)] * (1 if number else 400))
+    assert (len(tries), replays) == (2, 1)
+
+
+# With real hosts
+
+PROMPT = b"The sea was calm, and the ship lay still. " * 5
+REQUESTS: list[dict[str, Any]] = [
+    {"mode": "resample", "max_bytes": LENGTH, "candidates": COUNT, "temperature": 5.0},
+    {"mode": "resample", "max_bytes": 3 * LENGTH, "chunk": LENGTH, "candidates": COUNT, "temperature": 5.0},
+    {"mode": "infill", "max_bytes": 12, "chunk": LENGTH, "candidates": COUNT, "suffix": b" and so on"},
+]
+
+
+@pytest.fixture(scope="module")
+def references(bundles: Path, local_ring: Any) -> list[bytes]:
+    """From hosts that nothing happens to, in one hop a step."""
+    with local_ring(bundles / "scored", 3, ring={"pieces": 1}) as client:
+        return [client.generate(PROMPT, seed=5, **request).output for request in REQUESTS]
+
+
+@pytest.fixture(scope="module")
+def pairs(bundles: Path, module_servers: Any, wait_ready: Any) -> Iterator[tuple[Client, Client]]:
+    """Routers over two hosts for every block, the second of which audits every sweep."""
+    bundle = bundles / "scored"
+    topology = doubled(bundle)
+    other = replace(topology, router=f"127.0.0.1:{free_port_block(1)}")
+    module_servers.hosts(topology, bundle)
+    module_servers.router(topology, bundle, ring={"hop_timeout_s": 10.0})
+    module_servers.router(other, bundle, ring={"hop_timeout_s": 10.0, "audit_share": 1.0})
+    with ExitStack() as stack:
+        for each in (topology, other):
+            wait_ready(each.router)
+        yield tuple(stack.enter_context(Client(each.router)) for each in (topology, other))
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+@pytest.mark.parametrize("letter", ["a", "b"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_host_lost_between_two_batches(
+    pairs: tuple[Client, Client],
+    references: list[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    batch: int,
+    letter: str,
+    number: int,
+) -> None:
+    """In the first step, whose prompt came in pieces, and in the next one: another host has all of it again."""
+    lost, seen, accept = set[str](), list[tuple[str, bytes, int]](), Host.accept
+
+    def looked_at(host: Host, hop: stage_pb2.Hop, received_bytes: int) -> Any:
+        own, work = host.settings.name, work_of(hop)
+        is_due = hop.HasField("score") and (work.number, hop.score.batch) == (number, batch)
+        if own in lost or (is_due and own.startswith(letter) and not lost):
+            lost.add(own)
+            raise StatusError(grpc.StatusCode.UNAVAILABLE, "gone", 100)
+        seen.append((own, work.clean, hop.score.batch))
+        return accept(host, hop, received_bytes)
+
+    monkeypatch.setattr(Host, "accept", looked_at)
+    result = pairs[0].generate(PROMPT, seed=5, **REQUESTS[1])
+    assert (result.output, result.replays) == (references[1], 1)
+    (first,) = lost
+    (other,) = {f"{letter}-1", f"{letter}-2"} - {first}
+    again = [(clean, batch) for host, clean, batch in seen if host == other]
+    assert b"".join(clean for clean, _ in again).startswith(PROMPT), "it reads all that was read"
+    assert [batch for clean, batch in again if not clean][:3] == [1, 2, 3], "and gets every batch"
+
+
+def test_audits_take_batches(pairs: tuple[Client, Client], references: list[bytes]) -> None:
+    before = pairs[1].status().audits
+    for request, text in zip(REQUESTS, references, strict=True):
+        assert pairs[1].generate(PROMPT, seed=5, **request).output == text
+    audits = pairs[1].status().audits
+    assert (audits.faulty_hosts, audits.audited) == (0, audits.sweeps)
+    assert audits.hops - before.hops >= 4 * 4 * (audits.audited - before.audited), "four hosts, four batches"
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["always", "only in the ring"])
+def test_a_faulty_host_is_named_by_one_batch(
+    bundles: Path, servers: Any, wait_ready: Any, references: list[bytes], alone: bool
+) -> None:
+    def wrong_in_the_third(host: Host, outcome: Any) -> Any:
+        if isinstance(outcome, stage_pb2.Event) and outcome.scores.batch == 2:
+            nats = np.frombuffer(outcome.scores.nats, "<f8")
+            outcome.scores.nats = (nats[::-1] - 5.0).astype("<f8").tobytes()
+        return outcome
+
+    with deployed(bundles / "scored", servers, wait_ready, wrong_in_the_third, alone, audit_share=1.0) as client:
+        for _ in range(20):  # several at once, so that both hosts of a pair have work
+            with ThreadPoolExecutor(4) as threads:
+                asked = [threads.submit(client.generate, PROMPT, seed=5, **REQUESTS[1]) for _ in range(4)]
+            assert {each.result().output for each in asked} == {references[1]}
+            if reasons(client):
+                break
+        assert set(reasons(client)) == {"b-1"}

@@ -1,0 +1,207 @@
+"""Candidates of one step in batches: where they are cut, and what hosts do with them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onesweep.stages.host.host import Host
+from onesweep.stages.host.parts import Parts, load_parts, plan_host
+from onesweep.stages.model.scoring import MAX_CANDIDATES, candidates_together
+from onesweep.stages.model.vocabulary import BYTES, Alphabet
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.messages import hidden_rows, merged, put_work, results_of, step_hops, work_of
+from onesweep.stages.wire.status import StatusError
+from tests.stages.hops import step
+from tests.stages.host.test_prefill import refused
+from tests.stages.hosts import event_of, open_host, send
+from tests.stages.raw_client import ROUTER
+
+PROMPT = bytes(i * 37 % 96 + 32 for i in range(300))
+ROWS = 40
+
+
+def opening(digest: str = "", session: str = "s", count: int = 11, length: int = 12, **fields: Any) -> stage_pb2.Hop:
+    hop = stage_pb2.Hop(router=ROUTER, session=session, digest=digest, capacity=500)
+    hop.deadline_unix_ms = int(time.time() * 1000) + 30_000
+    rng = np.random.default_rng(length)
+    candidates = [rng.bytes(length) for _ in range(count)]
+    sampling = stage_pb2.Sampling(seed=3, temperature=0.8)
+    put_work(hop, step(**{"clean": PROMPT, "codec": "fp32", "candidates": candidates, **fields}, sampling=sampling))
+    return hop
+
+
+def cut(hop: stage_pb2.Hop, rows: int = ROWS) -> list[stage_pb2.Hop]:
+    return step_hops(hop, BYTES, most=16, rows=rows)
+
+
+# Where they are cut
+@given(
+    count=st.integers(1, MAX_CANDIDATES),
+    length=st.integers(1, 400),
+    rows=st.integers(1, 4096),
+    known=st.sampled_from([1, 128, 129, 700]),
+    start=st.sampled_from([0, 9]),
+    alphabet=st.sampled_from([BYTES, Alphabet(300)]),
+)
+def test_batches_hold_all_candidates_in_order(
+    count: int, length: int, rows: int, known: int, start: int, alphabet: Alphabet
+) -> None:
+    clean = alphabet.encode([i % 200 for i in range(known)])
+    candidates = [alphabet.encode([i % 200] * length) for i in range(count)]
+    whole = opening(clean=clean, start=start, candidates=candidates)
+    hops = step_hops(whole, alphabet, most=16, rows=rows)
+    *before, first = [hop for hop in hops if not work_of(hop).start >= start + known]
+    later = hops[len(before) + 1 :]
+    assert b"".join(work_of(hop).clean for hop in hops) == clean
+    assert all(hop.HasField("prefill") for hop in before)
+    assert [each for hop in [first, *later] for each in hop.score.candidates] == candidates
+    assert [hop.score.batch for hop in [first, *later]] == list(range(results_of(hops)))
+    assert {hop.score.batches for hop in [first, *later]} == {len(later) + 1 if later else 0}
+    sizes = [len(hop.score.candidates) for hop in [first, *later]]
+    assert max(sizes) <= max(1, rows // length) or length == 1
+    for hop in later:
+        assert (hop.score.start, hop.score.clean, list(hop.score.reads)) == (start + known, b"", [])
+        assert hidden_rows(hop.score, alphabet) == len(hop.score.candidates) * (length - 1)
+        assert (hop.score.sampling, hop.score.codec) == (whole.score.sampling, whole.score.codec)
+
+
+def test_batches_are_even() -> None:
+    assert candidates_together(256, 16, 1024) == 4
+    assert candidates_together(100, 11, 1000) == 6, "not ten and one"
+    assert candidates_together(1, 1024, 512) == 1024, "one symbol needs no reading"
+    assert candidates_together(4000, 7, 1024) == 1
+
+
+def test_what_few_candidates_need_travels_at_once() -> None:
+    few = opening(count=2, clean=b"abc")
+    assert cut(few) == [few]
+    decode = stage_pb2.Hop(decode=stage_pb2.Decode(clean=b"ab", remaining=1))
+    assert cut(decode) == [decode]
+
+
+def score(batch: int, *nats: float, ms: float = 1.0) -> stage_pb2.Event:
+    timings = [stage_pb2.HopTiming(host=name, compute_ms=ms, received_bytes=10) for name in ("h", "i")]
+    scores = stage_pb2.Scores(nats=np.array(nats, "<f8").tobytes(), batch=batch)
+    return stage_pb2.Event(session="s", number=3, scores=scores, timings=timings)
+
+
+def test_results_of_batches_are_one() -> None:
+    event = merged([score(0, -1.0, -2.0), score(1, -3.0, ms=2.0)])
+    assert np.frombuffer(event.scores.nats, "<f8").tolist() == [-1, -2, -3]
+    assert (event.session, event.number, event.scores.batch) == ("s", 3, 0)
+    assert [(t.host, t.compute_ms, t.received_bytes) for t in event.timings] == [("h", 3, 20), ("i", 3, 20)]
+
+
+@pytest.mark.parametrize("second", [score(0, -1.0), score(2, -1.0), stage_pb2.Event(session="s", number=3, text=b"x")])
+def test_results_of_other_work_are_no_batch(second: stage_pb2.Event) -> None:
+    with pytest.raises(StatusError, match="what came for batch 1"):
+        merged([score(0, -1.0), second])
+
+
+# What hosts do with them
+@pytest.fixture(scope="module")
+def whole(bundles: Path) -> Parts:
+    return load_parts(plan_host(bundles / "own", (0, 1, 2)))
+
+
+async def scores(host: Host, hops: Sequence[stage_pb2.Hop]) -> stage_pb2.Event:
+    send(host, *hops)
+    events = [await event_of(host) for _ in range(results_of(hops))]
+    assert host.subscribers.queues[ROUTER].empty()
+    return merged(events)
+
+
+def near(one: stage_pb2.Event, other: stage_pb2.Event) -> bool:
+    """Equal but for the last bits: they depend on the branches that attention takes together."""
+    return np.allclose(*(np.frombuffer(event.scores.nats, "<f8") for event in (one, other)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 12, ROWS, 60])
+async def test_what_comes_out_is_that_of_one_hop(whole: Parts, rows: int) -> None:
+    digest = whole.plan.models["ar"].digest
+    async with open_host(whole) as host:
+        one = await scores(host, [opening(digest, "one")])
+        hops = cut(opening(digest, "cut"), rows)
+        several = await scores(host, hops)
+        assert near(one, several)
+        (passage,) = several.timings
+        assert passage.received_bytes == sum(hop.ByteSize() for hop in hops), "those of prefills are in it"
+        # the next step goes on as if nothing had been cut
+        follow = {"number": 1, "start": len(PROMPT), "clean": b"and so"}
+        after = [
+            await scores(host, hops)
+            for hops in ([opening(digest, "one", **follow)], cut(opening(digest, "cut", **follow)))
+        ]
+        assert near(*after)
+
+
+async def test_batches_come_once_and_in_order(whole: Parts) -> None:
+    digest = whole.plan.models["ar"].digest
+    async with open_host(whole) as host:
+        first, second, third, *_, last = cut(opening(digest, clean=b"The sea "))
+        host.accept(first, 1)
+        with refused(grpc.StatusCode.ALREADY_EXISTS, "is open already"):
+            host.accept(first, 1)
+        with refused(grpc.StatusCode.FAILED_PRECONDITION, "batch 2 of step 0 of session 's' at 8 came where batch 1"):
+            host.accept(third, 1)
+        host.accept(second, 1)
+        with refused(grpc.StatusCode.ALREADY_EXISTS, "batch 1 of step 0 of session 's' was accepted before"):
+            host.accept(second, 1)
+        third.score.start = 3
+        with refused(grpc.StatusCode.FAILED_PRECONDITION, "batch 2 of step 0 of session 's' at 3 came where"):
+            host.accept(third, 1)
+        third.score.start = 8
+        host.accept(third, 1)
+        host.accept(last, 1)
+        with refused(grpc.StatusCode.ALREADY_EXISTS, "sweep 0 of session 's' was accepted before"):
+            host.accept(last, 1)
+
+
+async def test_a_session_cannot_begin_with_a_later_batch(whole: Parts) -> None:
+    async with open_host(whole) as host:
+        with refused(grpc.StatusCode.NOT_FOUND, "unknown session 's'"):
+            host.accept(cut(opening(whole.plan.models["ar"].digest))[-1], 1)
+
+
+async def test_batches_of_a_step_are_one_in_the_queue(whole: Parts) -> None:
+    digest = whole.plan.models["ar"].digest
+    async with open_host(whole, queue_limit=1) as host:
+        with host.scheduler._passing:  # nothing is computed meanwhile
+            first, *later = cut(opening(digest, "a", clean=b"The sea "))
+            host.accept(first, 1)
+            with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "h has 1 hops under way"):
+                host.accept(opening(digest, "b"), 1)
+            for hop in later:
+                host.accept(hop, 1)
+        host._go()
+        assert (await event_of(host)).session == "a"
+
+
+async def test_a_session_that_is_freed_between_batches_is_gone(whole: Parts) -> None:
+    async with open_host(whole) as host:
+        first, second, *_ = cut(opening(whole.plan.models["ar"].digest, clean=b"The sea "))
+        host.accept(first, 1)
+        host._go()
+        assert (await event_of(host)).scores.batch == 0
+        assert host.release(["s"]) == 1
+        with refused(grpc.StatusCode.NOT_FOUND, "unknown session 's'"):
+            host.accept(second, 1)
+
+
+async def test_others_go_between_batches(whole: Parts) -> None:
+    digest = whole.plan.models["ar"].digest
+    async with open_host(whole) as host:
+        with host.scheduler._passing:  # so that all of them are there when it begins
+            send(host, *cut(opening(digest, "long")))
+            send(host, opening(digest, "short", count=1, clean=b"Once "))
+        order = [(await event_of(host)).session for _ in range(results_of(cut(opening())) + 1)]
+        assert order.index("short") < 3
