@@ -39,7 +39,7 @@ PROMPTS = 3  # of each mode
 REQUESTS: dict[str, dict[str, Any]] = {
     "sweep": {"max_bytes": 96},
     "chunked": {"max_bytes": 96, "chunk": 16},
-    "resample": {"max_bytes": 64, "chunk": 16, "candidates": 8},
+    "resample": {"max_bytes": 64, "candidates": 16},
     "verified": {"max_bytes": 64},
     "infill": {"max_bytes": 24, "chunk": 8, "candidates": 8, "suffix": " and so on"},
     "ar": {"max_bytes": 48},

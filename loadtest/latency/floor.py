@@ -2,6 +2,9 @@
 
     floor = one-way delays on the critical path + serialisation of the payload on it + compute that was booked
 
+Where a sweep's candidates travel in batches, of serialisation and compute only what no other batch can hide is counted,
+as if every host were a machine of its own.
+
 What is not in it: TCP/IP and HTTP/2 headers, queues, gRPC, protobuf, Python, waiting for a processor. Delay and
 serialisation are what the profile promises, a delay with jitter the least that it can be; compute is what the hosts
 booked for this very request.
@@ -31,11 +34,14 @@ class BookedCost:
     wire_bytes_total: int
     host_ms: float  # arithmetic on the hosts
     local_ms: float = 0.0  # arithmetic on the router that was waited for: a drafter's, or the local model's
+    slowest_ms: float = 0.0  # arithmetic on the host that had the most
+    batches: int = 1  # in which a sweep's candidates travelled: hosts worked on different ones at the same time
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> BookedCost:
         """From `Result.as_json()`."""
-        host_ms = sum(host["compute_ms"] for host in record["hosts"])
+        times_ms = [host["compute_ms"] for host in record["hosts"]]
+        host_ms = sum(times_ms)
         return cls(
             record["mode"],
             record["sweeps"],
@@ -43,6 +49,8 @@ class BookedCost:
             record["wire_bytes_total"],
             host_ms,
             max(record["compute_ms"] - host_ms - record["ahead_ms"], 0.0),
+            max(times_ms, default=0.0),
+            max(record["batches"], 1),
         )
 
 
@@ -74,7 +82,19 @@ class Course:
             delay_ms, serialisation_ms = self._bytes_round_the_ring(account)
         else:
             delay_ms, serialisation_ms = self._sweeps(account)
-        return Floor(delay_ms, serialisation_ms, account.host_ms + account.local_ms)
+        if account.batches == 1:
+            return Floor(delay_ms, serialisation_ms, account.host_ms + account.local_ms)
+        # Equal batches that pass links and hosts in a row, each of which takes one at a time: one batch passes them
+        # all, and the others are behind it at the slowest of them.
+        later = 1 - 1 / account.batches
+        host_ms, wires_ms = account.host_ms / account.batches, serialisation_ms / account.batches
+        rates = [_rate_mbps(self.link(*pair)) for pair in self.sweep_path()]
+        slowest_ms = max(map(wire_ms, account.wire_bytes, rates), default=0.0) * account.sweeps
+        if slowest_ms > account.slowest_ms:
+            wires_ms += later * min(slowest_ms, serialisation_ms)
+        else:
+            host_ms += later * account.slowest_ms
+        return Floor(delay_ms, wires_ms, host_ms + account.local_ms)
 
     def sweep_path(self) -> list[Pair]:
         """Hops of one sweep, all of them on the critical path."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,10 +14,9 @@ from onesweep.serving.cli.deployment import SHIPPED, Deployment, temporary_deplo
 from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.cli.run import HOSTS, add_import_options, find_checkpoint, manifest_record
 from onesweep.serving.client.client import Client, Result, TextDecoder
-from onesweep.serving.client.comparison import AUTO, TEXT_WIDTH, Entrant, all_entrants, printable, run_entrants
+from onesweep.serving.client.comparison import AUTO, TEXT_WIDTH, all_entrants, printable, run_entrants
 from onesweep.serving.router.request import MAX_TIMEOUT_S
 from onesweep.serving.router.topology import local_topology
-from onesweep.stages.errors import OnesweepError
 from onesweep.stages.progress import ProgressLine
 from onesweep.stages.signals import ends_cleanly
 
@@ -33,8 +31,8 @@ FOLDERS = ("chain", "scorer", "ar", "local")
 WORTH: Mapping[str, str] = {
     "sweep": "letter soup: a noise chain writes all of it in one trip",
     "chunked": "letter soup: the same chain, a trip for every 32 bytes",
-    "resample:scorer": "words: drafts of `local`, scored by three hosts that run `scorer`",
-    "resample:ar": "words: drafts of `local`, scored by three hosts that run `ar`",
+    "resample:scorer": "words: 16 drafts of `local`, scored in one trip by hosts that run `scorer`",
+    "resample:ar": "words: 16 drafts of `local`, scored in one trip by hosts that run `ar`",
     "verified:scorer": "exact: distributed as what `scorer` writes",
     "verified:ar": "exact: distributed as what `ar` writes, from other random numbers",
     EXACT: "exact: the model's own text, a trip for every byte",
@@ -81,17 +79,10 @@ def show_modes(client: Client, deployment: Deployment, checkpoint: Path, prompt:
     )
     print("\n".join(textwrap.wrap(f"{tiny} and keeps, not what a good model writes.", TEXT_WIDTH)) + "\n")
     settings: dict[str, Any] = {"max_bytes": BYTES, "seed": SEED, "temperature": TEMPERATURE}
-    entrants = [each for each in all_entrants(client.status().modes, None, "") if each.mode != AUTO]
-    outcomes = run_entrants(client, prompt, entrants, settings)
+    outcomes = run_entrants(client, prompt, all_entrants(client.status().modes, None, ""), settings)
     exact, same = outcomes.get(EXACT), outcomes.get(SAME)
-    if isinstance(exact, Result) and AUTO in client.status().modes:
-        settings["budget_ms"] = math.ceil(exact.latency_ms)  # what it finds better in the time that `ar` takes
-        try:
-            outcomes |= run_entrants(client, prompt, [Entrant(AUTO)], settings)
-        except OnesweepError as error:  # such as a budget that nothing fits
-            outcomes[AUTO] = str(error)
     kept = not (isinstance(exact, Result) and isinstance(same, Result)) or exact.output == same.output
-    worth = {**WORTH, SAME: _promise(kept), AUTO: f"the best that fits {settings.get('budget_ms')} ms, which `ar` took"}
+    worth = {**WORTH, SAME: _promise(kept), AUTO: "what `generate` takes by default"}
     rows: list[tuple[str, ...]] = [("mode", "trips", "seconds", "wire bytes", "what its text is worth")]
     rows += [_costs(label, outcome, worth.get(label, "")) for label, outcome in outcomes.items()]
     print(_table(rows))

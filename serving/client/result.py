@@ -88,6 +88,8 @@ class Result:
     chunk: int = 0
     # Continuations scored in a sweep, the most.
     candidates: int = 0
+    # Batches that the candidates of a sweep travelled in, the most: hosts score different ones at the same time.
+    batches: int = 1
     # Of the candidates, as their weights leave them: the mean over sweeps.
     effective_samples: float = 0.0
     # KL(drafter || scorer) for a token, as the candidates showed it.

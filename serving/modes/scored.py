@@ -22,8 +22,8 @@ from onesweep.stages.wire.status import failed_precondition, invalid
 FOLDERS = {"scorer": "scorer/", "ar": "ar/"}
 
 
-# Of a drafter's caches of all candidates of a step, beside what they share. 1,024 candidates of 256 bytes take 100 MB
-# with a drafter of two layers of 256.
+# Of a drafter's caches of all candidates of a step, beside the text before them. With two layers of width 128, a
+# candidate of 256 symbols takes 0.5 MB, so 512 fit.
 MAX_DRAFT_BYTES = 256 << 20
 
 
@@ -125,10 +125,12 @@ class ScoredMode(Mode):
                 f"a candidate of {each} is more than a message to the hosts holds ({most} {noun}): give a smaller chunk"
             )
         fit = self.most_candidates(request, length + ahead)
+        if not fit:
+            raise invalid(f"the drafter has no memory for a candidate of {each}: give a smaller chunk")
         if count > fit:
             raise invalid(
-                f"{count} candidates of {each} are more than the drafter has memory for: at most {fit} fit; give "
-                f"{f'{fit} candidates' if fit else 'a smaller chunk'}"
+                f"{count} candidates of {each} are more than the drafter has memory for: at most {fit} fit, "
+                f"so give {fit} candidates or fewer, or a smaller chunk"
             )
 
     def step(

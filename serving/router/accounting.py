@@ -48,6 +48,8 @@ class Account:
     modes: list[str] = field(default_factory=list)
     chunk: int = 0
     candidates: int = 0
+    # Batches that a sweep's candidates travelled in, the most; 1 where none did.
+    batches: int = 1
     effective_samples: list[float] = field(default_factory=list)
     # Between what was drawn and the scorer's distribution, over all sweeps: distances add up at most.
     distance_bound: float = 0.0

@@ -241,6 +241,7 @@ class Session:
         """A result is here: other attempts can stop."""
         for other in [other for other in self.attempts if other is not attempt]:
             self._give_up(other)
+        self.account.batches = max(self.account.batches, attempt.results)
         self._helpers.update(attempt.path)
         hosts = {link.info.name: link for link in attempt.path if link.info}
         self.account.hosts = {name: link.entry for name, link in hosts.items()}

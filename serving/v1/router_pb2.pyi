@@ -320,6 +320,7 @@ class Summary(_message.Message):
     SCORER_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
     CANDIDATES_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
     EFFECTIVE_SAMPLES_FIELD_NUMBER: _builtins.int
     DIVERGENCE_BITS_FIELD_NUMBER: _builtins.int
     DISTANCE_BOUND_FIELD_NUMBER: _builtins.int
@@ -357,6 +358,8 @@ class Summary(_message.Message):
     """tokens a sweep, the largest; 0 where the mode has none"""
     candidates: _builtins.int
     """continuations scored in a sweep, the most"""
+    batches: _builtins.int
+    """in which a sweep's candidates travelled, the most"""
     effective_samples: _builtins.float
     """of the candidates, as their weights leave them: mean over sweeps"""
     divergence_bits: _builtins.float
@@ -408,6 +411,7 @@ class Summary(_message.Message):
         scorer: _builtins.str = ...,
         chunk: _builtins.int = ...,
         candidates: _builtins.int = ...,
+        batches: _builtins.int = ...,
         effective_samples: _builtins.float = ...,
         divergence_bits: _builtins.float = ...,
         distance_bound: _builtins.float = ...,
@@ -422,7 +426,7 @@ class Summary(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "ahead_ms", b"ahead_ms", "ahead_used", b"ahead_used", "candidates", b"candidates", "chunk", b"chunk", "compute_ms", b"compute_ms", "distance_bound", b"distance_bound", "divergence_bits", b"divergence_bits", "drafted", b"drafted", "effective_samples", b"effective_samples", "first_byte_ms", b"first_byte_ms", "hops", b"hops", "hosts", b"hosts", "latency_ms", b"latency_ms", "mode", b"mode", "output_bytes", b"output_bytes", "output_tokens", b"output_tokens", "prompt_bytes", b"prompt_bytes", "prompt_tokens", b"prompt_tokens", "reached", b"reached", "reason", b"reason", "replays", b"replays", "request", b"request", "scorer", b"scorer", "seed", b"seed", "stopped", b"stopped", "sweeps", b"sweeps", "wire_bytes", b"wire_bytes", "wire_bytes_total", b"wire_bytes_total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "ahead_ms", b"ahead_ms", "ahead_used", b"ahead_used", "batches", b"batches", "candidates", b"candidates", "chunk", b"chunk", "compute_ms", b"compute_ms", "distance_bound", b"distance_bound", "divergence_bits", b"divergence_bits", "drafted", b"drafted", "effective_samples", b"effective_samples", "first_byte_ms", b"first_byte_ms", "hops", b"hops", "hosts", b"hosts", "latency_ms", b"latency_ms", "mode", b"mode", "output_bytes", b"output_bytes", "output_tokens", b"output_tokens", "prompt_bytes", b"prompt_bytes", "prompt_tokens", b"prompt_tokens", "reached", b"reached", "reason", b"reason", "replays", b"replays", "request", b"request", "scorer", b"scorer", "seed", b"seed", "stopped", b"stopped", "sweeps", b"sweeps", "wire_bytes", b"wire_bytes", "wire_bytes_total", b"wire_bytes_total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

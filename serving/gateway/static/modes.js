@@ -9,13 +9,13 @@ const SOUP = { kind: "soup", said: "noise chain: letter soup at this size" };
 const MODES = {
   sweep: ["One trip writes the whole text: every host takes some noise out of it.", SOUP],
   chunked: ["As sweep, 32 tokens or so at a time: one trip for each chunk.", SOUP],
-  resample: ["The router drafts many continuations, one trip scores them all, and one is drawn by its score.", LIKELY],
+  resample: ["The router drafts the whole text many times, one trip scores them all, and one is drawn by its score.", LIKELY],
   verified: ["The router drafts, and one trip accepts or replaces the drafts by rejection sampling.", SCORED],
   infill: ["The router drafts texts for the gap before the suffix, and the hosts score them.", LIKELY],
   ar: ["The usual way, one token for each trip round the ring: the others are measured against it.", EXACT],
   "ar-speculative": ["The router guesses tokens, and one trip verifies them all. The text is that of ar, byte for byte.", EXACT],
   local: ["A small model on the router writes alone: no trip at all.", SMALLER],
-  auto: ["Picks the mode with the best text that fits the latency budget, and says why."],
+  auto: ["Picks a mode by its text and its trips, or by what fits the latency budget, and says why."],
 };
 const SAME_TEXT = ["ar", "ar-speculative"];
 

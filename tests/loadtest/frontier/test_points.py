@@ -33,6 +33,7 @@ def answer(latency_ms: float, reason: str = "", **changes: Any) -> Sample:
         "hosts": [{"compute_ms": 30.0}],
         "compute_ms": 50.0,
         "ahead_ms": 0.0,
+        "batches": 1,
         "wire_bytes_total": 5000,
         "reason": reason,
         **changes,

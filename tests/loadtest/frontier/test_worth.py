@@ -77,6 +77,7 @@ def test_a_frontier_is_a_ranking_too(tmp_path: Path) -> None:
         "hosts": [{"compute_ms": 30.0}, {"compute_ms": 30.0}],
         "compute_ms": 80.0,
         "ahead_ms": 0.0,
+        "batches": 1,
         "wire_bytes_total": 5000,
     }
     options = [option_of(worth, [Sample(0, 0, 100.0, account=account)], 256) for worth in ranking.worths]

@@ -31,6 +31,7 @@ def account() -> Callable[..., dict[str, Any]]:
             "wire_bytes_total": 5000,
             "compute_ms": 8.0,
             "ahead_ms": 0.0,
+            "batches": 1,
             "hosts": hosts,
             "output_hex": "00" * 8,
             **changes,

@@ -57,8 +57,28 @@ def booked(mode: str, sweeps: int, wire_bytes: tuple[int, ...] = (), total: int 
         # the drafter's time counts, and its rounds are sweeps
         (booked("ar-speculative", 5, host_ms=9.0, local_ms=30.0), Floor(350.0, 0.0, 39.0)),
         (booked("local", 0, local_ms=12.0), Floor(0.0, 0.0, 12.0)),
+        # a quarter of 70 + 50 on the hosts and of 2.05 on the links, three quarters of 70; the drafter's before all
+        (
+            BookedCost("resample", 1, (1000, 2000, 500), 3500, 120.0, 30.0, slowest_ms=70.0, batches=4),
+            Floor(70.0, 2.05 / 4, 30.0 + 52.5 + 30.0),
+        ),
+        # a link that is slower than any host is what the other batches wait for
+        (
+            BookedCost("resample", 1, (1000, 20_000, 500), 21_500, 12.0, slowest_ms=7.0, batches=4),
+            Floor(70.0, 11.05 / 4 + 7.5, 3.0),
+        ),
     ],
-    ids=["one sweep", "equal sweeps", "unequal sweeps", "ar", "one byte of ar", "speculation", "no sweep"],
+    ids=[
+        "one sweep",
+        "equal sweeps",
+        "unequal sweeps",
+        "ar",
+        "one byte of ar",
+        "speculation",
+        "no sweep",
+        "batches",
+        "a slow link",
+    ],
 )
 def test_unequal_links_by_hand(cost: BookedCost, expected: Floor) -> None:
     floor = triangle().floor(cost)

@@ -102,7 +102,7 @@ def test_weights_that_were_not_measured() -> None:
         (option("ar"), 100, (100, 100)),
         (option("chunked", chunk=32), 100, (4, 4)),
         (option("resample", chunk=48), 96, (2, 2)),
-        (option("resample", sweeps=5.0, high=6.0), 256, (5.0, 8)),
+        (option("resample", candidates=16), 256, (1, 1)),
         (option("verified", sweeps=32.0, high=40.0), 256, (32.0, 40.0)),
         (option("verified", sweeps=32.0, high=40.0), 512, (64.0, 80.0)),
         (option("verified", sweeps=32.0, high=40.0), 64, (8.0, 12.0)),

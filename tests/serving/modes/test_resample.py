@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from onesweep.serving.client.client import Client, Result
+from onesweep.serving.client.client import Client, RequestRefused, Result
+from onesweep.serving.modes import scored
+from onesweep.serving.modes.candidates import Branches
 from onesweep.stages.model import scoring
 from onesweep.stages.model.scoring import BATCH_ROWS
 
@@ -73,6 +75,27 @@ def test_the_next_chunk_follows_batches(ring: Client, monkeypatch: pytest.Monkey
     cut = write(ring, max_bytes=96, chunk=32, candidates=24, temperature=20.0)
     assert (cut.output, cut.sweeps) == (whole.output, 3)
     assert cut.effective_samples == pytest.approx(whole.effective_samples, rel=1e-3)
+
+
+def test_what_has_no_room_is_refused_before_anything_is_drafted(ring: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the number that fits, and that number does fit."""
+    monkeypatch.setattr(scored, "MAX_DRAFT_BYTES", 100 * 2 * 32 * 4 * 30)
+    assert write(ring, max_bytes=100, candidates=30).candidates == 30
+    assert write(ring, max_bytes=400, candidates=30, chunk=100).sweeps == 4, "a chunk's candidates alone take room"
+    assert write(ring, max_bytes=400).candidates == 7, "the default is what fits"
+    monkeypatch.setattr(Branches, "write", None)
+    with pytest.raises(RequestRefused, match="31 candidates of 100 bytes are more than the drafter has memory for"):
+        write(ring, max_bytes=100, candidates=31)
+    with pytest.raises(RequestRefused, match="at most 7 fit, so give 7 candidates or fewer"):
+        write(ring, max_bytes=400, candidates=1024)
+    monkeypatch.setattr(scored, "MAX_DRAFT_BYTES", 1000)
+    with pytest.raises(
+        RequestRefused, match="the drafter has no memory for a candidate of 400 bytes: give a smaller chunk"
+    ):
+        write(ring, max_bytes=400)
+    monkeypatch.setattr(scored, "most_scored", lambda width: 399)
+    with pytest.raises(RequestRefused, match=r"400 bytes is more than a message to the hosts holds \(399 bytes\)"):
+        write(ring, max_bytes=400)
 
 
 def test_everything_is_booked(ring: Client) -> None:

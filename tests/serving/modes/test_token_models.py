@@ -16,7 +16,7 @@ from onesweep.serving.modes.candidates import Branches
 from onesweep.serving.modes.drafters.base import LocalSequence
 from onesweep.serving.modes.drafters.neural import NeuralModel
 from onesweep.serving.modes.drafters.ngram import fit, write_ngrams
-from onesweep.serving.modes.resample import OF_TOKENS
+from onesweep.serving.modes.resample import IMPORTED
 from onesweep.serving.modes.tokenizer import tokenizer_id
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.model.llama import LlamaStage
@@ -110,12 +110,12 @@ def test_resample_chooses_among_chunks_of_tokens(scene: Scene) -> None:
 
 
 def test_candidates_are_drawn_a_little_colder(scene: Scene) -> None:
-    sequence = LocalSequence(scene.local, 100, OF_TOKENS.coolness * 0.8, seed=5)
+    sequence = LocalSequence(scene.local, 100, IMPORTED.coolness * 0.8, seed=5)
     start = ALPHABET.encode(ids(PROMPT))
     drawn = asyncio.run(Branches(sequence).write(start, length=COUNT, count=1, number=0))
     result = write(scene, "resample", chunk=COUNT, candidates=1)
     assert result.text == text_of(ALPHABET.symbols(drawn.texts[0]))
-    assert OF_TOKENS.coolness < 1
+    assert IMPORTED.coolness < 1
 
 
 def test_a_gap_is_filled_with_tokens(scene: Scene) -> None:
@@ -126,8 +126,7 @@ def test_a_gap_is_filled_with_tokens(scene: Scene) -> None:
 
 def test_what_has_no_room_is_refused_before_a_host_is_asked(scene: Scene) -> None:
     for settings, sentence in (
-        ({"mode": "resample", "candidates": 256, "chunk": 24}, "256 candidates of 24 tokens are more than hosts take"),
-        ({"mode": "infill", "candidates": 256, "chunk": 24, "suffix": "x"}, "24 tokens with 1 of the suffix are"),
+        ({"mode": "resample", "candidates": 1025}, "candidates must be 1 to 1024, not 1025"),
         ({"mode": "verified", "drafter": "lookup"}, "has no drafter 'lookup' here; choose from model"),
         ({"mode": "verified", "scorer": "scorer"}, "scorer 'scorer' cannot be served"),
         ({"mode": "resample", "max_tokens": 511}, r"prompt \(\d+ tokens\) and output \(511\)"),

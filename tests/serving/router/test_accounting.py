@@ -139,7 +139,16 @@ def test_json_has_every_figure(deployment: Deployment, onesweep: Run) -> None:
     assert set(record) >= {
         *("text", "mode", "seed", "prompt_bytes", "output_bytes", "sweeps", "hops"),
         *("wire_bytes", "latency_ms", "compute_ms", "hosts"),
-        *("scorer", "chunk", "candidates", "effective_samples", "divergence_bits", "reason"),
+        *(
+            "scorer",
+            "chunk",
+            "candidates",
+            "effective_samples",
+            "divergence_bits",
+            "distance_bound",
+            "batches",
+            "reason",
+        ),
     }
     assert [set(host) for host in record["hosts"]] == [{"name", "blocks", "compute_ms", "queue_ms"}] * 3
     assert bytes.fromhex(record["output_hex"]).decode(errors="replace") == record["text"]
@@ -184,6 +193,11 @@ def test_candidates_add_up() -> None:
     assert (summary.chunk, summary.candidates, summary.compute_ms) == (16, 8, 4.5)
     assert summary.effective_samples == pytest.approx((4 + 2 + 8) / 3)
     assert summary.divergence_bits == pytest.approx((0.5 * 32 + 0.25 * 32) / 80), "for a byte"
+    assert summary.distance_bound == 0
+    account.add_candidates(
+        Candidates([b""] * 4, np.zeros((4, 8))), ImportanceWeights(np.array([0.7, 0.1, 0.1, 0.1]), 0.0)
+    )
+    assert account.summary("resample", 1).distance_bound == 1, "one candidate has nearly all the weight"
 
 
 def test_hosts_have_the_names_of_the_topology() -> None:

@@ -70,12 +70,8 @@ def sentence(err: str) -> str:
             "scorer 'scorer' cannot be served: the hosts have no scorer/ in their checkpoint; choose from ar",
         ),
         (["x", "--mode", "resample", "--candidates", 0], "candidates must be a whole number from 1"),
-        (["x", "--mode", "resample", "--candidates", 257], "candidates must be 1 to 256, not 257"),
+        (["x", "--mode", "resample", "--candidates", 1025], "candidates must be 1 to 1024, not 1025"),
         (["x", "--mode", "resample", "--chunk", 0], "chunk must be a whole number from 1"),
-        (
-            ["x", "--mode", "resample", "--chunk", 100, "--candidates", 64],
-            r"64 candidates of 100 bytes are more than hosts take in a sweep \(4096 bytes in all\): give fewer",
-        ),
         (["x", "--mode", "resample", "--temperature", 0], "give a temperature above 0, or use mode verified"),
         (["x" * 500, "--mode", "resample", "--max-bytes", 13], r"prompt \(500 bytes\) and output \(13\).*512: shorten"),
         (
@@ -152,11 +148,7 @@ GOOD: dict[str, Any] = {"prompt": b"x", "mode": "sweep", "max_bytes": 4}
         ({"mode": "ar-speculative", "drafter": ""}, "unknown drafter ''; choose from both, model, ngram, lookup"),
         ({"mode": "ar-speculative", "branches": 9}, "branches must be 1 to 8, not 9"),
         ({"mode": "ar-speculative", "draft": 0}, "draft must be 1 to 32, not 0"),
-        ({"mode": "resample", "candidates": 0}, "candidates must be 1 to 256, not 0"),
-        (
-            {"mode": "resample", "chunk": 4_000_000_000, "max_bytes": 400, "candidates": 11},
-            "11 candidates of 400 bytes",
-        ),
+        ({"mode": "resample", "candidates": 0}, "candidates must be 1 to 1024, not 0"),
         ({"mode": "verified", "scorer": ""}, "unknown scorer ''; choose from scorer, ar"),
     ],
 )
