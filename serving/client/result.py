@@ -88,14 +88,13 @@ class Result:
     chunk: int = 0
     # Continuations scored in a sweep, the most.
     candidates: int = 0
-    # Batches that the candidates of a sweep travelled in, the most: hosts score different ones at the same time.
+    # Of a sweep's candidates on their way.
     batches: int = 1
     # Of the candidates, as their weights leave them: the mean over sweeps.
     effective_samples: float = 0.0
     # KL(drafter || scorer) for a token, as the candidates showed it.
     divergence_bits: float = 0.0
-    # Of the text from the scorer's distribution, at most, in total variation, as the weights estimate it; 1 says
-    # nothing: one candidate had nearly all the weight.
+    # Estimate: most total variation from the scorer's distribution; 1 = unknown.
     distance_bound: float = 0.0
     # Why mode `auto` picked this mode; empty where the request named it.
     reason: str = ""

@@ -14,8 +14,7 @@ MODES: Mapping[str, tuple[str, str]] = {
     "chunked": ("N / chunk", "the chain writes a chunk a sweep, each after all bytes before it"),
     "resample": (
         "1",
-        "a small model at the router writes candidates of the text, one sweep scores them all, one is drawn by weight; "
-        "with --chunk a chunk a sweep, as by default with imported models",
+        "a small model at the router writes candidates of the text, one sweep scores them, one is drawn by weight",
     ),
     "verified": (
         "about 1 + N * TV",

@@ -89,11 +89,6 @@ def same_result(one: stage_pb2.Event, other: stage_pb2.Event) -> bool:
     return one.text == other.text
 
 
-def _result(events: Sequence[stage_pb2.Event]) -> stage_pb2.Event:
-    """The result of a step from its one event, or from those of its batches. Raises StatusError."""
-    return merged(events) if len(events) > 1 else events[0]
-
-
 def _but_numbers(hop: stage_pb2.Hop) -> stage_pb2.Hop:
     """A hop without its computed numbers: the part that must be equal to the last bit."""
     told = copy_of(hop)
@@ -278,7 +273,7 @@ class Auditor:
         ends = [outcome for outcome in outcomes if isinstance(outcome, stage_pb2.Event)]
         if len(ends) < len(outcomes):
             raise internal("the last host handed a hop on instead of ending it")
-        result = _result(ends[-results_of(sweep.opening) :])
+        result = merged(ends[-results_of(sweep.opening) :])
         if same_result(result, sweep.event) or not compared:
             return True
         await self._find_by_leaving_out(sweep, result)
@@ -392,7 +387,7 @@ class Auditor:
             raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "an audited sweep did not come back") from None
         finally:
             self.ring.end(attempt)
-        return _result(events)
+        return merged(events)
 
     def _quarantine(self, link: HostLink, reason: str) -> None:
         if not link.quarantined:  # by another audit, meanwhile

@@ -54,7 +54,7 @@ class Request:
     chunk: int | None = field(
         default=None,
         metadata=_count(
-            "tokens a sweep, modes chunked, infill (32 bytes, 8 tokens), resample (the whole text; imported models 12)",
+            "tokens a sweep, modes chunked, infill (32 bytes, 8 tokens), resample (all; imported 12)",
             "tokens a sweep",
             metavar="C",
         ),
@@ -109,7 +109,7 @@ class Request:
     candidates: int | None = field(
         default=None,
         metadata=_count(
-            "scored in a sweep, modes resample (16; imported models 32), infill (16)",
+            "scored in a sweep, modes resample, infill (16)",
             "continuations scored in a sweep: resample, infill",
             metavar="M",
         ),

@@ -180,14 +180,13 @@ class Session:
                 continue  # of a hop that was sent twice
             try:
                 if came > due:
-                    raise internal(f"the result of {came} came for {due}")
+                    raise internal(f"the result of {came[0]}, batch {came[1]}, came for {due[0]}, batch {due[1]}")
                 check_timings(event.timings)
-                if attempt.results > 1:
-                    self._learn(attempt)
-                    attempt.batches.append(event)
-                    if len(attempt.batches) < attempt.results:
-                        continue
-                    event, attempt.batches = merged(attempt.batches), []
+                self._learn(attempt)
+                attempt.batches.append(event)
+                if len(attempt.batches) < attempt.results:
+                    continue
+                event, attempt.batches = merged(attempt.batches), []
                 if check is not None:
                     check(event)
             except StatusError as refusal:
@@ -195,8 +194,6 @@ class Session:
                 fault = stage_pb2.Fault(code=refusal.number, message=refusal.message, host=last.name)
                 await self._fail(attempt, fault)
                 continue
-            if attempt.results == 1:
-                self._learn(attempt)
             if self.ring.auditor.picks():
                 await self._audit(attempt, event)
             for link in self._helpers:

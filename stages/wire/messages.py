@@ -106,7 +106,9 @@ def results_of(hops: Iterable[stage_pb2.Hop]) -> int:
 
 
 def merged(events: Sequence[stage_pb2.Event]) -> stage_pb2.Event:
-    """The result of a step whose candidates came back batch by batch, in their order. Raises StatusError for others."""
+    """The result of a step: its one event, or the scores of its batches, in order. Raises StatusError for others."""
+    if len(events) == 1:
+        return events[0]
     whole = stage_pb2.Event(session=events[0].session, number=events[0].number)
     for batch, event in enumerate(events):
         if event.WhichOneof("outcome") != "scores" or event.scores.batch != batch:
