@@ -124,6 +124,11 @@ class SharedPasses:
         self.model, self.thread = model, thread
         self._lock, self._writings, self._is_running = threading.Lock(), list[Writing](), False
 
+    @property
+    def busy(self) -> bool:
+        """Whether anything is being written."""
+        return self._is_running
+
     async def write(self, writing: Writing) -> Written:
         """All of it. Whoever is cancelled leaves before the next pass. Raises StatusError at the deadline."""
         with self._lock:
