@@ -60,7 +60,8 @@ class ResampleMode(ScoredMode):
         name, (_, model), (chunk, candidates) = self.scorer(request), self.drafter(request), self._sizes(request)
         account.scorer, alphabet = name, self.tokenizer.alphabet
         reach = alphabet.count(request.prompt) + request.max_symbols
-        drafter = Branches(LocalSequence(model, reach, self._usual.coolness * request.temperature, request.seed))
+        temperature = self._usual.coolness * request.temperature
+        drafter = Branches(LocalSequence(model, reach, temperature, request.seed, request.deadline_unix_ms))
         # candidates are not remembered, so of the last chunk the hosts need to cache nothing
         capacity = reach - 1
         with Session(self.ring, SCORERS[name], capacity, request.deadline_unix_ms, account) as session:

@@ -156,22 +156,59 @@ def _attend_some(q: Tensor, start: int, k: Tensor, v: Tensor, cache: LayerCache)
     return mixed.unflatten(1, q.shape[1:4])
 
 
-def attend_growing(qkv: Tensor, rows: Rows, heads: int, shared: LayerCache, own: Tensor) -> Tensor:
-    """A new position of each continuation of one text: it sees the text, and its own continuation.
+class GrowingCache:
+    """Keys and values of one layer: those of a text, which is neither copied nor read once for each of its
+    continuations, and those of the continuations."""
 
-    qkv: as in `attend_clean`, a row for each; own: keys and values (2, continuations, kv_heads, positions, head_dim),
-    of which the last position's are stored here.
+    def __init__(self, shared: LayerCache, room: int, count: int) -> None:
+        keys, values = (each[0] for each in shared.stored())
+        self.keys, self.values = keys.transpose(1, 2), values
+        kv_heads, self.past, dim = values.shape
+        self._hold(torch.empty(2, kv_heads, count, room, dim))
+
+    def _hold(self, own: Tensor) -> None:
+        # views that every step would make anew
+        self.own, (keys, values) = own, own.flatten(1, 2)
+        self.own_keys, self.own_values = keys.transpose(1, 2), values
+
+    def select(self, branches: Tensor, length: int) -> None:
+        """Go on with these continuations, which have `length` positions."""
+        both, kv_heads, _, room, dim = self.own.shape
+        chosen = torch.empty(both, kv_heads, len(branches), room, dim)
+        chosen[..., :length, :] = self.own[..., :length, :].index_select(2, branches)
+        self._hold(chosen)
+
+
+def attend_growing(
+    qkv: Tensor, rows: Rows, heads: int, caches: Sequence[GrowingCache], lengths: Sequence[int]
+) -> Tensor:
+    """A new position of each continuation: it sees its text and itself.
+
+    qkv: as in `attend_clean`, a row for each continuation; caches: of each text; lengths: positions that its
+    continuations have already.
     """
-    (_, count, kv_heads, new, _), past = own.shape, shared.length
-    q, k, v = (each[:count] for each in by_head(qkv, heads, kv_heads))
-    own[0, :, :, new - 1], own[1, :, :, new - 1] = k, v
-    keys, values = (each[0] for each in shared.stored())
-    old = q.transpose(0, 1).flatten(1, 2) @ keys.transpose(1, 2)  # one product with what they share
-    old = old.unflatten(1, (count, -1)).transpose(0, 1)
-    weights = torch.cat([old, q @ own[0].transpose(2, 3)], dim=3).softmax(-1)
-    mixed = weights[..., past:] @ own[1]
-    mixed += (weights[..., :past].transpose(0, 1).flatten(1, 2) @ values).unflatten(1, (count, -1)).transpose(0, 1)
-    return rows.pack([mixed.flatten(1)], fresh=False)
+    mixed = [_attend_grown(qkv, heads, *each) for each in zip(rows.bounds, caches, lengths, strict=False)]
+    return rows.pack(mixed, fresh=False)
+
+
+def _attend_grown(qkv: Tensor, heads: int, begin: int, cache: GrowingCache, length: int) -> Tensor:
+    """One text's rows, from `begin` on: (continuations, heads x head_dim)."""
+    _, kv_heads, count, _, dim = cache.own.shape
+    width, past, group = qkv.shape[1], cache.past, heads // kv_heads
+    rows = qkv.narrow(0, begin, count)
+    first = rows.storage_offset()
+    strides = (dim, width, 1)
+    new = rows.as_strided((2, kv_heads, count, dim), (kv_heads * dim, *strides), first + heads * dim)
+    cache.own.select(3, length).copy_(new)
+    q = rows.as_strided((kv_heads, count, group, dim), (group * dim, width, dim, 1), first)
+    q = q.clone(memory_format=torch.contiguous_format)  # rounding may depend on where a row begins
+    old = q.view(kv_heads, -1, dim).bmm(cache.keys)  # one product with what they share
+    own = q.view(-1, group, dim).bmm(cache.own_keys.narrow(2, 0, length + 1))
+    weights = torch.cat([old.view(-1, group, past), own], dim=2).softmax(-1)
+    mixed = weights.narrow(2, past, length + 1).bmm(cache.own_values.narrow(1, 0, length + 1))
+    mixed = mixed.view(kv_heads, -1, dim)
+    mixed.baddbmm_(weights.view(kv_heads, -1, past + length + 1).narrow(2, 0, past), cache.values)
+    return mixed.view(kv_heads, count, -1).transpose(0, 1).reshape(count, -1)
 
 
 def _attend_one(query: Tensor, row: NDArray[np.float32], cache: LayerCache, result: Tensor) -> None:

@@ -110,21 +110,29 @@ class Continuations(ABC):
     def select(self, branches: Tensor) -> None:
         """Go on with these: any of them, any number of times. branches: indices."""
 
-    @abstractmethod
-    def read(self, source: Tensor) -> Tensor:
-        """One more position of each. source: symbols (count,) int64 in the first stage, else hidden states (count,
-        width), which is also what comes back."""
+
+@dataclass(frozen=True)
+class GrowingPiece:
+    """One more position of each of a text's continuations."""
+
+    # Symbols (continuations,) int64 where the part reads such, else hidden states (continuations, width).
+    source: Tensor
+    grown: Continuations
 
 
 class DraftingRunner(StageRunner):
     """A stage of a model that writes many texts at once."""
 
     @abstractmethod
-    def grow(self, shared: list[LayerCache], room: int, count: int) -> Continuations:
+    def fork(self, shared: list[LayerCache], room: int, count: int) -> Continuations:
         """Begin `count` continuations of the text in `shared`, which has a position at least and is not changed.
 
         :param room: most positions that will be read.
         """
+
+    @abstractmethod
+    def grow(self, pieces: Sequence[GrowingPiece]) -> list[Tensor]:
+        """Append a position to each continuation; returns each piece's hidden states (continuations, width)."""
 
 
 class Backend(ABC):

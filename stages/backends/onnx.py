@@ -9,7 +9,7 @@ import onnxruntime
 import torch
 from torch import Tensor, nn
 
-from onesweep.stages.backends.attention import Sight, attend_branches, attend_clean, attend_growing
+from onesweep.stages.backends.attention import GrowingCache, Sight, attend_branches, attend_clean, attend_growing
 from onesweep.stages.backends.base import Backend, BlockRunner, CleanPiece, Denoised, NoisyPiece, StageRunner
 from onesweep.stages.backends.onnx_graphs import AnyLayer, Graph, after_graph, before_graph, denoise_graph, head_graph
 from onesweep.stages.backends.packed import FEW_POSITIONS, NOISE_LEVELS, Angles, PackedReader, PipelineRunner
@@ -74,9 +74,11 @@ class OnnxLayer:
         """Continuations that see what is in their piece's cache, in place. branches: of each piece."""
         self._finish(x, attend_branches(self._project(x, angles), rows, self.heads, caches, branches))
 
-    def grow(self, x: Tensor, rows: Rows, angles: Angles, shared: LayerCache, own: Tensor) -> None:
-        """One more position of each continuation of the text in `shared`, in place. own: of `attend_growing`."""
-        self._finish(x, attend_growing(self._project(x, angles), rows, self.heads, shared, own))
+    def grow(
+        self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[GrowingCache], lengths: Sequence[int]
+    ) -> None:
+        """One more position of each continuation, in place. caches, lengths: of `attend_growing`."""
+        self._finish(x, attend_growing(self._project(x, angles), rows, self.heads, caches, lengths))
 
     def _project(self, x: Tensor, angles: Angles) -> Tensor:
         # a copy, so that it lies where torch's tensors do: the order of additions depends on addresses

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onesweep.stages.backends.attention import (
+    GrowingCache,
     Sight,
     attend_branches,
     attend_clean,
@@ -27,6 +28,7 @@ from onesweep.stages.backends.base import (
     Continuations,
     Denoised,
     DraftingRunner,
+    GrowingPiece,
     NoisyPiece,
 )
 from onesweep.stages.backends.rows import Rows, groups
@@ -35,32 +37,23 @@ from onesweep.stages.model.families import PipelineStage
 from onesweep.stages.model.layers import Layer, LayerCache
 from onesweep.stages.model.pipeline import ArStage
 
-# Continuations of one text that grow together, on packed rows.
-
 
 class Growing(Continuations):
-    """Continuations of one text: their shared cache is neither copied nor read once for each."""
+    """Continuations of one text, and how far they are."""
 
-    def __init__(self, reader: PackedReader, shared: Sequence[LayerCache], room: int, count: int) -> None:
-        self.reader, self.shared, self.length = reader, shared, 0
-        _, kv_heads, _, dim = shared[0].keys.shape
-        self._own = torch.empty(len(shared), 2, count, kv_heads, room, dim)
+    def __init__(self, shared: Sequence[LayerCache], room: int, count: int) -> None:
+        self.caches, self.length = [GrowingCache(cache, room, count) for cache in shared], 0
+        self.positions = torch.full((count,), shared[0].length)
+
+    def grown(self) -> None:
+        """They have one more position."""
+        self.length += 1
+        self.positions.add_(1)
 
     def select(self, branches: Tensor) -> None:
-        layers, both, _, kv_heads, room, dim = self._own.shape
-        chosen = torch.empty(layers, both, len(branches), kv_heads, room, dim)
-        chosen[..., : self.length, :] = self._own[..., : self.length, :][:, :, branches]
-        self._own = chosen
-
-    @torch.inference_mode()
-    def read(self, source: Tensor) -> Tensor:
-        count, at = len(source), self.shared[0].length + self.length
-        rows = self.reader.rows_of([1] * count)
-        x, angles = rows.pack([self.reader.input(source)]), self.reader.angles_of(rows, [at] * count)
-        self.length += 1
-        for layer, shared, own in zip(self.reader.layers, self.shared, self._own, strict=True):
-            layer.grow(x, rows, angles, shared, own[..., : self.length, :])
-        return x[:count]
+        for cache in self.caches:
+            cache.select(branches, self.length)
+        self.positions = self.positions.index_select(0, branches)
 
 
 # A layer on packed rows: what layers.py says, in fewer and cheaper operations.
@@ -80,7 +73,9 @@ class PipelineLayer(Protocol):
         self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], branches: Sequence[int]
     ) -> None: ...
 
-    def grow(self, x: Tensor, rows: Rows, angles: Angles, shared: LayerCache, own: Tensor) -> None: ...
+    def grow(
+        self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[GrowingCache], lengths: Sequence[int]
+    ) -> None: ...
 
 
 class PackedNorm:
@@ -131,11 +126,13 @@ class PackedLayer:
         x.addmm_(attend_branches(qkv, rows, self.heads, caches, branches), self.attention_out)
         x.addmm_(F.gelu(self.mlp_norm(x).mm(self.mlp_in)), self.mlp_out)
 
-    def grow(self, x: Tensor, rows: Rows, angles: Angles, shared: LayerCache, own: Tensor) -> None:
-        """One more position of each continuation of the text in `shared`, in place. own: of `attend_growing`."""
+    def grow(
+        self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[GrowingCache], lengths: Sequence[int]
+    ) -> None:
+        """One more position of each continuation, in place. caches, lengths: of `attend_growing`."""
         qkv = self._project(self.attention_norm(x), angles)
-        x.addmm_(attend_growing(qkv, rows, self.heads, shared, own), self.attention_out)
-        x.addmm_(F.gelu(self.mlp_norm(x).mm(self.mlp_in)), self.mlp_out)
+        x.addmm_(attend_growing(qkv, rows, self.heads, caches, lengths), self.attention_out)
+        x.addmm_(F.gelu(self.mlp_norm(x).mm(self.mlp_in).t()).t(), self.mlp_out)
 
     def noisy(self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], modulation: Tensor) -> None:
         """Noisy slots, in place. modulation: (6, rows or 1, width) of `modulate`."""
@@ -223,6 +220,22 @@ class PackedReader:
             along = self.rotary[start : start + positions]
             parts.append(along.expand(branches, *along.shape).flatten(0, 1))
         return self.spread(torch.cat([*parts, self.rotary[:1].expand(rows.padding, *self.rotary.shape[1:])]))
+
+    def grow(self, pieces: Sequence[GrowingPiece]) -> list[Tensor]:
+        """See `DraftingRunner.grow`."""
+        counts = [piece.source.shape[0] for piece in pieces]
+        return [x for group in groups(counts) for x in self._grow(pieces[group], counts[group])]
+
+    def _grow(self, pieces: Sequence[GrowingPiece], counts: Sequence[int]) -> list[Tensor]:
+        rows, texts = self.rows_of(counts), [cast(Growing, piece.grown) for piece in pieces]
+        x = rows.pack([self.input(piece.source) for piece in pieces])
+        angles = self.spread(self.rotary.index_select(0, rows.pack([text.positions for text in texts], fresh=False)))
+        lengths = [text.length for text in texts]
+        for layer, caches in zip(self.layers, zip(*(text.caches for text in texts), strict=True), strict=True):
+            layer.grow(x, rows, angles, caches, lengths)
+        for text in texts:
+            text.grown()
+        return rows.unpack(x)
 
     def angles_of(self, rows: Rows, starts: Sequence[int], trees: Sequence[Sequence[int]] = ()) -> Angles:
         """Rotary factors of packed rows whose pieces begin at the positions `starts`, for `rotate_rows`.
@@ -327,8 +340,11 @@ class PipelineRunner(DraftingRunner):
     def branch(self, pieces: Sequence[BranchPiece]) -> list[Tensor]:
         return self.reader.branch(pieces)
 
-    def grow(self, shared: list[LayerCache], room: int, count: int) -> Growing:
-        return Growing(self.reader, shared, room, count)
+    def fork(self, shared: list[LayerCache], room: int, count: int) -> Growing:
+        return Growing(shared, room, count)
+
+    def grow(self, pieces: Sequence[GrowingPiece]) -> list[Tensor]:
+        return self.reader.grow(pieces)
 
     @torch.inference_mode()
     def next_byte(self, hidden: Sequence[Tensor]) -> list[Tensor]:

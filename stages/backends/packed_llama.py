@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onesweep.stages.backends.attention import Sight, attend_branches, attend_clean, attend_growing
+from onesweep.stages.backends.attention import GrowingCache, Sight, attend_branches, attend_clean, attend_growing
 from onesweep.stages.backends.packed import Angles, PackedNorm, PackedReader, PackedStage, PipelineRunner, normed_head
 from onesweep.stages.backends.rows import Rows
 from onesweep.stages.memory import give_back, is_owned
@@ -103,10 +103,12 @@ class PackedLlamaLayer:
         x.add_(self.attention_out(attend_branches(qkv, rows, self.heads, caches, branches)))
         self._think(x)
 
-    def grow(self, x: Tensor, rows: Rows, angles: Angles, shared: LayerCache, own: Tensor) -> None:
-        """One more position of each continuation of the text in `shared`, in place. own: of `attend_growing`."""
+    def grow(
+        self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[GrowingCache], lengths: Sequence[int]
+    ) -> None:
+        """One more position of each continuation, in place. caches, lengths: of `attend_growing`."""
         qkv = self._project(x, angles)
-        x.add_(self.attention_out(attend_growing(qkv, rows, self.heads, shared, own)))
+        x.add_(self.attention_out(attend_growing(qkv, rows, self.heads, caches, lengths)))
         self._think(x)
 
     def _project(self, x: Tensor, angles: Angles) -> Tensor:

@@ -64,14 +64,14 @@ class Rows:
         :param fresh: a copy even where there is nothing to put together, so that it may be written to.
         """
         if self.padding:
-            parts = [*parts, parts[0].new_zeros(self.padding, parts[0].shape[1])]
+            parts = [*parts, parts[0].new_zeros(self.padding, *parts[0].shape[1:])]
         if len(parts) > 1:
             return torch.cat(list(parts))
         return parts[0].clone() if fresh else parts[0]
 
     def unpack(self, x: Tensor) -> list[Tensor]:
         """Each piece's rows."""
-        return list(x.split(self.sizes))[: len(self.counts)]
+        return list(x.split_with_sizes(self.sizes))[: len(self.counts)]
 
 
 def groups(counts: Sequence[int]) -> Iterator[slice]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from onesweep.serving.modes.drafters.passes import SharedPasses
 from onesweep.stages.model.randomness import sample_symbols
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.wire.status import StatusError
@@ -61,10 +63,15 @@ class LocalModel(ABC):
         :param positions: most symbols of a text."""
         self.alphabet, self.tokenizer_id, self.digest, self.positions = alphabet, tokenizer_id, digest, positions
         self.compute = ThreadPoolExecutor(1, thread_name_prefix="local")
+        self.passes = SharedPasses(self, self.compute)
 
     @abstractmethod
     def open(self, capacity: int) -> LocalText:
         """Begin a text. capacity: most symbols of it that are read."""
+
+    def read(self, pieces: Sequence[tuple[Forks, NDArray[np.int64]]]) -> list[Tensor]:
+        """`Forks.read` of several texts. On the compute thread only."""
+        return [forks.read(symbols) for forks, symbols in pieces]
 
     async def generate(
         self, prompt: bytes, max_symbols: int, temperature: float, seed: int, deadline_unix_ms: int
@@ -101,9 +108,17 @@ class Guesses:
 class LocalSequence:
     """One text that a local model writes on, with the numbers of one request."""
 
-    def __init__(self, model: LocalModel, capacity: int, temperature: float, seed: int) -> None:
-        """:param capacity: most symbols that are read."""
-        self.model, self.temperature, self.seed = model, temperature, seed
+    def __init__(
+        self,
+        model: LocalModel,
+        capacity: int,
+        temperature: float,
+        seed: int,
+        deadline_unix_ms: float = math.inf,
+    ) -> None:
+        """:param capacity: most symbols that are read.
+        :param deadline_unix_ms: after which candidates are no longer written."""
+        self.model, self.temperature, self.seed, self.deadline_unix_ms = model, temperature, seed, deadline_unix_ms
         self.text = model.open(capacity)
 
     async def after(self, text: bytes, count: int) -> tuple[bytes, float]:

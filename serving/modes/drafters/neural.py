@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor
 from onesweep.serving.modes.drafters.base import Forks, LocalModel, LocalText
 from onesweep.serving.modes.tokenizer import tokenizer_id
 from onesweep.stages.backends import drafting_runner
-from onesweep.stages.backends.base import CleanPiece, Continuations, DraftingRunner
+from onesweep.stages.backends.base import CleanPiece, Continuations, GrowingPiece
 from onesweep.stages.checkpoint.checkpoint import load_stage
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.model.pipeline import new_caches
@@ -32,6 +34,13 @@ class NeuralModel(LocalModel):
 
     def open(self, capacity: int) -> LocalText:
         return _NeuralText(self, capacity)
+
+    def read(self, pieces: Sequence[tuple[Forks, NDArray[np.int64]]]) -> list[Tensor]:
+        x = [torch.from_numpy(symbols) for _, symbols in pieces]
+        texts = [cast(_NeuralForks, forks).grown for forks, _ in pieces]
+        for stage, grown in zip(self.stages, zip(*texts, strict=True), strict=True):
+            x = stage.grow([GrowingPiece(*each) for each in zip(x, grown, strict=True)])
+        return self.stages[-1].next_byte(x)
 
 
 class _NeuralText(LocalText):
@@ -53,8 +62,8 @@ class _NeuralText(LocalText):
         return stages[-1].next_byte([x[-1:]])[0]
 
     def fork(self, count: int, room: int) -> Forks:
-        grown = [stage.grow(caches, room, count) for stage, caches in zip(self.model.stages, self._caches, strict=True)]
-        return _NeuralForks(grown, self.model.stages[-1])
+        grown = [stage.fork(caches, room, count) for stage, caches in zip(self.model.stages, self._caches, strict=True)]
+        return _NeuralForks(self.model, grown)
 
     def _go_back(self, text: bytes) -> int:
         """Forget what is not the beginning of `text`, and its last symbol: that one is read to go on. How many stay."""
@@ -70,14 +79,11 @@ class _NeuralText(LocalText):
 
 
 class _NeuralForks(Forks):
-    def __init__(self, grown: list[Continuations], last: DraftingRunner) -> None:
-        self.grown, self.last = grown, last
+    def __init__(self, model: NeuralModel, grown: list[Continuations]) -> None:
+        self.model, self.grown = model, grown
 
     def read(self, symbols: NDArray[np.int64]) -> Tensor:
-        x = torch.from_numpy(symbols)
-        for part in self.grown:
-            x = part.read(x)
-        return self.last.next_byte([x])[0]
+        return self.model.read([(self, symbols)])[0]
 
     def select(self, branches: NDArray[np.int64]) -> None:
         for part in self.grown:

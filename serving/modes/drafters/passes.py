@@ -1,0 +1,207 @@
+"""Continuations of several requests, written together: each pass of the model gives the next symbol of all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from onesweep.stages.wire.status import StatusError
+
+if TYPE_CHECKING:
+    from onesweep.serving.modes.drafters.base import Forks, LocalModel, LocalText
+
+# Numbers of odds that are looked at together: 1 MB, whatever the vocabulary.
+DRAWN_AT_ONCE = 1 << 18
+# Odds whose running sum is taken one by one; of a larger vocabulary that of blocks of so many comes first. For 16 rows
+# of 49,152 that takes 0.1 ms instead of 11.
+BLOCK = 256
+# Temperature below which the likeliest symbol takes all: no logit divided by it overflows.
+LEAST_TEMPERATURE = 1e-30
+
+
+@dataclass(frozen=True)
+class Written:
+    """Continuations of one text."""
+
+    symbols: NDArray[np.int64]  # (continuations, length)
+    # Of each symbol, where it was drawn, above 0: (continuations, length).
+    odds: NDArray[np.float32]
+    # The request's part of the passes, by rows.
+    compute_ms: float
+
+
+class Writing:
+    """Continuations of one text under way."""
+
+    def __init__(
+        self,
+        text: LocalText,
+        known: bytes,
+        temperature: float,
+        numbers: Callable[[], NDArray[np.float64]],
+        deadline_unix_ms: float = math.inf,
+    ) -> None:
+        """:param known: the text.
+        :param numbers: makes the uniform ones in (0, 1] that draw the symbols, (length, continuations); on the compute
+            thread, since they take a while."""
+        self.text, self.known, self.numbers, self.deadline_unix_ms = text, known, numbers, deadline_unix_ms
+        self.done = Future[Written]()
+        self._sharpness = 1 / max(temperature, LEAST_TEMPERATURE)
+        self._forks: Forks | None = None
+        self._compute_ms, self._length = 0.0, 0
+
+    def get_ready(self) -> bool:
+        """Read the text, if that was not done; False where this request goes no further."""
+        try:
+            if self.deadline_unix_ms <= time.time() * 1000:
+                raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed")
+            if self._forks is None:
+                self._open()
+        except Exception as error:
+            self.fail(error)
+        return not self.done.done()
+
+    def _open(self) -> None:
+        begin, u = time.perf_counter(), self.numbers()
+        length, count = u.shape
+        self._u, self.sharpness = torch.from_numpy(u).unsqueeze(2), torch.full((count, 1), self._sharpness)
+        self._symbols, self._odds = torch.empty(length, count, 1, dtype=torch.int64), torch.empty(length, count, 1)
+        self.logits = self.text.logits_after(self.known).expand(count, -1)
+        self._forks = self.text.fork(count, length)
+        self._compute_ms += (time.perf_counter() - begin) * 1000
+
+    @property
+    def u(self) -> Tensor:
+        """Numbers that draw the next symbol: (continuations, 1) float64."""
+        return self._u[self._length]
+
+    @property
+    def next(self) -> tuple[Forks, NDArray[np.int64]]:
+        """The symbols that were written last, and what reads them."""
+        assert self._forks is not None
+        return self._forks, self._symbols[self._length - 1].numpy()[:, 0]
+
+    def add(self, symbols: Tensor, odds: Tensor) -> bool:
+        """Book a symbol of each continuation: (continuations, 1) both. True where more are to come."""
+        self._symbols[self._length], self._odds[self._length] = symbols, odds
+        self._length += 1
+        return self._length < len(self._u)
+
+    def took(self, ms: float) -> None:
+        """Book its part of a pass, and end if all is written."""
+        self._compute_ms += ms
+        # False for a request that was cancelled meanwhile
+        if self._length == len(self._u) and self.done.set_running_or_notify_cancel():
+            symbols, odds = (each[..., 0].T.numpy() for each in (self._symbols, self._odds))
+            self.done.set_result(Written(symbols, odds, self._compute_ms))
+
+    def fail(self, error: Exception) -> None:
+        """End without a result."""
+        if not self.done.done() and self.done.set_running_or_notify_cancel():
+            self.done.set_exception(error)
+
+
+class SharedPasses:
+    """Takes in each turn whoever wants a next symbol; none waits for another.
+
+    A turn is one job of the model's compute thread: what else there is to do comes in between.
+    """
+
+    def __init__(self, model: LocalModel, thread: Executor) -> None:
+        self.model, self.thread = model, thread
+        self._lock, self._writings, self._is_running = threading.Lock(), list[Writing](), False
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is being written."""
+        return self._is_running
+
+    async def write(self, writing: Writing) -> Written:
+        """All of it. Whoever is cancelled leaves before the next pass. Raises StatusError at the deadline."""
+        with self._lock:
+            self._writings.append(writing)
+            starts, self._is_running = not self._is_running, True
+        if starts:
+            self.thread.submit(self._turn)
+        return await asyncio.wrap_future(writing.done)
+
+    def _turn(self) -> None:
+        with self._lock:
+            self._writings = writings = [each for each in self._writings if not each.done.done()]
+            self._is_running = bool(writings)
+        if not writings:
+            return
+        try:
+            if ready := [each for each in writings if each.get_ready()]:
+                self._pass(ready)
+        except Exception as error:
+            for each in writings:
+                each.fail(error)
+        self.thread.submit(self._turn)
+
+    @torch.inference_mode()
+    def _pass(self, writings: Sequence[Writing]) -> None:
+        begin, counts = time.perf_counter(), [len(each.sharpness) for each in writings]
+        logits, sharpness = _joined([each.logits for each in writings]), _joined([each.sharpness for each in writings])
+        symbols, odds = draw(logits, sharpness, _joined([each.u for each in writings]))
+        drawn = zip(writings, symbols.split_with_sizes(counts), odds.split_with_sizes(counts), strict=True)
+        going = [each for each, *pair in drawn if each.add(*pair)]
+        if going:
+            for each, after in zip(going, self.model.read([each.next for each in going]), strict=True):
+                each.logits = after
+        ms = (time.perf_counter() - begin) * 1000
+        for each, count in zip(writings, counts, strict=True):
+            each.took(ms * count / sum(counts))
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+# Every operation is one of rows, or gives the same for a number wherever it stands: what is drawn does not depend on
+# the rows beside it.
+def draw(logits: Tensor, sharpness: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """One symbol for each row, and its odds: (rows, 1) both.
+
+    :param logits: (rows, vocabulary).
+    :param sharpness: 1 / temperature, (rows, 1), at most 1 / LEAST_TEMPERATURE.
+    :param u: in (0, 1], (rows, 1) float64.
+    """
+    rows = max(1, DRAWN_AT_ONCE // logits.shape[1])
+    if len(logits) > rows:
+        parts = [draw(*each) for each in zip(*(x.split(rows) for x in (logits, sharpness, u)), strict=True)]
+        symbols, odds = zip(*parts, strict=True)
+        return torch.cat(symbols), torch.cat(odds)
+    all_odds = (logits * sharpness).softmax(-1)
+    chosen = _reached(all_odds, u)
+    return chosen, all_odds.gather(1, chosen)
+
+
+def _reached(odds: Tensor, u: Tensor) -> Tensor:
+    """Where the running sum of each row reaches the share u of the whole: (rows, 1), never of odds 0."""
+    if odds.shape[1] > BLOCK:
+        blocks = F.pad(odds, (0, -odds.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+        sums = blocks.sum(2, dtype=torch.float64)
+        below = sums.cumsum(1)
+        reach = u * below[:, -1:]
+        block = torch.searchsorted(below, reach)
+        own = sums.gather(1, block)
+        within = (reach - below.gather(1, block) + own) / own
+        inside = blocks.gather(1, block[..., None].expand(-1, -1, BLOCK))[:, 0]
+        # rounding may put it a last bit outside of its block
+        return block * BLOCK + _reached(inside, within.clamp(torch.finfo(torch.float64).tiny, 1))
+    below = odds.cumsum(1, dtype=torch.float64)
+    return torch.searchsorted(below, u * below[:, -1:])

@@ -1,0 +1,165 @@
+"""Passes that requests share: each text is the one that its request would write alone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onesweep.serving.modes.candidates import ROUND, Branches, Candidates
+from onesweep.serving.modes.drafters.base import LocalModel, LocalSequence, odds_of
+from onesweep.serving.modes.drafters.neural import NeuralModel
+from onesweep.serving.modes.drafters.ngram import NgramDrafter, fit, write_ngrams
+from onesweep.serving.modes.drafters.passes import BLOCK, draw
+from onesweep.stages.model.randomness import Purpose, uniforms
+from onesweep.stages.model.vocabulary import BYTES
+from onesweep.stages.wire.status import StatusError
+from tests.serving.pretrained import write_model
+
+# Of each request: its text, length, candidates, temperature.
+REQUESTS = [
+    (b"The sea was calm.", 20, 5, 0.8),
+    (b"It", 1, 9, 0.7),
+    (b"He said that ", 33, 1, 1.0),
+    (b"The sea was calm." * 6, 12, 16, 0.1),
+]
+PATIENCE_S = 60
+
+
+@pytest.fixture(scope="module", params=["bytes", "tokens", "ngram"])
+def model(request: pytest.FixtureRequest, bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> LocalModel:
+    if request.param == "bytes":
+        return NeuralModel(bundles / "own" / "local")
+    directory = tmp_path_factory.mktemp("passes")
+    if request.param == "tokens":  # in three stages, with heads that share keys
+        write_model(directory)
+        return NeuralModel(directory)
+    ngrams = fit(np.frombuffer(b"The sea was calm. It was late. " * 9, np.uint8).astype(np.uint32), 256, 4)
+    write_ngrams(directory / "ngram.safetensors", ngrams)
+    return NgramDrafter(directory / "ngram.safetensors", 256, "bytes")
+
+
+def encoded(model: LocalModel, text: bytes) -> bytes:
+    return model.alphabet.encode([symbol % model.alphabet.size for symbol in text])
+
+
+def branches(model: LocalModel, seed: int, temperature: float = 0.8, deadline_ms: float = float("inf")) -> Branches:
+    return Branches(LocalSequence(model, 200, temperature, seed, deadline_ms))
+
+
+async def written(model: LocalModel, seed: int) -> Candidates:
+    text, length, count, temperature = REQUESTS[seed]
+    return await branches(model, seed, temperature).write(encoded(model, text), length, count, seed)
+
+
+def test_a_candidate_is_what_it_would_be_alone(model: LocalModel) -> None:
+    alone = [asyncio.run(written(model, seed)) for seed in range(len(REQUESTS))]
+
+    async def together() -> list[Candidates]:
+        # they begin at different passes: the compute thread is already at work for those before
+        async def late(seed: int) -> Candidates:
+            await asyncio.sleep(seed * 0.002)
+            return await written(model, seed)
+
+        return await asyncio.gather(*map(late, range(len(REQUESTS))))
+
+    for one, other in zip(alone, asyncio.run(together()), strict=True):
+        assert other.texts == one.texts
+        assert np.array_equal(other.nats, one.nats), "to the last bit"
+
+
+def test_candidates_are_those_of_the_plainest_way_to_write_them(model: LocalModel) -> None:
+    text, length, count, temperature = REQUESTS[0]
+    text, alphabet = encoded(model, text), model.alphabet
+    drafted = asyncio.run(written(model, 0))
+    with torch.inference_mode():
+        for i in range(count):
+            reader, whole = model.open(200), text
+            u = uniforms(0, Purpose.CANDIDATE, alphabet.count(text), length, 1, 0 * ROUND + i)[:, 0]
+            for place in range(length):
+                below = odds_of(reader.logits_after(whole), temperature)[0].cumsum()
+                symbol = int((below < u[place] * below[-1]).sum())
+                whole += alphabet.encode([symbol])
+            assert drafted.texts[i] == alphabet.cut(whole, alphabet.count(text))
+
+
+def test_who_goes_leaves_the_pass_and_changes_no_other_text(model: LocalModel) -> None:
+    expected = asyncio.run(written(model, 0))
+
+    async def run() -> Candidates:
+        neighbour = asyncio.create_task(branches(model, 9).write(encoded(model, b"It was "), 150, 8, 0))
+        mine = asyncio.create_task(written(model, 0))
+        await asyncio.sleep(0)  # both have begun
+        neighbour.cancel()
+        drafted = await mine
+        with pytest.raises(asyncio.CancelledError):
+            await neighbour
+        return drafted
+
+    drafted = asyncio.run(run())
+    assert drafted.texts == expected.texts
+    assert np.array_equal(drafted.nats, expected.nats)
+    end = time.monotonic() + PATIENCE_S
+    while model.passes.busy and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not model.passes.busy, "a request that has gone is not written to its end"
+
+
+def test_a_deadline_ends_the_writing(model: LocalModel) -> None:
+    async def run() -> Candidates:
+        late = branches(model, 1, deadline_ms=time.time() * 1000 - 1)
+        with pytest.raises(StatusError, match="the deadline of this request has passed") as error:
+            await late.write(encoded(model, b"It"), 100, 2, 0)
+        assert error.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+        return await written(model, 0)
+
+    assert asyncio.run(run()).texts == asyncio.run(written(model, 0)).texts
+
+
+def test_a_fault_ends_those_of_its_pass_and_no_later_ones(model: LocalModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(model, "read", broken)
+        with pytest.raises(RuntimeError, match="no memory"):
+            asyncio.run(written(model, 0))
+    assert len(asyncio.run(written(model, 0)).texts) == REQUESTS[0][2]
+
+
+def test_a_share_of_the_time_is_booked(model: LocalModel) -> None:
+    assert asyncio.run(written(model, 0)).compute_ms > 0
+    assert BYTES.size <= BLOCK, "bytes are drawn in one running sum"
+
+
+# What is drawn
+
+
+@given(st.integers(0, 1000), st.sampled_from([3, BLOCK, BLOCK + 1, 5 * BLOCK - 7]), st.floats(1e-16, 1.0))
+def test_what_is_drawn_is_where_the_running_sum_reaches_u(seed: int, size: int, u: float) -> None:
+    logits = torch.randn(4, size, generator=torch.Generator().manual_seed(seed)) * 3
+    logits[:, seed % size] = -torch.inf
+    symbols, odds = draw(logits, torch.full((4, 1), 1 / 0.8), torch.full((4, 1), u, dtype=torch.float64))
+    exact = odds_of(logits, 0.8)
+    below = exact.cumsum(axis=1)
+    for row, (symbol, share) in enumerate(zip(symbols[:, 0].tolist(), odds[:, 0].tolist(), strict=True)):
+        assert share == pytest.approx(exact[row, symbol], rel=1e-4)
+        assert share > 0
+        # float32 odds: within rounding of where float64 has it
+        assert below[row, symbol] >= u - 1e-5
+        assert below[row, symbol] - exact[row, symbol] <= u + 1e-5
+
+
+def test_the_likeliest_is_drawn_near_temperature_zero() -> None:
+    logits = torch.randn(3, 4096) * 1000
+    u = torch.full((3, 1), 0.5, dtype=torch.float64)
+    symbols, odds = draw(logits, torch.full((3, 1), 1e30), u)
+    assert symbols[:, 0].tolist() == logits.argmax(dim=1).tolist()
+    assert odds[:, 0].tolist() == [1, 1, 1]
