@@ -158,7 +158,7 @@ def add_metrics(out: Path, metrics: dict[str, Any]) -> Manifest:
 
 
 def _symbols(corpus: Corpus, positions: int) -> dict[str, Any]:
-    """What a manifest says of a model's symbols."""
+    """A manifest's fields for the symbols of a corpus."""
     if corpus.tokenizer is None:
         return {}
     probe = tuple(corpus.tokenizer.encoding.encode(PROBE_TEXT).ids[: min(positions, MAX_PROBE_TOKENS)])

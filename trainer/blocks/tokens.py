@@ -66,8 +66,8 @@ class TextTokenizer:
 
         :param cut: where prompts may end, too: in pieces of 1 to MOST_CUT characters, each in tokens of its own.
         """
-        # A prompt ends anywhere, in the middle of a word as well, and its last tokens are then others than the text's
-        # own: a model that never saw such ends goes on badly.
+        # A prompt may end within a word, where its tokens differ from those of the whole text. A model that was not
+        # trained on such ends continues them badly.
         found = list[Tensor]()
         for number, piece in enumerate(_pieces(text)):
             encoded = self.encoding.encode_batch(_cut(piece, number) if cut else [piece], add_special_tokens=False)
